@@ -34,7 +34,7 @@ RUST_SOURCES := $(shell find pydataplane/Cargo.toml pydataplane/Cargo.lock pydat
 
 # What the demo and the tests need of Debian 12: QEMU, libvirt, polkit, a compiler, tools for the guest.
 APT_PACKAGES := build-essential busybox-static ca-certificates cpio dbus-daemon e2fsprogs kmod \
-	libsasl2-modules libssl-dev libvirt-clients libvirt-daemon-system libvirt-dev linux-libc-dev mount \
+	libiscsi-bin libsasl2-modules libssl-dev libvirt-clients libvirt-daemon-system libvirt-dev linux-libc-dev mount \
 	pkg-config polkitd python3-dev python3-venv qemu-system-x86 qemu-utils sasl2-bin sg3-utils strace \
 	systemd util-linux virtinst xfsprogs xz-utils
 # And of what measures, and the tests of the night.

@@ -134,6 +134,27 @@ def build(kernel: Kernel = Kernel.RELEASE) -> Image:
     return image
 
 
+def with_tools(image: Image, *tools: str) -> Image:
+    """Returns an image with more of this machine's programs, which few tests need.
+
+    The kernel unpacks what is appended to an initramfs over it.
+
+    Raises:
+        RuntimeError: one is missing on this machine; the text says which.
+    """
+    initrd = image.initrd.with_name(f"{image.initrd.stem}-{'-'.join(tools)}.img")
+    if not initrd.exists():
+        with tempfile.TemporaryDirectory(prefix="tools-", dir=image.initrd.parent) as work:
+            rootfs, partial = Path(work) / "root", Path(work) / "initrd"
+            (rootfs / "tools/lib").mkdir(parents=True)
+            for tool in tools:
+                copy_program(installed(tool), rootfs)
+            partial.write_bytes(image.initrd.read_bytes() + pack(rootfs))
+            partial.chmod(0o644)
+            partial.rename(initrd)
+    return Image(image.kernel, initrd)
+
+
 @contextlib.contextmanager
 def unpacked(kernel: Kernel = Kernel.RELEASE) -> Iterator[Path]:
     """A folder with what the kernel's packages have, for the length of a block."""

@@ -14,8 +14,8 @@ use crate::Key;
 use crate::pieces::{PIECES, Pieces};
 use crate::xts::Xts;
 use bdev::{
-    Bdev, COPY_AT_ONCE, Channel, ChannelStats, Completion, Io, IoError, Late, Op, Slots, Stats,
-    Submit,
+    Allocation, Bdev, COPY_AT_ONCE, Channel, ChannelStats, Completion, Io, IoError, Late, Op,
+    Slots, Stats, Submit,
 };
 use reactor::{Waker, ticks};
 use std::collections::VecDeque;
@@ -80,6 +80,10 @@ impl Slot {
 }
 
 impl Channel for CryptoChannel {
+    fn allocation(&mut self, lba: u64, blocks: u64) -> Allocation {
+        self.base.allocation(lba, blocks)
+    }
+
     #[inline]
     fn submit(&mut self, io: &Io) -> Submit {
         if !matches!(io.op, Op::Read | Op::Write) {

@@ -5,7 +5,8 @@ use crate::nexus::Nexus;
 use crate::opcode::Cdb;
 use crate::response::{Fail, Status};
 use crate::sense::{Code, Key, Sense};
-use crate::shared::{LunShared, MAX_UNMAP_BYTES, MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES};
+use crate::shared::{LunShared, MAX_UNMAP_BYTES, MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BLOCKS};
+use crate::volume::Exclusive;
 use bdev::Op;
 use guestmem::{Bounce, Sg};
 
@@ -69,6 +70,7 @@ impl Extent {
 /// while it is free.
 pub(crate) struct PlanContext<'a> {
     pub(crate) unit: &'a LunShared,
+    pub(crate) exclusive: &'a mut Exclusive,
     pub(crate) bounce: &'a Bounce,
     pub(crate) bounce_free: &'a mut bool,
     /// `unit.max_transfer_blocks()`.
@@ -84,6 +86,16 @@ impl PlanContext<'_> {
         *self.bounce_free = false;
         job.bounce = true;
         Ok(())
+    }
+
+    /// As [`PlanContext::take_bounce`], for a job that nobody's like it may come between; BUSY while
+    /// another one does.
+    fn take_alone(&mut self, job: &mut Job) -> Result<(), Fail> {
+        if !*self.bounce_free || !self.exclusive.take() {
+            return Err(Fail::Bare(Status::Busy));
+        }
+        job.exclusive = true;
+        self.take_bounce(job)
     }
 
     #[inline]
@@ -128,11 +140,19 @@ pub(crate) fn write(
         job.kind = Kind::WriteBounced;
         transfer_partly(cx, &mut job, data_out, bytes)?;
     }
-    if (fua || cx.unit.characteristics.write_through) && at.blocks > 0 {
-        job.fua = cx.unit.features.fua;
-        job.flush_after = !job.fua;
+    if at.blocks > 0 {
+        write_durably(cx.unit, &mut job, fua);
     }
     Ok(job)
+}
+
+/// Has the writes of `job` durable when it ends, where FUA or the unit's cache asks for that.
+#[inline]
+fn write_durably(unit: &LunShared, job: &mut Job, fua: bool) {
+    if fua || unit.characteristics.write_through {
+        job.fua = unit.features.fua;
+        job.flush_after = !job.fua;
+    }
 }
 
 /// The buffers are not as long as the transfer: shorter cannot be done, and longer goes through
@@ -148,6 +168,82 @@ fn transfer_partly(
         return Err(Fail::Overrun);
     }
     if bytes > 0 { cx.take_bounce(job) } else { Ok(()) }
+}
+
+/// WRITE AND VERIFY (SBC-3 5.38 to 5.40): a write, a flush, and then VERIFY of what the medium has.
+pub(crate) fn write_and_verify(
+    cx: &mut PlanContext,
+    at: Extent,
+    cdb: &Cdb,
+    data_out: &Sg,
+) -> Result<Job, Fail> {
+    let mut job = write(cx, at, false, data_out)?;
+    if at.blocks == 0 {
+        return Ok(job);
+    }
+    if !job.bounce {
+        cx.take_bounce(&mut job)?;
+    }
+    let compare = if cdb.bit(1, 1) { Compare::Data } else { Compare::Nothing };
+    job.verify = Some((at.blocks, compare));
+    (job.fua, job.flush_after) = (false, true);
+    Ok(job)
+}
+
+/// Most blocks of a COMPARE AND WRITE (SBC-3 6.6.3, MAXIMUM COMPARE AND WRITE LENGTH): what the bounce
+/// buffer holds and the bdev does at once.
+pub(crate) fn max_compare_and_write(unit: &LunShared) -> u64 {
+    unit.blocks(Bounce::LEN as u64).min(unit.max_transfer_blocks()).min(u8::MAX.into())
+}
+
+/// COMPARE AND WRITE (SBC-3 5.2): writes the second half of the data where the medium has the first.
+pub(crate) fn compare_and_write(
+    cx: &mut PlanContext,
+    cdb: &Cdb,
+    data_out: &Sg,
+) -> Result<Job, Fail> {
+    check_writable(cx.unit)?;
+    let at = Extent { lba: cdb.be64(2), blocks: u64::from(cdb.byte(13)), length_at: 13 };
+    at.check(cx.unit, max_compare_and_write(cx.unit))?;
+    let mut job = Job { kind: Kind::CompareThenWrite, lba: at.lba, left: at.blocks, ..Job::IDLE };
+    if at.blocks == 0 {
+        return Ok(job);
+    }
+    if data_out.len() < 2 * cx.bytes(at.blocks) {
+        return Err(Fail::Overrun);
+    }
+    cx.take_alone(&mut job)?;
+    write_durably(cx.unit, &mut job, cdb.bit(1, 3));
+    Ok(job)
+}
+
+/// ORWRITE (SBC-3 5.9): the blocks become the OR of what they are and the data. (ORWRITE(32), with its
+/// generations, is not there.)
+pub(crate) fn or_write(
+    cx: &mut PlanContext,
+    at: Extent,
+    fua: bool,
+    data_out: &Sg,
+) -> Result<Job, Fail> {
+    check_writable(cx.unit)?;
+    at.check(cx.unit, cx.max_transfer)?;
+    let mut job = Job { kind: Kind::OrRead, lba: at.lba, left: at.blocks, ..Job::IDLE };
+    if at.blocks == 0 {
+        return Ok(job);
+    }
+    if data_out.len() < cx.bytes(at.blocks) {
+        return Err(Fail::Overrun);
+    }
+    cx.take_alone(&mut job)?;
+    write_durably(cx.unit, &mut job, fua);
+    Ok(job)
+}
+
+/// PRE-FETCH (SBC-3 5.7, 5.8): there is no cache of ours to fill, so it is GOOD and not CONDITION MET:
+/// not all of the blocks were put there.
+pub(crate) fn pre_fetch(unit: &LunShared, at: Extent) -> Result<Job, Fail> {
+    at.check(unit, NO_LIMIT)?;
+    Ok(Job::IDLE)
 }
 
 /// SYNCHRONIZE CACHE (SBC-3 5.26, 5.27) of everything, whatever blocks were named. IMMED has no
@@ -223,7 +319,8 @@ pub(crate) fn verify(
 }
 
 /// WRITE SAME (SBC-3 5.43, 5.44). Zeros become WriteZeroes, or Unmap where the initiator asks for
-/// that and unmapped blocks read as zeros; anything else is really written.
+/// that and unmapped blocks read as zeros; anything else is really written. The data is one block: more or
+/// less of it is refused, as it may mean another block size.
 pub(crate) fn write_same(
     cx: &mut PlanContext,
     at: Extent,
@@ -240,11 +337,11 @@ pub(crate) fn write_same(
     if at.blocks == 0 {
         return Err(Sense::invalid_cdb(at.length_at, None).into()); // WSNZ
     }
-    at.check(unit, unit.blocks(MAX_WRITE_SAME_BYTES))?;
+    at.check(unit, MAX_WRITE_SAME_BLOCKS)?;
     let block = unit.block_size as usize;
     let given = if no_data_out { 0 } else { block };
-    if data_out.len() < given {
-        return Err(Fail::Overrun);
+    if !no_data_out && data_out.len() != given {
+        return Err(Sense::invalid_cdb(at.length_at, None).into());
     }
     let zero = no_data_out || is_zero(data_out, block);
     let op = match () {

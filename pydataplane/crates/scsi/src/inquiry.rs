@@ -4,13 +4,14 @@
 //! every initiator understands (we own no IEEE company id, so no NAA 6h), a T10 vendor
 //! designator with the serial, and the UUID itself.
 
+use crate::block::max_compare_and_write;
 use crate::characteristics::VENDOR_LEN;
 use crate::opcode::Cdb;
 use crate::reply::send;
 use crate::response::Fail;
 use crate::sense::Sense;
 use crate::shared::{
-    LunShared, MAX_SERIAL, MAX_UNMAP_BYTES, MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES,
+    LunShared, MAX_SERIAL, MAX_UNMAP_BYTES, MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BLOCKS,
 };
 use guestmem::Sg;
 use uuid::Uuid;
@@ -195,6 +196,7 @@ fn block_limits(unit: &LunShared) -> [u8; LONG_PAGE] {
     data[1] = VPD_BLOCK_LIMITS;
     data[3] = (LONG_PAGE - 4) as u8;
     data[4] = 0x01; // WSNZ: WRITE SAME does not mean "to the end" by 0 blocks
+    data[5] = max_compare_and_write(unit) as u8;
     data[6..8].copy_from_slice(&(1u16 << unit.physical_exponent).to_be_bytes());
     data[8..12].copy_from_slice(&(unit.max_transfer_blocks() as u32).to_be_bytes());
     if unit.features.unmap {
@@ -207,7 +209,7 @@ fn block_limits(unit: &LunShared) -> [u8; LONG_PAGE] {
             data[32] = 0x80; // UGAVALID, alignment 0
         }
     }
-    data[36..44].copy_from_slice(&unit.blocks(MAX_WRITE_SAME_BYTES).to_be_bytes());
+    data[36..44].copy_from_slice(&MAX_WRITE_SAME_BLOCKS.to_be_bytes());
     data
 }
 

@@ -19,6 +19,16 @@ pub(crate) enum Kind {
     UnmapList,
     /// Reads into the bounce buffer and compares.
     Verify(Compare),
+    /// Reads all into the bounce buffer and compares it with the first half of the initiator's data;
+    /// then it is [`Kind::WriteBounced`] of the second.
+    CompareThenWrite,
+    /// Reads into the bounce buffer and ORs the initiator's data into it; then it is
+    /// [`Kind::OrWrite`] of the same blocks.
+    OrRead,
+    /// Writes what [`Kind::OrRead`] has made; then it is that again.
+    OrWrite,
+    /// Nothing but to wait for the thread's [`crate::volume::Settling`].
+    Settle,
 }
 
 /// What VERIFY compares the medium with (BYTCHK, SBC-3 5.29).
@@ -32,7 +42,7 @@ pub(crate) enum Compare {
     OneBlock,
 }
 
-/// The bdev I/Os of one command, one after the other: `[flush] [step ...] [flush]`.
+/// The bdev I/Os of one command, one after the other: `[flush] [step ...] [flush] [verify step ...]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job {
     pub(crate) kind: Kind,
@@ -48,6 +58,8 @@ pub(crate) struct Job {
     pub(crate) left: u64,
     /// Blocks of the outstanding step; 0 while a flush is outstanding.
     pub(crate) step: u64,
+    /// When all is written, these blocks are verified: those before `lba`, and how.
+    pub(crate) verify: Option<(u64, Compare)>,
     /// Bytes of the initiator's buffers that were used.
     pub(crate) moved: u32,
     /// [`Kind::UnmapList`]: descriptors done, and in all.
@@ -55,6 +67,8 @@ pub(crate) struct Job {
     pub(crate) count: u16,
     /// The task owns the unit's bounce buffer.
     pub(crate) bounce: bool,
+    /// The task owns the volume's [`crate::volume::Exclusive`].
+    pub(crate) exclusive: bool,
 }
 
 impl Job {
@@ -67,9 +81,11 @@ impl Job {
         lba: 0,
         left: 0,
         step: 0,
+        verify: None,
         moved: 0,
         index: 0,
         count: 0,
         bounce: false,
+        exclusive: false,
     };
 }

@@ -6,6 +6,8 @@
 //! transport that gives it a CDB and two scatter-gather lists.
 //!
 //! # Objects
+//! - `Volume`: one per volume, shared by its units of all controllers: persistent reservations
+//!   (`reservations`), and who may read, decide and write.
 //! - [`LunShared`]: one per logical unit, shared by all threads: identity, size as the initiators
 //!   know it, read-only flag, and the [`Nexus`]es it must tell of changes.
 //! - [`Nexus`]: one per initiator session (SAM-5's I_T nexus), with its pending unit attentions.
@@ -25,7 +27,7 @@
 //! # One command
 //! [`Lun`] decodes the CDB by one table (also that of REPORT SUPPORTED OPERATION CODES), reports
 //! a pending unit attention, refuses reserved bits, and either answers from memory or plans a job:
-//! `[flush] [step ...] [flush]`, each a bdev I/O, one after the other. READ and WRITE are one
+//! `[flush] [step ...] [flush] [verify step ...]`, each a bdev I/O, one after the other. READ and WRITE are one
 //! step straight between the initiator's buffers and the bdev.
 //!
 //! # Blocks
@@ -47,6 +49,7 @@ mod block;
 mod characteristics;
 mod inquiry;
 mod job;
+mod log;
 mod lun;
 mod missing;
 mod mode;
@@ -55,10 +58,12 @@ mod opcode;
 mod policy;
 mod reply;
 mod report;
+mod reservations;
 mod response;
 mod sense;
 mod shared;
 mod task;
+mod volume;
 mod well_known;
 
 pub use characteristics::{Characteristics, CharacteristicsError};
@@ -67,11 +72,12 @@ pub use missing::missing_lun;
 pub use nexus::{Nexus, NexusState, UnitAttention};
 pub use opcode::{CDB_LEN, Kind};
 pub use policy::{ErrorPolicy, WaitFor, told};
+pub use reservations::{Kept, ReservationKeeper};
 pub use response::{Outcome, Response, Status};
 pub use sense::SENSE_LEN;
 pub use shared::{
     LunError, LunOptions, LunShared, MAX_SERIAL, MAX_TRANSFER_BYTES, MAX_UNMAP_BYTES,
-    MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES,
+    MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BLOCKS,
 };
 pub use task::Task;
 pub use well_known::report_luns_unit;

@@ -1,16 +1,19 @@
 //! A logical unit as one thread sees it: from the CDB to bdev I/Os to the response.
 
-use crate::block::{self, Extent, PlanContext};
+mod data;
+mod plan;
+
+use crate::block;
 use crate::job::{Compare, Job, Kind};
-use crate::nexus::{Nexus, UnitAttention};
-use crate::opcode::{Command, decode};
+use crate::nexus::Nexus;
 use crate::policy::Failed;
 use crate::response::{Fail, Outcome, Response, Status};
 use crate::sense::{Code, Key, Sense, of_io_error};
 use crate::shared::LunShared;
 use crate::task::Task;
-use crate::{inquiry, mode, report};
+use crate::volume::{Exclusive, InFlight, Settling};
 use bdev::{COPY_AT_ONCE, Channel, Completion, Io, IoError, Op, Submit};
+use data::{compare, copy, or};
 use guestmem::{Bounce, Sg};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -40,6 +43,11 @@ pub struct Lun {
     /// time, others are answered BUSY.
     bounce: Bounce,
     bounce_free: bool,
+    /// As the bounce buffer, given back when no I/O is left.
+    exclusive: Exclusive,
+    in_flight: InFlight,
+    /// What a task waits for that has changed reservations; one at a time, others are answered BUSY.
+    settling: Option<Settling>,
     /// Tags of tasks that gave others their turn.
     yielded: VecDeque<u64>,
 }
@@ -55,6 +63,8 @@ enum Plan {
 /// What a task does next.
 enum Next {
     Submit(Io),
+    /// It is looked at again in the thread's next turn.
+    Wait,
     End,
 }
 
@@ -62,9 +72,14 @@ impl Lun {
     /// The unit `shared` for the session `nexus` through `channel`, which was opened on the
     /// calling thread. Allocates: not for the I/O path.
     pub fn new(shared: Arc<LunShared>, nexus: Arc<Nexus>, channel: Box<dyn Channel>) -> Self {
+        let in_flight = InFlight::default();
+        shared.counts(in_flight.shared());
         Lun {
             channel,
+            in_flight,
+            settling: None,
             max_transfer: shared.max_transfer_blocks(),
+            exclusive: Exclusive::new(Arc::clone(&shared.volume)),
             shared,
             nexus,
             bounce: Bounce::new(),
@@ -78,9 +93,26 @@ impl Lun {
         &self.shared
     }
 
-    /// Starts `task`, or starts it again after [`Outcome::Suspended`]. Never blocks or allocates.
+    /// Starts `task`, or starts it again after [`Outcome::Suspended`]. Never blocks; allocates for a change
+    /// of reservations alone.
     #[inline]
     pub fn start(&mut self, task: &mut Task) -> Outcome {
+        self.in_flight.begin();
+        let outcome = self.begin(task);
+        self.counted(outcome)
+    }
+
+    /// The task is over, or goes on.
+    #[inline]
+    fn counted(&self, outcome: Outcome) -> Outcome {
+        if outcome != Outcome::Pending {
+            self.in_flight.end();
+        }
+        outcome
+    }
+
+    #[inline]
+    fn begin(&mut self, task: &mut Task) -> Outcome {
         let epoch = self.shared.epoch();
         // A reset ends what had begun, whoever asked for it: others may have written there since.
         if task.suspended && task.epoch != epoch {
@@ -117,6 +149,12 @@ impl Lun {
     /// Goes on with `task` after its I/O ended: answers, or starts the next step.
     #[inline]
     pub fn resume(&mut self, task: &mut Task, result: Result<(), IoError>) -> Outcome {
+        let outcome = self.go_on(task, result);
+        self.counted(outcome)
+    }
+
+    #[inline]
+    fn go_on(&mut self, task: &mut Task, result: Result<(), IoError>) -> Outcome {
         if task.aborted || task.epoch != self.shared.epoch() {
             return self.fail(task, Fail::Bare(Status::TaskAborted));
         }
@@ -129,78 +167,6 @@ impl Lun {
         }
     }
 
-    /// Checks the command and says what it takes.
-    #[inline]
-    fn plan(&mut self, task: &Task) -> Result<Plan, Fail> {
-        let (unit, cdb) = (&*self.shared, &task.cdb);
-        let decoded = decode(cdb, &unit.features);
-        if self.nexus.has_attention()
-            && !decoded.as_ref().is_ok_and(|d| d.command.ignores_attention())
-            && let Some(sense) = self.nexus.take()
-        {
-            return Err(sense.into());
-        }
-        let decoded = decoded?;
-        decoded.check(cdb)?;
-        let (data_in, data_out) = (&task.data_in, &task.data_out);
-        let fua = cdb.bit(1, 3);
-        let mut cx = PlanContext {
-            unit,
-            bounce: &self.bounce,
-            bounce_free: &mut self.bounce_free,
-            max_transfer: self.max_transfer,
-        };
-        let job = match decoded.command {
-            Command::Read6 => block::read(&mut cx, Extent::of6(cdb), false, data_in)?,
-            Command::Read10 => block::read(&mut cx, Extent::of10(cdb), fua, data_in)?,
-            Command::Read12 => block::read(&mut cx, Extent::of12(cdb), fua, data_in)?,
-            Command::Read16 => block::read(&mut cx, Extent::of16(cdb), fua, data_in)?,
-            Command::Write6 => block::write(&mut cx, Extent::of6(cdb), false, data_out)?,
-            Command::Write10 => block::write(&mut cx, Extent::of10(cdb), fua, data_out)?,
-            Command::Write12 => block::write(&mut cx, Extent::of12(cdb), fua, data_out)?,
-            Command::Write16 => block::write(&mut cx, Extent::of16(cdb), fua, data_out)?,
-            Command::SynchronizeCache10 => block::synchronize(unit, Extent::of10(cdb))?,
-            Command::SynchronizeCache16 => block::synchronize(unit, Extent::of16(cdb))?,
-            Command::Verify10 => block::verify(&mut cx, Extent::of10(cdb), cdb, data_out)?,
-            Command::Verify12 => block::verify(&mut cx, Extent::of12(cdb), cdb, data_out)?,
-            Command::Verify16 => block::verify(&mut cx, Extent::of16(cdb), cdb, data_out)?,
-            Command::WriteSame10 => {
-                block::write_same(&mut cx, Extent::of10(cdb), cdb, false, data_out)?
-            }
-            Command::WriteSame16 => {
-                block::write_same(&mut cx, Extent::of16(cdb), cdb, cdb.bit(1, 0), data_out)?
-            }
-            Command::Unmap => block::unmap(unit, cdb, data_out)?,
-            Command::StartStopUnit => block::start_stop(unit, cdb)?,
-            Command::PreventAllow => block::prevent_allow(unit, &self.nexus, cdb)?,
-            Command::TestUnitReady => Job::IDLE,
-            Command::Inquiry => return inquiry::inquiry(unit, cdb, data_in).map(Plan::Done),
-            Command::ModeSense6 => return mode::sense6(unit, cdb, data_in).map(Plan::Done),
-            Command::ModeSense10 => return mode::sense10(unit, cdb, data_in).map(Plan::Done),
-            Command::ReadCapacity10 => {
-                self.nexus.note_seen();
-                return report::capacity10(unit, data_in).map(Plan::Done);
-            }
-            Command::ReadCapacity16 => {
-                self.nexus.note_seen();
-                return report::capacity16(unit, cdb, data_in).map(Plan::Done);
-            }
-            Command::ReportOpcodes => return report::opcodes(unit, cdb, data_in).map(Plan::Done),
-            Command::RequestSense => {
-                // A pending attention is reported as data and gone (SPC-4 6.39).
-                let pending = self.nexus.take();
-                return report::request_sense(pending, cdb, data_in).map(Plan::Done);
-            }
-            Command::ReportLuns => {
-                let sent = report::report_luns(cdb, data_in)?;
-                // Whoever read the list knows of its change (SPC-4 6.33).
-                self.nexus.clear(UnitAttention::LunsChanged);
-                return Ok(Plan::Done(sent));
-            }
-        };
-        Ok(Plan::Work(job))
-    }
-
     /// Submits steps until one is pending, all are done, or it is another task's turn.
     #[inline]
     fn advance(&mut self, task: &mut Task) -> Outcome {
@@ -210,9 +176,13 @@ impl Lun {
                 Ok(next) => next,
                 Err(fail) => return self.fail(task, fail),
             };
-            let Next::Submit(io) = next else {
-                self.release(task);
-                return good(task.job.moved);
+            let io = match next {
+                Next::Submit(io) => io,
+                Next::Wait => break,
+                Next::End => {
+                    self.release(task);
+                    return good(task.job.moved);
+                }
             };
             if task.stopped {
                 return self.fail(task, Fail::Bare(Status::TaskAborted));
@@ -255,6 +225,9 @@ impl Lun {
     #[inline]
     fn next(&self, task: &mut Task) -> Result<Next, Fail> {
         let job = &mut task.job;
+        if let (Kind::Settle, Some(settling)) = (job.kind, &self.settling) {
+            return Ok(if settling.is_over()? { Next::End } else { Next::Wait });
+        }
         let mut io = Io::flush(task.tag);
         if job.flush_before {
             job.flush_before = false;
@@ -268,11 +241,15 @@ impl Lun {
             }
         }
         if job.left == 0 {
-            if !job.flush_after {
-                return Ok(Next::End);
+            if job.flush_after {
+                job.flush_after = false;
+                return Ok(Next::Submit(io));
             }
-            job.flush_after = false;
-            return Ok(Next::Submit(io));
+            let Some((blocks, compare)) = job.verify.take() else { return Ok(Next::End) };
+            (job.kind, job.lba, job.left) = (Kind::Verify(compare), job.lba - blocks, blocks);
+            if compare == Compare::Data {
+                job.moved = 0;
+            }
         }
         match job.kind {
             Kind::Direct(op) => {
@@ -289,7 +266,7 @@ impl Lun {
                 job.step = self.range_step(job);
                 io.op = Op::Unmap;
             }
-            Kind::ReadBounced | Kind::Verify(_) => {
+            Kind::ReadBounced | Kind::Verify(_) | Kind::CompareThenWrite | Kind::OrRead => {
                 (job.step, io.sg) = self.bounce_step(job)?;
                 io.op = Op::Read;
             }
@@ -297,6 +274,12 @@ impl Lun {
                 (job.step, io.sg) = self.bounce_step(job)?;
                 io.op = Op::Write;
             }
+            Kind::OrWrite => {
+                (job.step, io.sg) = self.bounce_step(job)?;
+                io.op = Op::Write;
+                io.fua = job.fua;
+            }
+            Kind::Settle => return Ok(Next::End),
             Kind::WriteBounced => {
                 (job.step, io.sg) = self.bounce_step(job)?;
                 io.op = Op::Write;
@@ -344,6 +327,20 @@ impl Lun {
         let bytes = (job.step * u64::from(self.shared.block_size)) as usize;
         match job.kind {
             Kind::Direct(_) | Kind::WriteBounced => job.moved += bytes as u32,
+            Kind::Settle => {}
+            Kind::CompareThenWrite => {
+                let medium = self.bounce_of(bytes)?;
+                compare(&medium, 0, &task.data_out, 0, bytes)?;
+                (job.kind, job.moved, job.step) = (Kind::WriteBounced, bytes as u32, 0);
+            }
+            Kind::OrRead => {
+                or(&task.data_out, job.moved as usize, &self.bounce_of(bytes)?, bytes);
+                (job.kind, job.step) = (Kind::OrWrite, 0);
+            }
+            Kind::OrWrite => {
+                job.moved += bytes as u32;
+                job.kind = Kind::OrRead;
+            }
             Kind::Range(_) | Kind::UnmapList | Kind::Fill | Kind::Verify(Compare::Nothing) => {}
             Kind::ReadBounced => {
                 let from = self.bounce_of(bytes)?;
@@ -382,8 +379,12 @@ impl Lun {
     fn io_failed(&mut self, task: &mut Task, error: IoError) -> Outcome {
         let job = &task.job;
         // Without a step it was a flush.
-        let reads =
-            matches!(job.kind, Kind::Direct(Op::Read) | Kind::ReadBounced | Kind::Verify(_));
+        let reads = match job.kind {
+            Kind::Direct(op) => op == Op::Read,
+            Kind::ReadBounced | Kind::Verify(_) | Kind::CompareThenWrite | Kind::OrRead => true,
+            Kind::WriteBounced | Kind::Fill | Kind::OrWrite => false,
+            Kind::Range(_) | Kind::UnmapList | Kind::Settle => false,
+        };
         let failed = match (job.step, reads) {
             (0, _) => Failed::Flush,
             (_, true) => Failed::Read,
@@ -416,6 +417,13 @@ impl Lun {
             task.job.bounce = false;
             self.bounce_free = true;
         }
+        if task.job.exclusive {
+            task.job.exclusive = false;
+            self.exclusive.give_back();
+        }
+        if task.job.kind == Kind::Settle {
+            self.settling = None;
+        }
     }
 }
 
@@ -423,29 +431,4 @@ impl Lun {
 #[inline]
 fn good(transferred: u32) -> Outcome {
     Outcome::Done(Response { transferred, ..Response::GOOD })
-}
-
-/// Bytes that are copied or compared at a time.
-const CHUNK: usize = 512;
-
-/// Copies up to [`CHUNK`] bytes between lists; returns how many, never 0. What is beyond the end
-/// of either list is dropped.
-fn copy(from: &Sg, from_at: usize, to: &Sg, to_at: usize) -> usize {
-    let mut chunk = [0u8; CHUNK];
-    let n = from.copy_to_slice(from_at, &mut chunk);
-    to.copy_from_slice(to_at, &chunk[..n]);
-    CHUNK
-}
-
-/// Compares `bytes` (whole [`CHUNK`]s) of the medium with the initiator's data.
-fn compare(medium: &Sg, at: usize, data: &Sg, data_at: usize, bytes: usize) -> Result<(), Fail> {
-    let (mut a, mut b) = ([0u8; CHUNK], [0u8; CHUNK]);
-    for offset in (0..bytes).step_by(CHUNK) {
-        medium.copy_to_slice(at + offset, &mut a);
-        data.copy_to_slice(data_at + offset, &mut b);
-        if a != b {
-            return Err(Sense::new(Key::Miscompare, Code::MISCOMPARE_DURING_VERIFY).into());
-        }
-    }
-    Ok(())
 }

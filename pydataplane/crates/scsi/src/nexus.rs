@@ -1,7 +1,9 @@
 //! A logical unit as one initiator's session knows it: unit attentions that wait, and whether it
 //! prevents the removal of the medium.
 
+use crate::reservations::NexusName;
 use crate::sense::{Code, Key, Sense};
+use crate::volume::Volume;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -18,14 +20,23 @@ pub enum UnitAttention {
     CapacityChanged = 4,
     /// 3Fh/03h INQUIRY DATA HAS CHANGED.
     InquiryChanged = 8,
+    /// 2Ah/03h RESERVATIONS PREEMPTED.
+    ReservationsPreempted = 16,
+    /// 2Ah/04h RESERVATIONS RELEASED.
+    ReservationsReleased = 32,
+    /// 2Ah/05h REGISTRATIONS PREEMPTED.
+    RegistrationsPreempted = 64,
 }
 
 impl UnitAttention {
-    const BY_PRECEDENCE: [UnitAttention; 4] = [
+    const BY_PRECEDENCE: [UnitAttention; 7] = [
         UnitAttention::Reset,
         UnitAttention::LunsChanged,
         UnitAttention::CapacityChanged,
         UnitAttention::InquiryChanged,
+        UnitAttention::ReservationsPreempted,
+        UnitAttention::RegistrationsPreempted,
+        UnitAttention::ReservationsReleased,
     ];
 
     fn sense(self) -> Sense {
@@ -34,6 +45,9 @@ impl UnitAttention {
             UnitAttention::LunsChanged => Code::REPORTED_LUNS_DATA_HAS_CHANGED,
             UnitAttention::CapacityChanged => Code::CAPACITY_DATA_HAS_CHANGED,
             UnitAttention::InquiryChanged => Code::INQUIRY_DATA_HAS_CHANGED,
+            UnitAttention::ReservationsPreempted => Code::RESERVATIONS_PREEMPTED,
+            UnitAttention::ReservationsReleased => Code::RESERVATIONS_RELEASED,
+            UnitAttention::RegistrationsPreempted => Code::REGISTRATIONS_PREEMPTED,
         };
         Sense::new(Key::UnitAttention, code)
     }
@@ -55,11 +69,18 @@ pub struct Nexus {
     preventers: Arc<Preventers>,
     /// First READ CAPACITY, in microseconds since the epoch; 0: not yet.
     seen_us: AtomicU64,
+    /// What RESERVE(6) has reserved by its name is free when it ends.
+    reserves: (Arc<Volume>, NexusName),
 }
 
 impl Nexus {
-    pub(crate) fn new(first: Option<UnitAttention>, preventers: Arc<Preventers>) -> Self {
+    pub(crate) fn new(
+        first: Option<UnitAttention>,
+        preventers: Arc<Preventers>,
+        reserves: (Arc<Volume>, NexusName),
+    ) -> Self {
         Nexus {
+            reserves,
             pending: AtomicU32::new(first.map_or(0, |attention| attention as u32)),
             prevents: AtomicBool::new(false),
             preventers,
@@ -88,6 +109,12 @@ impl Nexus {
         if self.prevents.swap(false, Ordering::AcqRel) {
             self.preventers.sub();
         }
+    }
+
+    /// The nexus is lost, or starts afresh: what RESERVE(6) has reserved is free (SPC-2 5.5.1).
+    pub(crate) fn forget_reserved(&self) {
+        let (volume, name) = &self.reserves;
+        volume.forget_reserved(Some(name));
     }
 
     /// The initiator looked how big the unit is: whoever scans does.
@@ -160,6 +187,7 @@ impl Nexus {
 impl Drop for Nexus {
     fn drop(&mut self) {
         self.forget_prevention();
+        self.forget_reserved();
     }
 }
 

@@ -46,28 +46,45 @@ pub(crate) enum Command {
     Read6,
     Write6,
     Inquiry,
+    Reserve6,
+    Release6,
     ModeSense6,
     StartStopUnit,
     PreventAllow,
     ReadCapacity10,
     Read10,
     Write10,
+    WriteAndVerify10,
     Verify10,
+    PreFetch10,
     SynchronizeCache10,
+    ReadDefectData10,
     WriteSame10,
     Unmap,
+    LogSense,
     ModeSense10,
+    PersistentReserveIn,
+    PersistentReserveOut,
     Read16,
+    CompareAndWrite,
     Write16,
+    OrWrite16,
+    WriteAndVerify16,
     Verify16,
+    PreFetch16,
     SynchronizeCache16,
     WriteSame16,
     ReadCapacity16,
+    GetLbaStatus,
     ReportLuns,
     ReportOpcodes,
+    ReportTaskManagement,
+    ReportTimestamp,
     Read12,
     Write12,
+    WriteAndVerify12,
     Verify12,
+    ReadDefectData12,
 }
 
 impl Command {
@@ -89,7 +106,7 @@ impl Command {
 pub enum Kind {
     /// It gives the initiator blocks.
     Read,
-    /// It changes blocks, with data of the initiator: WRITE and WRITE SAME.
+    /// It changes blocks, with data of the initiator: WRITE, WRITE SAME, COMPARE AND WRITE, ORWRITE.
     Write,
     /// SYNCHRONIZE CACHE.
     Flush,
@@ -109,7 +126,8 @@ impl Kind {
         match command {
             C::Read6 | C::Read10 | C::Read12 | C::Read16 => Kind::Read,
             C::Write6 | C::Write10 | C::Write12 | C::Write16 => Kind::Write,
-            C::WriteSame10 | C::WriteSame16 => Kind::Write,
+            C::WriteAndVerify10 | C::WriteAndVerify12 | C::WriteAndVerify16 => Kind::Write,
+            C::WriteSame10 | C::WriteSame16 | C::CompareAndWrite | C::OrWrite16 => Kind::Write,
             C::SynchronizeCache10 | C::SynchronizeCache16 => Kind::Flush,
             C::TestUnitReady | C::RequestSense | C::Inquiry | C::ModeSense6 | C::ModeSense10 => {
                 Kind::Other
@@ -118,7 +136,12 @@ impl Kind {
                 Kind::Other
             }
             C::Verify10 | C::Verify12 | C::Verify16 | C::Unmap => Kind::Other,
+            C::ReadDefectData10 | C::ReadDefectData12 => Kind::Other,
+            C::PreFetch10 | C::PreFetch16 | C::GetLbaStatus | C::LogSense => Kind::Other,
             C::ReportLuns | C::ReportOpcodes => Kind::Other,
+            C::Reserve6 | C::Release6 => Kind::Other,
+            C::PersistentReserveIn | C::PersistentReserveOut => Kind::Other,
+            C::ReportTaskManagement | C::ReportTimestamp => Kind::Other,
         }
     }
 }
@@ -169,15 +192,23 @@ const fn action<const N: usize>(opcode: u8, action: u8, command: Command, usage:
     e
 }
 
+/// The service action; the allocation length.
+const RESERVE_IN: [u8; 9] = [0x1F, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0];
+/// The service action; scope and type; the parameter list's length.
+const RESERVE_OUT: [u8; 9] = [0x1F, 0xFF, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0];
+
 /// In order of operation code. Byte 1 of reads: DPO 10h, FUA 08h (RDPROTECT refused: no protection
 /// information). Group numbers are taken and have no effect.
 #[rustfmt::skip]
-pub(crate) static TABLE: [Entry; 27] = [
+pub(crate) static TABLE: [Entry; TABLE_LEN] = [
     entry(0x00, Command::TestUnitReady,      [0, 0, 0, 0, 0]),
     entry(0x03, Command::RequestSense,       [0x01, 0, 0, 0xFF, 0]),
     entry(0x08, Command::Read6,              [0x1F, 0xFF, 0xFF, 0xFF, 0]),
     entry(0x0A, Command::Write6,             [0x1F, 0xFF, 0xFF, 0xFF, 0]),
     entry(0x12, Command::Inquiry,            [0x01, 0xFF, 0xFF, 0xFF, 0]),
+    // Of the whole unit, for oneself.
+    entry(0x16, Command::Reserve6,           [0, 0, 0, 0, 0]),
+    entry(0x17, Command::Release6,           [0, 0, 0, 0, 0]),
     entry(0x1A, Command::ModeSense6,         [0x08, 0xFF, 0xFF, 0xFF, 0]),
     // IMMED; NO_FLUSH, LOEJ where the medium is removable, START. No power conditions.
     entry(0x1B, Command::StartStopUnit,      [0x01, 0, 0, 0x07, 0]),
@@ -186,21 +217,50 @@ pub(crate) static TABLE: [Entry; 27] = [
     entry(0x25, Command::ReadCapacity10,     [0, 0, 0, 0, 0, 0, 0, 0, 0]),
     entry(0x28, Command::Read10,             [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0xFF, 0xFF, 0]),
     entry(0x2A, Command::Write10,            [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0xFF, 0xFF, 0]),
+    // DPO, BYTCHK 01b.
+    entry(0x2E, Command::WriteAndVerify10,   [0x12, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0xFF, 0xFF, 0]),
     // DPO, BYTCHK.
     entry(0x2F, Command::Verify10,           [0x16, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0xFF, 0xFF, 0]),
+    // IMMED.
+    entry(0x34, Command::PreFetch10,         [0x02, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0xFF, 0xFF, 0]),
     // SYNC_NV (obsolete: we always go to the medium), IMMED.
     entry(0x35, Command::SynchronizeCache10, [0x06, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0xFF, 0xFF, 0]),
+    // REQ_PLIST, REQ_GLIST, format.
+    entry(0x37, Command::ReadDefectData10,   [0, 0x1F, 0, 0, 0, 0, 0xFF, 0xFF, 0]),
     // UNMAP; not ANCHOR.
     entry(0x41, Command::WriteSame10,        [0x08, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0xFF, 0xFF, 0]),
     entry(0x42, Command::Unmap,              [0, 0, 0, 0, 0, 0x3F, 0xFF, 0xFF, 0]),
+    // PC and page code, subpage code, parameter pointer; not SP, PPC.
+    entry(0x4D, Command::LogSense,           [0, 0xFF, 0xFF, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0]),
     // LLBAA, DBD.
     entry(0x5A, Command::ModeSense10,        [0x18, 0xFF, 0xFF, 0, 0, 0, 0xFF, 0xFF, 0]),
+    action(0x5E, 0x00, Command::PersistentReserveIn,  RESERVE_IN),
+    action(0x5E, 0x01, Command::PersistentReserveIn,  RESERVE_IN),
+    action(0x5E, 0x02, Command::PersistentReserveIn,  RESERVE_IN),
+    action(0x5E, 0x03, Command::PersistentReserveIn,  RESERVE_IN),
+    action(0x5F, 0x00, Command::PersistentReserveOut, RESERVE_OUT),
+    action(0x5F, 0x01, Command::PersistentReserveOut, RESERVE_OUT),
+    action(0x5F, 0x02, Command::PersistentReserveOut, RESERVE_OUT),
+    action(0x5F, 0x03, Command::PersistentReserveOut, RESERVE_OUT),
+    action(0x5F, 0x04, Command::PersistentReserveOut, RESERVE_OUT),
+    action(0x5F, 0x05, Command::PersistentReserveOut, RESERVE_OUT),
+    action(0x5F, 0x06, Command::PersistentReserveOut, RESERVE_OUT),
+    action(0x5F, 0x07, Command::PersistentReserveOut, RESERVE_OUT),
     entry(0x88, Command::Read16,
         [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
+    // DPO, FUA; one byte of NUMBER OF LOGICAL BLOCKS.
+    entry(0x89, Command::CompareAndWrite,
+        [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0, 0, 0xFF, 0x3F, 0]),
     entry(0x8A, Command::Write16,
         [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
+    entry(0x8B, Command::OrWrite16,
+        [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
+    entry(0x8E, Command::WriteAndVerify16,
+        [0x12, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
     entry(0x8F, Command::Verify16,
         [0x16, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
+    entry(0x90, Command::PreFetch16,
+        [0x02, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
     entry(0x91, Command::SynchronizeCache16,
         [0x06, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
     // UNMAP, NDOB.
@@ -208,15 +268,26 @@ pub(crate) static TABLE: [Entry; 27] = [
         [0x09, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
     action(0x9E, 0x10, Command::ReadCapacity16,
         [0x1F, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
+    action(0x9E, 0x12, Command::GetLbaStatus,
+        [0x1F, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
     entry(0xA0, Command::ReportLuns,         [0, 0xFF, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
     action(0xA3, 0x0C, Command::ReportOpcodes,
         [0x1F, 0x87, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
+    // REPD.
+    action(0xA3, 0x0D, Command::ReportTaskManagement,
+        [0x1F, 0x80, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
+    action(0xA3, 0x0F, Command::ReportTimestamp,
+        [0x1F, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
     entry(0xA8, Command::Read12,
         [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
     entry(0xAA, Command::Write12,
         [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
+    entry(0xAE, Command::WriteAndVerify12,
+        [0x12, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
     entry(0xAF, Command::Verify12,
         [0x16, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
+    entry(0xB7, Command::ReadDefectData12,
+        [0x1F, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
 ];
 
 /// Row of the first entry of each operation code, plus one; 0 where there is none.
@@ -258,7 +329,7 @@ static KINDS: [Kind; 256] = {
     kinds
 };
 
-const TABLE_LEN: usize = 27;
+const TABLE_LEN: usize = 54;
 
 /// The operation codes of [`TABLE`].
 const OPCODES: [u8; TABLE_LEN] = {
@@ -288,14 +359,13 @@ pub(crate) fn decode(cdb: &Cdb, features: &Features) -> Result<Decoded, Sense> {
     if row == 0 {
         return Err(Sense::illegal(Code::INVALID_COMMAND_OPERATION_CODE));
     }
-    let row = row - 1;
-    let found = &TABLE[row];
-    // Every operation code with service actions has exactly one of them here so far.
-    if let Some(action) = found.action
-        && cdb.byte(1) & 0x1F != action
-    {
-        return Err(Sense::invalid_cdb(1, Some(4)));
+    let mut row = row - 1;
+    if TABLE[row].action.is_some() {
+        let of = |e: &Entry| e.opcode == opcode && e.action == Some(cdb.byte(1) & 0x1F);
+        let further = TABLE[row..].iter().position(of).ok_or(Sense::invalid_cdb(1, Some(4)))?;
+        row += further;
     }
+    let found = &TABLE[row];
     if !found.command.supported(features) {
         return Err(Sense::illegal(Code::INVALID_COMMAND_OPERATION_CODE));
     }

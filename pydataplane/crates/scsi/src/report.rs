@@ -5,7 +5,9 @@ use crate::reply::{Reply, send};
 use crate::response::Fail;
 use crate::sense::{Code, Key, Sense};
 use crate::shared::LunShared;
+use bdev::Channel;
 use guestmem::Sg;
+use std::time::SystemTime;
 
 /// READ CAPACITY(10) (SBC-3 5.15): FFFFFFFFh where only READ CAPACITY(16) can tell.
 pub(crate) fn capacity10(unit: &LunShared, data_in: &Sg) -> Result<u32, Fail> {
@@ -64,6 +66,82 @@ pub(crate) fn report_luns(cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
         _ => return Err(Sense::invalid_cdb(2, None).into()),
     };
     send(data_in, cdb.be32(6) as usize, &data[..length])
+}
+
+/// Descriptors of one GET LBA STATUS at most, and clusters that one of them looks at: bounds the time.
+const STATUS_DESCRIPTORS: usize = 32;
+
+/// GET LBA STATUS (SBC-3 5.4): which blocks from an address on have room of their own, in runs.
+pub(crate) fn lba_status(
+    unit: &LunShared,
+    channel: &mut dyn Channel,
+    cdb: &Cdb,
+    data_in: &Sg,
+) -> Result<u32, Fail> {
+    const MAPPED: u8 = 0;
+    const DEALLOCATED: u8 = 1;
+    const HEADER: usize = 8;
+    const DESCRIPTOR: usize = 16;
+    let (mut lba, end) = (cdb.be64(2), unit.num_blocks());
+    if lba >= end {
+        return Err(Sense::illegal(Code::LBA_OUT_OF_RANGE).into());
+    }
+    let allocation = cdb.be32(10) as usize;
+    let most = (allocation.saturating_sub(HEADER) / DESCRIPTOR).clamp(1, STATUS_DESCRIPTORS);
+    let mut data = [0u8; HEADER + STATUS_DESCRIPTORS * DESCRIPTOR];
+    let mut length = HEADER;
+    while lba < end && length < HEADER + most * DESCRIPTOR {
+        let left = (end - lba).min(u32::MAX.into());
+        let run = channel.allocation(lba << unit.bdev_shift, left << unit.bdev_shift);
+        // A block of which a part is there is mapped.
+        let (mapped, blocks) = match run.blocks >> unit.bdev_shift {
+            0 => (true, 1),
+            blocks => (run.mapped, blocks),
+        };
+        let descriptor = &mut data[length..length + DESCRIPTOR];
+        descriptor[..8].copy_from_slice(&lba.to_be_bytes());
+        descriptor[8..12].copy_from_slice(&(blocks as u32).to_be_bytes());
+        descriptor[12] = if mapped { MAPPED } else { DEALLOCATED };
+        (lba, length) = (lba + blocks, length + DESCRIPTOR);
+    }
+    data[..4].copy_from_slice(&((length - 4) as u32).to_be_bytes());
+    send(data_in, allocation, &data[..length])
+}
+
+/// READ DEFECT DATA(10) (SBC-3 5.17): both lists are there, and empty.
+pub(crate) fn defects10(cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
+    send(data_in, usize::from(cdb.be16(7)), &[0, cdb.byte(2) & 0x1F, 0, 0])
+}
+
+/// READ DEFECT DATA(12) (SBC-3 5.18).
+pub(crate) fn defects12(cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
+    send(data_in, cdb.be32(6) as usize, &[0, cdb.byte(1) & 0x1F, 0, 0, 0, 0, 0, 0])
+}
+
+/// REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-4 6.36): those of virtio 1.2 5.6.6.2.
+pub(crate) fn task_management(cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
+    // ABORT TASK, ABORT TASK SET, CLEAR TASK SET, LOGICAL UNIT RESET, QUERY TASK; not CLEAR ACA.
+    const FIRST: u8 = 0x80 | 0x40 | 0x10 | 0x08 | 0x04;
+    // QUERY TASK SET, I_T NEXUS RESET; not QUERY ASYNCHRONOUS EVENT, which is not virtio's.
+    const SECOND: u8 = 0x02 | 0x01;
+    let extended = cdb.bit(2, 7);
+    let mut data = [0u8; 16];
+    (data[0], data[1]) = (FIRST, SECOND);
+    data[3] = if extended { 12 } else { 0 };
+    send(data_in, cdb.be32(6) as usize, &data[..if extended { 16 } else { 4 }])
+}
+
+/// REPORT TIMESTAMP (SPC-4 6.37): milliseconds since the epoch, of the host's clock.
+pub(crate) fn timestamp(cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
+    /// TIMESTAMP ORIGIN: set by other means than SET TIMESTAMP.
+    const HOST: u8 = 0b011;
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX).to_be_bytes();
+    let mut data = [0u8; 12];
+    data[1] = 10;
+    data[2] = HOST;
+    data[4..10].copy_from_slice(&ms[2..]);
+    send(data_in, cdb.be32(6) as usize, &data)
 }
 
 /// REPORT SUPPORTED OPERATION CODES (SPC-4 6.35).

@@ -14,6 +14,8 @@ pub enum Status {
     CheckCondition = 0x02,
     /// Try again later.
     Busy = 0x08,
+    /// Another initiator has reserved the unit (SPC-4 5.13).
+    ReservationConflict = 0x18,
     /// Too many commands: try again when some finished.
     TaskSetFull = 0x28,
     /// Ended by a task management function.

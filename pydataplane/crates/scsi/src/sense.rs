@@ -40,9 +40,13 @@ impl Code {
     pub(crate) const INVALID_FIELD_IN_CDB: Code = Code(0x2400);
     pub(crate) const LOGICAL_UNIT_NOT_SUPPORTED: Code = Code(0x2500);
     pub(crate) const INVALID_FIELD_IN_PARAMETER_LIST: Code = Code(0x2600);
+    pub(crate) const INVALID_RELEASE_OF_PERSISTENT_RESERVATION: Code = Code(0x2604);
     pub(crate) const WRITE_PROTECTED: Code = Code(0x2700);
     pub(crate) const SPACE_ALLOCATION_FAILED: Code = Code(0x2707);
     pub(crate) const POWER_ON_OR_RESET: Code = Code(0x2900);
+    pub(crate) const RESERVATIONS_PREEMPTED: Code = Code(0x2A03);
+    pub(crate) const RESERVATIONS_RELEASED: Code = Code(0x2A04);
+    pub(crate) const REGISTRATIONS_PREEMPTED: Code = Code(0x2A05);
     pub(crate) const CAPACITY_DATA_HAS_CHANGED: Code = Code(0x2A09);
     pub(crate) const SAVING_PARAMETERS_NOT_SUPPORTED: Code = Code(0x3900);
     pub(crate) const MEDIUM_NOT_PRESENT: Code = Code(0x3A00);
@@ -52,6 +56,7 @@ impl Code {
     pub(crate) const INVALID_MESSAGE_ERROR: Code = Code(0x4900);
     pub(crate) const MEDIUM_REMOVAL_PREVENTED: Code = Code(0x5302);
     pub(crate) const INSUFFICIENT_RESOURCES: Code = Code(0x5503);
+    pub(crate) const INSUFFICIENT_REGISTRATION_RESOURCES: Code = Code(0x5504);
 
     const fn asc(self) -> u8 {
         (self.0 >> 8) as u8

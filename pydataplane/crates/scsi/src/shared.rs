@@ -3,11 +3,15 @@
 use crate::characteristics::{Characteristics, CharacteristicsError};
 use crate::nexus::{Nexus, NexusState, Preventers, UnitAttention};
 use crate::policy::ErrorPolicy;
+use crate::reservations::{Access, NexusName, ReservationKeeper};
+use crate::volume::{Volume, access_of};
 use bdev::{Bdev, Features};
 use parking_lot::{Mutex, MutexGuard};
+use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use uuid::Uuid;
 
 /// Longest unit serial number, in bytes.
 pub const MAX_SERIAL: usize = 64;
@@ -16,12 +20,12 @@ pub const MAX_SERIAL: usize = 64;
 /// Reported as MAXIMUM TRANSFER LENGTH in VPD page B0h, and longer ones are refused, as SBC-3 6.6.3
 /// has it; nothing is split behind the initiator's back.
 pub const MAX_TRANSFER_BYTES: u64 = 4 << 20;
-/// Most that one UNMAP can name, in bytes.
-pub const MAX_UNMAP_BYTES: u64 = 1 << 30;
+/// Most that one UNMAP can name, in bytes: 1,048,576 blocks of 512, which initiators take for much.
+pub const MAX_UNMAP_BYTES: u64 = 512 << 20;
 /// Most descriptors of one UNMAP.
 pub const MAX_UNMAP_DESCRIPTORS: u16 = 256;
-/// Most that one WRITE SAME can write, in bytes.
-pub const MAX_WRITE_SAME_BYTES: u64 = 1 << 30;
+/// Most that one WRITE SAME can write, in blocks: what each form of it can name.
+pub const MAX_WRITE_SAME_BLOCKS: u64 = 32 << 10;
 
 /// How a logical unit shows itself.
 #[derive(Clone, Debug, Default)]
@@ -41,6 +45,17 @@ pub struct LunOptions {
     pub characteristics: Characteristics,
     /// What becomes of commands whose I/O fails.
     pub error_policy: ErrorPolicy,
+    /// Name of the I_T nexus by which the volume's reservations know who asks: the same after a restart, and
+    /// no other unit's. `None`: one that only this unit has, so its registrations end with the process.
+    pub nexus: Option<String>,
+    /// Where reservations are kept. `None`: nowhere, and they cannot outlive a loss of power (APTPL).
+    pub keeper: Option<Arc<dyn ReservationKeeper>>,
+}
+
+impl fmt::Debug for dyn ReservationKeeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ReservationKeeper")
+    }
 }
 
 /// Why a bdev cannot be a logical unit as asked.
@@ -115,6 +130,13 @@ pub struct LunShared {
     /// Nexuses that prevent the removal of the medium.
     preventers: Arc<Preventers>,
     nexuses: Mutex<Vec<Weak<Nexus>>>,
+    /// What it shares with other units of the same volume.
+    pub(crate) volume: Arc<Volume>,
+    nexus_name: NexusName,
+    /// What its nexus may do, of [`access_of`].
+    access: AtomicU32,
+    /// Commands of each of its threads that are not over.
+    in_flight: Mutex<Vec<Weak<AtomicU32>>>,
 }
 
 impl LunShared {
@@ -141,7 +163,9 @@ impl LunShared {
         let mut features = in_units(bdev.features(), bdev_shift);
         characteristics.restrict(&mut features);
         let ratio = (geometry.physical_block_size / block_size).max(1);
-        Ok(Arc::new(LunShared {
+        let volume = Volume::of(&*bdev, options.keeper);
+        let nexus = options.nexus.unwrap_or_else(|| Uuid::new_v4().to_string());
+        let unit = Arc::new(LunShared {
             serial,
             features,
             read_only: options.read_only || features.read_only,
@@ -155,8 +179,49 @@ impl LunShared {
             epoch: AtomicU32::new(0),
             preventers: Arc::default(),
             nexuses: Mutex::new(Vec::new()),
+            volume,
+            nexus_name: nexus.into(),
+            access: AtomicU32::new(0),
+            in_flight: Mutex::default(),
             bdev,
-        }))
+        });
+        unit.volume.join(&unit);
+        Ok(unit)
+    }
+
+    /// Name of its I_T nexus.
+    pub(crate) fn nexus_name(&self) -> &NexusName {
+        &self.nexus_name
+    }
+
+    /// What its nexus may do, as the volume's reservations have it.
+    #[inline]
+    pub(crate) fn access(&self) -> Access {
+        access_of(self.access.load(Ordering::Acquire))
+    }
+
+    /// With the lock of the volume's reservations held.
+    pub(crate) fn set_access(&self, access: Access) {
+        let code = (0..4).find(|code| access_of(*code) == access).unwrap_or(0);
+        self.access.store(code, Ordering::SeqCst);
+    }
+
+    /// Another thread counts its commands of the unit there.
+    pub(crate) fn counts(&self, in_flight: Weak<AtomicU32>) {
+        let mut all = self.in_flight.lock();
+        all.retain(|other| other.strong_count() > 0);
+        all.push(in_flight);
+    }
+
+    /// Whether any thread has a command of it that is not over.
+    pub(crate) fn is_busy(&self) -> bool {
+        let of = |count: Arc<AtomicU32>| count.load(Ordering::SeqCst);
+        self.in_flight.lock().iter().filter_map(Weak::upgrade).map(of).any(|count| count > 0)
+    }
+
+    /// Every task in flight ends as TASK ABORTED once its outstanding I/O has ended.
+    pub(crate) fn abort_tasks(&self) {
+        self.epoch.fetch_add(1, Ordering::Release);
     }
 
     /// The bdev behind the unit.
@@ -172,8 +237,10 @@ impl LunShared {
     /// A new session, with POWER ON pending unless the unit is removable ([`Nexus`] says why). It
     /// ends when the last `Arc` of it is dropped. Takes a lock: for control threads.
     pub fn connect(&self) -> Arc<Nexus> {
+        self.volume.reload();
         let first = (!self.removable).then_some(UnitAttention::Reset);
-        let nexus = Arc::new(Nexus::new(first, Arc::clone(&self.preventers)));
+        let reserves = (Arc::clone(&self.volume), Arc::clone(&self.nexus_name));
+        let nexus = Arc::new(Nexus::new(first, Arc::clone(&self.preventers), reserves));
         let mut nexuses = self.nexuses();
         nexuses.retain(|n| n.strong_count() > 0);
         nexuses.push(Arc::downgrade(&nexus));
@@ -261,7 +328,8 @@ impl LunShared {
     /// answers the task management function when its own tasks are done. Takes a lock that is held
     /// for microseconds.
     pub fn reset(&self) {
-        self.epoch.fetch_add(1, Ordering::Release);
+        self.abort_tasks();
+        self.volume.forget_reserved(None);
         self.nexuses().iter().filter_map(Weak::upgrade).for_each(|n| n.forget_prevention());
         self.post(UnitAttention::Reset);
     }
@@ -269,6 +337,7 @@ impl LunShared {
     /// I_T NEXUS RESET (SAM-5 7.6) of `nexus`, whose tasks the transport ends.
     pub fn reset_nexus(&self, nexus: &Nexus) {
         nexus.forget_prevention();
+        nexus.forget_reserved();
         if !self.removable {
             nexus.post(UnitAttention::Reset);
         }

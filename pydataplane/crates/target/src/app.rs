@@ -9,6 +9,7 @@ use crate::holding;
 use crate::logging::LogControl;
 use crate::methods::{Journal, crypto as encryption};
 use crate::notices::Notices;
+use crate::reservations::ReservationFiles;
 use crate::restore;
 use crate::state::{self, Config, Item};
 use crate::upgrade::Taken;
@@ -164,6 +165,7 @@ impl App {
         let config = Arc::new(Mutex::new(config));
         let controllers = Controllers::new(registry.clone(), reactors.handles(), settings);
         controllers.record_owners(Arc::new(Journal(Arc::clone(&config))));
+        controllers.keep_reservations(Arc::new(ReservationFiles::of(&cli.state_dir)));
         let flush_errors = Recorder::start(registry.clone(), Arc::clone(&config))?;
         Ok(App {
             lvstores: Lvstores::with_keys(registry.clone(), keys.clone()),

@@ -41,6 +41,7 @@ pub mod logging;
 pub mod methods;
 pub mod notices;
 pub mod privilege;
+pub mod reservations;
 pub mod restore;
 mod rpcsocket;
 pub mod schemas;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use bdev::{Event, Registry, Subscription};
 use reactor::{Handle, NotRun};
+use scsi::ReservationKeeper;
 
 use crate::controller::{Controller, Records, Setup, Timeouts, cpu_of};
 use crate::error::{ControllerError, MAX_NAME};
@@ -110,6 +111,8 @@ struct Inner {
     entries: Mutex<BTreeMap<String, Entry>>,
     /// Unset: owners are not recorded.
     journal: OnceLock<Arc<dyn OwnerJournal>>,
+    /// Of reservations; without one they end with the process.
+    keeper: OnceLock<Arc<dyn ReservationKeeper>>,
     /// Controllers that came from another process and are not made yet.
     inherited: Mutex<BTreeMap<String, Inherited>>,
     /// Controllers are made of what is to come from another process.
@@ -135,6 +138,7 @@ impl Controllers {
             settings,
             entries: Mutex::default(),
             journal: OnceLock::new(),
+            keeper: OnceLock::new(),
             inherited: Mutex::default(),
             prepares: AtomicBool::new(false),
         });
@@ -196,6 +200,11 @@ impl Controllers {
         self.begin(&controller);
         entries.insert(name.into(), Entry { controller, options, thread, ended });
         Ok(())
+    }
+
+    /// Where the reservations of volumes are kept, before any target is added.
+    pub fn keep_reservations(&self, keeper: Arc<dyn ReservationKeeper>) {
+        _ = self.inner.keeper.set(keeper);
     }
 
     /// Has the owners of controllers that are made from now on recorded in `journal`; once.

@@ -158,3 +158,24 @@ fn a_long_read_of_unallocated_clusters_is_zeroed_a_piece_a_poll() {
     let short = Io { blocks: 8, sg: buf.sg(4096).unwrap(), tag: 2, ..read };
     assert_eq!(channel.submit(&short), Submit::Done(Ok(())));
 }
+
+#[test]
+fn allocation_tells_runs_that_are_alike_with_what_snapshots_show() {
+    let (volume, mut channel, _io) = channel_of(3 * ALLOCATION_CLUSTERS as u64);
+    let end = volume.view().clusters();
+    let of = |channel: &mut LvolChannel, lba, blocks| {
+        let Allocation { mapped, blocks } = channel.allocation(lba, blocks);
+        (mapped, blocks)
+    };
+    // A look is bounded, and goes on where it ended.
+    assert_eq!(of(&mut channel, 0, end), (false, ALLOCATION_CLUSTERS as u64));
+    let own = volume.view().own;
+    (10..20).for_each(|cluster| own.set(cluster, 5 + cluster as u32));
+    own.set(15, blobstore::HOLE);
+    assert_eq!(of(&mut channel, 0, end), (false, 10));
+    assert_eq!(of(&mut channel, 10, end), (true, 5));
+    assert_eq!(of(&mut channel, 15, end), (false, 1));
+    assert_eq!(of(&mut channel, 16, 2), (true, 2));
+    assert_eq!(of(&mut channel, end - 1, 1), (false, 1));
+    assert_eq!(channel.pins.shared().active.load(std::sync::atomic::Ordering::Acquire), 0);
+}

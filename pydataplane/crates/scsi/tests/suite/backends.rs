@@ -79,7 +79,7 @@ fn null_takes_every_command() {
     unit.run(&cdb16(0x88, 0, (1 << 40) - 8, 8), &[], 4096).good();
     unit.run(&cdb16(0x8A, 0x08, 0, 8), &[0; 4096], 0).good();
     unit.run(&cdb16(0x91, 0, 0, 0), &[], 0).good();
-    unit.run(&cdb16(0x93, 0x09, 0, 1 << 21), &[], 0).good();
+    unit.run(&cdb16(0x93, 0x09, 0, 1 << 15), &[], 0).good();
 }
 
 /// GOOD of a write with FUA, or of SYNCHRONIZE CACHE, is a promise.

@@ -152,6 +152,7 @@ fn blocks_that_cannot_be_are_refused() {
     let made = |block_size: u32, max_blocks: u32, asked: u32| {
         let features = Features { max_blocks, ..ALL_FEATURES };
         let disk = Disk {
+            uuid: uuid::Uuid::new_v4(),
             features,
             block_size,
             physical_block_size: block_size,

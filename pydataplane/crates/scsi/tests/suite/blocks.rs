@@ -134,7 +134,6 @@ fn virtio_5_6_6_1_a_buffer_shorter_than_the_transfer_is_an_overrun() {
     assert_eq!(rig.input(&cdb10(0x28, 0, 0, 2), 1023).outcome, Outcome::Overrun);
     assert_eq!(rig.output(&cdb10(0x2A, 0, 0, 2), &[0; 1023]).outcome, Outcome::Overrun);
     assert_eq!(rig.output(&cdb10(0x2F, 2, 0, 2), &[0; 1023]).outcome, Outcome::Overrun);
-    assert_eq!(rig.output(&cdb10(0x41, 0, 0, 2), &[0; 511]).outcome, Outcome::Overrun);
     assert_eq!(rig.output(&cdb10(0x42, 0, 0, 24), &[0; 23]).outcome, Outcome::Overrun);
     // A buffer in the wrong direction is none.
     assert_eq!(rig.output(&cdb10(0x28, 0, 0, 1), &[0; 512]).outcome, Outcome::Overrun);

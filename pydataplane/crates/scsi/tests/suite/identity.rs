@@ -65,8 +65,9 @@ fn spc4_7_8_page_00_names_every_page_and_each_names_itself() {
 
 #[test]
 fn spc4_7_8_page_80_is_the_serial_or_the_uuid() {
-    let answer = inquiry(&mut Rig::new(), Some(0x80), 255);
-    assert_eq!(&answer.good()[4..], UUID.to_string().as_bytes());
+    let mut rig = Rig::new();
+    let answer = inquiry(&mut rig, Some(0x80), 255);
+    assert_eq!(&answer.good()[4..], rig.disk.uuid.to_string().as_bytes());
     let options = with_serial("disk-0042 of $tenant");
     let answer = inquiry(&mut Setup { options, ..Setup::default() }.build(), Some(0x80), 255);
     assert_eq!(&answer.good()[4..], b"disk-0042 of $tenant");
@@ -88,10 +89,10 @@ fn spc4_7_8_6_page_83_names_the_volume_three_times() {
             found.push((head[0], head[1], body.to_vec()));
             rest = next;
         }
-        let (high, low) = UUID.as_u64_pair();
+        let (high, low) = rig.disk.uuid.as_u64_pair();
         let naa = ((high ^ low) & (u64::MAX >> 4)) | 3 << 60;
         let t10 = format!("VIRTLUN {serial}").into_bytes();
-        let uuid = [&[0x10, 0], &UUID.as_bytes()[..]].concat();
+        let uuid = [&[0x10, 0], &rig.disk.uuid.as_bytes()[..]].concat();
         let expected = [(1, 3, naa.to_be_bytes().to_vec()), (2, 1, t10), (1, 0xA, uuid)];
         assert_eq!(found, expected);
     }
@@ -117,6 +118,7 @@ fn serials_that_a_page_cannot_hold_are_refused_in_one_sentence() {
 #[test]
 fn odd_block_sizes_are_refused_in_one_sentence() {
     let disk = Disk {
+        uuid: uuid::Uuid::new_v4(),
         features: ALL_FEATURES,
         block_size: 520,
         physical_block_size: 520,

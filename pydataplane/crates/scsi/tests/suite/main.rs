@@ -12,5 +12,7 @@ mod mode;
 mod provisioning;
 mod removable;
 mod report;
+mod reserve;
 mod rig;
 mod tasks;
+mod together;

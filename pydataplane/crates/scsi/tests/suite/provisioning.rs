@@ -2,7 +2,7 @@
 
 use crate::rig::*;
 use bdev::{Features, Op};
-use scsi::{LunOptions, MAX_UNMAP_BYTES, MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BYTES};
+use scsi::{LunOptions, MAX_UNMAP_BYTES, MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BLOCKS};
 
 /// An UNMAP parameter list (SBC-3 5.28.2).
 fn list(descriptors: &[(u64, u32)]) -> Vec<u8> {
@@ -97,9 +97,9 @@ fn sbc3_6_6_3_more_than_the_limits_is_an_invalid_field_of_the_list() {
 #[test]
 fn a_long_range_goes_in_steps_that_do_not_cut_clusters() {
     for mode in [Mode::AtOnce, Mode::Later] {
-        let (step, num_blocks) = (65_536u64, 131_072);
-        let mut rig = Setup { num_blocks, mode, ..Setup::default() }.build();
-        rig.run(&cdb16(0x93, 0x09, 1000, 131_072 - 1000)).good();
+        let (step, num_blocks) = (8192u64, 16_384);
+        let mut rig = Setup { num_blocks, mode, block_size: 4096, ..Setup::default() }.build();
+        rig.run(&cdb16(0x93, 0x09, 1000, 16_384 - 1000)).good();
         assert_eq!(
             rig.asked(),
             [(Op::Unmap, 1000, step - 1000, false), (Op::Unmap, step, step, false)]
@@ -183,11 +183,21 @@ fn sbc3_6_6_3_write_same_of_0_blocks_or_too_many_and_anchors_are_invalid_fields(
     let mut rig = Setup { num_blocks: 1 << 40, ..Setup::default() }.build();
     rig.output(&cdb10(0x41, 0, 0, 0), &[0; 512]).invalid_cdb(7, None);
     rig.output(&cdb16(0x93, 0, 0, 0), &[0; 512]).invalid_cdb(10, None);
-    let most = (MAX_WRITE_SAME_BYTES / 512) as u32;
+    let most = MAX_WRITE_SAME_BLOCKS as u32;
     rig.output(&cdb16(0x93, 0, 0, most + 1), &[0; 512]).invalid_cdb(10, None);
     rig.output(&cdb16(0x93, 0x18, 0, 1), &[0; 512]).invalid_cdb(1, Some(4)); // ANCHOR
     rig.output(&cdb10(0x41, 0x10, 0, 1), &[0; 512]).invalid_cdb(1, Some(4));
     rig.output(&cdb10(0x42, 0x01, 0, 0), &[]).invalid_cdb(1, Some(0)); // UNMAP's ANCHOR
+    assert_eq!(rig.asked(), []);
+}
+
+#[test]
+fn write_same_takes_one_block_of_data_neither_less_nor_more() {
+    let mut rig = Rig::new();
+    for bytes in [0, 256, 511, 513, 1024] {
+        rig.output(&cdb10(0x41, 0x08, 0, 1), &vec![0; bytes]).invalid_cdb(7, None);
+        rig.output(&cdb16(0x93, 0, 0, 4), &vec![7; bytes]).invalid_cdb(10, None);
+    }
     assert_eq!(rig.asked(), []);
 }
 
@@ -218,10 +228,10 @@ fn vpd_pages_b0_and_b2_and_read_capacity_tell_what_is_there() {
         let limits = rig.input(&[0x12, 1, 0xB0, 0, 255, 0], 255);
         let at = |i: usize| u32::from_be_bytes(limits.good()[i..i + 4].try_into().unwrap());
         assert_eq!(limits.good().len(), 64);
-        assert_eq!(limits.good()[..8], [0, 0xB0, 0, 60, 1, 0, 0, 8]);
+        assert_eq!(limits.good()[..8], [0, 0xB0, 0, 60, 1, 128, 0, 8]);
         assert_eq!(at(8), 8192);
-        let expected = if features.unmap { [1 << 21, 256, 8, 0x8000_0000] } else { [0; 4] };
+        let expected = if features.unmap { [1 << 20, 256, 8, 0x8000_0000] } else { [0; 4] };
         assert_eq!([at(20), at(24), at(28), at(32)], expected);
-        assert_eq!([at(36), at(40)], [0, 1 << 21]);
+        assert_eq!([at(36), at(40)], [0, 1 << 15]);
     }
 }

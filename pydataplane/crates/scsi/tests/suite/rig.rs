@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use uuid::Uuid;
 
 pub const BLOCKS: u64 = 4096;
-pub const UUID: Uuid = Uuid::from_u128(0x6ba7b810_9dad_41d1_80b4_00c04fd430c8);
 
 /// Everything that a disk can have.
 pub const ALL_FEATURES: Features = Features {
@@ -30,6 +29,8 @@ pub const ALL_FEATURES: Features = Features {
 
 /// A bdev's face; its channel is a [`DiskChannel`].
 pub struct Disk {
+    /// Each disk has one of its own: units of one UUID share their reservations, also across tests.
+    pub uuid: Uuid,
     pub features: Features,
     pub block_size: u32,
     pub physical_block_size: u32,
@@ -44,7 +45,7 @@ impl Bdev for Disk {
         Vec::new()
     }
     fn uuid(&self) -> Uuid {
-        UUID
+        self.uuid
     }
     fn product_name(&self) -> &'static str {
         "Logical Volume"
@@ -294,7 +295,15 @@ impl Default for Setup {
 impl Setup {
     /// The unit, past its first unit attention. A medium that is too big for a test stays empty.
     pub fn build(self) -> Rig {
-        let mut rig = self.fresh();
+        Setup::ready(self.fresh())
+    }
+
+    /// As [`Setup::build`], of a disk that there is, with another medium.
+    pub fn of(self, disk: Arc<Disk>) -> Rig {
+        Setup::ready(self.fresh_of(disk))
+    }
+
+    fn ready(mut rig: Rig) -> Rig {
         assert_eq!(rig.run(&[0; 6]).sense(), (0x6, 0x2900));
         rig
     }
@@ -302,11 +311,16 @@ impl Setup {
     /// The unit, with POWER ON pending.
     pub fn fresh(self) -> Rig {
         let disk = Arc::new(Disk {
+            uuid: Uuid::new_v4(),
             features: self.features,
             block_size: self.block_size,
             physical_block_size: self.physical_block_size,
             num_blocks: AtomicU64::new(self.num_blocks),
         });
+        self.fresh_of(disk)
+    }
+
+    fn fresh_of(self, disk: Arc<Disk>) -> Rig {
         let bytes = self.num_blocks.saturating_mul(u64::from(self.block_size));
         let medium = if bytes <= 64 << 20 { vec![0; bytes as usize] } else { Vec::new() };
         let state = Rc::new(RefCell::new(State {

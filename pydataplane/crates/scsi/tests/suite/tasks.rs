@@ -158,8 +158,8 @@ fn a_task_of_many_steps_that_end_at_once_lets_others_run() {
 
 #[test]
 fn too_many_tasks_that_wait_for_their_turn_are_busy() {
-    let mut rig = Setup { num_blocks: 1 << 17, ..Setup::default() }.build();
-    let zero = cdb16(0x93, 0x01, 0, 1 << 17); // two steps of 32 MiB
+    let mut rig = Setup { num_blocks: 1 << 14, block_size: 4096, ..Setup::default() }.build();
+    let zero = cdb16(0x93, 0x01, 0, 1 << 14); // two steps of 32 MiB
     let mut tasks: Vec<InFlight> = Vec::new();
     let mut busy = 0;
     for tag in 0..130 {

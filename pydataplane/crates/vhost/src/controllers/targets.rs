@@ -44,6 +44,8 @@ impl Controllers {
             block_size: options.block_size,
             characteristics: options.characteristics.clone(),
             error_policy: options.error_policy,
+            nexus: Some(format!("{name}:{number}")),
+            keeper: self.inner.keeper.get().cloned(),
         };
         let shared = LunShared::new(Arc::clone(claim.bdev()), lun_options)?;
         let counters: Vec<Arc<LunCounters>> =

@@ -1,0 +1,111 @@
+//! Reservations outlive the process: each change is saved before it is acknowledged. What is not to
+//! survive a loss of power is kept as well, for the same boot of the host: to the initiators, which run on,
+//! a restart of the target is none.
+
+use super::Reservations;
+use bdev::host_boot;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use uuid::Uuid;
+
+/// What is kept of a volume: its reservations, and during which boot of the host they were made.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kept {
+    reservations: Reservations,
+    boot: Option<Uuid>,
+}
+
+impl Kept {
+    /// What counts of it now.
+    fn counts(self) -> Option<Reservations> {
+        let same_boot = self.boot.is_some() && self.boot == present_boot();
+        (self.reservations.persist || same_boot).then_some(self.reservations)
+    }
+
+    /// Whether nobody has registered: nothing has to be kept.
+    pub fn is_empty(&self) -> bool {
+        self.reservations.registrants.is_empty()
+    }
+}
+
+/// Where the reservations of volumes are kept.
+pub trait ReservationKeeper: Send + Sync {
+    /// Keeps those of a volume, durably, instead of what was kept of it. Called on a thread of its own.
+    ///
+    /// # Errors
+    /// What was kept before may still be.
+    fn keep(&self, volume: Uuid, kept: &Kept) -> io::Result<()>;
+    /// Those that were kept of a volume. Where they cannot be read the error is told by the keeper, and the
+    /// volume has none.
+    fn kept(&self, volume: Uuid) -> Option<Kept>;
+}
+
+fn present_boot() -> Option<Uuid> {
+    host_boot().map(Uuid::from_u128)
+}
+
+/// How a change was saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Saved {
+    NotYet,
+    Yes,
+    Failed,
+}
+
+/// Saves the changes of one volume.
+pub(crate) struct Keeping {
+    keeper: Arc<dyn ReservationKeeper>,
+    volume: Uuid,
+    /// One at a time, in order.
+    turn: Mutex<()>,
+    /// The last change that is saved, and the last that could not be.
+    saved: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Keeping {
+    pub(crate) fn new(keeper: Arc<dyn ReservationKeeper>, volume: Uuid) -> Self {
+        Keeping {
+            keeper,
+            volume,
+            turn: Mutex::default(),
+            saved: AtomicU64::default(),
+            failed: AtomicU64::default(),
+        }
+    }
+
+    /// What was kept and counts.
+    pub(crate) fn kept(&self) -> Reservations {
+        self.keeper.kept(self.volume).and_then(Kept::counts).unwrap_or_default()
+    }
+
+    /// Saves what `now` returns, with the number of the change that it is of.
+    pub(crate) fn save(&self, now: impl Fn() -> (u64, Reservations)) {
+        let _turn = self.turn.lock();
+        let (change, reservations) = now();
+        if self.saved.load(Ordering::Acquire) >= change {
+            return;
+        }
+        let kept = self.keeper.keep(self.volume, &Kept { reservations, boot: present_boot() });
+        let told = if kept.is_ok() { &self.saved } else { &self.failed };
+        told.store(change, Ordering::Release);
+    }
+
+    /// Nobody saves that change.
+    pub(crate) fn give_up(&self, change: u64) {
+        self.failed.store(change, Ordering::Release);
+    }
+
+    /// What became of a change.
+    pub(crate) fn became(&self, change: u64) -> Saved {
+        match change {
+            change if self.saved.load(Ordering::Acquire) >= change => Saved::Yes,
+            change if self.failed.load(Ordering::Acquire) >= change => Saved::Failed,
+            _ => Saved::NotYet,
+        }
+    }
+}

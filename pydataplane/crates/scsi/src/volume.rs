@@ -1,0 +1,298 @@
+//! What all logical units of one volume share, whichever controllers they are of: reservations, and who
+//! reads, decides and writes now.
+
+use crate::nexus::UnitAttention;
+use crate::reservations::{
+    Access, Changed, Keeping, NexusName, Order, Refusal, ReservationKeeper, Reservations, Saved,
+    Told, transport_id,
+};
+use crate::response::Fail;
+use crate::sense::{Code, Key, Sense};
+use crate::shared::LunShared;
+use bdev::Bdev;
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+use uuid::Uuid;
+
+/// How long a preempted nexus' threads may take to see that they are, at most: what began a moment before
+/// is counted by then.
+const SEEN: Duration = Duration::from_millis(1);
+
+/// State of a volume that is the same for all initiators. Found by the volume's UUID.
+pub(crate) struct Volume {
+    /// A command that reads, decides and writes is under way.
+    exclusive: AtomicBool,
+    reserved: Mutex<Reserved>,
+    keeping: Option<Keeping>,
+}
+
+#[derive(Default)]
+struct Reserved {
+    reservations: Reservations,
+    /// Counts the changes that are to be kept.
+    changes: u64,
+    units: Vec<Weak<LunShared>>,
+}
+
+/// What has to be waited for before a change of reservations is acknowledged.
+pub(crate) struct Settling {
+    volume: Arc<Volume>,
+    change: u64,
+    /// Nexuses whose tasks are aborted, and since when.
+    aborted: Vec<Arc<LunShared>>,
+    since: Instant,
+}
+
+impl Volume {
+    /// That of `bdev`. It lasts as long as any unit has it; the first one says where its reservations are
+    /// kept. Takes a lock and reads what was kept: for control threads.
+    pub(crate) fn of(bdev: &dyn Bdev, keeper: Option<Arc<dyn ReservationKeeper>>) -> Arc<Volume> {
+        static VOLUMES: OnceLock<Mutex<HashMap<Uuid, Weak<Volume>>>> = OnceLock::new();
+        let uuid = bdev.uuid();
+        let mut volumes = VOLUMES.get_or_init(Mutex::default).lock();
+        volumes.retain(|_, volume| volume.strong_count() > 0);
+        if let Some(there) = volumes.get(&uuid).and_then(Weak::upgrade) {
+            return there;
+        }
+        let keeping = keeper.map(|keeper| Keeping::new(keeper, uuid));
+        let reservations = keeping.as_ref().map_or_else(Reservations::default, Keeping::kept);
+        let reserved = Reserved { reservations, ..Reserved::default() };
+        let exclusive = AtomicBool::new(false);
+        let volume = Arc::new(Volume { exclusive, reserved: Mutex::new(reserved), keeping });
+        volumes.insert(uuid, Arc::downgrade(&volume));
+        volume
+    }
+
+    /// `unit` is one of its units from now on.
+    pub(crate) fn join(&self, unit: &Arc<LunShared>) {
+        let mut reserved = self.reserved.lock();
+        reserved.units.retain(|unit| unit.strong_count() > 0);
+        reserved.units.push(Arc::downgrade(unit));
+        unit.set_access(reserved.reservations.access(unit.nexus_name()));
+    }
+
+    /// A session begins: takes what is kept, unless it was changed here. A program that takes over from
+    /// another has read it while that one still served. For control threads.
+    pub(crate) fn reload(&self) {
+        let Some(keeping) = &self.keeping else { return };
+        let mut reserved = self.reserved.lock();
+        if reserved.changes == 0 {
+            let before = reserved.reservations.reserved.take();
+            reserved.reservations = Reservations { reserved: before, ..keeping.kept() };
+            reserved.tell_access();
+        }
+    }
+
+    /// Whether a registration can outlive a loss of power.
+    pub(crate) fn can_persist(&self) -> bool {
+        self.keeping.is_some()
+    }
+
+    /// Looks at the reservations. Holds a lock that is never held for longer than a change in memory.
+    pub(crate) fn look<T>(&self, at: impl FnOnce(&Reservations) -> T) -> T {
+        at(&self.reserved.lock().reservations)
+    }
+
+    /// Does what PERSISTENT RESERVE OUT of the unit's nexus orders. All units know of it when this returns;
+    /// what has to be waited for before it is acknowledged is returned.
+    pub(crate) fn order(
+        self: &Arc<Self>,
+        unit: &LunShared,
+        order: Order,
+    ) -> Result<Settling, Fail> {
+        let nexus = unit.nexus_name();
+        let mut reserved = self.reserved.lock();
+        let before = reserved.reservations.clone();
+        let of = &mut reserved.reservations;
+        let changed = match order {
+            Order::Register { key, new, persist } => of.register(nexus, key, new, persist),
+            Order::Reserve { key, kind } => of.reserve(nexus, key, kind),
+            Order::Release { key, kind } => of.release(nexus, key, kind),
+            Order::Clear { key } => of.clear(nexus, key),
+            Order::Preempt { key, of: victim, kind, .. } => of.preempt(nexus, key, victim, kind),
+            Order::Move { key, new, to, ends, persist } => {
+                let to = reserved.named(&to).filter(|to| to != nexus);
+                let to = to.ok_or(Sense::invalid_parameter(24))?;
+                let of = &mut reserved.reservations;
+                let changed = of.hand_over(nexus, key, &to, new, ends);
+                of.persist = if changed.is_ok() { persist } else { of.persist };
+                changed
+            }
+        };
+        let Changed { told, preempted } = changed?;
+        let is_new = reserved.reservations != before;
+        reserved.changes += u64::from(is_new);
+        reserved.tell_access();
+        for (nexus, told) in told {
+            reserved.of(&nexus).for_each(|unit| unit.post(told.into()));
+        }
+        let mut aborted = Vec::new();
+        if matches!(order, Order::Preempt { abort: true, .. }) {
+            aborted.extend(preempted.iter().flat_map(|nexus| reserved.of(nexus)));
+            aborted.iter().for_each(|unit| unit.abort_tasks());
+        }
+        let change = reserved.changes;
+        drop(reserved);
+        if is_new {
+            self.save(change);
+        }
+        Ok(Settling { volume: Arc::clone(self), change, aborted, since: Instant::now() })
+    }
+
+    /// Has the change saved by a thread of its own.
+    fn save(self: &Arc<Self>, change: u64) {
+        let Some(keeping) = &self.keeping else { return };
+        let volume = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("reservations".to_owned());
+        let begun = thread.spawn(move || {
+            let now = || {
+                let reserved = volume.reserved.lock();
+                (reserved.changes, reserved.reservations.clone())
+            };
+            volume.keeping.iter().for_each(|keeping| keeping.save(now));
+        });
+        if begun.is_err() {
+            keeping.give_up(change);
+        }
+    }
+
+    /// RESERVE(6) and RELEASE(6) of the unit's nexus.
+    pub(crate) fn reserve_unit(&self, unit: &LunShared, release: bool) -> Result<(), Fail> {
+        let mut reserved = self.reserved.lock();
+        let of = &mut reserved.reservations;
+        let done: Result<(), Refusal> = match release {
+            false => of.reserve_unit(unit.nexus_name()),
+            true => of.release_unit(unit.nexus_name()),
+        };
+        reserved.tell_access();
+        done.map_err(Fail::from)
+    }
+
+    /// What RESERVE(6) has reserved is free: all of it (a reset), or what that nexus had (it is lost).
+    pub(crate) fn forget_reserved(&self, by: Option<&NexusName>) {
+        let mut reserved: MutexGuard<'_, Reserved> = self.reserved.lock();
+        if reserved.reservations.reserved.is_some() {
+            reserved.reservations.forget_reserved(by.map(|by| &**by));
+            reserved.tell_access();
+        }
+    }
+}
+
+impl Reserved {
+    /// The units of a nexus.
+    fn of(&self, nexus: &NexusName) -> impl Iterator<Item = Arc<LunShared>> {
+        let nexus = Arc::clone(nexus);
+        let units: Vec<_> = self.units.iter().filter_map(Weak::upgrade).collect();
+        units.into_iter().filter(move |unit| *unit.nexus_name() == nexus)
+    }
+
+    /// Each unit knows what its nexus may do.
+    fn tell_access(&self) {
+        for unit in self.units.iter().filter_map(Weak::upgrade) {
+            unit.set_access(self.reservations.access(unit.nexus_name()));
+        }
+    }
+
+    /// The nexus of that TransportID: one that has a unit, or is registered.
+    fn named(&self, id: &[u8; 24]) -> Option<NexusName> {
+        let units = self.units.iter().filter_map(Weak::upgrade);
+        let names = units.map(|unit| Arc::clone(unit.nexus_name()));
+        let registered = self.reservations.registrants.iter().map(|r| Arc::clone(&r.nexus));
+        names.chain(registered).find(|name| transport_id(name) == *id)
+    }
+}
+
+impl From<Told> for UnitAttention {
+    fn from(told: Told) -> Self {
+        match told {
+            Told::ReservationsPreempted => UnitAttention::ReservationsPreempted,
+            Told::ReservationsReleased => UnitAttention::ReservationsReleased,
+            Told::RegistrationsPreempted => UnitAttention::RegistrationsPreempted,
+        }
+    }
+}
+
+impl Settling {
+    /// Whether it can be acknowledged: it is saved, and no task of a preempted nexus has I/O any more.
+    ///
+    /// # Errors
+    /// It could not be saved: the change counts, but would be lost with the process.
+    pub(crate) fn is_over(&self) -> Result<bool, Fail> {
+        let saved =
+            self.volume.keeping.as_ref().map_or(Saved::Yes, |keeping| keeping.became(self.change));
+        if saved == Saved::Failed {
+            return Err(Sense::new(Key::HardwareError, Code::INTERNAL_TARGET_FAILURE).into());
+        }
+        let is_quiet = self.aborted.iter().all(|unit| !unit.is_busy());
+        let is_seen = self.aborted.is_empty() || self.since.elapsed() >= SEEN;
+        Ok(saved == Saved::Yes && is_quiet && is_seen)
+    }
+}
+
+/// Commands of one thread that are not over, told to whoever has to wait for them: stored by that thread
+/// alone, without a lock.
+#[derive(Default)]
+pub(crate) struct InFlight(Arc<AtomicU32>);
+
+impl InFlight {
+    /// For others to look at.
+    pub(crate) fn shared(&self) -> Weak<AtomicU32> {
+        Arc::downgrade(&self.0)
+    }
+
+    #[inline]
+    pub(crate) fn begin(&self) {
+        self.0.store(self.0.load(Ordering::Relaxed) + 1, Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn end(&self) {
+        self.0.store(self.0.load(Ordering::Relaxed).saturating_sub(1), Ordering::Release);
+    }
+}
+
+/// A thread's right to read, decide and write alone (COMPARE AND WRITE, ORWRITE), for one of its tasks at
+/// a time. Ordinary writes are not kept out, as with other targets: who coordinates by such commands
+/// writes what they protect only by them, or while he has what they gave him.
+pub(crate) struct Exclusive {
+    volume: Arc<Volume>,
+    held: bool,
+}
+
+impl Exclusive {
+    pub(crate) fn new(volume: Arc<Volume>) -> Self {
+        Exclusive { volume, held: false }
+    }
+
+    /// Takes it; `false`: another task has it, of any initiator.
+    pub(crate) fn take(&mut self) -> bool {
+        self.held = !self.volume.exclusive.swap(true, Ordering::Acquire);
+        self.held
+    }
+
+    /// Gives it back.
+    pub(crate) fn give_back(&mut self) {
+        if std::mem::take(&mut self.held) {
+            self.volume.exclusive.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for Exclusive {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+/// [`Access`] as a unit has it for its commands to look at.
+pub(crate) fn access_of(code: u32) -> Access {
+    match code {
+        0 => Access::Full,
+        1 => Access::Read,
+        2 => Access::Nothing,
+        _ => Access::Reserved,
+    }
+}
