@@ -4,7 +4,7 @@ use std::fmt;
 
 use guestmem::Sg;
 
-use crate::{Features, Geometry};
+use crate::{Features, Geometry, Run};
 
 /// What an I/O does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,20 +109,11 @@ pub trait Channel {
     fn submit(&mut self, io: &Io) -> Submit;
     /// Appends finished I/Os to `done` (never beyond its capacity); returns how many.
     fn poll(&mut self, done: &mut Vec<Completion>) -> u32;
-    /// Whether block `lba`, and how many from there on, have room of their own: at least one and at most
-    /// `blocks`, which lie on the device. A device that does not allocate has it for all.
-    fn allocation(&mut self, _lba: u64, blocks: u64) -> Allocation {
-        Allocation { mapped: true, blocks }
+    /// What begins at block `lba`, of at most `blocks`, which lie on the device: as [`crate::Sparse::run`], for
+    /// the channel's thread, which it does not keep. A device that does not tell holds something everywhere.
+    fn sparse_run(&mut self, _lba: u64, blocks: u64) -> Run {
+        Run { hole: false, blocks }
     }
-}
-
-/// What [`Channel::allocation`] tells of a run of blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Allocation {
-    /// They have room; else they read as zeros, and a write has to allocate.
-    pub mapped: bool,
-    /// How many.
-    pub blocks: u64,
 }
 
 impl Op {

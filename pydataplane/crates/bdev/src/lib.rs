@@ -48,7 +48,7 @@ pub const COPY_AT_ONCE: usize = 64 << 10;
 
 pub use device::{Bdev, Features, Geometry, OpenError, Run, Sparse, host_boot};
 pub use file::{Closing, FileBdev, FileKind, FileOptions, OpenedFile};
-pub use io::{Allocation, Channel, Completion, Io, IoError, Op, Submit};
+pub use io::{Channel, Completion, Io, IoError, Op, Submit};
 pub use latch::{FlushCause, FlushFailure, FlushLatch};
 pub use late::Late;
 pub use malloc::{Malloc, MallocOptions};

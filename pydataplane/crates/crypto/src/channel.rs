@@ -14,8 +14,8 @@ use crate::Key;
 use crate::pieces::{PIECES, Pieces};
 use crate::xts::Xts;
 use bdev::{
-    Allocation, Bdev, COPY_AT_ONCE, Channel, ChannelStats, Completion, Io, IoError, Late, Op,
-    Slots, Stats, Submit,
+    Bdev, COPY_AT_ONCE, Channel, ChannelStats, Completion, Io, IoError, Late, Op, Slots, Stats,
+    Submit,
 };
 use reactor::{Waker, ticks};
 use std::collections::VecDeque;
@@ -80,8 +80,8 @@ impl Slot {
 }
 
 impl Channel for CryptoChannel {
-    fn allocation(&mut self, lba: u64, blocks: u64) -> Allocation {
-        self.base.allocation(lba, blocks)
+    fn sparse_run(&mut self, lba: u64, blocks: u64) -> bdev::Run {
+        self.base.sparse_run(lba, blocks)
     }
 
     #[inline]

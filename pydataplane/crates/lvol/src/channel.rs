@@ -16,10 +16,11 @@ mod pieces;
 use crate::asked::SLOTS;
 use crate::map::{Pin, Pins, View};
 use crate::parts::Parts;
+use crate::ranges;
 use crate::volume::Volume;
 use bdev::{
-    Allocation, Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Late, Op,
-    Slots, Stats, Submit,
+    Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Late, Op, Slots, Stats,
+    Submit,
 };
 use outside::Outside;
 use reactor::IoContext;
@@ -28,8 +29,8 @@ use std::sync::Arc;
 
 /// Completions taken from the base bdev at a time.
 const BASE_DONE: usize = 64;
-/// Clusters that are looked at for one [`Channel::allocation`]: bounds the time.
-const ALLOCATION_CLUSTERS: usize = 8192;
+/// Clusters that are looked at for one [`Channel::sparse_run`]: some microseconds.
+const RUN_CLUSTERS: u64 = 4096;
 /// Marks a base I/O's tag as that of a piece; else it is a slot's.
 const PART_TAG: u64 = 1 << 32;
 
@@ -145,19 +146,14 @@ impl Channel for LvolChannel {
         (done.len() - before) as u32
     }
 
-    fn allocation(&mut self, lba: u64, blocks: u64) -> Allocation {
+    fn sparse_run(&mut self, lba: u64, blocks: u64) -> bdev::Run {
         self.choose_map();
         let shift = self.volume.id.shift;
-        let view = &self.view;
-        let is_mapped = |cluster| view.source(cluster) != 0 || view.is_external(cluster);
-        let (first, end) = (lba >> shift, (lba + blocks).div_ceil(1 << shift).min(view.clusters()));
-        // Of a volume that was made smaller meanwhile.
-        let mapped = first < end && is_mapped(first);
-        let alike = |cluster: &u64| is_mapped(*cluster) == mapped;
-        let looked_at = (first..end).take(ALLOCATION_CLUSTERS);
-        let until = first + looked_at.take_while(alike).count().max(1) as u64;
+        let (hole, clusters) = ranges::run(&self.view, lba >> shift, RUN_CLUSTERS);
         self.pins.relax();
-        Allocation { mapped, blocks: ((until << shift) - lba).min(blocks) }
+        // Of a volume that was made smaller meanwhile it is not known.
+        let end = ((lba >> shift) + clusters) << shift;
+        bdev::Run { hole, blocks: if clusters == 0 { blocks } else { (end - lba).min(blocks) } }
     }
 }
 

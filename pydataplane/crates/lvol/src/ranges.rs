@@ -4,7 +4,7 @@
 use crate::map::View;
 
 /// Clusters that one call looks at, at most: some milliseconds.
-const LOOKED_AT: u64 = 1 << 20;
+pub(crate) const LOOKED_AT: u64 = 1 << 20;
 
 /// A part of a volume, of whole clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,8 +61,8 @@ pub(crate) fn of(
 }
 
 /// What a volume shows from a cluster on: whether it is nothing, and in how many clusters it stays so, as
-/// far as one call looks. No clusters at or beyond the end.
-pub(crate) fn run(volume: &View, cluster: u64) -> (bool, u64) {
+/// far as one call looks: at `most` clusters. No clusters at or beyond the end.
+pub(crate) fn run(volume: &View, cluster: u64, most: u64) -> (bool, u64) {
     let is_hole = |at: u64| volume.source(at) == 0 && !volume.is_external(at);
     let end = volume.clusters();
     if cluster >= end {
@@ -70,7 +70,7 @@ pub(crate) fn run(volume: &View, cluster: u64) -> (bool, u64) {
     }
     let hole = is_hole(cluster);
     let (mut at, mut looked_at) = (cluster + 1, 0);
-    while at < end && looked_at < LOOKED_AT {
+    while at < end && looked_at < most {
         let mapped = if hole { volume.unmapped_until(at) } else { at };
         if mapped > at {
             at = mapped;
@@ -136,17 +136,17 @@ mod tests {
             map.set(cluster, to);
         }
         let view = View::of(map);
-        assert_eq!(run(&view, 0), (false, 2));
-        assert_eq!(run(&view, 1), (false, 1));
-        assert_eq!(run(&view, 2), (true, 3));
-        assert_eq!(run(&view, 5), (false, 1));
+        assert_eq!(run(&view, 0, LOOKED_AT), (false, 2));
+        assert_eq!(run(&view, 1, LOOKED_AT), (false, 1));
+        assert_eq!(run(&view, 2, LOOKED_AT), (true, 3));
+        assert_eq!(run(&view, 5, LOOKED_AT), (false, 1));
         // What no map was made of is not looked at cluster by cluster.
-        assert_eq!(run(&view, 6), (true, LOOKED_AT + 3));
-        assert_eq!(run(&view, LOOKED_AT + 9), (false, 0));
-        assert_eq!(run(&view, u64::MAX), (false, 0));
+        assert_eq!(run(&view, 6, LOOKED_AT), (true, LOOKED_AT + 3));
+        assert_eq!(run(&view, LOOKED_AT + 9, LOOKED_AT), (false, 0));
+        assert_eq!(run(&view, u64::MAX, LOOKED_AT), (false, 0));
         let full = Map::new(LOOKED_AT + 9);
         (0..LOOKED_AT + 9).for_each(|cluster| full.set(cluster, 7));
-        assert_eq!(run(&View::of(full), 3), (false, LOOKED_AT + 1));
+        assert_eq!(run(&View::of(full), 3, LOOKED_AT), (false, LOOKED_AT + 1));
     }
 
     proptest! {
@@ -167,7 +167,7 @@ mod tests {
             let view = View { shown: Some((parent.into(), before)), ..View::of(own) };
             let mut told = Vec::new();
             while (told.len() as u64) < view.clusters() {
-                let (hole, clusters) = run(&view, told.len() as u64);
+                let (hole, clusters) = run(&view, told.len() as u64, 7);
                 prop_assert!(clusters > 0);
                 told.extend(std::iter::repeat_n(hole, clusters as usize));
             }

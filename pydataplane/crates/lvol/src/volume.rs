@@ -344,7 +344,7 @@ impl Volume {
 impl Sparse for Volume {
     fn run(&self, lba: u64) -> Run {
         let cluster = lba >> self.id.shift;
-        let (hole, clusters) = ranges::run(&self.view(), cluster);
+        let (hole, clusters) = ranges::run(&self.view(), cluster, ranges::LOOKED_AT);
         let end = cluster.saturating_add(clusters) << self.id.shift;
         Run { hole, blocks: end.saturating_sub(lba) }
     }

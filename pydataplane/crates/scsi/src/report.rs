@@ -92,11 +92,11 @@ pub(crate) fn lba_status(
     let mut length = HEADER;
     while lba < end && length < HEADER + most * DESCRIPTOR {
         let left = (end - lba).min(u32::MAX.into());
-        let run = channel.allocation(lba << unit.bdev_shift, left << unit.bdev_shift);
+        let run = channel.sparse_run(lba << unit.bdev_shift, left << unit.bdev_shift);
         // A block of which a part is there is mapped.
         let (mapped, blocks) = match run.blocks >> unit.bdev_shift {
             0 => (true, 1),
-            blocks => (run.mapped, blocks),
+            blocks => (!run.hole, blocks),
         };
         let descriptor = &mut data[length..length + DESCRIPTOR];
         descriptor[..8].copy_from_slice(&lba.to_be_bytes());

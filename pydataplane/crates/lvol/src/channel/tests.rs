@@ -160,22 +160,20 @@ fn a_long_read_of_unallocated_clusters_is_zeroed_a_piece_a_poll() {
 }
 
 #[test]
-fn allocation_tells_runs_that_are_alike_with_what_snapshots_show() {
-    let (volume, mut channel, _io) = channel_of(3 * ALLOCATION_CLUSTERS as u64);
+fn a_run_is_cut_at_what_was_asked_and_at_what_one_look_sees() {
+    let (volume, mut channel, _io) = channel_of(3 * RUN_CLUSTERS);
     let end = volume.view().clusters();
-    let of = |channel: &mut LvolChannel, lba, blocks| {
-        let Allocation { mapped, blocks } = channel.allocation(lba, blocks);
-        (mapped, blocks)
-    };
-    // A look is bounded, and goes on where it ended.
-    assert_eq!(of(&mut channel, 0, end), (false, ALLOCATION_CLUSTERS as u64));
     let own = volume.view().own;
-    (10..20).for_each(|cluster| own.set(cluster, 5 + cluster as u32));
+    let mut of = |lba, blocks| {
+        let bdev::Run { hole, blocks } = channel.sparse_run(lba, blocks);
+        assert_eq!(channel.pins.shared().active.load(std::sync::atomic::Ordering::Acquire), 0);
+        (hole, blocks)
+    };
+    (10..end).for_each(|cluster| own.set(cluster, 5 + cluster as u32));
     own.set(15, blobstore::HOLE);
-    assert_eq!(of(&mut channel, 0, end), (false, 10));
-    assert_eq!(of(&mut channel, 10, end), (true, 5));
-    assert_eq!(of(&mut channel, 15, end), (false, 1));
-    assert_eq!(of(&mut channel, 16, 2), (true, 2));
-    assert_eq!(of(&mut channel, end - 1, 1), (false, 1));
-    assert_eq!(channel.pins.shared().active.load(std::sync::atomic::Ordering::Acquire), 0);
+    assert_eq!(of(0, end), (true, 10));
+    assert_eq!(of(10, end - 10), (false, 5));
+    assert_eq!(of(15, end - 15), (true, 1));
+    assert_eq!(of(16, 2), (false, 2));
+    assert_eq!(of(16, end - 16), (false, RUN_CLUSTERS + 1));
 }
