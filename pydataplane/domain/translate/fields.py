@@ -72,8 +72,8 @@ def _split(values: str | None) -> frozenset[str] | None:
 
 _OWN_IO = "the target does the I/O, with io_uring; QEMU does none"
 _ENCRYPTION = (
-    "the target encrypts, with a key of the volume or its lvstore (`virtlun volume create --key`),"
-    " not QEMU; remove it"
+    "the target encrypts, with a key of the volume or its lvstore "
+    "(`--key` when that is made), not QEMU; remove it"
 )
 _QUEUES = "the controller has a queue for each vCPU (`max_queues`), of 128 entries"
 _CONTROLLER = "is of the controller, which all virtlun disks of the domain share; remove it"
