@@ -78,10 +78,12 @@ impl Volume {
     /// another has read it while that one still served. For control threads.
     pub(crate) fn reload(&self) {
         let Some(keeping) = &self.keeping else { return };
+        // Read before the lock is taken, which nobody holds for I/O.
+        let kept = keeping.kept();
         let mut reserved = self.reserved.lock();
         if reserved.changes == 0 {
             let before = reserved.reservations.reserved.take();
-            reserved.reservations = Reservations { reserved: before, ..keeping.kept() };
+            reserved.reservations = Reservations { reserved: before, ..kept };
             reserved.tell_access();
         }
     }
