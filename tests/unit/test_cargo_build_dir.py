@@ -13,7 +13,7 @@ import pytest
 from tests.support.cache import ROOT
 
 DAY_S = 24 * 3600
-LOCKS = ("rust-toolchain.toml", "pydataplane/Cargo.lock", "tests/fuzz/Cargo.lock")
+LOCKS = ("rust-toolchain.toml", "pydataplane/Cargo.lock")
 GROWN_MIB = 2
 
 
@@ -144,6 +144,21 @@ def test_what_a_checkout_had_goes_with_it(checkout: Checkout, another: Checkout)
     shutil.rmtree(checkout.folder)
     assert another.asks().exists()
     assert not had.exists()
+
+
+def test_what_a_checkout_had_of_other_crates_goes_after_a_day(
+    checkout: Checkout, another: Checkout
+) -> None:
+    had, others = checkout.asks(), another.asks()
+    (checkout.folder / LOCKS[1]).write_text("# changed\n")
+    aged(had, 0.9)
+    aged(others, 2)
+    new = checkout.asks()
+    assert had.exists()
+    aged(had, 0.2)
+    assert checkout.asks() == new
+    assert not had.exists()
+    assert others.exists()
 
 
 def test_make_builds_there_when_it_is_lean_and_only_then(checkout: Checkout) -> None:

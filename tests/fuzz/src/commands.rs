@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use bdev::{Bdev, Completion, Malloc, MallocOptions};
+use bdev::{Bdev, Completion, Malloc, MallocOptions, Protection, ProtectionType, TUPLE_LEN};
 use guestmem::{IoVec, Sg};
+use protection::ProtectedDisk;
 use reactor::IoContext;
 use scsi::{CDB_LEN, Lun, LunOptions, LunShared, Outcome, SENSE_LEN, Status, Task};
 
@@ -14,6 +15,8 @@ const LONGEST: usize = 70_000;
 /// Bytes around each buffer that nothing may write.
 const GAP: usize = 16;
 const CANARY: u8 = 0xC5;
+/// Polls after which a command waits for another thread, as SANITIZE does.
+const PATIENCE: u32 = 1000;
 /// Polls of one command at most; a job has few steps and memory answers at once.
 const MAX_POLLS: u32 = 100_000;
 
@@ -55,7 +58,19 @@ pub fn commands(data: &[u8]) {
         num_blocks: BLOCKS,
         uuid: None,
     };
-    let disk: Arc<dyn Bdev> = Malloc::create(options).expect("a disk of 300 blocks");
+    let kind = match setup & 0x18 {
+        0x08 => Some(ProtectionType::Type1),
+        0x18 => Some(ProtectionType::Type3),
+        _ => None,
+    };
+    let metadata = if kind.is_some() { TUPLE_LEN as u32 } else { 0 };
+    let below = Malloc::with_metadata(options, metadata).expect("a disk of 300 blocks");
+    let disk: Arc<dyn Bdev> = match kind {
+        None => below,
+        Some(kind) => {
+            ProtectedDisk::new(below, Protection { kind, interleaved: true, at_head: false })
+        }
+    };
     let options = LunOptions {
         read_only: setup & 2 != 0,
         removable: setup & 4 != 0,
@@ -75,10 +90,17 @@ pub fn commands(data: &[u8]) {
         let (out, into) = (number(16) % LONGEST, number(18) % LONGEST);
         let data_out = Buffer::new(tail, out);
         let data_in = Buffer::new(&[], into);
+        // As long as the data's, in lists of their own or in none.
+        let of =
+            |len: usize| if setup & 0x20 != 0 { len / block_size as usize * TUPLE_LEN } else { 0 };
+        let (tuples_out, tuples_in) = (Buffer::new(tail, of(out)), Buffer::new(&[], of(into)));
         task.prepare(&cdb, data_out.sg(), data_in.sg());
+        task.set_tuples(tuples_out.sg(), tuples_in.sg());
         check(run(&mut lun, &mut task), out, into);
         data_out.check();
         data_in.check();
+        tuples_out.check();
+        tuples_in.check();
         rest = &tail[tail.len().min(out)..];
     }
 }
@@ -87,9 +109,12 @@ pub fn commands(data: &[u8]) {
 fn run(lun: &mut Lun, task: &mut Task) -> Outcome {
     let mut outcome = lun.start(task);
     let mut done: Vec<Completion> = Vec::with_capacity(8);
-    for _ in 0..MAX_POLLS {
+    for polls in 0..MAX_POLLS {
         if outcome != Outcome::Pending {
             return outcome;
+        }
+        if polls > PATIENCE {
+            std::thread::sleep(std::time::Duration::from_micros(50));
         }
         lun.poll(&mut done);
         for completion in done.drain(..) {
@@ -106,5 +131,7 @@ fn check(outcome: Outcome, out: usize, into: usize) {
     assert!(good || response.transferred == 0, "data of a command that failed");
     assert!(response.transferred as usize <= out.max(into), "more than there is room for");
     let sense = response.status == Status::CheckCondition;
-    assert_eq!(usize::from(response.sense_len), if sense { SENSE_LEN } else { 0 });
+    // Of the fixed format, or with D_SENSE of the other.
+    let lengths: &[usize] = if sense { &[SENSE_LEN, 8, 16, 20] } else { &[0] };
+    assert!(lengths.contains(&usize::from(response.sense_len)));
 }

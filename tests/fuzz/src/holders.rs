@@ -51,7 +51,10 @@ pub fn holders(data: &[u8]) {
             assert_eq!(request.text(), text);
             let rest = text.split_once(' ').map_or("", |(_, rest)| rest);
             let (name, more) = rest.split_once(' ').unwrap_or((rest, ""));
-            assert_eq!(matches!(request, Request::Disk(..) | Request::Resize(..)), !more.is_empty());
+            assert_eq!(
+                matches!(request, Request::Disk(..) | Request::Resize(..)),
+                !more.is_empty()
+            );
             if let Request::Disk(_, new, which) = request {
                 // The driver is given these numbers as they were asked for.
                 let of_driver = new.of_driver();

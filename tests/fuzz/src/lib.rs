@@ -6,15 +6,19 @@
 //! | `ring`, `memory` | guest | rings, chains, descriptors, indirect tables; addresses |
 //! | `commands` | guest | CDBs and their data |
 //! | `requests` | guest, front end | virtio-scsi requests and task management through a controller's queues; in-flight regions given to it |
+//! | `protected` | guest, front end | the same of requests that carry protection information |
+//! | `blks` | guest, front end | the same of virtio-blk |
 //! | `inflight` | front end | in-flight regions, and rings that they do not belong to |
 //! | `messages` | front end | vhost-user messages with descriptors |
 //! | `frames` | RPC client | JSON-RPC |
 //! | `stores` | whoever had the disk before | metadata of an lvstore with checksums that match |
+//! | `checksums` | whoever had the disk before | superblock, maps and checksums of a bdev with those |
 //! | `holders` | target | packets to the holder, with descriptors |
 //! | `disks` | kernel | requests in the table of a device of ublk |
 //! | `upgrades` | another program in the target's place | messages of an upgrade, with descriptors |
 //! | `exports` | kernel, holder | FUSE packets, what a process before left of an export |
 
+pub mod checksums;
 pub mod commands;
 pub mod disks;
 pub mod exports;

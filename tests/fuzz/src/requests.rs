@@ -1,5 +1,6 @@
 //! What a driver can put into the queues of a controller: chains of any layout with any headers, and
-//! after a reconnect an in-flight region of any content.
+//! after a reconnect an in-flight region of any content. The controller is a virtio-scsi one, also with
+//! protection information, or a virtio-blk one: all but the headers is the same.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -11,16 +12,61 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtqueue::{Desc, InflightRegion};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::host::{NAME, host};
+use crate::host::{BLK_NAME, NAME, PROTECTED_NAME, host};
 use crate::input::Input;
 
 /// What the controller is told as our own address of a guest address.
 const USER_BASE: u64 = 0x7e00_0000_0000;
 /// Descriptors of a queue.
 const SIZE: u16 = 64;
-const QUEUES: usize = 3;
-/// Queues that requests are put into.
-const USED_QUEUES: [usize; 2] = [scsi::CONTROL, scsi::REQUESTS];
+
+/// What the driver drives.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Scsi,
+    /// With VIRTIO_SCSI_F_T10_PI.
+    Protected,
+    Blk,
+}
+
+impl Kind {
+    /// Name of the controller.
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Scsi => NAME,
+            Kind::Protected => PROTECTED_NAME,
+            Kind::Blk => BLK_NAME,
+        }
+    }
+
+    fn queues(self) -> usize {
+        match self {
+            Kind::Scsi | Kind::Protected => 3,
+            Kind::Blk => 2,
+        }
+    }
+
+    /// Queues that chains are put into: now and then, and most.
+    fn used(self) -> [usize; 2] {
+        match self {
+            Kind::Scsi | Kind::Protected => [scsi::CONTROL, scsi::REQUESTS],
+            Kind::Blk => [0, 1],
+        }
+    }
+
+    fn session(self) -> Option<vhost_scsi::SessionInfo> {
+        host().controllers.list(Some(self.name())).expect("it is there").swap_remove(0).session
+    }
+
+    fn refused(self) -> bool {
+        self.session().is_none_or(|session| !session.stopped_queues.is_empty())
+    }
+
+    fn malformed(self) -> u64 {
+        let stats = host().controllers.stats(Some(self.name()), None);
+        stats.expect("it is there")[0].controller.malformed
+    }
+}
 /// Bytes of guest memory, and of its part where all buffers are.
 const MEMORY: u64 = 1 << 20;
 const AREA: u64 = 64 << 10;
@@ -45,6 +91,7 @@ struct Queue {
 }
 
 struct Guest {
+    kind: Kind,
     arena: Arena,
     area: u64,
     tables: u64,
@@ -72,7 +119,7 @@ fn eventfd() -> EventFd {
 }
 
 impl Guest {
-    fn new() -> Guest {
+    fn new(kind: Kind) -> Guest {
         let mut arena = Arena::new(MEMORY, false).expect("memory");
         let mut queue = || {
             let at = arena.alloc(Ring::bytes(SIZE), 4096).expect("room");
@@ -81,10 +128,11 @@ impl Guest {
             let (kick, call) = (eventfd(), eventfd());
             Queue { ring, kick, call, in_flight: HashMap::new(), owed: 0, free: 0 }
         };
-        let queues = (0..QUEUES).map(|_| queue()).collect();
+        let queues = (0..kind.queues()).map(|_| queue()).collect();
         let area = arena.alloc(AREA, 4096).expect("room");
         let tables = arena.alloc(TABLES, 4096).expect("room");
         Guest {
+            kind,
             arena,
             area,
             tables,
@@ -105,11 +153,14 @@ impl Guest {
     /// new. All of it is well formed.
     fn connect(&mut self, keep: bool) -> Result<(), initiator::Error> {
         // Before it can find anything.
-        self.malformed = malformed();
-        let wanted = feature::VERSION_1 | feature::EVENT_IDX | feature::INDIRECT;
-        let mut connection = Connection::open(&host().socket, wanted)?;
+        self.malformed = self.kind.malformed();
+        let mut wanted = feature::VERSION_1 | feature::EVENT_IDX | feature::INDIRECT;
+        if self.kind == Kind::Protected {
+            wanted |= feature::SCSI_T10_PI;
+        }
+        let mut connection = Connection::open(&host().socket(self.kind.name()), wanted)?;
         if !keep || self.region.is_none() {
-            self.region = connection.get_inflight(QUEUES as u16, SIZE)?;
+            self.region = connection.get_inflight(self.kind.queues() as u16, SIZE)?;
             self.tampered = false;
         }
         connection.set_inflight(self.region.as_ref().expect("it has one"))?;
@@ -141,7 +192,7 @@ impl Guest {
     fn disconnect(&mut self) {
         self.connection = None;
         let began = Instant::now();
-        while session().is_some() {
+        while self.kind.session().is_some() {
             assert!(began.elapsed() < DEADLINE, "the controller does not leave");
             std::thread::sleep(Duration::from_micros(20));
         }
@@ -150,7 +201,7 @@ impl Guest {
     /// Begins anew with the area.
     fn clear(&mut self) {
         (self.next, self.next_table) = (0, 0);
-        (self.odd, self.malformed) = (false, malformed());
+        (self.odd, self.malformed) = (false, self.kind.malformed());
         self.image.fill(CANARY);
         self.writable.fill(false);
         self.arena.write(self.area, &self.image).expect("in range");
@@ -191,11 +242,14 @@ impl Guest {
 
     /// Makes a chain of the input available, seen by the device or not yet.
     fn chain(&mut self, input: &mut Input<'_>) -> Result<(), Stopped> {
-        let control = input.once_in(8);
-        let index = if control { scsi::CONTROL } else { scsi::REQUESTS };
-        let (mut readable, mut odd) = match control {
-            true => control_message(input),
-            false => (request(input), false),
+        let first = input.once_in(8);
+        let index = self.kind.used()[usize::from(!first)];
+        let control = first && self.kind != Kind::Blk;
+        let (mut readable, mut odd) = match self.kind {
+            Kind::Scsi | Kind::Protected if control => control_message(input),
+            Kind::Scsi => (request(input), false),
+            Kind::Protected => (protected_request(input), false),
+            Kind::Blk => (blk_request(input), false),
         };
         if input.once_in(16) {
             odd = true;
@@ -205,11 +259,22 @@ impl Guest {
         let data = input.bytes(out);
         readable.extend(data);
         readable.resize(readable.len() + out - data.len(), 1);
-        let answer = if control { 5 } else { scsi::RESPONSE_LEN as u32 };
+        let answer = match self.kind {
+            Kind::Scsi | Kind::Protected if control => 5,
+            Kind::Scsi | Kind::Protected => scsi::RESPONSE_LEN as u32,
+            Kind::Blk => 1,
+        };
         let short = input.once_in(16);
         let answer = if short { input.u8().into() } else { answer };
         let into = if input.once_in(2) { input.below(6000).into() } else { 0 };
 
+        if self.kind == Kind::Protected && !control {
+            // A header that says more than there is.
+            let said = |at: usize| readable[at..at + 4].try_into().map_or(0, u32::from_le_bytes);
+            odd |= readable.len() < 59
+                || said(19) as usize > readable.len() - 59
+                || said(23) > (answer + into).saturating_sub(scsi::RESPONSE_LEN as u32);
+        }
         if self.next + (readable.len() as u64) + u64::from(answer + into) + 512 > AREA
             || self.queues[index].free + 10 > SIZE
         {
@@ -279,7 +344,7 @@ impl Guest {
     }
 
     fn publish(&mut self) {
-        for index in USED_QUEUES {
+        for index in self.kind.used() {
             let queue = &mut self.queues[index];
             if queue.ring.publish() == Kick::Needed {
                 queue.kick.write(1).expect("a kick");
@@ -294,17 +359,18 @@ impl Guest {
         let mut suspect: Option<Instant> = None;
         loop {
             let mut done = true;
-            for index in USED_QUEUES {
+            for index in self.kind.used() {
                 self.reap(index);
                 done &= self.queues[index].owed == 0 || self.queues[index].ring.enable_call();
             }
-            if USED_QUEUES.iter().all(|index| self.queues[*index].owed == 0) {
+            if self.kind.used().iter().all(|index| self.queues[*index].owed == 0) {
                 break;
             }
             if done {
                 continue;
             }
-            if suspect.is_none() && (malformed() != self.malformed || refused()) {
+            if suspect.is_none() && (self.kind.malformed() != self.malformed || self.kind.refused())
+            {
                 assert!(self.odd || self.tampered, "a request that keeps the rules is refused");
                 suspect = Some(Instant::now());
             }
@@ -312,14 +378,14 @@ impl Guest {
                 return Err(Stopped);
             }
             assert!(began.elapsed() < DEADLINE, "requests neither end nor stop their queue");
-            let fds = USED_QUEUES.map(|index| {
+            let fds = self.kind.used().map(|index| {
                 let fd = self.queues[index].call.as_raw_fd();
                 // SAFETY: the queue keeps it open.
                 unsafe { BorrowedFd::borrow_raw(fd) }
             });
             let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }));
-            for index in USED_QUEUES {
+            for index in self.kind.used() {
                 _ = self.queues[index].call.read();
             }
         }
@@ -349,7 +415,7 @@ impl Guest {
     fn die(&mut self, input: &mut Input<'_>) -> Result<(), Stopped> {
         self.finish()?;
         self.disconnect();
-        let index = scsi::REQUESTS;
+        let index = self.kind.used()[1];
         let region = self.region.as_ref().expect("it has one").fd();
         let part = InflightRegion::bytes(1, SIZE) * index as u64;
         let put = |at: u64, bytes: &[u8]| {
@@ -417,6 +483,19 @@ fn request(input: &mut Input<'_>) -> Vec<u8> {
     header
 }
 
+/// A request with the lengths of its protection information before its CDB.
+fn protected_request(input: &mut Input<'_>) -> Vec<u8> {
+    let plain = request(input);
+    let mut length = || match input.u8() % 8 {
+        7 => input.u32(),
+        6 => input.u16().into(),
+        5 => 0,
+        _ => 8 * u32::from(input.u8() % 12),
+    };
+    let lengths = [length().to_le_bytes(), length().to_le_bytes()].concat();
+    [&plain[..19], &lengths, &plain[19..]].concat()
+}
+
 /// A message of the control queue, and whether it may be none.
 fn control_message(input: &mut Input<'_>) -> (Vec<u8>, bool) {
     let lun = lun(input);
@@ -428,16 +507,26 @@ fn control_message(input: &mut Input<'_>) -> (Vec<u8>, bool) {
     }
 }
 
-fn session() -> Option<vhost_scsi::SessionInfo> {
-    host().controllers.list(Some(NAME)).expect("it is there").swap_remove(0).session
-}
-
-fn refused() -> bool {
-    session().is_none_or(|session| !session.stopped_queues.is_empty())
-}
-
-fn malformed() -> u64 {
-    host().controllers.stats(Some(NAME), None).expect("it is there")[0].controller.malformed
+/// A header of virtio-blk, and a segment where its type has one.
+fn blk_request(input: &mut Input<'_>) -> Vec<u8> {
+    const KINDS: [u32; 6] = [0, 1, 4, 8, 11, 13];
+    let kind = match input.u8() % 8 {
+        7 => input.u32(),
+        nth => KINDS[usize::from(nth) % KINDS.len()],
+    };
+    let sector = |input: &mut Input<'_>| match input.once_in(4) {
+        true => input.u64(),
+        false => u64::from(input.u8()),
+    };
+    let mut header = [kind.to_le_bytes(), [0; 4]].concat();
+    header.extend(sector(input).to_le_bytes());
+    if kind == 11 || kind == 13 {
+        header.extend(sector(input).to_le_bytes());
+        let sectors = if input.once_in(4) { input.u32() } else { input.u8().into() };
+        header.extend(sectors.to_le_bytes());
+        header.extend(u32::from(input.u8() % 4).to_le_bytes());
+    }
+    header
 }
 
 /// Requests as a driver may make them. No input may make the controller write outside of the buffers
@@ -445,8 +534,24 @@ fn malformed() -> u64 {
 /// room for, or leave a request without an end unless the driver broke the rules.
 pub fn requests(data: &[u8]) {
     static GUEST: Mutex<Option<Guest>> = Mutex::new(None);
-    let mut guest = GUEST.lock().unwrap_or_else(PoisonError::into_inner);
-    let guest = guest.get_or_insert_with(Guest::new);
+    drive(&GUEST, Kind::Scsi, data);
+}
+
+/// The same of requests that carry protection information.
+pub fn protected(data: &[u8]) {
+    static GUEST: Mutex<Option<Guest>> = Mutex::new(None);
+    drive(&GUEST, Kind::Protected, data);
+}
+
+/// The same of virtio-blk.
+pub fn blks(data: &[u8]) {
+    static GUEST: Mutex<Option<Guest>> = Mutex::new(None);
+    drive(&GUEST, Kind::Blk, data);
+}
+
+fn drive(guest: &Mutex<Option<Guest>>, kind: Kind, data: &[u8]) {
+    let mut guest = guest.lock().unwrap_or_else(PoisonError::into_inner);
+    let guest = guest.get_or_insert_with(|| Guest::new(kind));
     if guest.connection.is_none() {
         guest.connect(false).expect("a well-formed session");
     }

@@ -194,12 +194,13 @@ fn sample() -> &'static (Vec<Page>, Vec<u64>) {
 
 /// No two blobs have the same cluster, none has one beyond the data area or beyond its own end, and
 /// none of theirs is free.
-fn check(store: &Store<Layers>) {
+fn check(store: &mut Store<Layers>) {
     let info = store.info();
+    let blobs: Vec<_> = store.blobs().collect();
     let mut owned = HashSet::new();
-    for blob in store.blobs() {
-        let has = store.clusters(blob.id).expect("it is there");
-        for (index, cluster) in has.filter(|(_, cluster)| *cluster != HOLE) {
+    for blob in blobs {
+        let has: Vec<_> = store.clusters(blob.id).expect("it is there").collect();
+        for (index, cluster) in has.into_iter().filter(|(_, cluster)| *cluster != HOLE) {
             assert!(owned.insert(cluster), "cluster {cluster} has two owners");
             assert!(index < blob.size, "cluster {index} of {} is beyond its end", blob.name);
             let place = u64::from(cluster).checked_sub(info.first_data_cluster);
@@ -277,16 +278,18 @@ pub fn stores(data: &[u8]) {
         _ = Store::dump(&mut disk, from);
     }
     let Ok(mut store) = Store::load(disk) else { return };
-    check(&store);
+    check(&mut store);
     while !input.is_empty() {
+        // What an operation looks at has to be read again.
+        store.let_go_all();
         act(&mut store, &mut input);
-        check(&store);
+        check(&mut store);
     }
     _ = store.checkpoint();
     if let Ok(mut disk) = store.close() {
         disk.written = 0;
-        if let Ok(store) = Store::load(disk) {
-            check(&store);
+        if let Ok(mut store) = Store::load(disk) {
+            check(&mut store);
         }
     }
 }

@@ -8,7 +8,7 @@ use reactor::IoContext;
 use serde_json::Value;
 use uuid::Uuid;
 
-use crate::{Channel, FlushLatch, Stats};
+use crate::{Channel, FlushLatch, Protection, Stats};
 
 /// Size of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,9 +116,13 @@ pub trait Sparse: Send + Sync {
     fn run(&self, lba: u64) -> Run;
     /// Bytes that hold something, or more; 0 only where none do. Cheap.
     fn allocated_bytes(&self) -> u64;
+    /// Bytes that there is room for beside those, which others may take as well; `None`: not known. Cheap.
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
 }
 
-/// A block device. At most ten methods, and one for what only some have: all that a layer above may know.
+/// A block device. At most ten methods, and some for what only few have: all that a layer above may know.
 pub trait Bdev: Any + Send + Sync {
     /// Unique name; never changes while registered (an lvol's is its UUID).
     fn name(&self) -> &str;
@@ -149,6 +153,19 @@ pub trait Bdev: Any + Send + Sync {
     }
     /// What tells where it holds nothing, where the device knows.
     fn sparse(&self) -> Option<&dyn Sparse> {
+        None
+    }
+    /// The protection information that its blocks have.
+    fn protection(&self) -> Option<Protection> {
+        None
+    }
+    /// The device that this one is but for its protection information, with the same name.
+    fn bare(&self) -> Option<Arc<dyn Bdev>> {
+        None
+    }
+    /// Name of the device that this one shows as a whole, under a name of its own, and has for itself
+    /// ([`crate::Registry::above`]); never changes.
+    fn below(&self) -> Option<&str> {
         None
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use guestmem::Sg;
 
-use crate::{Features, Geometry, Run};
+use crate::{Features, Geometry, Protected, Run};
 
 /// What an I/O does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +75,15 @@ pub enum IoError {
     /// Out of memory or kernel resources.
     #[error("out of resources")]
     Resources,
+    /// The guard of a block's protection information is not that of its data.
+    #[error("the data of a block is not what its guard says")]
+    Guard,
+    /// The application tag of a block's protection information is another one.
+    #[error("a block has another application tag")]
+    AppTag,
+    /// The reference tag of a block's protection information is another block's.
+    #[error("a block is another one than its reference tag says")]
+    RefTag,
 }
 
 /// What [`Channel::submit`] did with the I/O.
@@ -109,6 +118,16 @@ pub trait Channel {
     fn submit(&mut self, io: &Io) -> Submit;
     /// Appends finished I/Os to `done` (never beyond its capacity); returns how many.
     fn poll(&mut self, done: &mut Vec<Completion>) -> u32;
+    /// As [`Channel::submit`], with protection information ([`crate::Bdev::protection`]). The lists may be
+    /// longer than what the I/O takes.
+    fn submit_protected(&mut self, _io: &Io, _with: &Protected) -> Submit {
+        Submit::Done(Err(IoError::Unsupported))
+    }
+    /// The first block of the I/O named `tag` whose protection information is what it failed for, once, and
+    /// soon after it ended.
+    fn mismatch(&mut self, _tag: u64) -> Option<u64> {
+        None
+    }
     /// What begins at block `lba`, of at most `blocks`, which lie on the device: as [`crate::Sparse::run`], for
     /// the channel's thread, which it does not keep. A device that does not tell holds something everywhere.
     fn sparse_run(&mut self, _lba: u64, blocks: u64) -> Run {
@@ -131,7 +150,7 @@ impl Op {
 
 impl IoError {
     /// Number of kinds.
-    pub const COUNT: usize = 11;
+    pub const COUNT: usize = 14;
     /// All kinds, in the order of their discriminants.
     pub const ALL: [IoError; IoError::COUNT] = [
         IoError::OutOfRange,
@@ -145,6 +164,9 @@ impl IoError {
         IoError::Removed,
         IoError::Aborted,
         IoError::Resources,
+        IoError::Guard,
+        IoError::AppTag,
+        IoError::RefTag,
     ];
 
     /// Short name for statistics and logs.
@@ -161,6 +183,9 @@ impl IoError {
             IoError::Removed => "removed",
             IoError::Aborted => "aborted",
             IoError::Resources => "resources",
+            IoError::Guard => "guard",
+            IoError::AppTag => "application_tag",
+            IoError::RefTag => "reference_tag",
         }
     }
 }
@@ -178,6 +203,22 @@ impl Io {
     /// granted.
     #[inline]
     pub fn check(&self, geometry: &Geometry, features: &Features) -> Result<(), IoError> {
+        self.check_with(geometry, features, |bytes| bytes == self.sg.len() as u64)
+    }
+
+    /// As [`Io::check`], of one whose list may be longer than its blocks ([`Channel::submit_protected`]).
+    #[inline]
+    pub fn check_room(&self, geometry: &Geometry, features: &Features) -> Result<(), IoError> {
+        self.check_with(geometry, features, |bytes| bytes <= self.sg.len() as u64)
+    }
+
+    #[inline(always)]
+    fn check_with(
+        &self,
+        geometry: &Geometry,
+        features: &Features,
+        fits: impl Fn(u64) -> bool,
+    ) -> Result<(), IoError> {
         if matches!(self.op, Op::Flush) {
             return Ok(());
         }
@@ -187,9 +228,8 @@ impl Io {
         }
         match self.op {
             Op::Read | Op::Write => {
-                if self.blocks.checked_mul(u64::from(geometry.block_size))
-                    != Some(self.sg.len() as u64)
-                {
+                let bytes = self.blocks.checked_mul(u64::from(geometry.block_size));
+                if !bytes.is_some_and(&fits) {
                     return Err(IoError::BadLength);
                 }
                 if matches!(self.op, Op::Read) {

@@ -13,7 +13,11 @@
 //! | `device` | [`Bdev`], [`Geometry`], [`Features`], [`Sparse`] |
 //! | `latch` | [`FlushLatch`]: a failed flush, remembered |
 //! | `registry` | [`Registry`]: names, [`Claim`]s, [`Event`]s |
+//! | `limits` | [`Limits`]: how much I/O a device does a second at most |
 //! | `late` | [`Late`]: completions that a caller had no room for |
+//! | `protection` | [`Protected`]: what an I/O has beside its data |
+//! | `pieces` | [`Pieces`]: parts of I/Os with memory of a layer's own |
+//! | `in_pieces` | [`InPieces`]: a queue pair that works on data in pieces, for a [`Layer`] |
 //! | `slots` | [`Slots`]: what is in flight on a channel |
 //! | `stats` | [`Stats`]: what `bdev_get_iostat` shows |
 //! | `malloc`, `ram` | [`Malloc`]: a disk in memory |
@@ -28,12 +32,16 @@
 
 mod device;
 mod file;
+mod in_pieces;
 mod io;
 mod latch;
 mod late;
+mod limits;
 mod malloc;
 mod null;
 mod owned;
+mod pieces;
+mod protection;
 mod ram;
 mod registry;
 mod slots;
@@ -48,12 +56,16 @@ pub const COPY_AT_ONCE: usize = 64 << 10;
 
 pub use device::{Bdev, Features, Geometry, OpenError, Run, Sparse, host_boot};
 pub use file::{Closing, FileBdev, FileKind, FileOptions, OpenedFile};
+pub use in_pieces::{InPieces, Layer, Part, Received};
 pub use io::{Channel, Completion, Io, IoError, Op, Submit};
 pub use latch::{FlushCause, FlushFailure, FlushLatch};
 pub use late::Late;
+pub use limits::{Limits, Rate, RateLimits, Share};
 pub use malloc::{Malloc, MallocOptions};
 pub use null::Null;
 pub use owned::{Finished, OwnedChannel};
+pub use pieces::{PIECES, Pieces};
+pub use protection::{Checks, Protected, Protection, ProtectionType, TUPLE_LEN, Tuples};
 pub use registry::{
     Claim, ClaimMode, Event, Registry, RegistryError, Subscription, UNREGISTER_TIMEOUT,
     aliases_changed,

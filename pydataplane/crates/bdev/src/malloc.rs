@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use reactor::{IoContext, Waker};
 use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};
 use rustix::io::Errno;
@@ -25,6 +26,9 @@ const SAVE_AT_ONCE: usize = 64 << 10;
 
 /// Long I/Os of one channel at a time.
 const LONG_MAX: usize = 256;
+
+/// Locks of [`Whole`].
+const WHOLE: usize = 32;
 
 /// What `bdev_malloc_create` asks for.
 #[derive(Clone, Debug)]
@@ -47,7 +51,24 @@ pub struct Malloc {
     uuid: Uuid,
     geometry: Geometry,
     ram: Arc<Ram>,
+    whole: Option<Arc<Whole>>,
     stats: Arc<Stats>,
+}
+
+/// Locks, each of some of the blocks, where blocks stay whole whoever else writes them.
+#[derive(Default)]
+struct Whole([Mutex<()>; WHOLE]);
+
+impl Whole {
+    /// Of block `lba`, for as long as it is copied.
+    fn lock(&self, lba: usize) -> MutexGuard<'_, ()> {
+        self.0[lba % WHOLE].lock()
+    }
+
+    /// Of all blocks. Nobody holds one lock and waits for another, but in this order.
+    fn lock_all(&self) -> [MutexGuard<'_, ()>; WHOLE] {
+        std::array::from_fn(|nth| self.0[nth].lock())
+    }
 }
 
 const FEATURES: Features = Features {
@@ -69,10 +90,21 @@ impl Malloc {
     /// # Errors
     /// A block size that is not 512 or 4096, no blocks, or more than can be mapped.
     pub fn create(options: MallocOptions) -> Result<Arc<Self>, OpenError> {
+        Malloc::with_metadata(options, 0)
+    }
+
+    /// As [`Malloc::create`], with so many bytes of metadata behind each block, for a layer that shows the
+    /// blocks without: a block is as long as both. Two I/Os at once leave no mix of their bytes in one.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_metadata(options: MallocOptions, metadata: u32) -> Result<Arc<Self>, OpenError> {
         let MallocOptions { name, block_size, physical_block_size, num_blocks, uuid } = options;
         let fail = |why: String| OpenError { name: name.clone(), why };
-        let geometry =
+        let mut geometry =
             Geometry::checked(block_size, physical_block_size, num_blocks).map_err(&fail)?;
+        let block_size = block_size + metadata;
+        geometry.block_size = block_size;
         let bytes = num_blocks
             .checked_mul(u64::from(block_size))
             .and_then(|b| usize::try_from(b).ok())
@@ -83,6 +115,7 @@ impl Malloc {
             uuid: uuid.unwrap_or_else(Uuid::new_v4),
             geometry,
             ram: Arc::new(ram),
+            whole: (metadata > 0).then(Arc::default),
             stats: Stats::new(),
             name,
         }))
@@ -162,6 +195,7 @@ impl Bdev for Malloc {
     fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
         Ok(Box::new(MallocChannel {
             ram: self.ram.clone(),
+            whole: self.whole.clone(),
             geometry: self.geometry,
             stats: self.stats.channel(),
             long: VecDeque::with_capacity(LONG_MAX),
@@ -178,6 +212,7 @@ impl Bdev for Malloc {
 
 struct MallocChannel {
     ram: Arc<Ram>,
+    whole: Option<Arc<Whole>>,
     geometry: Geometry,
     stats: ChannelStats,
     /// I/Os of more than one piece, in turn.
@@ -247,6 +282,9 @@ impl MallocChannel {
     #[inline]
     fn run(&self, io: &Io, at: usize, len: usize) {
         let offset = io.lba as usize * self.geometry.block_size as usize + at;
+        if let Some(whole) = &self.whole {
+            return self.run_whole(whole, io, (offset, at), len);
+        }
         match io.op {
             Op::Read => self.ram.read(offset, &io.sg, at, len),
             Op::Write => self.ram.write(offset, &io.sg, at, len),
@@ -255,11 +293,33 @@ impl MallocChannel {
         }
     }
 
+    /// As [`MallocChannel::run`], each block for itself. A lock is held for no longer than a copy of one.
+    #[cold]
+    fn run_whole(&self, whole: &Whole, io: &Io, (offset, at): (usize, usize), len: usize) {
+        let block = self.geometry.block_size as usize;
+        if matches!(io.op, Op::Unmap | Op::WriteZeroes) {
+            let _all = whole.lock_all();
+            return self.ram.zero(offset, len);
+        }
+        for done in (0..len).step_by(block) {
+            let _one = whole.lock((offset + done) / block);
+            match io.op {
+                Op::Read => self.ram.read(offset + done, &io.sg, at + done, block),
+                Op::Write => self.ram.write(offset + done, &io.sg, at + done, block),
+                Op::Flush | Op::Unmap | Op::WriteZeroes => {}
+            }
+        }
+    }
+
     /// Bytes of the next piece of an I/O, `at` bytes of which are done.
     #[inline]
     fn piece(&self, io: &Io, at: usize) -> usize {
         let left = io.bytes(self.geometry.block_size) as usize - at;
         match io.op {
+            Op::Read | Op::Write | Op::Flush if self.whole.is_some() => {
+                let block = self.geometry.block_size as usize;
+                left.min(COPY_AT_ONCE / block * block)
+            }
             Op::Read | Op::Write | Op::Flush => left.min(COPY_AT_ONCE),
             // A huge page is given back as a whole, which takes no longer than a copy.
             Op::Unmap | Op::WriteZeroes => {

@@ -2,11 +2,14 @@
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use guestmem::{IoVec, Sg};
-use reactor::{IoContext, Owner, Waker};
+use reactor::{IoContext, Owner, Waker, ticks};
 
-use crate::{AlignedBuf, Bdev, Channel, Completion, Io, IoError, Op, OpenError, Slots, Submit};
+use crate::{
+    AlignedBuf, Bdev, Channel, Completion, Io, IoError, Limits, Op, OpenError, Slots, Submit,
+};
 
 /// Longest single wait for a completion before the device is polled again, in microseconds.
 const WAIT_US: u64 = 100_000;
@@ -29,6 +32,8 @@ struct Slot<T> {
     buf: Option<AlignedBuf>,
     /// `Some` while the I/O is not over.
     token: Option<T>,
+    /// It counts in the limits.
+    counted: bool,
 }
 
 /// A channel on an I/O context of its own that owns the buffers of its I/Os until they end, so
@@ -39,9 +44,15 @@ pub struct OwnedChannel<T> {
     io: IoContext,
     block_size: u32,
     slots: Slots<Slot<T>>,
-    /// Slots that the channel was too full to take, in order.
+    /// Slots that the channel was too full to take, or that a limit keeps from it, in order.
     refused: VecDeque<u16>,
     done: Vec<Completion>,
+    /// What the device does at most.
+    limits: Arc<Limits>,
+    /// Nobody heeds that now.
+    unlimited: bool,
+    /// When a limit lets the first of them begin, in ticks; 0: none keeps it.
+    limited_until: u64,
 }
 
 impl<T> OwnedChannel<T> {
@@ -50,12 +61,31 @@ impl<T> OwnedChannel<T> {
     /// # Errors
     /// What [`Bdev::open`] says, or that the kernel has no I/O context left.
     pub fn open(bdev: &dyn Bdev, depth: u16) -> Result<Self, OpenError> {
+        OwnedChannel::open_within(bdev, depth, Arc::default())
+    }
+
+    /// As [`OwnedChannel::open`], of I/O that waits in its order while the device does as much as `limits`
+    /// let it.
+    ///
+    /// # Errors
+    /// See there.
+    pub fn open_within(
+        bdev: &dyn Bdev,
+        depth: u16,
+        limits: Arc<Limits>,
+    ) -> Result<Self, OpenError> {
         let io = IoContext::new().map_err(|e| OpenError {
             name: bdev.name().to_owned(),
             why: format!("no I/O context for this thread: {e}"),
         })?;
         let channel = bdev.open(&io.owned_by(Owner::new()))?;
-        let slot = |_| Slot { io: Io::flush(0), iov: [IoVec::EMPTY], buf: None, token: None };
+        let slot = |_| Slot {
+            io: Io::flush(0),
+            iov: [IoVec::EMPTY],
+            buf: None,
+            token: None,
+            counted: false,
+        };
         Ok(OwnedChannel {
             channel,
             io,
@@ -63,6 +93,9 @@ impl<T> OwnedChannel<T> {
             slots: Slots::new(depth, slot),
             refused: VecDeque::with_capacity(usize::from(depth)),
             done: Vec::with_capacity(usize::from(depth)),
+            limits,
+            unlimited: false,
+            limited_until: 0,
         })
     }
 
@@ -121,7 +154,32 @@ impl<T> OwnedChannel<T> {
             sg = unsafe { Sg::new(&slot.iov) };
         }
         slot.io = Io { op, fua: false, lba, blocks, sg, tag: u64::from(at) };
+        slot.counted = false;
+        if self.limited_until != 0 || self.is_over_limit(at) {
+            self.refused.push_back(at);
+            return None;
+        }
         self.start(at)
+    }
+
+    /// Has everything begin whatever the limits say, or heeds them again: for who waits for the end of what
+    /// was submitted.
+    pub fn set_unlimited(&mut self, unlimited: bool) {
+        self.unlimited = unlimited;
+    }
+
+    /// Whether a limit keeps an I/O from beginning; else it counts.
+    fn is_over_limit(&mut self, at: u16) -> bool {
+        let slot = &mut self.slots[at];
+        self.limited_until = 0;
+        if !self.limits.is_on() || self.unlimited || slot.counted {
+            return false;
+        }
+        match self.limits.admit(slot.io.op, slot.io.bytes(self.block_size), ticks::now()) {
+            Ok(()) => slot.counted = true,
+            Err(at) => self.limited_until = at,
+        }
+        self.limited_until != 0
     }
 
     fn start(&mut self, at: u16) -> Option<Finished<T>> {
@@ -165,7 +223,11 @@ impl<T> OwnedChannel<T> {
         }
         self.done = done;
         for _ in 0..self.refused.len() {
-            let Some(at) = self.refused.pop_front() else { break };
+            let Some(at) = self.refused.front().copied().filter(|at| !self.is_over_limit(*at))
+            else {
+                break;
+            };
+            self.refused.pop_front();
             over.extend(self.start(at));
         }
     }
@@ -181,7 +243,11 @@ impl<T> OwnedChannel<T> {
         if over.len() > before {
             return;
         }
-        let limit = if self.in_flight() > 0 { WAIT_US } else { idle_us };
+        let mut limit = if self.in_flight() > 0 { WAIT_US } else { idle_us };
+        if self.limited_until != 0 {
+            let ticks = self.limited_until.saturating_sub(ticks::now());
+            limit = limit.min(ticks::to_ns(ticks).div_ceil(1000));
+        }
         if self.io.wait(limit).is_err() {
             std::thread::yield_now();
         }
@@ -191,6 +257,7 @@ impl<T> OwnedChannel<T> {
 impl<T> Drop for OwnedChannel<T> {
     fn drop(&mut self) {
         // The kernel may still write into the buffers of what is in flight.
+        self.unlimited = true;
         let mut over = Vec::new();
         while self.in_flight() > 0 {
             if self.poll(&mut over) == 0 {
@@ -203,7 +270,9 @@ impl<T> Drop for OwnedChannel<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Features, FileBdev, FileKind, FileOptions, Geometry, Malloc, MallocOptions};
+    use crate::{
+        Features, FileBdev, FileKind, FileOptions, Geometry, Malloc, MallocOptions, RateLimits,
+    };
     use io_uring::opcode;
     use reactor::UringClient;
     use std::sync::Mutex;
@@ -214,6 +283,18 @@ mod tests {
                 channel.wait(over, WAIT_US);
             }
         }
+    }
+
+    /// A disk of 64 blocks.
+    fn memory() -> Arc<Malloc> {
+        let options = MallocOptions {
+            name: "m0".into(),
+            block_size: 512,
+            physical_block_size: 0,
+            num_blocks: 64,
+            uuid: None,
+        };
+        Malloc::create(options).unwrap()
     }
 
     fn both(bdev: &dyn Bdev) {
@@ -248,14 +329,7 @@ mod tests {
 
     #[test]
     fn memory_and_file_take_many_at_a_time_and_give_buffers_back() {
-        let options = MallocOptions {
-            name: "m0".into(),
-            block_size: 512,
-            physical_block_size: 0,
-            num_blocks: 64,
-            uuid: None,
-        };
-        both(&*Malloc::create(options).unwrap());
+        both(&*memory());
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(64 * 512).unwrap();
         let options = FileOptions {
@@ -267,6 +341,44 @@ mod tests {
             kind: FileKind::Uring,
         };
         both(&*FileBdev::create(options).unwrap());
+    }
+
+    #[test]
+    fn what_a_limit_keeps_waits_in_its_order_until_somebody_must_not() {
+        let bdev = memory();
+        let limits = Arc::new(Limits::default());
+        // After one block the next one waits for 512 s.
+        let mut slow = RateLimits { operation_bytes: 1, ..RateLimits::default() };
+        slow.operations[0].average = 1;
+        limits.set(slow).unwrap();
+        let mut channel = OwnedChannel::open_within(&*bdev, 8, Arc::clone(&limits)).unwrap();
+        let mut over = Vec::new();
+        let submit = |channel: &mut OwnedChannel<u64>, over: &mut Vec<Finished<u64>>, n: u64| {
+            let buf = Some(AlignedBuf::zeroed(512));
+            over.extend(channel.submit(Op::Write, n, 1, buf, n));
+        };
+        let tokens = |over: &mut Vec<Finished<u64>>| -> Vec<u64> {
+            over.drain(..).map(|finished| finished.token).collect()
+        };
+        (0..4).for_each(|n| submit(&mut channel, &mut over, n));
+        channel.wait(&mut over, WAIT_US);
+        channel.poll(&mut over);
+        assert_eq!(tokens(&mut over), [0]);
+        // A flush is not limited, and behind them all the same.
+        over.extend(channel.submit(Op::Flush, 0, 0, None, 4));
+        assert!(tokens(&mut over).is_empty());
+        channel.set_unlimited(true);
+        drain(&mut channel, &mut over);
+        assert_eq!(tokens(&mut over), [1, 2, 3, 4]);
+        channel.set_unlimited(false);
+        (5..8).for_each(|n| submit(&mut channel, &mut over, n));
+        limits.set(RateLimits::default()).unwrap();
+        drain(&mut channel, &mut over);
+        assert_eq!(tokens(&mut over), [5, 6, 7]);
+        limits.set(slow).unwrap();
+        (8..12).for_each(|n| submit(&mut channel, &mut over, n));
+        // Its end waits for none of them.
+        drop(channel);
     }
 
     /// Gives an I/O to the kernel when it is polled first, as a file does with one that goes on in

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::Bdev;
+use crate::{Bdev, Limits, RateLimits};
 
 use self::claim::Holder;
 use self::event::Subscriber;
@@ -71,9 +71,13 @@ struct Entry {
 struct State {
     entries: HashMap<String, Entry>,
     index: Index,
+    /// Names of devices by those of the devices that they show ([`Bdev::below`]).
+    above: HashMap<String, String>,
     /// How often a device came or went.
     changes: u64,
     subscribers: Vec<(u64, Subscriber)>,
+    /// By name of a device, also of those that are not there now.
+    limits: HashMap<String, Arc<Limits>>,
     next_id: u64,
 }
 
@@ -86,8 +90,15 @@ impl State {
     /// Takes a device away.
     fn remove(&mut self, name: &str) -> Option<Entry> {
         self.changes += 1;
+        if self.limits.get(name).is_some_and(|limits| !limits.is_on()) {
+            self.limits.remove(name);
+        }
         self.index.remove(name);
-        self.entries.remove(name)
+        let entry = self.entries.remove(name)?;
+        if let Some(below) = entry.bdev.below() {
+            self.above.remove(below);
+        }
+        Some(entry)
     }
 
     /// The entry with this name, unless it is being removed.
@@ -118,14 +129,15 @@ impl Registry {
         self.inner.lock()
     }
 
-    /// The device with this name, alias or UUID. Where names have changed, all devices are asked for
+    /// The device with this name, alias or UUID. Where names have changed, the devices are asked for
     /// theirs, with no lock held, because an alias may stand behind a lock of a device.
     fn find(&self, key: &str) -> Option<Arc<dyn Bdev>> {
+        if let Some(e) = self.lock().named(key) {
+            return Some(e.bdev.clone());
+        }
+        self.ask_renamed();
         let (all, changes) = {
             let state = self.lock();
-            if let Some(e) = state.named(key) {
-                return Some(e.bdev.clone());
-            }
             if state.index.is_current() {
                 let name = state.index.get(key)?;
                 return state.named(name).map(|e| e.bdev.clone());
@@ -140,6 +152,25 @@ impl Registry {
             state.index = index; // of all that are there still
         }
         found.and_then(|name| state.named(&name).map(|e| e.bdev.clone()))
+    }
+
+    /// Brings the index up to date where few names have changed, and no device comes or goes meanwhile.
+    fn ask_renamed(&self) {
+        let (renamed, as_of, changes) = {
+            let state = self.lock();
+            if state.index.is_current() {
+                return;
+            }
+            let Some((names, as_of)) = state.index.stale() else { return };
+            let there = names.iter().filter_map(|name| state.entries.get(name));
+            (there.map(|e| e.bdev.clone()).collect::<Vec<_>>(), as_of, state.changes)
+        };
+        let keys = |bdev: &Arc<dyn Bdev>| (bdev.name().to_owned(), Keys::of(&**bdev));
+        let renamed = renamed.iter().map(keys).collect();
+        let mut state = self.lock();
+        if state.changes == changes {
+            state.index.renew(renamed, as_of);
+        }
     }
 
     /// Makes `bdev` known and emits [`Event::Registered`].
@@ -168,6 +199,9 @@ impl Registry {
             let order = state.id();
             state.changes += 1;
             state.index.insert(&name, keys);
+            if let Some(below) = bdev.below() {
+                state.above.insert(below.to_owned(), name.clone());
+            }
             state.entries.insert(
                 name,
                 Entry { bdev: bdev.clone(), order, removing: false, holders: Vec::new() },
@@ -187,6 +221,20 @@ impl Registry {
     /// call goes on waiting.
     pub fn unregister(&self, key: &str) -> Result<Arc<dyn Bdev>, RegistryError> {
         self.unregister_within(key, UNREGISTER_TIMEOUT)
+    }
+
+    /// As [`Registry::unregister`], on a thread of its own, for subscribers, where nobody may wait: the
+    /// device that `key` lies on was removed, and waits for its end. What fails is logged.
+    pub fn unregister_beside(&self, key: &str) {
+        let (registry, name) = (self.clone(), key.to_owned());
+        let remove = move || {
+            if let Err(e) = registry.unregister(&name) {
+                tracing::error!("not removed with its base: {e}");
+            }
+        };
+        if let Err(e) = std::thread::Builder::new().name("bdev removal".into()).spawn(remove) {
+            tracing::error!("no thread to remove bdev {key} with its base: {e}");
+        }
     }
 
     /// As [`Registry::unregister`], with a time limit of the caller's.
@@ -268,9 +316,17 @@ impl Registry {
         self.find(key)
     }
 
-    /// As [`Registry::get`], for a device of type `T`: `None` if it is of another.
+    /// The device that shows the one of this name as a whole, be that one there or not.
+    pub fn above(&self, name: &str) -> Option<Arc<dyn Bdev>> {
+        let state = self.lock();
+        state.above.get(name).and_then(|above| state.named(above)).map(|e| e.bdev.clone())
+    }
+
+    /// As [`Registry::get`], for a device of type `T`, be it with protection information: `None` if it is
+    /// of another.
     pub fn get_as<T: Bdev>(&self, key: &str) -> Option<Arc<T>> {
-        let any: Arc<dyn std::any::Any + Send + Sync> = self.get(key)?;
+        let bdev = self.get(key)?;
+        let any: Arc<dyn std::any::Any + Send + Sync> = bdev.bare().unwrap_or(bdev);
         any.downcast().ok()
     }
 
@@ -280,6 +336,27 @@ impl Registry {
     /// [`RegistryError::NotFound`].
     pub fn require(&self, key: &str) -> Result<Arc<dyn Bdev>, RegistryError> {
         self.get(key).ok_or_else(|| RegistryError::NotFound(key.to_owned()))
+    }
+
+    /// The limits of the device with this name, be it there or not: whoever sets some before it is there
+    /// has it limited from the first I/O on.
+    pub fn limits(&self, name: &str) -> Arc<Limits> {
+        let mut state = self.lock();
+        match state.limits.get(name) {
+            Some(limits) => Arc::clone(limits),
+            None => Arc::clone(state.limits.entry(name.to_owned()).or_default()),
+        }
+    }
+
+    /// The device with this name has no limits any more, be it there or not.
+    pub fn forget_limits(&self, name: &str) {
+        let mut state = self.lock();
+        if let Some(limits) = state.limits.get(name) {
+            _ = limits.set(RateLimits::default());
+        }
+        if !state.entries.contains_key(name) {
+            state.limits.remove(name);
+        }
     }
 
     /// All devices, in the order of registration.

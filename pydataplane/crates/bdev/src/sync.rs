@@ -166,7 +166,6 @@ impl SyncChannel {
     ///
     /// # Errors
     /// As [`SyncChannel::read`]; [`IoError::Unsupported`] without [`crate::Features::fua`].
-    #[cfg(any(test, feature = "testing"))]
     pub fn write_fua(&mut self, lba: u64, buf: &[u8]) -> Result<(), SyncError> {
         self.transfer(Op::Write, lba, buf.as_ptr().cast_mut(), buf.len(), true)
     }

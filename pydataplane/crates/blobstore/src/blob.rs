@@ -1,10 +1,12 @@
 //! A blob in memory, and its pages as they are on the medium.
 
+use crate::extents::Extents;
 use crate::format::{
     DIRECT, FLAG_DELETING, FLAG_EXTERNAL, FLAG_READ_ONLY, FLAG_SNAPSHOT, FLAG_THIN, HOLE, Kind,
     POINTERS, Page, PageId, Root, encode_name, pack,
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -48,7 +50,7 @@ pub(crate) struct Chunk {
     /// Entries that are not 0.
     pub used: u32,
     /// The device's cluster of each; 0: unallocated; [`HOLE`].
-    pub clusters: Box<[u32; POINTERS]>,
+    pub extents: Extents,
 }
 
 /// An index page; its entries are the pages of the chunks that it covers.
@@ -156,10 +158,11 @@ impl Blob {
         }
     }
 
-    /// What stands for `cluster` of the blob: the device's cluster, 0 or [`HOLE`].
+    /// What stands for `cluster` of the blob: the device's cluster, 0 or [`HOLE`]. What it says must be in
+    /// memory, as for all that looks at entries.
     pub fn entry(&self, cluster: u64) -> u32 {
         let (chunk, entry) = place(cluster);
-        self.chunks.get(&chunk).map_or(0, |c| c.clusters[entry])
+        self.chunks.get(&chunk).map_or(0, |c| c.extents.get(entry))
     }
 
     /// The device's cluster that the blob itself has for `cluster`; 0: none.
@@ -170,19 +173,16 @@ impl Blob {
         }
     }
 
-    /// All allocated clusters as (of the blob, of the device), in order.
-    pub fn allocated(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
-        self.entries_from(0).filter(|(_, cluster)| *cluster != HOLE)
-    }
-
-    /// All entries but 0 from `first` on: allocated clusters and holes.
-    pub fn entries_from(&self, first: u64) -> impl Iterator<Item = (u64, u32)> + '_ {
-        let all = self.chunks.range(place(first).0..).flat_map(|(n, c)| {
+    /// All entries but 0 of some clusters: allocated ones and holes.
+    pub fn entries(&self, range: Range<u64>) -> impl Iterator<Item = (u64, u32)> + '_ {
+        let chunk = |cluster| u32::try_from(cluster / POINTERS as u64).unwrap_or(u32::MAX);
+        let last = chunk(range.end.saturating_sub(1));
+        let all = self.chunks.range(chunk(range.start).min(last)..=last).flat_map(|(n, c)| {
             let base = u64::from(*n) * POINTERS as u64;
-            let used = c.clusters.iter().enumerate().filter(|(_, cluster)| **cluster != 0);
-            used.map(move |(i, cluster)| (base + i as u64, *cluster))
+            let used = c.extents.iter().enumerate().filter(|(_, cluster)| *cluster != 0);
+            used.map(move |(i, cluster)| (base + i as u64, cluster))
         });
-        all.skip_while(move |(cluster, _)| *cluster < first)
+        all.filter(move |(cluster, _)| range.contains(cluster))
     }
 
     /// All pages that the blob uses.
@@ -217,8 +217,8 @@ impl Blob {
             Part::Root => self.render_root(Root::of_mut(page.payload_mut())),
             Part::Extents(i) => {
                 let chunk = &self.chunks[&i];
-                for (to, from) in page.pointers_mut().iter_mut().zip(chunk.clusters.iter()) {
-                    *to = U32::new(*from);
+                for (to, from) in page.pointers_mut().iter_mut().zip(chunk.extents.iter()) {
+                    *to = U32::new(from);
                 }
                 page.set_used(chunk.used);
             }

@@ -15,6 +15,9 @@ use std::ops::Range;
 /// Metadata pages that one step looks at, and reads with one call.
 const STEP_PAGES: u64 = 256;
 
+/// An extents page that memory let go of: (blob, number in it, page).
+type Away = (u64, u32, u32);
+
 /// Something on the medium that is not as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -54,13 +57,20 @@ impl<D: Disk> Store<D> {
         let mut found = Checked::default();
         if from == 0 {
             let sb = self.sb.clone();
-            check_superblock(&mut self.disk, &sb, &mut found.problems)?;
+            check_superblock(&mut self.disk, &sb, &mut found.problems);
             found.problems.extend(self.check_journal()?);
         }
         let end = self.sb.md_pages.min(from + STEP_PAGES);
-        let expected = self.expected(from..end);
+        let (expected, away) = self.expected(from..end);
         let mut bytes = vec![0; (end - from) as usize * PAGE_SIZE];
-        self.disk.read(self.sb.page_offset(from as u32), &mut bytes).map_err(Error::Data)?;
+        let mut unreadable = BTreeMap::new();
+        if self.disk.read(self.sb.page_offset(from as u32), &mut bytes).is_err() {
+            for (page, number) in bytes.chunks_exact_mut(PAGE_SIZE).zip(from as u32..) {
+                if let Err(e) = self.disk.read(self.sb.page_offset(number), page) {
+                    unreadable.insert(number, format!("it cannot be read: {e}"));
+                }
+            }
+        }
         let mut bad = BTreeMap::new();
         for (number, mut page) in expected {
             if self.dirty.contains_key(&number) {
@@ -68,7 +78,10 @@ impl<D: Disk> Store<D> {
             }
             found.pages += 1;
             let at = (u64::from(number) - from) as usize * PAGE_SIZE;
-            let there = Page::verify(&bytes[at..at + PAGE_SIZE], self.sb.store_id(), number);
+            let there = match unreadable.remove(&number) {
+                Some(cause) => Err(cause),
+                None => Page::verify(&bytes[at..at + PAGE_SIZE], self.sb.store_id(), number),
+            };
             let same = |there: &Page| {
                 (there.id(), there.used(), there.payload())
                     == (page.id(), page.used(), page.payload())
@@ -88,6 +101,24 @@ impl<D: Disk> Store<D> {
             self.dirty.extend(bad);
             self.checkpoint()?;
             found.problems.iter_mut().for_each(|problem| problem.repaired = true);
+        }
+        for (id, n, number) in away {
+            if self.dirty.contains_key(&number) {
+                continue;
+            }
+            found.pages += 1;
+            match self.bring(id, n..n + 1) {
+                Ok(_) => self.leave(id, n),
+                Err(Error::Damaged { place, cause }) => {
+                    let cause = format!("{cause}; it was let go of in memory");
+                    found.problems.push(Problem { place, cause, repaired: false });
+                }
+                Err(e) => {
+                    let cause = format!("it cannot be read: {e}; it was let go of in memory");
+                    let place = self.place(number);
+                    found.problems.push(Problem { place, cause, repaired: false });
+                }
+            }
         }
         found.next = (end < self.sb.md_pages).then_some(end);
         Ok(found)
@@ -118,22 +149,29 @@ impl<D: Disk> Store<D> {
         Ok(Some(Problem { place, cause, repaired: false }))
     }
 
-    /// What should be in those pages of a range that are in use.
-    fn expected(&self, range: Range<u64>) -> BTreeMap<u32, Page> {
+    /// What should be in those pages of a range that are in use, and those of which memory has a checksum
+    /// only.
+    fn expected(&self, range: Range<u64>) -> (BTreeMap<u32, Page>, Vec<Away>) {
         let store = self.sb.store_id();
-        let mut all = BTreeMap::new();
+        let (mut all, mut away) = (BTreeMap::new(), Vec::new());
         for index in range.start.min(self.sb.bitmap_pages)..range.end.min(self.sb.bitmap_pages) {
             all.insert(index as u32, self.render_bitmap(index as u32, 0));
         }
         for blob in self.blobs.values() {
             for part in parts(blob) {
                 let number = blob.page_of(part).expect("it is one of its parts");
-                if range.contains(&u64::from(number)) {
-                    all.insert(number, blob.render(part, store));
+                if !range.contains(&u64::from(number)) {
+                    continue;
+                }
+                match part {
+                    Part::Extents(n) if blob.chunks[&n].extents.is_away() => {
+                        away.push((blob.id, n, number));
+                    }
+                    _ => _ = all.insert(number, blob.render(part, store)),
                 }
             }
         }
-        all
+        (all, away)
     }
 
     /// Looks at a store that is not loaded, and writes nothing. Returns what is wrong with it: each page
@@ -159,7 +197,7 @@ impl<D: Disk> Store<D> {
             Ok(sb) => sb,
             Err(e) => return first(e, &mut found).map(|()| found),
         };
-        check_superblock(&mut disk, &sb, &mut found.problems)?;
+        check_superblock(&mut disk, &sb, &mut found.problems);
         let (md_pages, bitmap_pages) = (sb.md_pages, sb.bitmap_pages);
         let mut store = Store::empty(&mut disk, sb);
         let replayed = match store.replay(true) {
@@ -202,24 +240,19 @@ impl<D: Disk> Store<D> {
 }
 
 /// Compares both copies of the superblock with `sb`.
-fn check_superblock<D: Disk>(
-    disk: &mut D,
-    sb: &Superblock,
-    problems: &mut Vec<Problem>,
-) -> Result<(), Error> {
+fn check_superblock<D: Disk>(disk: &mut D, sb: &Superblock, problems: &mut Vec<Problem>) {
     for (name, copy) in [("A", COPY_A), ("B", COPY_B)] {
         let mut bytes = [0; PAGE_SIZE];
         let offset = copy * PAGE_SIZE as u64;
-        disk.read(offset, &mut bytes).map_err(Error::Data)?;
-        let cause = match Superblock::decode(&bytes) {
-            Ok(there) if there == *sb => continue,
-            Ok(_) => "it is not the newest".to_owned(),
-            Err(fault) => fault.to_string(),
+        let cause = match disk.read(offset, &mut bytes).map(|()| Superblock::decode(&bytes)) {
+            Ok(Ok(there)) if there == *sb => continue,
+            Ok(Ok(_)) => "it is not the newest".to_owned(),
+            Ok(Err(fault)) => fault.to_string(),
+            Err(e) => format!("it cannot be read: {e}"),
         };
         let place = format!("superblock copy {name} at byte {offset}");
         problems.push(Problem { place, cause, repaired: false });
     }
-    Ok(())
 }
 
 fn parts(blob: &Blob) -> impl Iterator<Item = Part> + '_ {

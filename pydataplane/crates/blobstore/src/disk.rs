@@ -1,5 +1,6 @@
 //! What a store needs of a device.
 
+use crate::fill::Fill;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -21,8 +22,8 @@ pub struct DiskError {
     pub no_space: bool,
 }
 
-/// Bytes that are copied at once where a disk knows no better way.
-const COPY_STEP: u64 = 1 << 20;
+/// Bytes that are filled at once where a disk knows no better way.
+const FILL_STEP: u64 = 1 << 20;
 
 /// A block device, used synchronously. Offsets and lengths are whole 4096-byte pages, except those
 /// of [`Store::read`](crate::Store::read) and [`write`](crate::Store::write), which are the
@@ -43,9 +44,9 @@ pub trait Disk {
     fn write(&mut self, offset: u64, buf: &[u8]) -> Result<(), DiskError>;
     /// Makes `len` bytes at `offset` read as zeros.
     fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError>;
-    /// Copies `len` bytes from each first offset to the second one. No range is in two pairs as a second.
-    fn copy(&mut self, pairs: &[(u64, u64)], len: u64) -> Result<(), DiskError> {
-        copy_by(self, pairs, len, |disk, from, bytes| disk.read(from, bytes))
+    /// Fills ranges of `len` bytes, none of them twice. What lies over a range is written with it.
+    fn fill(&mut self, fills: &[Fill<'_>], len: u64) -> Result<(), DiskError> {
+        fill_by(self, fills, len, |disk, from, bytes| disk.read(from, bytes))
     }
     /// Fills `buf` from byte `offset` of what is outside of the store and a blob's parent. A disk that
     /// knows of none fails.
@@ -58,14 +59,14 @@ pub trait Disk {
         let (len, cause) = (buf.len() as u64, format!("the external parent {parent} is not there"));
         Err(DiskError { op: "read", offset, len, cause, no_space: false })
     }
-    /// As [`Disk::copy`], of `len` bytes from each first offset of an external parent.
-    fn copy_external(
+    /// As [`Disk::fill`], from offsets of an external parent.
+    fn fill_external(
         &mut self,
         parent: Uuid,
-        pairs: &[(u64, u64)],
+        fills: &[Fill<'_>],
         len: u64,
     ) -> Result<(), DiskError> {
-        copy_by(self, pairs, len, |disk, from, bytes| disk.read_external(parent, from, bytes))
+        fill_by(self, fills, len, |disk, from, bytes| disk.read_external(parent, from, bytes))
     }
     /// Says that `len` bytes at `offset` are not needed; what they read as afterwards is
     /// undefined. A device that cannot does nothing.
@@ -86,19 +87,23 @@ pub trait Disk {
     }
 }
 
-/// Copies `len` bytes from each first offset, as `read` reads there, to the second one.
-fn copy_by<D: Disk + ?Sized>(
+/// Fills each range, from what `read` reads.
+fn fill_by<D: Disk + ?Sized>(
     disk: &mut D,
-    pairs: &[(u64, u64)],
+    fills: &[Fill<'_>],
     len: u64,
     read: impl Fn(&mut D, u64, &mut [u8]) -> Result<(), DiskError>,
 ) -> Result<(), DiskError> {
-    let mut bytes = vec![0; len.min(COPY_STEP) as usize];
-    for (from, to) in pairs {
+    let mut bytes = vec![0; len.min(FILL_STEP) as usize];
+    for fill in fills {
         for at in (0..len).step_by(bytes.len()) {
             let part = (len - at).min(bytes.len() as u64) as usize;
-            read(disk, from + at, &mut bytes[..part])?;
-            disk.write(to + at, &bytes[..part])?;
+            let part = &mut bytes[..part];
+            if let Some(from) = fill.read_from(at, part.len() as u64) {
+                read(disk, from, part)?;
+            }
+            fill.complete(at, part);
+            disk.write(fill.to + at, part)?;
         }
     }
     Ok(())
@@ -120,8 +125,8 @@ impl<D: Disk + ?Sized> Disk for &mut D {
     fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
         (**self).write_zeroes(offset, len)
     }
-    fn copy(&mut self, pairs: &[(u64, u64)], len: u64) -> Result<(), DiskError> {
-        (**self).copy(pairs, len)
+    fn fill(&mut self, fills: &[Fill<'_>], len: u64) -> Result<(), DiskError> {
+        (**self).fill(fills, len)
     }
     fn read_external(
         &mut self,
@@ -131,13 +136,13 @@ impl<D: Disk + ?Sized> Disk for &mut D {
     ) -> Result<(), DiskError> {
         (**self).read_external(parent, offset, buf)
     }
-    fn copy_external(
+    fn fill_external(
         &mut self,
         parent: Uuid,
-        pairs: &[(u64, u64)],
+        fills: &[Fill<'_>],
         len: u64,
     ) -> Result<(), DiskError> {
-        (**self).copy_external(parent, pairs, len)
+        (**self).fill_external(parent, fills, len)
     }
     fn unmap(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
         (**self).unmap(offset, len)

@@ -4,15 +4,16 @@
 use crate::blob::{BlobId, Part};
 use crate::disk::Disk;
 use crate::error::Error;
+use crate::fill::{Fill, covers};
 use crate::history::HistoryOptions;
 use crate::ops::BlobOptions;
 use crate::shows::Shows;
 use crate::store::{Store, Txn};
-use crate::thin::is_unmapped;
+use crate::thin::{Overs, is_unmapped, over};
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
-/// Clusters of one parent to be copied: (blob, its cluster), and the device's.
+/// Clusters of one parent to be filled: (blob, its cluster), and the device's.
 type Copies = Vec<((u64, u64), u32)>;
 
 impl<D: Disk> Store<D> {
@@ -76,27 +77,33 @@ impl<D: Disk> Store<D> {
         &mut self,
         new: &mut BTreeMap<(u64, u64), u32>,
         unmaps: &[(u64, u64, u64)],
+        overs: &Overs,
     ) -> Vec<(BlobId, u64, Error)> {
         let mut by_parent: BTreeMap<Uuid, Copies> = BTreeMap::new();
+        let size = u64::from(self.sb.cluster_size);
         for ((id, cluster), to) in new.iter() {
             if let Shows::External(parent) = self.source(*id, *cluster)
                 && !is_unmapped(unmaps, *id, *cluster)
+                && !covers(over(overs, *id, *cluster), 0, size)
             {
                 by_parent.entry(parent).or_default().push(((*id, *cluster), *to));
             }
         }
         let mut failed = Vec::new();
-        let size = u64::from(self.sb.cluster_size);
-        let pair = |((_, cluster), to): &((u64, u64), u32)| (cluster * size, u64::from(*to) * size);
+        let fill = |((id, cluster), to): &((u64, u64), u32)| Fill {
+            from: Some(cluster * size),
+            to: u64::from(*to) * size,
+            over: over(overs, *id, *cluster),
+        };
         for (parent, copies) in by_parent {
             self.unflushed = true;
-            let pairs: Vec<_> = copies.iter().map(pair).collect();
-            if self.disk.copy_external(parent, &pairs, size).is_ok() {
+            let fills: Vec<_> = copies.iter().map(fill).collect();
+            if self.disk.fill_external(parent, &fills, size).is_ok() {
                 continue;
             }
             // Which of them it was is found one by one.
             for copy in copies {
-                let Err(e) = self.disk.copy_external(parent, &[pair(&copy)], size) else {
+                let Err(e) = self.disk.fill_external(parent, &[fill(&copy)], size) else {
                     continue;
                 };
                 let ((id, cluster), to) = copy;

@@ -4,15 +4,17 @@
 //! blob goes on with an empty root of another number, whose parent the snapshot is. So it takes two
 //! pages, whatever the size. A snapshot with one clone is deleted by handing over what the clone lacks.
 
-use crate::blob::{Blob, BlobId, Chunk, Part, index_of};
+use crate::blob::{Blob, BlobId, Chunk, Part, index_of, place};
 use crate::disk::Disk;
 use crate::error::Error;
+use crate::extents::WINDOW;
 use crate::format::{
     FLAG_DELETING, FLAG_READ_ONLY, FLAG_SNAPSHOT, FLAG_THIN, HOLE, POINTERS, VERSION, pack,
 };
 use crate::ops::{BlobOptions, xattr_areas};
 use crate::store::{Freed, Store, Txn, check_name};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use uuid::Uuid;
 
 /// Extents pages that one record hands over at most: a record of megabytes would keep others waiting.
@@ -203,47 +205,84 @@ impl<D: Disk> Store<D> {
     /// # Errors
     /// [`Error::NoBlob`], [`Error::NoParent`].
     pub fn lacking(
-        &self,
+        &mut self,
         id: BlobId,
         all: bool,
         from: u64,
         most: usize,
     ) -> Result<Vec<u64>, Error> {
-        Ok(self.lack(id, all, from)?.take(most).collect())
+        let mut found = Vec::new();
+        self.each_lacking(id, all, from, |lacking| {
+            found.extend(lacking.take(most - found.len()));
+            found.len() < most
+        })?;
+        Ok(found)
     }
 
     /// How many clusters [`Store::lacking`] names in all.
     ///
     /// # Errors
     /// As there.
-    pub fn count_lacking(&self, id: BlobId, all: bool) -> Result<u64, Error> {
+    pub fn count_lacking(&mut self, id: BlobId, all: bool) -> Result<u64, Error> {
         let blob = self.get(id)?;
-        match all {
-            true => Ok(blob.size - blob.allocated),
-            false => Ok(self.lack(id, all, 0)?.count() as u64),
+        if all {
+            return Ok(blob.size - blob.allocated);
+        }
+        let mut count = 0;
+        self.each_lacking(id, all, 0, |lacking| {
+            count += lacking.count() as u64;
+            true
+        })?;
+        Ok(count)
+    }
+
+    /// Calls `f` with what [`Store::lacking`] names from `from` on, some of it at a time, until it says
+    /// `false`.
+    fn each_lacking(
+        &mut self,
+        id: BlobId,
+        all: bool,
+        from: u64,
+        mut f: impl FnMut(&mut dyn Iterator<Item = u64>) -> bool,
+    ) -> Result<(), Error> {
+        let blob = self.get(id)?;
+        let (parent, end) = (blob.parent, blob.size);
+        let mut at = from.min(end);
+        loop {
+            let chunk = place(at).0;
+            let next = u64::from(chunk + WINDOW) * POINTERS as u64;
+            self.bring(id.0, chunk..chunk + WINDOW)?;
+            self.bring(parent, chunk..chunk + WINDOW)?;
+            let goes_on = f(&mut self.lack(id, all, at..next)?);
+            if !goes_on || next >= end {
+                return Ok(());
+            }
+            at = next;
         }
     }
 
+    /// What a blob lacks of some clusters, whose extents pages are in memory.
     fn lack(
         &self,
         id: BlobId,
         all: bool,
-        from: u64,
+        range: Range<u64>,
     ) -> Result<Box<dyn Iterator<Item = u64> + '_>, Error> {
         let blob = self.get(id)?;
         if all {
-            return Ok(Box::new((from..blob.size).filter(|cluster| blob.cluster(*cluster) == 0)));
+            let clusters = range.start..range.end.min(blob.size);
+            return Ok(Box::new(clusters.filter(|cluster| blob.cluster(*cluster) == 0)));
         }
         if blob.external.is_some() {
             // What it has is not known: all of it.
-            let shown = (from..blob.parent_clusters).filter(|cluster| blob.entry(*cluster) == 0);
-            return Ok(Box::new(shown));
+            let clusters = range.start..range.end.min(blob.parent_clusters);
+            return Ok(Box::new(clusters.filter(|cluster| blob.entry(*cluster) == 0)));
         }
         let none = || Error::NoParent { name: blob.name.clone() };
         let parent = self.blobs.get(&blob.parent).ok_or_else(none)?;
         // A hole matters where the parent has a parent, which would show through.
         let hides = |entry: u32| entry != HOLE || parent.has_below();
-        let has = parent.entries_from(from).filter(move |(_, entry)| hides(*entry));
+        let has = parent.entries(range).filter(move |(_, entry)| hides(*entry));
         let has = has.map(|(cluster, _)| cluster);
         let has = has.take_while(|cluster| blob.shows_parent(*cluster));
         Ok(Box::new(has.filter(|cluster| blob.entry(*cluster) == 0)))
@@ -318,9 +357,8 @@ impl<D: Disk> Store<D> {
         }
         let (old, size) = (blob.parent, snapshot.size);
         let mut txn = Txn::default();
-        let mut freed = Freed::default();
+        let freed = self.all_of(id.0)?;
         let blob = self.blob_mut(id.0);
-        blob.allocated().for_each(|(_, cluster)| freed.push(cluster));
         let chunks = std::mem::take(&mut blob.chunks);
         let indexes = std::mem::take(&mut blob.indexes);
         chunks.values().for_each(|chunk| txn.free(chunk.page));
@@ -365,12 +403,22 @@ impl<D: Disk> Store<D> {
             self.need_pages(lacks.count() as u64)?;
             while !self.hand_over(id.0, heir, &mut freed)? {}
         } else {
+            freed = self.all_of(id.0)?;
             let mut txn = Txn::default();
-            blob.allocated().for_each(|(_, cluster)| freed.push(cluster));
             self.remove(&mut txn, id.0);
             self.commit(txn)?;
         }
         Ok(Deleted { freed, heir: heir.map(BlobId) })
+    }
+
+    /// The clusters that a blob has.
+    fn all_of(&mut self, id: u64) -> Result<Freed, Error> {
+        let mut freed = Freed::default();
+        self.visit(id, 0, |_, cluster| match cluster {
+            HOLE => {}
+            cluster => freed.push(cluster),
+        })?;
+        Ok(freed)
     }
 
     /// Takes a blob and its pages away.
@@ -391,6 +439,13 @@ impl<D: Disk> Store<D> {
         let most = (self.batch_max() * 2 / 3).saturating_sub(1).clamp(1, HAND_OVER_PAGES);
         let numbers: Vec<u32> = self.blobs[&id].chunks.keys().copied().take(most).collect();
         let last = numbers.len() == self.blobs[&id].chunks.len();
+        if let (Some(first), Some(last)) = (numbers.first(), numbers.last()) {
+            let brought = self.bring(id, *first..last + 1);
+            if let Err(e) = brought.and_then(|_| self.bring(heir, *first..last + 1)) {
+                // A half of it is done, which only a load can end.
+                return Err(if self.blobs[&id].deleting() { self.stop(&e) } else { e });
+            }
+        }
         let mut txn = Txn::default();
         for n in numbers {
             self.hand_over_chunk(&mut txn, (id, heir), n, freed);
@@ -424,8 +479,7 @@ impl<D: Disk> Store<D> {
         let has_parent = self.blobs[&id].has_below();
         let blob = &self.blobs[&heir];
         let first = u64::from(n) * POINTERS as u64;
-        let entries =
-            (first..).zip(given.clusters.iter().copied()).filter(|(_, entry)| *entry != 0);
+        let entries = (first..).zip(given.extents.iter()).filter(|(_, entry)| *entry != 0);
         let (shown, hidden): (Vec<_>, Vec<_>) = entries
             .partition(|(cluster, _)| blob.entry(*cluster) == 0 && blob.shows_parent(*cluster));
         let hidden = hidden.into_iter().filter(|(_, entry)| *entry != HOLE);
@@ -444,7 +498,7 @@ impl<D: Disk> Store<D> {
     fn take_chunk(&mut self, txn: &mut Txn, id: u64, n: u32) -> Chunk {
         let blob = self.blob_mut(id);
         let chunk = blob.chunks.remove(&n).expect("the caller looked it up");
-        let real = chunk.clusters.iter().filter(|entry| !matches!(**entry, 0 | HOLE)).count();
+        let real = chunk.extents.iter().filter(|entry| !matches!(*entry, 0 | HOLE)).count();
         blob.allocated -= real as u64;
         if let Some(x) = index_of(n) {
             let index = blob.indexes.get_mut(&x).expect("a chunk has its index");

@@ -44,7 +44,9 @@
 //! | `ops` | create, delete, resize, rename, xattrs: one transaction each |
 //! | `history` | [`HistoryOptions`]: snapshots and clones, and their end |
 //! | `shows` | what a blob is read from where it has nothing of its own |
+//! | `extents` | what extents pages say, in memory or read again |
 //! | `external` | parents outside of the store |
+//! | `fill` | [`Fill`]: what a cluster has before a blob owns it |
 //! | `thin` | [`Batch`]: allocation on demand and unmapping, many in one record |
 //! | `grow` | taking over what the device has gained |
 //! | `data` | reading and writing a blob's contents |
@@ -62,7 +64,9 @@ mod data;
 mod disk;
 mod dump;
 mod error;
+mod extents;
 mod external;
+mod fill;
 mod format;
 mod grow;
 mod history;
@@ -80,6 +84,7 @@ pub use check::{Checked, Problem};
 pub use disk::{Disk, DiskError, FileDisk, MemDisk};
 pub use dump::{Dumped, Entry};
 pub use error::Error;
+pub use fill::{Fill, Over};
 pub use format::{
     CLUSTER_MAX, CLUSTER_MIN, HOLE, NAME_MAX, PAGE_SIZE, XATTR_NAME_MAX, XATTR_VALUE_MAX,
 };

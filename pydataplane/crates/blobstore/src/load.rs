@@ -14,6 +14,10 @@ use crate::store::{Identity, Replayed, Store};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
 
+mod found;
+
+use found::{Clusters, Found};
+
 /// Pages read with one call.
 pub(crate) const READ_RUN_PAGES: u64 = 256;
 
@@ -88,7 +92,7 @@ impl<D: Disk> Store<D> {
     }
 
     /// Reads the bitmap, then every page in use except the bitmap's own.
-    fn read_pages(&mut self, replayed: &BTreeMap<u32, Page>) -> Result<HashMap<u32, Page>, Error> {
+    fn read_pages(&mut self, replayed: &BTreeMap<u32, Page>) -> Result<HashMap<u32, Found>, Error> {
         for index in 0..self.sb.bitmap_pages as u32 {
             let mut bytes = [0; PAGE_SIZE];
             self.disk.read(self.sb.page_offset(index), &mut bytes).map_err(Error::Data)?;
@@ -117,7 +121,12 @@ impl<D: Disk> Store<D> {
             self.disk.read(self.sb.page_offset(at as u32), bytes).map_err(Error::Data)?;
             for (i, bytes) in bytes.chunks_exact(PAGE_SIZE).enumerate() {
                 let number = at as u32 + i as u32;
-                found.insert(number, self.verified(number, bytes, replayed)?);
+                let page = self.verified(number, bytes, replayed)?;
+                let is = match page.id().kind {
+                    Kind::Extents => Found::Extents(self.take_clusters(number, &page)?),
+                    _ => Found::Page(page),
+                };
+                found.insert(number, is);
             }
             at += run;
         }
@@ -138,7 +147,7 @@ impl<D: Disk> Store<D> {
         }
     }
 
-    fn damaged(&self, page: u32, cause: &str) -> Error {
+    pub(crate) fn damaged(&self, page: u32, cause: &str) -> Error {
         Error::Damaged { place: self.place(page), cause: cause.to_owned() }
     }
 
@@ -153,13 +162,13 @@ impl<D: Disk> Store<D> {
     }
 
     /// Builds every blob from its root, taking each page that it reaches out of `pages`.
-    fn take_blobs(&mut self, pages: &mut HashMap<u32, Page>) -> Result<(), Error> {
-        let is_root = |p: &Page| p.id().kind == Kind::Root;
+    fn take_blobs(&mut self, pages: &mut HashMap<u32, Found>) -> Result<(), Error> {
+        let is_root = |p: &Found| p.id().kind == Kind::Root;
         let mut roots: Vec<_> =
             pages.iter().filter(|(_, p)| is_root(p)).map(|(n, p)| (p.id().owner, *n)).collect();
         roots.sort_unstable();
         for (id, number) in roots {
-            let page = pages.remove(&number).expect("found above");
+            let Some(Found::Page(page)) = pages.remove(&number) else { continue };
             let blob = self.take_blob(id, number, &page, pages)?;
             if self.by_name.insert(blob.name.clone(), id).is_some() {
                 return Err(self.damaged(number, "another blob has the same name"));
@@ -207,7 +216,7 @@ impl<D: Disk> Store<D> {
         id: u64,
         number: u32,
         page: &Page,
-        pages: &mut HashMap<u32, Page>,
+        pages: &mut HashMap<u32, Found>,
     ) -> Result<Blob, Error> {
         let root = Root::of(page.payload());
         let bad = |cause: &str| Err(self.damaged(number, cause));
@@ -269,7 +278,7 @@ impl<D: Disk> Store<D> {
         }
         let mut areas = vec![root.inline_xattrs[..inline].to_vec()];
         for (i, to) in root.xattr_page[..xattr_pages].iter().enumerate() {
-            let page = self.take(pages, number, to.get(), &blob, Kind::Xattrs, i as u32)?;
+            let page = self.take_page_of(pages, number, to.get(), &blob, Kind::Xattrs, i as u32)?;
             let used = page.used() as usize;
             let unpacked = match page.payload().get(..used) {
                 Some(area) => unpack(area, &mut blob.xattrs),
@@ -288,7 +297,7 @@ impl<D: Disk> Store<D> {
         }
         for (i, to) in root.indirect.iter().enumerate().filter(|(_, to)| to.get() != 0) {
             let (i, at) = (i as u32, to.get());
-            let page = self.take(pages, number, at, &blob, Kind::Index, i)?;
+            let page = self.take_page_of(pages, number, at, &blob, Kind::Index, i)?;
             let mut used = 0;
             for (n, to) in chunks_of_index(i).zip(page.pointers()) {
                 if to.get() != 0 {
@@ -312,60 +321,58 @@ impl<D: Disk> Store<D> {
     }
 
     fn take_extents(
-        &mut self,
-        pages: &mut HashMap<u32, Page>,
+        &self,
+        pages: &mut HashMap<u32, Found>,
         from: u32,
         at: u32,
         blob: &mut Blob,
         n: u32,
     ) -> Result<(), Error> {
-        let page = self.take(pages, from, at, blob, Kind::Extents, n)?;
-        let mut clusters = Box::new([0; POINTERS]);
-        let (mut used, mut holes) = (0, 0);
-        for (i, (to, cluster)) in clusters.iter_mut().zip(page.pointers()).enumerate() {
-            *to = cluster.get();
-            if *to == 0 {
-                continue;
-            }
-            used += 1;
-            if u64::from(n) * POINTERS as u64 + i as u64 >= blob.size {
-                return Err(self.damaged(at, "it has clusters past the end of its blob"));
-            }
-            if *to == HOLE && self.sb.version > 1 && blob.thin() {
-                holes += 1;
-                continue;
-            }
-            let bit = u64::from(*to).checked_sub(self.sb.first_data_cluster);
-            match bit.filter(|b| *b < self.clusters.len()) {
-                None => {
-                    let cause = format!("its cluster {to} is outside the data area");
-                    return Err(self.damaged(at, &cause));
-                }
-                Some(bit) if !self.clusters.set(bit) => {
-                    let cause = format!("its cluster {to} has another owner too");
-                    return Err(self.damaged(at, &cause));
-                }
-                Some(_) => {}
-            }
+        let Found::Extents(found) = self.take(pages, from, at, blob, Kind::Extents, n)? else {
+            return Err(self.damaged(at, "it is not the page that it should be"));
+        };
+        let Clusters { said, used, holes, end, extents, .. } = found;
+        if u64::from(n) * POINTERS as u64 + end as u64 > blob.size {
+            return Err(self.damaged(at, "it has clusters past the end of its blob"));
         }
-        if used == 0 || used != page.used() {
+        if holes > 0 && (self.sb.version == 1 || !blob.thin()) {
+            let cause = format!("its cluster {HOLE} is outside the data area");
+            return Err(self.damaged(at, &cause));
+        }
+        if used == 0 || used != said {
             return Err(self.damaged(at, "its number of entries is wrong"));
         }
         blob.allocated += u64::from(used - holes);
-        blob.chunks.insert(n, Chunk { page: at, used, clusters });
+        blob.chunks.insert(n, Chunk { page: at, used, extents });
         Ok(())
     }
 
-    /// Takes the page `at`, to which page `from` points, out of `pages`.
-    fn take(
+    /// As [`Store::take`] of one that is no extents page.
+    fn take_page_of(
         &self,
-        pages: &mut HashMap<u32, Page>,
+        pages: &mut HashMap<u32, Found>,
         from: u32,
         at: u32,
         blob: &Blob,
         kind: Kind,
         index: u32,
     ) -> Result<Page, Error> {
+        match self.take(pages, from, at, blob, kind, index)? {
+            Found::Page(page) => Ok(page),
+            Found::Extents(_) => Err(self.damaged(at, "it is not the page that it should be")),
+        }
+    }
+
+    /// Takes the page `at`, to which page `from` points, out of `pages`.
+    fn take(
+        &self,
+        pages: &mut HashMap<u32, Found>,
+        from: u32,
+        at: u32,
+        blob: &Blob,
+        kind: Kind,
+        index: u32,
+    ) -> Result<Found, Error> {
         let Some(page) = pages.remove(&at) else {
             let cause = format!("it points to page {at}, which is free or has another owner too");
             return Err(self.damaged(from, &cause));
@@ -383,14 +390,16 @@ pub(crate) fn choose_superblock<D: Disk>(disk: &mut D) -> Result<Superblock, Err
     if disk.size() < (COPY_B + 1) * PAGE_SIZE as u64 {
         return Err(Error::NotAStore { why: format!("it has only {} bytes", disk.size()) });
     }
-    let mut copies = Vec::new();
-    for copy in [COPY_A, COPY_B] {
+    let mut read = |copy| {
         let mut bytes = [0; PAGE_SIZE];
-        disk.read(copy * PAGE_SIZE as u64, &mut bytes).map_err(Error::Data)?;
-        copies.push(Superblock::decode(&bytes));
-    }
-    let b = copies.pop().expect("two copies");
-    let a = copies.pop().expect("two copies");
+        disk.read(copy * PAGE_SIZE as u64, &mut bytes).map(|()| Superblock::decode(&bytes))
+    };
+    let (a, b) = match (read(COPY_A), read(COPY_B)) {
+        (Ok(a), Ok(b)) => (a, b),
+        // One that cannot be read, as where its checksum is wrong, does not count.
+        (Err(_), Ok(Ok(one))) | (Ok(Ok(one)), Err(_)) => return Ok(one),
+        (Err(e), _) | (_, Err(e)) => return Err(Error::Data(e)),
+    };
     match (a, b) {
         (Err(SuperblockFault::Unsupported(why)), _)
         | (_, Err(SuperblockFault::Unsupported(why))) => Err(Error::Unsupported { why }),

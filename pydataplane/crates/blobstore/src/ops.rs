@@ -4,6 +4,7 @@ use crate::bitmap::Run;
 use crate::blob::{Blob, BlobId, BlobInfo, Part, index_of, place};
 use crate::disk::Disk;
 use crate::error::Error;
+use crate::extents::{ALL, the};
 use crate::format::{
     EXTENTS_MAX, FLAG_READ_ONLY, FLAG_THIN, POINTERS, XATTR_NAME_MAX, XATTR_VALUE_MAX, pack,
 };
@@ -57,17 +58,19 @@ impl<D: Disk> Store<D> {
     /// one that reads as zeros whatever its parent has.
     ///
     /// # Errors
-    /// [`Error::NoBlob`].
-    pub fn clusters(&self, id: BlobId) -> Result<impl Iterator<Item = (u64, u32)> + '_, Error> {
-        self.get(id).map(|blob| blob.entries_from(0))
+    /// [`Error::NoBlob`]; [`Error::Data`] and [`Error::Damaged`] where that had to be read again.
+    pub fn clusters(&mut self, id: BlobId) -> Result<impl Iterator<Item = (u64, u32)> + '_, Error> {
+        self.bring(id.0, ALL)?;
+        self.get(id).map(|blob| blob.entries(0..u64::MAX))
     }
 
     /// What a blob itself has for one of its clusters: the device's, 0 for none, or
     /// [`HOLE`](crate::HOLE).
     ///
     /// # Errors
-    /// [`Error::NoBlob`].
-    pub fn entry(&self, id: BlobId, cluster: u64) -> Result<u32, Error> {
+    /// As [`Store::clusters`].
+    pub fn entry(&mut self, id: BlobId, cluster: u64) -> Result<u32, Error> {
+        self.bring(id.0, the(cluster))?;
         self.get(id).map(|blob| blob.entry(cluster))
     }
 
@@ -296,6 +299,11 @@ impl<D: Disk> Store<D> {
         if size == old {
             return Ok(freed);
         }
+        let chunks = if size > old { the(old) } else { place(size).0..ALL.end };
+        if let Err(e) = self.bring(id.0, chunks) {
+            self.unreserve(reservation);
+            return Err(e);
+        }
         let mut txn = Txn::default();
         self.blob_mut(id.0).size = size;
         txn.touch(id.0, Part::Root);
@@ -305,7 +313,7 @@ impl<D: Disk> Store<D> {
             let blob = self.blob_mut(id.0);
             // What is added again later reads as zeros.
             blob.parent_clusters = blob.parent_clusters.min(size);
-            let cut: Vec<u64> = blob.entries_from(size).map(|(cluster, _)| cluster).collect();
+            let cut: Vec<u64> = blob.entries(size..u64::MAX).map(|(cluster, _)| cluster).collect();
             for cluster in cut {
                 let had = self.forget_one(&mut txn, id.0, cluster);
                 had.into_iter().for_each(|cluster| freed.push(cluster));

@@ -4,9 +4,9 @@ use crate::bitmap::{Bitmap, Run};
 use crate::blob::{Blob, Chunk, Index, Part, index_of, place};
 use crate::disk::{Disk, DiskError};
 use crate::error::Error;
+use crate::extents::Extents;
 use crate::format::{
-    COPY_A, COPY_B, HOLE, Kind, NAME_MAX, PAGE_SIZE, PAYLOAD, POINTERS, Page, PageId, Superblock,
-    name_fault,
+    COPY_A, COPY_B, HOLE, Kind, NAME_MAX, PAGE_SIZE, PAYLOAD, Page, PageId, Superblock, name_fault,
 };
 use crate::layout::plan;
 use crate::shows::Shows;
@@ -173,6 +173,11 @@ pub struct Store<D> {
     pub(crate) unflushed: bool,
     /// The journal ends with records that are not final.
     pub(crate) tentative: Option<Tentative>,
+    /// Extents pages, as (blob, number), whose entries were read or changed since the last
+    /// [`Store::let_go`].
+    pub(crate) brought: BTreeSet<(u64, u32)>,
+    /// The one of these that is let go of next, or the first one after it.
+    pub(crate) next_to_go: (u64, u32),
     /// The first metadata failure.
     pub(crate) stopped: Option<DiskError>,
 }
@@ -229,6 +234,8 @@ impl<D: Disk> Store<D> {
             dirty: BTreeMap::new(),
             unflushed: false,
             tentative: None,
+            brought: BTreeSet::new(),
+            next_to_go: (0, 0),
             stopped: None,
         }
     }
@@ -345,6 +352,14 @@ impl<D: Disk> Store<D> {
         })
     }
 
+    /// Stops the store because what it has cannot be read.
+    pub(crate) fn stop(&mut self, why: &Error) -> Error {
+        let (cause, no_space) = (why.to_string(), false);
+        let failed = DiskError { op: "read", offset: 0, len: PAGE_SIZE as u64, cause, no_space };
+        self.stopped.get_or_insert_with(|| failed.clone());
+        Error::Metadata(failed)
+    }
+
     /// Writes the superblock with the next generation: A, flush, B, flush.
     pub(crate) fn write_superblock(&mut self) -> Result<(), Error> {
         self.sb.generation += 1;
@@ -381,7 +396,7 @@ impl<D: Disk> Store<D> {
         }
         let blob = self.blob_mut(blob);
         let chunk = blob.chunks.get_mut(&n).expect("made above");
-        let was = std::mem::replace(&mut chunk.clusters[entry], to);
+        let was = chunk.extents.replace(entry, to);
         assert!(matches!(was, 0 | HOLE), "the cluster is allocated already");
         chunk.used += u32::from(was == 0);
         blob.allocated += u64::from(to != HOLE);
@@ -402,7 +417,7 @@ impl<D: Disk> Store<D> {
                 txn.touch(blob, Part::Index(x));
             }
         }
-        let chunk = Chunk { page, used: 0, clusters: Box::new([0; POINTERS]) };
+        let chunk = Chunk { page, used: 0, extents: Extents::new() };
         self.blob_mut(blob).chunks.insert(n, chunk);
     }
 
@@ -421,7 +436,7 @@ impl<D: Disk> Store<D> {
             }
             return None;
         }
-        of.chunks.get_mut(&n).expect("it has the cluster").clusters[entry] = HOLE;
+        of.chunks.get_mut(&n).expect("it has the cluster").extents.replace(entry, HOLE);
         of.allocated -= 1;
         txn.touch(blob, Part::Extents(n));
         Some(was)
@@ -432,7 +447,7 @@ impl<D: Disk> Store<D> {
         let (n, entry) = place(cluster);
         let blob = self.blob_mut(blob);
         let chunk = blob.chunks.get_mut(&n)?;
-        let from = std::mem::take(&mut chunk.clusters[entry]);
+        let from = chunk.extents.replace(entry, 0);
         if from == 0 {
             return None;
         }

@@ -4,6 +4,8 @@ use crate::bitmap::Run;
 use crate::blob::{BlobId, place};
 use crate::disk::Disk;
 use crate::error::Error;
+use crate::extents::the;
+use crate::fill::{Fill, Over, covers};
 use crate::format::POINTERS;
 use crate::shows::Shows;
 use crate::store::{Freed, Store, Txn};
@@ -11,6 +13,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// What [`Store::allocate`] answers for one cluster: the device's cluster that holds it now.
 pub type Allocated = Result<u32, Error>;
+
+/// What lies over clusters that are taken, by (blob, its cluster).
+pub(crate) type Overs = BTreeMap<(u64, u64), Vec<Over>>;
 
 /// Allocations and unmaps of any thin blobs that become durable together, in one record: after a
 /// power cut all of them happened or none. Made by [`Store::batch`], filled by
@@ -20,6 +25,7 @@ pub type Allocated = Result<u32, Error>;
 pub struct Batch {
     /// (blob, its cluster) to the device's cluster that was taken for it.
     new: BTreeMap<(u64, u64), u32>,
+    overs: Overs,
     /// (blob, first, count).
     unmaps: Vec<(u64, u64, u64)>,
     /// Extents pages that change, by blob: those of allocations, and those of unmaps.
@@ -96,6 +102,7 @@ impl<D: Disk> Store<D> {
         id: BlobId,
         cluster: u64,
     ) -> Result<bool, Error> {
+        self.bring(id.0, the(cluster))?;
         let blob = self.get(id)?;
         let read_only = blob.read_only() && blob.cluster(cluster) == 0;
         match read_only && cluster < blob.size {
@@ -107,6 +114,7 @@ impl<D: Disk> Store<D> {
     /// As [`Store::add_allocation`], of a read-only blob, too.
     fn add_cluster(&mut self, batch: &mut Batch, id: BlobId, cluster: u64) -> Result<bool, Error> {
         self.alive()?;
+        self.bring_shown(id.0, the(cluster))?;
         let blob = self.get(id)?;
         if cluster >= blob.size {
             let size = blob.size * u64::from(self.sb.cluster_size);
@@ -133,6 +141,26 @@ impl<D: Disk> Store<D> {
         Ok(true)
     }
 
+    /// Adds data to a cluster that the batch allocates: who shows it then shows that, too, and it is as durable
+    /// as the allocation. `false`: it is not taken, and to be written when the batch is done. The cluster was
+    /// there before, or it is zeroed, which costs a device less than a write of zeros with the data.
+    ///
+    /// # Panics
+    /// It is not within the cluster.
+    pub fn add_data(&self, batch: &mut Batch, id: BlobId, cluster: u64, over: Over) -> bool {
+        let (len, size) = ((*over.data).as_ref().len() as u64, u64::from(self.sb.cluster_size));
+        assert!(over.at + len <= size, "{len} bytes at byte {} of a cluster", over.at);
+        let key = (id.0, cluster);
+        if !batch.new.contains_key(&key) {
+            return false;
+        }
+        if len < size && self.source(id.0, cluster) == Shows::Zeros {
+            return false;
+        }
+        batch.overs.entry(key).or_default().push(over);
+        true
+    }
+
     /// Adds the unmapping of clusters `first` .. `first + count`. Returns how many of them, from the
     /// first on, are dealt with: fewer than `count` where the batch is full.
     ///
@@ -157,6 +185,8 @@ impl<D: Disk> Store<D> {
             let (size, end) = (blob.size * cluster, end.saturating_mul(cluster));
             return Err(Error::OutOfRange { name: blob.name.clone(), size, end });
         }
+        self.bring_shown(id.0, place(first).0..place(end).0 + 1)?;
+        let blob = self.get(id)?;
         let max = self.batch_max();
         let mut dealt_with = count;
         let mut pages = batch.extents_pages();
@@ -191,15 +221,22 @@ impl<D: Disk> Store<D> {
     /// but are durable with the next [`Store::sync`] or other change only, as what is written to them is;
     /// unmaps are durable at once, as somebody else gets their clusters.
     pub fn commit_batch(&mut self, batch: Batch) -> BatchDone {
-        let Batch { mut new, unmaps, durable, .. } = batch;
+        let Batch { mut new, overs, unmaps, durable, .. } = batch;
         let durable = durable || !unmaps.is_empty();
-        let failed = self.fill_from_external(&mut new, &unmaps);
+        if let Err(e) = self.bring_batch(&new, &unmaps) {
+            self.give_back(&new);
+            let (allocated, failed) = (Err(e.clone()), Vec::new());
+            return BatchDone { allocated, failed, unmapped: Err(e) };
+        }
+        let failed = self.fill_from_external(&mut new, &unmaps, &overs);
         let mut zeroed = Ok(());
-        if let Err(e) = self.fill_new(&new, &unmaps) {
+        if let Err(e) = self.fill_new(&new, &unmaps, &overs) {
             self.give_back(&new);
             new.clear();
             zeroed = Err(e);
         }
+        // What lies over them is written: whoever lent it may have it again.
+        drop(overs);
         let mut txn = Txn::default();
         // What each blob had, where, and what stands there now.
         let mut lost: BTreeMap<u64, Vec<(u32, u64, u32)>> = BTreeMap::new();
@@ -240,6 +277,20 @@ impl<D: Disk> Store<D> {
         }
     }
 
+    /// Brings what a batch looks at into memory.
+    fn bring_batch(
+        &mut self,
+        new: &BTreeMap<(u64, u64), u32>,
+        unmaps: &[(u64, u64, u64)],
+    ) -> Result<(), Error> {
+        for (id, first, count) in unmaps {
+            self.bring_shown(*id, place(*first).0..place(first + count).0 + 1)?;
+        }
+        let chunks: BTreeSet<_> =
+            new.keys().map(|(id, cluster)| (*id, place(*cluster).0)).collect();
+        chunks.into_iter().try_for_each(|(id, n)| self.bring_shown(id, n..n + 1))
+    }
+
     /// Gives up a batch.
     pub fn drop_batch(&mut self, batch: Batch) {
         self.give_back(&batch.new);
@@ -257,28 +308,34 @@ impl<D: Disk> Store<D> {
         &mut self,
         new: &BTreeMap<(u64, u64), u32>,
         unmaps: &[(u64, u64, u64)],
+        overs: &Overs,
     ) -> Result<(), Error> {
-        let (mut zeroed, mut copied) = (Vec::new(), Vec::new());
+        let size = u64::from(self.sb.cluster_size);
+        let at = |cluster: u32| u64::from(cluster) * size;
+        let (mut zeroed, mut fills) = (Vec::new(), Vec::new());
         for ((id, cluster), to) in new {
-            match self.source(*id, *cluster) {
-                _ if is_unmapped(unmaps, *id, *cluster) => zeroed.push(*to),
-                Shows::Cluster(from) => copied.push((from, *to)),
-                Shows::Zeros => zeroed.push(*to),
-                Shows::External(_) => {} // filled before
+            let (over, to) = (over(overs, *id, *cluster), *to);
+            let unmapped = is_unmapped(unmaps, *id, *cluster);
+            let from = match self.source(*id, *cluster) {
+                _ if unmapped || covers(over, 0, size) => None,
+                Shows::Cluster(from) => Some(at(from)),
+                Shows::Zeros => None,
+                Shows::External(_) => continue, // filled before
+            };
+            match from.is_none() && over.is_empty() {
+                true => zeroed.push(to),
+                false => fills.push(Fill { from, to: at(to), over }),
             }
         }
         zeroed.sort_unstable();
         let mut taken = Freed::default();
         zeroed.into_iter().for_each(|cluster| taken.push(cluster));
         taken.runs.into_iter().try_for_each(|run: Run| self.zero(run))?;
-        if copied.is_empty() {
+        if fills.is_empty() {
             return Ok(());
         }
         self.unflushed = true;
-        let size = u64::from(self.sb.cluster_size);
-        let at = |cluster: u32| u64::from(cluster) * size;
-        let copied: Vec<_> = copied.into_iter().map(|(from, to)| (at(from), at(to))).collect();
-        self.disk.copy(&copied, size).map_err(Error::Data)
+        self.disk.fill(&fills, size).map_err(Error::Data)
     }
 
     /// Allocates clusters on demand, as few transactions as possible for all of `wants`, each the
@@ -302,10 +359,10 @@ impl<D: Disk> Store<D> {
         self.allocate_by(&wants, Store::add_cluster).into_iter().collect()
     }
 
-    fn allocate_by(
+    pub(crate) fn allocate_by(
         &mut self,
         wants: &[(BlobId, u64)],
-        add: impl Fn(&mut Self, &mut Batch, BlobId, u64) -> Result<bool, Error>,
+        mut add: impl FnMut(&mut Self, &mut Batch, BlobId, u64) -> Result<bool, Error>,
     ) -> Vec<Allocated> {
         let mut answers: Vec<Result<(), Error>> = Vec::with_capacity(wants.len());
         let mut begin = 0;
@@ -331,8 +388,7 @@ impl<D: Disk> Store<D> {
             answers.extend(added.into_iter().zip(wanted).map(of));
         }
         let of = |(answer, (id, cluster)): (Result<(), Error>, &(BlobId, u64))| {
-            let there = self.get(*id).map_or(0, |blob| blob.cluster(*cluster));
-            answer.map(|()| there)
+            answer.and_then(|()| Ok(self.get(*id)?.cluster(*cluster)))
         };
         answers.into_iter().zip(wants).map(of).collect()
     }
@@ -345,6 +401,11 @@ impl<D: Disk> Store<D> {
     /// [`Error::NoBlob`], [`Error::ReadOnly`], [`Error::OutOfRange`], [`Error::Stopped`],
     /// [`Error::Metadata`].
     pub fn unmap(&mut self, id: BlobId, first: u64, count: u64) -> Result<Freed, Error> {
+        let end = first.saturating_add(count);
+        if end <= self.get(id)?.size {
+            // Before a part is done.
+            self.bring_shown(id.0, place(first).0..place(end).0 + 1)?;
+        }
         let mut freed = Freed::default();
         let mut done = 0;
         loop {
@@ -358,6 +419,11 @@ impl<D: Disk> Store<D> {
             }
         }
     }
+}
+
+/// What lies over a blob's cluster.
+pub(crate) fn over(overs: &Overs, id: u64, cluster: u64) -> &[Over] {
+    overs.get(&(id, cluster)).map_or(&[], Vec::as_slice)
 }
 
 /// Whether a blob's cluster is in one of these unmaps (blob, first, count).

@@ -18,6 +18,8 @@ const SECTOR: usize = 512;
 struct Recorder {
     now: MemDisk,
     events: Vec<Option<(u64, Vec<u8>)>>,
+    /// Bytes where a page begins that cannot be read before it is written.
+    unreadable: BTreeSet<u64>,
 }
 
 impl Disk for Recorder {
@@ -25,9 +27,16 @@ impl Disk for Recorder {
         self.now.size()
     }
     fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DiskError> {
+        let len = buf.len() as u64;
+        if self.unreadable.range(offset..offset + len).next().is_some() {
+            let cause = "rotten".into();
+            return Err(DiskError { op: "read", offset, len, cause, no_space: false });
+        }
         self.now.read(offset, buf)
     }
     fn write(&mut self, offset: u64, buf: &[u8]) -> Result<(), DiskError> {
+        let end = offset + buf.len() as u64;
+        self.unreadable.retain(|page| !(offset..end).contains(page));
         self.events.push(Some((offset, buf.to_vec())));
         self.now.write(offset, buf)
     }
@@ -42,7 +51,8 @@ impl Disk for Recorder {
 
 /// A store with all kinds of metadata pages, checkpointed, and what it holds.
 fn store() -> Store<Recorder> {
-    let disk = Recorder { now: MemDisk::new(8 << 20), events: Vec::new() };
+    let disk =
+        Recorder { now: MemDisk::new(8 << 20), events: Vec::new(), unreadable: BTreeSet::new() };
     let options =
         StoreOptions { name: "s".into(), uuid: Uuid::from_u128(1), cluster_size: CLUSTER };
     let mut s = Store::create_store(disk, &options).unwrap();
@@ -70,12 +80,13 @@ fn store() -> Store<Recorder> {
 }
 
 /// All that a store says of its blobs.
-fn said<D: Disk>(store: &Store<D>) -> Vec<String> {
-    let of = |blob: blobstore::BlobInfo| {
+fn said<D: Disk>(store: &mut Store<D>) -> Vec<String> {
+    let blobs: Vec<_> = store.blobs().collect();
+    let mut of = |blob: blobstore::BlobInfo| {
         let clusters: Vec<_> = store.clusters(blob.id).unwrap().collect();
         format!("{blob:?} {clusters:?}")
     };
-    store.blobs().map(of).collect()
+    blobs.into_iter().map(&mut of).collect()
 }
 
 fn checked(store: &mut Store<Recorder>, repair: bool) -> Checked {
@@ -87,6 +98,31 @@ fn checked(store: &mut Store<Recorder>, repair: bool) -> Checked {
         all.next = step.next;
     }
     all
+}
+
+#[test]
+fn each_page_that_cannot_be_read_is_found_and_repaired_and_one_superblock_is_enough() {
+    let mut s = store();
+    let before = said(&mut s);
+    for at in in_use() {
+        s.disk_mut().unreadable.insert(*at);
+        let found = checked(&mut s, false).problems;
+        let [one] = &found[..] else { panic!("{at}: {found:?}") };
+        assert!(one.place.ends_with(&format!("at byte {at}")), "{at}: {one:?}");
+        assert!(one.cause.starts_with("it cannot be read: "), "{one:?}");
+        let mended = checked(&mut s, true).problems;
+        assert!(mended.len() == 1 && mended[0].repaired, "{at}: {mended:?}");
+        assert_eq!(checked(&mut s, false).problems, [], "{at}");
+    }
+    for at in [0, 16 * PAGE_SIZE as u64] {
+        let now = MemDisk::from_bytes(s.disk_mut().now.bytes().to_vec());
+        let disk = Recorder { now, events: Vec::new(), unreadable: BTreeSet::from([at]) };
+        assert_eq!(said(&mut Store::load(disk).unwrap()), before, "{at}");
+    }
+    let now = MemDisk::from_bytes(s.disk_mut().now.bytes().to_vec());
+    let unreadable = BTreeSet::from([0, 16 * PAGE_SIZE as u64]);
+    let disk = Recorder { now, events: Vec::new(), unreadable };
+    assert!(matches!(Store::load(disk), Err(Error::Data(_))));
 }
 
 /// Where the pages and superblock copies are that [`store`] uses, in bytes.
@@ -107,7 +143,7 @@ fn in_use() -> &'static [u64] {
 #[test]
 fn each_page_that_goes_bad_is_found_and_repaired() {
     let mut s = store();
-    let before = said(&s);
+    let before = said(&mut s);
     let clean = checked(&mut s, false);
     assert_eq!(clean.problems, []);
     let used = in_use();
@@ -127,9 +163,9 @@ fn each_page_that_goes_bad_is_found_and_repaired() {
             assert!(mended.problems.iter().all(|p| p.repaired) && mended.problems.len() == 1);
             assert_eq!(checked(&mut s, true).problems, [], "{place}");
             let loaded = Store::load(MemDisk::from_bytes(s.disk_mut().now.bytes().to_vec()));
-            assert_eq!(said(&loaded.unwrap()), before, "{place}");
+            assert_eq!(said(&mut loaded.unwrap()), before, "{place}");
         }
-        assert_eq!(said(&s), before);
+        assert_eq!(said(&mut s), before);
     }
 }
 
@@ -160,7 +196,7 @@ proptest! {
         chance in any::<u64>(),
     ) {
         let mut s = store();
-        let before = said(&s);
+        let before = said(&mut s);
         // One copy of the superblock has to be left, or it is no store any more.
         let used: Vec<_> = in_use().iter().copied().filter(|at| *at != 0).collect();
         for (which, byte, change) in damaged {
@@ -182,7 +218,7 @@ proptest! {
                 places(&found.problems).difference(&bad).filter(|p| !p.starts_with("superblock")).cloned().collect();
             prop_assert!(worse.is_empty(), "after {at} of {}: {worse:?}", events.len());
             match Store::load(after) {
-                Ok(loaded) => prop_assert_eq!(said(&loaded), before.clone()),
+                Ok(mut loaded) => prop_assert_eq!(said(&mut loaded), before.clone()),
                 Err(e) => prop_assert!(matches!(e, Error::Damaged { .. }) && at < events.len(), "{e}"),
             }
         }

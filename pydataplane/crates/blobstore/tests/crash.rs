@@ -206,6 +206,31 @@ fn crash_with_a_parent_outside_of_the_store_shows_it_or_what_was_written_and_nob
 }
 
 #[test]
+fn crash_in_a_change_of_the_parent_leaves_the_old_one_or_the_new_one() {
+    let mut steps = vec![create(0, 30, false), Step::Write(0, 0, 30 * PER_CLUSTER), Step::Sync];
+    steps.extend([Step::Delete(0), create(1, 5, true), create(2, 5, true)]);
+    steps.extend([Step::Write(1, 0, 2 * PER_CLUSTER), Step::Snapshot(vec![(1, 10), (2, 11)])]);
+    // In clusters that its parent has and in others, flushed and not.
+    steps.extend([Step::Write(2, 1, 1), Step::Sync, Step::Write(2, 3 * PER_CLUSTER + 5, 1)]);
+    steps.extend([Step::SetParent(2, 10), Step::Write(2, PER_CLUSTER, 3)]);
+    steps.extend([Step::SetParentExternal(2, 5), Step::Write(2, 4 * PER_CLUSTER, 1)]);
+    steps.extend([Step::Snapshot(vec![(2, 12)]), Step::Clone(12, 3), Step::SetParent(3, 10)]);
+    steps.extend([
+        Step::ReadOnly(3),
+        Step::Write(1, 1, 1),
+        Step::SetParent(1, 12),
+        Step::Delete(10),
+    ]);
+    let r = survives(&steps);
+    let last = &r.states.last().unwrap().1;
+    let is = |serial: u32| last[&power::uuid_of(serial)].clone();
+    assert_eq!((is(1).parent, is(2).parent), (Some(power::uuid_of(12)), Some(power::uuid_of(12))));
+    // The deletion has merged its parent into it.
+    assert!(is(3).read_only && is(3).parent.is_none());
+    assert_eq!(is(12).external, Some(power::EXTERNAL));
+}
+
+#[test]
 fn crash_in_a_snapshot_leaves_none_or_all_of_it_with_everything_written_before() {
     let mut steps = vec![create(0, 30, false), Step::Write(0, 0, 30 * PER_CLUSTER), Step::Sync];
     steps.extend([Step::Delete(0), create(1, 6, false), create(2, 6, true)]);
@@ -390,12 +415,27 @@ fn crash_in_short_scripts_leaves_each_operation_done_or_not_whatever_was_written
         Step::RollBack(1, 10),
         Step::Together(vec![(1, 1, 1)], vec![(3, 0, 2)]),
         Step::SetXattr(3, "x".into(), vec![1; 2500]),
+        Step::SetParentExternal(2, 4),
+        Step::ReadOnly(3),
+    ];
+    // Second ones only, which takes less time.
+    let after = [
+        Step::RemoveXattr(3, "x".into()),
+        Step::Rename(3, "renamed".into()),
+        // After the snapshot 11.
+        Step::SetParent(2, 11),
+        // After 2 is gone, into the only one that needs it.
+        Step::Delete(10),
+        Step::Detach(2, false),
+        Step::CloneExternal(7, 2),
+        Step::RenameStore("lvs1".into()),
+        Step::Grow(4),
     ];
     let given = std::env::var("VIRTLUN_CRASH_SUBSETS").ok();
     let subsets = given.map_or(SUBSETS, |s| s.parse().expect("a number"));
     let (mut scripts, mut tried) = (0, 0);
     for first in &operations {
-        for second in &operations {
+        for second in operations.iter().chain(&after) {
             let script = [first.clone(), second.clone()];
             let recorded = record(empty_store(), &[&prefix[..], &script[..]].concat());
             match recorded.survives_every_subset(prefix.len(), subsets) {

@@ -324,6 +324,38 @@ fn after_any_failed_metadata_access_the_store_refuses_every_change() {
 }
 
 #[test]
+fn what_a_first_write_has_is_written_with_its_cluster() {
+    let closed = store(4 << 20).close().unwrap();
+    let mut s = Store::load(Failing { disk: closed, left: 1 << 20 }).unwrap();
+    let id = s.create(&blob("a", 8, true)).unwrap();
+    let cluster = s.info().cluster_size as usize;
+    s.write(id, 0, &vec![1; 6 * cluster]).unwrap();
+    let (name, uuid, xattrs) = ("before".into(), Uuid::from_u128(77), Default::default());
+    let id = s.snapshot(&[(id, HistoryOptions { name, uuid, xattrs })]).unwrap()[0];
+    let mut changes = |change: &dyn Fn(&mut Store<Failing>)| {
+        let before = s.disk_mut().left;
+        change(&mut s);
+        before - s.disk_mut().left
+    };
+    let whole = vec![3; cluster];
+    // The first cluster comes with a page of its own.
+    changes(&|s| _ = s.allocate(&[(id, 0)]).remove(0).unwrap());
+    let alone = changes(&|s| _ = s.allocate(&[(id, 1)]).remove(0).unwrap());
+    let at = 2 * cluster as u64 + 1000;
+    assert_eq!(changes(&|s| s.write(id, at, &[2; 5000]).unwrap()), alone);
+    assert_eq!(changes(&|s| s.write(id, 3 * cluster as u64, &whole).unwrap()), alone);
+    // Zeros are not counted: this is the data.
+    assert_eq!(changes(&|s| s.write(id, 6 * cluster as u64, &whole).unwrap()), alone);
+    let mut found = vec![9; 8 * cluster];
+    s.read(id, 0, &mut found).unwrap();
+    let mut expected = vec![1; 6 * cluster];
+    expected.resize(8 * cluster, 0);
+    expected[2 * cluster + 1000..][..5000].fill(2);
+    [3, 6].iter().for_each(|n| expected[n * cluster..][..cluster].fill(3));
+    assert!(found == expected);
+}
+
+#[test]
 fn garbage_is_not_a_store_and_never_a_panic() {
     for byte in [0u8, 1, 0xff] {
         let e = Store::load(MemDisk::from_bytes(vec![byte; 1 << 20])).err().unwrap();

@@ -86,7 +86,7 @@ impl Crypto {
 
     /// The one on that bdev, by the bdev's name.
     pub fn on(registry: &Registry, base: &str) -> Option<Arc<Crypto>> {
-        Crypto::all(registry).into_iter().find(|crypto| crypto.base().name() == base)
+        registry.get_as(registry.above(base)?.name())
     }
 
     /// Has encrypted bdevs follow their bases until the subscription is dropped: the size, and the end of
@@ -100,20 +100,8 @@ impl Crypto {
                 }
             }
             Event::Removed(base) => {
-                let Some(name) = Crypto::on(&known, base.name()).map(|c| c.name().to_owned())
-                else {
-                    return;
-                };
-                // Its holders are waited for, which nobody may do here; the base waits for its end.
-                let registry = known.clone();
-                let remove = move || {
-                    if let Err(e) = registry.unregister(&name) {
-                        tracing::error!("not removed with its base: {e}");
-                    }
-                };
-                let thread = std::thread::Builder::new().name("crypto removal".into());
-                if let Err(e) = thread.spawn(remove) {
-                    tracing::error!("no thread to remove the crypto bdev on {}: {e}", base.name());
+                if let Some(crypto) = Crypto::on(&known, base.name()) {
+                    known.unregister_beside(crypto.name());
                 }
             }
             Event::Registered(_) | Event::Space { .. } => {}
@@ -185,6 +173,10 @@ impl Bdev for Crypto {
     /// A block of zeros on the base reads as zeros, and so does what the base has not.
     fn sparse(&self) -> Option<&dyn Sparse> {
         self.0.base().sparse()
+    }
+
+    fn below(&self) -> Option<&str> {
+        Some(self.0.base().name())
     }
 
     fn flush_latch(&self) -> Option<&FlushLatch> {

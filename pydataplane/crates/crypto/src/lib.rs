@@ -22,15 +22,13 @@
 //! | `xts` | [`Xts`]: a key made ready for one thread |
 //! | `disk` | [`Crypto`]: the bdev |
 //! | `channel` | the data path: read it from top to bottom |
-//! | `pieces` | memory for encrypted data; the only `unsafe` |
 
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod channel;
 mod disk;
 mod key;
 mod keys;
-mod pieces;
 mod xts;
 
 pub use disk::{CreateError, Crypto, PRODUCT, open};

@@ -93,6 +93,8 @@ pub(crate) struct Job {
     pub read_only: bool,
     /// What its requests may be.
     pub limits: Limits,
+    /// How much I/O the bdev does at most.
+    pub rates: Arc<bdev::Limits>,
     /// The CPUs that the thread runs on; none: any.
     pub cpus: Vec<usize>,
     /// `/dev/ublkcN`.
@@ -133,7 +135,7 @@ pub(crate) fn run(job: Job, ready: &SyncSender<Result<Waker, OpenError>>) -> Opt
         why: format!("its device cannot be served: {e}"),
     };
     let opened = reactor::bind(&job.cpus).map_err(failed).and_then(|()| {
-        let channel = Channel::open(&*job.bdev, DEPTH)?;
+        let channel = Channel::open_within(&*job.bdev, DEPTH, Arc::clone(&job.rates))?;
         let queue = job.queue.try_clone().and_then(|fd| Queue::new(fd, job.limits));
         let queue = queue.map_err(failed)?;
         channel.watch(queue.fd()).map_err(failed)?;
@@ -188,6 +190,8 @@ impl Worker {
     fn serve(&mut self) {
         loop {
             let order = self.shared.order();
+            // Somebody waits for what was taken.
+            self.channel.set_unlimited(order != Order::Serve || self.shared.is_parked());
             self.channel.poll(&mut self.over);
             let mut idle = self.over.is_empty();
             while let Some(finished) = self.over.pop() {

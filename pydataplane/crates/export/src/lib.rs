@@ -54,7 +54,9 @@
 //! with two rings and threads was no faster on two CPUs than with one, and one with two threads, be it on
 //! one descriptor or with a clone, sleeps as often for a request as with one thread: 2.0 to 2.2 times for a
 //! read of 4 KiB at depth 1, 1.1 to 1.2 times at depth 16. So it does with splice, which would save the
-//! copy between the descriptor and our buffers: that costs two or three system calls more. Each clone is
+//! copy between the descriptor and our buffers: that costs two or three system calls more. There is nothing
+//! to register: requests are read by readv(2), and an io_uring that read the descriptor with registered
+//! buffers would be spared the look-up of their pages, not FUSE's copy into them. Each clone is
 //! one more descriptor whose end fails the requests that it has, which the holder would have to keep, and
 //! what was spliced into a pipe is lost with it.
 //!

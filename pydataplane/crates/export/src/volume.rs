@@ -138,7 +138,7 @@ impl Volume {
         way: Way,
     ) -> Result<Volume, ExportError> {
         let claim = claim(registry, bdev, &way.owner, way.parked)?;
-        let bdev = Arc::clone(claim.bdev());
+        let (bdev, rates) = (Arc::clone(claim.bdev()), claim.limits());
         let hold: Hold = Arc::new(Mutex::new(Some(claim)));
         let uuid = bdev.uuid();
         let left = keeper.take(uuid)?;
@@ -149,18 +149,18 @@ impl Volume {
             _ => None,
         };
         match (disk, &way.shape) {
-            (Some(disk), _) => Volume::serve_disk(bdev, keeper, way, hold, disk),
+            (Some(disk), _) => Volume::serve_disk((bdev, rates), keeper, way, hold, disk),
             (None, Shape::Disk(_)) if left.is_none() => Err(ExportError::NoDisks),
             (None, Shape::Disk(_)) => {
                 let (name, path) = (bdev.name().to_owned(), keeper.path(uuid));
                 Err(ExportError::Exported { name, path })
             }
-            (None, _) => Volume::serve_file(bdev, keeper, way, hold, left),
+            (None, _) => Volume::serve_file((bdev, rates), keeper, way, hold, left),
         }
     }
 
     fn serve_file(
-        bdev: Arc<dyn Bdev>,
+        (bdev, rates): (Arc<dyn Bdev>, Arc<bdev::Limits>),
         keeper: &Keeper,
         way: Way,
         hold: Hold,
@@ -193,6 +193,7 @@ impl Volume {
             bdev: Arc::clone(&bdev),
             facts,
             limits: Limits::new(longest, pages_limit()),
+            rates,
             device: Device::new(Arc::clone(&fuse)),
             record,
             resumed,
@@ -222,7 +223,7 @@ impl Volume {
     }
 
     fn serve_disk(
-        bdev: Arc<dyn Bdev>,
+        (bdev, rates): (Arc<dyn Bdev>, Arc<bdev::Limits>),
         keeper: &Keeper,
         way: Way,
         hold: Hold,
@@ -242,6 +243,7 @@ impl Volume {
             bdev: Arc::clone(&bdev),
             read_only,
             limits: ublk::Limits { depth, max_io_bytes, block_size: wanted.block_size },
+            rates,
             cpus: shape.cpus(),
             queue,
             shared: Arc::clone(&shared),

@@ -66,6 +66,8 @@ pub(crate) struct Job {
     pub facts: Facts,
     /// What the kernel may send at once.
     pub limits: Limits,
+    /// How much I/O the bdev does at most.
+    pub rates: Arc<bdev::Limits>,
     /// The kernel's end.
     pub device: Device,
     /// What another process needs to go on; one that was resumed has been negotiated.
@@ -80,7 +82,8 @@ pub(crate) struct Job {
 /// what was taken is answered.
 pub(crate) fn run(mut job: Job, ready: &SyncSender<Result<Waker, OpenError>>) {
     serve_write_back();
-    let opened = Channel::open(&*job.bdev, DEPTH).and_then(|channel| {
+    let opened = Channel::open_within(&*job.bdev, DEPTH, Arc::clone(&job.rates));
+    let opened = opened.and_then(|channel| {
         let failed =
             |e| OpenError { name: job.bdev.name().into(), why: format!("no wake-up: {e}") };
         channel.watch(job.device.fd()).map_err(failed)?;
@@ -157,6 +160,8 @@ impl Worker {
     fn serve(&mut self) {
         loop {
             let order = self.job.shared.order();
+            // Somebody waits for what was taken.
+            self.channel.set_unlimited(order != Order::Serve || self.job.shared.is_parked());
             self.channel.poll(&mut self.over);
             let mut idle = self.over.is_empty();
             while let Some(finished) = self.over.pop() {

@@ -2,8 +2,9 @@
 //!
 //! A peer decides how much memory it shares, and in how many pieces: with a sparse file that costs it
 //! nothing, and it must not be able to leave nothing for the VM that comes next. So the first ones may
-//! take much, and each later one a part of what the others left ([`PARTS`]): whatever dozens of peers
-//! take together, something is left for one more. A VM that takes as much as any does, its share of
+//! take much, and each later one a part of what the others left ([`PARTS`]). What counts is the peer's
+//! memory table; a bound that followed from that, too, would be one of the peer's own choice. Whatever
+//! dozens of peers take together, something is left for one more. A VM that takes as much as any does, its share of
 //! the pool's [`Pool::new`] `always`, has it as long as anything is left.
 
 use std::sync::Arc;

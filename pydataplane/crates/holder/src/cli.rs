@@ -17,8 +17,8 @@ use ublk::Control;
 use crate::server::{Options, serve};
 use crate::store;
 
-/// Keeps the FUSE mounts of a virtlun target, so that what is mounted on them waits while the
-/// target is restarted.
+/// Keeps the FUSE mounts and the connections of VMs of a virtlun target, so that those who use them wait
+/// while the target is restarted.
 #[derive(Debug, Parser)]
 #[command(name = "virtlun-holder", version)]
 pub struct Cli {
@@ -34,11 +34,11 @@ pub struct Cli {
     #[arg(long, value_name = "USER")]
     pub user: Option<String>,
 
-    /// Seconds without a target after which what is mounted gets I/O errors instead of waiting
+    /// Seconds without a target after which pods and VMs get I/O errors instead of waiting
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     pub wait: u64,
 
-    /// End when nothing is mounted and no target is connected
+    /// End when nothing is held and no target is connected
     #[arg(long)]
     pub exit_when_idle: bool,
 
@@ -89,6 +89,7 @@ fn end_when_told() -> io::Result<()> {
 /// Runs the program; its exit status is 0 after the end by `--exit-when-idle` or a signal, 1 where it
 /// cannot serve.
 pub fn run(cli: &Cli) -> ExitCode {
+    sandbox::panics::end_the_process();
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });

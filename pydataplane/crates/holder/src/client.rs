@@ -17,7 +17,7 @@ use uuid::Uuid;
 use crate::wire::{self, NewDisk, Request, Which};
 use crate::{Disk, Found, Session};
 
-/// How long an answer is waited for: mounting takes a millisecond.
+/// How long an answer is waited for, if nothing else is said: mounting takes a millisecond.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a holder that was just started is waited for.
@@ -57,13 +57,19 @@ pub enum ClientError {
 #[derive(Debug)]
 pub struct Client {
     path: PathBuf,
+    timeout: Duration,
     connection: Mutex<Option<OwnedFd>>,
 }
 
 impl Client {
     /// To the holder at `path`; nothing is sent yet.
     pub fn new(path: &Path) -> Client {
-        Client { path: path.to_owned(), connection: Mutex::new(None) }
+        Client::with_timeout(path, ANSWER_TIMEOUT)
+    }
+
+    /// The same, which waits so long for an answer.
+    pub fn with_timeout(path: &Path, timeout: Duration) -> Client {
+        Client { path: path.to_owned(), timeout, connection: Mutex::new(None) }
     }
 
     /// Starts the program `program` as a holder of mounts in `dir` at this client's path, unless one
@@ -125,8 +131,8 @@ impl Client {
             let open = || -> io::Result<OwnedFd> {
                 let (flags, kind) = (SocketFlags::CLOEXEC, SocketType::SEQPACKET);
                 let socket = socket_with(AddressFamily::UNIX, kind, flags, None)?;
-                set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
-                set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
+                set_socket_timeout(&socket, Timeout::Recv, Some(self.timeout))?;
+                set_socket_timeout(&socket, Timeout::Send, Some(self.timeout))?;
                 connect(&socket, &SocketAddrUnix::new(&self.path)?)?;
                 Ok(socket)
             };
@@ -189,7 +195,7 @@ impl Client {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     // The answer is not to be taken for another one's.
                     *connection = None;
-                    let seconds = ANSWER_TIMEOUT.as_secs();
+                    let seconds = self.timeout.as_secs();
                     return Err(ClientError::Late { path: self.path.clone(), seconds });
                 }
                 Err(e) => last = e,
@@ -332,6 +338,43 @@ impl Client {
     /// [`ClientError`]; the kernel is older than Linux 6.16.
     pub fn resize(&self, uuid: Uuid, bytes: u64) -> Result<(), ClientError> {
         self.ask(Request::Resize(uuid, bytes), &[]).map(drop)
+    }
+
+    /// Keeps the descriptors of a VM's connection instead of what there was of the controller `name`:
+    /// the record of who serves it, the connection, others.
+    ///
+    /// # Errors
+    /// [`ClientError`]; a holder that is older does not know it.
+    pub fn keep_vm(&self, name: &str, fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+        self.ask(Request::VmKeep(name.to_owned()), fds).map(drop)
+    }
+
+    /// The descriptors that are kept of the controller `name`, which stay kept.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn take_vm(&self, name: &str) -> Result<Option<Vec<OwnedFd>>, ClientError> {
+        match self.ask(Request::VmTake(name.to_owned()), &[])? {
+            (text, _) if text == "none" => Ok(None),
+            (_, fds) => Ok(Some(fds)),
+        }
+    }
+
+    /// Lets go of the connection of a VM; fine where there is none.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn end_vm(&self, name: &str) -> Result<(), ClientError> {
+        self.ask(Request::VmEnd(name.to_owned()), &[]).map(drop)
+    }
+
+    /// The controllers whose VMs' connections are kept.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn vms(&self) -> Result<Vec<String>, ClientError> {
+        let (text, _) = self.ask(Request::VmList, &[])?;
+        Ok(text.split(' ').skip(1).map(str::to_owned).collect())
     }
 
     /// The sessions that are held.

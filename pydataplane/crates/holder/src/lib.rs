@@ -1,5 +1,5 @@
-//! Keeps FUSE mounts, and the descriptors that they need, while the process that serves them is
-//! away: killed, restarted or exchanged for a newer one.
+//! Keeps FUSE mounts and connections of VMs, and the descriptors that they need, while the process
+//! that serves them is away: killed, restarted or exchanged for a newer one.
 //!
 //! Owns: the mounts below one folder, and for each a *session*: the descriptor of `/dev/fuse` that
 //! the mount was made with, and a memfd in which whoever serves it keeps what its successor must
@@ -24,6 +24,9 @@
 //! target: that takes CAP_SYS_ADMIN, too. It passes their queues on and keeps none; the kernel keeps
 //! the devices.
 //!
+//! It also keeps the connections of VMs that a target gives it ([`vms`]), until their front ends close
+//! them: what a guest asks of a target that was killed waits for the next one.
+//!
 //! Sessions that nobody serves for [`Options::wait`] are given up: their users get errors (ENOTCONN;
 //! EIO through a loop device) instead of waiting for ever.
 //!
@@ -34,6 +37,7 @@
 //! | `server` | the holder |
 //! | `disks` | devices of the ublk driver, where the kernel has it |
 //! | `links` | which of these is whose, for who mounts |
+//! | `vms` | connections of VMs |
 //! | `store` | systemd's file descriptor store |
 //! | `rights` | what it may do to its host, for who asks |
 //! | `client` | the target's end |
@@ -49,6 +53,7 @@ mod mounts;
 mod rights;
 mod server;
 mod store;
+mod vms;
 pub mod wire;
 
 pub use client::{Client, ClientError};

@@ -22,6 +22,7 @@ use crate::disks::{Disk, Disks, Found};
 use crate::links::{self, Links};
 use crate::mounts::Mounts;
 use crate::store;
+use crate::vms::Vms;
 use crate::wire::{self, PACKET_BYTES, Request};
 use crate::{SESSIONS_MAX, Session};
 
@@ -61,6 +62,7 @@ struct Holder {
     sessions: BTreeMap<Uuid, Held>,
     disks: Option<Disks>,
     links: Links,
+    vms: Vms,
 }
 
 /// A packet's answer.
@@ -71,6 +73,8 @@ enum Reply<'a> {
     Session(&'a Session),
     /// With the queue of a device.
     Disk(String, OwnedFd),
+    /// With those of a VM's connection.
+    Vm(&'a [OwnedFd]),
     /// It comes when a command has ended.
     Later,
 }
@@ -87,8 +91,13 @@ pub fn serve(options: &Options, ublk: Option<Control>, ready: impl FnOnce()) -> 
     let disks = ublk.and_then(|control| Disks::new(control, &options.dir));
     let stored = store::taken();
     let sessions = stored.into_iter().map(|(uuid, session)| (uuid, Held { session, tree: None }));
-    let mut holder =
-        Holder { links: Links::new(mounts.folder()), mounts, sessions: sessions.collect(), disks };
+    let mut holder = Holder {
+        links: Links::new(mounts.folder()),
+        mounts,
+        sessions: sessions.collect(),
+        disks,
+        vms: Vms::default(),
+    };
     holder.check_links();
     for (uuid, held) in &mut holder.sessions {
         held.tree = holder.mounts.tree(*uuid);
@@ -124,12 +133,17 @@ pub fn serve(options: &Options, ublk: Option<Control>, ready: impl FnOnce()) -> 
         if let Some(disks) = &holder.disks {
             watched.push(PollFd::from_borrowed_fd(disks.fd(), PollFlags::IN));
         }
+        let before_vms = watched.len();
+        watched.extend(holder.vms.watched());
         match poll(&mut watched, limit.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
         let moved: Vec<_> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(watched);
+        if moved[before_vms..].contains(&true) {
+            holder.vms.forget_closed();
+        }
         let mut moved_peers = moved[1..].iter();
         peers.retain(|peer| match moved_peers.next() {
             Some(true) => holder.serve(peer),
@@ -218,6 +232,10 @@ fn answered(peer: &OwnedFd, answer: Answer<'_>) -> io::Result<()> {
         Ok(Reply::Session(s)) => wire::send(peer, "ok", &[s.fuse.as_fd(), s.record.as_fd()]),
         // No copy stays here: a device whose queue is open somewhere is not recovered.
         Ok(Reply::Disk(text, queue)) => wire::send(peer, &text, &[queue.as_fd()]),
+        Ok(Reply::Vm(fds)) => {
+            let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+            wire::send(peer, "ok", &fds)
+        }
         Err(why) => {
             tracing::warn!("{why}");
             wire::send(peer, &format!("failed {why}"), &[])
@@ -300,6 +318,21 @@ impl Holder {
                 self.disks()?.resize(uuid, bytes)?;
                 text("ok")
             }
+            Request::VmKeep(name) => {
+                self.vms.keep(name, fds)?;
+                text("ok")
+            }
+            Request::VmTake(name) => match self.vms.get(&name) {
+                Some(fds) => Ok(Reply::Vm(fds)),
+                None => text("none"),
+            },
+            Request::VmEnd(name) => {
+                self.vms.end(&name);
+                text("ok")
+            }
+            Request::VmList => {
+                text(&self.vms.names().fold("ok".to_owned(), |text, name| text + " " + name))
+            }
             Request::Opened(uuid) => {
                 text(if self.disks()?.is_open(uuid)? { "ok 1" } else { "ok 0" })
             }
@@ -341,7 +374,8 @@ impl Holder {
 
     /// Whether there is nothing that would be lost with this process, or given up.
     fn is_empty(&self) -> bool {
-        self.sessions.is_empty() && self.disks.as_ref().is_none_or(Disks::is_empty)
+        let disks = self.disks.as_ref().is_none_or(Disks::is_empty);
+        self.sessions.is_empty() && disks && self.vms.is_empty()
     }
 
     fn check_room(&self, uuid: Uuid) -> Result<(), String> {
@@ -379,6 +413,7 @@ impl Holder {
 
     /// Ends what nobody has served for too long: its users get errors.
     fn give_up(&mut self, waited: Duration) {
+        self.vms.give_up(waited.as_secs());
         if let Some(disks) = &mut self.disks {
             disks.give_up();
             self.check_links();

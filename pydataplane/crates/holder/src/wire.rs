@@ -17,8 +17,13 @@
 //! | `resizes` | | `ok`: devices can change their size while they are used; `none` | |
 //! | `resize UUID BYTES` | | `ok`: the device of the volume has this size | |
 //! | `opened UUID` | | `ok 1`: something has the device alone; `ok 0` | |
+//! | `vm-keep NAME` | record, connection, others | `ok` | |
+//! | `vm-take NAME` | | `ok`; `none` where it is not held | the same |
+//! | `vm-end NAME` | | `ok`: let go of; also where it was not held | |
+//! | `vm-list` | | `ok NAME NAME ...` | |
 //!
-//! The numbers of a device are those of [`ublk::New`] but its mark, in the order of [`NewDisk`].
+//! The NAME of a VM's connection is its controller's, and has what tells targets apart before it. The
+//! numbers of a device are those of [`ublk::New`] but its mark, in the order of [`NewDisk`].
 //!
 //! What fails is answered with `failed SENTENCE`. A request that is not known is, too: a holder may
 //! be older than the target.
@@ -33,16 +38,18 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use uuid::Uuid;
 
+use crate::vms::{NAME_MAX, VMS_MAX};
 use crate::{SESSIONS_MAX, Session};
 
-/// Longest packet, in bytes: `ok` and [`SESSIONS_MAX`] UUIDs with a blank before each.
+/// Longest packet, in bytes: `ok` and [`SESSIONS_MAX`] UUIDs, or [`VMS_MAX`] names, with a blank before
+/// each.
 pub const PACKET_BYTES: usize = 16 + SESSIONS_MAX * 37;
 
-/// Descriptors in a packet at most.
-const FDS_MAX: usize = 2;
+/// Descriptors in a packet at most: as many as the kernel passes on (SCM_MAX_FD).
+pub const FDS_MAX: usize = 253;
 
 /// What a target asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// A new mount, or the one that it has.
     Mount(Uuid),
@@ -70,6 +77,14 @@ pub enum Request {
     Resizes,
     /// The device is to have so many bytes.
     Resize(Uuid, u64),
+    /// The descriptors beside it are those of a VM's connection.
+    VmKeep(String),
+    /// The descriptors of a VM's connection.
+    VmTake(String),
+    /// Its end.
+    VmEnd(String),
+    /// The names of all connections of VMs.
+    VmList,
 }
 
 /// Which device a volume is to have.
@@ -184,7 +199,7 @@ impl NewDisk {
 
 impl Request {
     /// As it is sent.
-    pub fn text(self) -> String {
+    pub fn text(&self) -> String {
         match self {
             Request::Mount(uuid) => format!("mount {uuid}"),
             Request::Take(uuid) => format!("take {uuid}"),
@@ -201,6 +216,10 @@ impl Request {
             Request::Opened(uuid) => format!("opened {uuid}"),
             Request::Resizes => "resizes".into(),
             Request::Resize(uuid, bytes) => format!("resize {uuid} {bytes}"),
+            Request::VmKeep(name) => format!("vm-keep {name}"),
+            Request::VmTake(name) => format!("vm-take {name}"),
+            Request::VmEnd(name) => format!("vm-end {name}"),
+            Request::VmList => "vm-list".into(),
         }
     }
 
@@ -217,9 +236,19 @@ impl Request {
                 "rights" => Some(Request::Rights),
                 "disks" => Some(Request::Disks),
                 "resizes" => Some(Request::Resizes),
+                "vm-list" => Some(Request::VmList),
                 _ => None,
             };
         };
+        if let Some(of_vm) = verb.strip_prefix("vm-") {
+            let name = Some(name.to_owned()).filter(|name| is_name(name))?;
+            return match of_vm {
+                "keep" => Some(Request::VmKeep(name)),
+                "take" => Some(Request::VmTake(name)),
+                "end" => Some(Request::VmEnd(name)),
+                _ => None,
+            };
+        }
         let (name, more) = name.split_once(' ').map_or((name, None), |(n, more)| (n, Some(more)));
         let uuid = Uuid::try_parse(name).ok()?;
         match (verb, more) {
@@ -241,6 +270,11 @@ impl Request {
             _ => None,
         }
     }
+}
+
+/// Whether a connection may have that name.
+fn is_name(name: &str) -> bool {
+    (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 /// Sends one packet.
@@ -284,6 +318,9 @@ pub fn session(fds: Vec<OwnedFd>) -> Option<Session> {
     Some(Session { fuse, record })
 }
 
+// As many as there may be.
+const _: () = assert!("ok".len() + VMS_MAX * (1 + NAME_MAX) <= PACKET_BYTES);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -319,8 +356,15 @@ mod tests {
             Request::Opened(uuid),
             Request::Resizes,
             Request::Resize(uuid, 1 << 50),
+            Request::VmKeep("vm-1".into()),
+            Request::VmTake("a.b:c@d_e".into()),
+            Request::VmEnd("n".repeat(NAME_MAX)),
+            Request::VmList,
         ] {
             assert_eq!(Request::parse(&request.text()), Some(request));
+        }
+        for name in ["", "a b", "\u{e9}", "a\n", &"n".repeat(NAME_MAX + 1)] {
+            assert_eq!(Request::parse(&format!("vm-keep {name}")), None, "{name}");
         }
         for more in [
             "",
@@ -359,6 +403,9 @@ mod tests {
         let (text, fds) = receive(&b).unwrap();
         assert_eq!((text.as_str(), fds.len()), ("ok", 2));
         assert!(session(fds).is_some());
+        send(&a, "ok", &vec![a.as_fd(); FDS_MAX]).unwrap();
+        assert_eq!(receive(&b).unwrap().1.len(), FDS_MAX);
+        assert!(send(&a, "ok", &vec![a.as_fd(); FDS_MAX + 1]).is_err());
         let names = format!("ok{}", format!(" {}", Uuid::nil()).repeat(SESSIONS_MAX));
         send(&a, &names, &[]).unwrap();
         assert_eq!(receive(&b).unwrap().0, names);

@@ -22,6 +22,8 @@ pub mod feature {
     pub const SCSI_HOTPLUG: u64 = 1 << 1;
     /// virtio-scsi: parameters change by events.
     pub const SCSI_CHANGE: u64 = 1 << 2;
+    /// virtio-scsi: requests say how much protection information they carry (5.6.3).
+    pub const SCSI_T10_PI: u64 = 1 << 3;
     /// vhost: log writes to guest memory.
     pub const LOG_ALL: u64 = 1 << 26;
     /// Indirect descriptors (2.7.5.3).

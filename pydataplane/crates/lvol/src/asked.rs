@@ -1,7 +1,10 @@
 //! What a channel asks of the metadata thread, what the two share, and which volumes have channels.
 
+use crate::data::{Buffers, Data, Writes};
+use crate::gauges::Gauges;
 use crate::volume::Volume;
 use bdev::IoError;
+use blobstore::BlobId;
 use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex;
 use reactor::{Bell, Waker};
@@ -22,10 +25,11 @@ pub(crate) enum Want {
     Unmap,
     /// What was written, and the clusters that it was written to, durably.
     Flush,
+    /// The volume's map, which is not in memory.
+    Map,
 }
 
 /// A request of one parked I/O.
-#[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     /// The channel's slot of that I/O.
     pub slot: u16,
@@ -34,6 +38,15 @@ pub(crate) struct Request {
     pub first: u64,
     /// Number of clusters.
     pub count: u64,
+    /// What is to be written to the first one, which is the only one, at this byte of it.
+    pub data: Option<(u64, Data)>,
+}
+
+impl Request {
+    /// One without data.
+    pub fn of(slot: u16, want: Want, first: u64, count: u64) -> Self {
+        Request { slot, want, first, count, data: None }
+    }
 }
 
 /// The answer to a [`Request`].
@@ -41,6 +54,8 @@ pub(crate) struct Request {
 pub(crate) struct Reply {
     pub slot: u16,
     pub result: Result<(), IoError>,
+    /// [`Request::data`] was written, too.
+    pub written: bool,
 }
 
 /// What a channel shares with the metadata thread.
@@ -52,6 +67,8 @@ pub(crate) struct ChannelShared {
     pub active: AtomicU64,
     pub requests: ArrayQueue<Request>,
     pub replies: ArrayQueue<Reply>,
+    /// What of its data the metadata thread writes.
+    pub writes: Writes,
     pub waker: Waker,
 }
 
@@ -62,17 +79,22 @@ pub(crate) struct MetaThread {
     open: Arc<Open>,
     /// The last round all of whose allocations are durable.
     durable: Arc<AtomicU64>,
+    pub buffers: Arc<Buffers>,
+    pub gauges: Arc<Gauges>,
 }
 
 #[derive(Default)]
 struct Open {
     volumes: Mutex<Vec<Arc<Volume>>>,
     changes: AtomicU64,
+    /// Volumes whose maps somebody waits for who has no channel.
+    wanted: Mutex<Vec<BlobId>>,
 }
 
 impl MetaThread {
-    pub fn new(bell: Bell) -> Self {
-        MetaThread { bell, open: Arc::default(), durable: Arc::default() }
+    pub fn new(bell: Bell, gauges: Arc<Gauges>) -> Self {
+        let (open, durable) = (Arc::default(), Arc::default());
+        MetaThread { bell, open, durable, buffers: Buffers::new(), gauges }
     }
 
     /// All that was allocated up to this round is durable.
@@ -89,6 +111,17 @@ impl MetaThread {
     /// Has it look at what the channels ask for.
     pub fn ring(&self) {
         self.bell.ring();
+    }
+
+    /// Has it read the map of the volume with this blob.
+    pub fn want_map(&self, blob: BlobId) {
+        self.open.wanted.lock().push(blob);
+        self.ring();
+    }
+
+    /// The blobs whose volumes' maps are wanted.
+    pub fn take_wanted(&self) -> Vec<BlobId> {
+        std::mem::take(&mut self.open.wanted.lock())
     }
 
     /// A volume has its first channel. It has not asked for anything yet.

@@ -3,8 +3,9 @@
 //! An I/O that lies in one run of the device (one cluster, or neighbours) goes down with another
 //! LBA and nothing else, and is told here from top to bottom. One that does not is cut into pieces
 //! (`pieces`). What needs the metadata thread (a write to an unallocated cluster, unmapping whole
-//! clusters) is parked in its slot until that has answered. No path allocates, locks or waits; only a
-//! changed map (a resize) takes a lock, once.
+//! clusters, a map that is not in memory) is parked in its slot until that has answered. What a write has
+//! is copied for it where the cluster shows a parent: then nothing is left to write after the answer. No
+//! path allocates, locks or waits; only a changed map (a resize) takes a lock, once.
 //!
 //! Order: a cluster belongs to the volume, whatever becomes of this process, before data is written to
 //! it. While that is not durable, a flush and the end of a write with FUA go to the metadata thread,
@@ -142,6 +143,10 @@ impl Channel for LvolChannel {
         if !self.waiting.is_empty() {
             self.poll_waiting(done);
         }
+        if self.pins.is_outdated(self.version) {
+            // What is not used any more need not stay in memory.
+            self.choose_map();
+        }
         self.pins.relax();
         (done.len() - before) as u32
     }
@@ -149,7 +154,14 @@ impl Channel for LvolChannel {
     fn sparse_run(&mut self, lba: u64, blocks: u64) -> bdev::Run {
         self.choose_map();
         let shift = self.volume.id.shift;
-        let (hole, clusters) = ranges::run(&self.view, lba >> shift, RUN_CLUSTERS);
+        let (hole, clusters) = match self.view.is_away() {
+            false => ranges::run(&self.view, lba >> shift, RUN_CLUSTERS),
+            // Not known yet, so data; a read finds out.
+            true => {
+                self.volume.thread.want_map(self.volume.blob());
+                (false, 1)
+            }
+        };
         self.pins.relax();
         // Of a volume that was made smaller meanwhile it is not known.
         let end = ((lba >> shift) + clusters) << shift;

@@ -100,8 +100,12 @@ impl Copies {
 
 fn check(op: &str, from: &Claim, to: &Claim) -> Result<(), Error> {
     let (lvol, bdev) = (from.bdev(), to.bdev());
-    if !lvol.features().read_only || bdev.features().read_only {
-        return Err(Error::ReadOnly { op: op.to_owned() });
+    let op_of = || op.to_owned();
+    if !lvol.features().read_only {
+        return Err(Error::NotReadOnly { op: op_of() });
+    }
+    if bdev.features().read_only {
+        return Err(Error::ReadOnlyBdev { op: op_of(), bdev: bdev.name().to_owned() });
     }
     let bytes =
         |bdev: &dyn bdev::Bdev| bdev.geometry().num_blocks * u64::from(bdev.geometry().block_size);

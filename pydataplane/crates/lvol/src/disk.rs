@@ -4,7 +4,7 @@ mod copy;
 
 use crate::external::Externals;
 use bdev::{AlignedBuf, Bdev, Features, FlushLatch, IoError, OpenError, SyncChannel, SyncError};
-use blobstore::{Disk, DiskError};
+use blobstore::{Disk, DiskError, Fill};
 use copy::{Copier, Failed, Source};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -155,23 +155,23 @@ impl Disk for BdevDisk {
         Ok(())
     }
 
-    fn copy(&mut self, pairs: &[(u64, u64)], len: u64) -> Result<(), DiskError> {
-        let copied = self.copier(len)?.copy(pairs, len);
-        copied.map_err(|Failed { op, offset, error }| {
+    fn fill(&mut self, fills: &[Fill<'_>], len: u64) -> Result<(), DiskError> {
+        let filled = self.copier(len)?.fill(fills, len);
+        filled.map_err(|Failed { op, offset, error }| {
             failed(op, offset, len, self.bdev.name(), error)
         })
     }
 
-    fn copy_external(
+    fn fill_external(
         &mut self,
         parent: Uuid,
-        pairs: &[(u64, u64)],
+        fills: &[Fill<'_>],
         len: u64,
     ) -> Result<(), DiskError> {
         let mut source = self.source(parent, len)?;
-        let copied = self.copier(len)?.copy_from(&mut source, pairs, len);
+        let filled = self.copier(len)?.fill_from(&mut source, fills, len);
         self.sources.insert(parent, source);
-        copied.map_err(|Failed { op, offset, error }| {
+        filled.map_err(|Failed { op, offset, error }| {
             let external = parent.to_string();
             let of = if op == "read" { &external } else { self.bdev.name() };
             failed(op, offset, len, of, error)

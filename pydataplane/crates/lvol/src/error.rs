@@ -220,6 +220,20 @@ pub enum Error {
         /// The operation.
         op: String,
     },
+    /// The lvol is not read-only.
+    #[error("cannot {op}: the lvol is not read-only; take a snapshot of it and copy that")]
+    NotReadOnly {
+        /// The operation.
+        op: String,
+    },
+    /// The bdev is read-only.
+    #[error("cannot {op}: bdev {bdev} is read-only; use another one")]
+    ReadOnlyBdev {
+        /// The operation.
+        op: String,
+        /// The bdev.
+        bdev: String,
+    },
     /// An earlier metadata I/O failed, so the lvstore's state on the medium is not known.
     #[error(
         "cannot {op}: the lvstore stopped taking changes because {cause}; \
@@ -268,7 +282,10 @@ impl Error {
             | Error::SlowIo { .. } => EBUSY,
             Error::Cancelled { .. } => ECANCELED,
             Error::Damaged { .. } | Error::Shrunk { .. } => EILSEQ,
-            Error::ReadOnly { .. } | Error::HasClones { .. } => EPERM,
+            Error::ReadOnly { .. }
+            | Error::NotReadOnly { .. }
+            | Error::ReadOnlyBdev { .. }
+            | Error::HasClones { .. } => EPERM,
             Error::Stopped { .. } | Error::Io { .. } => EIO,
         }
     }

@@ -122,6 +122,9 @@ impl Externals {
             let ours = self.block_size;
             return refuse(format!("its blocks have {its} bytes, and the lvstore's {ours}"));
         }
+        if let Some(lvol) = self.registry.get_as::<Lvol>(&key) {
+            lvol.volume.keep_map();
+        }
         let mut held = external.held.lock();
         if held.is_none() {
             *held = Some(claim);

@@ -37,6 +37,11 @@ impl Meta {
         let mut versions = Vec::new();
         for ((volume, _), view) in all.iter().zip(&views) {
             self.frozen.push(volume.clone());
+            if view.is_away() {
+                // Nobody reads or writes through it until it has one.
+                versions.push((volume, volume.replace_view(view.clone())));
+                continue;
+            }
             let own = Arc::new(Map::new(view.clusters()));
             // As the snapshot will show it.
             let shown = Some((view.flat(), view.clusters()));
@@ -77,6 +82,9 @@ impl Meta {
         let (base, thread) = (volume.base.clone(), self.thread.clone());
         let snapshot = Volume::new(id, names, volume.blob(), true, base, Map::new(0), thread);
         snapshot.replace_view(view);
+        if let Some((shown, _)) = volume.view().shown {
+            snapshot.keep_flat(shown);
+        }
         volume.set_blob(number);
         self.volumes.insert(number, volume.clone());
         self.add_volume(snapshot.clone());
@@ -125,18 +133,8 @@ impl Meta {
 
     /// Puts below a volume what its parent shows, after its parent has what lies below that. Returns the
     /// version of the view.
-    pub fn look_through(&self, volume: &Arc<Volume>) -> u64 {
-        let before = match self.store.as_ref().map(|store| store.blob(volume.blob())) {
-            Some(Ok(info)) => info.parent_clusters,
-            _ => 0,
-        };
-        let (parent, external) = volume.kin(|kin| (kin.parent.clone(), kin.external.clone()));
-        let external = match &parent {
-            Some(parent) => parent.view().external_before(before),
-            None => external.map(|external| (external, before)),
-        };
-        let shown = parent.map(|parent| (parent.flat(), before));
-        volume.replace_view(View { own: volume.view().own, shown, external })
+    pub fn look_through(&mut self, volume: &Arc<Volume>) -> u64 {
+        self.show(volume, volume.view().own)
     }
 
     /// As [`Meta::relate`] and [`Meta::look_through`] for all volumes, parents before their clones.
@@ -259,16 +257,17 @@ impl Meta {
             // What was unmapped meanwhile.
             lacking = store.lacking(blob, all, 0, most).map_err(say)?;
         }
-        if let Some(last) = lacking.last() {
+        if let Some(next) = lacking.last().map(|last| last + 1) {
             let has = store.supply(blob, &lacking);
             let own = volume.view().own;
+            let lacking = if own.is_away() { &[] } else { &lacking[..] };
             // Where there was too little room it has some of them.
-            for cluster in &lacking {
+            for cluster in lacking {
                 own.set(*cluster, store.entry(blob, *cluster).map_err(say)?);
             }
             has.map_err(say)?;
             self.publish_volume(volume);
-            return Ok(Some(last + 1));
+            return Ok(Some(next));
         }
         store.detach(blob, all).map_err(say)?;
         self.moved(volume);
@@ -317,11 +316,8 @@ impl Meta {
         let cluster_size = store.info().cluster_size;
         let freed = store.roll_back(volume.blob(), snapshot.blob());
         let freed = freed.map_err(|e| refused(e, op, cluster_size))?;
-        let View { own, external, .. } = snapshot.view();
-        let clusters = own.clusters();
-        let shown = Some((snapshot.flat(), clusters));
-        let own = Arc::new(Map::new(clusters));
-        let version = volume.replace_view(View { own, shown, external });
+        // Nobody uses it: who does next reads its map.
+        let version = volume.replace_view(snapshot.view().without_map());
         self.moved(volume);
         self.keep_externals();
         self.retire(vec![(volume.clone(), version)], freed);
@@ -336,14 +332,17 @@ impl Meta {
         let Deleted { freed, heir } = deleted.map_err(|e| refused(e, op, cluster_size))?;
         let parent = volume.kin(|kin| kin.parent.clone());
         if let Some(heir) = heir.and_then(|blob| self.volume_of(blob)) {
-            let own = heir.view().own;
-            let has = self.look(op)?.clusters(heir.blob());
-            for (cluster, to) in has.into_iter().flatten() {
-                own.set(cluster, to);
+            let mut own = heir.view().own;
+            if !own.is_away() {
+                let store = self.look(op)?;
+                let has = store.each_cluster(heir.blob(), 0, |cluster, to| own.set(cluster, to));
+                if has.is_err() {
+                    own = Arc::new(Map::away(own.clusters()));
+                }
             }
             self.publish_volume(&heir);
             self.moved(&heir);
-            self.look_through(&heir);
+            self.show(&heir, own);
         }
         // Who read a snapshot may be anybody: its clones, and those that were before they had another
         // parent. What they have in flight was translated before this; who opens one now sees the new

@@ -12,10 +12,12 @@
 //! | `served` | a volume and what its channels asked for | as `meta` |
 //! | `rounds` | requests of channels: a round, a record | as `meta` |
 //! | `history` | snapshots and clones: who shows what | as `meta` |
+//! | `maps` | when volumes have their maps in memory | as `meta` |
 //! | `reload` | from the medium again, in use, after a failure | as `meta` |
 //! | `zeroing` | the zeros of a thick volume to be | the control thread that makes it |
 //! | `lvol` | the bdev face of an lvol | any |
 //! | `asked` | what a channel asks of `meta`, what the two share, which volumes have channels | both |
+//! | `gauges` | what everybody may know of an lvstore without asking `meta` | written by `meta`, read by any |
 //! | `copying` | copies of what a snapshot itself has to a bdev | one for each |
 //! | `space` | what a volume shares, and what is its alone | any control thread |
 //! | `ranges` | what is allocated, and what changed between two snapshots | any control thread |
@@ -24,6 +26,7 @@
 //! | `channel` | the data path; `pieces`: what is not passed on as a whole | the reactor that opened it |
 //! | `external` | bdevs that are parents: held, or missing | any; `channel/outside`: as `channel` |
 //! | `encryption` | lvols with keys of their own, which are bdevs while these are here | any |
+//! | `data` | what first writes have, copied for `meta` | both |
 //! | `parts` | room for pieces | as `channel` |
 //! | `disk` | the bdev as the blobstore's disk | as `meta`; the one that loads |
 //! | `translate` | the blobstore's errors as [`Error`]s and those of an I/O | any |
@@ -39,16 +42,19 @@
 mod asked;
 mod channel;
 mod copying;
+mod data;
 mod disk;
 mod encryption;
 mod error;
 mod external;
+mod gauges;
 mod history;
 mod info;
 mod lvol;
 mod lvs;
 mod lvstores;
 mod map;
+mod maps;
 mod meta;
 mod parts;
 mod ranges;

@@ -5,12 +5,14 @@ use crate::asked::MetaThread;
 use crate::disk::BdevDisk;
 use crate::error::Error;
 use crate::external::Externals;
+use crate::gauges::Gauges;
 use crate::info::{
     ClearMethod, LvolInfo, LvolSizes, LvsRef, LvstoreInfo, LvstoreOptions, ZeroingInfo,
     default_cluster_size,
 };
 use crate::lvol::Lvol;
-use crate::meta::{Gauges, Meta};
+use crate::map::View;
+use crate::meta::Meta;
 use crate::reload::Reloaded;
 use crate::translate::{not_loaded, refused};
 use crate::volume::Volume;
@@ -125,7 +127,7 @@ impl Lvs {
             let (base, gauges) = (base.clone(), gauges.clone());
             let its_registry = registry.clone();
             let open = move |bell| -> Result<(Meta, Found), Error> {
-                let thread = MetaThread::new(bell);
+                let thread = MetaThread::new(bell, gauges);
                 let opened = BdevDisk::open(&base)
                     .map_err(|e| Error::Io { op: format!("open bdev {}", e.name), cause: e.why })?;
                 let mut store = open(opened)?;
@@ -138,7 +140,7 @@ impl Lvs {
                     .blobs()
                     .map(|blob| Volume::of_blob(&store, &info, &blob, &base, &thread))
                     .collect();
-                let mut meta = Meta::new(base, store, thread, externals, its_registry, gauges);
+                let mut meta = Meta::new(base, store, thread, externals, its_registry);
                 volumes.iter().for_each(|v| meta.add_volume(v.clone()));
                 meta.relate_all();
                 let externals = meta.externals.clone();
@@ -272,6 +274,12 @@ impl Lvs {
     pub fn sizes(&self, volume: &Volume) -> LvolSizes {
         let clusters = volume.allocated.load(Ordering::Relaxed);
         LvolSizes { size: volume.size(), allocated: clusters * u64::from(self.info.cluster_size) }
+    }
+
+    /// The view of a volume, with its map.
+    pub fn view_of(&self, op: &str, volume: &Arc<Volume>) -> Result<View, Error> {
+        let (job, volume) = (op.to_owned(), volume.clone());
+        self.meta(op, move |meta| meta.view_of(&job, &volume))
     }
 
     /// Runs a job on the metadata thread.

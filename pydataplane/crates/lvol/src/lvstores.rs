@@ -93,7 +93,7 @@ impl Lvstores {
     /// # Errors
     /// [`Error::NoBdev`], [`Error::InUse`], [`Error::AlreadyExists`] (name or UUID),
     /// [`Error::HoldsLvstore`], [`Error::BadParameter`] (cluster size, device too small),
-    /// [`Error::BadName`], [`Error::NameTooLong`], [`Error::ReadOnly`], [`Error::Io`].
+    /// [`Error::BadName`], [`Error::NameTooLong`], [`Error::ReadOnlyBdev`], [`Error::Io`].
     pub fn create_lvstore(
         &self,
         bdev: &str,
@@ -112,7 +112,7 @@ impl Lvstores {
         }
         let claim = self.shared.claim(bdev, name, &op)?;
         if claim.bdev().features().read_only {
-            return Err(Error::ReadOnly { op });
+            return Err(Error::ReadOnlyBdev { op, bdev: claim.bdev().name().to_owned() });
         }
         if let Some(found) = probe(&claim)? {
             let bdev = claim.bdev().name().to_owned();
@@ -168,7 +168,7 @@ impl Lvstores {
         }
         let claim = self.shared.claim(&name, &identity.name, &op)?;
         if claim.bdev().features().read_only {
-            return Err(Error::ReadOnly { op });
+            return Err(Error::ReadOnlyBdev { op, bdev: claim.bdev().name().to_owned() });
         }
         let lvs = Arc::new(Lvs::load(self.shared.world(), claim, self.shared.timeout)?);
         self.shared.stores.lock().push(lvs.clone());

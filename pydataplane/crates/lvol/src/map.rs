@@ -5,7 +5,7 @@
 use crate::asked::ChannelShared;
 use crate::external::External;
 use blobstore::HOLE;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use uuid::Uuid;
 
@@ -13,13 +13,36 @@ use uuid::Uuid;
 /// that is made when its first cluster is allocated.
 const CHUNK: usize = 4096;
 
-type Chunk = [AtomicU32; CHUNK];
+/// Chunks in the process.
+static CHUNKS: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes that the maps of all lvstores have in memory.
+pub(crate) fn in_memory() -> u64 {
+    CHUNKS.load(Ordering::Relaxed) * size_of::<Chunk>() as u64
+}
+
+struct Chunk([AtomicU32; CHUNK]);
+
+impl Chunk {
+    fn new(entry: impl FnMut(usize) -> AtomicU32) -> Arc<Self> {
+        CHUNKS.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Chunk(std::array::from_fn(entry)))
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        CHUNKS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// The device's cluster of each cluster of a volume, 0 where none is allocated, or [`HOLE`]. Only the
 /// metadata thread changes entries; any thread reads them, without a lock. The size is fixed: a
-/// resize makes a new map that shares the chunks.
+/// resize makes a new map that shares the chunks. One that is away says nothing: who meets it has the
+/// metadata thread read it.
 pub(crate) struct Map {
     clusters: u64,
+    away: bool,
     chunks: Box<[OnceLock<Arc<Chunk>>]>,
 }
 
@@ -27,12 +50,26 @@ impl Map {
     /// A map of `clusters` unallocated clusters.
     pub fn new(clusters: u64) -> Self {
         let chunks = clusters.div_ceil(CHUNK as u64);
-        Map { clusters, chunks: (0..chunks).map(|_| OnceLock::new()).collect() }
+        Map { clusters, away: false, chunks: (0..chunks).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// A map of that size that is not in memory. What is set in it is forgotten.
+    pub fn away(clusters: u64) -> Self {
+        Map { clusters, away: true, chunks: Box::default() }
+    }
+
+    /// Whether it says nothing.
+    #[inline]
+    pub fn is_away(&self) -> bool {
+        self.away
     }
 
     /// A map of another size. The common chunks are the same ones; entries past the smaller size
     /// must be 0 already.
     pub fn resized(&self, clusters: u64) -> Self {
+        if self.away {
+            return Map::away(clusters);
+        }
         let new = Map::new(clusters);
         for (to, from) in new.chunks.iter().zip(&self.chunks) {
             if let Some(chunk) = from.get() {
@@ -53,7 +90,7 @@ impl Map {
     pub fn get(&self, cluster: u64) -> u32 {
         let at = cluster as usize;
         match self.chunks.get(at / CHUNK).and_then(OnceLock::get) {
-            Some(chunk) => chunk[at % CHUNK].load(Ordering::Acquire),
+            Some(chunk) => chunk.0[at % CHUNK].load(Ordering::Acquire),
             None => 0,
         }
     }
@@ -61,10 +98,12 @@ impl Map {
     /// Sets an entry. Only for the metadata thread.
     pub fn set(&self, cluster: u64, to: u32) {
         assert!(cluster < self.clusters, "cluster {cluster} of {}", self.clusters);
+        if self.away {
+            return;
+        }
         let at = cluster as usize;
-        let chunk = self.chunks[at / CHUNK]
-            .get_or_init(|| Arc::new(std::array::from_fn(|_| AtomicU32::new(0))));
-        chunk[at % CHUNK].store(to, Ordering::Release);
+        let chunk = self.chunks[at / CHUNK].get_or_init(|| Chunk::new(|_| AtomicU32::new(0)));
+        chunk.0[at % CHUNK].store(to, Ordering::Release);
     }
 }
 
@@ -89,6 +128,18 @@ impl View {
     #[inline]
     pub fn clusters(&self) -> u64 {
         self.own.clusters()
+    }
+
+    /// Whether it tells nothing of its clusters: all of them look like unallocated ones.
+    #[inline]
+    pub fn is_away(&self) -> bool {
+        self.own.is_away()
+    }
+
+    /// The same without its map.
+    pub fn without_map(&self) -> Self {
+        let own = Arc::new(Map::away(self.clusters()));
+        View { own, shown: None, external: self.external.clone() }
     }
 
     /// The device's cluster that may be written for `cluster`, or 0.
@@ -164,11 +215,11 @@ impl View {
                     (None, Some(shown)) if whole => shown.clone(),
                     (Some(own), None) => own.clone(),
                     (None, None) => continue,
-                    _ => Arc::new(std::array::from_fn(|i| {
+                    _ => Chunk::new(|i| {
                         let cluster = first + i as u64;
                         let inside = cluster < self.clusters();
                         AtomicU32::new(if inside { self.entry(cluster) } else { 0 })
-                    })),
+                    }),
                 };
             let _ = to.set(chunk);
         }
@@ -211,6 +262,12 @@ impl Pins {
     #[inline]
     pub fn in_flight(&self) -> u32 {
         self.in_flight
+    }
+
+    /// Whether there is another version than that one.
+    #[inline]
+    pub fn is_outdated(&self, version: u64) -> bool {
+        self.shared.version.load(Ordering::Relaxed) != version
     }
 
     /// Chooses the version with which the next I/O is translated. The map of that version, or a
@@ -333,6 +390,7 @@ mod tests {
             active: AtomicU64::new(0),
             requests: ArrayQueue::<Request>::new(SLOTS),
             replies: ArrayQueue::new(SLOTS),
+            writes: crate::data::Writes::default(),
             waker: IoContext::new().unwrap().waker(),
         })
     }

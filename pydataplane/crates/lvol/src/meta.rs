@@ -9,17 +9,17 @@ use crate::asked::MetaThread;
 use crate::disk::BdevDisk;
 use crate::error::Error;
 use crate::external::Externals;
-use crate::map::View;
+use crate::map::{Map, View};
+use crate::maps::Use;
 use crate::served::Served;
 use crate::translate::refused;
 use crate::volume::Volume;
 use bdev::{Bdev, FlushCause, Registry};
 use blobstore::{BlobId, Disk, Error as StoreError, Freed, Reservation, Run, Store, StoreInfo};
-use parking_lot::Mutex;
 use reactor::{Next, Work};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,15 +34,6 @@ const ENOUGH_PERCENT: u64 = 12;
 pub(crate) const QUIET_WAIT: Duration = Duration::from_secs(1);
 /// How often channels are looked at while freed clusters wait for them.
 const QUIET_POLL: Duration = Duration::from_millis(1);
-
-/// What everybody may know of an lvstore without asking its thread.
-#[derive(Default)]
-pub(crate) struct Gauges {
-    pub data_clusters: AtomicU64,
-    pub free_clusters: AtomicU64,
-    pub format_version: AtomicU32,
-    pub stopped: Mutex<Option<String>>,
-}
 
 /// Clusters that wait until the channels of those who showed them are quiet.
 struct Retiring {
@@ -82,6 +73,7 @@ pub(crate) struct Meta {
     pub served_as_of: u64,
     /// Whose requests wait until a snapshot was taken.
     pub frozen: Vec<Arc<Volume>>,
+    pub maps: Use,
     /// Whose turn is first in the next round.
     pub turn: usize,
     /// Counts the rounds after which something was not durable.
@@ -92,12 +84,11 @@ pub(crate) struct Meta {
     low: bool,
     /// Clusters that are zeroed elsewhere, for whoever reserved them.
     reserved: Vec<Run>,
-    gauges: Arc<Gauges>,
 }
 
 impl Work for Meta {
     fn round(&mut self) -> Next {
-        let more = self.serve();
+        let more = self.serve() | self.let_go_idle();
         if self.reap() || more {
             return Next::Now;
         }
@@ -105,7 +96,7 @@ impl Work for Meta {
             (false, _) => Next::Within(QUIET_POLL),
             // They waited for the room that has just come.
             (true, true) => Next::Now,
-            (true, false) => Next::WhenRung,
+            (true, false) => self.until_look().map_or(Next::WhenRung, Next::Within),
         }
     }
 
@@ -125,7 +116,6 @@ impl Meta {
         thread: MetaThread,
         externals: Arc<Externals>,
         registry: Registry,
-        gauges: Arc<Gauges>,
     ) -> Self {
         let mut meta = Meta {
             base,
@@ -136,17 +126,17 @@ impl Meta {
             served: Vec::new(),
             served_as_of: 0,
             frozen: Vec::new(),
+            maps: Use::default(),
             turn: 0,
             round: 0,
             retiring: Vec::new(),
             registry,
             low: false,
             reserved: Vec::new(),
-            gauges,
         };
         // Stopped from the beginning: that is for a failure which is latched, or was.
         let stopped = meta.store.as_ref().and_then(|store| store.info().stopped);
-        *meta.gauges.stopped.lock() = stopped;
+        *meta.thread.gauges.stopped.lock() = stopped;
         meta.publish();
         meta
     }
@@ -168,6 +158,7 @@ impl Meta {
 
     /// Tells everybody what changed.
     pub fn publish(&mut self) {
+        self.let_go_pages();
         let Some(store) = &self.store else { return };
         if !store.has_tentative() {
             self.thread.set_durable(self.round);
@@ -175,10 +166,10 @@ impl Meta {
         let info = store.info();
         let waiting = self.retiring.iter().flat_map(|r| r.freed.runs()).map(|r| r.count);
         let free = info.free_clusters + waiting.sum::<u64>();
-        self.gauges.data_clusters.store(info.data_clusters, Ordering::Relaxed);
-        self.gauges.free_clusters.store(free, Ordering::Relaxed);
-        self.gauges.format_version.store(info.version, Ordering::Relaxed);
-        let mut stopped = self.gauges.stopped.lock();
+        self.thread.gauges.data_clusters.store(info.data_clusters, Ordering::Relaxed);
+        self.thread.gauges.free_clusters.store(free, Ordering::Relaxed);
+        self.thread.gauges.format_version.store(info.version, Ordering::Relaxed);
+        let mut stopped = self.thread.gauges.stopped.lock();
         if let (Some(cause), None) = (store.stopped(), &*stopped) {
             tracing::error!("lvstore {} takes no more changes: {cause}", info.name);
             // All that share the device are told; a full one fails its writes by itself.
@@ -347,18 +338,20 @@ impl Meta {
         let view = volume.view();
         let external = view.external_before(size);
         let View { own: old, shown, .. } = view;
-        for cluster in size..old.clusters() {
+        for cluster in size..if old.is_away() { size } else { old.clusters() } {
             if old.get(cluster) != 0 {
                 old.set(cluster, 0);
             }
         }
-        let map = old.resized(size);
-        for (cluster, to) in self.look(op)?.clusters(blob).map_err(say)? {
-            if cluster >= old.clusters() {
-                map.set(cluster, to);
+        let mut map = old.resized(size);
+        let mut shown = shown.map(|(shown, before)| (shown, before.min(size)));
+        if size > old.clusters() && !map.is_away() {
+            let gained = |cluster, to| map.set(cluster, to);
+            if self.look(op)?.each_cluster(blob, old.clusters(), gained).is_err() {
+                // It has them: who needs its map reads that again.
+                (map, shown) = (Map::away(size), None);
             }
         }
-        let shown = shown.map(|(shown, before)| (shown, before.min(size)));
         let version = volume.replace_view(View { own: Arc::new(map), shown, external });
         self.retire(vec![(volume.clone(), version)], freed);
         Ok(())

@@ -12,7 +12,7 @@ use crate::meta::Meta;
 use crate::translate::not_loaded;
 use crate::volume::{Volume, own_map};
 use blobstore::{Freed, HOLE, Store};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// What the medium says otherwise than memory did.
@@ -49,10 +49,21 @@ impl Meta {
         let mut found = Reloaded { name: store.info().name, ..Reloaded::default() };
         let volumes: Vec<_> = self.volumes.values().cloned().collect();
         let mut retired = Vec::new();
+        // Before anything is changed: reading them may fail. What is not in memory is not in use either,
+        // and all of it was durable.
+        let mut maps = HashMap::new();
+        for volume in volumes.iter().filter(|volume| volume.has_map()) {
+            let blob = store.by_uuid(volume.id.uuid).and_then(|blob| store.blob(blob).ok());
+            if let Some(blob) = blob {
+                let map = own_map(&mut store, &blob);
+                maps.insert(blob.id, map.map_err(|e| not_loaded(e, self.base.name()))?);
+            }
+        }
         for volume in &volumes {
             let old = volume.view().own;
+            let known = if old.is_away() { 0 } else { old.clusters() };
             let held = |store: &mut Store<BdevDisk>, map: &Map| -> Freed {
-                let before = (0..old.clusters()).map(|cluster| (cluster, old.get(cluster)));
+                let before = (0..known).map(|cluster| (cluster, old.get(cluster)));
                 let lost = before.filter(|(cluster, to)| {
                     !matches!(*to, 0 | HOLE)
                         && (*cluster >= map.clusters() || map.get(*cluster) != *to)
@@ -70,8 +81,8 @@ impl Meta {
                 continue;
             };
             volume.set_blob(blob.id);
-            let map = own_map(&store, &blob);
-            let common = old.clusters().min(map.clusters());
+            let map = maps.remove(&blob.id).unwrap_or_else(|| Map::away(blob.size));
+            let common = known.min(map.clusters());
             let lost = |cluster: u64| match old.get(cluster) {
                 0 | HOLE => false,
                 to => map.get(cluster) == 0 && store.is_free(to),

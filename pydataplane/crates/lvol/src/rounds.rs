@@ -87,6 +87,7 @@ fn add<D: blobstore::Disk>(
             Err(e) => return Err(e),
         }
     }
+    waiting.write(|over| store.add_data(batch, blob, first, over));
     Ok(None)
 }
 
@@ -122,6 +123,7 @@ impl Meta {
                 false => served.collect(),
             }
         }
+        self.bring_maps();
         if !self.has_requests() {
             return false;
         }
@@ -212,6 +214,7 @@ impl Meta {
                 Want::Unmap => unmapped,
                 Want::Flush if waiting.lost_writes() => Err(IoError::Flush),
                 Want::Flush => flushed,
+                Want::Map => Ok(()),
             };
             waiting.answer(result.map_err(|e| io_error(&e)).and(committed));
         }

@@ -1,9 +1,10 @@
 //! A volume as the metadata thread of its lvstore serves it: the requests of its channels, in order.
 
 use crate::asked::{ChannelShared, Reply, Request};
+use crate::data::Taken;
 use crate::volume::Volume;
 use bdev::IoError;
-use blobstore::BlobId;
+use blobstore::{BlobId, Over};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,6 +21,8 @@ pub(crate) struct Waiting {
     volume: Arc<Volume>,
     channel: Arc<ChannelShared>,
     pub request: Request,
+    /// The request's data is in the batch.
+    pub writes: bool,
     /// Clusters from its first on that were dealt with.
     pub done: u64,
     /// Since when it lacks room.
@@ -36,7 +39,9 @@ impl Served {
         let queue = &mut self.queue;
         self.volume.requests(|channel, request| {
             let (volume, channel) = (self.volume.clone(), channel.clone());
-            queue.push_back(Waiting { volume, channel, request, done: 0, lacks_room: None });
+            let waiting =
+                Waiting { volume, channel, request, writes: false, done: 0, lacks_room: None };
+            queue.push_back(waiting);
         });
     }
 
@@ -60,9 +65,17 @@ impl Waiting {
         self.volume.blob()
     }
 
+    /// Gives the request's data to a batch, which `add` may refuse.
+    pub fn write(&mut self, add: impl FnOnce(Over) -> bool) {
+        let Some((at, data)) = self.request.data.take() else { return };
+        let Some(data) = Taken::of(data, &self.channel) else { return };
+        self.writes = add(Over { at, data: Box::new(data) });
+    }
+
     /// Puts the reply into the channel's queue and wakes its thread.
     pub fn answer(&self, result: Result<(), IoError>) {
-        let reply = Reply { slot: self.request.slot, result };
+        let written = self.writes && result.is_ok();
+        let reply = Reply { slot: self.request.slot, result, written };
         let pushed = self.channel.replies.push(reply);
         assert!(pushed.is_ok(), "the queue has room for every slot");
         self.channel.waker.wake();

@@ -1,20 +1,25 @@
 //! An lvol as everybody shares it: its names, its map, and the channels that use it.
 
 use crate::asked::{ChannelShared, MetaThread, Request, SLOTS};
+use crate::data::Writes;
 use crate::disk::BdevDisk;
 use crate::encryption::{ENCRYPTION_XATTR, Encryption};
 use crate::external::External;
 use crate::map::{Map, View};
 use crate::ranges;
 use bdev::{Bdev, Features, Geometry, Run, Sparse, Stats, aliases_changed};
-use blobstore::{BlobId, BlobInfo, Store, StoreInfo};
+use blobstore::{BlobId, BlobInfo, Error as StoreError, Store, StoreInfo};
 use crossbeam_queue::ArrayQueue;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use reactor::Waker;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 use uuid::Uuid;
+
+/// How long somebody waits for a map who can do without.
+const MAP_WAIT: Duration = Duration::from_secs(2);
 
 /// Names as people see them.
 #[derive(Clone, Debug)]
@@ -66,6 +71,10 @@ pub(crate) struct Volume {
     kin: Mutex<Kin>,
     /// What it reads now; `version` says when to look again.
     view: Mutex<View>,
+    /// Its map stays in memory.
+    keeps_map: AtomicBool,
+    /// Somebody waits for the map of `view`.
+    told: Condvar,
     /// All that a snapshot shows, for its clones.
     flat: Mutex<Option<Arc<Map>>>,
     /// Changes whenever a translation made before may not be used any more. Never 0.
@@ -85,7 +94,7 @@ pub(crate) struct Volume {
 }
 
 impl Volume {
-    /// The volume of a blob, with its own map; its parent is to be set.
+    /// The volume of a blob, without its map; its parent is to be set.
     pub fn of_blob(
         store: &Store<BdevDisk>,
         info: &StoreInfo,
@@ -93,7 +102,6 @@ impl Volume {
         base: &Arc<dyn Bdev>,
         thread: &MetaThread,
     ) -> Arc<Self> {
-        let map = own_map(store, blob);
         let per_cluster = info.cluster_size / base.geometry().block_size;
         let id = Identity {
             uuid: blob.uuid,
@@ -103,6 +111,7 @@ impl Volume {
             encryption: store.xattr(blob.id, ENCRYPTION_XATTR).ok().map(Encryption::of_xattr),
         };
         let names = Names { lvstore: info.name.clone(), lvol: blob.name.clone() };
+        let map = Map::away(blob.size);
         Volume::new(id, names, blob.id, blob.read_only, base.clone(), map, thread.clone())
     }
 
@@ -126,6 +135,8 @@ impl Volume {
             blob: Mutex::new(blob),
             kin: Mutex::default(),
             view: Mutex::new(View::of(map)),
+            keeps_map: AtomicBool::new(false),
+            told: Condvar::new(),
             flat: Mutex::default(),
             version: Arc::new(AtomicU64::new(1)),
             removed: AtomicBool::new(false),
@@ -149,7 +160,7 @@ impl Volume {
 
     pub fn rename(&self, change: impl FnOnce(&mut Names)) {
         change(&mut self.names.lock());
-        aliases_changed();
+        aliases_changed(&self.name);
     }
 
     /// As [`Volume::rename`] of one that is not registered: nobody has to look for it anew.
@@ -194,6 +205,46 @@ impl Volume {
         self.view.lock().clone()
     }
 
+    /// Whether its map is in memory.
+    pub fn has_map(&self) -> bool {
+        !self.view.lock().is_away()
+    }
+
+    /// Whether its map stays in memory though nobody uses it.
+    pub fn keeps_map(&self) -> bool {
+        self.keeps_map.load(Ordering::Relaxed)
+    }
+
+    /// Has its map stay in memory, and waits for it. It is to be a parent of volumes of another lvstore,
+    /// whose metadata thread reads it: two of these must not wait for each other.
+    pub fn keep_map(&self) {
+        self.keeps_map.store(true, Ordering::Relaxed);
+        self.waited_for();
+    }
+
+    /// The view with its map, for whoever may wait for it and has no channel; without where that takes too
+    /// long or fails.
+    fn waited_for(&self) -> View {
+        let mut view = self.view.lock();
+        if view.is_away() {
+            self.thread.want_map(self.blob());
+            self.told.wait_for(&mut view, MAP_WAIT);
+        }
+        view.clone()
+    }
+
+    /// Its map was read, or cannot be.
+    pub fn tell(&self) {
+        // Whoever waits is told after he began to.
+        drop(self.view.lock());
+        self.told.notify_all();
+    }
+
+    /// Has its channels look at the view again, also those without I/O.
+    pub fn wake(&self) {
+        self.channels.lock().iter().for_each(|channel| channel.waker.wake());
+    }
+
     /// Whether it, or a snapshot that it shows, is the clone of a bdev that is missing.
     pub fn is_degraded(&self) -> bool {
         self.view.lock().external.as_ref().is_some_and(|(external, _)| external.is_missing())
@@ -202,6 +253,11 @@ impl Volume {
     /// All that it shows, as one map.
     pub fn flat(&self) -> Arc<Map> {
         self.flat.lock().get_or_insert_with(|| self.view().flat()).clone()
+    }
+
+    /// What a snapshot shows, as its volume had it when it was taken.
+    pub fn keep_flat(&self, flat: Arc<Map>) {
+        *self.flat.lock() = Some(flat);
     }
 
     #[inline]
@@ -322,6 +378,7 @@ impl Volume {
             active: AtomicU64::new(0),
             requests: ArrayQueue::new(SLOTS),
             replies: ArrayQueue::new(SLOTS),
+            writes: Writes::default(),
             waker,
         });
         let mut channels = self.channels.lock();
@@ -333,6 +390,7 @@ impl Volume {
     }
 
     pub fn drop_channel(&self, shared: &Arc<ChannelShared>) {
+        shared.writes.close();
         let mut channels = self.channels.lock();
         channels.retain(|c| !Arc::ptr_eq(c, shared));
         if channels.is_empty() {
@@ -344,7 +402,12 @@ impl Volume {
 impl Sparse for Volume {
     fn run(&self, lba: u64) -> Run {
         let cluster = lba >> self.id.shift;
-        let (hole, clusters) = ranges::run(&self.view(), cluster, ranges::LOOKED_AT);
+        let view = self.waited_for();
+        let (hole, clusters) = match view.is_away() {
+            false => ranges::run(&view, cluster, ranges::LOOKED_AT),
+            // Not known: it can only be said to be data.
+            true => (false, view.clusters().saturating_sub(cluster).min(ranges::LOOKED_AT)),
+        };
         let end = cluster.saturating_add(clusters) << self.id.shift;
         Run { hole, blocks: end.saturating_sub(lba) }
     }
@@ -363,13 +426,19 @@ impl Sparse for Volume {
         let held = if all { blocks } else { blocks.min(clusters << self.id.shift) };
         held * u64::from(self.base_geometry.block_size)
     }
+
+    fn free_bytes(&self) -> Option<u64> {
+        let clusters = self.thread.gauges.free_clusters.load(Ordering::Relaxed);
+        Some((clusters << self.id.shift) * u64::from(self.base_geometry.block_size))
+    }
 }
 
 /// What a blob has itself.
-pub(crate) fn own_map(store: &Store<BdevDisk>, blob: &BlobInfo) -> Map {
+///
+/// # Errors
+/// Where the store cannot read that again.
+pub(crate) fn own_map(store: &mut Store<BdevDisk>, blob: &BlobInfo) -> Result<Map, StoreError> {
     let map = Map::new(blob.size);
-    for (cluster, to) in store.clusters(blob.id).into_iter().flatten() {
-        map.set(cluster, to);
-    }
-    map
+    store.each_cluster(blob.id, 0, |cluster, to| map.set(cluster, to))?;
+    Ok(map)
 }

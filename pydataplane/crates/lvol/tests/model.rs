@@ -46,6 +46,8 @@ enum Step {
     Flush(usize),
     /// Polls every channel so many times.
     Poll(u32),
+    /// Of all that is in memory and can be read again.
+    LetGo,
     Restart,
 }
 
@@ -67,6 +69,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (volume(), large()).prop_map(|(v, (l, n))| Step::Zero(v, l, n)),
         1 => volume().prop_map(Step::Flush),
         4 => (1..6u32).prop_map(Step::Poll),
+        4 => Just(Step::LetGo),
         1 => Just(Step::Restart),
     ]
 }
@@ -149,6 +152,7 @@ impl World {
             Step::Zero(v, lba, n) => self.start(v, Op::WriteZeroes, lba, n),
             Step::Flush(v) => self.start(v, Op::Flush, 0, 0),
             Step::Poll(times) => (0..times).for_each(|_| self.poll()),
+            Step::LetGo => self.control(|rig| rig.lvstores.let_go_maps("lvs0")).unwrap(),
             Step::Restart => self.restart(),
         }
     }

@@ -1,7 +1,7 @@
 //! The process at the other end of a UNIX socket, told from all others.
 //!
 //! Owns: what the kernel says about the process that connected (SO_PEERCRED, SO_PEERPIDFD), and
-//! whether that process is still there. Never decides who may do what. Called by `vhost`, for which
+//! whether that process, or one that noted its number, is still there. Never decides who may do what. Called by `vhost`, for which
 //! a controller belongs to one process, by the target's method that names that process, and by who
 //! serves some users only: the holder, and a target that gives way to a new program.
 //!
@@ -26,6 +26,12 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// `statfs` type of the file system of pidfds, whose inode numbers are never reused (linux/magic.h).
 const PID_FS_MAGIC: i64 = 0x5049_4446;
+
+/// The kernel's flag of a thread that ends (linux/sched.h).
+const PF_EXITING: u64 = 4;
+
+/// SIGKILL in the masks of `/proc/PID/status`.
+const SIGKILL: u64 = 1 << 8;
 
 /// Bytes of a command's name that are shown (TASK_COMM_LEN).
 const MAX_COMMAND: usize = 16;
@@ -221,10 +227,31 @@ fn inode(pidfd: &OwnedFd) -> io::Result<u64> {
     }
 }
 
+/// Whether no process `pid` runs any longer: it is gone, a zombie, or on its way there, as one that
+/// was killed is while the kernel closes what it had open. One that cannot be looked at runs.
+pub fn is_ending(pid: u32) -> bool {
+    match stat(pid) {
+        Ok(Some(stat)) => stat.ended || stat.exiting || is_killed(pid),
+        Ok(None) => true,
+        Err(_) => false,
+    }
+}
+
+/// Whether SIGKILL waits for the process `pid`, which will not run its own instructions again.
+fn is_killed(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().any(|line| {
+        let pending = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"));
+        let signals = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        signals.is_some_and(|mask| mask & SIGKILL != 0)
+    })
+}
+
 /// What `/proc/PID/stat` says.
 struct Stat {
     command: String,
     ended: bool,
+    exiting: bool,
     start_time: u64,
 }
 
@@ -253,11 +280,14 @@ fn parse_stat(text: &str) -> Option<Stat> {
     let (name, rest) = text.split_once('(')?.1.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
     let state = fields.next()?;
+    // Field 9; the state is field 3.
+    let flags: u64 = fields.nth(5)?.parse().ok()?;
     Some(Stat {
         command: name.chars().take(MAX_COMMAND).flat_map(char::escape_default).collect(),
         ended: matches!(state, "Z" | "X" | "x"),
-        // Field 22; the state is field 3.
-        start_time: fields.nth(18)?.parse().ok()?,
+        exiting: flags & PF_EXITING != 0,
+        // Field 22.
+        start_time: fields.nth(12)?.parse().ok()?,
     })
 }
 
@@ -316,8 +346,11 @@ mod tests {
         let without = known(Identity { inode: 0, ..process.identity().clone() });
         assert!(!without.is_gone());
         assert!(Process::find(process.identity()).is_some());
+        assert!(!is_ending(child.id()));
         child.kill().unwrap();
+        assert!(is_ending(child.id()), "killed, and perhaps not ended");
         child.wait().unwrap();
+        assert!(is_ending(child.id()));
         assert!(process.is_gone());
         assert!(without.is_gone());
         assert!(Process::find(process.identity()).is_none());
@@ -360,7 +393,7 @@ mod tests {
         let line = "7 (a) (b\n c) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20";
         let stat = parse_stat(line).unwrap();
         assert_eq!((stat.command.as_str(), stat.start_time), ("a) (b\\n c", 4242));
-        assert!(!stat.ended);
+        assert!(!stat.ended && stat.exiting, "flags 7");
         assert!(parse_stat("7 (a) S 1").is_none());
         assert!(parse_stat("").is_none());
     }

@@ -10,6 +10,7 @@
 //!   reason. The only place to change when one of them begins to make another system call.
 //! - `filter`: makes the seccomp programs of a list and installs them.
 //! - [`trap`]: what is refused fails with `EPERM` and is logged with its name.
+//! - [`panics`]: a panic ends the process.
 //!
 //! What it is not: io_uring carries out reads, writes, opens and sockets without a system call of
 //! their own, so the list does not bound those; the user's rights do, and the unit's
@@ -19,6 +20,7 @@
 
 pub mod calls;
 mod filter;
+pub mod panics;
 pub mod trap;
 pub mod user;
 

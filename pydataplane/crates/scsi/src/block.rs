@@ -1,6 +1,7 @@
 //! Commands on blocks: each is checked here and becomes a [`Job`] of bdev I/Os.
 
 use crate::job::{Compare, Job, Kind};
+use crate::mode::Modes;
 use crate::nexus::Nexus;
 use crate::opcode::Cdb;
 use crate::response::{Fail, Status};
@@ -55,7 +56,7 @@ impl Extent {
     /// sense that says what is wrong. A volume and the device below it do so in
     /// [`bdev::Io::check`], as their own sizes change by themselves and they have other users.
     #[inline]
-    fn check(&self, unit: &LunShared, limit: u64) -> Result<(), Sense> {
+    pub(crate) fn check(&self, unit: &LunShared, limit: u64) -> Result<(), Sense> {
         if self.blocks > limit {
             return Err(Sense::invalid_cdb(self.length_at, None));
         }
@@ -79,7 +80,7 @@ pub(crate) struct PlanContext<'a> {
 
 impl PlanContext<'_> {
     /// The bounce buffer for `job`; BUSY while another task has it.
-    fn take_bounce(&mut self, job: &mut Job) -> Result<(), Fail> {
+    pub(crate) fn take_bounce(&mut self, job: &mut Job) -> Result<(), Fail> {
         if !*self.bounce_free {
             return Err(Fail::Bare(Status::Busy));
         }
@@ -105,8 +106,14 @@ impl PlanContext<'_> {
 }
 
 #[inline]
-fn check_writable(unit: &LunShared) -> Result<(), Sense> {
-    if unit.read_only { Err(Sense::new(Key::DataProtect, Code::WRITE_PROTECTED)) } else { Ok(()) }
+pub(crate) fn check_writable(unit: &LunShared) -> Result<(), Sense> {
+    match () {
+        () if unit.read_only => Err(Sense::new(Key::DataProtect, Code::WRITE_PROTECTED)),
+        () if unit.has_mode(Modes::WRITE_PROTECTED) => {
+            Err(Sense::new(Key::DataProtect, Code::SOFTWARE_WRITE_PROTECTED))
+        }
+        () => Ok(()),
+    }
 }
 
 /// READ (SBC-3 5.11 to 5.13). With FUA the blocks come from the medium, so what a volatile cache
@@ -146,10 +153,24 @@ pub(crate) fn write(
     Ok(job)
 }
 
+/// WRITE ATOMIC(16) (SBC-4 5.48): a write within one physical block, in one I/O of the bdev's.
+pub(crate) fn write_atomic(cx: &mut PlanContext, cdb: &Cdb, data_out: &Sg) -> Result<Job, Fail> {
+    const LBA_AT: u16 = 2;
+    let most = u64::from(cx.unit.atomic_blocks());
+    let at = Extent { lba: cdb.be64(2), blocks: u64::from(cdb.be16(12)), length_at: 12 };
+    // Beyond the end is told first, whatever the length.
+    at.check(cx.unit, NO_LIMIT)?;
+    at.check(cx.unit, most)?;
+    if at.blocks > 0 && !at.lba.is_multiple_of(most) {
+        return Err(Sense::invalid_cdb(LBA_AT, None).into());
+    }
+    write(cx, at, cdb.bit(1, 3), data_out)
+}
+
 /// Has the writes of `job` durable when it ends, where FUA or the unit's cache asks for that.
 #[inline]
-fn write_durably(unit: &LunShared, job: &mut Job, fua: bool) {
-    if fua || unit.characteristics.write_through {
+pub(crate) fn write_durably(unit: &LunShared, job: &mut Job, fua: bool) {
+    if fua || unit.writes_through() {
         job.fua = unit.features.fua;
         job.flush_after = !job.fua;
     }
@@ -253,6 +274,15 @@ pub(crate) fn synchronize(unit: &LunShared, at: Extent) -> Result<Job, Fail> {
     Ok(flush())
 }
 
+/// Deallocates or zeroes blocks, for a transport without CDBs.
+pub(crate) fn range(unit: &LunShared, at: Extent, op: Op, durable: bool) -> Result<Job, Fail> {
+    check_writable(unit)?;
+    at.check(unit, NO_LIMIT)?;
+    let kind = Kind::Range(op);
+    let flush_after = at.blocks > 0 && (durable || unit.characteristics.write_through);
+    Ok(Job { kind, lba: at.lba, left: at.blocks, flush_after, ..Job::IDLE })
+}
+
 /// A job of one flush.
 pub(crate) fn flush() -> Job {
     Job { flush_after: true, ..Job::IDLE }
@@ -353,7 +383,7 @@ pub(crate) fn write_same(
     let mut job =
         Job { kind: op.map_or(Kind::Fill, Kind::Range), lba: at.lba, left: at.blocks, ..Job::IDLE };
     job.moved = given as u32;
-    job.flush_after = unit.characteristics.write_through;
+    job.flush_after = unit.writes_through();
     if op.is_none() {
         cx.take_bounce(&mut job)?;
         fill(cx, if zero { None } else { Some(data_out) });
@@ -377,12 +407,17 @@ fn fill(cx: &PlanContext, data: Option<&Sg>) {
         all.zero(0, Bounce::LEN);
         return;
     };
-    let block = cx.unit.block_size as usize;
     let mut copy = [0u8; 4096];
-    let copy = &mut copy[..block];
+    let copy = &mut copy[..cx.unit.block_size as usize];
     data.copy_to_slice(0, copy);
-    for at in (0..Bounce::LEN).step_by(block) {
-        all.copy_from_slice(at, copy);
+    fill_with(cx, copy);
+}
+
+/// Fills the bounce buffer with copies of `block`.
+pub(crate) fn fill_with(cx: &PlanContext, block: &[u8]) {
+    let all = cx.bounce.sg(Bounce::LEN).expect("a bounce buffer has its own length");
+    for at in (0..Bounce::LEN).step_by(block.len()) {
+        all.copy_from_slice(at, block);
     }
 }
 
@@ -428,7 +463,7 @@ pub(crate) fn unmap(unit: &LunShared, cdb: &Cdb, data_out: &Sg) -> Result<Job, F
     let mut job = Job { kind: Kind::UnmapList, ..Job::IDLE };
     job.count = count;
     job.moved = length as u32;
-    job.flush_after = unit.characteristics.write_through;
+    job.flush_after = unit.writes_through();
     Ok(job)
 }
 

@@ -1,6 +1,7 @@
 //! What a logical unit says of itself beyond its volume, where its owner chose it.
 
 use bdev::Features;
+use uuid::Uuid;
 
 /// Longest T10 VENDOR IDENTIFICATION in bytes (SPC-4 6.6.2).
 pub const VENDOR_LEN: usize = 8;
@@ -10,6 +11,9 @@ pub const PRODUCT_LEN: usize = 16;
 /// Chosen characteristics; the default of each is the volume's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Characteristics {
+    /// Whose disk it shows itself as: the UUID designator of VPD page 83h, of which serial number and world
+    /// wide name are made that were not chosen. `None`: the volume's own.
+    pub uuid: Option<Uuid>,
     /// World wide name, the NAA designator of VPD page 83h (SPC-4 7.8.6.6), of a format of 8 bytes:
     /// its first digit is 2, 3 or 5. `None`: locally assigned, made of the volume's UUID.
     pub wwn: Option<u64>,

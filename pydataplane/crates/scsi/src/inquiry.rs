@@ -6,13 +6,17 @@
 
 use crate::block::max_compare_and_write;
 use crate::characteristics::VENDOR_LEN;
+use crate::copy::{self, THIRD_PARTY_COPY};
+use crate::log::SET_BYTES;
 use crate::opcode::Cdb;
-use crate::reply::send;
+use crate::ports::{self, TPGS};
+use crate::reply::{Reply, send};
 use crate::response::Fail;
-use crate::sense::Sense;
+use crate::sense::{SENSE_LEN, Sense};
 use crate::shared::{
     LunShared, MAX_SERIAL, MAX_UNMAP_BYTES, MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BLOCKS,
 };
+use bdev::ProtectionType;
 use guestmem::Sg;
 use uuid::Uuid;
 
@@ -36,14 +40,22 @@ const VERSION_DESCRIPTORS: [u16; 3] = [0x00A0, 0x0460, 0x04C0];
 const VPD_SUPPORTED: u8 = 0x00;
 const VPD_SERIAL: u8 = 0x80;
 const VPD_DESIGNATORS: u8 = 0x83;
+const VPD_EXTENDED: u8 = 0x86;
+const VPD_MODE_POLICY: u8 = 0x87;
+const VPD_PORTS: u8 = 0x88;
+const VPD_THIRD_PARTY_COPY: u8 = 0x8F;
 const VPD_BLOCK_LIMITS: u8 = 0xB0;
 const VPD_CHARACTERISTICS: u8 = 0xB1;
 const VPD_PROVISIONING: u8 = 0xB2;
 /// Every page, in ascending order (SPC-4 7.8).
-const VPD_PAGES: [u8; 6] = [
+const VPD_PAGES: [u8; 10] = [
     VPD_SUPPORTED,
     VPD_SERIAL,
     VPD_DESIGNATORS,
+    VPD_EXTENDED,
+    VPD_MODE_POLICY,
+    VPD_PORTS,
+    VPD_THIRD_PARTY_COPY,
     VPD_BLOCK_LIMITS,
     VPD_CHARACTERISTICS,
     VPD_PROVISIONING,
@@ -62,7 +74,8 @@ pub(crate) fn inquiry(unit: &LunShared, cdb: &Cdb, data_in: &Sg) -> Result<u32, 
         }
         let chosen = unit.characteristics().product.as_deref();
         let product = chosen.unwrap_or(unit.bdev().product_name());
-        let data = standard(DISK, unit.removable, vendor(unit), product);
+        let mut data = standard(DISK, unit.removable, vendor(unit), product);
+        data[5] = TPGS | THIRD_PARTY_COPY | u8::from(unit.protection.is_some()); // PROTECT
         return send(data_in, allocation, &data);
     }
     match page {
@@ -73,11 +86,41 @@ pub(crate) fn inquiry(unit: &LunShared, cdb: &Cdb, data_in: &Sg) -> Result<u32, 
             send(data_in, allocation, page.end())
         }
         VPD_DESIGNATORS => send(data_in, allocation, designators(unit).end()),
+        VPD_EXTENDED => send(data_in, allocation, &extended(unit)),
+        // MPP 00b: what is set is set for all.
+        VPD_MODE_POLICY => send(data_in, allocation, &[0, page, 0, 4, 0x3F, 0xFF, 0, 0]),
+        VPD_PORTS => {
+            let mut reply = Reply::new(data_in, allocation);
+            ports::page(unit, page, &mut reply);
+            reply.end()
+        }
+        VPD_THIRD_PARTY_COPY => {
+            let mut reply = Reply::new(data_in, allocation);
+            copy::page(unit, page, &mut reply);
+            reply.end()
+        }
         VPD_BLOCK_LIMITS => send(data_in, allocation, &block_limits(unit)),
         VPD_CHARACTERISTICS => send(data_in, allocation, &characteristics(unit)),
         VPD_PROVISIONING => send(data_in, allocation, &provisioning(unit)),
         _ => Err(Sense::invalid_cdb(2, None).into()),
     }
+}
+
+/// Whether two units say the same of themselves in INQUIRY data, and in READ CAPACITY but for the size.
+pub(crate) fn look_the_same(a: &LunShared, b: &LunShared) -> bool {
+    let said = |unit: &LunShared| {
+        let product = unit.characteristics().product.as_deref();
+        let product = product.unwrap_or(unit.bdev().product_name());
+        (
+            standard(DISK, unit.removable, vendor(unit), product),
+            designators(unit).end().to_vec(),
+            block_limits(unit),
+            characteristics(unit),
+            provisioning(unit),
+            unit.protection,
+        )
+    };
+    said(a) == said(b) && (a.block_size, a.physical_exponent) == (b.block_size, b.physical_exponent)
 }
 
 /// INQUIRY of a logical unit that the target does not have (SPC-4 6.6.2).
@@ -134,15 +177,18 @@ fn supported() -> [u8; 4 + VPD_PAGES.len()] {
     data
 }
 
-/// A page of designators or text: at most the designators of the longest serial.
+/// Longest page of designators: those of the unit with the longest serial, and of its port.
+const PAGE_MAX: usize = 4 + 12 + 12 + MAX_SERIAL + 22 + 28;
+
+/// A page of designators or text.
 struct Page {
-    data: [u8; 4 + 12 + 12 + MAX_SERIAL + 22],
+    data: [u8; PAGE_MAX],
     length: usize,
 }
 
 impl Page {
     fn new(code: u8) -> Self {
-        let mut page = Page { data: [0; 4 + 12 + 12 + MAX_SERIAL + 22], length: 4 };
+        let mut page = Page { data: [0; PAGE_MAX], length: 4 };
         page.data[1] = code;
         page
     }
@@ -173,7 +219,7 @@ fn designators(unit: &LunShared) -> Page {
     const T10_VENDOR: u8 = 1;
     const NAA: u8 = 3;
     const UUID: u8 = 0xA;
-    let uuid = unit.bdev().uuid();
+    let uuid = unit.identity();
     let mut page = Page::new(VPD_DESIGNATORS);
     let naa = unit.characteristics().wwn.map_or_else(|| local_naa(uuid), u64::to_be_bytes);
     let mut by = [0; VENDOR_LEN];
@@ -181,13 +227,39 @@ fn designators(unit: &LunShared) -> Page {
     page.designator(BINARY, NAA, &[&naa]);
     page.designator(ASCII, T10_VENDOR, &[&by, unit.serial().as_bytes()]);
     page.designator(BINARY, UUID, &[&[0x10, 0], uuid.as_bytes()]);
+    page.put(&ports::designators(unit.nexus_name()));
     page
 }
 
 /// NAA 3h, locally assigned (SPC-4 7.8.6.6): 60 bits, the two halves of the UUID XORed.
-fn local_naa(uuid: Uuid) -> [u8; 8] {
+pub(crate) fn local_naa(uuid: Uuid) -> [u8; 8] {
     let (high, low) = uuid.as_u64_pair();
     (((high ^ low) & 0x0FFF_FFFF_FFFF_FFFF) | 0x3000_0000_0000_0000).to_be_bytes()
+}
+
+/// Extended INQUIRY data (SPC-4 7.8.8): commands are SIMPLE, ORDERED or HEAD OF QUEUE, and a nexus loses its own
+/// unit attentions alone.
+fn extended(unit: &LunShared) -> [u8; LONG_PAGE] {
+    const HEADSUP_ORDSUP_SIMPSUP: u8 = 0x07;
+    const V_SUP: u8 = 0x01;
+    const LUICLR: u8 = 0x01;
+    const GRD_CHK: u8 = 0x04;
+    const REF_CHK: u8 = 0x01;
+    /// SPT 000b: type 1; 100b: type 3.
+    const SPT_TYPE_3: u8 = 0b100 << 3;
+    let mut data = [0u8; LONG_PAGE];
+    data[1] = VPD_EXTENDED;
+    data[3] = (LONG_PAGE - 4) as u8;
+    data[4] = match unit.protection {
+        None => 0,
+        Some(ProtectionType::Type1) => GRD_CHK | REF_CHK,
+        Some(ProtectionType::Type3) => SPT_TYPE_3 | GRD_CHK,
+    };
+    data[5] = HEADSUP_ORDSUP_SIMPSUP;
+    data[6] = if unit.features.volatile_cache { V_SUP } else { 0 };
+    data[7] = LUICLR;
+    data[13] = SENSE_LEN as u8;
+    data
 }
 
 /// Block limits (SBC-3 6.6.3).
@@ -210,6 +282,10 @@ fn block_limits(unit: &LunShared) -> [u8; LONG_PAGE] {
         }
     }
     data[36..44].copy_from_slice(&MAX_WRITE_SAME_BLOCKS.to_be_bytes());
+    // MAXIMUM ATOMIC TRANSFER LENGTH and ATOMIC ALIGNMENT (SBC-4 6.6.4); no granularity, no boundary.
+    let atomic = unit.atomic_blocks();
+    data[44..48].copy_from_slice(&atomic.to_be_bytes());
+    data[48..52].copy_from_slice(&(if atomic > 1 { atomic } else { 0 }).to_be_bytes());
     data
 }
 
@@ -220,6 +296,9 @@ fn characteristics(unit: &LunShared) -> [u8; LONG_PAGE] {
     data[3] = (LONG_PAGE - 4) as u8;
     let rate = unit.characteristics().rotation_rate.unwrap_or(1); // it does not rotate
     data[4..6].copy_from_slice(&rate.to_be_bytes());
+    if unit.abilities.block_erase {
+        data[7] = 0x40; // WABEREQ 01b: what was erased can be read before it is written
+    }
     data
 }
 
@@ -229,6 +308,9 @@ fn provisioning(unit: &LunShared) -> [u8; 8] {
     let mut data = [0u8; 8];
     data[1] = VPD_PROVISIONING;
     data[3] = 4;
+    if unit.room().is_some() {
+        data[4] = (SET_BYTES / u64::from(unit.block_size)).ilog2() as u8; // THRESHOLD EXPONENT
+    }
     if features.unmap {
         data[5] = 0xE0; // LBPU, LBPWS, LBPWS10
         if features.unmap_zeroes {

@@ -1,18 +1,25 @@
 //! What a command takes: bdev I/Os, one after the other.
 
-use bdev::Op;
+use crate::protect::Protect;
+use bdev::{Checks, Op, TUPLE_LEN};
 
 /// What the steps of a job do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// One Read or Write between the initiator's buffers and the medium.
     Direct(Op),
+    /// As that, with protection information of the initiator's.
+    Protected(Op, Protect),
+    /// Reads into the bounce buffer with these checks, and that is all.
+    Checked(Checks),
     /// Reads through the bounce buffer: the initiator's is longer than the transfer.
     ReadBounced,
     /// Writes through the bounce buffer, for the same reason.
     WriteBounced,
     /// Writes the bounce buffer, which holds copies of one block, again and again.
     Fill,
+    /// As that, with this tuple ([`bdev::Tuples::Like`]).
+    FillLike([u8; TUPLE_LEN]),
     /// Unmap or WriteZeroes of one range, in steps.
     Range(Op),
     /// Unmap of `count` ranges out of the parameter list, each in steps.
@@ -27,7 +34,7 @@ pub(crate) enum Kind {
     OrRead,
     /// Writes what [`Kind::OrRead`] has made; then it is that again.
     OrWrite,
-    /// Nothing but to wait for the thread's [`crate::volume::Settling`].
+    /// Nothing but to wait for what the thread has been told to await.
     Settle,
 }
 

@@ -7,7 +7,8 @@
 //!
 //! # Objects
 //! - `Volume`: one per volume, shared by its units of all controllers: persistent reservations
-//!   (`reservations`), and who may read, decide and write.
+//!   (`reservations`), a SANITIZE (`sanitize`), what MODE SELECT has set (`mode`), and who may read, decide
+//!   and write.
 //! - [`LunShared`]: one per logical unit, shared by all threads: identity, size as the initiators
 //!   know it, read-only flag, and the [`Nexus`]es it must tell of changes.
 //! - [`Nexus`]: one per initiator session (SAM-5's I_T nexus), with its pending unit attentions.
@@ -23,6 +24,8 @@
 //!   lun.poll(&mut done); for c in done { lun.resume(slot[c.tag].task, c.result) }
 //! shared.notify_resized() / reset()    any thread
 //! ```
+//! A transport without CDBs has [`Task::prepare_plain`] and [`Lun::start_plain`]: the same jobs, policies and
+//! reservations, without unit attentions.
 //!
 //! # One command
 //! [`Lun`] decodes the CDB by one table (also that of REPORT SUPPORTED OPERATION CODES), reports
@@ -30,9 +33,16 @@
 //! `[flush] [step ...] [flush] [verify step ...]`, each a bdev I/O, one after the other. READ and WRITE are one
 //! step straight between the initiator's buffers and the bdev.
 //!
+//! What is no I/O of the thread's (a record that is to be kept, a SANITIZE, an EXTENDED COPY of `copy`) is done
+//! by a thread of its own, and the task is looked at again until that has ended.
+//!
 //! # Blocks
 //! A unit's logical blocks may be larger than the bdev's ([`LunOptions::block_size`]). Everything
 //! here counts the unit's; [`Lun`] turns them into the bdev's where it makes an I/O.
+//!
+//! # Protection information
+//! Where the bdev's blocks have it, the bdev compares it with them in all reads and writes. A command whose
+//! CDB asks to carry it (`protect`) is a step of its own, with the initiator's tuples beside its data or in it.
 //!
 //! # Errors
 //! Every [`bdev::IoError`] has its sense in one exhaustive match; none becomes GOOD. A full channel
@@ -47,6 +57,7 @@
 
 mod block;
 mod characteristics;
+mod copy;
 mod inquiry;
 mod job;
 mod log;
@@ -55,11 +66,16 @@ mod missing;
 mod mode;
 mod nexus;
 mod opcode;
+mod options;
 mod policy;
+mod ports;
+mod protect;
+mod records;
 mod reply;
 mod report;
 mod reservations;
 mod response;
+mod sanitize;
 mod sense;
 mod shared;
 mod task;
@@ -71,13 +87,15 @@ pub use lun::Lun;
 pub use missing::missing_lun;
 pub use nexus::{Nexus, NexusState, UnitAttention};
 pub use opcode::{CDB_LEN, Kind};
+pub use options::{LunError, LunOptions};
 pub use policy::{ErrorPolicy, WaitFor, told};
-pub use reservations::{Kept, ReservationKeeper};
+pub use records::{Record, RecordKeeper};
+pub use reservations::{KeptReservations, ReservationKeeper};
 pub use response::{Outcome, Response, Status};
 pub use sense::SENSE_LEN;
 pub use shared::{
-    LunError, LunOptions, LunShared, MAX_SERIAL, MAX_TRANSFER_BYTES, MAX_UNMAP_BYTES,
-    MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME_BLOCKS,
+    LunShared, MAX_SERIAL, MAX_TRANSFER_BYTES, MAX_UNMAP_BYTES, MAX_UNMAP_DESCRIPTORS,
+    MAX_WRITE_SAME_BLOCKS,
 };
-pub use task::Task;
+pub use task::{Plain, Task};
 pub use well_known::report_luns_unit;

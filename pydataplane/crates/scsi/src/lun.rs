@@ -1,18 +1,22 @@
 //! A logical unit as one thread sees it: from the CDB to bdev I/Os to the response.
 
+mod awaited;
 mod data;
+mod plain;
 mod plan;
 
 use crate::block;
 use crate::job::{Compare, Job, Kind};
+use crate::mode::Modes;
 use crate::nexus::Nexus;
 use crate::policy::Failed;
 use crate::response::{Fail, Outcome, Response, Status};
-use crate::sense::{Code, Key, Sense, of_io_error};
-use crate::shared::LunShared;
+use crate::sense::{Code, Field, Key, Sense, of_io_error};
+use crate::shared::{Gate, LunShared};
 use crate::task::Task;
-use crate::volume::{Exclusive, InFlight, Settling};
-use bdev::{COPY_AT_ONCE, Channel, Completion, Io, IoError, Op, Submit};
+use crate::volume::{Exclusive, InFlight};
+use awaited::Awaited;
+use bdev::{COPY_AT_ONCE, Channel, Checks, Completion, Io, IoError, Op, Protected, Submit, Tuples};
 use data::{compare, copy, or};
 use guestmem::{Bounce, Sg};
 use std::collections::VecDeque;
@@ -46,8 +50,8 @@ pub struct Lun {
     /// As the bounce buffer, given back when no I/O is left.
     exclusive: Exclusive,
     in_flight: InFlight,
-    /// What a task waits for that has changed reservations; one at a time, others are answered BUSY.
-    settling: Option<Settling>,
+    /// What a task waits for that is no I/O of this thread; one at a time, others are answered BUSY.
+    awaited: Option<Awaited>,
     /// Tags of tasks that gave others their turn.
     yielded: VecDeque<u64>,
 }
@@ -77,7 +81,7 @@ impl Lun {
         Lun {
             channel,
             in_flight,
-            settling: None,
+            awaited: None,
             max_transfer: shared.max_transfer_blocks(),
             exclusive: Exclusive::new(Arc::clone(&shared.volume)),
             shared,
@@ -97,22 +101,42 @@ impl Lun {
     /// of reservations alone.
     #[inline]
     pub fn start(&mut self, task: &mut Task) -> Outcome {
-        self.in_flight.begin();
-        let outcome = self.begin(task);
-        self.counted(outcome)
+        self.begin(task, Lun::plan)
     }
 
     /// The task is over, or goes on.
     #[inline]
-    fn counted(&self, outcome: Outcome) -> Outcome {
+    fn counted(&self, mut outcome: Outcome) -> Outcome {
         if outcome != Outcome::Pending {
             self.in_flight.end();
+        }
+        if let Outcome::Done(response) = &mut outcome
+            && response.sense_len > 0
+            && self.shared.has_mode(Modes::DESCRIPTOR_SENSE)
+        {
+            response.in_descriptors();
         }
         outcome
     }
 
-    #[inline]
-    fn begin(&mut self, task: &mut Task) -> Outcome {
+    /// Starts a task that takes what `plan` says.
+    #[inline(always)]
+    fn begin(
+        &mut self,
+        task: &mut Task,
+        plan: impl FnOnce(&mut Lun, &Task) -> Result<Plan, Fail>,
+    ) -> Outcome {
+        self.in_flight.begin();
+        let outcome = self.begin_planned(task, plan);
+        self.counted(outcome)
+    }
+
+    #[inline(always)]
+    fn begin_planned(
+        &mut self,
+        task: &mut Task,
+        plan: impl FnOnce(&mut Lun, &Task) -> Result<Plan, Fail>,
+    ) -> Outcome {
         let epoch = self.shared.epoch();
         // A reset ends what had begun, whoever asked for it: others may have written there since.
         if task.suspended && task.epoch != epoch {
@@ -121,9 +145,13 @@ impl Lun {
         task.suspended = false;
         task.epoch = epoch;
         task.job = Job::IDLE;
-        match self.plan(task) {
+        match plan(self, task) {
             Ok(Plan::Work(job)) => {
                 task.job = job;
+                if job.kind == Kind::Settle {
+                    // A SANITIZE ends all tasks but itself.
+                    task.epoch = self.shared.epoch();
+                }
                 self.advance(task)
             }
             Ok(Plan::Done(transferred)) => good(transferred),
@@ -156,7 +184,10 @@ impl Lun {
     #[inline]
     fn go_on(&mut self, task: &mut Task, result: Result<(), IoError>) -> Outcome {
         if task.aborted || task.epoch != self.shared.epoch() {
-            return self.fail(task, Fail::Bare(Status::TaskAborted));
+            if self.must_wait(task) {
+                return self.give_way(task);
+            }
+            return self.ended_by_others(task);
         }
         if let Err(error) = result {
             return self.io_failed(task, error);
@@ -178,7 +209,17 @@ impl Lun {
             };
             let io = match next {
                 Next::Submit(io) => io,
-                Next::Wait => break,
+                Next::Wait
+                    if task.stopped && self.awaited.as_ref().is_some_and(Awaited::is_long) =>
+                {
+                    return self.fail(task, Fail::Bare(Status::TaskAborted));
+                }
+                Next::Wait => {
+                    if task.stopped {
+                        self.must_wait(task);
+                    }
+                    break;
+                }
                 Next::End => {
                     self.release(task);
                     return good(task.job.moved);
@@ -187,7 +228,22 @@ impl Lun {
             if task.stopped {
                 return self.fail(task, Fail::Bare(Status::TaskAborted));
             }
-            let stepped = match self.channel.submit(&io) {
+            let submitted = match task.job.kind {
+                Kind::Protected(op, protect) if io.op == op => {
+                    self.channel.submit_protected(&io, &protect.of(op, task))
+                }
+                Kind::Checked(checks) if io.op == Op::Read => {
+                    let with = Protected { tuples: Tuples::None, checks };
+                    self.channel.submit_protected(&io, &with)
+                }
+                Kind::FillLike(tuple) if io.op == Op::Write => {
+                    // It was checked, as far as it was to be.
+                    let with = Protected { tuples: Tuples::Like(tuple), checks: Checks::NONE };
+                    self.channel.submit_protected(&io, &with)
+                }
+                _ => self.channel.submit(&io),
+            };
+            let stepped = match submitted {
                 Submit::Pending => return Outcome::Pending,
                 Submit::Full => Err(Fail::Bare(Status::TaskSetFull)),
                 Submit::Done(Err(error)) => return self.io_failed(task, error),
@@ -211,6 +267,25 @@ impl Lun {
         self.give_way(task)
     }
 
+    /// The task waits for I/O that is not the channel's, which ends soon now.
+    #[cold]
+    fn must_wait(&self, task: &Task) -> bool {
+        let Some(Awaited::Copy(copying)) = &self.awaited else { return false };
+        if task.job.kind != Kind::Settle {
+            return false;
+        }
+        copying.cancel();
+        copying.is_over() == Ok(false)
+    }
+
+    /// Ends a task that was aborted, or that a reset or a SANITIZE has ended.
+    #[cold]
+    fn ended_by_others(&mut self, task: &mut Task) -> Outcome {
+        let sanitized = !task.aborted && self.shared.is_at(Gate::Sanitize);
+        let sense = sanitized.then(|| self.shared.volume.sanitize.sense()).flatten();
+        self.fail(task, sense.map_or(Fail::Bare(Status::TaskAborted), Fail::Check))
+    }
+
     /// Lets other tasks of the thread run before this one's next step.
     #[cold]
     fn give_way(&mut self, task: &mut Task) -> Outcome {
@@ -225,13 +300,13 @@ impl Lun {
     #[inline]
     fn next(&self, task: &mut Task) -> Result<Next, Fail> {
         let job = &mut task.job;
-        if let (Kind::Settle, Some(settling)) = (job.kind, &self.settling) {
-            return Ok(if settling.is_over()? { Next::End } else { Next::Wait });
-        }
         let mut io = Io::flush(task.tag);
         if job.flush_before {
             job.flush_before = false;
             return Ok(Next::Submit(io));
+        }
+        if let (Kind::Settle, Some(awaited)) = (job.kind, &self.awaited) {
+            return Ok(if awaited.is_over()? { Next::End } else { Next::Wait });
         }
         if matches!(job.kind, Kind::UnmapList) {
             while job.left == 0 && job.index < job.count {
@@ -246,13 +321,17 @@ impl Lun {
                 return Ok(Next::Submit(io));
             }
             let Some((blocks, compare)) = job.verify.take() else { return Ok(Next::End) };
-            (job.kind, job.lba, job.left) = (Kind::Verify(compare), job.lba - blocks, blocks);
+            job.kind = match job.kind {
+                Kind::Protected(_, protect) => Kind::Checked(protect.checks),
+                _ => Kind::Verify(compare),
+            };
+            (job.lba, job.left) = (job.lba - blocks, blocks);
             if compare == Compare::Data {
                 job.moved = 0;
             }
         }
         match job.kind {
-            Kind::Direct(op) => {
+            Kind::Direct(op) | Kind::Protected(op, _) => {
                 job.step = job.left;
                 io.op = op;
                 io.fua = job.fua;
@@ -266,11 +345,15 @@ impl Lun {
                 job.step = self.range_step(job);
                 io.op = Op::Unmap;
             }
-            Kind::ReadBounced | Kind::Verify(_) | Kind::CompareThenWrite | Kind::OrRead => {
+            Kind::ReadBounced
+            | Kind::Verify(_)
+            | Kind::Checked(_)
+            | Kind::CompareThenWrite
+            | Kind::OrRead => {
                 (job.step, io.sg) = self.bounce_step(job)?;
                 io.op = Op::Read;
             }
-            Kind::Fill => {
+            Kind::Fill | Kind::FillLike(_) => {
                 (job.step, io.sg) = self.bounce_step(job)?;
                 io.op = Op::Write;
             }
@@ -341,7 +424,11 @@ impl Lun {
                 job.moved += bytes as u32;
                 job.kind = Kind::OrRead;
             }
-            Kind::Range(_) | Kind::UnmapList | Kind::Fill | Kind::Verify(Compare::Nothing) => {}
+            Kind::Protected(_, protect) => {
+                job.moved += job.step as u32 * protect.block(self.shared.block_size);
+            }
+            Kind::Range(_) | Kind::UnmapList | Kind::Fill | Kind::FillLike(_) => {}
+            Kind::Verify(Compare::Nothing) | Kind::Checked(_) => {}
             Kind::ReadBounced => {
                 let from = self.bounce_of(bytes)?;
                 let mut offset = 0;
@@ -380,9 +467,10 @@ impl Lun {
         let job = &task.job;
         // Without a step it was a flush.
         let reads = match job.kind {
-            Kind::Direct(op) => op == Op::Read,
+            Kind::Direct(op) | Kind::Protected(op, _) => op == Op::Read,
             Kind::ReadBounced | Kind::Verify(_) | Kind::CompareThenWrite | Kind::OrRead => true,
-            Kind::WriteBounced | Kind::Fill | Kind::OrWrite => false,
+            Kind::Checked(_) => true,
+            Kind::WriteBounced | Kind::Fill | Kind::FillLike(_) | Kind::OrWrite => false,
             Kind::Range(_) | Kind::UnmapList | Kind::Settle => false,
         };
         let failed = match (job.step, reads) {
@@ -391,7 +479,12 @@ impl Lun {
             (_, false) => Failed::Write,
         };
         if !self.shared.error_policy.waits(failed, error) {
-            return self.fail(task, Fail::Check(of_io_error(error)));
+            let mut sense = of_io_error(error);
+            if let IoError::Guard | IoError::AppTag | IoError::RefTag = error {
+                let at = self.channel.mismatch(task.tag);
+                sense.field = at.map(|lba| Field::Block(lba >> self.shared.bdev_shift));
+            }
+            return self.fail(task, Fail::Check(sense));
         }
         self.release(task);
         match task.stopped {
@@ -422,7 +515,7 @@ impl Lun {
             self.exclusive.give_back();
         }
         if task.job.kind == Kind::Settle {
-            self.settling = None;
+            self.awaited = None;
         }
     }
 }

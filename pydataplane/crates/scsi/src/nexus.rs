@@ -26,14 +26,17 @@ pub enum UnitAttention {
     ReservationsReleased = 32,
     /// 2Ah/05h REGISTRATIONS PREEMPTED.
     RegistrationsPreempted = 64,
+    /// 2Ah/01h MODE PARAMETERS CHANGED.
+    ModeChanged = 128,
 }
 
 impl UnitAttention {
-    const BY_PRECEDENCE: [UnitAttention; 7] = [
+    const BY_PRECEDENCE: [UnitAttention; 8] = [
         UnitAttention::Reset,
         UnitAttention::LunsChanged,
         UnitAttention::CapacityChanged,
         UnitAttention::InquiryChanged,
+        UnitAttention::ModeChanged,
         UnitAttention::ReservationsPreempted,
         UnitAttention::RegistrationsPreempted,
         UnitAttention::ReservationsReleased,
@@ -48,6 +51,7 @@ impl UnitAttention {
             UnitAttention::ReservationsPreempted => Code::RESERVATIONS_PREEMPTED,
             UnitAttention::ReservationsReleased => Code::RESERVATIONS_RELEASED,
             UnitAttention::RegistrationsPreempted => Code::REGISTRATIONS_PREEMPTED,
+            UnitAttention::ModeChanged => Code::MODE_PARAMETERS_CHANGED,
         };
         Sense::new(Key::UnitAttention, code)
     }
@@ -165,6 +169,11 @@ impl Nexus {
             prevents: self.prevents.load(Ordering::Acquire),
             seen_us: self.seen_us.load(Ordering::Relaxed),
         }
+    }
+
+    /// Goes on where another, of the unit that was here before, is.
+    pub fn follow(&self, before: &Nexus) {
+        self.restore(before.state());
     }
 
     /// Goes on where `state` says.

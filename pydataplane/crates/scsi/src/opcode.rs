@@ -1,8 +1,8 @@
 //! The commands: the fields of a CDB, and one table for decoding, reserved bits and REPORT SUPPORTED
 //! OPERATION CODES.
 
+use crate::protect::FIELD;
 use crate::sense::{Code, Sense};
-use bdev::Features;
 
 /// Longest CDB that virtio-scsi carries, in bytes (virtio 1.2 5.6.4, cdb_size default).
 pub const CDB_LEN: usize = 32;
@@ -48,6 +48,7 @@ pub(crate) enum Command {
     Inquiry,
     Reserve6,
     Release6,
+    ModeSelect6,
     ModeSense6,
     StartStopUnit,
     PreventAllow,
@@ -62,12 +63,17 @@ pub(crate) enum Command {
     WriteSame10,
     Unmap,
     LogSense,
+    ModeSelect10,
     ModeSense10,
     PersistentReserveIn,
     PersistentReserveOut,
+    ExtendedCopy,
+    CopyStatus,
+    CopyParameters,
     Read16,
     CompareAndWrite,
     Write16,
+    WriteAtomic16,
     OrWrite16,
     WriteAndVerify16,
     Verify16,
@@ -77,6 +83,7 @@ pub(crate) enum Command {
     ReadCapacity16,
     GetLbaStatus,
     ReportLuns,
+    ReportPortGroups,
     ReportOpcodes,
     ReportTaskManagement,
     ReportTimestamp,
@@ -85,13 +92,34 @@ pub(crate) enum Command {
     WriteAndVerify12,
     Verify12,
     ReadDefectData12,
+    SanitizeOverwrite,
+    SanitizeBlockErase,
+    SanitizeExit,
+}
+
+/// Commands that a unit has or has not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Abilities {
+    /// UNMAP.
+    pub(crate) unmap: bool,
+    /// WRITE ATOMIC: its blocks are not larger than physical ones.
+    pub(crate) atomic: bool,
+    /// SANITIZE with BLOCK ERASE: it has UNMAP, and tells what it has.
+    pub(crate) block_erase: bool,
+    /// The field of [`Command::has_field`].
+    pub(crate) protection: bool,
 }
 
 impl Command {
-    /// Whether a unit with these features has the command.
+    /// Whether a unit with these abilities has the command.
     #[inline]
-    pub(crate) fn supported(self, features: &Features) -> bool {
-        !matches!(self, Command::Unmap) || features.unmap
+    pub(crate) fn supported(self, abilities: &Abilities) -> bool {
+        match self {
+            Command::Unmap => abilities.unmap,
+            Command::SanitizeBlockErase => abilities.block_erase,
+            Command::WriteAtomic16 => abilities.atomic,
+            _ => true,
+        }
     }
 
     /// Whether a pending unit attention lets the command through (SAM-5 5.14.1).
@@ -126,22 +154,26 @@ impl Kind {
         match command {
             C::Read6 | C::Read10 | C::Read12 | C::Read16 => Kind::Read,
             C::Write6 | C::Write10 | C::Write12 | C::Write16 => Kind::Write,
+            C::WriteAtomic16 => Kind::Write,
             C::WriteAndVerify10 | C::WriteAndVerify12 | C::WriteAndVerify16 => Kind::Write,
             C::WriteSame10 | C::WriteSame16 | C::CompareAndWrite | C::OrWrite16 => Kind::Write,
             C::SynchronizeCache10 | C::SynchronizeCache16 => Kind::Flush,
             C::TestUnitReady | C::RequestSense | C::Inquiry | C::ModeSense6 | C::ModeSense10 => {
                 Kind::Other
             }
+            C::ModeSelect6 | C::ModeSelect10 => Kind::Other,
             C::StartStopUnit | C::PreventAllow | C::ReadCapacity10 | C::ReadCapacity16 => {
                 Kind::Other
             }
             C::Verify10 | C::Verify12 | C::Verify16 | C::Unmap => Kind::Other,
             C::ReadDefectData10 | C::ReadDefectData12 => Kind::Other,
             C::PreFetch10 | C::PreFetch16 | C::GetLbaStatus | C::LogSense => Kind::Other,
-            C::ReportLuns | C::ReportOpcodes => Kind::Other,
+            C::ReportLuns | C::ReportOpcodes | C::ReportPortGroups => Kind::Other,
             C::Reserve6 | C::Release6 => Kind::Other,
+            C::ExtendedCopy | C::CopyStatus | C::CopyParameters => Kind::Other,
             C::PersistentReserveIn | C::PersistentReserveOut => Kind::Other,
             C::ReportTaskManagement | C::ReportTimestamp => Kind::Other,
+            C::SanitizeOverwrite | C::SanitizeBlockErase | C::SanitizeExit => Kind::Other,
         }
     }
 }
@@ -197,8 +229,11 @@ const RESERVE_IN: [u8; 9] = [0x1F, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0];
 /// The service action; scope and type; the parameter list's length.
 const RESERVE_OUT: [u8; 9] = [0x1F, 0xFF, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0];
 
-/// In order of operation code. Byte 1 of reads: DPO 10h, FUA 08h (RDPROTECT refused: no protection
-/// information). Group numbers are taken and have no effect.
+/// IMMED, AUSE, the service action; the parameter list's length.
+const SANITIZE: [u8; 9] = [0xBF, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0];
+
+/// In order of operation code. Byte 1 of reads: DPO 10h, FUA 08h (RDPROTECT is for units that have
+/// protection information: [`Decoded::check_protected`]). Group numbers are taken and have no effect.
 #[rustfmt::skip]
 pub(crate) static TABLE: [Entry; TABLE_LEN] = [
     entry(0x00, Command::TestUnitReady,      [0, 0, 0, 0, 0]),
@@ -206,6 +241,8 @@ pub(crate) static TABLE: [Entry; TABLE_LEN] = [
     entry(0x08, Command::Read6,              [0x1F, 0xFF, 0xFF, 0xFF, 0]),
     entry(0x0A, Command::Write6,             [0x1F, 0xFF, 0xFF, 0xFF, 0]),
     entry(0x12, Command::Inquiry,            [0x01, 0xFF, 0xFF, 0xFF, 0]),
+    // PF, SP.
+    entry(0x15, Command::ModeSelect6,        [0x11, 0, 0, 0xFF, 0]),
     // Of the whole unit, for oneself.
     entry(0x16, Command::Reserve6,           [0, 0, 0, 0, 0]),
     entry(0x17, Command::Release6,           [0, 0, 0, 0, 0]),
@@ -230,8 +267,14 @@ pub(crate) static TABLE: [Entry; TABLE_LEN] = [
     // UNMAP; not ANCHOR.
     entry(0x41, Command::WriteSame10,        [0x08, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0xFF, 0xFF, 0]),
     entry(0x42, Command::Unmap,              [0, 0, 0, 0, 0, 0x3F, 0xFF, 0xFF, 0]),
+    // IMMED, AUSE; not CRYPTO ERASE, as the keys are not ours.
+    action(0x48, 0x01, Command::SanitizeOverwrite,  SANITIZE),
+    action(0x48, 0x02, Command::SanitizeBlockErase, SANITIZE),
+    action(0x48, 0x1F, Command::SanitizeExit,       SANITIZE),
     // PC and page code, subpage code, parameter pointer; not SP, PPC.
     entry(0x4D, Command::LogSense,           [0, 0xFF, 0xFF, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0]),
+    // PF, SP.
+    entry(0x55, Command::ModeSelect10,       [0x11, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0]),
     // LLBAA, DBD.
     entry(0x5A, Command::ModeSense10,        [0x18, 0xFF, 0xFF, 0, 0, 0, 0xFF, 0xFF, 0]),
     action(0x5E, 0x00, Command::PersistentReserveIn,  RESERVE_IN),
@@ -246,6 +289,14 @@ pub(crate) static TABLE: [Entry; TABLE_LEN] = [
     action(0x5F, 0x05, Command::PersistentReserveOut, RESERVE_OUT),
     action(0x5F, 0x06, Command::PersistentReserveOut, RESERVE_OUT),
     action(0x5F, 0x07, Command::PersistentReserveOut, RESERVE_OUT),
+    // LID1.
+    action(0x83, 0x00, Command::ExtendedCopy,
+        [0x1F, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
+    // LIST IDENTIFIER.
+    action(0x84, 0x00, Command::CopyStatus,
+        [0x1F, 0xFF, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
+    action(0x84, 0x03, Command::CopyParameters,
+        [0x1F, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
     entry(0x88, Command::Read16,
         [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
     // DPO, FUA; one byte of NUMBER OF LOGICAL BLOCKS.
@@ -266,11 +317,17 @@ pub(crate) static TABLE: [Entry; TABLE_LEN] = [
     // UNMAP, NDOB.
     entry(0x93, Command::WriteSame16,
         [0x09, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
+    // DPO, FUA; two bytes of TRANSFER LENGTH; no ATOMIC BOUNDARY.
+    entry(0x9C, Command::WriteAtomic16,
+        [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0, 0xFF, 0xFF, 0x3F, 0]),
     action(0x9E, 0x10, Command::ReadCapacity16,
         [0x1F, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
     action(0x9E, 0x12, Command::GetLbaStatus,
         [0x1F, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
     entry(0xA0, Command::ReportLuns,         [0, 0xFF, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
+    // Formats 000b and 001b.
+    action(0xA3, 0x0A, Command::ReportPortGroups,
+        [0x3F, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
     action(0xA3, 0x0C, Command::ReportOpcodes,
         [0x1F, 0x87, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
     // REPD.
@@ -329,7 +386,7 @@ static KINDS: [Kind; 256] = {
     kinds
 };
 
-const TABLE_LEN: usize = 54;
+const TABLE_LEN: usize = 64;
 
 /// The operation codes of [`TABLE`].
 const OPCODES: [u8; TABLE_LEN] = {
@@ -353,7 +410,7 @@ pub(crate) struct Decoded {
 /// Finds the command; an unknown one is INVALID COMMAND OPERATION CODE, an unknown service action
 /// INVALID FIELD IN CDB (SPC-4 4.2.5.2).
 #[inline]
-pub(crate) fn decode(cdb: &Cdb, features: &Features) -> Result<Decoded, Sense> {
+pub(crate) fn decode(cdb: &Cdb, abilities: &Abilities) -> Result<Decoded, Sense> {
     let opcode = cdb.byte(0);
     let row = usize::from(ROW[usize::from(opcode)]);
     if row == 0 {
@@ -366,8 +423,11 @@ pub(crate) fn decode(cdb: &Cdb, features: &Features) -> Result<Decoded, Sense> {
         row += further;
     }
     let found = &TABLE[row];
-    if !found.command.supported(features) {
-        return Err(Sense::illegal(Code::INVALID_COMMAND_OPERATION_CODE));
+    if !found.command.supported(abilities) {
+        return Err(match found.action {
+            Some(_) => Sense::invalid_cdb(1, Some(4)),
+            None => Sense::illegal(Code::INVALID_COMMAND_OPERATION_CODE),
+        });
     }
     Ok(Decoded { row, command: found.command })
 }
@@ -377,9 +437,22 @@ impl Decoded {
     /// unit does not have.
     #[inline]
     pub(crate) fn check(self, cdb: &Cdb) -> Result<(), Sense> {
+        self.check_but(cdb, 0)
+    }
+
+    /// As [`Decoded::check`], of a command to a unit with protection information.
+    pub(crate) fn check_protected(self, cdb: &Cdb) -> Result<(), Sense> {
+        let field = if self.command.has_field() { FIELD } else { 0 };
+        self.check_but(cdb, field)
+    }
+
+    /// `but`: bits of byte 1 that mean something although the table says no.
+    #[inline(always)]
+    fn check_but(self, cdb: &Cdb, but: u8) -> Result<(), Sense> {
         let low = u64::from_le_bytes(*cdb.0.first_chunk().expect("a CDB has 32 bytes"));
         let high = u64::from_le_bytes(*cdb.0[8..].first_chunk().expect("a CDB has 32 bytes"));
-        let wrong = (u128::from(high) << 64 | u128::from(low)) & REJECT[self.row];
+        let wrong =
+            (u128::from(high) << 64 | u128::from(low)) & REJECT[self.row] & !(u128::from(but) << 8);
         if wrong == 0 { Ok(()) } else { Err(first_wrong(wrong)) }
     }
 }

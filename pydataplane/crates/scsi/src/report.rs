@@ -1,11 +1,12 @@
 //! Commands that report: capacity, sense, LUNs, operation codes.
 
 use crate::opcode::{Cdb, Command, Entry, TABLE, entries};
+use crate::protect::FIELD;
 use crate::reply::{Reply, send};
 use crate::response::Fail;
 use crate::sense::{Code, Key, Sense};
 use crate::shared::LunShared;
-use bdev::Channel;
+use bdev::{Channel, ProtectionType};
 use guestmem::Sg;
 use std::time::SystemTime;
 
@@ -23,6 +24,12 @@ pub(crate) fn capacity16(unit: &LunShared, cdb: &Cdb, data_in: &Sg) -> Result<u3
     let mut data = [0u8; 32];
     data[..8].copy_from_slice(&last_block(unit)?.to_be_bytes());
     data[8..12].copy_from_slice(&unit.block_size.to_be_bytes());
+    // P_TYPE, PROT_EN. A tuple is of a whole block: P_I_EXPONENT 0.
+    data[12] = match unit.protection {
+        None => 0,
+        Some(ProtectionType::Type1) => 0x01,
+        Some(ProtectionType::Type3) => 0b010 << 1 | 0x01,
+    };
     data[13] = unit.physical_exponent;
     if unit.features.unmap {
         data[14] = 0x80; // LBPME: SBC-3 4.7.3 allows UNMAP only with it
@@ -171,7 +178,7 @@ pub(crate) fn opcodes(unit: &LunShared, cdb: &Cdb, data_in: &Sg) -> Result<u32, 
 
 /// The supported entries of an operation code.
 fn known(unit: &LunShared, opcode: u8) -> impl Iterator<Item = &'static Entry> {
-    entries(opcode).filter(move |e| e.command.supported(&unit.features))
+    entries(opcode).filter(move |e| e.command.supported(&unit.abilities))
 }
 
 fn with_action(unit: &LunShared, (opcode, action): (u8, u16)) -> Option<&'static Entry> {
@@ -180,7 +187,7 @@ fn with_action(unit: &LunShared, (opcode, action): (u8, u16)) -> Option<&'static
 
 /// One command descriptor for each command (SPC-4 6.35.2).
 fn all(unit: &LunShared, timeouts: bool, reply: &mut Reply) {
-    let supported = || TABLE.iter().filter(|e| e.command.supported(&unit.features));
+    let supported = || TABLE.iter().filter(|e| e.command.supported(&unit.abilities));
     let each = if timeouts { 8 + TIMEOUTS.len() } else { 8 };
     reply.put(&((supported().count() * each) as u32).to_be_bytes());
     for entry in supported() {
@@ -203,6 +210,9 @@ fn one(unit: &LunShared, entry: Option<&Entry>, timeouts: bool, reply: &mut Repl
     };
     reply.put(&[0, (u8::from(timeouts) << 7) | SUPPORTED, 0, entry.length]);
     let mut usage = entry.usage_data();
+    if unit.abilities.protection && entry.command.has_field() {
+        usage[1] |= FIELD;
+    }
     if entry.command == Command::StartStopUnit && !unit.removable {
         usage[4] &= !0x02; // LOEJ
     }

@@ -2,7 +2,7 @@
 
 use bdev::IoError;
 
-use crate::sense::{Code, SENSE_LEN, Sense};
+use crate::sense::{Code, SENSE_LEN, SENSE_ROOM, Sense, in_descriptors};
 
 /// SCSI status (SAM-5 5.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,10 +30,10 @@ pub struct Response {
     /// Bytes moved to or from the data buffers (the transport derives the residual). 0 unless the
     /// status is GOOD.
     pub transferred: u32,
-    /// Valid bytes of `sense`: 0 or [`SENSE_LEN`].
+    /// Valid bytes of `sense`: 0; [`SENSE_LEN`] in the fixed format; 8, 16 or 20 in the descriptor format.
     pub sense_len: u8,
-    /// Fixed-format sense data.
-    pub sense: [u8; SENSE_LEN],
+    /// Sense data, in the descriptor format where an initiator has asked for that (D_SENSE).
+    pub sense: [u8; SENSE_ROOM],
 }
 
 impl Response {
@@ -42,7 +42,7 @@ impl Response {
 
     /// `status` without data or sense.
     pub const fn bare(status: Status) -> Self {
-        Response { status, transferred: 0, sense_len: 0, sense: [0; SENSE_LEN] }
+        Response { status, transferred: 0, sense_len: 0, sense: [0; SENSE_ROOM] }
     }
 
     /// What ends a command with the task attribute ACA (SAM-5 8.6): NormACA is 0, so it comes without an
@@ -52,14 +52,20 @@ impl Response {
         Response::check(Sense::illegal(Code::INVALID_MESSAGE_ERROR))
     }
 
+    /// Its sense data, if it has any, in the descriptor format.
+    #[cold]
+    pub(crate) fn in_descriptors(&mut self) {
+        if self.sense_len == SENSE_LEN as u8 {
+            (self.sense, self.sense_len) = in_descriptors(&self.sense);
+        }
+    }
+
     /// CHECK CONDITION with `sense`.
     pub(crate) fn check(sense: Sense) -> Self {
-        Response {
-            status: Status::CheckCondition,
-            transferred: 0,
-            sense_len: SENSE_LEN as u8,
-            sense: sense.fixed(),
-        }
+        let mut response = Response::bare(Status::CheckCondition);
+        response.sense_len = SENSE_LEN as u8;
+        response.sense[..SENSE_LEN].copy_from_slice(&sense.fixed());
+        response
     }
 }
 

@@ -1,13 +1,17 @@
 //! A logical unit as all threads see it.
 
-use crate::characteristics::{Characteristics, CharacteristicsError};
+use crate::characteristics::Characteristics;
+use crate::copy;
+use crate::log::{Room, SET_BYTES};
+use crate::mode::Modes;
 use crate::nexus::{Nexus, NexusState, Preventers, UnitAttention};
+use crate::opcode::Abilities;
+use crate::options::{LunError, LunOptions, in_units, shift_of};
 use crate::policy::ErrorPolicy;
-use crate::reservations::{Access, NexusName, ReservationKeeper};
+use crate::reservations::{Access, NexusName};
 use crate::volume::{Volume, access_of};
-use bdev::{Bdev, Features};
+use bdev::{Bdev, Features, ProtectionType};
 use parking_lot::{Mutex, MutexGuard};
-use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -27,92 +31,28 @@ pub const MAX_UNMAP_DESCRIPTORS: u16 = 256;
 /// Most that one WRITE SAME can write, in blocks: what each form of it can name.
 pub const MAX_WRITE_SAME_BLOCKS: u64 = 32 << 10;
 
-/// How a logical unit shows itself.
-#[derive(Clone, Debug, Default)]
-pub struct LunOptions {
-    /// Unit serial number (VPD page 0x80): 1 to [`MAX_SERIAL`] printable ASCII characters. `None`
-    /// or empty: the volume's UUID.
-    pub serial: Option<String>,
-    /// Refuse writes although the bdev takes them.
-    pub read_only: bool,
-    /// The medium is removable (RMB): initiators say with PREVENT ALLOW MEDIUM REMOVAL while they
-    /// use it, and [`LunShared::removal_prevented`] tells. See [`Nexus`] for its unit attentions.
-    pub removable: bool,
-    /// Bytes of a logical block, 512 or 4096, not less than the bdev's. `None`: the bdev's. Of a
-    /// bdev that does not end with a whole block, the rest is out of reach.
-    pub block_size: Option<u32>,
-    /// What it says of itself otherwise.
-    pub characteristics: Characteristics,
-    /// What becomes of commands whose I/O fails.
-    pub error_policy: ErrorPolicy,
-    /// Name of the I_T nexus by which the volume's reservations know who asks: the same after a restart, and
-    /// no other unit's. `None`: one that only this unit has, so its registrations end with the process.
-    pub nexus: Option<String>,
-    /// Where reservations are kept. `None`: nowhere, and they cannot outlive a loss of power (APTPL).
-    pub keeper: Option<Arc<dyn ReservationKeeper>>,
+/// What keeps commands from a unit, beside reservations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Gate {
+    /// The volume is sanitized, or that has failed.
+    Sanitize = 0x10,
 }
 
-impl fmt::Debug for dyn ReservationKeeper {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ReservationKeeper")
-    }
-}
-
-/// Why a bdev cannot be a logical unit as asked.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LunError {
-    /// The serial is too long or not printable ASCII.
-    #[error(
-        "serial {0:?} is not 1 to 64 printable ASCII characters: choose a shorter or plainer one"
-    )]
-    Serial(String),
-    /// Something else that it is to say of itself is not possible.
-    #[error(transparent)]
-    Characteristics(#[from] CharacteristicsError),
-    /// The bdev's blocks are not of a size that SCSI disks have here.
-    #[error("bdev {name} has blocks of {block_size} bytes: only 512 and 4096 can be a SCSI disk")]
-    BlockSize {
-        /// Name of the bdev.
-        name: String,
-        /// Its block size in bytes.
-        block_size: u32,
-    },
-    /// The unit's blocks cannot be made of the bdev's.
-    #[error(
-        "bdev {name} with blocks of {block_size} bytes cannot be a SCSI disk with blocks of {asked}: \
-         ask for 512 or 4096, and for no less than the bdev has"
-    )]
-    LogicalBlockSize {
-        /// Name of the bdev.
-        name: String,
-        /// Its block size in bytes.
-        block_size: u32,
-        /// The unit's, as asked for, in bytes.
-        asked: u32,
-    },
-    /// The bdev does less than one of the unit's blocks at a time.
-    #[error(
-        "bdev {name} does {max_blocks} of its blocks of {block_size} bytes at a time, which is less \
-         than one of {asked} bytes: ask for no other block size than its own"
-    )]
-    Transfer {
-        /// Name of the bdev.
-        name: String,
-        /// Its block size in bytes.
-        block_size: u32,
-        /// Its longest I/O in its blocks.
-        max_blocks: u32,
-        /// The unit's block size in bytes.
-        asked: u32,
-    },
-}
+/// Bits of a unit's gates that are of [`access_of`].
+const ACCESS: u32 = 0x03;
 
 /// A logical unit as all threads see it.
 pub struct LunShared {
     bdev: Arc<dyn Bdev>,
+    identity: Uuid,
     serial: String,
     /// The bdev's; what counts blocks counts the unit's.
     pub(crate) features: Features,
+    /// Commands that not every unit has.
+    pub(crate) abilities: Abilities,
+    /// What its blocks have beside their data, where they are the bdev's.
+    pub(crate) protection: Option<ProtectionType>,
     pub(crate) read_only: bool,
     pub(crate) removable: bool,
     pub(crate) characteristics: Characteristics,
@@ -133,8 +73,11 @@ pub struct LunShared {
     /// What it shares with other units of the same volume.
     pub(crate) volume: Arc<Volume>,
     nexus_name: NexusName,
-    /// What its nexus may do, of [`access_of`].
-    access: AtomicU32,
+    /// What its nexus may do, of [`access_of`], and [`Gate`]s: 0 where a command has nothing to look for.
+    gates: AtomicU32,
+    /// [`Modes::bits`] of the volume's.
+    modes: AtomicU32,
+    pub(crate) copies: copy::Copies,
     /// Commands of each of its threads that are not over.
     in_flight: Mutex<Vec<Weak<AtomicU32>>>,
 }
@@ -149,9 +92,10 @@ impl LunShared {
                 block_size: geometry.block_size,
             });
         }
+        let identity = options.characteristics.uuid.unwrap_or_else(|| bdev.uuid());
         let serial = match options.serial {
             Some(given) if !given.is_empty() => given,
-            _ => bdev.uuid().to_string(),
+            _ => identity.to_string(),
         };
         if serial.len() > MAX_SERIAL || !serial.bytes().all(|b| (0x20..0x7F).contains(&b)) {
             return Err(LunError::Serial(serial));
@@ -163,11 +107,22 @@ impl LunShared {
         let mut features = in_units(bdev.features(), bdev_shift);
         characteristics.restrict(&mut features);
         let ratio = (geometry.physical_block_size / block_size).max(1);
-        let volume = Volume::of(&*bdev, options.keeper);
+        let volume = Volume::of(identity, options.keeper, options.records);
+        let protection = bdev.protection().filter(|_| bdev_shift == 0).map(|p| p.kind);
+        let abilities = Abilities {
+            // With its tuple, a block is longer than what a disk writes as a whole.
+            atomic: geometry.physical_block_size >= block_size && bdev.protection().is_none(),
+            protection: protection.is_some(),
+            unmap: features.unmap,
+            block_erase: features.unmap && bdev.sparse().is_some(),
+        };
         let nexus = options.nexus.unwrap_or_else(|| Uuid::new_v4().to_string());
         let unit = Arc::new(LunShared {
+            identity,
             serial,
             features,
+            abilities,
+            protection,
             read_only: options.read_only || features.read_only,
             removable: options.removable,
             characteristics,
@@ -181,11 +136,16 @@ impl LunShared {
             nexuses: Mutex::new(Vec::new()),
             volume,
             nexus_name: nexus.into(),
-            access: AtomicU32::new(0),
+            gates: AtomicU32::new(0),
+            modes: AtomicU32::new(0),
+            copies: copy::Copies::default(),
             in_flight: Mutex::default(),
             bdev,
         });
         unit.volume.join(&unit);
+        copy::register(&unit);
+        unit.volume.reload_modes();
+        unit.volume.go_on_sanitizing();
         Ok(unit)
     }
 
@@ -194,16 +154,52 @@ impl LunShared {
         &self.nexus_name
     }
 
-    /// What its nexus may do, as the volume's reservations have it.
+    /// Whether there is anything that may keep a command from the unit.
     #[inline]
+    pub(crate) fn has_gates(&self) -> bool {
+        self.gates.load(Ordering::Acquire) != 0
+    }
+
+    /// What its nexus may do, as the volume's reservations have it.
     pub(crate) fn access(&self) -> Access {
-        access_of(self.access.load(Ordering::Acquire))
+        access_of(self.gates.load(Ordering::Acquire) & ACCESS)
     }
 
     /// With the lock of the volume's reservations held.
     pub(crate) fn set_access(&self, access: Access) {
         let code = (0..4).find(|code| access_of(*code) == access).unwrap_or(0);
-        self.access.store(code, Ordering::SeqCst);
+        let set = |gates: u32| Some((gates & !ACCESS) | code);
+        _ = self.gates.fetch_update(Ordering::SeqCst, Ordering::SeqCst, set);
+    }
+
+    /// Whether that is in the way.
+    pub(crate) fn is_at(&self, gate: Gate) -> bool {
+        self.gates.load(Ordering::Acquire) & gate as u32 != 0
+    }
+
+    /// Puts it there, or takes it away.
+    pub(crate) fn set_gate(&self, gate: Gate, there: bool) {
+        match there {
+            true => self.gates.fetch_or(gate as u32, Ordering::SeqCst),
+            false => self.gates.fetch_and(!(gate as u32), Ordering::SeqCst),
+        };
+    }
+
+    /// Whether that of [`Modes::bits`] is set.
+    #[inline]
+    pub(crate) fn has_mode(&self, bit: u32) -> bool {
+        self.modes.load(Ordering::Acquire) & bit != 0
+    }
+
+    /// With the lock of the volume's modes held.
+    pub(crate) fn set_modes(&self, bits: u32) {
+        self.modes.store(bits, Ordering::SeqCst);
+    }
+
+    /// Whether what changes the medium is durable before its status.
+    #[inline]
+    pub(crate) fn writes_through(&self) -> bool {
+        self.characteristics.write_through || self.has_mode(Modes::NO_CACHE)
     }
 
     /// Another thread counts its commands of the unit there.
@@ -215,8 +211,13 @@ impl LunShared {
 
     /// Whether any thread has a command of it that is not over.
     pub(crate) fn is_busy(&self) -> bool {
+        self.commands_in_flight() > 0
+    }
+
+    /// Commands of it that are not over, in all threads.
+    pub(crate) fn commands_in_flight(&self) -> u32 {
         let of = |count: Arc<AtomicU32>| count.load(Ordering::SeqCst);
-        self.in_flight.lock().iter().filter_map(Weak::upgrade).map(of).any(|count| count > 0)
+        self.in_flight.lock().iter().filter_map(Weak::upgrade).map(of).sum()
     }
 
     /// Every task in flight ends as TASK ABORTED once its outstanding I/O has ended.
@@ -229,6 +230,72 @@ impl LunShared {
         &self.bdev
     }
 
+    /// The room of a thin unit; `None` of another one, and where its bdev does not tell.
+    pub(crate) fn room(&self) -> Option<Room> {
+        let sparse = self.bdev.sparse().filter(|_| self.features.thin)?;
+        let sets = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
+        Some(Room {
+            available: sets(sparse.free_bytes()? / SET_BYTES),
+            used: sets(sparse.allocated_bytes().div_ceil(SET_BYTES)),
+        })
+    }
+
+    /// Whose disk it shows itself as.
+    pub fn identity(&self) -> Uuid {
+        self.identity
+    }
+
+    /// What to make a unit of another bdev with, for it to show itself as this one.
+    pub fn options(&self) -> LunOptions {
+        let mut characteristics = self.characteristics.clone();
+        characteristics.uuid = Some(self.identity);
+        characteristics.product.get_or_insert_with(|| {
+            self.bdev.product_name().chars().take(crate::characteristics::PRODUCT_LEN).collect()
+        });
+        LunOptions {
+            serial: Some(self.serial.clone()),
+            read_only: self.read_only,
+            removable: self.removable,
+            block_size: Some(self.block_size),
+            characteristics,
+            error_policy: self.error_policy,
+            nexus: Some(self.nexus_name.to_string()),
+            // Those of the volume, which is the same, are known.
+            keeper: None,
+            records: None,
+        }
+    }
+
+    /// Whether a SANITIZE of its volume goes on.
+    pub fn is_being_sanitized(&self) -> bool {
+        self.volume.sanitize.is_running()
+    }
+
+    /// Says whether another unit takes its place: then nothing is copied from or to it any more (EXTENDED
+    /// COPY). Waits for an I/O that is under way: for control threads.
+    pub fn set_replaced(&self, replaced: bool) {
+        self.copies.set_replaced(replaced);
+    }
+
+    /// Takes the place of the unit `before`, whose sessions have nothing in flight and
+    /// [follow](Nexus::follow): resets that were counted there are not forgotten.
+    pub fn replace(&self, before: &LunShared) {
+        self.epoch.store(before.epoch(), Ordering::Release);
+    }
+
+    /// Tells every session, unless the unit is removable, in what this unit differs from `before`, whose
+    /// place it took: 3Fh/03h, 2Ah/09h (SPC-4 6.6.1, SBC-3 5.15.1), or nothing. Whether it has another size.
+    pub fn tell_difference(&self, before: &LunShared) -> bool {
+        if !crate::inquiry::look_the_same(self, before) {
+            self.post(UnitAttention::InquiryChanged);
+        }
+        let resized = self.num_blocks() != before.num_blocks();
+        if resized {
+            self.post(UnitAttention::CapacityChanged);
+        }
+        resized
+    }
+
     /// Unit serial number (VPD page 0x80).
     pub fn serial(&self) -> &str {
         &self.serial
@@ -238,6 +305,8 @@ impl LunShared {
     /// ends when the last `Arc` of it is dropped. Takes a lock: for control threads.
     pub fn connect(&self) -> Arc<Nexus> {
         self.volume.reload();
+        self.volume.reload_modes();
+        self.volume.go_on_sanitizing();
         let first = (!self.removable).then_some(UnitAttention::Reset);
         let reserves = (Arc::clone(&self.volume), Arc::clone(&self.nexus_name));
         let nexus = Arc::new(Nexus::new(first, Arc::clone(&self.preventers), reserves));
@@ -258,6 +327,26 @@ impl LunShared {
     /// Bytes of a logical block.
     pub fn block_size(&self) -> u32 {
         self.block_size
+    }
+
+    /// Capacity in logical blocks, as the initiators know it.
+    pub fn capacity(&self) -> u64 {
+        self.num_blocks()
+    }
+
+    /// What the unit can do; what counts blocks counts logical ones.
+    pub fn features(&self) -> &Features {
+        &self.features
+    }
+
+    /// log2 of physical block size / logical block size.
+    pub fn physical_exponent(&self) -> u8 {
+        self.physical_exponent
+    }
+
+    /// Longest read or write, in bytes.
+    pub fn max_transfer(&self) -> u64 {
+        self.max_transfer_blocks() * u64::from(self.block_size)
     }
 
     /// Whether writes are refused.
@@ -322,6 +411,16 @@ impl LunShared {
         }
     }
 
+    /// Makes `attention` pending for every session but one, unless the unit is removable.
+    pub(crate) fn post_to_others(&self, attention: UnitAttention, than: &Nexus) {
+        if self.removable {
+            return;
+        }
+        let nexuses = self.nexuses();
+        let others = nexuses.iter().filter_map(Weak::upgrade).filter(|n| !std::ptr::eq(&**n, than));
+        others.for_each(|nexus| nexus.post(attention));
+    }
+
     /// LOGICAL UNIT RESET (SAM-5 7.7): every task in flight, of every session, ends as TASK
     /// ABORTED once its outstanding I/O has ended, every session gets 29h/00h (not of a removable
     /// unit), and none prevents the removal of the medium any more (SBC-3 4.11). The transport
@@ -330,6 +429,7 @@ impl LunShared {
     pub fn reset(&self) {
         self.abort_tasks();
         self.volume.forget_reserved(None);
+        self.volume.reset_modes();
         self.nexuses().iter().filter_map(Weak::upgrade).for_each(|n| n.forget_prevention());
         self.post(UnitAttention::Reset);
     }
@@ -360,6 +460,13 @@ impl LunShared {
         bytes / u64::from(self.block_size)
     }
 
+    /// Blocks that a WRITE ATOMIC writes at most (SBC-4 4.29): those of one physical block, which is on the
+    /// medium as a whole or not at all. 0: there is no WRITE ATOMIC.
+    pub(crate) fn atomic_blocks(&self) -> u32 {
+        let of_one = u64::from(1u32 << self.physical_exponent);
+        if self.abilities.atomic { of_one.min(self.max_transfer_blocks()) as u32 } else { 0 }
+    }
+
     /// Longest READ, WRITE or VERIFY in blocks.
     pub(crate) fn max_transfer_blocks(&self) -> u64 {
         let ours = self.blocks(MAX_TRANSFER_BYTES);
@@ -371,38 +478,5 @@ impl LunShared {
 
     fn nexuses(&self) -> MutexGuard<'_, Vec<Weak<Nexus>>> {
         self.nexuses.lock()
-    }
-}
-
-/// log2 of how many blocks of `bdev` a logical block of `block_size` bytes is.
-fn shift_of(bdev: &dyn Bdev, block_size: u32) -> Result<u32, LunError> {
-    let (own, max_blocks) = (bdev.geometry().block_size, bdev.features().max_blocks);
-    if !matches!(block_size, 512 | 4096) || block_size < own {
-        return Err(LunError::LogicalBlockSize {
-            name: bdev.name().to_owned(),
-            block_size: own,
-            asked: block_size,
-        });
-    }
-    let ratio = block_size / own;
-    if max_blocks != 0 && max_blocks < ratio {
-        return Err(LunError::Transfer {
-            name: bdev.name().to_owned(),
-            block_size: own,
-            max_blocks,
-            asked: block_size,
-        });
-    }
-    Ok(ratio.ilog2())
-}
-
-/// A bdev's features, with blocks of 2^`shift` of its own. The best alignment of unmap is one for
-/// both.
-fn in_units(bdev: Features, shift: u32) -> Features {
-    let granularity = bdev.unmap_granularity;
-    Features {
-        max_blocks: bdev.max_blocks >> shift,
-        unmap_granularity: granularity >> shift.min(granularity.trailing_zeros()),
-        ..bdev
     }
 }

@@ -2,15 +2,37 @@
 
 use crate::job::Job;
 use crate::opcode::{CDB_LEN, Cdb};
+use bdev::Op;
 use guestmem::Sg;
+
+/// What a transport without CDBs, such as virtio-blk, asks of a unit: any range is checked here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plain {
+    /// What to do.
+    pub op: Op,
+    /// It is durable when it ends.
+    pub durable: bool,
+    /// First block, in the unit's blocks.
+    pub lba: u64,
+    /// Blocks. The data of a read or write is as long.
+    pub blocks: u64,
+}
+
+impl Plain {
+    const FLUSH: Plain = Plain { op: Op::Flush, durable: false, lba: 0, blocks: 0 };
+}
 
 /// One command in flight. The transport embeds it in its preallocated request slot, calls
 /// [`Task::prepare`] for each new command and leaves the rest to [`crate::Lun`].
 pub struct Task {
     pub(crate) tag: u64,
     pub(crate) cdb: Cdb,
+    pub(crate) plain: Plain,
     pub(crate) data_out: Sg,
     pub(crate) data_in: Sg,
+    /// Protection information in lists of its own; empty where the transport has none.
+    pub(crate) tuples_out: Sg,
+    pub(crate) tuples_in: Sg,
     pub(crate) job: Job,
     /// Value of the unit's reset count when the command started.
     pub(crate) epoch: u32,
@@ -28,8 +50,11 @@ impl Task {
         Task {
             tag,
             cdb: Cdb([0; CDB_LEN]),
+            plain: Plain::FLUSH,
             data_out: Sg::EMPTY,
             data_in: Sg::EMPTY,
+            tuples_out: Sg::EMPTY,
+            tuples_in: Sg::EMPTY,
             job: Job::IDLE,
             epoch: 0,
             aborted: false,
@@ -44,6 +69,31 @@ impl Task {
     #[inline]
     pub fn prepare(&mut self, cdb: &[u8; CDB_LEN], data_out: Sg, data_in: Sg) {
         self.cdb = Cdb(*cdb);
+        self.data_out = data_out;
+        self.data_in = data_in;
+        self.aborted = false;
+        self.stopped = false;
+        self.suspended = false;
+    }
+
+    /// Protection information from the initiator and space for some, in lists of their own, after
+    /// [`Task::prepare`]; until they are given again. They stay valid as those do.
+    #[inline]
+    pub fn set_tuples(&mut self, out: Sg, into: Sg) {
+        self.tuples_out = out;
+        self.tuples_in = into;
+    }
+
+    /// Bytes of the lists of [`Task::set_tuples`].
+    #[inline]
+    pub fn tuples(&self) -> (usize, usize) {
+        (self.tuples_out.len(), self.tuples_in.len())
+    }
+
+    /// As [`Task::prepare`], for a transport without CDBs: [`crate::Lun::start_plain`] starts it.
+    #[inline]
+    pub fn prepare_plain(&mut self, plain: Plain, data_out: Sg, data_in: Sg) {
+        self.plain = plain;
         self.data_out = data_out;
         self.data_in = data_in;
         self.aborted = false;
@@ -73,6 +123,12 @@ impl Task {
     /// other as [`crate::Status::TaskAborted`], for the transport to do it again later.
     pub fn stop(&mut self) {
         self.stopped = true;
+    }
+
+    /// It has ended, is not answered, and waits to begin again, as after [`crate::Outcome::Suspended`]: all
+    /// of it may be done twice.
+    pub fn suspend(&mut self) {
+        self.suspended = true;
     }
 
     /// Undoes [`Task::stop`], for one that has not ended yet.

@@ -1,15 +1,17 @@
 //! What all logical units of one volume share, whichever controllers they are of: reservations, and who
 //! reads, decides and writes now.
 
+use crate::mode::ModeState;
 use crate::nexus::UnitAttention;
+use crate::records::RecordKeeper;
 use crate::reservations::{
     Access, Changed, Keeping, NexusName, Order, Refusal, ReservationKeeper, Reservations, Saved,
     Told, transport_id,
 };
 use crate::response::Fail;
+use crate::sanitize::Sanitize;
 use crate::sense::{Code, Key, Sense};
 use crate::shared::LunShared;
-use bdev::Bdev;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -27,6 +29,10 @@ pub(crate) struct Volume {
     exclusive: AtomicBool,
     reserved: Mutex<Reserved>,
     keeping: Option<Keeping>,
+    uuid: Uuid,
+    records: Option<Arc<dyn RecordKeeper>>,
+    pub(crate) sanitize: Sanitize,
+    pub(crate) modes: ModeState,
 }
 
 #[derive(Default)]
@@ -47,11 +53,15 @@ pub(crate) struct Settling {
 }
 
 impl Volume {
-    /// That of `bdev`. It lasts as long as any unit has it; the first one says where its reservations are
-    /// kept. Takes a lock and reads what was kept: for control threads.
-    pub(crate) fn of(bdev: &dyn Bdev, keeper: Option<Arc<dyn ReservationKeeper>>) -> Arc<Volume> {
+    /// That of the volume as which units show themselves. It lasts as long as any unit has it; the first
+    /// one says where its reservations are kept, and its records. Takes a lock and reads what was kept: for
+    /// control threads.
+    pub(crate) fn of(
+        uuid: Uuid,
+        keeper: Option<Arc<dyn ReservationKeeper>>,
+        records: Option<Arc<dyn RecordKeeper>>,
+    ) -> Arc<Volume> {
         static VOLUMES: OnceLock<Mutex<HashMap<Uuid, Weak<Volume>>>> = OnceLock::new();
-        let uuid = bdev.uuid();
         let mut volumes = VOLUMES.get_or_init(Mutex::default).lock();
         volumes.retain(|_, volume| volume.strong_count() > 0);
         if let Some(there) = volumes.get(&uuid).and_then(Weak::upgrade) {
@@ -61,7 +71,10 @@ impl Volume {
         let reservations = keeping.as_ref().map_or_else(Reservations::default, Keeping::kept);
         let reserved = Reserved { reservations, ..Reserved::default() };
         let exclusive = AtomicBool::new(false);
-        let volume = Arc::new(Volume { exclusive, reserved: Mutex::new(reserved), keeping });
+        let reserved = Mutex::new(reserved);
+        let (sanitize, modes) = (Sanitize::new(), ModeState::default());
+        let volume = Volume { exclusive, reserved, keeping, uuid, records, sanitize, modes };
+        let volume = Arc::new(volume);
         volumes.insert(uuid, Arc::downgrade(&volume));
         volume
     }
@@ -72,6 +85,26 @@ impl Volume {
         reserved.units.retain(|unit| unit.strong_count() > 0);
         reserved.units.push(Arc::downgrade(unit));
         unit.set_access(reserved.reservations.access(unit.nexus_name()));
+    }
+
+    /// Its UUID.
+    pub(crate) fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+
+    /// Where its records are kept.
+    pub(crate) fn records(&self) -> Option<&Arc<dyn RecordKeeper>> {
+        self.records.as_ref()
+    }
+
+    /// Its units. Takes the lock of its reservations.
+    pub(crate) fn units(&self) -> Vec<Arc<LunShared>> {
+        self.reserved.lock().units.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Whether it has one.
+    pub(crate) fn has_units(&self) -> bool {
+        self.reserved.lock().units.iter().any(|unit| unit.strong_count() > 0)
     }
 
     /// A session begins: takes what is kept, unless it was changed here. A program that takes over from

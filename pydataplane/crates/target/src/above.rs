@@ -1,5 +1,5 @@
-//! What lies on a bdev: the lvols of the lvstore on it, an encrypted bdev, and what lies on those. It goes
-//! first.
+//! What lies on a bdev: the lvols of the lvstore on it, an encrypted bdev or one with checksums, and what lies
+//! on those. It goes first.
 
 use crate::app::App;
 use crate::errors;
@@ -7,6 +7,8 @@ use crate::methods::crypto::is_crypto;
 use crate::state::{BDEV_KEY, Item};
 use bdev::Bdev;
 use crypto::Crypto;
+use faults::{Delaying, Failing};
+use integrity::Integrity;
 use lvol::LvstoreInfo;
 use rpc::Error;
 use serde_json::Value;
@@ -41,6 +43,8 @@ pub fn with_what_is_on(app: &App, bdev: &str) -> Result<Vec<String>, Error> {
             all.extend(lvols.into_iter().map(|lvol| lvol.uuid.to_string()));
         }
         all.extend(Crypto::on(&app.registry, &base).map(|crypto| crypto.name().to_owned()));
+        all.extend(Integrity::on(&app.registry, &base).map(|each| each.name().to_owned()));
+        all.extend(faults::on(&app.registry, &base));
         all.extend(awaiting(app, &base));
     }
     Ok(all)
@@ -64,24 +68,47 @@ pub fn take_away(app: &App, all: &[String]) -> Result<Vec<String>, Error> {
             drop(crypto);
             app.registry.unregister(bdev).map_err(errors::registry)?;
         }
+        if nth > 0 && is_of_tests(app, bdev) {
+            app.registry.unregister(bdev).map_err(errors::registry)?;
+        }
+        let checked = app.registry.get_as::<Integrity>(bdev).filter(|_| nth > 0);
+        if let Some(checked) = checked {
+            app.registry.unregister(bdev).map_err(errors::registry)?;
+            // What still has it, as a queue pair that ends late, does not keep it from that.
+            checked.close();
+        }
     }
     Ok(keys)
 }
 
-/// Closes all encrypted bdevs, with what lies on them; those that lie on others first.
+/// Whether it is a bdev of crate `faults`, whose pending I/Os go on now.
+fn is_of_tests(app: &App, bdev: &str) -> bool {
+    let failing = app.registry.get_as::<Failing>(bdev);
+    failing.as_ref().inspect(|failing| failing.resume_pending()).is_some()
+        || app.registry.get_as::<Delaying>(bdev).is_some()
+}
+
+/// Closes all bdevs that lie on others, with what lies on them; those that lie on others first.
 ///
 /// # Errors
 /// In one sentence: what is on one of them does not come to its end.
-pub fn close_encrypted(app: &App) -> Result<(), String> {
-    for crypto in Crypto::all(&app.registry).into_iter().rev() {
-        let name = crypto.name().to_owned();
-        drop(crypto);
+pub fn close_layers(app: &App) -> Result<(), String> {
+    const LAYERS: [&str; 4] =
+        [crypto::PRODUCT, integrity::PRODUCT, Failing::PRODUCT, Delaying::PRODUCT];
+    let layers =
+        app.registry.list().into_iter().filter(|bdev| LAYERS.contains(&bdev.product_name()));
+    let names: Vec<String> = layers.map(|bdev| bdev.name().to_owned()).collect();
+    for name in names.into_iter().rev() {
         let all = with_what_is_on(app, &name);
         if let Err(e) = all.and_then(|all| take_away(app, &all)) {
             return Err(format!("what is on bdev {name} is not closed: {e}"));
         }
+        let checked = app.registry.get_as::<Integrity>(&name);
         if let Err(e) = app.registry.unregister(&name) {
             tracing::error!("not closed in order: {e}");
+        }
+        if let Some(checked) = checked {
+            checked.close();
         }
     }
     Ok(())

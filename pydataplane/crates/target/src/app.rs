@@ -2,13 +2,17 @@
 
 use crate::above;
 use crate::awaited::Awaited;
+use crate::balance::Balance;
 use crate::cli::Cli;
+use crate::copies::Copies;
 use crate::errors;
 use crate::flushrecord::Recorder;
+use crate::heldsessions::HeldSessions;
 use crate::holding;
 use crate::logging::LogControl;
-use crate::methods::{Journal, crypto as encryption};
+use crate::methods::{Journal, crypto as encryption, limits};
 use crate::notices::Notices;
+use crate::records::RecordFiles;
 use crate::reservations::ReservationFiles;
 use crate::restore;
 use crate::state::{self, Config, Item};
@@ -18,6 +22,7 @@ use bdev::{Bdev, Event, FileBdev, FlushLatch, Malloc, Registry, RegistryError, S
 use crypto::{Crypto, Keys};
 use export::Exports;
 use holder::Client;
+use integrity::Integrity;
 use lvol::Lvstores;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use reactor::{Idle, Reactors};
@@ -57,6 +62,12 @@ pub struct App {
     pub lvstores: Lvstores,
     /// All vhost-user-scsi controllers.
     pub controllers: Controllers,
+    /// Targets whose bdevs are being copied.
+    pub copies: Arc<Copies>,
+    /// Sessions of VMs that the holder keeps.
+    held_sessions: Arc<HeldSessions>,
+    /// Whether it is to keep them.
+    holds_sessions: bool,
     /// All exports: bdevs as files for the kernel.
     pub exports: Exports,
     /// CPUs of the threads of devices that are started from now on, none: any; where SPDK's ublk target
@@ -82,7 +93,8 @@ pub struct App {
     pub log: LogControl,
     /// Configuration to apply after the recorded one.
     config_file: Option<PathBuf>,
-    config: Arc<Mutex<Config>>,
+    /// What is configured: [`App::config`], or for [`state::save`].
+    pub config: Arc<Mutex<Config>>,
     /// Keeps what failed flushes leave behind beyond this process.
     pub flush_errors: Recorder,
     /// By name: the content of bdevs in memory that are to be made.
@@ -105,8 +117,11 @@ pub struct App {
     methods: OnceLock<Weak<Methods>>,
     initialised: Mutex<bool>,
     initialisation: Condvar,
+    _balance: Balance,
     _events: Subscription,
     _encrypted: Subscription,
+    _checked: Subscription,
+    _of_tests: Subscription,
 }
 
 impl App {
@@ -150,10 +165,13 @@ impl App {
         let noted = notices.clone();
         let appeared: Arc<Mutex<BTreeSet<String>>> = Arc::default();
         let came = appeared.clone();
+        let copies: Arc<Copies> = Arc::default();
+        let copied = copies.clone();
         let awaited = Awaited::default();
         let waiting = awaited.clone();
         let on_event = move |event: &Event| {
             noted.note(event);
+            copied.note(event);
             match event {
                 Event::Registered(bdev) => _ = came.lock().insert(bdev.name().to_owned()),
                 Event::Removed(bdev) => waiting.release_base(bdev.name()),
@@ -161,15 +179,28 @@ impl App {
             }
         };
         let keys = Keys::default();
+        if cli.hold_sessions && holder.is_none() {
+            tracing::warn!("VMs' connections end with this process: there is no virtlun-holder");
+        }
+        let holds_sessions = cli.hold_sessions && holder.is_some();
         let exports = holding::exports(cli, &config, &registry, holder);
         let config = Arc::new(Mutex::new(config));
         let controllers = Controllers::new(registry.clone(), reactors.handles(), settings);
         controllers.record_owners(Arc::new(Journal(Arc::clone(&config))));
         controllers.keep_reservations(Arc::new(ReservationFiles::of(&cli.state_dir)));
+        controllers.keep_records(Arc::new(RecordFiles::of(&cli.state_dir)));
+        let held_sessions = Arc::new(HeldSessions::of(&holding::socket(cli), &cli.state_dir));
+        if holds_sessions {
+            HeldSessions::keep(&held_sessions, &controllers)?;
+        }
         let flush_errors = Recorder::start(registry.clone(), Arc::clone(&config))?;
+        let balance = Balance::start(&controllers, reactors.handles().len())?;
         Ok(App {
             lvstores: Lvstores::with_keys(registry.clone(), keys.clone()),
             controllers,
+            held_sessions,
+            holds_sessions,
+            copies,
             exports,
             ublk_target: Mutex::default(),
             reactors,
@@ -200,8 +231,11 @@ impl App {
             methods: OnceLock::new(),
             initialised: Mutex::new(false),
             initialisation: Condvar::new(),
+            _balance: balance,
             _events: registry.subscribe(on_event),
             _encrypted: Crypto::follow(&registry),
+            _checked: Integrity::follow(&registry),
+            _of_tests: faults::follow(&registry),
             notices,
             registry,
         })
@@ -221,7 +255,23 @@ impl App {
                 Some(path) => restore::file(self, methods, path),
                 None => Ok(()),
             }
-        })
+        })?;
+        self.end_other_sessions();
+        Ok(())
+    }
+
+    /// Has the holder let go of sessions of processes before that nobody goes on with. Waits for the
+    /// holder: not while guests wait.
+    pub fn end_other_sessions(&self) {
+        // A controller may still wait for its disk. Where none are kept, an earlier process had other
+        // options.
+        let configured = |name: &str| self.config().get(&state::controller_key(name)).is_some();
+        self.held_sessions.end_others(|name| self.holds_sessions && configured(name));
+    }
+
+    /// Whether VMs' sessions go on in the next process, as far as it is up to the holder.
+    pub fn holds_sessions(&self) -> bool {
+        self.holds_sessions && self.held_sessions.works()
     }
 
     /// Calls `f` with the methods, while no client calls any.
@@ -363,12 +413,28 @@ impl App {
         }
     }
 
-    /// Loads the lvstore on a bdev, if it holds one.
+    /// Whether a bdev that is recorded lies on that one, which it may not have yet.
+    fn is_base(&self, name: &str) -> bool {
+        let on_it = |item: &Item| {
+            item.key.starts_with(state::BDEV_KEY) && restore::bdev_of(item) == Some(name)
+        };
+        self.config().items().any(on_it)
+    }
+
+    /// Loads what a bdev holds: checksums, with what lies on those, or an lvstore. What shows through
+    /// another bdev is loaded from that.
     pub fn examine(&self, name: &str) -> Result<(), Error> {
+        if self.is_base(name) {
+            return Ok(());
+        }
         let answer = "its disk, which is looked at for an lvstore, to answer";
         // Until the outcome is noted.
         let _wait = self.waits.begin(format!("bdev {name}"), answer.into());
-        let outcome = self.lvstores.examine(name).map_err(errors::lvol);
+        let outcome = match self.examine_for_checksums(name) {
+            Ok(true) => Ok(None),
+            Ok(false) => self.lvstores.examine(name).map_err(errors::lvol),
+            Err(e) => Err(e),
+        };
         let mut problems = self.lvstore_problems();
         match &outcome {
             Ok(found) => {
@@ -384,6 +450,26 @@ impl App {
         outcome.map(|_| ())
     }
 
+    /// Loads the bdev with checksums that lies on another, and what lies on it; whether there is one.
+    fn examine_for_checksums(&self, name: &str) -> Result<bool, Error> {
+        let Some(base) = self.registry.get(name) else { return Ok(false) };
+        if let Some(there) = Integrity::on(&self.registry, base.name()) {
+            self.examine(there.name())?;
+            return Ok(true);
+        }
+        match Integrity::load(&self.registry, base.name()) {
+            Ok(None) => Ok(false),
+            // Who has it knows what is on it.
+            Err(integrity::Error::Registry(RegistryError::Claimed { .. })) => Ok(false),
+            Ok(Some(found)) => {
+                tracing::info!(bdev = found.name(), base = base.name(), "checksums loaded");
+                self.add_bdev(found)?;
+                Ok(true)
+            }
+            Err(e) => Err(errors::integrity(e)),
+        }
+    }
+
     /// Takes a bdev away: first what lies on it, and forgets all of that and the targets that it was
     /// behind. One that could not be restored is just forgotten. Refused
     /// while it, or an lvol on it, is exported: what is mounted on it would lose its data.
@@ -396,8 +482,12 @@ impl App {
         let Some(bdev) = registered else {
             let unrestored = |item: &Item| item.key == key && item.problem.is_some();
             self.awaited.release(name);
-            return match self.config().forget(unrestored) {
-                true => Ok(()),
+            let forgotten = self.config().forget(unrestored);
+            return match forgotten {
+                true => {
+                    limits::forget(self, name);
+                    Ok(())
+                }
                 false => Err(errors::no_bdev(name)),
             };
         };
@@ -424,9 +514,26 @@ impl App {
         }
     }
 
-    /// Forgets bdevs that are gone, and the targets they were behind.
+    /// Forgets bdevs that are gone, the targets they were behind, and controllers whose disk they were.
     pub fn forget_bdevs(&self, gone: &[String]) {
-        self.config().forget(|item| {
+        // What was on it, such as an lvol, comes back with it, and is limited then.
+        let made = |name: &&String| self.config().get(&state::bdev_key(name)).is_some();
+        let deleted: Vec<_> = gone.iter().filter(made).collect();
+        deleted.into_iter().for_each(|name| limits::forget(self, name));
+        let mut config = self.config();
+        let ctrlr = |item: &state::Item| Some(item.call.params.get("ctrlr")?.as_str()?.to_owned());
+        let without_disk: Vec<_> = config
+            .items()
+            .filter(|item| {
+                let disk = item.call.params.get("dev_name").and_then(|v| v.as_str());
+                disk.is_some_and(|disk| gone.iter().any(|name| name == disk))
+            })
+            .filter_map(ctrlr)
+            .collect();
+        config.forget(|item| {
+            if ctrlr(item).is_some_and(|ctrlr| without_disk.contains(&ctrlr)) {
+                return true;
+            }
             let behind = item.call.params.get("bdev_name").and_then(|v| v.as_str());
             gone.iter().any(|name| item.key == state::bdev_key(name) || behind == Some(name))
         });
@@ -457,6 +564,8 @@ impl App {
     /// As [`App::stop`], but for the reactors' threads: for when a thread that waits for a disk still
     /// needs the rest.
     pub fn stop_serving(&self) {
+        self.copies.end_all("the target ends");
+        faults::end_all(&self.registry);
         if !self.controllers.stop() {
             tracing::error!("not stopped in order: I/O of a VM has not ended");
             std::process::exit(1);
@@ -479,7 +588,7 @@ impl App {
     /// In one sentence: an lvstore does not come to its end, or a failed flush cannot be recorded. What
     /// was closed before stays closed.
     pub fn close_storage(&self) -> Result<(), String> {
-        above::close_encrypted(self)?;
+        above::close_layers(self)?;
         for lvs in self.lvstores.lvstores() {
             if let Err(e) = self.lvstores.unload(&lvs.uuid.to_string()) {
                 if matches!(e, lvol::Error::Waiting { .. }) {

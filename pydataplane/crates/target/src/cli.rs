@@ -96,6 +96,11 @@ pub struct Cli {
     #[arg(long, value_name = "PATH")]
     pub holder_socket: Option<PathBuf>,
 
+    /// Have virtlun-holder keep the connections of VMs while this process is away, stopped or crashed:
+    /// a pause for their guests, with any QEMU
+    #[arg(long)]
+    pub hold_sessions: bool,
+
     /// CPUs with a reactor each, as 0x3 or [0,1]; without it one reactor runs wherever the kernel
     /// puts it
     #[arg(short = 'm', long, value_name = "MASK")]

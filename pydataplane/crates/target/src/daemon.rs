@@ -27,6 +27,7 @@ const FAILED: u8 = 1;
 
 /// Runs the program; its exit status is documented in the help.
 pub fn run(cli: &Cli) -> ExitCode {
+    sandbox::panics::end_the_process();
     let outcome = if let Some(dir) = &cli.dump_schemas {
         schemas::write(dir).map_err(Into::into)
     } else if cli.print_schemas {
@@ -151,6 +152,7 @@ fn take_over(
         let (from_pid, pause_ms) = (taken.from_pid, taken.pause.as_secs_f64() * 1e3);
         let socket = cli.rpc_socket.display();
         tracing::info!(%socket, pid = process::id(), from_pid, pause_ms, "ready, taken over");
+        app.end_other_sessions();
         run_until_the_end(cli, &app, &methods, server, ends)
     });
     end(app, methods, outcome)

@@ -24,6 +24,21 @@ pub fn lvol(e: lvol::Error) -> Error {
     Error::os(Errno::from_raw(-e.errno()), e)
 }
 
+/// Of checksums.
+pub fn integrity(e: integrity::Error) -> Error {
+    use integrity::Error as E;
+    let errno = match e {
+        E::Registry(e) => return registry(e),
+        E::Name(_) | E::Size { .. } | E::GrewTooMuch { .. } => Errno::Inval,
+        E::ReadOnly(_) => Errno::RoFs,
+        E::Exists { .. } => Errno::Exist,
+        E::Damaged { .. } | E::Truncated { .. } | E::Io(_) | E::Open(_) | E::Thread { .. } => {
+            Errno::Io
+        }
+    };
+    Error::os(errno, e)
+}
+
 /// Of making or opening a bdev with parameters that it cannot have.
 pub fn open(e: OpenError) -> Error {
     Error::os(Errno::Inval, e)
@@ -117,12 +132,14 @@ pub fn controller(e: ControllerError) -> Error {
         ControllerError::Connected(_)
         | ControllerError::Waiting { .. }
         | ControllerError::Prevented { .. }
+        | ControllerError::Stays { .. }
         | ControllerError::StillBusy { .. }
         | ControllerError::StillEnding { .. } => Errno::Busy,
         ControllerError::Full(_) => Errno::NoSpc,
         ControllerError::Name(_)
         | ControllerError::NoReactor(_)
         | ControllerError::TargetNumber(_)
+        | ControllerError::NotScsi(_)
         | ControllerError::Lun(_) => Errno::Inval,
         ControllerError::Registry(e) => return registry(e.clone()),
         ControllerError::Open(_) => Errno::Io,

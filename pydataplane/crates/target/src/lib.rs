@@ -12,35 +12,43 @@
 //! | `methods` | SPDK's methods and ours, a file per subsystem |
 //! | `errors` | errors of the layers below as JSON-RPC errors |
 //! | `state`, `restore` | the recorded configuration |
+//! | `reservations`, `records` | what of volumes outlives the process beside it: who has them reserved; mode pages and sanitize operations |
+//! | `balance` | queues that move to reactors with more time |
+//! | `copies` | targets whose bdevs are being copied to others |
 //! | `awaited` | keys that came, and what waits for them |
 //! | `above` | what lies on a bdev, and goes before it |
 //! | `flusherror`, `flushrecord` | failed flushes, and how they come into it |
-//! | `holding` | who holds exports while the process is away |
+//! | `holding`, `heldsessions` | who holds exports and sessions of VMs while the process is away |
 //! | `upgrade` | a new program takes everything over |
 //! | `waits` | which operations wait for a disk, and for how long |
 //! | `notices`, `logging`, `systemd`, `schemas` | what their names say |
 //!
 //! Only control threads run here: the main one, which waits for the end and hands over in an upgrade;
-//! one for signals; one that waits for a program that takes over; one that records failed flushes; one
+//! one for signals; one that waits for a program that takes over; one that records failed flushes; one that
+//! has queues move, where there are several reactors; one
 //! that accepts JSON-RPC clients, and one for each of them; and for a while one for each bdev that is
-//! restored, or asked before an upgrade. No I/O of a guest passes through.
+//! restored, asked before an upgrade, or copied. No I/O of a guest passes through.
 
 #![forbid(unsafe_code)]
 
 mod above;
 pub mod app;
 mod awaited;
+mod balance;
 pub mod cli;
+mod copies;
 pub mod cpumask;
 pub mod daemon;
 pub mod errors;
 pub mod flusherror;
 pub mod flushrecord;
+pub mod heldsessions;
 pub mod holding;
 pub mod logging;
 pub mod methods;
 pub mod notices;
 pub mod privilege;
+pub mod records;
 pub mod reservations;
 pub mod restore;
 mod rpcsocket;

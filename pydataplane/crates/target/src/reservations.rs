@@ -1,7 +1,7 @@
 //! Persistent reservations of volumes, kept in files of the state directory: `reservations/UUID.json`, each
 //! replaced as a whole.
 
-use scsi::{Kept, ReservationKeeper};
+use scsi::{KeptReservations, ReservationKeeper};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ impl ReservationFiles {
         self.folder.join(format!("{volume}.json"))
     }
 
-    fn read(&self, volume: Uuid) -> io::Result<Option<Kept>> {
+    fn read(&self, volume: Uuid) -> io::Result<Option<KeptReservations>> {
         let file = match File::open(self.path(volume)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened?,
@@ -38,7 +38,7 @@ impl ReservationFiles {
 }
 
 impl ReservationKeeper for ReservationFiles {
-    fn keep(&self, volume: Uuid, kept: &Kept) -> io::Result<()> {
+    fn keep(&self, volume: Uuid, kept: &KeptReservations) -> io::Result<()> {
         let path = self.path(volume);
         let kept = self.keep_at(&path, kept);
         kept.inspect_err(|e| {
@@ -49,7 +49,7 @@ impl ReservationKeeper for ReservationFiles {
         })
     }
 
-    fn kept(&self, volume: Uuid) -> Option<Kept> {
+    fn kept(&self, volume: Uuid) -> Option<KeptReservations> {
         self.read(volume).unwrap_or_else(|e| {
             tracing::error!(
                 "{} cannot be read, so nobody has reserved volume {volume}: {e}; stop its users, mend or \
@@ -62,7 +62,7 @@ impl ReservationKeeper for ReservationFiles {
 }
 
 impl ReservationFiles {
-    fn keep_at(&self, path: &Path, kept: &Kept) -> io::Result<()> {
+    fn keep_at(&self, path: &Path, kept: &KeptReservations) -> io::Result<()> {
         fs::create_dir_all(&self.folder)?;
         if kept.is_empty() {
             match fs::remove_file(path) {
@@ -86,7 +86,7 @@ mod tests {
 
     const VOLUME: Uuid = Uuid::from_u128(7);
 
-    fn kept(registrants: &str) -> Kept {
+    fn kept(registrants: &str) -> KeptReservations {
         let text = format!(
             r#"{{"reservations": {{"generation": 3, "registrants": [{registrants}], "held": null,
                 "persist": true}}, "boot": null}}"#

@@ -3,6 +3,8 @@
 use crate::app::App;
 use crate::methods::crypto::{awaited_key, is_crypto, key_of};
 use crate::methods::file::{self as disk, is_disk};
+use crate::methods::limits;
+use crate::methods::vhost::blk;
 use crate::state::{self, Call, ConfigFile, Item};
 use bdev::OpenedFile;
 use parking_lot::{Condvar, Mutex};
@@ -23,7 +25,12 @@ const DISKS_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long [`open_disks`] waits; less than the other program waits for this one at that step.
 const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 
-const CREATE_CONTROLLER: &str = "vhost_create_scsi_controller";
+const CREATE_CONTROLLER: [&str; 2] = ["vhost_create_scsi_controller", blk::CREATE];
+
+/// Whether it makes a controller.
+fn is_controller(item: &Item) -> bool {
+    CREATE_CONTROLLER.contains(&item.call.method.as_str())
+}
 
 /// What is there before the rest of what is recorded is restored: [`recorded`] goes on from it as far as
 /// that is configured in the same way.
@@ -91,7 +98,8 @@ impl Unit {
 /// The bdev that a thing is on.
 pub fn bdev_of(item: &Item) -> Option<&str> {
     let params = &item.call.params;
-    params.get("bdev_name").or_else(|| params.get("base_bdev_name")).and_then(Value::as_str)
+    const NAMES: [&str; 4] = ["bdev_name", "base_bdev_name", "base_name", "dev_name"];
+    NAMES.iter().find_map(|name| params.get(*name)?.as_str())
 }
 
 /// Restores what the state directory records: bdevs (and with each the lvstore on it), those on
@@ -104,9 +112,13 @@ pub fn recorded(app: &Arc<App>, methods: &Arc<Methods>, made: Made) {
     let Made { calls, mut files } = made;
     let mut items: Vec<_> = app.config().items().cloned().collect();
     let configured = items.len();
+    // They are there before anybody does I/O.
+    let (limits, others): (Vec<_>, Vec<_>) = items.into_iter().partition(is_limit);
+    limits.iter().for_each(|item| _ = restore(app, methods, item));
+    items = others;
     let is_made = |item: &Item| calls.get(&item.key) == Some(&item.call);
-    // An encrypted one has to wait for its base as all that is on a bdev.
-    let is_bdev = |item: &&Item| item.key.starts_with(state::BDEV_KEY) && !is_crypto(item);
+    // One on another, such as an encrypted one, has to wait for that as all that is on a bdev.
+    let is_bdev = |item: &&Item| item.key.starts_with(state::BDEV_KEY) && bdev_of(item).is_none();
     // A controller that is made is still to be started.
     let mut units = Unit::all(items.iter().filter(|item| !is_bdev(item)), is_made);
     items.retain(|item| !is_made(item));
@@ -159,10 +171,16 @@ pub fn recorded(app: &Arc<App>, methods: &Arc<Methods>, made: Made) {
 }
 
 /// Makes the controllers that are recorded, without targets, not started, and names their owners: what
-/// needs no bdev. Returns what is made, by key. What fails is left to [`recorded`].
+/// needs no bdev. Returns what is made, by key; a virtio-blk controller is made when it has its disk. What
+/// fails is left to [`recorded`].
 pub fn controllers(app: &App, methods: &Methods) -> BTreeMap<String, Call> {
-    const OF_CONTROLLERS: [&str; 2] = [CREATE_CONTROLLER, "virtlun_controller_set_owner"];
+    const OF_CONTROLLERS: [&str; 2] = [CREATE_CONTROLLER[0], "virtlun_controller_set_owner"];
     let items: Vec<_> = app.config().items().cloned().collect();
+    for item in items.iter().filter(|item| item.call.method == blk::CREATE) {
+        if let Err(why) = blk::expect(app, &item.call) {
+            tracing::warn!("{} cannot be made yet: {why}", item.key);
+        }
+    }
     let items = items.into_iter().filter(|i| OF_CONTROLLERS.contains(&i.call.method.as_str()));
     let made = items.filter(|item| restore(app, methods, item));
     made.map(|item| (item.key, item.call)).collect()
@@ -281,13 +299,21 @@ pub fn again(app: &App, methods: &Methods) {
     start_controllers(app, methods);
 }
 
+/// Whether it limits the I/O of a bdev.
+fn is_limit(item: &Item) -> bool {
+    item.call.method == limits::SET
+}
+
 /// Restores one item; what fails is logged and noted.
 fn restore(app: &App, methods: &Methods, item: &Item) -> bool {
     let mut params = Value::Object(item.call.params.clone());
-    if item.call.method == CREATE_CONTROLLER {
+    if is_controller(item) {
         params["delay"] = json!(true);
     }
-    let restored = methods.call(&item.call.method, params);
+    let restored = match is_limit(item) {
+        true => limits::restore(app, item),
+        false => methods.call(&item.call.method, params).map(drop),
+    };
     if let Err(e) = &restored {
         tracing::error!("{} could not be restored: {e}", item.key);
         app.config().set_restored(item, Some(e.message.clone()));
@@ -312,7 +338,20 @@ pub fn of_bdevs(
     for item in items {
         if restore(app, methods, &item) {
             tracing::info!("{} restored: what it waited for is there now", item.key);
+            let ctrlr = item.call.params.get("ctrlr").and_then(Value::as_str);
+            if let Some(ctrlr) = ctrlr.filter(|_| is_controller(&item)) {
+                restore_owner(app, methods, ctrlr);
+                start_if_complete(app, methods, ctrlr);
+            }
         }
+    }
+}
+
+/// Restores whom a controller belongs to that was not there when that was to be restored.
+fn restore_owner(app: &App, methods: &Methods, ctrlr: &str) {
+    let owner = app.config().get(&state::owner_key(ctrlr)).cloned();
+    if let Some(item) = owner.filter(|item| item.problem.is_some()) {
+        restore(app, methods, &item);
     }
 }
 
@@ -337,7 +376,7 @@ fn is_there(app: &App, call: &Call) -> bool {
 
 fn start_controllers(app: &App, methods: &Methods) {
     let items: Vec<_> = app.config().items().cloned().collect();
-    for item in items.iter().filter(|i| i.call.method == CREATE_CONTROLLER) {
+    for item in items.iter().filter(|item| is_controller(item)) {
         if let Some(ctrlr) = item.call.params.get("ctrlr").and_then(Value::as_str) {
             start_if_complete(app, methods, ctrlr);
         }

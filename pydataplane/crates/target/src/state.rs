@@ -18,8 +18,8 @@ use dir::Dir;
 pub use dir::{OwnersFile, RecordFile, StateError, files_of_bdevs, is_state_dir};
 use keys::OWNER_KEY;
 pub use keys::{
-    BDEV_KEY, UBLK_KEY, bdev_key, coalescing_key, controller_key, export_key, identify, owner_key,
-    target_key,
+    BDEV_KEY, UBLK_KEY, bdev_key, coalescing_key, controller_key, export_key, identify, limits_key,
+    owner_key, target_key,
 };
 pub use save::save;
 
@@ -449,6 +449,23 @@ mod tests {
         assert!(e.contains("in use by another target (pid "), "{e}");
         drop(first);
         Config::open(&dir).unwrap();
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// As the kernel has it for a moment.
+    #[test]
+    fn the_lock_of_a_killed_target_is_waited_for() {
+        let dir = scratch("killed");
+        let first = Config::open(&dir).unwrap();
+        // No process has that number (pid_max, proc(5)). A child would have other tests' locks for a moment.
+        fs::write(dir.join("lock"), "4194305\n").unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| Config::open(&dir).map(drop));
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            assert!(!waits.is_finished());
+            drop(first);
+            waits.join().unwrap().unwrap();
+        });
         fs::remove_dir_all(dir).unwrap();
     }
 

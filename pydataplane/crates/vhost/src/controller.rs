@@ -21,12 +21,16 @@ use std::time::Duration;
 use reactor::Handle;
 
 use crate::budget::Budget;
+use crate::coalescing::SharedCoalescing;
 use crate::defs::MAX_TARGETS;
 use crate::device::SessionContext;
+use crate::front::Front;
 use crate::handover::{ControllerState, TargetState};
+use crate::keeper::SessionKeeper;
 use crate::lun::Target;
 use crate::mailbox::{Mailbox, Order, mailbox};
 use crate::owner::{Owner, OwnerInfo, OwnerJournal};
+use crate::placement::Placement;
 use crate::socket::{Listener, SocketOptions};
 use crate::stats::{ControllerCounters, ControllerStats};
 
@@ -36,6 +40,7 @@ const DRAIN_SHARE: (u32, u32) = (4, 5);
 
 mod admission;
 mod handover;
+mod kept;
 mod orders;
 mod server;
 mod sessions;
@@ -74,10 +79,14 @@ pub(crate) struct Records {
     pub(crate) journal: Option<Arc<dyn OwnerJournal>>,
     /// File of the mark that requests may be in flight.
     pub(crate) mark: Option<PathBuf>,
+    /// Who keeps its sessions, for the process after this one.
+    pub(crate) keeper: Option<Arc<dyn SessionKeeper>>,
 }
 
 /// How a controller begins.
 pub(crate) struct Setup {
+    /// What its guest sees.
+    pub(crate) front: Front,
     /// Whether peers are taken at once.
     pub(crate) accepts: bool,
     pub(crate) timeouts: Timeouts,
@@ -89,6 +98,10 @@ pub(crate) struct Setup {
 /// A controller as all threads see it.
 pub(crate) struct Controller {
     pub(crate) name: String,
+    /// What its guest sees.
+    pub(crate) front: Front,
+    /// Its disk is still to come.
+    pub(crate) awaits_disk: AtomicBool,
     pub(crate) socket: SocketOptions,
     /// Where its request queues run, in the order in which queues are given out.
     pub(crate) reactors: Vec<Handle>,
@@ -99,9 +112,19 @@ pub(crate) struct Controller {
     inherited: Mutex<Vec<TargetState>>,
     /// One for each reactor, then one for the thread.
     counters: Vec<Arc<ControllerCounters>>,
+    /// When its guest is called.
+    pub(crate) coalescing: Arc<SharedCoalescing>,
+    /// Where the queues of its session run.
+    pub(crate) placement: Arc<Placement>,
     /// Number of the session, and whether its device runs; 0: nobody is connected.
     session: AtomicU64,
     started: AtomicBool,
+    /// Its connection is kept, for the process after this one.
+    pub(crate) kept: AtomicBool,
+    /// Requests in flight are tracked for that, if the peer does not track them.
+    keeps: bool,
+    /// As [`crate::SuspendedTarget::overtaken`].
+    pub(crate) overtaken: AtomicBool,
     owner: Mutex<Owner>,
     /// `None`: owners are not recorded.
     journal: Option<Arc<dyn OwnerJournal>>,
@@ -126,20 +149,27 @@ impl Controller {
         reactors: Vec<Handle>,
         setup: Setup,
     ) -> io::Result<(Arc<Self>, JoinHandle<()>, Receiver<()>)> {
-        let Setup { accepts, timeouts, records, inherits } = setup;
+        let Setup { front, accepts, timeouts, records, inherits } = setup;
         let (mailbox, inbox) = mailbox()?;
         let counters: Vec<Arc<ControllerCounters>> =
             (0..=reactors.len()).map(|_| Arc::default()).collect();
         let controller = Arc::new(Controller {
             name: name.to_owned(),
+            front,
+            awaits_disk: AtomicBool::new(false),
             socket,
             targets: Mutex::new((0..MAX_TARGETS).map(|_| None).collect()),
             reserved: Mutex::default(),
             counters,
+            coalescing: Arc::default(),
+            placement: Placement::new(),
             inherited: Mutex::default(),
             reactors,
             session: AtomicU64::new(0),
             started: AtomicBool::new(false),
+            kept: AtomicBool::new(false),
+            keeps: records.keeper.is_some(),
+            overtaken: AtomicBool::new(false),
             owner: Mutex::default(),
             journal: records.journal,
             mailbox,
@@ -148,7 +178,14 @@ impl Controller {
             answer_timeout: timeouts.answer,
             drain_timeout: timeouts.method * DRAIN_SHARE.0 / DRAIN_SHARE.1,
         });
-        let begin = Begin { listener, accepts, inbox, mark: records.mark, inherits };
+        let begin = Begin {
+            listener,
+            accepts,
+            inbox,
+            mark: records.mark,
+            keeper: records.keeper,
+            inherits,
+        };
         let server = Server::new(Arc::clone(&controller), begin);
         // The kernel keeps 15 bytes of a thread's name.
         let thread = std::thread::Builder::new().name(format!("vhost {name}"));
@@ -208,12 +245,16 @@ impl Controller {
     fn context(&self, session: u64, control_budget: Budget) -> SessionContext<'_> {
         SessionContext {
             name: &self.name,
+            front: self.front,
             session,
             reactors: &self.reactors,
             counters: &self.counters,
+            coalescing: &self.coalescing,
+            placement: &self.placement,
             mailbox: &self.mailbox,
             message_timeout: self.message_timeout,
             answer_timeout: self.answer_timeout,
+            keeps: self.keeps,
             control_budget,
         }
     }
@@ -222,6 +263,13 @@ impl Controller {
     pub(crate) fn session(&self) -> Option<(u64, bool)> {
         let session = self.session.load(Ordering::Relaxed);
         (session != 0).then(|| (session, self.started.load(Ordering::Relaxed)))
+    }
+
+    /// Request queues of the session that run, each with the CPU of its reactor.
+    pub(crate) fn queues(&self) -> Vec<(u16, usize)> {
+        let cpu = |place: usize| self.reactors.get(place).map(cpu_of);
+        let running = self.placement.running();
+        running.filter_map(|(queue, place, _)| Some((queue, cpu(place)?))).collect()
     }
 
     /// Queues of the session that were not started, and why.

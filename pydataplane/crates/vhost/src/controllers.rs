@@ -3,7 +3,7 @@
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
@@ -11,12 +11,16 @@ use std::time::{Duration, Instant};
 
 use bdev::{Event, Registry, Subscription};
 use reactor::{Handle, NotRun};
-use scsi::ReservationKeeper;
+use scsi::{RecordKeeper, ReservationKeeper};
 
+use crate::balance::{Balancer, Load, Move};
+use crate::coalescing::Coalescing;
 use crate::controller::{Controller, Records, Setup, Timeouts, cpu_of};
 use crate::error::{ControllerError, MAX_NAME};
+use crate::front::Front;
 use crate::handover::Inherited;
 use crate::info::ControllerInfo;
+use crate::keeper::SessionKeeper;
 use crate::lun::{Suspension, TargetOptions};
 use crate::mailbox::Order;
 use crate::owner::{NamedOwner, OwnerJournal};
@@ -48,6 +52,8 @@ pub struct Settings {
 /// How a controller is made.
 #[derive(Clone, Debug, Default)]
 pub struct ControllerOptions {
+    /// What its guest sees.
+    pub front: Front,
     /// Path of the socket, if not `<directory>/<name>`.
     pub socket: Option<PathBuf>,
     /// CPUs on whose reactors its queues run; `None`: on all reactors.
@@ -81,6 +87,9 @@ pub struct SuspendedTarget {
     pub bdev_name: String,
     /// Since when and for what.
     pub suspension: Suspension,
+    /// Its rings have stopped, and later requests of theirs had ended: nothing but the peer's in-flight
+    /// region tells of it. A guest that is saved or migrated would lose it.
+    pub overtaken: bool,
 }
 
 /// Counters of a controller and its targets.
@@ -113,6 +122,9 @@ struct Inner {
     journal: OnceLock<Arc<dyn OwnerJournal>>,
     /// Of reservations; without one they end with the process.
     keeper: OnceLock<Arc<dyn ReservationKeeper>>,
+    records: OnceLock<Arc<dyn RecordKeeper>>,
+    /// Of sessions; without one they end with the process.
+    sessions: OnceLock<Arc<dyn SessionKeeper>>,
     /// Controllers that came from another process and are not made yet.
     inherited: Mutex<BTreeMap<String, Inherited>>,
     /// Controllers are made of what is to come from another process.
@@ -139,6 +151,8 @@ impl Controllers {
             entries: Mutex::default(),
             journal: OnceLock::new(),
             keeper: OnceLock::new(),
+            records: OnceLock::new(),
+            sessions: OnceLock::new(),
             inherited: Mutex::default(),
             prepares: AtomicBool::new(false),
         });
@@ -186,11 +200,13 @@ impl Controllers {
             None => Listener::bind(&socket)?,
         };
         let setup = Setup {
+            front: options.front,
             accepts: !options.delay,
             timeouts: settings.timeouts,
             records: Records {
                 journal: self.inner.journal.get().cloned(),
                 mark: settings.marks.as_ref().map(|marks| marks.join(name)),
+                keeper: self.inner.sessions.get().cloned(),
             },
             inherits,
         };
@@ -205,6 +221,22 @@ impl Controllers {
     /// Where the reservations of volumes are kept, before any target is added.
     pub fn keep_reservations(&self, keeper: Arc<dyn ReservationKeeper>) {
         _ = self.inner.keeper.set(keeper);
+    }
+
+    /// Where what else of volumes is to outlive the process is kept, before any target is added.
+    pub fn keep_records(&self, records: Arc<dyn RecordKeeper>) {
+        _ = self.inner.records.set(records);
+    }
+
+    /// Who keeps the sessions of controllers that are made from now on, once: they go on in the next
+    /// process if this one is killed, and the front end notices no more than a pause.
+    pub fn keep_sessions(&self, keeper: Arc<dyn SessionKeeper>) {
+        _ = self.inner.sessions.set(keeper);
+    }
+
+    /// Has all sessions kept anew: whoever keeps them has lost them.
+    pub fn keep_sessions_again(&self) {
+        self.entries().values().for_each(|e| e.controller.mailbox.send(Order::KeepAgain));
     }
 
     /// Has the owners of controllers that are made from now on recorded in `journal`; once.
@@ -316,11 +348,13 @@ impl Controllers {
         let of = |controller: &Arc<Controller>| {
             let ctrlr = controller.name.clone();
             let all = controller.suspended().into_iter();
+            let overtaken = controller.overtaken.load(Ordering::Relaxed);
             all.map(move |(number, bdev_name, suspension)| SuspendedTarget {
                 ctrlr: ctrlr.clone(),
                 number,
                 bdev_name,
                 suspension,
+                overtaken,
             })
         };
         Ok(controllers.iter().flat_map(of).collect())
@@ -339,24 +373,72 @@ impl Controllers {
         })
     }
 
+    /// Sets when the guest of a controller is called, from now on and for those to come.
+    ///
+    /// # Errors
+    /// [`ControllerError::NotFound`].
+    pub fn set_coalescing(&self, name: &str, to: Coalescing) -> Result<(), ControllerError> {
+        self.find(name)?.coalescing.set(to);
+        Ok(())
+    }
+
+    /// Looks where queues run, and has one move if a reactor has more to do than it can; to be called once
+    /// a second or so. The move is done soon after this returned, where the queue's I/O ends quickly.
+    pub fn balance(&self, balancer: &mut Balancer) {
+        let reactors = &self.inner.reactors;
+        let mut loads = Vec::new();
+        for (name, entry) in &*self.entries() {
+            let controller = &entry.controller;
+            if !controller.session().is_some_and(|(_, runs)| runs) {
+                continue;
+            }
+            let of_it: Vec<usize> = controller.reactors.iter().map(Handle::index).collect();
+            loads.extend(controller.placement.running().map(|(queue, place, requests)| Load {
+                ctrlr: name.clone(),
+                queue,
+                place,
+                reactors: of_it.clone(),
+                requests,
+            }));
+        }
+        let stats: Vec<_> = reactors.iter().map(Handle::stats).collect();
+        if let Some(Move { ctrlr, queue, to }) = balancer.look(Instant::now(), &stats, loads) {
+            self.move_queue(&ctrlr, queue, to);
+        }
+    }
+
+    /// Has a request queue of a controller's session go on on another of its reactors, by its place among
+    /// them, if its I/O ends quickly. Does nothing where there is no such controller, queue or reactor.
+    pub fn move_queue(&self, name: &str, queue: u16, to: usize) {
+        if let Ok(controller) = self.find(name) {
+            controller.mailbox.send(Order::Move { queue, to });
+        }
+    }
+
     /// As [`Controllers::stop_within`], within the time that a method may take.
     #[must_use]
     pub fn stop(&self) -> bool {
         self.stop_within(self.method_timeout())
     }
 
-    /// Ends all sessions and removes all controllers: before the reactors stop. `false`: I/O of some
-    /// has not ended within `timeout`, so that reactors and bdevs must be left as they are.
+    /// Ends all sessions, but leaves those that are kept to the next process, and removes all
+    /// controllers: before the reactors stop. `false`: I/O of some has not ended within `timeout`, so that
+    /// reactors and bdevs must be left as they are.
     #[must_use]
     pub fn stop_within(&self, timeout: Duration) -> bool {
         let all = std::mem::take(&mut *self.entries());
-        all.values().for_each(|e| e.controller.mailbox.send(Order::Stop));
+        all.values().for_each(|e| e.controller.mailbox.send(Order::Leave));
         let end = Instant::now() + timeout;
         let mut ended = true;
         for entry in all.into_values() {
             ended &= entry.stop(end.saturating_duration_since(Instant::now()));
         }
         ended
+    }
+
+    /// Whether a reactor is on one of these CPUs.
+    pub fn have_reactor(&self, cpus: &[usize]) -> bool {
+        self.inner.reactors.iter().any(|reactor| cpus.contains(&cpu_of(reactor)))
     }
 
     fn reactors_of(&self, cpus: Option<&[usize]>) -> Result<Vec<Handle>, ControllerError> {

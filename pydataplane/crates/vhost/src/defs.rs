@@ -37,6 +37,8 @@ pub const F_INOUT: u64 = 1 << 0;
 pub const F_HOTPLUG: u64 = 1 << 1;
 /// Feature bit: LUN parameters change, told by events (5.6.3).
 pub const F_CHANGE: u64 = 1 << 2;
+/// Feature bit: requests may carry protection information, and their headers say how much (5.6.3).
+pub const F_T10_PI: u64 = 1 << 3;
 /// Feature bit of vhost: log what is written to guest memory.
 pub const F_LOG_ALL: u64 = 1 << 26;
 /// Feature bit: no assumption about how a message is cut into descriptors (6.3).
@@ -51,10 +53,12 @@ pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 pub const F_VERSION_1: u64 = 1 << 32;
 
 /// What a session offers. HOTPLUG and CHANGE are always there: QEMU sends both in SET_FEATURES
-/// whether or not they were offered, and gives up the VM when they are refused.
+/// whether or not they were offered, and gives up the VM when they are refused. T10_PI is there for QEMU's
+/// property `t10_pi`, which is off by default; a disk says by itself whether it has such information.
 pub const OFFERED_FEATURES: u64 = F_INOUT
     | F_HOTPLUG
     | F_CHANGE
+    | F_T10_PI
     | F_LOG_ALL
     | F_ANY_LAYOUT
     | F_INDIRECT_DESC
@@ -103,6 +107,21 @@ pub struct RequestHeader {
     pub cdb: [u8; CDB_SIZE],
 }
 const _: () = assert!(size_of::<RequestHeader>() == 51);
+
+/// `struct virtio_scsi_req_cmd_pi`, the same part where [`F_T10_PI`] was negotiated (5.6.6.1).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ProtectedRequestHeader {
+    /// As in [`RequestHeader`], up to the CDB.
+    pub head: [u8; 19],
+    /// Bytes of protection information before the data to the device.
+    pub pi_bytesout: U32,
+    /// Bytes of protection information before the data from the device.
+    pub pi_bytesin: U32,
+    /// The command.
+    pub cdb: [u8; CDB_SIZE],
+}
+const _: () = assert!(size_of::<ProtectedRequestHeader>() == 59);
 
 /// `struct virtio_scsi_req_cmd`, the device-writable part before the sense data (5.6.6.1).
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

@@ -50,6 +50,12 @@ pub enum ControllerError {
     /// All numbers are taken.
     #[error("controller {0} has no free target number; all {MAX_TARGETS} are taken")]
     Full(String),
+    /// Its disk is its only one.
+    #[error(
+        "controller {0} shows one virtio-blk disk: it has no targets to add or remove; make a SCSI \
+         controller for that"
+    )]
+    NotScsi(String),
     /// There is no such target.
     #[error("controller {controller} has no target {target}")]
     NoTarget {
@@ -102,6 +108,18 @@ pub enum ControllerError {
         controller: String,
         /// How long was waited.
         waited: Duration,
+    },
+    /// Another bdev does not take the place of a target's. The sentence of whoever asked for it.
+    #[error("target {target} of controller {controller} stays with bdev {bdev}: {why}")]
+    Stays {
+        /// Name of the controller.
+        controller: String,
+        /// The number.
+        target: u8,
+        /// What it shows.
+        bdev: String,
+        /// Why.
+        why: String,
     },
     /// The volume is not there, or somebody else holds it.
     #[error(transparent)]

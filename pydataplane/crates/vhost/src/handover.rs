@@ -81,7 +81,8 @@ pub struct ControllerState {
     pub counters: ControllerStats,
 }
 
-/// The session of a connected peer. Its queues are stopped and nothing is with a device.
+/// The session of a connected peer. Where it was handed over, its queues are stopped and nothing is with a
+/// device; where it was kept for the case that this process ends, the in-flight region says what is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SessionState {
     /// The connection; what the peer sent and nobody read is still in it.
@@ -98,10 +99,13 @@ pub struct SessionState {
     pub memory: Vec<RegionState>,
     /// Its dirty log, if it gave one (SET_LOG_BASE).
     pub log: Option<LogState>,
-    /// Where it keeps what is in flight, if it does (SET_INFLIGHT_FD). What is marked there was left by
+    /// Where it keeps what is in flight, if it does (SET_INFLIGHT_FD), or the target's own place for that. What is marked there was left by
     /// a session before and is still to be submitted again.
     #[serde(default)]
     pub inflight: Option<InflightState>,
+    /// The channel for messages to it (SET_BACKEND_REQ_FD).
+    #[serde(default)]
+    pub backend: Option<FdIndex>,
     /// Queues that may have requests in flight which nobody knows of, as a target died that served
     /// them without such a region.
     #[serde(default)]
@@ -147,6 +151,9 @@ pub struct InflightState {
     pub queues: u16,
     /// Descriptors of each.
     pub queue_size: u16,
+    /// It is the target's own: the peer does not know of it.
+    #[serde(default)]
+    pub ours: bool,
 }
 
 /// A virtqueue that the peer said something about.
@@ -170,7 +177,7 @@ pub struct RingState {
     pub enabled: bool,
     /// Has run in this session, up to `base`.
     pub ran: bool,
-    /// Ran when it was held.
+    /// Ran when it was held, or kept.
     pub running: bool,
 }
 

@@ -2,8 +2,11 @@
 //! look in JSON is the caller's.
 
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 
+use crate::coalescing::Coalescing;
 use crate::controller::{Controller, cpu_of};
+use crate::front::Front;
 use crate::lun::{Suspension, Target};
 use crate::owner::OwnerInfo;
 use scsi::{Characteristics, ErrorPolicy};
@@ -13,6 +16,8 @@ use scsi::{Characteristics, ErrorPolicy};
 pub struct ControllerInfo {
     /// Name.
     pub name: String,
+    /// What its guest sees.
+    pub front: Front,
     /// CPUs of the reactors that its request queues run on.
     pub cpus: Vec<usize>,
     /// Path of the socket.
@@ -21,6 +26,8 @@ pub struct ControllerInfo {
     pub owner: OwnerInfo,
     /// The connected VM.
     pub session: Option<SessionInfo>,
+    /// When its guest is called.
+    pub coalescing: Coalescing,
     /// Its targets, by number; none that is being removed.
     pub targets: Vec<TargetInfo>,
 }
@@ -32,6 +39,10 @@ pub struct SessionInfo {
     pub number: u64,
     /// Whether any of its request queues runs.
     pub started: bool,
+    /// Whether it goes on in the next process if this one is killed.
+    pub kept: bool,
+    /// Request queues that run, each with the CPU of its reactor.
+    pub queues: Vec<(u16, usize)>,
     /// Queues that were not started, and why: what was in flight there cannot be known.
     pub stopped_queues: Vec<(u16, String)>,
 }
@@ -96,14 +107,18 @@ impl From<&Controller> for ControllerInfo {
         let targets = c.targets();
         ControllerInfo {
             name: c.name.clone(),
+            front: c.front,
             cpus: c.reactors.iter().map(cpu_of).collect(),
             socket: c.socket.path.clone(),
             owner: c.owner(),
             session: c.session().map(|(number, started)| SessionInfo {
                 number,
                 started,
+                kept: c.kept.load(Ordering::Relaxed),
+                queues: c.queues(),
                 stopped_queues: c.refused().clone(),
             }),
+            coalescing: c.coalescing.get(),
             targets: targets.iter().flatten().filter(|t| !t.leaving).map(Into::into).collect(),
         }
     }

@@ -1,8 +1,9 @@
-//! vhost-user-scsi: the virtio-scsi device of a VM, served over a UNIX socket.
+//! vhost-user-scsi and vhost-user-blk: the virtio-scsi or virtio-blk device of a VM, served over a UNIX
+//! socket.
 //!
 //! Owns: the controllers with their sockets and targets, the vhost-user session of each, the
 //! request, control and event queues of its device. Turns requests of guests into tasks of
-//! [`scsi`]; knows nothing of SCSI commands beyond what each counts as, and nothing of JSON-RPC.
+//! [`scsi`], which are jobs of bdev I/Os whoever asks; knows nothing of SCSI commands beyond what each counts as, and nothing of JSON-RPC.
 //! Called by the target's RPC methods through [`Controllers`].
 //!
 //! ```text
@@ -19,10 +20,15 @@
 //!   counts.
 //! - `session`: the conversation with the peer, and what its `messages` do. The only importers of the
 //!   `vhost` crate.
+//! - `front`: which device the guest sees, and what follows; what differs for requests is in
+//!   `poller/front`, for the configuration space in `virtio_blk`. All else serves both.
 //! - `device`: what was negotiated; ring life cycle; control queue, event queue; `events`: what waits for
 //!   that one's buffers; `past`: what is known of rings from sessions before.
-//! - `poller`: the I/O path, from the available ring to the used ring. Read it first.
-//! - [`handover`]: a controller on its way to another process.
+//! - `placement`: which reactor each queue runs on; `balance`: when one moves, as `device/moving` does it.
+//! - `poller`: the I/O path, from the available ring to the used ring. Read it first. `coalescing`: how long
+//!   its calls may wait.
+//! - [`handover`]: a controller on its way to another process. `keeper`: a session that outlives this one,
+//!   kept and gone on with by `controller/kept`.
 //! - `defs`: the structures of virtio 1.2 section 5.6.
 //! - `error`: why a method of [`Controllers`] did nothing; `failure`: what a guest did that its queue is
 //!   closed for.
@@ -34,7 +40,9 @@
 
 #![forbid(unsafe_code)]
 
+mod balance;
 mod budget;
+mod coalescing;
 mod controller;
 mod controllers;
 mod defs;
@@ -42,24 +50,31 @@ mod device;
 mod error;
 mod events;
 mod failure;
+mod front;
 pub mod handover;
 mod info;
+mod keeper;
 mod lun;
 mod mailbox;
 mod owner;
 mod past;
+mod placement;
 mod poller;
 mod session;
 mod socket;
 mod stats;
 
+pub use balance::Balancer;
+pub use coalescing::{Coalescing, IOPS_THRESHOLD};
 pub use controller::Timeouts;
 pub use controllers::{
     ControllerOptions, Controllers, Settings, StatsInfo, SuspendedTarget, TargetConfig,
 };
 pub use error::{ControllerError, MAX_NAME};
+pub use front::Front;
 pub use info::{ControllerInfo, SessionInfo, TargetInfo};
-pub use lun::{Suspension, TargetOptions};
+pub use keeper::SessionKeeper;
+pub use lun::{Between, Suspension, TargetOptions};
 pub use owner::{NamedOwner, OwnerInfo, OwnerJournal};
 pub use scsi::{Characteristics, ErrorPolicy, WaitFor};
 pub use socket::{MAX_PATH, SocketError, SocketOptions};

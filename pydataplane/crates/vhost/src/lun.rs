@@ -113,6 +113,20 @@ impl Suspension {
     }
 }
 
+/// What a target is to go on with.
+pub(crate) struct Replacement {
+    pub(crate) number: u8,
+    /// The unit, of a bdev that shows the same data at the moment of the change.
+    pub(crate) shared: Arc<LunShared>,
+    /// What it belongs to from then on; `None`: to what it belongs to now.
+    pub(crate) volume: Option<(Claim, TargetOptions)>,
+    /// Called when nothing of the guest is in flight, before it goes on: an error leaves all as it is.
+    pub(crate) between: Between,
+}
+
+/// What is to be done while a target has nothing in flight; an error is a clause.
+pub type Between = Box<dyn FnOnce() -> Result<(), String> + Send>;
+
 /// A target with its logical unit 0.
 pub(crate) struct Target {
     pub(crate) number: u8,

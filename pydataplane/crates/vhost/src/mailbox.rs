@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::failure::Failure;
 use crate::handover::{ControllerHandover, Inherited};
-use crate::lun::Target;
+use crate::lun::{Replacement, Target};
 
 /// Tells whoever waits, if somebody still does, that a target is gone. Not a [`Call`]'s answer: a removal
 /// cannot be taken back, and ends long after the order was carried out.
@@ -24,6 +24,8 @@ pub(crate) enum Order {
     Add(Call<Target, Result<(), bdev::OpenError>>),
     /// Take a target away; it is gone when nothing is in flight on it.
     Remove { target: u8, gone: Option<Gone> },
+    /// Have a target go on with another bdev.
+    Replace(Call<Replacement, Result<(), String>>),
     /// The size of the bdev behind a target changed.
     Resized { target: u8 },
     /// Take connections from now on.
@@ -32,6 +34,10 @@ pub(crate) enum Order {
     Refuse,
     /// Who the controller belongs to was changed by somebody else.
     OwnerChanged,
+    /// As [`Order::Stop`], but a session that is kept is left for the next process.
+    Leave,
+    /// Whoever keeps sessions has lost them.
+    KeepAgain,
     /// Unless a peer is connected: remove the socket and return, with nobody served from then on.
     /// Answers whether that is done.
     StopUnlessConnected(Call<(), bool>),
@@ -61,6 +67,8 @@ pub(crate) enum Order {
     /// Begin what waits because I/O of a target failed, or of all; answers with how many targets that
     /// were.
     Resume(Call<Option<u8>, usize>),
+    /// Have a queue go on on the reactor in that place, if that takes no time.
+    Move { queue: u16, to: usize },
     /// Some guest memory of this process went away: perhaps this guest's.
     MemoryFault { session: u64 },
     /// The peer's eventfd blocked a reactor.

@@ -6,14 +6,16 @@
 //! when the stream cannot be understood any more, and when an error could only be shown by
 //! silence to a peer that waits for a reply: it sees the end of the connection instead, at once.
 
-use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{self, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use crate::device::Device;
@@ -129,6 +131,15 @@ impl Peer {
         Ok(SessionState { protocol_features: handler.protocol, ..state })
     }
 
+    /// All that is known of the session, which goes on.
+    pub(crate) fn describe_all(&self, fds: &mut Fds) -> Result<SessionState, String> {
+        let handler = self.handler();
+        let socket = self.stream.as_fd().try_clone_to_owned().map_err(|e| e.to_string())?;
+        let state = handler.device.describe_all(socket, fds).map_err(|e| e.to_string())?;
+        let (spoke, refused) = (self.spoke, self.refused);
+        Ok(SessionState { spoke, refused, protocol_features: handler.protocol, ..state })
+    }
+
     /// What another process needs to go on with this session, whose device is held, and the
     /// device, which is of no more use than to be closed.
     pub(crate) fn hand_over(
@@ -158,6 +169,11 @@ impl Peer {
     /// Whether the peer has sent at least one message.
     pub(crate) fn spoke(&self) -> bool {
         self.spoke
+    }
+
+    /// Ends the connection, whoever else has descriptors of it.
+    pub(crate) fn shut(&self) {
+        _ = self.stream.shutdown(Shutdown::Both);
     }
 
     /// Closes the connection and leaves the device.
@@ -221,6 +237,29 @@ impl Peer {
         }
     }
 
+    /// The descriptor of the message that is there, if that is SET_BACKEND_REQ_FD. The library wants one as
+    /// well, checks it, and sends no message through it that is of use here: so it is looked at and left.
+    fn backend_channel(&self) -> Option<OwnedFd> {
+        const SET_BACKEND_REQ_FD: u32 = 21;
+        let mut header = [0u8; HEADER];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let peeked = recv(&self.stream, &mut header, RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        let is_it = peeked.is_ok_and(|(_, seen)| seen == HEADER)
+            && header[..4] == SET_BACKEND_REQ_FD.to_ne_bytes();
+        if !is_it {
+            return None;
+        }
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let mut parts = [IoSliceMut::new(&mut header)];
+        recvmsg(&self.stream, &mut parts, &mut ancillary, flags).ok()?;
+        let mut fds = ancillary.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        fds.next()?.next()
+    }
+
     /// Whether a message is there that is not handled yet, and how soon it is to be looked at again.
     pub(crate) fn looks_again(&self) -> Option<Duration> {
         self.unready.map(|_| MESSAGE_PAUSE)
@@ -248,7 +287,12 @@ impl Peer {
         if !self.is_ready()? {
             return Ok(());
         }
+        let channel = self.backend_channel();
         let result = self.requests.handle_request();
+        if result.is_ok() && channel.is_some() {
+            self.handler().device.set_config_channel(channel);
+        }
+        self.handler().device.heard();
         if let Some(why) = self.handler().fatal.take() {
             return Err(why);
         }

@@ -23,7 +23,7 @@ impl Counter {
     }
 
     /// The value now.
-    fn get(&self) -> u64 {
+    pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }

@@ -236,6 +236,11 @@ impl Inflight {
         self.memory.is_broken()
     }
 
+    /// Index of the used ring as it was last noted.
+    pub fn used_index(&self) -> u16 {
+        self.get(USED_IDX)
+    }
+
     /// Whether anything is marked as in flight.
     pub fn has_marks(&self) -> bool {
         let marked = |head| self.region.get::<u8>(state(head) + INFLIGHT).expect(CHECKED) == 1;

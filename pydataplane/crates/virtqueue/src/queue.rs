@@ -182,6 +182,8 @@ impl SplitQueue {
         let left = inflight.recover(self.size, self.next_used, index(&self.avail))?;
         self.inflight = Some(inflight);
         let Left::InFlight(heads) = left else { return Ok(false) };
+        // Whoever was killed may have stored the index and not logged it.
+        self.mark_used(0, 4);
         self.next_avail = self.next_used;
         self.seen_avail = self.next_used.wrapping_add(heads.len() as u16);
         self.replaying = !heads.is_empty();
@@ -321,6 +323,68 @@ impl SplitQueue {
         }
     }
 
+    /// Chains that were taken and are not used are taken again, in this order, before anything else: those
+    /// `heads`, and none other. Their marks stay.
+    pub fn take_again(&mut self, heads: &[u16]) {
+        if heads.is_empty() {
+            return;
+        }
+        let rest = self.unreplayed();
+        // Behind all that was taken; what was seen there is looked at again.
+        self.seen_avail = self.next_avail;
+        self.next_avail = self.seen_avail.wrapping_sub((heads.len() + rest.len()) as u16);
+        self.replay = heads.iter().chain(&rest).copied().collect();
+        self.replaying = true;
+    }
+
+    /// Chains that were in flight when the queue was set up and were not taken again yet, in order: they
+    /// count as taken from now on.
+    pub fn unreplayed(&mut self) -> Box<[u16]> {
+        let count = usize::from(self.to_replay());
+        if count == 0 {
+            return Box::default();
+        }
+        (self.next_avail, self.replaying) = (self.seen_avail, false);
+        let replay = std::mem::take(&mut self.replay);
+        replay[replay.len() - count..].into()
+    }
+
+    /// Gives `heads`, all that was taken and is not used, back to the available ring, as if never taken:
+    /// whoever goes on at the used index takes them again. `false`, and nothing was done: others that were
+    /// taken later are used, so the ring from there on has not these (2.7.8: in any order).
+    #[must_use]
+    pub fn give_back(&mut self, heads: &[u16]) -> bool {
+        let taken = self.next_avail.wrapping_sub(self.next_used);
+        if self.to_replay() != 0 || usize::from(taken) != heads.len() || taken > self.size {
+            return false;
+        }
+        let mut given = heads.to_vec();
+        let mut there: Vec<u16> = (0..taken).map(|n| self.offered(self.next_used, n)).collect();
+        given.sort_unstable();
+        there.sort_unstable();
+        if given != there {
+            return false;
+        }
+        (self.next_avail, self.seen_avail) = (self.next_used, self.next_used);
+        true
+    }
+
+    /// What the driver wrote into the available ring, so many entries behind `from`.
+    fn offered(&self, from: u16, behind: u16) -> u16 {
+        let slot = from.wrapping_add(behind) & (self.size - 1);
+        let at = RING + usize::from(slot) * AVAIL_ENTRY;
+        u16::from_le(self.avail.get(at).expect(CHECKED))
+    }
+
+    /// The chain that begins at descriptor `index`, to be walked again.
+    pub fn head(&self, index: u16) -> Head {
+        let first = match index < self.size {
+            true => self.desc.get(usize::from(index) * DESC_LEN).expect(CHECKED),
+            false => Desc::default(),
+        };
+        Head { index, first }
+    }
+
     /// Puts the chain `head` into the used ring, with the bytes written to it from its start
     /// (2.7.8). The driver sees it after [`SplitQueue::publish`].
     #[inline(always)]
@@ -357,24 +421,44 @@ impl SplitQueue {
     #[inline]
     #[must_use]
     pub fn publish(&mut self) -> bool {
+        let wanted = self.wants_call();
+        self.mark_published();
+        wanted
+    }
+
+    /// As [`SplitQueue::publish`], but nothing is marked as published: it is asked again for the same, and what
+    /// comes until then. A driver that has looked by itself meanwhile wants no call any more.
+    #[inline]
+    #[must_use]
+    pub fn wants_call(&mut self) -> bool {
         if self.next_used == self.published {
             return false;
         }
         self.show();
-        let (old, new) = (self.published, self.next_used);
-        self.published = new;
         // The index must be visible before the driver's wish is read: it writes its wish, then
         // looks at the index again.
         fence(Ordering::SeqCst);
         if self.event_idx {
             let at = RING + usize::from(self.size) * AVAIL_ENTRY;
             let event = u16::from_le(self.avail.get(at).expect(CHECKED));
-            let fresh = std::mem::replace(&mut self.fresh, false);
-            fresh || need_event(event, new, old)
+            self.fresh || need_event(event, self.next_used, self.published)
         } else {
             let flags = u16::from_le(self.avail.get(0).expect(CHECKED));
             flags & NO_INTERRUPT == 0
         }
+    }
+
+    /// The driver is called for all that was pushed, or wanted no call for it.
+    #[inline(always)]
+    pub fn mark_published(&mut self) {
+        self.fresh &= self.next_used == self.published;
+        self.published = self.next_used;
+    }
+
+    /// How much was pushed since the last [`SplitQueue::mark_published`].
+    #[inline]
+    pub fn unpublished(&self) -> u16 {
+        self.next_used.wrapping_sub(self.published)
     }
 
     /// Asks the driver for kicks, then looks again: `true` means that chains came in between

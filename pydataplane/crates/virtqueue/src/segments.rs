@@ -10,8 +10,8 @@ use guestmem::{GuestMemory, IoVec, Sg, prefetch, prefetch_write};
 /// Runs that one chain may have: virtio-scsi's seg_max of 126 data runs, header and response,
 /// and room for runs that cross regions.
 pub const MAX_SEGMENTS: usize = 136;
-/// Entries beyond the limit, for one cut of each part.
-const SPLITS: usize = 2;
+/// Entries beyond the limit, for two cuts of each part.
+const SPLITS: usize = 4;
 
 /// One part of a chain: entries `start..end`, of `bytes` bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,7 +21,7 @@ struct Part {
     bytes: u32,
 }
 
-/// Both parts of a chain, each cut in two: see [`Segments::split`].
+/// Both parts of a chain, or what was left of them, each cut in two: see [`Segments::split`].
 #[derive(Clone, Copy, Debug)]
 pub struct Halves {
     /// The device-readable runs before the cut, and those after it.
@@ -50,7 +50,9 @@ pub struct Segments {
     pushed: usize,
     readable: Part,
     writable: Part,
-    is_split: bool,
+    /// What of both is behind the last cut.
+    left: (Part, Part),
+    cuts: u8,
     memory: Option<Arc<GuestMemory>>,
 }
 
@@ -80,15 +82,16 @@ impl Segments {
         Segments::of(Room::many(1, limit + SPLITS).next().expect("one was asked for"))
     }
 
-    /// `count` times room for a chain of [`MAX_SEGMENTS`] runs, in one allocation whose pages the
+    /// `count` times room for a chain of `limit` runs, in one allocation whose pages the
     /// system provides when they are first used: most rings never hold as many runs as they could.
-    pub fn many(count: usize) -> impl ExactSizeIterator<Item = Segments> {
-        Room::many(count, MAX_SEGMENTS + SPLITS).map(Segments::of)
+    pub fn many(count: usize, limit: usize) -> impl ExactSizeIterator<Item = Segments> {
+        Room::many(count, limit + SPLITS).map(Segments::of)
     }
 
     fn of(iov: Room) -> Segments {
         let (readable, writable) = (Part::default(), Part::default());
-        Segments { iov, pushed: 0, readable, writable, is_split: false, memory: None }
+        let left = (readable, writable);
+        Segments { iov, pushed: 0, readable, writable, left, cuts: 0, memory: None }
     }
 
     /// Runs that a chain may have.
@@ -101,7 +104,7 @@ impl Segments {
     pub fn clear(&mut self) {
         self.readable = Part::default();
         self.writable = Part::default();
-        self.is_split = false;
+        self.cuts = 0;
         self.memory = None;
     }
 
@@ -110,7 +113,7 @@ impl Segments {
     pub(crate) fn begin(&mut self, memory: &Arc<GuestMemory>) {
         self.readable = Part::default();
         self.writable = Part::default();
-        (self.pushed, self.is_split) = (0, false);
+        (self.pushed, self.cuts) = (0, 0);
         if !self.memory.as_ref().is_some_and(|m| Arc::ptr_eq(m, memory)) {
             self.memory = Some(Arc::clone(memory));
         }
@@ -172,26 +175,49 @@ impl Segments {
     pub fn split(&mut self, readable: usize, writable: usize) -> Option<Halves> {
         let enough =
             readable <= self.readable.bytes as usize && writable <= self.writable.bytes as usize;
-        if self.is_split || !enough {
+        if self.cuts != 0 || !enough {
             return None;
         }
-        self.is_split = true;
-        let (mut at, grown) = self.cut(self.writable, writable);
+        Some(self.cut_both((self.readable, self.writable), (readable, writable)))
+    }
+
+    /// Cuts what [`Segments::split`] has left of both parts, once a chain: the device-writable list before
+    /// that cut is of no use any more. `None`: one of them is shorter, there was no first cut, or there was
+    /// a second one; nothing changed.
+    pub fn split_again(&mut self, readable: usize, writable: usize) -> Option<Halves> {
+        let left = self.left;
+        let enough = readable <= left.0.bytes as usize && writable <= left.1.bytes as usize;
+        if self.cuts != 1 || !enough {
+            return None;
+        }
+        Some(self.cut_both(left, (readable, writable)))
+    }
+
+    #[inline(always)]
+    fn cut_both(&mut self, parts: (Part, Part), bytes: (usize, usize)) -> Halves {
+        self.cuts += 1;
+        let (mut first, mut second) = parts;
+        let (mut at, grown) = self.cut(second, bytes.1);
+        second.end += grown;
         self.writable.end += grown;
-        let (readable_at, grown) = self.cut(self.readable, readable);
+        let (readable_at, grown) = self.cut(first, bytes.0);
         // The writable part lies behind.
+        first.end += grown;
         self.readable.end += grown;
+        (second.start, second.end, at) = (second.start + grown, second.end + grown, at + grown);
         (self.writable.start, self.writable.end) =
             (self.writable.start + grown, self.writable.end + grown);
-        at += grown;
         let halves = |part: Part, at: u32, bytes: usize| {
-            let head = self.sg(Part { start: part.start, end: at, bytes: bytes as u32 });
-            (head, self.sg(Part { start: at, end: part.end, bytes: part.bytes - bytes as u32 }))
+            let head = Part { start: part.start, end: at, bytes: bytes as u32 };
+            (head, Part { start: at, end: part.end, bytes: part.bytes - bytes as u32 })
         };
-        Some(Halves {
-            readable: halves(self.readable, readable_at, readable),
-            writable: halves(self.writable, at, writable),
-        })
+        let (readable, writable) =
+            (halves(first, readable_at, bytes.0), halves(second, at, bytes.1));
+        self.left = (readable.1, writable.1);
+        Halves {
+            readable: (self.sg(readable.0), self.sg(readable.1)),
+            writable: (self.sg(writable.0), self.sg(writable.1)),
+        }
     }
 
     /// Marks `len` writable bytes from byte `offset` in the dirty log, if migration is under way.
@@ -234,8 +260,8 @@ impl Segments {
     }
 
     /// Makes `bytes`, no more than `part` has, a boundary between two of its entries: the index of the one
-    /// behind it, and how many entries were inserted. There is room: one spare entry for each part, and
-    /// each part is cut at most once.
+    /// behind it, and how many entries were inserted. There is room: two spare entries for each part, and
+    /// each part is cut at most twice.
     #[inline]
     fn cut(&mut self, part: Part, bytes: usize) -> (u32, u32) {
         let mut left = bytes;

@@ -561,3 +561,112 @@ fn a_queue_goes_on_in_new_memory_where_it_stood() {
     assert!(!queue.publish());
     assert_eq!(driver.used_idx(), 2);
 }
+
+/// Takes `count` chains; their heads.
+fn take(queue: &mut SplitQueue, count: usize) -> Vec<u16> {
+    let mut heads = vec![Head::default(); count];
+    assert_eq!(queue.pop(&mut heads), Ok(count));
+    heads.iter().map(Head::index).collect()
+}
+
+#[test]
+fn what_was_taken_and_not_used_is_taken_again_before_all_else() {
+    let mut driver = Driver::new(8).starting_at(0xfffe);
+    let mut queue = driver.queue();
+    (0..6).for_each(|head| driver.offer(head));
+    assert_eq!(take(&mut queue, 5), [0, 1, 2, 3, 4]);
+    // Out of order.
+    for head in [1, 3] {
+        queue.push_used(head, 0);
+    }
+    _ = queue.publish();
+    queue.take_again(&[0, 2, 4]);
+    assert_eq!(queue.to_replay(), 3);
+    assert_eq!(take(&mut queue, 2), [0, 2]);
+    // The rest of them, behind those that were taken once more.
+    queue.take_again(&[0, 2]);
+    assert_eq!((queue.to_replay(), take(&mut queue, 3)), (3, vec![0, 2, 4]));
+    assert_eq!(take(&mut queue, 1), [5]);
+    queue.take_again(&[0, 2, 4, 5]);
+    assert_eq!(take(&mut queue, 1), [0]);
+    assert_eq!(*queue.unreplayed(), [2, 4, 5]);
+    assert_eq!((queue.to_replay(), queue.next_avail()), (0, driver.queue().avail_index()));
+    assert!(!queue.has_work());
+}
+
+#[test]
+fn what_the_ring_still_offers_from_the_used_index_on_is_given_back() {
+    let mut driver = Driver::new(8).starting_at(0xfffe);
+    let mut queue = driver.queue();
+    (0..6).for_each(|head| driver.offer(head));
+    assert_eq!(take(&mut queue, 5), [0, 1, 2, 3, 4]);
+    assert!(!queue.give_back(&[0, 1, 2, 3]), "it has one more");
+    for head in [1, 0] {
+        queue.push_used(head, 0);
+    }
+    _ = queue.publish();
+    // In any order: whoever goes on finds them in that of the ring.
+    assert!(queue.give_back(&[4, 2, 3]));
+    assert_eq!((queue.next_avail(), queue.next_used()), (0, 0));
+    assert_eq!(take(&mut queue, 4), [2, 3, 4, 5]);
+    // One that was taken later is used: the ring from there on has it, and not all of these.
+    queue.push_used(4, 0);
+    assert!(!queue.give_back(&[2, 3, 5]));
+    assert_eq!(queue.next_avail(), 4);
+    assert!(!queue.give_back(&[]));
+    for head in [2, 3, 5] {
+        queue.push_used(head, 0);
+    }
+    assert!(queue.give_back(&[]), "nothing is out");
+    // A head that there is not, as the driver can write it at any time.
+    assert_eq!(queue.head(0xffff).index(), 0xffff);
+}
+
+#[test]
+fn a_chain_is_cut_a_second_time_behind_the_first_cut() {
+    for (out, into, readable, writable) in [
+        (
+            9,
+            10,
+            [vec![(DATA + 51, 9)], vec![(DATA + 0x80, 20)]],
+            [(DATA + 0x100 + 108, 10), (DATA + 0x200, 40)],
+        ),
+        (
+            3,
+            4,
+            [vec![(DATA + 51, 3)], vec![(DATA + 54, 6), (DATA + 0x80, 20)]],
+            [(DATA + 0x100 + 108, 4), (DATA + 0x100 + 112, 6)],
+        ),
+        (
+            12,
+            10,
+            [vec![(DATA + 51, 9), (DATA + 0x80, 3)], vec![(DATA + 0x83, 17)]],
+            [(DATA + 0x100 + 108, 10), (DATA + 0x200, 40)],
+        ),
+    ] {
+        let mut driver = Driver::new(16);
+        // Header and more in one run; a run to each boundary of neither part.
+        driver.desc(0, DATA, 60, NEXT, 1);
+        driver.desc(1, DATA + 0x80, 20, NEXT, 2);
+        driver.desc(2, DATA + 0x100, 118, NEXT | WRITE, 3);
+        driver.desc(3, DATA + 0x200, 40, WRITE, 0);
+        driver.offer(0);
+        // No more room than the chain has: the cuts have their own.
+        let mut segments = Segments::with_limit(4);
+        assert_eq!(walk_one(&mut driver.queue(), &mut segments), Ok(()));
+        assert!(segments.split_again(0, 0).is_none(), "not before the first cut");
+        assert!(segments.split(51, 108).is_some());
+        assert!(segments.split_again(30, 0).is_none() && segments.split_again(0, 51).is_none());
+        let halves = segments.split_again(out, into).expect("what is left is long enough");
+        assert!(segments.split_again(0, 0).is_none(), "only once");
+        assert_eq!(driver.runs(halves.readable.0), readable[0]);
+        assert_eq!(driver.runs(halves.readable.1), readable[1]);
+        assert_eq!(driver.runs(halves.writable.0), [writable[0]]);
+        assert_eq!(driver.runs(halves.writable.1)[0], writable[1]);
+        let lens = [halves.readable.0, halves.readable.1, halves.writable.0, halves.writable.1];
+        assert_eq!(lens.map(|sg| sg.len()), [out, 29 - out, into, 50 - into]);
+        assert_eq!((segments.readable().len(), segments.writable().len()), (80, 158));
+        let bytes = |sg: guestmem::Sg| sg.as_slice().iter().map(|run| run.len()).sum::<usize>();
+        assert_eq!((bytes(segments.readable()), bytes(segments.writable())), (80, 158));
+    }
+}

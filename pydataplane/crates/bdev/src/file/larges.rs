@@ -181,7 +181,7 @@ mod tests {
     fn an_owner_of_many_threads_has_its_share_and_no_thread_is_left_waiting() {
         let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         file.as_file().set_len(1 << 20).unwrap();
-        let shared = Arc::new(open(file.path(), None, false, None).unwrap());
+        let shared = Arc::new(open(file.path(), None, 0, false, None).unwrap());
         // So many others that there is one for each.
         shared.larges.active.fetch_add(PIECES_MAX, Relaxed);
         let (owner, flying) = (Some(Owner::new()), AtomicU32::new(0));

@@ -188,8 +188,21 @@ impl FileBdev {
         options: FileOptions,
         ahead: Option<OpenedFile>,
     ) -> Result<Arc<Self>, OpenError> {
+        FileBdev::with_metadata(options, 0, ahead)
+    }
+
+    /// As [`FileBdev::create_of`], with so many bytes of metadata behind each block, for a layer that shows the
+    /// blocks without: a block is as long as both, and `block_size` 512 where nothing else is asked for.
+    ///
+    /// # Errors
+    /// As there, or the path is a block device.
+    pub fn with_metadata(
+        options: FileOptions,
+        metadata: u32,
+        ahead: Option<OpenedFile>,
+    ) -> Result<Arc<Self>, OpenError> {
         let FileOptions { name, path, block_size, read_only, uuid, kind } = options;
-        let shared = open::open(&path, block_size, read_only, ahead)
+        let shared = open::open(&path, block_size, metadata, read_only, ahead)
             .map_err(|why| OpenError { name: name.clone(), why })?;
         Ok(Arc::new(FileBdev {
             name,

@@ -79,10 +79,12 @@ impl OpenedFile {
 }
 
 /// Opens, checks and locks `path`; an error is a clause that goes after "cannot open NAME:". `ahead`: the
-/// same path, if it was opened already.
+/// same path, if it was opened already. `metadata`: bytes behind each block, which is as long as both; then
+/// it goes through the page cache.
 pub(super) fn open(
     path: &Path,
     block_size: Option<u32>,
+    metadata: u32,
     read_only: bool,
     ahead: Option<OpenedFile>,
 ) -> Result<Shared, String> {
@@ -92,14 +94,22 @@ pub(super) fn open(
     {
         return Err(format!("a block is 512 or 4096 bytes, not {b}"));
     }
+    // A block with metadata is no multiple of what a disk has.
+    let block_size = match metadata {
+        0 => block_size,
+        more => Some(block_size.unwrap_or(512) + more),
+    };
     let opened = match ahead.filter(|o| o.path == path && o.read_only == read_only) {
         Some(opened) => opened,
         None => OpenedFile::new(path, read_only, check_type(path)?)?,
     };
     let OpenedFile { block_device, file, mut direct, mut align, .. } = opened;
+    if metadata > 0 && block_device {
+        return Err(format!("{p} is a block device: only a file can have metadata in its blocks"));
+    }
     lock(&file, path, read_only, block_device)?;
     // Blocks smaller than direct I/O takes, or no direct I/O after all: through the page cache.
-    let too_small = align.is_some_and(|a| block_size.is_some_and(|b| b < a.offset));
+    let too_small = align.is_some_and(|a| block_size.is_some_and(|b| metadata > 0 || b < a.offset));
     if direct && (align.is_none() || too_small) {
         let flags = fcntl_getfl(&file).and_then(|f| fcntl_setfl(&file, f - OFlags::DIRECT));
         flags.map_err(|e| format!("{p} cannot be switched to buffered I/O: {e}"))?;
@@ -273,7 +283,7 @@ fn lock(file: &File, path: &Path, read_only: bool, block_device: bool) -> Result
     let mut locked = flock(file, how);
     // The kernel ends a killed process's io_uring, and with it the lock, after the process itself.
     let timeout = || match lock_owner(file) {
-        Some(pid) if !is_dead(pid) => {
+        Some(pid) if !peer::is_ending(pid) => {
             if block_device {
                 HELD_WAIT
             } else {
@@ -303,15 +313,6 @@ fn lock(file: &File, path: &Path, read_only: bool, block_device: bool) -> Result
         }
         Err(e) => Err(format!("{} cannot be locked: {e}", path.display())),
     }
-}
-
-/// Whether no process `pid` runs: it is gone, or a zombie.
-fn is_dead(pid: u32) -> bool {
-    // The state follows the name, which is in parentheses and may contain any (proc(5)).
-    std::fs::read_to_string(format!("/proc/{pid}/stat")).ok().is_none_or(|stat| {
-        let state = stat.rsplit_once(')').map_or("", |(_, rest)| rest.trim_start());
-        state.starts_with(['Z', 'X'])
-    })
 }
 
 /// The process that holds a lock on the file, from `/proc/locks` (see proc(5)).
@@ -398,10 +399,10 @@ mod tests {
         file.as_file().set_len(1 << 20).unwrap();
         let path = file.path();
         let ahead = |read_only| OpenedFile::ahead(path, read_only).unwrap();
-        let there = open(path, None, false, None).unwrap();
+        let there = open(path, None, 0, false, None).unwrap();
         let early = ahead(false).unwrap();
         early.ask().unwrap();
-        let why = open(path, None, false, Some(early)).err().unwrap();
+        let why = open(path, None, 0, false, Some(early)).err().unwrap();
         assert!(why.contains("is in use by another device"), "{why}");
         let early = ahead(false).unwrap();
         let (dev, inode) =
@@ -410,14 +411,14 @@ mod tests {
         // It stays the file that it was, with the size that it has by now.
         file.as_file().set_len(2 << 20).unwrap();
         std::fs::rename(path, path.with_extension("moved")).unwrap();
-        let shared = open(path, Some(512), false, Some(early)).unwrap();
+        let shared = open(path, Some(512), 0, false, Some(early)).unwrap();
         let meta = File::from(shared.fd.try_clone().unwrap()).metadata().unwrap();
         assert_eq!((meta.dev(), meta.ino()), (dev, inode));
         assert_eq!(shared.num_blocks.load(std::sync::atomic::Ordering::Relaxed), 4096);
         std::fs::rename(path.with_extension("moved"), path).unwrap();
         drop(shared);
         // For another path, or another use, it is opened anew.
-        let shared = open(path, None, true, ahead(false)).unwrap();
+        let shared = open(path, None, 0, true, ahead(false)).unwrap();
         assert!(shared.features.read_only);
         assert!(OpenedFile::ahead(Path::new("/nowhere"), false).is_err());
     }

@@ -214,7 +214,7 @@ mod tests {
     fn shares<const N: usize>() -> ([Share; N], tempfile::NamedTempFile) {
         let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         file.as_file().set_len(1 << 20).unwrap();
-        let shared = Arc::new(open(file.path(), None, false, None).unwrap());
+        let shared = Arc::new(open(file.path(), None, 0, false, None).unwrap());
         let share = |_| Share::new(shared.clone(), Some(Owner::new()), waker());
         (std::array::from_fn(share), file)
     }
@@ -251,7 +251,7 @@ mod tests {
     fn threads_with_room_for_one_of_them_all_go_on() {
         let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         file.as_file().set_len(1 << 20).unwrap();
-        let shared = Arc::new(open(file.path(), None, false, None).unwrap());
+        let shared = Arc::new(open(file.path(), None, 0, false, None).unwrap());
         let owner = Owner::new();
         shared.owners.fix(1);
         std::thread::scope(|scope| {

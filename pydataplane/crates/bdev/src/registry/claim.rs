@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::{Registry, RegistryError};
-use crate::Bdev;
+use crate::{Bdev, Limits};
 
 /// Who else may hold a device beside a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +94,25 @@ impl Claim {
     /// The device.
     pub fn bdev(&self) -> &Arc<dyn Bdev> {
         &self.bdev
+    }
+
+    /// How much I/O it does at most.
+    pub fn limits(&self) -> Arc<Limits> {
+        self.registry.limits(self.bdev.name())
+    }
+}
+
+impl Claim {
+    /// Holds the device for somebody else, too, whom this holder lets in; in the same way.
+    pub fn also(&self, owner: &str) -> Claim {
+        let mut state = self.registry.lock();
+        let id = state.id();
+        if let Some(entry) = state.entries.get_mut(self.bdev.name()) {
+            let mine = entry.holders.iter().find(|holder| holder.id == self.id);
+            let mode = mine.map_or(ClaimMode::Exclusive, |holder| holder.mode);
+            entry.holders.push(Holder { id, owner: owner.to_owned(), mode });
+        }
+        Claim { registry: self.registry.clone(), bdev: self.bdev.clone(), id }
     }
 }
 

@@ -1,9 +1,10 @@
 //! Which device has an alias or a UUID, without asking each device for its names.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::Bdev;
@@ -11,10 +12,31 @@ use crate::Bdev;
 /// How often names of devices have changed in this process; the first indexes are of none.
 static CHANGES: AtomicU64 = AtomicU64::new(1);
 
-/// Says that a device has other aliases from now on. A device that changes what its
+/// Names of the devices of the last changes, the latest last.
+static CHANGED: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
+
+/// How many of them are remembered: who has missed more asks all devices.
+pub(super) const REMEMBERED: usize = 64;
+
+/// Says that the device of that name has other aliases from now on. A device that changes what its
 /// [`Bdev::aliases`] returns calls it afterwards: until then it is found by the former ones.
-pub fn aliases_changed() {
+pub fn aliases_changed(name: &str) {
+    let mut changed = CHANGED.lock();
+    if changed.len() == REMEMBERED {
+        changed.pop_front();
+    }
+    changed.push_back(name.to_owned());
     CHANGES.fetch_add(1, Ordering::Release);
+}
+
+/// The names of the devices that changed theirs since, and how many changes there are now; `None`: not all of
+/// them are remembered.
+fn changed_since(as_of: u64) -> Option<(Vec<String>, u64)> {
+    let changed = CHANGED.lock();
+    let now = CHANGES.load(Ordering::Acquire);
+    let missed = usize::try_from(now - as_of).ok()?;
+    let first = changed.len().checked_sub(missed)?;
+    Some((changed.iter().skip(first).cloned().collect(), now))
 }
 
 /// What a device is found by, beside its name.
@@ -57,6 +79,22 @@ impl Index {
     /// Whether no device has changed its names since.
     pub fn is_current(&self) -> bool {
         self.as_of == CHANGES.load(Ordering::Acquire)
+    }
+
+    /// The names of the devices that are to be asked again, and what [`Index::renew`] is told then; `None`: all
+    /// are.
+    pub fn stale(&self) -> Option<(Vec<String>, u64)> {
+        changed_since(self.as_of)
+    }
+
+    /// Takes up what the devices of [`Index::stale`] have said, of the changes that there were then.
+    pub fn renew(&mut self, renamed: Vec<(String, Keys)>, as_of: u64) {
+        // One may have the alias that another one had.
+        renamed.iter().for_each(|(name, _)| self.remove(name));
+        for (name, keys) in renamed {
+            self.insert(&name, keys);
+        }
+        self.as_of = as_of;
     }
 
     /// Takes up a device.

@@ -1,5 +1,6 @@
 //! Names, claims, removals and events.
 
+use super::index::REMEMBERED;
 use super::*;
 use crate::{Channel, Features, Geometry, Null, OpenError};
 use reactor::IoContext;
@@ -32,12 +33,13 @@ struct Named {
     null: Arc<Null>,
     alias: Mutex<String>,
     asked: AtomicUsize,
+    below: Option<&'static str>,
 }
 
 impl Named {
     fn new(name: &str, alias: &str) -> Arc<Named> {
         let alias = Mutex::new(alias.to_owned());
-        Arc::new(Named { null: null(name), alias, asked: AtomicUsize::new(0) })
+        Arc::new(Named { null: null(name), alias, asked: AtomicUsize::new(0), below: None })
     }
 
     fn asked(&self) -> usize {
@@ -71,6 +73,9 @@ impl Bdev for Named {
     fn driver_specific(&self) -> serde_json::Value {
         self.null.driver_specific()
     }
+    fn below(&self) -> Option<&str> {
+        self.below
+    }
 }
 
 #[test]
@@ -81,7 +86,7 @@ fn devices_are_asked_for_their_names_only_after_names_have_changed() {
     let find = |alias: &str| r.get(alias).map(|b| b.name().to_owned());
     let rename = |n: usize, alias: &str| {
         alias.clone_into(&mut all[n].alias.lock());
-        aliases_changed();
+        aliases_changed(all[n].name());
     };
     // Other tests of this process change names, too, but not as often as there are devices.
     let others = |questions: usize| assert!(questions < 20 * 20 / 2, "{questions}");
@@ -92,6 +97,23 @@ fn devices_are_asked_for_their_names_only_after_names_have_changed() {
     (0..20).for_each(|n| assert_eq!(find(&format!("s/{n}")), Some(format!("b{n}"))));
     (0..20).for_each(|n| assert_eq!(find(&format!("s/none{n}")), None));
     others(asked());
+    // One that has another name is asked alone, unless many of this process have.
+    rename(6, "s/new");
+    assert_eq!(find("s/new").as_deref(), Some("b6"));
+    assert_eq!(find("s/6"), None);
+    others(asked());
+    // Two that change theirs with each other.
+    "s/5".clone_into(&mut all[4].alias.lock());
+    rename(5, "s/4");
+    aliases_changed("b4");
+    assert_eq!((find("s/4").as_deref(), find("s/5").as_deref()), (Some("b5"), Some("b4")));
+    // More at once than are remembered.
+    for n in 0..REMEMBERED + 2 {
+        rename(n % 3, &format!("s/many{n}"));
+    }
+    for n in REMEMBERED - 1..REMEMBERED + 2 {
+        assert_eq!(find(&format!("s/many{n}")), Some(format!("b{}", n % 3)));
+    }
     // The name of one that was renamed may be another one's.
     rename(7, "s/old");
     assert_eq!(find("s/7"), None);
@@ -109,7 +131,7 @@ fn devices_are_asked_for_their_names_only_after_names_have_changed() {
     let late = Named::new("late", "s/late");
     let keys = Keys::of(&*late);
     "s/early".clone_into(&mut late.alias.lock());
-    aliases_changed();
+    aliases_changed("late");
     assert_eq!(find("s/none"), None); // brings the index up to date
     let mut index = Index::of(&[]);
     index.insert("late", keys);
@@ -227,4 +249,28 @@ fn a_device_whose_removal_was_given_up_goes_with_its_last_holder() {
     r.register(null("a")).unwrap();
     let _held = r.claim("a", "three").unwrap();
     assert!(r.get("a").is_some());
+}
+
+#[test]
+fn what_shows_another_is_found_by_that_ones_name_while_it_is_there() {
+    let r = Registry::new();
+    r.register(null("base")).unwrap();
+    assert!(r.above("base").is_none());
+    let mut shown = Named::new("shown", "s/shown");
+    Arc::get_mut(&mut shown).unwrap().below = Some("base");
+    r.register(shown).unwrap();
+    assert_eq!(r.above("base").unwrap().name(), "shown");
+    assert!(r.above("shown").is_none());
+    // Who hears of the base's removal finds it still.
+    let (known, found) = (r.clone(), Arc::new(Mutex::new(None)));
+    let its = found.clone();
+    let _subscription = r.subscribe(move |event| {
+        if let Event::Removed(bdev) = event {
+            *its.lock() = known.above(bdev.name()).map(|above| above.name().to_owned());
+        }
+    });
+    r.unregister("base").unwrap();
+    assert_eq!(found.lock().as_deref(), Some("shown"));
+    r.unregister("shown").unwrap();
+    assert!(r.above("base").is_none());
 }

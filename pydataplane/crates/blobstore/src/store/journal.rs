@@ -6,6 +6,7 @@
 //! final record makes it durable, too ([`Store::sync`] writes one without images).
 
 use super::{Store, Tentative, Txn, WRITE_RUN_PAGES};
+use crate::blob::Part;
 use crate::disk::{Disk, DiskError};
 use crate::error::Error;
 use crate::format::{BITMAP_BITS, PAGE_SIZE, Page, RECORD_IMAGES_MAX, RecordHeader, images_crc};
@@ -135,6 +136,9 @@ impl<D: Disk> Store<D> {
             let Some(blob) = self.blobs.get(&id) else { continue };
             let Some(number) = blob.page_of(part) else { continue };
             let mut page = blob.render(part, self.sb.store_id());
+            if let Part::Extents(n) = part {
+                self.brought.insert((id, n));
+            }
             page.seal(seq);
             images.insert(number, page);
         }
@@ -203,8 +207,12 @@ impl<D: Disk> Store<D> {
             self.sync()?;
         }
         let dirty = std::mem::take(&mut self.dirty);
-        self.write_pages(&dirty)?;
-        self.flush()?;
+        let written = self.write_pages(&dirty);
+        if let Err(e) = written.and_then(|()| self.flush()) {
+            // What was let go of in memory is read from there.
+            self.dirty = dirty;
+            return Err(e);
+        }
         self.sb.tail_page = self.journal.head;
         self.sb.tail_seq = self.journal.seq;
         self.write_superblock()?;

@@ -227,6 +227,11 @@ pub enum Step {
     Detach(u32, bool),
     /// The first to the snapshot that is the second.
     RollBack(u32, u32),
+    /// The first a clone of the second, whatever it was of.
+    SetParent(u32, u32),
+    /// The same, of what is outside of the store and has so many clusters.
+    SetParentExternal(u32, u64),
+    ReadOnly(u32),
     Sync,
     RenameStore(String),
     /// Clusters that the device gains before the store takes them over.
@@ -240,6 +245,7 @@ pub struct Face {
     pub size: u64,
     pub thin: bool,
     pub snapshot: bool,
+    pub read_only: bool,
     pub parent: Option<Uuid>,
     pub external: Option<Uuid>,
     pub xattrs: BTreeMap<String, Vec<u8>>,
@@ -287,7 +293,8 @@ pub fn state_of<D: Disk>(store: &Store<D>) -> State {
         let xattrs = xattrs.map(|n| (n.clone(), store.xattr(b.id, &n).unwrap().to_vec())).collect();
         let parent = b.parent.map(|parent| store.blob(parent).unwrap().uuid);
         let (size, thin, snapshot, external) = (b.size, b.thin, b.snapshot, b.external);
-        (b.uuid, Face { name: b.name, size, thin, snapshot, parent, external, xattrs })
+        let (name, read_only) = (b.name, b.read_only);
+        (b.uuid, Face { name, size, thin, snapshot, read_only, parent, external, xattrs })
     });
     let info = store.info();
     (info.name, faces.collect(), info.data_clusters)
@@ -362,6 +369,20 @@ pub fn record(before: Image, steps: &[Step]) -> Recorded {
                 }
             }
             Step::Clone(snapshot, serial) => history(&mut versions, *snapshot, *serial),
+            Step::SetParent(serial, parent) => {
+                for sector in lacking(&mut store, *serial) {
+                    let shown =
+                        versions.get(&(uuid_of(*parent), sector)).and_then(|all| all.last());
+                    let tag = shown.map_or(0, |v| v.tag);
+                    let v = versions.entry((uuid_of(*serial), sector)).or_default();
+                    v.push(Version { possible: start, acknowledged: mark, sure: mark, tag });
+                }
+            }
+            Step::SetParentExternal(serial, _) => {
+                for sector in lacking(&mut store, *serial) {
+                    version(*serial, sector..sector + 1, mark, external_tag(sector));
+                }
+            }
             _ => {}
         }
         if matches!(step, Step::Sync | Step::Snapshot(_)) {
@@ -380,6 +401,14 @@ fn history(versions: &mut BTreeMap<(Uuid, u64), Vec<Version>>, from: u32, to: u3
     let all = versions.iter().filter(|((uuid, _), _)| *uuid == uuid_of(from));
     let copies: Vec<_> = all.map(|((_, sector), v)| ((uuid_of(to), *sector), v.clone())).collect();
     versions.extend(copies);
+}
+
+/// The sectors of a blob in clusters that it has not itself.
+fn lacking(store: &mut Store<TraceDisk>, serial: u32) -> Vec<u64> {
+    let blob = store.blobs().find(|blob| blob.uuid == uuid_of(serial)).expect("a blob");
+    let own = store.clusters(blob.id).unwrap().filter(|(_, cluster)| *cluster != HOLE);
+    let own: BTreeSet<u64> = own.map(|(at, _)| at).collect();
+    (0..blob.size * PER_CLUSTER).filter(|sector| !own.contains(&(sector / PER_CLUSTER))).collect()
 }
 
 fn named(serial: u32) -> HistoryOptions {
@@ -445,6 +474,13 @@ fn run(store: &mut Store<TraceDisk>, step: &Step, tag: &mut u64) -> Result<(), E
             store.release(freed);
             Ok(())
         }
+        Step::SetParent(serial, parent) => {
+            store.set_parent(id(store, *serial)?, id(store, *parent)?)
+        }
+        Step::SetParentExternal(serial, size) => {
+            store.set_external_parent(id(store, *serial)?, EXTERNAL, *size)
+        }
+        Step::ReadOnly(serial) => store.set_read_only(id(store, *serial)?),
         Step::Detach(serial, all) => detach(store, id(store, *serial)?, *all),
         Step::Resize(serial, size) => {
             let freed = store.resize(id(store, *serial)?, *size)?;
@@ -646,13 +682,16 @@ impl Recorded {
         let disk = TraceDisk::new(image.clone(), boot);
         let load_trace = disk.trace.clone();
         let mut store = Store::load(disk).map_err(|e| e.to_string())?;
+        if at.is_multiple_of(2) {
+            store.let_go_all();
+        }
         let state = state_of(&store);
         let (this, next) = (&self.states[acked], self.states.get(acked + 1));
         if state != *this && Some(&state) != next {
             return Err(format!("{state:?} is neither {this:?} nor {next:?}"));
         }
         self.check_contents(&mut store, at, boot == BOOT)?;
-        check_owners(&store)?;
+        check_owners(&mut store)?;
         if thorough {
             // The power falls again while the store loads.
             let loading = load_trace.borrow().clone();
@@ -702,7 +741,7 @@ impl Recorded {
     }
 }
 
-fn check_owners<D: Disk>(store: &Store<D>) -> Result<(), String> {
+fn check_owners<D: Disk>(store: &mut Store<D>) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     let blobs: Vec<BlobId> = store.blobs().map(|b| b.id).collect();
     for id in blobs {
@@ -748,11 +787,11 @@ fn check_goes_on(mut store: Store<TraceDisk>) -> Result<(), String> {
     let trace = store.disk_mut().trace.clone();
     let image = store.disk_mut().now.clone();
     drop((store, trace));
-    let store = Store::load(image).map_err(|e| format!("load after going on: {e}"))?;
+    let mut store = Store::load(image).map_err(|e| format!("load after going on: {e}"))?;
     if state_of(&store) != expected {
         return Err("what was done after the cut is not there".into());
     }
-    check_owners(&store)
+    check_owners(&mut store)
 }
 
 /// A workload of `len` steps from a seed.
@@ -764,7 +803,7 @@ pub fn random_steps(seed: u64, len: usize) -> Vec<Step> {
         let any = rng.below(u64::from(next_serial.max(1))) as u32;
         // Rather recent ones: they are more likely to exist.
         let serial = any.max(rng.below(u64::from(next_serial.max(1))) as u32);
-        steps.push(match rng.below(34) {
+        steps.push(match rng.below(37) {
             0..=3 => {
                 next_serial += 1;
                 let thin = rng.below(2) == 0;
@@ -813,6 +852,9 @@ pub fn random_steps(seed: u64, len: usize) -> Vec<Step> {
             29 => Step::Delete(any),
             30 => Step::RollBack(any, serial),
             31 => Step::RollBack(serial, any),
+            34 => Step::SetParent(serial, any),
+            35 => Step::SetParentExternal(serial, rng.below(9)),
+            36 if rng.below(3) == 0 => Step::ReadOnly(any),
             _ => Step::Write(serial, rng.below(8 * PER_CLUSTER), 1 + rng.below(2 * PER_CLUSTER)),
         });
     }

@@ -389,12 +389,14 @@ impl Model {
 }
 
 /// Whether each cluster has one owner or none, `held` being nobody's but not free.
-pub fn one_owner<D: Disk>(store: &Store<D>, held: u64) -> Result<(), String> {
+pub fn one_owner<D: Disk>(store: &mut Store<D>, held: u64) -> Result<(), String> {
     let mut seen = BTreeSet::new();
-    for blob in store.blobs() {
+    let blobs: Vec<_> = store.blobs().collect();
+    for blob in blobs {
         let mut own = 0;
         let all = store.clusters(blob.id).map_err(|e| e.to_string())?;
-        for (_, cluster) in all.filter(|(_, cluster)| *cluster != HOLE) {
+        let all: Vec<_> = all.filter(|(_, cluster)| *cluster != HOLE).collect();
+        for (_, cluster) in all {
             own += 1;
             if !seen.insert(cluster) || store.is_free(cluster) {
                 return Err(format!("cluster {cluster} has two owners, or is free, too"));

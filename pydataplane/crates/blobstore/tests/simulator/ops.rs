@@ -345,7 +345,16 @@ pub fn run(store: &mut Store<Device>, op: &Op, freed: &mut Vec<Freed>) -> Result
             store.read(id, 0, &mut vec![0; size as usize])
         }
         Op::Check => {
-            let found = check(store, true)?;
+            let before = store.disk_mut().faults();
+            let mut found = check(store, true)?;
+            // What the device failed to read is told, and written anew.
+            let unread = found.extract_if(.., |problem| problem.cause.contains("cannot be read"));
+            let unread = unread.inspect(|problem| {
+                let away = problem.cause.contains("let go of in memory");
+                assert!(problem.repaired || away, "{problem:?}");
+            });
+            let unread = unread.count();
+            assert!(unread as u64 <= store.disk_mut().faults() - before, "it was read");
             assert_eq!(found, [], "nothing was damaged");
             Ok(())
         }
@@ -415,7 +424,11 @@ fn together(
     })();
     if let Err(e) = added {
         store.drop_batch(batch);
-        return Err(e);
+        // Nothing of it is done, unlike where the data's device fails.
+        return Err(match e {
+            Error::Data(_) => Error::TooMany { count: 0, most: 0 },
+            e => e,
+        });
     }
     let done = store.commit_batch(batch);
     // Unmaps are done where allocations alone failed.

@@ -112,7 +112,7 @@ pub fn load_and_compare(
     let mut store = load(device).map_err(|e| format!("load: {e}"))?;
     device.forget_failed_flushes();
     let model = compare(&mut store, candidates, sure)?;
-    one_owner(&store, 0)?;
+    one_owner(&mut store, 0)?;
     Ok((store, model))
 }
 
@@ -193,13 +193,25 @@ impl Simulation<'_> {
     }
 
     fn step(&mut self) -> Result<(), String> {
-        match self.rng.below(40) {
+        if self.rng.one_in(2) {
+            self.store().let_go_all();
+        }
+        let chance = self.rng.below(40);
+        if chance < 4 {
+            // What was let go of in memory cannot be repaired.
+            bring_all(self.store())?;
+        }
+        match chance {
             0 | 1 => return self.rot_in_use(),
             2 => return self.write_astray(Fault::Misdirected),
             3 => return self.write_astray(Fault::Lost),
             _ => {}
         }
         let op = self.chooser.next(&self.model);
+        if let Op::SetParent { .. } | Op::SetParentExternal { .. } = op {
+            // Its clusters are looked at beside the store.
+            bring_all(self.store())?;
+        }
         let plan = self.plan();
         self.device.plan(plan);
         self.device.watch();
@@ -531,6 +543,12 @@ impl Simulation<'_> {
         }
         Ok(())
     }
+}
+
+/// Has all in memory that blobs have.
+fn bring_all(store: &mut Store<Device>) -> Result<(), String> {
+    let blobs: Vec<_> = store.blobs().collect();
+    blobs.iter().try_for_each(|blob| store.clusters(blob.id).map(drop)).map_err(|e| e.to_string())
 }
 
 /// A power cut leaves no damage but an old or torn copy of the superblock.

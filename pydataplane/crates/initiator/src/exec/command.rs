@@ -46,6 +46,29 @@ pub struct Cdb {
     pub timeout_ms: u64,
 }
 
+/// A virtio-blk request.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Blk {
+    /// 0 in, 1 out, 4 flush, 8 get id, 11 discard, 13 write zeroes.
+    pub kind: u32,
+    /// Sector of 512 bytes.
+    #[serde(default)]
+    pub sector: u64,
+    /// Data to the target.
+    #[serde(default)]
+    pub data_out: Hex,
+    /// Bytes of space for data from the target.
+    #[serde(default)]
+    pub data_in_len: u32,
+    /// Queue, from 0.
+    #[serde(default)]
+    pub queue: usize,
+    /// Milliseconds to wait.
+    #[serde(default = "ten_seconds")]
+    pub timeout_ms: u64,
+}
+
 /// A descriptor as it is written into a table.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -153,19 +176,14 @@ pub enum Command {
         repost: bool,
     },
     /// A virtio-blk request: `status`, `data_in`, `len`, `us`, `called`.
-    Blk {
-        /// 0 in, 1 out, 4 flush, 8 get id, 11 discard, 13 write zeroes.
-        kind: u32,
-        /// Sector of 512 bytes.
-        #[serde(default)]
-        sector: u64,
-        /// Data to the target.
-        #[serde(default)]
-        data_out: Hex,
-        /// Bytes of space for data from the target.
-        #[serde(default)]
-        data_in_len: u32,
-        /// Queue, from 0.
+    Blk(Blk),
+    /// Sends one and does not wait: `head`.
+    SubmitBlk(Blk),
+    /// Waits for a request of `submit_blk`; answers as `blk`.
+    WaitBlk {
+        /// What `submit_blk` answered.
+        head: u16,
+        /// The queue it was given to.
         #[serde(default)]
         queue: usize,
         /// Milliseconds to wait.

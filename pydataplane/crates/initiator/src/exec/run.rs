@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use virtqueue::Desc;
 
-use super::command::{Cdb, Command, RawDesc};
+use super::command::{Blk, Cdb, Command, RawDesc};
 use super::hex::encode;
 use crate::error::Error;
 use crate::ring::Used;
@@ -107,23 +107,17 @@ impl Script {
                 });
                 Ok(json!({"events": events.collect::<Vec<_>>()}))
             }
-            Command::Blk { kind, sector, data_out, data_in_len, queue, timeout_ms } => {
-                let mut transfer = Transfer::default();
-                transfer.readable.push(blk::header(kind, sector).to_vec());
-                if !data_out.0.is_empty() {
-                    transfer.readable.push(data_out.0);
-                }
-                if data_in_len > 0 {
-                    transfer.writable.push(data_in_len);
-                }
-                transfer.writable.push(1);
-                let timeout = Duration::from_millis(timeout_ms);
-                let mut done = self.session()?.transact(queue, &transfer, timeout)?;
-                let status = done.bytes.pop();
-                let mut answer = answer(&done);
-                answer["status"] = json!(status);
-                answer["data_in"] = json!(encode(&done.bytes));
-                Ok(answer)
+            Command::Blk(request) => {
+                let (queue, timeout) = (request.queue, Duration::from_millis(request.timeout_ms));
+                blk_answer(self.session()?.transact(queue, &blk_frame(request), timeout)?)
+            }
+            Command::SubmitBlk(request) => {
+                let queue = request.queue;
+                let head = self.session()?.submit(queue, &blk_frame(request))?;
+                Ok(json!({"head": head}))
+            }
+            Command::WaitBlk { head, queue, timeout_ms } => {
+                blk_answer(self.session()?.wait(queue, head, Duration::from_millis(timeout_ms))?)
             }
             Command::Raw { queue, descs, table, table_at, heads, avail_idx, wait_ms } => {
                 let session = self.session()?;
@@ -244,6 +238,28 @@ fn scsi_answer(done: &Done) -> Result<Value, Error> {
     answer["residual"] = json!(response.residual);
     answer["sense"] = json!(encode(&response.sense));
     answer["data_in"] = json!(encode(&done.bytes[scsi::RESPONSE_LEN..]));
+    Ok(answer)
+}
+
+/// The chain of a virtio-blk request: header, data out, data in, status.
+fn blk_frame(request: Blk) -> Transfer {
+    let mut transfer = Transfer::default();
+    transfer.readable.push(blk::header(request.kind, request.sector).to_vec());
+    if !request.data_out.0.is_empty() {
+        transfer.readable.push(request.data_out.0);
+    }
+    if request.data_in_len > 0 {
+        transfer.writable.push(request.data_in_len);
+    }
+    transfer.writable.push(1);
+    transfer
+}
+
+fn blk_answer(mut done: Done) -> Result<Value, Error> {
+    let status = done.bytes.pop();
+    let mut answer = answer(&done);
+    answer["status"] = json!(status);
+    answer["data_in"] = json!(encode(&done.bytes));
     Ok(answer)
 }
 

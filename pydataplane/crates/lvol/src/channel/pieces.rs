@@ -7,6 +7,7 @@
 
 use super::{LvolChannel, PART_TAG, Run, Slot};
 use crate::asked::{Reply, Request, Want};
+use crate::data::Data;
 use bdev::{COPY_AT_ONCE, Completion, Io, IoError, Op, Submit};
 use guestmem::Sg;
 use reactor::ticks;
@@ -50,6 +51,10 @@ impl LvolChannel {
                 self.slots[at].cursor = io.blocks;
                 return;
             }
+            if self.view.is_away() {
+                self.ask_for_map(at, &io);
+                return;
+            }
             match self.step(at, &io) {
                 Step::On => {}
                 Step::Parked => return,
@@ -90,7 +95,10 @@ impl LvolChannel {
                 let first = (io.lba + cursor) >> shift;
                 let last = (io.lba + cursor + run.blocks - 1) >> shift;
                 let want = if io.fua { Want::AllocateDurably } else { Want::Allocate };
-                self.ask(Request { slot: at, want, first, count: last - first + 1 })
+                // The last cluster of the write, or its only one.
+                let ends = first == last && cursor + run.blocks == io.blocks;
+                let data = if ends { self.copied(io, cursor, first) } else { None };
+                self.ask(Request { slot: at, want, first, count: last - first + 1, data })
             }
             (Op::Unmap | Op::WriteZeroes, None) => self.hide_step(at, io, run),
             (Op::Read | Op::Write, Some(lba)) => {
@@ -110,6 +118,23 @@ impl LvolChannel {
         }
     }
 
+    /// What a write has from `cursor` on, all of it in `cluster`, with its first byte there. `None`: it is
+    /// written when the cluster is there. So it is where that shows zeros: a disk is told of those without
+    /// data, and two more copies of the guest's cost more than what a second write does.
+    fn copied(&self, io: &Io, cursor: u64, cluster: u64) -> Option<(u64, Data)> {
+        let block = u64::from(self.geometry.block_size);
+        let shift = self.volume.id.shift;
+        let view = &self.view;
+        // Without its map it may show a parent.
+        if !view.is_away() && view.source(cluster) == 0 && !view.is_external(cluster) {
+            return None;
+        }
+        let at = io.lba + cursor - (cluster << shift);
+        let (offset, len) = (cursor * block, (io.blocks - cursor) * block);
+        let data = self.volume.thread.buffers.copy(&io.sg, offset as usize, len as usize)?;
+        Some((at * block, data))
+    }
+
     /// One step of an unmap or write of zeros where the volume has nothing of its own: what a snapshot
     /// shows there is hidden, in whole clusters, or copied to be written to.
     fn hide_step(&mut self, at: u16, io: &Io, run: Run) -> Step {
@@ -127,14 +152,14 @@ impl LvolChannel {
         }
         let whole = if (first << shift) == from { blocks >> shift } else { 0 };
         if self.gives_back && whole > 0 {
-            return self.ask(Request { slot: at, want: Want::Unmap, first, count: whole });
+            return self.ask(Request::of(at, Want::Unmap, first, whole));
         }
         if io.op == Op::Unmap {
             // A part of a cluster stays as it is, which an unmap may do.
             self.slots[at].cursor += blocks.min(((first + 1) << shift) - from);
             return Step::On;
         }
-        self.ask(Request { slot: at, want: Want::Allocate, first, count: 1 })
+        self.ask(Request::of(at, Want::Allocate, first, 1))
     }
 
     /// One step of an unmap or write of zeros over an allocated run: whole clusters of a thin volume
@@ -149,7 +174,7 @@ impl LvolChannel {
             let whole = blocks.saturating_sub(before) >> shift;
             if before == 0 && whole > 0 {
                 let first = from >> shift;
-                return self.ask(Request { slot: at, want: Want::Unmap, first, count: whole });
+                return self.ask(Request::of(at, Want::Unmap, first, whole));
             }
             // Up to the first whole cluster, or to the end where there is none.
             if before > 0 {
@@ -164,11 +189,28 @@ impl LvolChannel {
         self.send(at, cut.part, Io { lba, blocks, ..*io })
     }
 
+    /// Parks an I/O until the volume's map is in memory, and what it writes to is allocated.
+    #[cold]
+    fn ask_for_map(&mut self, at: u16, io: &Io) {
+        let shift = self.volume.id.shift;
+        let from = io.lba + self.slots[at].cursor;
+        let (first, last) = (from >> shift, (io.lba + io.blocks - 1) >> shift);
+        let want = match io.op {
+            Op::Write if io.fua => Want::AllocateDurably,
+            Op::Write => Want::Allocate,
+            _ => Want::Map,
+        };
+        let whole = io.op == Op::Write && first == last;
+        let data = if whole { self.copied(io, self.slots[at].cursor, first) } else { None };
+        self.ask(Request { slot: at, want, first, count: last - first + 1, data });
+    }
+
     /// Parks an I/O until the metadata thread answered.
     pub(super) fn ask(&mut self, request: Request) -> Step {
+        let at = request.slot;
         let pushed = self.pins.shared().requests.push(request);
         assert!(pushed.is_ok(), "the queue has room for every slot");
-        self.slots[request.slot].pending += 1;
+        self.slots[at].pending += 1;
         self.asked += 1;
         self.volume.thread.ring();
         // The metadata thread marks a volume as removed, then answers what was asked for the last
@@ -219,7 +261,7 @@ impl LvolChannel {
         let lacks = matches!(slot.io.op, Op::Flush) || unsettled();
         if lacks && !slot.flushed && slot.result.is_ok() {
             self.slots[at].flushed = true;
-            self.ask(Request { slot: at, want: Want::Flush, first: 0, count: 0 });
+            self.ask(Request::of(at, Want::Flush, 0, 0));
             return false;
         }
         true
@@ -253,6 +295,10 @@ impl LvolChannel {
             self.asked -= 1;
             self.slots[reply.slot].pending -= 1;
             self.merge(reply.slot, reply.result);
+            if reply.written {
+                // It was the rest of the write.
+                self.slots[reply.slot].cursor = self.slots[reply.slot].io.blocks;
+            }
             self.choose_map();
             self.advance(reply.slot);
             self.finish_if_over(reply.slot, done);
@@ -264,7 +310,7 @@ impl LvolChannel {
     fn answer_removed(&self) {
         let shared = self.pins.shared();
         while let Some(request) = shared.requests.pop() {
-            let reply = Reply { slot: request.slot, result: Err(IoError::Removed) };
+            let reply = Reply { slot: request.slot, result: Err(IoError::Removed), written: false };
             let pushed = shared.replies.push(reply);
             assert!(pushed.is_ok(), "the queue has room for every slot");
         }

@@ -57,7 +57,7 @@ fn channel_of(clusters: u64) -> (Arc<Volume>, LvolChannel, IoContext) {
     };
     let names = Names { lvstore: "s".into(), lvol: "b".into() };
     let base: Arc<dyn Bdev> = Null::create("n", 512, 1 << 20, None).unwrap();
-    let thread = MetaThread::new(Bell::default());
+    let thread = MetaThread::new(Bell::default(), Arc::default());
     let volume = Volume::new(id, names, blob, false, base, Map::new(clusters), thread);
     let io = IoContext::new().unwrap();
     let channel = LvolChannel::new(volume.clone(), Box::new(Held::default()), &volume.stats, &io);
@@ -121,12 +121,79 @@ fn what_was_asked_for_a_volume_that_goes_away_ends() {
     io.wait(0).unwrap();
     let at = channel.slots.take().unwrap();
     channel.slots[at] = Slot::new(write(&buf, 4), 0);
-    channel.ask(Request { slot: at, want: Want::Allocate, first: 0, count: 4 });
+    channel.ask(Request::of(at, Want::Allocate, 0, 4));
     let begun = std::time::Instant::now();
     io.wait(600_000_000).unwrap();
     assert!(begun.elapsed().as_secs() < 60, "nobody woke the thread");
     assert_eq!(channel.poll(&mut done), 1);
     assert_eq!(done.iter().map(ended).collect::<Vec<_>>(), removed);
+}
+
+#[test]
+fn what_meets_a_volume_without_its_map_waits_for_it() {
+    let (volume, mut channel, _io) = channel();
+    let view = volume.view();
+    view.own.set(3, 33);
+    volume.replace_view(view.without_map());
+    let buf = Bounce::new();
+    let mut done = Vec::with_capacity(4);
+    for (op, lba) in [(Op::Read, 3), (Op::Read, 0), (Op::Write, 3), (Op::Unmap, 3)] {
+        let io = Io { op, lba, ..write(&buf, 1) };
+        assert_eq!(channel.submit(&io), Submit::Pending, "{op:?}");
+        assert_eq!(channel.poll(&mut done), 0);
+        let mut asked = Vec::new();
+        volume.requests(|_, request| asked.push(request));
+        let wanted = if op == Op::Write { Want::Allocate } else { Want::Map };
+        let [Request { slot, want, first, count: 1, data }] = &asked[..] else {
+            panic!("{} requests", asked.len())
+        };
+        let (slot, want, first) = (*slot, *want, *first);
+        assert_eq!(data.is_some(), op == Op::Write, "it may show a parent");
+        assert_eq!((want, first), (wanted, lba), "{op:?}");
+        // The metadata thread reads it, and lets go of it again before the channel looks.
+        let answer = |channel: &mut LvolChannel, result| {
+            let reply = crate::asked::Reply { slot, result, written: false };
+            channel.pins.shared().replies.push(reply).unwrap();
+        };
+        answer(&mut channel, Ok(()));
+        assert_eq!(channel.poll(&mut done), 0, "{op:?}");
+        let mut again = 0;
+        volume.requests(|_, request| again += u32::from(request.want == wanted));
+        assert_eq!(again, 1);
+        // It cannot be read.
+        answer(&mut channel, Err(IoError::ReadMedium));
+        assert_eq!(channel.poll(&mut done), 1);
+        assert_eq!(ended(&done.pop().unwrap()), (9, Err(IoError::ReadMedium)));
+    }
+    assert_eq!(channel.sparse_run(0, 128), bdev::Run { hole: false, blocks: 1 });
+    let io = Io { op: Op::Read, lba: 3, ..write(&buf, 1) };
+    assert_eq!(channel.submit(&io), Submit::Pending);
+    volume.requests(|_, _| ());
+    volume.replace_view(view);
+    let reply = crate::asked::Reply { slot: 0, result: Ok(()), written: false };
+    channel.pins.shared().replies.push(reply).unwrap();
+    while done.is_empty() {
+        channel.poll(&mut done);
+    }
+    assert_eq!(ended(&done[0]), (9, Ok(())));
+    assert_eq!(channel.sparse_run(0, 128), bdev::Run { hole: true, blocks: 3 });
+}
+
+#[test]
+fn a_channel_without_io_does_not_keep_a_map_that_its_volume_let_go_of() {
+    let (volume, mut channel, _io) = channel();
+    let view = volume.view();
+    view.own.set(0, 5);
+    let buf = Bounce::new();
+    let mut done = Vec::with_capacity(4);
+    assert_eq!(channel.submit(&write(&buf, 1)), Submit::Pending);
+    assert_eq!(channel.poll(&mut done), 1);
+    let map = Arc::downgrade(&view.own);
+    volume.replace_view(view.without_map());
+    drop(view);
+    assert!(map.upgrade().is_some(), "the channel has not looked yet");
+    channel.poll(&mut done);
+    assert!(map.upgrade().is_none());
 }
 
 #[test]

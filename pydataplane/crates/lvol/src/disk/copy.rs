@@ -1,6 +1,7 @@
-//! Copies within a bdev, and into it from another, several pieces at a time.
+//! Ranges that are filled within a bdev, or from another, several pieces at a time.
 
 use bdev::{AlignedBuf, Bdev, Finished, IoError, Op, OpenError, OwnedChannel};
+use blobstore::Fill;
 
 /// Pieces under way at a time, and bytes of one at most.
 const DEPTH: u16 = 32;
@@ -8,14 +9,16 @@ const PIECE: u64 = 128 << 10;
 /// How long nothing is waited for where nothing is in flight, in microseconds: that does not happen.
 const IDLE_US: u64 = 1000;
 
-/// A piece under way: bytes of the bdev.
+/// A piece under way: `len` bytes at byte `at` of a range.
 #[derive(Clone, Copy)]
 struct Piece {
-    from: u64,
-    to: u64,
+    /// Which of the ranges.
+    range: usize,
+    at: u64,
     len: u64,
-    /// It was read.
-    writes: bool,
+    /// First byte that is read; `None`: nothing is, or it was.
+    reads: Option<u64>,
+    to: u64,
 }
 
 /// What failed: the operation, and the first byte that it was of.
@@ -63,10 +66,9 @@ impl Copier {
         Ok(Copier { channel, block, piece, spare: Vec::new() })
     }
 
-    /// Copies `len` bytes from each first byte to the second. Ends when nothing is under way any more.
-    pub fn copy(&mut self, pairs: &[(u64, u64)], len: u64) -> Result<(), Failed> {
-        let step = self.piece;
-        let mut left = pieces(pairs, len, step);
+    /// Fills ranges of `len` bytes. Ends when nothing is under way any more.
+    pub fn fill(&mut self, fills: &[Fill<'_>], len: u64) -> Result<(), Failed> {
+        let mut left = pieces(fills, len, self.piece);
         let (mut over, mut result) = (Vec::new(), Ok(()));
         loop {
             while result.is_ok()
@@ -74,9 +76,14 @@ impl Copier {
                 && over.len() < usize::from(DEPTH)
                 && let Some(piece) = left.next()
             {
-                let buf = self.spare.pop().unwrap_or_else(|| AlignedBuf::zeroed(step as usize));
-                let (lba, blocks) = (piece.from / self.block, piece.len / self.block);
-                over.extend(self.channel.submit(Op::Read, lba, blocks, Some(buf), piece));
+                let buf = self.buf();
+                over.extend(match piece.reads {
+                    Some(from) => {
+                        let (lba, blocks) = (from / self.block, piece.len / self.block);
+                        self.channel.submit(Op::Read, lba, blocks, Some(buf), piece)
+                    }
+                    None => self.write(fills, piece, buf),
+                });
             }
             if over.is_empty() {
                 if self.channel.in_flight() == 0 {
@@ -87,68 +94,84 @@ impl Copier {
                 }
             }
             for Finished { token, buf, result: ended } in std::mem::take(&mut over) {
-                let (op, offset) = match token.writes {
-                    true => ("write", token.to),
-                    false => ("read", token.from),
-                };
                 if let Err(error) = ended {
+                    let (op, offset) = token.reads.map_or(("write", token.to), |at| ("read", at));
                     result = result.and(Err(Failed { op, offset, error }));
                 }
-                if token.writes || result.is_err() {
-                    self.spare.extend(buf);
-                    continue;
+                match buf {
+                    Some(buf) if token.reads.is_some() && result.is_ok() => {
+                        over.extend(self.write(fills, Piece { reads: None, ..token }, buf));
+                    }
+                    buf => self.spare.extend(buf),
                 }
-                let piece = Piece { writes: true, ..token };
-                let (lba, blocks) = (token.to / self.block, token.len / self.block);
-                over.extend(self.channel.submit(Op::Write, lba, blocks, buf, piece));
             }
         }
     }
 
-    /// As [`Copier::copy`], from places of `source`: some pieces are read, then they are written.
-    pub fn copy_from(
+    /// As [`Copier::fill`], from places of `source`: some pieces are read, then they are written.
+    pub fn fill_from(
         &mut self,
         source: &mut Source,
-        pairs: &[(u64, u64)],
+        fills: &[Fill<'_>],
         len: u64,
     ) -> Result<(), Failed> {
         let step = self.piece.min(source.longest / self.block * self.block).max(self.block);
-        let all: Vec<Piece> = pieces(pairs, len, step).collect();
+        let all: Vec<Piece> = pieces(fills, len, step).collect();
         for some in all.chunks(usize::from(DEPTH)) {
             let mut over = Vec::new();
             for piece in some {
-                let buf =
-                    self.spare.pop().unwrap_or_else(|| AlignedBuf::zeroed(self.piece as usize));
-                let (lba, blocks) = (piece.from / source.block, piece.len / source.block);
-                over.extend(source.channel.submit(Op::Read, lba, blocks, Some(buf), *piece));
+                let buf = Some(self.buf());
+                let Some(from) = piece.reads else {
+                    over.push(Finished { token: *piece, buf, result: Ok(()) });
+                    continue;
+                };
+                let (lba, blocks) = (from / source.block, piece.len / source.block);
+                over.extend(source.channel.submit(Op::Read, lba, blocks, buf, *piece));
             }
             let read = drain(&mut source.channel, over);
             let mut over = Vec::new();
-            let result = first_failure("read", &read);
+            let result = first_failure(&read);
             for Finished { token, buf, .. } in read {
-                if result.is_err() {
-                    self.spare.extend(buf);
-                    continue;
+                match buf {
+                    Some(buf) if result.is_ok() => {
+                        over.extend(self.write(fills, Piece { reads: None, ..token }, buf));
+                    }
+                    buf => self.spare.extend(buf),
                 }
-                let (lba, blocks) = (token.to / self.block, token.len / self.block);
-                over.extend(self.channel.submit(Op::Write, lba, blocks, buf, token));
             }
             result?;
             let written = drain(&mut self.channel, over);
-            let result = first_failure("write", &written);
+            let result = first_failure(&written);
             self.spare.extend(written.into_iter().filter_map(|finished| finished.buf));
             result?;
         }
         Ok(())
     }
+
+    fn buf(&mut self) -> AlignedBuf {
+        let piece = self.piece as usize;
+        self.spare.pop().unwrap_or_else(|| AlignedBuf::zeroed(piece))
+    }
+
+    /// Writes a piece that was read, where that was needed, with what lies over it.
+    fn write(
+        &mut self,
+        fills: &[Fill<'_>],
+        piece: Piece,
+        mut buf: AlignedBuf,
+    ) -> Option<Finished<Piece>> {
+        fills[piece.range].complete(piece.at, &mut buf[..piece.len as usize]);
+        let (lba, blocks) = (piece.to / self.block, piece.len / self.block);
+        self.channel.submit(Op::Write, lba, blocks, Some(buf), piece)
+    }
 }
 
-/// `len` bytes from each first byte to the second, in pieces of `step` bytes at most; none is read yet.
-fn pieces(pairs: &[(u64, u64)], len: u64, step: u64) -> impl Iterator<Item = Piece> + '_ {
-    pairs.iter().flat_map(move |(from, to)| {
+/// Ranges of `len` bytes in pieces of `step` bytes at most; none is read yet.
+fn pieces(fills: &[Fill<'_>], len: u64, step: u64) -> impl Iterator<Item = Piece> {
+    fills.iter().enumerate().flat_map(move |(range, fill)| {
         (0..len).step_by(step as usize).map(move |at| {
             let len = step.min(len - at);
-            Piece { from: from + at, to: to + at, len, writes: false }
+            Piece { range, at, len, reads: fill.read_from(at, len), to: fill.to + at }
         })
     })
 }
@@ -166,10 +189,10 @@ fn drain(
     over
 }
 
-fn first_failure(op: &'static str, over: &[Finished<Piece>]) -> Result<(), Failed> {
+fn first_failure(over: &[Finished<Piece>]) -> Result<(), Failed> {
     let failed = over.iter().find_map(|finished| Some((finished.token, finished.result.err()?)));
     failed.map_or(Ok(()), |(piece, error)| {
-        let offset = if op == "read" { piece.from } else { piece.to };
+        let (op, offset) = piece.reads.map_or(("write", piece.to), |at| ("read", at));
         Err(Failed { op, offset, error })
     })
 }

@@ -280,12 +280,12 @@ impl Lvstores {
         let older = match since.map(|since| self.shared.find_lvol(since)).transpose()? {
             Some((other, older)) => {
                 lvs.same(&other, op)?;
-                Some(older.view())
+                Some(lvs.view_of(&op(), &older)?)
             }
             None => None,
         };
         let cluster_size = u64::from(lvs.info().cluster_size);
-        Ok(ranges::of(&volume.view(), older.as_ref(), cluster_size, offset, most))
+        Ok(ranges::of(&lvs.view_of(&op(), &volume)?, older.as_ref(), cluster_size, offset, most))
     }
 
     /// Begins to copy what a read-only lvol itself has to the same places of a bdev, which nobody else may
@@ -298,7 +298,7 @@ impl Lvstores {
     pub fn start_shallow_copy(&self, lvol: &str, bdev: &str) -> Result<u32, Error> {
         let (lvs, volume) = self.shared.find_lvol(lvol)?;
         let op = format!("copy lvol {} to bdev {bdev}", volume.alias());
-        let view = volume.view();
+        let view = lvs.view_of(&op, &volume)?;
         let plan = Plan {
             registry: self.shared.registry.clone(),
             lvol: volume.name.clone(),
@@ -317,13 +317,28 @@ impl Lvstores {
     /// What an lvol shares with its snapshots and clones. It looks at each cluster.
     ///
     /// # Errors
-    /// [`Error::NoLvol`].
+    /// [`Error::NoLvol`], [`Error::Io`].
     pub fn space(&self, lvol: &str) -> Result<LvolSpace, Error> {
         let (lvs, volume) = self.shared.find_lvol(lvol)?;
-        let clones: Vec<_> = volume.clones().iter().map(|clone| clone.view()).collect();
-        let Space { shared, exclusive } = space::of(&volume.view(), &clones);
+        let op = format!("tell the space of lvol {}", volume.alias());
+        let clones: Result<Vec<_>, _> =
+            volume.clones().iter().map(|clone| lvs.view_of(&op, clone)).collect();
+        let Space { shared, exclusive } = space::of(&lvs.view_of(&op, &volume)?, &clones?);
         let cluster_size = u64::from(lvs.info().cluster_size);
         Ok(LvolSpace { shared: shared * cluster_size, exclusive: exclusive * cluster_size })
+    }
+
+    /// Lets go of all that an lvstore has in memory and can read from its metadata again: the maps of
+    /// volumes, in use or not. It does that by itself where volumes have no I/O.
+    ///
+    /// # Errors
+    /// [`Error::NoLvstore`], [`Error::Stopped`].
+    pub fn let_go_maps(&self, lvstore: &str) -> Result<(), Error> {
+        let lvs = self.shared.find(lvstore)?;
+        lvs.meta("let go of maps", |meta| {
+            meta.let_go_all();
+            Ok(())
+        })
     }
 
     /// Runs `f` on an lvol's blob, on the metadata thread.

@@ -1,21 +1,25 @@
 //! What a command takes: its CDB is decoded and checked, and it is answered from memory or becomes a job.
 
-use super::{Lun, Plan};
+use super::{Awaited, Lun, MAX_YIELDED, Plan};
 use crate::block::{self, Extent, PlanContext};
 use crate::job::{Job, Kind};
+use crate::mode::Modes;
 use crate::nexus::UnitAttention;
-use crate::opcode::{Command, decode};
+use crate::opcode::{Cdb, Command, Decoded, decode};
+use crate::protect::{self, FIELD};
 use crate::reservations::{self, Access};
 use crate::response::{Fail, Status};
+use crate::sense::Sense;
+use crate::shared::{Gate, LunShared};
 use crate::task::Task;
-use crate::{inquiry, log, mode, report};
+use crate::{copy, inquiry, log, mode, ports, report, sanitize};
 
 impl Lun {
     /// Checks the command and says what it takes.
     #[inline]
     pub(super) fn plan(&mut self, task: &Task) -> Result<Plan, Fail> {
         let (unit, cdb) = (&*self.shared, &task.cdb);
-        let decoded = decode(cdb, &unit.features);
+        let decoded = decode(cdb, &unit.abilities);
         if self.nexus.has_attention()
             && !decoded.as_ref().is_ok_and(|d| d.command.ignores_attention())
             && let Some(sense) = self.nexus.take()
@@ -23,10 +27,11 @@ impl Lun {
             return Err(sense.into());
         }
         let decoded = decoded?;
-        decoded.check(cdb)?;
-        let access = unit.access();
-        if access != Access::Full && !reservations::is_allowed(access, decoded.command, cdb) {
-            return Err(Fail::Bare(Status::ReservationConflict));
+        if let Err(sense) = decoded.check(cdb) {
+            return self.plan_protected(task, decoded, sense);
+        }
+        if unit.has_gates() {
+            check_gates(unit, decoded.command, cdb)?;
         }
         let (data_in, data_out) = (&task.data_in, &task.data_out);
         let fua = cdb.bit(1, 3);
@@ -46,6 +51,7 @@ impl Lun {
             Command::Write10 => block::write(&mut cx, Extent::of10(cdb), fua, data_out)?,
             Command::Write12 => block::write(&mut cx, Extent::of12(cdb), fua, data_out)?,
             Command::Write16 => block::write(&mut cx, Extent::of16(cdb), fua, data_out)?,
+            Command::WriteAtomic16 => block::write_atomic(&mut cx, cdb, data_out)?,
             Command::WriteAndVerify10 => {
                 block::write_and_verify(&mut cx, Extent::of10(cdb), cdb, data_out)?
             }
@@ -77,6 +83,9 @@ impl Lun {
             Command::Inquiry => return inquiry::inquiry(unit, cdb, data_in).map(Plan::Done),
             Command::ModeSense6 => return mode::sense6(unit, cdb, data_in).map(Plan::Done),
             Command::ModeSense10 => return mode::sense10(unit, cdb, data_in).map(Plan::Done),
+            Command::ModeSelect6 | Command::ModeSelect10 => {
+                return self.mode_select(task, decoded.command == Command::ModeSelect10);
+            }
             Command::ReadCapacity10 => {
                 self.nexus.note_seen();
                 return report::capacity10(unit, data_in).map(Plan::Done);
@@ -99,17 +108,26 @@ impl Lun {
                 return volume.look(answer).map(Plan::Done);
             }
             Command::PersistentReserveOut => return self.reserve_out(task),
+            Command::SanitizeOverwrite | Command::SanitizeBlockErase | Command::SanitizeExit => {
+                return self.sanitize(task, decoded.command);
+            }
             Command::ReadDefectData10 => return report::defects10(cdb, data_in).map(Plan::Done),
             Command::ReadDefectData12 => return report::defects12(cdb, data_in).map(Plan::Done),
-            Command::LogSense => return log::sense(cdb, data_in).map(Plan::Done),
+            Command::LogSense => return log::sense(unit, cdb, data_in).map(Plan::Done),
             Command::ReportTaskManagement => {
                 return report::task_management(cdb, data_in).map(Plan::Done);
+            }
+            Command::ExtendedCopy => return self.extended_copy(task),
+            Command::CopyStatus => return copy::status(unit, cdb, data_in).map(Plan::Done),
+            Command::CopyParameters => return copy::parameters(unit, cdb, data_in).map(Plan::Done),
+            Command::ReportPortGroups => {
+                return ports::report_groups(unit, cdb, data_in).map(Plan::Done);
             }
             Command::ReportTimestamp => return report::timestamp(cdb, data_in).map(Plan::Done),
             Command::ReportOpcodes => return report::opcodes(unit, cdb, data_in).map(Plan::Done),
             Command::RequestSense => {
                 // A pending attention is reported as data and gone (SPC-4 6.39).
-                let pending = self.nexus.take();
+                let pending = self.nexus.take().or_else(|| unit.volume.sanitize.sense());
                 return report::request_sense(pending, cdb, data_in).map(Plan::Done);
             }
             Command::ReportLuns => {
@@ -122,16 +140,113 @@ impl Lun {
         Ok(Plan::Work(job))
     }
 
+    /// A command that is refused by `sense`, unless what is wrong is the field of protection information, and
+    /// the unit has some.
+    #[cold]
+    fn plan_protected(
+        &mut self,
+        task: &Task,
+        decoded: Decoded,
+        sense: Sense,
+    ) -> Result<Plan, Fail> {
+        let (unit, cdb) = (&*self.shared, &task.cdb);
+        if unit.protection.is_none() || cdb.byte(1) & FIELD == 0 {
+            return Err(sense.into());
+        }
+        decoded.check_protected(cdb)?;
+        if unit.has_gates() {
+            check_gates(unit, decoded.command, cdb)?;
+        }
+        let mut cx = PlanContext {
+            unit,
+            exclusive: &mut self.exclusive,
+            bounce: &self.bounce,
+            bounce_free: &mut self.bounce_free,
+            max_transfer: self.max_transfer,
+        };
+        protect::plan(&mut cx, decoded.command, task).map(Plan::Work)
+    }
+
     /// PERSISTENT RESERVE OUT (SPC-4 6.16): the change is made, and the task waits until it is saved, and
     /// until nothing of those that it aborts is under way.
     #[cold]
     fn reserve_out(&mut self, task: &Task) -> Result<Plan, Fail> {
-        if self.settling.is_some() {
-            return Err(Fail::Bare(Status::Busy));
-        }
+        self.check_can_wait()?;
         let volume = &self.shared.volume;
         let order = reservations::parse(&task.cdb, &task.data_out, volume.can_persist())?;
-        self.settling = Some(volume.order(&self.shared, order)?);
+        self.awaited = Some(Awaited::Settling(volume.order(&self.shared, order)?));
         Ok(Plan::Work(Job { kind: Kind::Settle, moved: task.cdb.be32(5), ..Job::IDLE }))
     }
+
+    /// EXTENDED COPY(LID1) (SPC-4 6.4): the task waits until all is copied.
+    #[cold]
+    fn extended_copy(&mut self, task: &Task) -> Result<Plan, Fail> {
+        self.check_can_wait()?;
+        let begun = copy::begin(&self.shared, &task.cdb, &task.data_out)?;
+        let Some(copying) = begun else { return Ok(Plan::Done(0)) };
+        self.awaited = Some(Awaited::Copy(copying));
+        Ok(Plan::Work(Job { kind: Kind::Settle, moved: task.cdb.be32(10), ..Job::IDLE }))
+    }
+
+    /// MODE SELECT (SPC-4 6.10, 6.11): it counts at once, and the task waits until that is kept. A cache that is
+    /// turned off is flushed (SBC-3 6.5.5).
+    #[cold]
+    fn mode_select(&mut self, task: &Task, is_long: bool) -> Result<Plan, Fail> {
+        const SP: u8 = 0;
+        self.check_can_wait()?;
+        let (unit, cdb) = (&*self.shared, &task.cdb);
+        let save = cdb.bit(1, SP);
+        if save && unit.volume.records().is_none() {
+            return Err(Sense::invalid_cdb(1, Some(SP)).into());
+        }
+        let list = mode::List::read(unit, cdb, &task.data_out, is_long)?;
+        let Some(list) = list else { return Ok(Plan::Done(0)) };
+        let moved = if is_long { u32::from(cdb.be16(7)) } else { cdb.byte(4).into() };
+        let change = |modes| list.apply(unit, modes);
+        let (before, keeping) = unit.volume.select_modes(&self.nexus, save, change)?;
+        self.awaited = Some(Awaited::Modes(keeping));
+        let flush_before = !before.no_cache && unit.has_mode(Modes::NO_CACHE);
+        Ok(Plan::Work(Job { kind: Kind::Settle, flush_before, moved, ..Job::IDLE }))
+    }
+
+    /// SANITIZE (SBC-3 5.22): it begins, and the task waits until that is kept, or with IMMED 0 until it has
+    /// ended.
+    #[cold]
+    fn sanitize(&mut self, task: &Task, command: Command) -> Result<Plan, Fail> {
+        self.check_can_wait()?;
+        let (unit, cdb) = (&*self.shared, &task.cdb);
+        block::check_writable(unit)?;
+        let immediate = cdb.bit(1, 7);
+        let overwrite = command == Command::SanitizeOverwrite;
+        let order = sanitize::parse(cdb, overwrite, &task.data_out, unit.block_size)?;
+        let awaited = match command {
+            Command::SanitizeExit => unit.volume.exit_sanitize_failure(immediate)?,
+            _ => Some(unit.volume.sanitize(order, immediate)?),
+        };
+        let moved = u32::from(cdb.be16(7));
+        let Some(awaited) = awaited else { return Ok(Plan::Done(moved)) };
+        self.awaited = Some(Awaited::Sanitize(awaited));
+        Ok(Plan::Work(Job { kind: Kind::Settle, moved, ..Job::IDLE }))
+    }
+
+    /// A command can begin that will have to wait; BUSY where it could not, before it has changed anything.
+    fn check_can_wait(&self) -> Result<(), Fail> {
+        match self.awaited.is_some() || self.yielded.len() == MAX_YIELDED {
+            true => Err(Fail::Bare(Status::Busy)),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Whether the command is kept from the unit by a reservation, or as the volume is sanitized.
+#[cold]
+pub(super) fn check_gates(unit: &LunShared, command: Command, cdb: &Cdb) -> Result<(), Fail> {
+    let access = unit.access();
+    if access != Access::Full && !reservations::is_allowed(access, command, cdb) {
+        return Err(Fail::Bare(Status::ReservationConflict));
+    }
+    if unit.is_at(Gate::Sanitize) {
+        unit.volume.sanitize.check(command)?;
+    }
+    Ok(())
 }

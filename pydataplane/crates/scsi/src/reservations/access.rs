@@ -37,7 +37,7 @@ fn needs(command: Command, cdb: &Cdb) -> Needs {
         C::TestUnitReady | C::ReadCapacity10 | C::ReadCapacity16 | C::LogSense => {
             Needs::NotReserved6
         }
-        C::ReportTaskManagement | C::ReportTimestamp => Needs::NotReserved6,
+        C::ReportPortGroups | C::ReportTaskManagement | C::ReportTimestamp => Needs::NotReserved6,
         // They check who asks themselves.
         C::PersistentReserveIn | C::PersistentReserveOut | C::Reserve6 => Needs::NotReserved6,
         C::PreventAllow if !cdb.bit(4, 0) => Needs::NotReserved6,
@@ -45,12 +45,16 @@ fn needs(command: Command, cdb: &Cdb) -> Needs {
         C::Read6 | C::Read10 | C::Read12 | C::Read16 => Needs::Read,
         C::Verify10 | C::Verify12 | C::Verify16 | C::PreFetch10 | C::PreFetch16 => Needs::Read,
         C::GetLbaStatus | C::ReadDefectData10 | C::ReadDefectData12 => Needs::Read,
+        C::ModeSelect6 | C::ModeSelect10 => Needs::All,
         C::PreventAllow | C::StartStopUnit | C::ModeSense6 | C::ModeSense10 => Needs::All,
         C::ReportOpcodes => Needs::All,
+        C::WriteAtomic16 | C::ExtendedCopy => Needs::All,
+        C::CopyStatus | C::CopyParameters => Needs::Read,
         C::Write6 | C::Write10 | C::Write12 | C::Write16 => Needs::All,
         C::WriteAndVerify10 | C::WriteAndVerify12 | C::WriteAndVerify16 => Needs::All,
         C::WriteSame10 | C::WriteSame16 | C::Unmap => Needs::All,
         C::CompareAndWrite | C::OrWrite16 => Needs::All,
         C::SynchronizeCache10 | C::SynchronizeCache16 => Needs::All,
+        C::SanitizeOverwrite | C::SanitizeBlockErase | C::SanitizeExit => Needs::All,
     }
 }

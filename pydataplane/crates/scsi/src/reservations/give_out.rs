@@ -2,13 +2,11 @@
 
 use super::{Reservations, Type, transport_id};
 use crate::opcode::Cdb;
+use crate::ports::port;
 use crate::reply::Reply;
 use crate::response::Fail;
 use crate::sense::Sense;
 use guestmem::Sg;
-
-/// Relative target port: each controller has one.
-const PORT: u16 = 1;
 
 /// Answers from `of`, the volume's. `can_persist`: a registration may ask to outlive a loss of power.
 pub(crate) fn persistent_reserve_in(
@@ -44,7 +42,7 @@ pub(crate) fn persistent_reserve_in(
                 let kind = held.filter(|_| holds).map_or(0, |held| held.kind.code());
                 reply.put(&registrant.key.to_be_bytes());
                 reply.put(&[0, 0, 0, 0, u8::from(holds), kind, 0, 0, 0, 0]);
-                reply.put(&PORT.to_be_bytes());
+                reply.put(&port(&registrant.nexus).to_be_bytes());
                 reply.put(&(id_len as u32).to_be_bytes());
                 reply.put(&transport_id(&registrant.nexus));
             }

@@ -14,12 +14,12 @@ use uuid::Uuid;
 /// What is kept of a volume: its reservations, and during which boot of the host they were made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Kept {
+pub struct KeptReservations {
     reservations: Reservations,
     boot: Option<Uuid>,
 }
 
-impl Kept {
+impl KeptReservations {
     /// What counts of it now.
     fn counts(self) -> Option<Reservations> {
         let same_boot = self.boot.is_some() && self.boot == present_boot();
@@ -38,10 +38,10 @@ pub trait ReservationKeeper: Send + Sync {
     ///
     /// # Errors
     /// What was kept before may still be.
-    fn keep(&self, volume: Uuid, kept: &Kept) -> io::Result<()>;
+    fn keep(&self, volume: Uuid, kept: &KeptReservations) -> io::Result<()>;
     /// Those that were kept of a volume. Where they cannot be read the error is told by the keeper, and the
     /// volume has none.
-    fn kept(&self, volume: Uuid) -> Option<Kept>;
+    fn kept(&self, volume: Uuid) -> Option<KeptReservations>;
 }
 
 fn present_boot() -> Option<Uuid> {
@@ -80,7 +80,7 @@ impl Keeping {
 
     /// What was kept and counts.
     pub(crate) fn kept(&self) -> Reservations {
-        self.keeper.kept(self.volume).and_then(Kept::counts).unwrap_or_default()
+        self.keeper.kept(self.volume).and_then(KeptReservations::counts).unwrap_or_default()
     }
 
     /// Saves what `now` returns, with the number of the change that it is of.
@@ -90,7 +90,8 @@ impl Keeping {
         if self.saved.load(Ordering::Acquire) >= change {
             return;
         }
-        let kept = self.keeper.keep(self.volume, &Kept { reservations, boot: present_boot() });
+        let kept =
+            self.keeper.keep(self.volume, &KeptReservations { reservations, boot: present_boot() });
         let told = if kept.is_ok() { &self.saved } else { &self.failed };
         told.store(change, Ordering::Release);
     }

@@ -17,10 +17,11 @@ mod keeping;
 mod state;
 mod take_in;
 
+use crate::ports::hash;
 pub(crate) use access::is_allowed;
 pub(crate) use give_out::persistent_reserve_in;
 pub(crate) use keeping::{Keeping, Saved};
-pub use keeping::{Kept, ReservationKeeper};
+pub use keeping::{KeptReservations, ReservationKeeper};
 pub(crate) use state::{Access, Changed, NexusName, Refusal, Reservations, Told, Type};
 pub(crate) use take_in::{Order, parse};
 
@@ -28,10 +29,7 @@ pub(crate) use take_in::{Order, parse};
 /// this form every initiator can print. A locally assigned NAA (3h) of the name's FNV-1a hash.
 pub(crate) fn transport_id(nexus: &str) -> [u8; 24] {
     const SAS: u8 = 0x06;
-    let hash = nexus.bytes().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
-    });
-    let address = (hash & 0x0FFF_FFFF_FFFF_FFFF) | 0x3000_0000_0000_0000;
+    let address = (hash(nexus) & 0x0FFF_FFFF_FFFF_FFFF) | 0x3000_0000_0000_0000;
     let mut id = [0; 24];
     id[0] = SAS;
     id[4..12].copy_from_slice(&address.to_be_bytes());

@@ -157,6 +157,7 @@ fn blocks_that_cannot_be_are_refused() {
             block_size,
             physical_block_size: block_size,
             num_blocks: BLOCKS.into(),
+            room: None,
         };
         let options = LunOptions { block_size: Some(asked), ..LunOptions::default() };
         LunShared::new(Arc::new(disk), options).map(|unit| unit.block_size())

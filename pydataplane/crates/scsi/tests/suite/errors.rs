@@ -19,6 +19,9 @@ fn expected(error: IoError) -> (u8, u16) {
         IoError::Removed => (0x5, 0x2500),
         IoError::Aborted => (0xB, 0x0006),
         IoError::Resources => (0xB, 0x5503),
+        IoError::Guard => (0xB, 0x1001),
+        IoError::AppTag => (0xB, 0x1002),
+        IoError::RefTag => (0xB, 0x1003),
     }
 }
 
@@ -95,7 +98,7 @@ fn a_failed_flush_after_a_fua_write_is_not_a_write() {
 #[test]
 fn sam5_5_3_1_a_full_channel_is_task_set_full() {
     let full =
-        Response { status: Status::TaskSetFull, transferred: 0, sense_len: 0, sense: [0; 18] };
+        Response { status: Status::TaskSetFull, transferred: 0, sense_len: 0, sense: [0; 20] };
     for (cdb, out, into, _) in commands() {
         let mut rig = Rig::new();
         let data = data_for(&cdb, out);

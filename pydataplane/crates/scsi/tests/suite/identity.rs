@@ -19,7 +19,7 @@ fn spc4_6_6_2_standard_data() {
     let answer = inquiry(&mut Rig::new(), None, 255);
     let data = answer.good();
     assert_eq!(data.len(), 96);
-    assert_eq!(data[..8], [0, 0, 6, 0x12, 91, 0, 0, 2]);
+    assert_eq!(data[..8], [0, 0, 6, 0x12, 91, 0x18, 0, 2]);
     assert_eq!(&data[8..32], b"VIRTLUN Logical Volume  ");
     let version = concat!(env!("CARGO_PKG_VERSION_MAJOR"), ".", env!("CARGO_PKG_VERSION_MINOR"));
     assert_eq!(std::str::from_utf8(&data[32..36]).unwrap().trim_end(), version);
@@ -45,7 +45,7 @@ fn spc4_4_2_5_6_an_allocation_length_cuts_and_is_never_an_error() {
 #[test]
 fn spc4_6_6_1_pages_that_are_not_there_are_invalid_fields() {
     let mut rig = Rig::new();
-    inquiry(&mut rig, Some(0x86), 255).invalid_cdb(2, None);
+    inquiry(&mut rig, Some(0x85), 255).invalid_cdb(2, None);
     rig.input(&[0x12, 0, 0x80, 0, 255, 0], 255).invalid_cdb(2, None); // a page without EVPD
     rig.input(&[0x12, 2, 0, 0, 255, 0], 255).invalid_cdb(1, Some(1)); // CMDDT is obsolete
 }
@@ -54,7 +54,7 @@ fn spc4_6_6_1_pages_that_are_not_there_are_invalid_fields() {
 fn spc4_7_8_page_00_names_every_page_and_each_names_itself() {
     let mut rig = Rig::new();
     let list = inquiry(&mut rig, Some(0), 255).good().to_vec();
-    assert_eq!(list, [0, 0, 0, 6, 0x00, 0x80, 0x83, 0xB0, 0xB1, 0xB2]);
+    assert_eq!(list, [0, 0, 0, 10, 0x00, 0x80, 0x83, 0x86, 0x87, 0x88, 0x8F, 0xB0, 0xB1, 0xB2]);
     for page in &list[4..] {
         let answer = inquiry(&mut rig, Some(*page), 255);
         let data = answer.good();
@@ -94,7 +94,11 @@ fn spc4_7_8_6_page_83_names_the_volume_three_times() {
         let t10 = format!("VIRTLUN {serial}").into_bytes();
         let uuid = [&[0x10, 0], &rig.disk.uuid.as_bytes()[..]].concat();
         let expected = [(1, 3, naa.to_be_bytes().to_vec()), (2, 1, t10), (1, 0xA, uuid)];
-        assert_eq!(found, expected);
+        assert_eq!(found[..3], expected);
+        // Those of the port: its number, its group's, its name.
+        assert_eq!(found[3..].iter().map(|d| d.1).collect::<Vec<_>>(), [0x14, 0x15, 0x13]);
+        assert!(found[3..5].iter().all(|d| d.2[..2] == [0, 0] && d.2[2..] != [0, 0]));
+        assert_eq!(found[5].2[0] >> 4, 3);
     }
 }
 
@@ -123,6 +127,7 @@ fn odd_block_sizes_are_refused_in_one_sentence() {
         block_size: 520,
         physical_block_size: 520,
         num_blocks: 8.into(),
+        room: None,
     };
     let error = LunShared::new(std::sync::Arc::new(disk), LunOptions::default()).err().unwrap();
     assert_eq!(

@@ -1,18 +1,25 @@
 //! The logical unit, from CDB to response, against a disk that records what it is asked.
 
+mod atomic;
 mod attention;
 mod backends;
 mod block_size;
 mod blocks;
 mod characteristics;
+mod copy;
 mod errors;
 mod fuzz;
 mod identity;
 mod mode;
+mod ports;
+mod protect;
 mod provisioning;
 mod removable;
 mod report;
 mod reserve;
 mod rig;
+mod sanitize;
+mod select;
 mod tasks;
 mod together;
+mod unit;

@@ -17,17 +17,26 @@ const CONTROL: [u8; 12] = [10, 10, 2, 0x10, 0, 0x40, 0, 0, 0, 0, 0, 0];
 const EXCEPTIONS: [u8; 12] = [0x1C, 10, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 const DBD: u8 = 0x08;
 
+/// Control extension: its head, and nothing.
+fn extension() -> Vec<u8> {
+    [&[0x4A, 1, 0, 28][..], &[0; 28]].concat()
+}
+
 #[test]
 fn pages_by_code_and_all_of_them() {
     let mut rig = Rig::new();
     let all = [&CACHING[..], &CONTROL, &EXCEPTIONS].concat();
-    let cases: [(u8, u8, &[u8]); 6] = [
+    let extension = extension();
+    let with_subpages = [&CACHING[..], &CONTROL, &extension, &EXCEPTIONS].concat();
+    let both = [&CONTROL[..], &extension].concat();
+    let cases: [(u8, u8, &[u8]); 7] = [
         (0x08, 0, &CACHING),
         (0x0A, 0, &CONTROL),
         (0x1C, 0, &EXCEPTIONS),
         (0x3F, 0, &all),
-        (0x3F, 0xFF, &all),
-        (0x0A, 0xFF, &CONTROL),
+        (0x3F, 0xFF, &with_subpages),
+        (0x0A, 0xFF, &both),
+        (0x0A, 1, &extension),
     ];
     for (page, subpage, expected) in cases {
         let answer = sense6(&mut rig, DBD, page, subpage);
@@ -86,12 +95,12 @@ fn spc4_6_13_page_control() {
     let current = sense6(&mut rig, DBD, 0x3F, 0).good().to_vec();
     assert_eq!(sense6(&mut rig, DBD, 0x80 | 0x3F, 0).good(), current); // default
     let changeable = sense6(&mut rig, DBD, 0x40 | 0x3F, 0).good().to_vec();
-    let mut nothing = [[0; 4].to_vec(), vec![8, 18], vec![0; 18]].concat();
-    nothing.extend([10, 10]);
-    nothing.extend([0; 10]);
-    nothing.extend([0x1C, 10]);
-    nothing.extend([0; 10]);
-    assert_eq!(changeable[4..], nothing[4..]);
+    // WCE; D_SENSE and SWP.
+    let mut mask = [[0; 4].to_vec(), vec![8, 18, 4], vec![0; 17]].concat();
+    mask.extend([10, 10, 4, 0, 8, 0, 0, 0, 0, 0, 0, 0]);
+    mask.extend([0x1C, 10]);
+    mask.extend([0; 10]);
+    assert_eq!(changeable[4..], mask[4..]);
     assert_eq!(sense6(&mut rig, DBD, 0xC0 | 0x3F, 0).sense(), (0x5, 0x3900)); // saved
 }
 
@@ -99,7 +108,8 @@ fn spc4_6_13_page_control() {
 fn pages_that_are_not_there_are_invalid_fields() {
     let mut rig = Rig::new();
     sense6(&mut rig, 0, 0x04, 0).invalid_cdb(2, Some(5)); // SeaBIOS asks for the geometry
-    sense6(&mut rig, 0, 0x3F, 1).invalid_cdb(3, None);
+    sense6(&mut rig, 0, 0x3F, 2).invalid_cdb(3, None);
+    sense6(&mut rig, 0, 0x08, 1).invalid_cdb(3, None);
     sense10(&mut rig, 0, 0x1A).invalid_cdb(2, Some(5));
     sense6(&mut rig, 0x10, 0x3F, 0).invalid_cdb(1, Some(4)); // LLBAA is of the 10-byte form
 }
@@ -112,11 +122,4 @@ fn allocation_lengths_cut() {
         let answer = rig.input(&[0x1A, 0, 0x3F, 0, allocation, 0], allocation.into());
         assert_eq!(answer.good(), &whole[..usize::from(allocation)]);
     }
-}
-
-#[test]
-fn nothing_can_be_selected() {
-    let mut rig = Rig::new();
-    assert_eq!(rig.output(&[0x15, 0x10, 0, 0, 24, 0], &[0; 24]).sense(), ILLEGAL_OPCODE);
-    assert_eq!(rig.output(&cdb10(0x55, 0x10, 0, 24), &[0; 24]).sense(), ILLEGAL_OPCODE);
 }

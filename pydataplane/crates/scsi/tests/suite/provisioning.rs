@@ -86,11 +86,11 @@ fn sbc3_6_6_3_more_than_the_limits_is_an_invalid_field_of_the_list() {
     let many = vec![(0, 1); usize::from(MAX_UNMAP_DESCRIPTORS) + 1];
     let answer = unmap(&mut rig, &list(&many));
     assert_eq!(answer.sense(), LIST_FIELD);
-    assert_eq!(answer.response().sense[15..], [0x80, 0, 2]);
+    assert_eq!(answer.response().sense[15..18], [0x80, 0, 2]);
     let most = (MAX_UNMAP_BYTES / 512) as u32;
     let answer = unmap(&mut rig, &list(&[(0, most), (1 << 30, 1)]));
     assert_eq!(answer.sense(), LIST_FIELD);
-    assert_eq!(answer.response().sense[15..], [0x80, 0, 8 + 16 + 8]);
+    assert_eq!(answer.response().sense[15..18], [0x80, 0, 8 + 16 + 8]);
     assert_eq!(rig.asked(), []);
 }
 
@@ -233,5 +233,69 @@ fn vpd_pages_b0_and_b2_and_read_capacity_tell_what_is_there() {
         let expected = if features.unmap { [1 << 20, 256, 8, 0x8000_0000] } else { [0; 4] };
         assert_eq!([at(20), at(24), at(28), at(32)], expected);
         assert_eq!([at(36), at(40)], [0, 1 << 15]);
+    }
+}
+
+/// A thin disk that has 5 MiB and a half, with room for `free` bytes more.
+fn thin(free: u64, thin: bool) -> Rig {
+    let features = Features { thin, ..ALL_FEATURES };
+    Setup { features, room: Some((11 << 19, free)), ..Setup::default() }.build()
+}
+
+/// LOG SENSE of page 0Ch, from a parameter on.
+fn room_from(pointer: u8) -> [u8; 10] {
+    [0x4D, 0, 0x4C, 0, 0, 0, pointer, 0, 255, 0]
+}
+
+#[test]
+fn sbc3_6_4_4_the_room_of_a_thin_disk_is_told_in_sets_of_blocks() {
+    let mut rig = thin(300 << 20, true);
+    let available = [0, 1, 3, 8, 0, 0, 1, 44, 2, 0, 0, 0];
+    let used = [0, 2, 3, 8, 0, 0, 0, 6, 1, 0, 0, 0];
+    let both = [&[0x0C, 0, 0, 24][..], &available, &used].concat();
+    assert_eq!(rig.input(&room_from(0), 255).good(), both);
+    assert_eq!(rig.input(&room_from(1), 255).good(), both);
+    assert_eq!(rig.input(&room_from(2), 255).good(), [&[0x0C, 0, 0, 12][..], &used].concat());
+    rig.run(&room_from(3)).invalid_cdb(5, None);
+    let list = rig.input(&[0x4D, 0, 0x40, 0, 0, 0, 0, 0, 255, 0], 255);
+    assert_eq!(list.good(), [0, 0, 0, 4, 0, 0x0C, 0x0D, 0x2F]);
+    let list = rig.input(&[0x4D, 0, 0x40, 0xFF, 0, 0, 0, 0, 255, 0], 255);
+    assert_eq!(list.good(), [0x40, 0xFF, 0, 10, 0, 0, 0, 0xFF, 0x0C, 0, 0x0D, 0, 0x2F, 0]);
+    // Sets of 2^11 blocks of 512 bytes: 1 MiB.
+    let page = rig.input(&[0x12, 1, 0xB2, 0, 255, 0], 255);
+    assert_eq!(page.good()[..7], [0, 0xB2, 0, 4, 11, 0xE4, 2]);
+    // More than the field can tell.
+    let mut rig = thin(u64::MAX, true);
+    assert_eq!(rig.input(&room_from(0), 255).good()[8..12], [0xFF; 4]);
+}
+
+#[test]
+fn sbc3_6_5_8_no_threshold_is_enabled_or_can_be() {
+    let mut rig = thin(1 << 30, true);
+    let sense = |rig: &mut Rig, control: u8| {
+        let answer = rig.input(&[0x1A, 8, control | 0x1C, 2, 255, 0], 255);
+        answer.good()[4..].to_vec()
+    };
+    let mut page = [0; 32];
+    page[..4].copy_from_slice(&[0x5C, 2, 0, 28]);
+    assert_eq!(sense(&mut rig, 0x40), page, "nothing can be changed");
+    (page[17], page[24], page[25]) = (1, 1, 2);
+    assert_eq!(sense(&mut rig, 0), page);
+    assert_eq!(sense(&mut rig, 0x80), page);
+    // It can be given as it is, and not otherwise.
+    let select = |rig: &mut Rig, page: &[u8]| {
+        rig.output(&[0x15, 0x10, 0, 0, 36, 0], &[&[0; 4][..], page].concat())
+    };
+    select(&mut rig, &page).good();
+    page[16] |= 0x80;
+    assert_eq!(select(&mut rig, &page).sense(), LIST_FIELD);
+}
+
+#[test]
+fn what_is_not_thin_or_does_not_tell_has_no_page_of_its_room() {
+    for mut rig in [thin(1 << 30, false), Rig::new()] {
+        rig.run(&room_from(0)).invalid_cdb(2, Some(5));
+        rig.run(&[0x1A, 8, 0x1C, 2, 255, 0]).invalid_cdb(3, None);
+        assert_eq!(rig.input(&[0x12, 1, 0xB2, 0, 255, 0], 255).good()[4], 0);
     }
 }

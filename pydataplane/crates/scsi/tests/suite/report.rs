@@ -105,12 +105,13 @@ fn sam5_4_7_4_a_missing_lun_says_so() {
 }
 
 /// Every operation code that the unit must know, with its length.
-const COMMANDS: [(u8, Option<u8>, u8); 54] = [
+const COMMANDS: [(u8, Option<u8>, u8); 63] = [
     (0x00, None, 6),
     (0x03, None, 6),
     (0x08, None, 6),
     (0x0A, None, 6),
     (0x12, None, 6),
+    (0x15, None, 6),
     (0x16, None, 6),
     (0x17, None, 6),
     (0x1A, None, 6),
@@ -126,7 +127,10 @@ const COMMANDS: [(u8, Option<u8>, u8); 54] = [
     (0x37, None, 10),
     (0x41, None, 10),
     (0x42, None, 10),
+    (0x48, Some(0x01), 10),
+    (0x48, Some(0x1F), 10),
     (0x4D, None, 10),
+    (0x55, None, 10),
     (0x5A, None, 10),
     (0x5E, Some(0x00), 10),
     (0x5E, Some(0x01), 10),
@@ -140,6 +144,9 @@ const COMMANDS: [(u8, Option<u8>, u8); 54] = [
     (0x5F, Some(0x05), 10),
     (0x5F, Some(0x06), 10),
     (0x5F, Some(0x07), 10),
+    (0x83, Some(0x00), 16),
+    (0x84, Some(0x00), 16),
+    (0x84, Some(0x03), 16),
     (0x88, None, 16),
     (0x89, None, 16),
     (0x8A, None, 16),
@@ -149,9 +156,11 @@ const COMMANDS: [(u8, Option<u8>, u8); 54] = [
     (0x90, None, 16),
     (0x91, None, 16),
     (0x93, None, 16),
+    (0x9C, None, 16),
     (0x9E, Some(0x10), 16),
     (0x9E, Some(0x12), 16),
     (0xA0, None, 12),
+    (0xA3, Some(0x0A), 12),
     (0xA3, Some(0x0C), 12),
     (0xA3, Some(0x0D), 12),
     (0xA3, Some(0x0F), 12),
@@ -179,7 +188,7 @@ fn spc4_4_2_5_1_every_other_operation_code_is_refused() {
 
 #[test]
 fn spc4_6_35_2_all_commands() {
-    for (unmap, count) in [(true, 54), (false, 53)] {
+    for (unmap, count) in [(true, 63), (false, 62)] {
         let features = Features { unmap, ..ALL_FEATURES };
         let mut rig = Setup { features, ..Setup::default() }.build();
         let answer = opcodes(&mut rig, 0, 0, 0);
@@ -209,7 +218,7 @@ fn spc4_6_35_3_one_command() {
     assert_eq!(capacity16.good()[..6], [0, 3, 0, 16, 0x9E, 0x10]);
     assert_eq!(opcodes(&mut rig, 3, 0x9E, 0x10).good(), capacity16.good());
     for (options, opcode, action) in
-        [(1, 0x55, 0), (2, 0x9E, 0x13), (3, 0x9E, 0), (3, 0x28, 1), (2, 0x7F, 9)]
+        [(1, 0x56, 0), (2, 0x9E, 0x13), (3, 0x9E, 0), (3, 0x28, 1), (2, 0x7F, 9)]
     {
         assert_eq!(opcodes(&mut rig, options, opcode, action).good(), [0, 1, 0, 0]);
     }
@@ -292,12 +301,14 @@ fn log_sense(page: u8, subpage: u8, pointer: u16, allocation: u16) -> [u8; 10] {
 #[test]
 fn spc4_6_11_log_sense_lists_its_pages_and_knows_no_temperature() {
     let mut rig = Rig::new();
-    assert_eq!(rig.input(&log_sense(0x40, 0, 0, 255), 255).good(), [0, 0, 0, 2, 0, 0x0D]);
-    let all = [0x40, 0xFF, 0, 6, 0, 0, 0, 0xFF, 0x0D, 0];
+    assert_eq!(rig.input(&log_sense(0x40, 0, 0, 255), 255).good(), [0, 0, 0, 3, 0, 0x0D, 0x2F]);
+    let all = [0x40, 0xFF, 0, 8, 0, 0, 0, 0xFF, 0x0D, 0, 0x2F, 0];
     assert_eq!(rig.input(&log_sense(0x40, 0xFF, 0, 255), 255).good(), all);
     let temperature = [0x0D, 0, 0, 6, 0, 0, 3, 2, 0, 0xFF];
     assert_eq!(rig.input(&log_sense(0x4D, 0, 0, 255), 255).good(), temperature);
     assert_eq!(rig.input(&log_sense(0x4D, 0, 0, 4), 4).good(), &temperature[..4]);
+    let exceptions = [0x2F, 0, 0, 8, 0, 0, 3, 4, 0, 0, 0xFF, 0];
+    assert_eq!(rig.input(&log_sense(0x6F, 0, 0, 255), 255).good(), exceptions);
     rig.run(&log_sense(0x0D, 0, 0, 255)).invalid_cdb(2, Some(7)); // thresholds
     rig.run(&log_sense(0x42, 0, 0, 255)).invalid_cdb(2, Some(5));
     rig.run(&log_sense(0x4D, 1, 0, 255)).invalid_cdb(3, None);

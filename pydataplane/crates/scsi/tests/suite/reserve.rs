@@ -3,7 +3,7 @@
 
 use crate::rig::*;
 use parking_lot::Mutex;
-use scsi::{Kept, LunOptions, Outcome, ReservationKeeper, Response, Status, Task};
+use scsi::{KeptReservations, LunOptions, Outcome, ReservationKeeper, Response, Status, Task};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,12 +28,12 @@ const LIST_FIELD: (u8, u16) = (0x5, 0x2600);
 /// Keeps in memory, with all that a disk does: it may fail.
 #[derive(Default)]
 struct Keeper {
-    kept: Mutex<Option<Kept>>,
+    kept: Mutex<Option<KeptReservations>>,
     fails: AtomicBool,
 }
 
 impl ReservationKeeper for Keeper {
-    fn keep(&self, _: Uuid, kept: &Kept) -> io::Result<()> {
+    fn keep(&self, _: Uuid, kept: &KeptReservations) -> io::Result<()> {
         if self.fails.load(Ordering::Relaxed) {
             return Err(io::Error::other("no room"));
         }
@@ -41,7 +41,7 @@ impl ReservationKeeper for Keeper {
         Ok(())
     }
 
-    fn kept(&self, _: Uuid) -> Option<Kept> {
+    fn kept(&self, _: Uuid) -> Option<KeptReservations> {
         self.kept.lock().clone()
     }
 }
@@ -96,10 +96,10 @@ fn spc4_6_15_what_is_registered_and_reserved_is_told_to_everybody() {
     assert_eq!(read(&mut a, 2), [0, 8, 1, 0x80, 0xEA, 1, 0, 0]);
     let all = read(&mut a, 3);
     assert_eq!((all.len(), &all[..8]), (8 + 2 * 48, &[0, 0, 0, 2, 0, 0, 0, 96][..]));
-    // b: its key, that it holds one, of which type, at port 1, and a SAS TransportID.
+    // b: its key, that it holds one, of which type, at its port, and a SAS TransportID.
     assert_eq!(
         all[56..80],
-        [0, 0, 0, 0, 0, 0, 0, 0xB, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 24]
+        [0, 0, 0, 0, 0, 0, 0, 0xB, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 197, 195, 0, 0, 0, 24]
     );
     assert_eq!((all[20], all[80], all[84] >> 4), (0, 6, 3));
     assert_ne!(all[32..56], all[80..104]);

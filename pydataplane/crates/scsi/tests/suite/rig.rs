@@ -1,9 +1,11 @@
 //! What the tests share: a disk, memory for data buffers, and a unit to send commands to.
 
-use bdev::{Bdev, Channel, Completion, Features, Geometry, Io, IoError, Op, OpenError, Submit};
+use bdev::{
+    Bdev, Channel, Completion, Features, Geometry, Io, IoError, Op, OpenError, Run, Sparse, Submit,
+};
 use guestmem::{IoVec, Sg};
 use reactor::IoContext;
-use scsi::{CDB_LEN, Lun, LunOptions, LunShared, Outcome, Response, Status, Task};
+use scsi::{CDB_LEN, Lun, LunOptions, LunShared, Outcome, Response, SENSE_LEN, Status, Task};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -35,6 +37,8 @@ pub struct Disk {
     pub block_size: u32,
     pub physical_block_size: u32,
     pub num_blocks: AtomicU64,
+    /// What it has, and what there is besides, in bytes, where it tells.
+    pub room: Option<(u64, u64)>,
 }
 
 impl Bdev for Disk {
@@ -61,10 +65,26 @@ impl Bdev for Disk {
         self.features
     }
     fn open(&self, _io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
-        unreachable!("the tests make their channel themselves")
+        // The tests make their channel themselves; what opens one on a thread of its own cannot.
+        Err(OpenError { name: "disk".to_owned(), why: "there is one channel".to_owned() })
     }
     fn driver_specific(&self) -> serde_json::Value {
         serde_json::Value::Null
+    }
+    fn sparse(&self) -> Option<&dyn Sparse> {
+        self.room.map(|_| self as &dyn Sparse)
+    }
+}
+
+impl Sparse for Disk {
+    fn run(&self, lba: u64) -> Run {
+        Run { hole: false, blocks: self.num_blocks.load(Ordering::Relaxed).saturating_sub(lba) }
+    }
+    fn allocated_bytes(&self) -> u64 {
+        self.room.map_or(0, |(used, _)| used)
+    }
+    fn free_bytes(&self) -> Option<u64> {
+        self.room.map(|(_, free)| free)
     }
 }
 
@@ -244,8 +264,8 @@ impl Answer {
         let response = self.response();
         assert_eq!(response.status, Status::CheckCondition);
         assert_eq!(response.transferred, 0);
-        assert_eq!(usize::from(response.sense_len), response.sense.len());
-        assert_eq!(response.sense[0], 0x70);
+        assert_eq!(usize::from(response.sense_len), SENSE_LEN);
+        assert_eq!(response.sense[0] & 0x7F, 0x70);
         assert_eq!(response.sense[7], 10);
         key_code(&response.sense)
     }
@@ -255,7 +275,7 @@ impl Answer {
     pub fn invalid_cdb(&self, byte: u8, bit: Option<u8>) {
         assert_eq!(self.sense(), ILLEGAL_CDB);
         let flags = bit.map_or(0xC0, |b| 0xC8 | b);
-        assert_eq!(self.response().sense[15..], [flags, 0, byte]);
+        assert_eq!(self.response().sense[15..SENSE_LEN], [flags, 0, byte]);
     }
 }
 
@@ -277,6 +297,7 @@ pub struct Setup {
     pub num_blocks: u64,
     pub options: LunOptions,
     pub mode: Mode,
+    pub room: Option<(u64, u64)>,
 }
 
 impl Default for Setup {
@@ -288,6 +309,7 @@ impl Default for Setup {
             num_blocks: BLOCKS,
             options: LunOptions::default(),
             mode: Mode::AtOnce,
+            room: None,
         }
     }
 }
@@ -316,11 +338,13 @@ impl Setup {
             block_size: self.block_size,
             physical_block_size: self.physical_block_size,
             num_blocks: AtomicU64::new(self.num_blocks),
+            room: self.room,
         });
         self.fresh_of(disk)
     }
 
-    fn fresh_of(self, disk: Arc<Disk>) -> Rig {
+    /// As [`Setup::of`], with POWER ON pending.
+    pub fn fresh_of(self, disk: Arc<Disk>) -> Rig {
         let bytes = self.num_blocks.saturating_mul(u64::from(self.block_size));
         let medium = if bytes <= 64 << 20 { vec![0; bytes as usize] } else { Vec::new() };
         let state = Rc::new(RefCell::new(State {

@@ -5,7 +5,7 @@ use bdev::{COPY_AT_ONCE, Completion, IoError, Op};
 use scsi::{ErrorPolicy, LunOptions, Outcome, Response, Status, Task, WaitFor};
 
 fn bare(status: Status) -> Outcome {
-    Outcome::Done(Response { status, transferred: 0, sense_len: 0, sense: [0; 18] })
+    Outcome::Done(Response { status, transferred: 0, sense_len: 0, sense: [0; 20] })
 }
 
 /// A task that stays in flight, with its buffers.

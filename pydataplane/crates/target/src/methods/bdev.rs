@@ -1,6 +1,8 @@
 //! Bdevs of all kinds: listing and examination.
 
 use super::BdevName;
+use super::limits::{self, RateLimitsInfo};
+use super::protected::Metadata;
 use crate::app::App;
 use crate::errors;
 use crate::flusherror;
@@ -34,14 +36,16 @@ struct BdevInfo {
     name: String,
     aliases: Vec<String>,
     product_name: &'static str,
-    /// Bytes of a logical block.
+    /// Bytes of a logical block, with its metadata where that is part of it (md_interleave).
     block_size: u32,
     /// Size in logical blocks.
     num_blocks: u64,
     preferred_unmap_granularity: u32,
     #[schemars(with = "String")]
     uuid: Uuid,
-    assigned_rate_limits: RateLimits,
+    #[serde(flatten)]
+    metadata: Option<Metadata>,
+    assigned_rate_limits: RateLimitsInfo,
     /// Whether somebody holds it.
     claimed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -58,17 +62,9 @@ struct BdevInfo {
     driver_specific: Value,
 }
 
-/// 0 means unlimited.
-#[derive(Default, Serialize, JsonSchema)]
-struct RateLimits {
-    rw_ios_per_sec: u64,
-    rw_mbytes_per_sec: u64,
-    r_mbytes_per_sec: u64,
-    w_mbytes_per_sec: u64,
-}
-
 fn info(app: &App, bdev: &dyn Bdev) -> BdevInfo {
     let (geometry, features) = (bdev.geometry(), bdev.features());
+    let metadata = Metadata::of(bdev);
     let holders = app.registry.owners(bdev.name());
     let claim_type = holders.iter().find_map(|(_, mode)| match mode {
         ClaimMode::Exclusive => Some("exclusive_write"),
@@ -102,11 +98,12 @@ fn info(app: &App, bdev: &dyn Bdev) -> BdevInfo {
         name: bdev.name().to_owned(),
         aliases: bdev.aliases(),
         product_name: bdev.product_name(),
-        block_size: geometry.block_size,
+        block_size: geometry.block_size + metadata.as_ref().map_or(0, Metadata::in_block),
         num_blocks: geometry.num_blocks,
         preferred_unmap_granularity: features.unmap_granularity,
         uuid: bdev.uuid(),
-        assigned_rate_limits: RateLimits::default(),
+        metadata,
+        assigned_rate_limits: limits::assigned(app, bdev.name()),
         claimed: !holders.is_empty(),
         claim_type,
         claimed_by: holders.into_iter().map(|(owner, _)| owner).collect(),

@@ -1,11 +1,12 @@
 //! Bdevs on files and block devices. SPDK has two kinds, `aio` and `uring`; here both are the same
 //! io_uring backend under the name that was asked for.
 
+use super::protected::{self, Asked};
 use super::{BdevName, UuidText, unsupported};
 use crate::app::App;
 use crate::errors;
 use crate::state::Item;
-use bdev::{AlignedBuf, BUF_ALIGN, Bdev, FileBdev, FileKind, FileOptions, OpenedFile};
+use bdev::{AlignedBuf, BUF_ALIGN, Bdev, FileBdev, FileKind, FileOptions, OpenedFile, TUPLE_LEN};
 use rpc::{Errno, Error, Flags, Methods};
 use rustix::fs::OFlags;
 use schemars::JsonSchema;
@@ -42,6 +43,10 @@ struct CreateAio {
     /// Not supported but for false: I/O never waits in the reactor anyway.
     #[serde(default)]
     nowait: Option<bool>,
+    /// Type of the T10 protection information that lies behind each block in the file, 8 bytes that come on
+    /// top of block_size, which is 512 by default then: 1 or 3, or 0 for none (ours). Default: 0
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dif_type: Option<i32>,
 }
 
 #[derive(Deserialize, Serialize, JsonSchema)]
@@ -57,6 +62,9 @@ struct CreateUring {
     /// UUID. Default: a random one
     #[serde(default)]
     uuid: Option<UuidText>,
+    /// As that of bdev_aio_create (ours). Default: 0
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dif_type: Option<i32>,
 }
 
 /// The path from the root: where the target is started does not matter at the next start.
@@ -75,24 +83,29 @@ struct Restore<'a> {
     ahead: Option<OpenedFile>,
 }
 
-/// Opens the file of a bdev, makes it known and records the call `method` that made it. `params`:
-/// the call's parameters with that UUID.
+/// Opens the file of a bdev, makes it known and records the call `method` that made it. `dif_type`: of the
+/// protection information in its blocks; `params`: the call's parameters with that UUID.
 fn create<P: Serialize>(
     app: &App,
-    options: FileOptions,
+    (options, dif_type): (FileOptions, Option<i32>),
     method: &str,
     params: impl FnOnce(UuidText) -> P,
     restore: Option<Restore<'_>>,
 ) -> Result<String, Error> {
     super::check_name(&options.name)?;
+    let md_size = dif_type.filter(|kind| *kind != 0).map(|_| TUPLE_LEN as u32);
+    let asked =
+        Asked { md_size, md_interleave: md_size.map(|_| true), dif_type, ..Asked::default() };
+    let protection = asked.checked(method)?;
     let (name, path) = (options.name.clone(), options.path.clone());
     let wait = app.waits.begin(format!("bdev {name}"), format!("{} to be opened", path.display()));
     let (item, ahead) = restore.map_or((None, None), |r| (Some(r.item), r.ahead));
-    let file = FileBdev::create_of(options, ahead).map_err(|e| errors::open_file(&path, e))?;
+    let file = FileBdev::with_metadata(options, protected::bytes_of(protection), ahead)
+        .map_err(|e| errors::open_file(&path, e))?;
     drop(wait);
     app.flush_errors.attach(&file);
     let uuid = UuidText(file.uuid());
-    let file: Arc<dyn Bdev> = file;
+    let file = protected::shown(file, protection);
     match item {
         Some(item) => app.add_restored(file.clone(), item)?,
         None => app.add_bdev(file.clone())?,
@@ -112,7 +125,7 @@ fn create_aio(app: &App, mut p: CreateAio, restore: Option<Restore<'_>>) -> Resu
         uuid: p.uuid.map(|u| u.0),
         kind: FileKind::Aio,
     };
-    create(app, options, AIO, |uuid| CreateAio { uuid: Some(uuid), ..p }, restore)
+    create(app, (options, p.dif_type), AIO, |uuid| CreateAio { uuid: Some(uuid), ..p }, restore)
 }
 
 fn create_uring(
@@ -129,7 +142,7 @@ fn create_uring(
         uuid: p.uuid.map(|u| u.0),
         kind: FileKind::Uring,
     };
-    create(app, options, URING, |uuid| CreateUring { uuid: Some(uuid), ..p }, restore)
+    create(app, (options, p.dif_type), URING, |uuid| CreateUring { uuid: Some(uuid), ..p }, restore)
 }
 
 /// Whether `item` makes a bdev on a file or block device.

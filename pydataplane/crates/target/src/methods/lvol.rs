@@ -4,7 +4,7 @@ mod history;
 mod medium;
 
 use super::crypto as keys;
-use super::{BdevName, UuidText, mib_to_bytes, unsupported};
+use super::{BdevName, UuidText, limits, mib_to_bytes, unsupported};
 use crate::app::App;
 use crate::errors;
 use crate::restore::bdev_of;
@@ -390,6 +390,7 @@ fn delete(
 ) -> Result<bool, Error> {
     lvols.iter().try_for_each(|lvol| check_not_awaited(app, lvol))?;
     delete(&app.lvstores).map_err(errors::lvol)?;
+    lvols.iter().for_each(|lvol| limits::forget(app, &lvol.uuid.to_string()));
     let keys: BTreeSet<_> = lvols.iter().filter_map(|lvol| lvol.key_name.as_ref()).collect();
     keys.into_iter().for_each(|key| keys::let_go(app, key));
     Ok(true)

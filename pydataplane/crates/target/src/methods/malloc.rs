@@ -1,5 +1,6 @@
 //! Bdevs in memory.
 
+use super::protected::{self, Asked};
 use super::{UuidText, unsupported};
 use crate::app::App;
 use crate::errors;
@@ -28,19 +29,19 @@ struct Create {
     /// Not supported yet but for 0.
     #[serde(default)]
     optimal_io_boundary: Option<u32>,
-    /// Not supported yet but for 0.
+    /// Bytes of metadata of each block: 8 with dif_type, else 0. Default: 0
     #[serde(default)]
     md_size: Option<u32>,
-    /// Not supported yet but for false.
+    /// Show metadata as part of the block. Default: false
     #[serde(default)]
     md_interleave: Option<bool>,
-    /// Not supported yet but for 0.
+    /// Type of T10 protection information: 1 or 3, or 0 for none. Default: 0
     #[serde(default)]
     dif_type: Option<i32>,
-    /// Not supported yet but for false.
+    /// Without effect: metadata is as long as protection information. Default: false
     #[serde(default)]
     dif_is_head_of_md: Option<bool>,
-    /// Not supported yet but for 0.
+    /// Not supported but for 0: guards of 16 bits.
     #[serde(default)]
     dif_pi_format: Option<u32>,
     /// Not supported yet but for -1: memory comes from the node that touches it first.
@@ -53,14 +54,17 @@ fn create(app: &App, mut p: Create) -> Result<String, Error> {
         "bdev_malloc_create",
         &[
             ("optimal_io_boundary", p.optimal_io_boundary.unwrap_or(0) != 0),
-            ("md_size", p.md_size.unwrap_or(0) != 0),
-            ("md_interleave", p.md_interleave.unwrap_or(false)),
-            ("dif_type", p.dif_type.unwrap_or(0) != 0),
-            ("dif_is_head_of_md", p.dif_is_head_of_md.unwrap_or(false)),
-            ("dif_pi_format", p.dif_pi_format.unwrap_or(0) != 0),
             ("numa_id", p.numa_id.unwrap_or(-1) != -1),
         ],
     )?;
+    let asked = Asked {
+        md_size: p.md_size,
+        md_interleave: p.md_interleave,
+        dif_type: p.dif_type,
+        dif_is_head_of_md: p.dif_is_head_of_md,
+        dif_pi_format: p.dif_pi_format,
+    };
+    let protection = asked.checked("bdev_malloc_create")?;
     let name = match p.name.take() {
         Some(name) => name,
         None => (0u64..)
@@ -69,21 +73,22 @@ fn create(app: &App, mut p: Create) -> Result<String, Error> {
             .ok_or_else(|| Error::internal("no name is free"))?,
     };
     super::check_name(&name)?;
-    let malloc = Malloc::create(MallocOptions {
+    let options = MallocOptions {
         name: name.clone(),
         block_size: p.block_size,
         physical_block_size: p.physical_block_size.unwrap_or(0),
         num_blocks: p.num_blocks,
         uuid: p.uuid.map(|u| u.0),
-    })
-    .map_err(errors::open)?;
+    };
+    let malloc = Malloc::with_metadata(options, protected::bytes_of(protection));
+    let malloc = malloc.map_err(errors::open)?;
     if let Some(content) = app.inherited_memory(&name) {
         let loaded = malloc.load(content);
         loaded.map_err(|e| Error::io(format_args!("the content of bdev {name} is lost"), &e))?;
     }
     p.name = Some(name);
     p.uuid = Some(UuidText(malloc.uuid()));
-    super::created(app, malloc, "bdev_malloc_create", &p)
+    super::created(app, protected::shown(malloc, protection), "bdev_malloc_create", &p)
 }
 
 /// Adds the methods.

@@ -4,20 +4,25 @@
 //! did in the configuration, which is saved before the reply.
 
 mod bdev;
+mod copy;
 pub mod crypto;
 mod export;
+mod faults;
 pub mod file;
 mod framework;
+mod integrity;
 mod iostat;
+pub mod limits;
 mod log;
 mod lvol;
 mod malloc;
 mod notify;
 mod null;
 mod owner;
+mod protected;
 mod status;
 mod ublk;
-mod vhost;
+pub mod vhost;
 mod xattr;
 
 use crate::app::App;
@@ -39,13 +44,17 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
         status::add,
         bdev::add,
         iostat::add,
+        limits::add,
         malloc::add,
         null::add,
         file::add,
         crypto::add,
+        integrity::add,
+        faults::add,
         lvol::add,
         xattr::add,
         vhost::add,
+        copy::add,
         owner::add,
         export::add,
         ublk::add,

@@ -19,6 +19,8 @@ struct Status {
     state_dir: String,
     /// Where the holder of exported files listens, be it there or not.
     holder_socket: String,
+    /// Whether the holder keeps connections of VMs, for which the end of this process is a pause then.
+    holds_sessions: bool,
     user: User,
     /// What happens to system calls that the target is not known to make: `enforce` (they fail),
     /// `log` or `off`.
@@ -109,6 +111,7 @@ fn status(app: &App) -> Status {
         vhost_dir: app.paths.vhost_dir.display().to_string(),
         state_dir: app.paths.state_dir.display().to_string(),
         holder_socket: app.paths.holder_socket.display().to_string(),
+        holds_sessions: app.holds_sessions(),
         user: User {
             name: sandbox::user::name_of(uid),
             uid,

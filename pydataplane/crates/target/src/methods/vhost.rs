@@ -1,11 +1,12 @@
-//! vhost-user-scsi controllers and their targets.
+//! vhost-user-scsi controllers and their targets; vhost-user-blk controllers are in `blk`.
 
+use super::UuidText;
 use crate::app::App;
 use crate::cpumask::CpuMask;
 use crate::errors;
 use crate::state;
 use ::vhost_scsi::{
-    Characteristics, ControllerError, ControllerOptions, ErrorPolicy, TargetOptions,
+    Characteristics, ControllerError, ControllerOptions, ErrorPolicy, Front, TargetOptions,
 };
 use rpc::{Errno, Error, Flags, Methods, NoParams};
 use schemars::JsonSchema;
@@ -15,6 +16,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub mod blk;
 mod policy;
 mod shown;
 
@@ -79,6 +81,10 @@ struct AddTarget {
     /// Default: the bdev's
     #[serde(default)]
     block_size: Option<u32>,
+    /// UUID as which the guest sees the disk: what follows of it where it was not chosen, serial and wwn
+    /// among them (ours). Default: the bdev's
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    uuid: Option<UuidText>,
     /// World wide name that the guest sees, 16 hexadecimal digits, the first 2, 3 or 5 (ours).
     /// Default: one made of the bdev's UUID
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -133,15 +139,20 @@ struct Delete {
     force: Option<bool>,
 }
 
-#[derive(Deserialize, JsonSchema)]
+#[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Coalescing {
     /// Name of the controller.
     ctrlr: String,
-    /// Microseconds that an interrupt may be held back. Not supported yet but for 0, off.
+    /// Microseconds that an interrupt is held back for at twice the threshold; more at a higher rate, 1 ms at
+    /// most, and only while more of the queue is in flight. 0: none is
     delay_base_us: u32,
-    /// I/Os per second from which on interrupts are held back, more than 0.
+    /// I/Os per second of a queue from which on its interrupts are held back, more than 0
     iops_threshold: u32,
+    /// As of a controller for which nothing was set: by what is in flight and what becomes of it, whatever
+    /// the other two say (ours). Default: false
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    adaptive: Option<bool>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -179,6 +190,7 @@ struct Resume {
     scsi_target_num: Option<u8>,
 }
 
+const SET_COALESCING: &str = "vhost_controller_set_coalescing";
 /// The socket of a controller with a folder of its own.
 const OWN_SOCKET: &str = "vhost.sock";
 
@@ -197,10 +209,22 @@ fn make_folder(folder: &Path) -> Result<(), Error> {
         })
 }
 
-fn create(app: &App, mut p: Create) -> Result<bool, Error> {
-    let mask = p.cpumask.as_deref().map(str::parse::<CpuMask>).transpose();
+/// CPUs of the reactors that are to serve a controller; `None`: all do. One that is recorded may name CPUs
+/// that have no reactor, as the target was started with others since: its VM is not to lose its disks.
+fn cpus_of(app: &App, ctrlr: &str, mask: Option<&str>) -> Result<Option<Vec<usize>>, Error> {
+    let mask = mask.map(str::parse::<CpuMask>).transpose();
     let mask = mask.map_err(|e| Error::os(Errno::Inval, e))?;
-    let cpus = mask.map(|mask| mask.cpus().to_vec());
+    let Some(mask) = mask else { return Ok(None) };
+    let is_recorded = app.config().get(&state::controller_key(ctrlr)).is_some();
+    if is_recorded && !app.controllers.have_reactor(mask.cpus()) {
+        tracing::warn!("no reactor is on a CPU of controller {ctrlr}, {mask}: all serve it");
+        return Ok(None);
+    }
+    Ok(Some(mask.cpus().to_vec()))
+}
+
+fn create(app: &App, mut p: Create) -> Result<bool, Error> {
+    let cpus = cpus_of(app, &p.ctrlr, p.cpumask.as_deref())?;
     let folder = own_folder(app, &p.ctrlr).filter(|_| p.own_folder == Some(true));
     // One that was there may be mounted elsewhere.
     let made = folder.clone().filter(|folder| !folder.exists());
@@ -213,6 +237,7 @@ fn create(app: &App, mut p: Create) -> Result<bool, Error> {
         delay: true,
         socket: folder.map(|folder| folder.join(OWN_SOCKET)),
         socket_gid: p.socket_gid,
+        ..ControllerOptions::default()
     };
     if let Err(e) = app.controllers.create(&p.ctrlr, options) {
         _ = made.map(fs::remove_dir);
@@ -240,6 +265,7 @@ fn characteristics(p: &AddTarget) -> Result<Characteristics, Error> {
         })
     });
     Ok(Characteristics {
+        uuid: p.uuid.map(|uuid| uuid.0),
         wwn: wwn.transpose()?,
         vendor: p.vendor.clone(),
         product: p.product.clone(),
@@ -281,7 +307,10 @@ fn remove_target(app: &App, p: &RemoveTarget) -> Result<bool, Error> {
         _ => app.controllers.remove_target(&p.ctrlr, number),
     };
     match removed {
-        Ok(()) => _ = app.config().forget(|item| item.key == key),
+        Ok(()) => {
+            app.copies.forget(&p.ctrlr, u8::try_from(p.scsi_target_num).ok());
+            app.config().forget(|item| item.key == key);
+        }
         // It goes when its I/O ends, and does not come back.
         Err(e @ ControllerError::StillBusy { .. }) => {
             app.config().forget(|item| item.key == key);
@@ -308,6 +337,7 @@ fn delete(app: &App, p: &Delete) -> Result<bool, Error> {
     {
         return deleted.map(|()| true).map_err(errors::controller);
     }
+    app.copies.forget(&p.ctrlr, None);
     app.config().forget(|item| {
         item.call.params.get("ctrlr").and_then(|v| v.as_str()) == Some(p.ctrlr.as_str())
     });
@@ -320,20 +350,25 @@ fn delete(app: &App, p: &Delete) -> Result<bool, Error> {
 }
 
 fn set_coalescing(app: &App, p: &Coalescing) -> Result<bool, Error> {
-    app.controllers.list(Some(&p.ctrlr)).map_err(errors::controller)?;
     if p.iops_threshold == 0 {
         return Err(Error::os(Errno::Inval, "iops_threshold is 0; it must be more"));
     }
-    super::unsupported(
-        "vhost_controller_set_coalescing",
-        &[("delay_base_us\" other than \"0", p.delay_base_us != 0)],
-    )?;
+    let to = match p.adaptive {
+        Some(true) => ::vhost_scsi::Coalescing::Adaptive,
+        _ => ::vhost_scsi::Coalescing::Fixed {
+            delay_base_us: p.delay_base_us,
+            iops_threshold: p.iops_threshold,
+        },
+    };
+    app.controllers.set_coalescing(&p.ctrlr, to).map_err(errors::controller)?;
+    app.config().record(SET_COALESCING, p);
     Ok(true)
 }
 
 /// Adds the methods.
 pub fn add(methods: &mut Methods, app: &Arc<App>) {
     add_controllers(methods, app);
+    blk::add(methods, app);
     add_targets(methods, app);
     add_suspended(methods, app);
     let a = app.clone();
@@ -426,13 +461,12 @@ fn add_controllers(methods: &mut Methods, app: &Arc<App>) {
     let a = app.clone();
     methods
         .add(
-            "vhost_controller_set_coalescing",
-            "Control how interrupts are held back. Not supported yet but for switching it off: the \
-             guest says with EVENT_IDX when it wants one.",
-            Flags::READ,
+            SET_COALESCING,
+            "Control how long a controller's interrupts are held back, so that one tells of several I/Os.",
+            Flags::WRITE,
             move |p: Coalescing| set_coalescing(&a, &p),
         )
-        .errors(&[Errno::NoDev, Errno::Inval, Errno::NotSup]);
+        .errors(&[Errno::NoDev, Errno::Inval]);
 }
 
 fn add_targets(methods: &mut Methods, app: &Arc<App>) {
@@ -469,7 +503,8 @@ fn add_targets(methods: &mut Methods, app: &Arc<App>) {
         Flags::READ,
         move |_: NoParams| {
             let all = a.controllers.list(None).map_err(errors::controller)?;
-            let devices = all.into_iter().flat_map(|c| {
+            let scsi = all.into_iter().filter(|c| c.front == Front::Scsi);
+            let devices = scsi.flat_map(|c| {
                 let name = c.name;
                 c.targets.into_iter().map(move |t| format!("{name} Target {}", t.number))
             });

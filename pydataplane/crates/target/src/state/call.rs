@@ -14,14 +14,21 @@ pub enum Subsystem {
     Ublk,
     /// SCSI: nothing of its own to configure.
     Scsi,
-    /// vhost-user-scsi controllers and their targets.
+    /// vhost-user-blk controllers.
+    VhostBlk,
+    /// vhost-user-scsi controllers and their targets, and whom controllers belong to.
     VhostScsi,
 }
 
 impl Subsystem {
     /// All, in the order in which they are initialised.
-    pub const ALL: [Subsystem; 4] =
-        [Subsystem::Bdev, Subsystem::Ublk, Subsystem::Scsi, Subsystem::VhostScsi];
+    pub const ALL: [Subsystem; 5] = [
+        Subsystem::Bdev,
+        Subsystem::Ublk,
+        Subsystem::Scsi,
+        Subsystem::VhostBlk,
+        Subsystem::VhostScsi,
+    ];
 
     /// SPDK's name.
     pub fn name(self) -> &'static str {
@@ -29,6 +36,7 @@ impl Subsystem {
             Subsystem::Bdev => "bdev",
             Subsystem::Ublk => "ublk",
             Subsystem::Scsi => "scsi",
+            Subsystem::VhostBlk => "vhost_blk",
             Subsystem::VhostScsi => "vhost_scsi",
         }
     }
@@ -42,7 +50,7 @@ impl Subsystem {
     pub fn depends_on(self) -> &'static [Subsystem] {
         match self {
             Subsystem::Bdev => &[],
-            Subsystem::Ublk | Subsystem::Scsi => &[Subsystem::Bdev],
+            Subsystem::Ublk | Subsystem::Scsi | Subsystem::VhostBlk => &[Subsystem::Bdev],
             Subsystem::VhostScsi => &[Subsystem::Scsi],
         }
     }

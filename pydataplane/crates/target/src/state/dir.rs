@@ -11,10 +11,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 pub(super) const CONFIG: &str = "config.json";
 const CONFIG_NEW: &str = "config.json.new";
@@ -24,6 +26,14 @@ const OWNERS_NEW: &str = "owners.json.new";
 
 /// Largest file that is read, in bytes.
 const MAX_CONFIG_BYTES: u64 = 64 * 1024 * 1024;
+
+/// Longest number of a process, in bytes.
+const MAX_PID_BYTES: u64 = 16;
+
+/// How long a target that was killed and whose files the kernel has not closed yet is waited for, and how
+/// often they are looked at.
+const ENDING_WAIT: Duration = Duration::from_secs(10);
+const ENDING_POLL: Duration = Duration::from_millis(2);
 
 /// The record: a [`ConfigFile`], and what became of what it makes.
 #[derive(Default, Deserialize, JsonSchema)]
@@ -130,14 +140,18 @@ impl Dir {
             .write(true)
             .open(&lock_path)
             .map_err(os("open the lock", &lock_path))?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                let mut pid = String::new();
-                let _ = lock.read_to_string(&mut pid);
-                return Err(StateError::InUse { dir: path.into(), pid: pid.trim().parse().ok() });
+        let begun = Instant::now();
+        loop {
+            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(rustix::io::Errno::WOULDBLOCK) => {}
+                Err(e) => return Err(os("lock", &lock_path)(e.into())),
             }
-            Err(e) => return Err(os("lock", &lock_path)(e.into())),
+            let pid = signed(&mut lock);
+            if begun.elapsed() >= ENDING_WAIT || !pid.is_some_and(peer::is_ending) {
+                return Err(StateError::InUse { dir: path.into(), pid });
+            }
+            thread::sleep(ENDING_POLL);
         }
         let dir = Dir { path: path.to_owned(), lock, writing: Mutex::new(()) };
         dir.sign()?;
@@ -257,6 +271,14 @@ impl Dir {
         owners.retain(|call| identify(call).1.starts_with(OWNER_KEY));
         owners
     }
+}
+
+/// Whose the directory is, as that one wrote down.
+fn signed(lock: &mut File) -> Option<u32> {
+    let mut pid = String::new();
+    lock.rewind().ok()?;
+    lock.take(MAX_PID_BYTES).read_to_string(&mut pid).ok()?;
+    pid.trim().parse().ok()
 }
 
 /// Whether a folder is one that a target recorded its configuration in.

@@ -42,15 +42,22 @@ pub fn coalescing_key(ctrlr: &str) -> String {
     format!("coalescing of controller {ctrlr}")
 }
 
+/// Key of the limits of a bdev.
+pub fn limits_key(bdev: &str) -> String {
+    format!("limits of bdev {bdev}")
+}
+
 /// Whose a call is, and what it makes.
 pub fn identify(call: &Call) -> (Subsystem, String) {
     let text = |name: &str| call.params.get(name).and_then(Value::as_str).unwrap_or_default();
     match call.method.as_str() {
         "vhost_create_scsi_controller" => (Subsystem::VhostScsi, controller_key(text("ctrlr"))),
+        "vhost_create_blk_controller" => (Subsystem::VhostBlk, controller_key(text("ctrlr"))),
         "vhost_scsi_controller_add_target" => {
             let number = call.params.get("scsi_target_num").and_then(Value::as_u64);
             (Subsystem::VhostScsi, target_key(text("ctrlr"), number.unwrap_or_default()))
         }
+        "virtlun_bdev_set_limits" => (Subsystem::Bdev, limits_key(text("name"))),
         "virtlun_export_create" => (Subsystem::Bdev, export_key(text("bdev_name"))),
         "ublk_create_target" => (Subsystem::Ublk, UBLK_KEY.to_owned()),
         "ublk_start_disk" => (Subsystem::Ublk, export_key(text("bdev_name"))),
@@ -58,6 +65,10 @@ pub fn identify(call: &Call) -> (Subsystem, String) {
         "vhost_controller_set_coalescing" => (Subsystem::VhostScsi, coalescing_key(text("ctrlr"))),
         "vhost_start_scsi_controller" => {
             (Subsystem::VhostScsi, format!("start of controller {}", text("ctrlr")))
+        }
+        "bdev_error_create" => {
+            let name = format!("{}{}", faults::Failing::PREFIX, text("base_name"));
+            (Subsystem::Bdev, bdev_key(&name))
         }
         method if method.starts_with("bdev_") && method.ends_with("_create") => {
             (Subsystem::Bdev, bdev_key(text("name")))

@@ -69,6 +69,8 @@ impl Server {
             return;
         }
         self.peer.iter_mut().for_each(Peer::was_held);
+        // What is kept is not whole since it was handed over.
+        self.kept.renew();
         self.with_device(Device::release);
         // What the process before could not do any more.
         if let Some(peer) = &self.peer {
@@ -122,6 +124,8 @@ impl Server {
         let name = self.controller.name.clone();
         let listener = self.listener.take().filter(|_| self.held);
         let listener = listener.ok_or_else(|| format!("controller {name} is not held"))?;
+        // Whoever goes on keeps it anew, unless that is an older program: then nobody may.
+        self.begin_change();
         let mut fds = Fds::default();
         let listener = listener.hand_over().map_err(|e| format!("controller {name}: {e}"))?;
         let listener = fds.put(listener);
@@ -217,11 +221,16 @@ impl Server {
         if !std::mem::take(&mut self.inherits) {
             return Ok(());
         }
+        let missing =
+            || format!("controller {} was announced and has not come", self.controller.name);
+        self.go_on(inherited.ok_or_else(missing)?)
+    }
+
+    /// Goes on with `inherited`; held until [`Server::release`].
+    pub(super) fn go_on(&mut self, inherited: Inherited) -> Result<(), String> {
         let controller = Arc::clone(&self.controller);
         let name = &controller.name;
-        let Some(Inherited { state, mut fds }) = inherited else {
-            return Err(format!("controller {name} was announced and has not come"));
-        };
+        let Inherited { state, mut fds } = inherited;
         self.sessions = state.sessions;
         self.held = true;
         controller.forget_sessions();
@@ -242,6 +251,7 @@ impl Server {
                 match self.make_session(&state, &mut fds) {
                     Err(NotMade { why, is_the_peers: true }) => {
                         tracing::warn!(controller = name, "{why}; the peer is disconnected");
+                        self.forget_kept();
                         None
                     }
                     made => made.map_err(|failure| failure.why)?,
@@ -270,6 +280,7 @@ impl Server {
                 return Err(why);
             }
             tracing::warn!(controller = name, "{why}; the peer is disconnected");
+            self.forget_kept();
             controller.forget_suspensions();
             self.unheard = device.take_unheard();
             return Ok(());
@@ -285,6 +296,7 @@ impl Server {
         };
         // At once, as whoever asks next may be faster than the release.
         controller.started.store(peer.handler().device.runs(), Ordering::Relaxed);
+        controller.overtaken.store(peer.handler().device.is_overtaken(), Ordering::Relaxed);
         self.client = Some(client);
         self.peer = Some(peer);
         self.controller.session.store(self.sessions, Ordering::Relaxed);

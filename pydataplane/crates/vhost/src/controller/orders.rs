@@ -1,11 +1,13 @@
 //! What other threads have a controller do.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::cpu_of;
 use super::server::{Removal, Server};
 use crate::device::TMF_ID;
 use crate::events::Event;
-use crate::lun::Target;
+use crate::lun::{Replacement, Target};
 use crate::mailbox::{Gone, Order};
 use crate::session::End;
 use crate::socket::Listener;
@@ -21,10 +23,13 @@ impl Server {
             // Whoever waits for the answer sees that there is none.
             Order::Add(_) if self.stopping => {}
             Order::Add(call) => call.run(|target| self.add(target)),
+            Order::Replace(_) if self.stopping => {}
+            Order::Replace(call) => call.run(|with| self.replace(with)),
             Order::Remove { target, gone } => self.remove(target, gone),
             Order::Resized { target } => self.tell(Event::Resized(target)),
             Order::Accept => self.begin_to_accept(),
             Order::Refuse => self.refuse(),
+            Order::KeepAgain => self.kept.renew(),
             Order::OwnerChanged => self.owner_changed(),
             Order::Hold(call) => call.run(|until| self.hold(until)),
             Order::HoldIfSlow(call) => call.run(|until| self.hold_if_slow(until)),
@@ -34,7 +39,14 @@ impl Server {
             Order::Prepare(call) => call.run(|coming| self.prepare(coming)),
             Order::TakeOver(call) => call.run(|inherited| self.take_over(inherited)),
             Order::StopUnlessConnected(call) => call.run(|()| self.stop_unless_connected()),
-            Order::Stop => self.stop(),
+            Order::Stop => {
+                self.end_unresumed();
+                self.stop();
+            }
+            Order::Leave => {
+                self.leaves_kept();
+                self.stop();
+            }
             Order::Drained { id } if id & TMF_ID != 0 => {
                 self.with_device(|d| d.tmf_drained(id));
             }
@@ -67,6 +79,7 @@ impl Server {
                 self.suspended(target, error);
             }
             Order::Resume(call) => call.run(|target| self.resume(target)),
+            Order::Move { queue, to } => self.move_queue(queue, to),
             // Of a session that is over.
             Order::Suspended { .. } => {}
             Order::QueueFailed { .. } | Order::MemoryFault { .. } | Order::Blocked { .. } => {}
@@ -74,7 +87,9 @@ impl Server {
     }
 
     fn begin_to_accept(&mut self) {
-        self.accepts = true;
+        if !std::mem::replace(&mut self.accepts, true) {
+            self.resume_kept();
+        }
         if let Some(Err(why)) = self.listener.as_ref().map(Listener::open) {
             tracing::error!(controller = self.controller.name, "{why}");
         }
@@ -103,6 +118,7 @@ impl Server {
     fn stop_unless_connected(&mut self) -> bool {
         let idle = self.peer.is_none();
         if idle {
+            self.end_unresumed();
             self.stop();
         }
         idle
@@ -115,6 +131,49 @@ impl Server {
         }
         self.controller.targets()[usize::from(number)] = Some(target);
         self.tell(Event::Added(number));
+        Ok(())
+    }
+
+    fn move_queue(&mut self, queue: u16, to: usize) {
+        let name = &self.controller.name;
+        let reactor = self.controller.reactors.get(to).map_or(to, cpu_of);
+        match self.peer.as_mut().map(|peer| peer.handler().device.move_queue(queue, to)) {
+            Some(true) => {
+                tracing::info!(controller = name, queue, "goes on on the reactor of CPU {reactor}");
+            }
+            _ => tracing::debug!(controller = name, queue, "stays where it is"),
+        }
+    }
+
+    /// Has a target go on with another bdev, whose guest notices nothing but, perhaps, a moment without
+    /// answers.
+    fn replace(&mut self, with: Replacement) -> Result<(), String> {
+        let Replacement { number, shared, volume, between } = with;
+        let (before, limits) = {
+            let targets = self.controller.targets();
+            let there = targets[usize::from(number)].as_ref().filter(|target| !target.leaving);
+            let there = there.ok_or("it is being removed")?;
+            let claim = volume.as_ref().map_or(&there.claim, |(claim, _)| claim);
+            (Arc::clone(&there.shared), claim.limits())
+        };
+        if self.ending.is_some() || self.retiring.is_some() {
+            return Err("I/O of the VM that left has not ended".to_owned());
+        }
+        shared.replace(&before);
+        match &mut self.peer {
+            Some(peer) => peer.handler().device.replace(number, (&shared, &limits), between)?,
+            None => between()?,
+        }
+        let resized = shared.tell_difference(&before);
+        if let Some(target) = &mut self.controller.targets()[usize::from(number)] {
+            target.shared = shared;
+            if let Some((claim, options)) = volume {
+                (target.claim, target.options) = (claim, options);
+            }
+        }
+        if resized {
+            self.tell(Event::Resized(number));
+        }
         Ok(())
     }
 

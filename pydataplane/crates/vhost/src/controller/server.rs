@@ -12,10 +12,12 @@ use peer::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Controller;
+use super::kept::KeptSession;
 use super::sessions::{Ending, Retiring};
 use crate::budget::Budget;
 use crate::device::Device;
 use crate::events::{Event, Unheard};
+use crate::keeper::SessionKeeper;
 use crate::mailbox::{Gone, Inbox};
 use crate::owner::RefusalLog;
 use crate::past::Past;
@@ -55,6 +57,8 @@ pub(super) struct Server {
     /// Lines about strangers, and about messages that were refused.
     pub(super) refusals: RefusalLog,
     refused_messages: RefusalLog,
+    /// What is kept of the session for the process after this one.
+    pub(super) kept: KeptSession,
     /// The session before; while it is there, there is no peer.
     pub(super) ending: Option<Ending>,
     /// Who takes its place then.
@@ -91,6 +95,8 @@ pub(super) struct Begin {
     pub(super) accepts: bool,
     pub(super) inbox: Inbox,
     pub(super) mark: Option<PathBuf>,
+    /// Who keeps its sessions.
+    pub(super) keeper: Option<Arc<dyn SessionKeeper>>,
     /// It comes from another process.
     pub(super) inherits: bool,
 }
@@ -136,6 +142,7 @@ impl Server {
             control_budget: Budget::new(Instant::now()),
             refusals: RefusalLog::default(),
             refused_messages: RefusalLog::default(),
+            kept: KeptSession::new(b.keeper),
             ending: None,
             successor: None,
             unheard: None,
@@ -172,14 +179,22 @@ impl Server {
                 continue;
             }
             self.retry_suspended();
+            if !ready.message {
+                self.keep_if_due();
+            }
+            if !ready.message {
+                self.with_device(Device::tell_config);
+            }
             if ready.control {
                 self.with_device(Device::control_kick);
             }
             if ready.event {
                 self.with_device(Device::event_kick);
             }
-            // Messages before connections: a peer that left makes room for the next.
+            // Messages before connections: a peer that left makes room for the next. None of one whose
+            // session is about to end, which is settled as it is.
             if ready.message
+                && self.retiring.is_none()
                 && let Err(why) = self.handle_message()
             {
                 self.end(&why);
@@ -193,6 +208,8 @@ impl Server {
                     // The guest goes on, and sends again what was suspended.
                     self.controller.forget_suspensions();
                 }
+                let overtaken = peer.handler().device.is_overtaken();
+                self.controller.overtaken.store(overtaken, Ordering::Relaxed);
                 let refused = peer.handler().device.refused();
                 *self.controller.refused() = refused;
             }
@@ -247,7 +264,10 @@ impl Server {
         let retired =
             self.retiring.as_ref().map(|r| r.until.saturating_duration_since(Instant::now()));
         let retry = self.retry_at.map(|at| at.saturating_duration_since(now));
-        let pause = [pause, later, retired, again, retry].into_iter().flatten().min();
+        let config = device.and_then(Device::config_due);
+        let config = config.map(|due| due.saturating_duration_since(now));
+        let keep = self.kept.due().map(|due| due.saturating_duration_since(now));
+        let pause = [pause, later, retired, again, retry, config, keep].into_iter().flatten().min();
         let timeout = pause.map(|pause| Timespec {
             tv_sec: pause.as_secs() as i64,
             tv_nsec: pause.subsec_nanos().into(),
@@ -297,9 +317,11 @@ impl Server {
         if !self.claimed && rustix::io::ioctl_fionread(peer.fd()).is_ok_and(|bytes| bytes > 0) {
             self.claim()?;
         }
+        self.begin_change();
         let Some(peer) = &mut self.peer else { return Ok(()) };
         let since = Instant::now();
         let handled = peer.handle_message(&self.controller.name, &mut self.refused_messages);
+        self.kept.renew();
         let now = Instant::now();
         self.budget.charge(now - since, now);
         handled

@@ -70,7 +70,7 @@ impl Server {
         let Some(peer) = self.peer.as_ref().filter(|_| self.retiring.is_none()) else { return };
         self.next_removal += 1;
         let id = self.next_removal;
-        peer.handler().device.retire(id);
+        peer.handler().device.retire(id, self.kept.is_left());
         self.retiring =
             Some(Retiring { id, until: Instant::now() + self.controller.drain_timeout });
     }
@@ -80,17 +80,27 @@ impl Server {
     pub(super) fn end(&mut self, why: &End) {
         let Some(peer) = self.peer.take() else { return };
         self.retiring = None;
+        let leaves = self.kept.is_left() && matches!(why, End::Drained | End::Undrained);
+        if !leaves {
+            self.end_kept();
+        }
         let since = Instant::now();
         self.next_removal += 1;
         let id = self.next_removal;
         // Before the peer sees that it is alone with its rings.
         let muted = matches!(why, End::Stuck(_) | End::Undrained);
         peer.handler().device.disconnect(id, muted);
+        if !leaves {
+            peer.shut();
+        }
         let device = peer.into_device();
         self.ending = Some(Ending { device, id, since, took: since.elapsed() });
         self.controller.started.store(false, Ordering::Relaxed);
         let name = &self.controller.name;
         match why {
+            End::Drained | End::Undrained if leaves => {
+                tracing::info!(controller = name, "its VM waits for the next target");
+            }
             End::Disconnected | End::Drained => tracing::info!(controller = name, "{why}"),
             End::Broken(_) | End::Undrained => {
                 tracing::warn!(controller = name, "the session ended: {why}")
@@ -107,6 +117,7 @@ impl Server {
         self.past = Some(ending.device.close_all());
         self.control_budget = ending.device.control_budget;
         self.controller.refused().clear();
+        self.controller.overtaken.store(false, Ordering::Relaxed);
         self.controller.forget_suspensions();
         self.unheard = ending.device.take_unheard();
         let took = ending.took + since.elapsed();

@@ -3,23 +3,84 @@
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 
-use bdev::ClaimMode;
+use bdev::{Bdev, Claim, ClaimMode};
 use reactor::NotRun;
 use scsi::{LunOptions, LunShared};
 
-use super::Controllers;
+use super::{ControllerOptions, Controllers};
 use crate::controller::Controller;
 use crate::error::ControllerError;
-use crate::lun::{Target, TargetOptions, Times};
+use crate::front::{DISK, Front};
+use crate::lun::{Between, Replacement, Target, TargetOptions, Times};
 use crate::mailbox::Order;
 use crate::stats::LunCounters;
 
 impl Controllers {
+    /// Makes a controller with one disk, the bdev `bdev_name` ([`Front::Blk`]), or gives one of
+    /// [`Controllers::expect_blk`] its disk.
+    pub fn create_blk(
+        &self,
+        name: &str,
+        options: ControllerOptions,
+        bdev_name: &str,
+        disk: TargetOptions,
+    ) -> Result<(), ControllerError> {
+        let there = self.find(name).ok().filter(|c| c.awaits_disk.swap(false, Ordering::Relaxed));
+        let starts = !options.delay;
+        if there.is_none() {
+            // Nobody is to find it without its disk.
+            self.create(name, ControllerOptions { front: Front::Blk, delay: true, ..options })?;
+        }
+        if let Err(why) = self.show(name, DISK.into(), bdev_name, disk) {
+            match there {
+                Some(there) => there.awaits_disk.store(true, Ordering::Relaxed),
+                // Nobody can have connected.
+                None => _ = self.delete(name, true),
+            }
+            return Err(why);
+        }
+        match starts {
+            true => self.start(name),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes a controller, not started, whose disk follows by [`Controllers::create_blk`]: what can be made
+    /// before that is there.
+    pub fn expect_blk(
+        &self,
+        name: &str,
+        options: ControllerOptions,
+    ) -> Result<(), ControllerError> {
+        self.create(name, ControllerOptions { front: Front::Blk, delay: true, ..options })?;
+        self.find(name)?.awaits_disk.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Shows the bdev `bdev_name` as target `number`, or the lowest free one for -1. A connected
     /// guest is told. Returns the number.
     pub fn add_target(
+        &self,
+        name: &str,
+        number: i64,
+        bdev_name: &str,
+        options: TargetOptions,
+    ) -> Result<u8, ControllerError> {
+        self.check_scsi(name)?;
+        self.show(name, number, bdev_name, options)
+    }
+
+    fn check_scsi(&self, name: &str) -> Result<(), ControllerError> {
+        match self.find(name)?.front {
+            Front::Scsi => Ok(()),
+            Front::Blk => Err(ControllerError::NotScsi(name.into())),
+        }
+    }
+
+    fn show(
         &self,
         name: &str,
         number: i64,
@@ -35,18 +96,12 @@ impl Controllers {
             true => ClaimMode::Shared,
             false => ClaimMode::Exclusive,
         };
-        let owner = format!("target {number} of controller {name}");
-        let claim = self.inner.registry.claim_as(bdev_name, &owner, mode)?;
-        let lun_options = LunOptions {
-            serial: options.serial.clone(),
-            read_only: options.read_only,
-            removable: options.removable,
-            block_size: options.block_size,
-            characteristics: options.characteristics.clone(),
-            error_policy: options.error_policy,
-            nexus: Some(format!("{name}:{number}")),
-            keeper: self.inner.keeper.get().cloned(),
+        let owner = match controller.front {
+            Front::Scsi => format!("target {number} of controller {name}"),
+            Front::Blk => format!("controller {name}"),
         };
+        let claim = self.inner.registry.claim_as(bdev_name, &owner, mode)?;
+        let lun_options = self.lun_options(name, number, &options);
         let shared = LunShared::new(Arc::clone(claim.bdev()), lun_options)?;
         let counters: Vec<Arc<LunCounters>> =
             controller.reactors.iter().map(|_| Arc::default()).collect();
@@ -92,6 +147,108 @@ impl Controllers {
         Ok(number)
     }
 
+    /// What the guest of a controller sees.
+    ///
+    /// # Errors
+    /// There is no such controller.
+    pub fn front(&self, name: &str) -> Result<Front, ControllerError> {
+        Ok(self.find(name)?.front)
+    }
+
+    /// The bdev that a target belongs to, and its unit. The disk of [`Front::Blk`] is target 0.
+    ///
+    /// # Errors
+    /// There is no such controller or target.
+    pub fn unit(
+        &self,
+        name: &str,
+        number: u8,
+    ) -> Result<(String, Arc<LunShared>), ControllerError> {
+        let controller = self.find(name)?;
+        let targets = controller.targets();
+        let there = targets.get(usize::from(number)).and_then(Option::as_ref);
+        let target = there.filter(|target| !target.leaving).ok_or_else(|| {
+            ControllerError::NoTarget { controller: name.into(), target: number.into() }
+        })?;
+        Ok((target.bdev_name().to_owned(), Arc::clone(&target.shared)))
+    }
+
+    /// A unit as a target's options have it.
+    fn lun_options(&self, name: &str, number: u8, options: &TargetOptions) -> LunOptions {
+        LunOptions {
+            serial: options.serial.clone(),
+            read_only: options.read_only,
+            removable: options.removable,
+            block_size: options.block_size,
+            characteristics: options.characteristics.clone(),
+            error_policy: options.error_policy,
+            nexus: Some(format!("{name}:{number}")),
+            keeper: self.inner.keeper.get().cloned(),
+            records: self.inner.records.get().cloned(),
+        }
+    }
+
+    /// How a target was added.
+    ///
+    /// # Errors
+    /// As [`Controllers::unit`].
+    pub fn options(&self, name: &str, number: u8) -> Result<TargetOptions, ControllerError> {
+        let controller = self.find(name)?;
+        let targets = controller.targets();
+        let there = targets.get(usize::from(number)).and_then(Option::as_ref);
+        there.map(|target| target.options.clone()).ok_or_else(|| ControllerError::NoTarget {
+            controller: name.into(),
+            target: number.into(),
+        })
+    }
+
+    /// Has a target go on with `bdev`, which shows the same data at that moment, as the same disk to its
+    /// guest: number, identity and unit attentions that wait stay. Requests wait until nothing is in flight,
+    /// and `between` was called. With `volume` the target belongs to that bdev from then on, and was added
+    /// with those options; else it still belongs to the one that it does.
+    ///
+    /// # Errors
+    /// There is no such target, the bdev cannot be such a disk, I/O in flight does not end, or `between`
+    /// failed: then all goes on as it was.
+    pub fn replace(
+        &self,
+        name: &str,
+        number: u8,
+        bdev: Arc<dyn Bdev>,
+        volume: Option<(Claim, TargetOptions)>,
+        between: Between,
+    ) -> Result<(), ControllerError> {
+        let controller = self.find(name)?;
+        let (shown, before) = self.unit(name, number)?;
+        // Its own bdev again: as it was added.
+        let options = match bdev.name() == shown && volume.is_none() {
+            true => self.lun_options(name, number, &self.options(name, number)?),
+            false => before.options(),
+        };
+        let shared = LunShared::new(bdev, options)?;
+        // It would go on with the bdev that it began with.
+        let between: Between = Box::new(move || match before.is_being_sanitized() {
+            true => Err("its volume is being sanitized".to_owned()),
+            false => {
+                before.set_replaced(true);
+                between().inspect_err(|_| before.set_replaced(false))
+            }
+        });
+        let (call, caller) = reactor::call(Replacement { number, shared, volume, between });
+        controller.mailbox.send(Order::Replace(call));
+        let waited = self.method_timeout();
+        match caller.wait(waited) {
+            Ok(replaced) => replaced.map_err(|why| ControllerError::Stays {
+                controller: name.into(),
+                target: number,
+                bdev: shown,
+                why,
+            }),
+            Err(NotRun::Busy) => Err(ControllerError::Waiting { controller: name.into(), waited }),
+            Err(NotRun::Gone) => Err(ControllerError::NotFound(name.into())),
+        }
+    }
+
     /// Takes a target away: waits for its I/O in flight, tells a connected guest, and lets go of
     /// the volume.
     pub fn remove_target(&self, name: &str, number: i64) -> Result<(), ControllerError> {
@@ -114,6 +271,7 @@ impl Controllers {
         number: i64,
         may_go: impl FnOnce(&LunShared) -> bool,
     ) -> Result<(), ControllerError> {
+        self.check_scsi(name)?;
         let controller = self.find(name)?;
         let none = || ControllerError::NoTarget { controller: name.into(), target: number };
         let target = u8::try_from(number).map_err(|_| none())?;

@@ -25,10 +25,11 @@ impl Device {
     /// The session is about to end: nothing is taken any more, from any queue.
     /// [`crate::mailbox::Order::Drained`] with `id` follows when what was in flight has ended, and
     /// the guest was told. A request of many I/Os is stopped between two of them where it is known
-    /// to be submitted again, and then not told of.
-    pub(crate) fn retire(&mut self, id: u64) {
-        self.retired = true;
-        self.workers.iter().for_each(|w| w.call(DevicePoller::leave));
+    /// to be submitted again, and then not told of: also where the session is `kept`.
+    pub(crate) fn retire(&mut self, id: u64, kept: bool) {
+        (self.retired, self.kept) = (true, kept);
+        let again = self.is_submitted_again();
+        self.workers.iter().for_each(|w| w.call(move |p| p.leave(again)));
         self.start_drain(Selector::All, Some(id));
     }
 
@@ -38,18 +39,26 @@ impl Device {
     /// or has to assume that the rings are its own again. So it is where the peer keeps what is in
     /// flight: it is submitted again in the next session.
     pub(crate) fn disconnect(&mut self, id: u64, muted: bool) {
-        let muted = muted || self.inflight.is_some();
+        let muted = muted || self.is_submitted_again();
         self.ended_muted = muted;
+        let knows_busy = self.front.knows_busy();
         for Worker { reactor, poller } in &self.workers {
             let poller = *poller;
             reactor.call(move |cx| {
                 let ended = cx.poller_mut::<DevicePoller>(poller).map(|p| {
                     p.pause();
+                    if !knows_busy {
+                        p.let_go(true);
+                        p.give_back_all();
+                    }
                     if muted {
                         p.mute();
                     }
-                    // A guest can have given work for minutes; each request ends with its next I/O.
-                    p.abort(Selector::All, response::ABORTED);
+                    // A guest can have given work for minutes; each request ends with its next I/O. Not
+                    // where its driver would be told of an error.
+                    if muted || knows_busy {
+                        p.abort(Selector::All, response::ABORTED);
+                    }
                     p.kick_fds()
                 });
                 ended.into_iter().flatten().for_each(|fd| cx.unwatch(fd));

@@ -9,11 +9,15 @@ use super::Device;
 use super::side::SideQueue;
 use crate::defs::{EVENT_QUEUE, EventRecord};
 use crate::events::{Event, MAX_PENDING, Unheard};
+use crate::front::Front;
 
 impl Device {
     /// Tells the guest, now or when it has given a buffer, or when it is no longer paused. A guest
     /// whose event queue does not run yet scans by itself when it starts.
     pub(crate) fn tell(&mut self, event: Event) {
+        if self.front == Front::Blk {
+            return self.config_may_have_changed();
+        }
         let target = self.attached[usize::from(event.target())].as_ref();
         let times = target.map(|target| Arc::clone(&target.times));
         let kept = match &mut self.unheard {

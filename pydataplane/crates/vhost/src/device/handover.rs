@@ -135,6 +135,7 @@ impl Device {
         socket: OwnedFd,
         fds: &mut Fds,
     ) -> Result<SessionState, DeviceError> {
+        let socket = fds.put(socket);
         let mut memory = Vec::new();
         for (spec, file) in self.table.files() {
             let file = dup(file, fds)?;
@@ -142,7 +143,7 @@ impl Device {
             memory.push(RegionState { guest_addr, size, user_addr, mmap_offset, file });
         }
         Ok(SessionState {
-            socket: fds.put(socket),
+            socket,
             spoke: false,
             refused: 0,
             features: self.features,
@@ -150,9 +151,54 @@ impl Device {
             memory,
             log: None,
             inflight: None,
+            backend: None,
             unknown_queues: self.past.unknown.iter().collect(),
             rings: self.describe_rings(),
         })
+    }
+
+    /// As [`Device::describe`], with all files but those of its rings.
+    fn describe_files(&self, socket: OwnedFd, fds: &mut Fds) -> Result<SessionState, DeviceError> {
+        let mut state = self.describe(socket, fds)?;
+        state.backend = self.config_channel().map(|fd| dup(fd, fds)).transpose()?;
+        if let Some(log) = &self.log {
+            let (file, offset, size) = log.file();
+            state.log = Some(LogState { file: dup(file, fds)?, offset, size });
+        }
+        if let Some((file, offset, queues, queue_size)) =
+            self.inflight.as_ref().and_then(InflightRegion::file)
+        {
+            let (file, ours) = (dup(file, fds)?, self.owns_inflight);
+            state.inflight = Some(InflightState { file, offset, queues, queue_size, ours });
+        }
+        Ok(state)
+    }
+
+    /// All that the peer said. The rings go on: where they stand is for the in-flight region to say.
+    ///
+    /// # Errors
+    /// A descriptor cannot be duplicated.
+    pub(crate) fn describe_all(
+        &self,
+        socket: OwnedFd,
+        fds: &mut Fds,
+    ) -> Result<SessionState, DeviceError> {
+        let mut state = self.describe_files(socket, fds)?;
+        for described in &mut state.rings {
+            let ring = &self.rings[described.index as usize];
+            let mut copy = |fd: &Option<OwnedFd>| match fd {
+                Some(fd) => dup(fd.as_fd(), fds).map(Some),
+                None => Ok(None),
+            };
+            described.call = copy(&ring.call)?;
+            described.err = copy(&ring.err)?;
+            described.kick = match &ring.kick {
+                Some(Kick::Fd(fd)) => Some(KickState::Fd(dup(fd.as_fd(), fds)?)),
+                Some(Kick::Polled) => Some(KickState::Polled),
+                None => None,
+            };
+        }
+        Ok(state)
     }
 
     /// The rings that the peer said something about, without descriptors.
@@ -188,17 +234,7 @@ impl Device {
         socket: OwnedFd,
         fds: &mut Fds,
     ) -> Result<(SessionState, DroppedLater), DeviceError> {
-        let mut state = self.describe(socket, fds)?;
-        if let Some(log) = &self.log {
-            let (file, offset, size) = log.file();
-            state.log = Some(LogState { file: dup(file, fds)?, offset, size });
-        }
-        if let Some((file, offset, queues, queue_size)) =
-            self.inflight.as_ref().and_then(InflightRegion::file)
-        {
-            let file = dup(file, fds)?;
-            state.inflight = Some(InflightState { file, offset, queues, queue_size });
-        }
+        let mut state = self.describe_files(socket, fds)?;
         // As they are now: what runs is to run again.
         let queues = self.take_queues();
         for described in &mut state.rings {
@@ -232,6 +268,7 @@ impl Device {
         for queue in &all {
             let ring = &mut self.rings[usize::from(queue.index())];
             (ring.running, ring.base) = (false, queue.next_avail());
+            self.placement.set(queue.index().into(), None);
         }
         all
     }
@@ -319,7 +356,7 @@ impl Device {
             self.set_log(log)?;
             self.workers.iter().for_each(|w| w.call(DevicePoller::pause));
         }
-        if let Some(InflightState { file, offset, queues, queue_size }) = state.inflight {
+        if let Some(InflightState { file, offset, queues, queue_size, ours }) = state.inflight {
             let bytes = InflightRegion::bytes(queues, queue_size);
             let region = InflightRegion::map(
                 &self.table,
@@ -330,11 +367,17 @@ impl Device {
                 queue_size,
             );
             self.set_inflight(region?)?;
+            self.owns_inflight = ours;
         }
         self.table.set_inherits(false);
+        if let Some(fd) = state.backend {
+            self.set_config_channel(Some(fds.take(fd)?));
+        }
         for ring in &state.rings {
             self.take_over_ring(ring, fds)?;
         }
+        // What changed meanwhile, and perhaps was not told there.
+        self.heard();
         Ok(())
     }
 

@@ -5,10 +5,13 @@
 //! Knows nothing of vhost-user messages: [`crate::session`] translates them into the methods
 //! below, and whatever must wait for I/O in flight waits in them.
 
+mod blk;
 mod control;
 mod ending;
 mod events;
 mod handover;
+mod moving;
+mod replace;
 mod rings;
 mod running;
 mod side;
@@ -24,18 +27,21 @@ use scsi::{LunShared, Nexus};
 use virtqueue::{ConfigError, InflightRegion};
 
 use crate::budget::Budget;
+use crate::coalescing::SharedCoalescing;
 use crate::defs::{
-    F_EVENT_IDX, F_INDIRECT_DESC, F_LOG_ALL, F_PROTOCOL_FEATURES, FIRST_REQUEST_QUEUE, MAX_QUEUES,
-    MAX_TARGETS, OFFERED_FEATURES,
+    F_EVENT_IDX, F_INDIRECT_DESC, F_LOG_ALL, F_PROTOCOL_FEATURES, F_T10_PI, MAX_TARGETS,
 };
 use crate::events::{PendingEvents, Unheard};
 use crate::failure::Failure;
+use crate::front::Front;
 use crate::lun::{Target, Times};
 use crate::mailbox::{Countdown, Mailbox, Notice};
 use crate::past::{Mark, Past};
+use crate::placement::Placement;
 use crate::poller::{DevicePoller, RequestQueue, Selector, Unit};
 use crate::stats::ControllerCounters;
 
+use blk::ConfigChannel;
 use control::PendingTmf;
 pub(crate) use control::TMF_ID;
 pub(crate) use rings::Addresses;
@@ -82,17 +88,25 @@ struct AttachedTarget {
 pub(crate) struct SessionContext<'a> {
     /// Name of the controller.
     pub(crate) name: &'a str,
+    /// What the guest sees.
+    pub(crate) front: Front,
     /// Number of the session, for late notices.
     pub(crate) session: u64,
     /// Where its queues run.
     pub(crate) reactors: &'a [Handle],
     /// Counters of the controller: one for each reactor, then one for the controller's thread.
     pub(crate) counters: &'a [Arc<ControllerCounters>],
+    /// When the guest is called.
+    pub(crate) coalescing: &'a Arc<SharedCoalescing>,
+    /// Where its queues run.
+    pub(crate) placement: &'a Arc<Placement>,
     pub(crate) mailbox: &'a Mailbox,
     /// How long a message of the peer may wait for I/O in flight.
     pub(crate) message_timeout: Duration,
     /// As [`crate::Timeouts::answer`].
     pub(crate) answer_timeout: Duration,
+    /// Whether sessions are kept for the next process, which has to know what is in flight.
+    pub(crate) keeps: bool,
     /// What the sessions before left of what task management may take.
     pub(crate) control_budget: Budget,
 }
@@ -100,11 +114,16 @@ pub(crate) struct SessionContext<'a> {
 /// The device of one session.
 pub(crate) struct Device {
     name: String,
+    front: Front,
     /// Of the I/O of all its units.
     owner: Owner,
     workers: Vec<Worker>,
     /// How many of them serve request queues, as they were told.
     serving: usize,
+    /// Which of them serves each request queue.
+    places: Vec<usize>,
+    /// The same, of those that run, for others to read.
+    placement: Arc<Placement>,
     counters: Arc<ControllerCounters>,
     mailbox: Mailbox,
     message_timeout: Duration,
@@ -117,8 +136,12 @@ pub(crate) struct Device {
     /// The table, with the log if LOG_ALL is on: what the queues use.
     memory: Arc<GuestMemory>,
 
-    /// Where the peer keeps what is in flight.
+    /// Where what is in flight is marked: the peer's, or our own, which nobody has after this session.
     inflight: Option<InflightRegion>,
+    /// It is our own.
+    owns_inflight: bool,
+    /// One is made where the peer has none.
+    tracks: bool,
     rings: Box<[Ring]>,
     /// Requests that were in flight before are perhaps not all submitted again yet.
     catching_up: bool,
@@ -128,6 +151,8 @@ pub(crate) struct Device {
     mark: Mark,
     /// What ended since the peer left was not told.
     ended_muted: bool,
+    /// How the front end is told that the configuration space changed.
+    config_channel: ConfigChannel,
     control: Option<SideQueue>,
     events: Option<SideQueue>,
     /// Events that wait for buffers, while the event queue runs.
@@ -145,6 +170,8 @@ pub(crate) struct Device {
     event_backlog: bool,
     /// The session is about to end: nothing is taken from any queue.
     retired: bool,
+    /// It is left to the next process.
+    kept: bool,
     /// Nothing is served: the session is about to go on in another process, or has just come.
     held: bool,
 }
@@ -162,17 +189,25 @@ impl Device {
         let workers = context.reactors.iter().zip(context.counters).map(|(reactor, counters)| {
             let name = format!("vhost {}", context.name);
             let notice = Notice { mailbox: context.mailbox.clone(), session: context.session };
-            let (counters, answer) = (Arc::clone(counters), context.answer_timeout);
+            let front = context.front;
+            let shared = (Arc::clone(counters), Arc::clone(context.coalescing));
+            let answer = context.answer_timeout;
             let poller = reactor.call(move |cx| {
-                cx.add_poller(Box::new(DevicePoller::new(name, counters, notice, answer)))
+                cx.add_poller(Box::new(DevicePoller::new(name, front, shared, notice, answer)))
             });
             Worker { reactor: reactor.clone(), poller }
         });
+        context.placement.clear();
         let mut device = Device {
             name: context.name.to_owned(),
+            front: context.front,
             owner: Owner::new(),
             workers: workers.collect(),
             serving: 0,
+            places: (0..context.front.queues())
+                .map(|n| n % context.reactors.len().max(1))
+                .collect(),
+            placement: Arc::clone(context.placement),
             counters: Arc::clone(&context.counters[context.reactors.len()]),
             mailbox: context.mailbox.clone(),
             message_timeout: context.message_timeout,
@@ -182,11 +217,14 @@ impl Device {
             log: None,
             memory: Arc::new(GuestMemory::empty()),
             inflight: None,
-            rings: (0..MAX_QUEUES).map(|_| Ring::default()).collect(),
+            owns_inflight: false,
+            tracks: context.keeps && context.front == Front::Scsi,
+            rings: (0..context.front.queues()).map(|_| Ring::default()).collect(),
             catching_up: false,
             past,
             mark,
             ended_muted: false,
+            config_channel: ConfigChannel::default(),
             control: None,
             events: None,
             pending_events: PendingEvents::default(),
@@ -198,6 +236,7 @@ impl Device {
             control_backlog: false,
             event_backlog: false,
             retired: false,
+            kept: false,
             held: false,
         };
         for target in targets {
@@ -219,12 +258,13 @@ impl Device {
             Some(state) => target.shared.connect_as(state),
             None => target.shared.connect(),
         };
-        let number = target.number;
+        let (number, limits) = (target.number, target.claim.limits());
         for (worker, counters) in self.workers.iter().zip(&target.counters) {
             let (shared, nexus) = (Arc::clone(&target.shared), Arc::clone(&nexus));
-            let (counters, poller, owner) = (Arc::clone(counters), worker.poller, self.owner);
+            let kept = (Arc::clone(counters), Arc::clone(&limits));
+            let (poller, owner) = (worker.poller, self.owner);
             let opened = worker.reactor.call(move |cx| {
-                let unit = Unit::open(cx, owner, &shared, nexus, counters)?;
+                let unit = Unit::open(cx, owner, &shared, nexus, kept)?;
                 if let Some(poller) = cx.poller_mut::<DevicePoller>(poller) {
                     poller.add_unit(number, unit);
                 }
@@ -277,12 +317,25 @@ impl Device {
     /// SET_FEATURES. What running rings must know is applied to them at once.
     pub(crate) fn set_features(&mut self, features: u64) -> Result<(), DeviceError> {
         /// Features that a ring is set up with.
-        const OF_RINGS: u64 = F_EVENT_IDX | F_INDIRECT_DESC | F_PROTOCOL_FEATURES;
-        if features & !OFFERED_FEATURES != 0 {
-            return Err(DeviceError::Features(features & !OFFERED_FEATURES));
+        const OF_RINGS: u64 = F_EVENT_IDX | F_INDIRECT_DESC | F_PROTOCOL_FEATURES | F_T10_PI;
+        let known = self.front.known_features();
+        if features & !known != 0 {
+            return Err(DeviceError::Features(features & !known));
         }
         let changed = self.features ^ features;
+        if changed & F_T10_PI != 0 {
+            // What is in flight was made with the other headers.
+            for index in 0..self.rings.len() {
+                self.stop(index)?;
+            }
+        }
         self.features = features;
+        if changed & F_T10_PI != 0 {
+            self.apply_protection();
+        }
+        if self.front == Front::Blk {
+            self.apply_write_through();
+        }
         if changed & F_LOG_ALL != 0 {
             self.apply_memory()?;
         }
@@ -323,14 +376,34 @@ impl Device {
         self.workers.iter().any(|w| w.call(move |p| p.is_suspended(target)))
     }
 
+    /// Whether a ring that stopped has requests that nothing but the in-flight region tells of (`poller/suspended`).
+    pub(crate) fn is_overtaken(&self) -> bool {
+        let Some(region) = self.inflight.as_ref().filter(|_| !self.front.knows_busy()) else {
+            return false;
+        };
+        let stopped = self.rings.iter().enumerate().filter(|(_, ring)| ring.ran && !ring.running);
+        let mut queues = stopped.filter_map(|(at, ring)| Some((ring, region.queue(at as u16)?)));
+        queues.any(|(ring, queue)| ring.base != queue.used_index() && queue.has_marks())
+    }
+
     /// Begins what waits because an I/O of `target` failed.
     pub(crate) fn resume(&self, target: u8) {
         self.workers.iter().for_each(|w| w.call(move |p| p.resume_unit(target)));
     }
 
+    /// What the guest sees.
+    pub(crate) fn front(&self) -> Front {
+        self.front
+    }
+
+    /// The rings of request queues.
+    fn request_rings(&self) -> impl Iterator<Item = &Ring> {
+        self.rings.iter().skip(self.front.first_request_queue())
+    }
+
     /// Whether any request queue runs.
     pub(crate) fn runs(&self) -> bool {
-        self.rings.iter().skip(FIRST_REQUEST_QUEUE).any(|r| r.running)
+        self.request_rings().any(|r| r.running)
     }
 
     /// Whether the peer truncated its memory under us: the session must end.
@@ -378,6 +451,7 @@ impl Device {
         tracing::debug!(controller = self.name, queue = index, "stopped: {why}");
         self.rings[index].base = queue.next_avail();
         self.rings[index].running = false;
+        self.placement.set(index, None);
         self.share_room(None);
     }
 

@@ -12,7 +12,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use virtqueue::{ConfigError, InflightRegion};
 
 use super::{Device, DeviceError};
-use crate::defs::{CONTROL_QUEUE, EVENT_QUEUE};
+use crate::front::Role;
 
 /// Where a ring lies, in the peer's own addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,11 +135,14 @@ impl Device {
         }
         let copy = fd.as_ref().and_then(|fd| fd.try_clone().ok());
         ring.call = fd;
-        match at {
-            CONTROL_QUEUE => self.control.iter_mut().for_each(|q| q.set_call(dup(copy.as_ref()))),
-            EVENT_QUEUE => self.events.iter_mut().for_each(|q| q.set_call(dup(copy.as_ref()))),
-            _ if ring.running => self.worker(at).call(move |p| p.set_call(at as u16, copy)),
-            _ => {}
+        let running = ring.running;
+        match self.front.role(at) {
+            Role::Control => self.control.iter_mut().for_each(|q| q.set_call(dup(copy.as_ref()))),
+            Role::Events => self.events.iter_mut().for_each(|q| q.set_call(dup(copy.as_ref()))),
+            Role::Requests(_) if running => {
+                self.worker(at).call(move |p| p.set_call(at as u16, copy));
+            }
+            Role::Requests(_) => {}
         }
         Ok(())
     }
@@ -183,7 +186,7 @@ impl Device {
         for (at, ring) in self.rings.iter_mut().enumerate() {
             ring.owed = region.queue(at as u16).is_some_and(|queue| queue.has_marks());
         }
-        self.inflight = Some(region);
+        (self.inflight, self.owns_inflight) = (Some(region), false);
         for at in 0..self.rings.len() {
             self.try_start_or_stop(at)?;
         }

@@ -12,10 +12,11 @@ use virtqueue::{
 use super::rings::{Kick, Ring, dup};
 use super::side::SideQueue;
 use super::{Device, DeviceError, Worker};
-use crate::defs::{CONTROL_QUEUE, EVENT_QUEUE, F_EVENT_IDX, F_INDIRECT_DESC, FIRST_REQUEST_QUEUE};
+use crate::defs::{CONTROL_QUEUE, EVENT_QUEUE, F_EVENT_IDX, F_INDIRECT_DESC, F_LOG_ALL, F_T10_PI};
 use crate::failure::Failure;
+use crate::front::{DISK, Front, Role};
 use crate::handover::RingState;
-use crate::poller::{DevicePoller, QueueSetup, RequestQueue, Selector, make_slots};
+use crate::poller::{Chains, DevicePoller, QueueSetup, RequestQueue, Selector, make_slots};
 
 /// Queues of one session whose end is a line in the log: a guest can reset its device, and break the
 /// rules again, as often as it likes.
@@ -24,6 +25,7 @@ const MAX_FAILURES_LOGGED: u32 = 16;
 impl Device {
     pub(super) fn start(&mut self, at: usize) -> Result<(), ConfigError> {
         let Some(mut config) = self.config(at) else { return Ok(()) };
+        self.track_all();
         let mut queue = SplitQueue::new(Arc::clone(&self.memory), &config)?;
         let resumed = match self.track(at, &config, &mut queue) {
             Ok(resumed) => resumed,
@@ -32,7 +34,8 @@ impl Device {
                 return Ok(());
             }
         };
-        if at >= FIRST_REQUEST_QUEUE && !resumed && !self.rings[at].ran {
+        let role = self.front.role(at);
+        if matches!(role, Role::Requests(_)) && !resumed && !self.rings[at].ran {
             match self.quiet_base(at, &config, &queue) {
                 Ok(base) if base != config.next_avail => {
                     config.next_avail = base;
@@ -45,7 +48,8 @@ impl Device {
                     return Ok(());
                 }
             }
-            if !queue.is_tracking()
+            // The next session of this peer does not have our own region.
+            if (!queue.is_tracking() || self.owns_inflight)
                 && let Err(why) = self.mark.add(at as u16)
             {
                 self.refuse(at, format!("that it has requests in flight cannot be noted: {why}"));
@@ -60,26 +64,28 @@ impl Device {
             _ => None,
         };
         let call = dup(ring.call.as_ref());
-        match at {
-            CONTROL_QUEUE => {
+        match role {
+            Role::Control => {
                 let mut queue = SideQueue::new(queue, config, kick, call);
                 if resumed {
                     queue.call_guest();
                 }
                 self.control = Some(queue);
             }
-            EVENT_QUEUE => {
+            Role::Events => {
                 let mut queue = SideQueue::new(queue, config, kick, call);
                 if resumed {
                     queue.call_guest();
                 }
                 self.begin_events(queue, resumed);
             }
-            _ => {
+            Role::Requests(_) => {
                 let index = at as u16;
                 let setup = QueueSetup { index, config, ring: queue, kick, call };
                 self.share_room(Some(at));
-                self.worker(at).start(setup, resumed);
+                self.placement.set(at, self.worker_of(at));
+                let queue = RequestQueue::new(setup, Arc::clone(&self.placement));
+                self.worker(at).go_on_with(queue, resumed, self.chains());
             }
         }
         let ring = &mut self.rings[at];
@@ -95,12 +101,43 @@ impl Device {
                 "goes on; requests in flight before are submitted again: {replays}"
             ),
         }
-        match at {
-            CONTROL_QUEUE => self.serve_control(),
-            EVENT_QUEUE => self.send_events(),
-            _ => {}
+        match role {
+            Role::Control => self.serve_control(),
+            Role::Events => self.send_events(),
+            Role::Requests(_) => {}
         }
         Ok(())
+    }
+
+    /// Has what is in flight marked in a region of our own, if that is wanted and the peer has none.
+    fn track_all(&mut self) {
+        if !self.tracks || self.inflight.is_some() {
+            return;
+        }
+        let (queues, size) = (self.front.queues() as u16, virtqueue::MAX_QUEUE_SIZE);
+        let region = InflightRegion::make(queues, size).and_then(|fd| {
+            let bytes = InflightRegion::bytes(queues, size);
+            InflightRegion::map(&self.table, fd, 0, bytes, queues, size)
+        });
+        match region {
+            Ok(region) => (self.inflight, self.owns_inflight) = (Some(region), true),
+            Err(why) => {
+                self.tracks = false;
+                tracing::warn!(controller = self.name, "the session ends with this process: {why}");
+            }
+        }
+    }
+
+    /// Whether the in-flight region tells of every ring that runs.
+    pub(crate) fn is_tracked(&self) -> bool {
+        let running = self.rings.iter().enumerate().filter(|(_, ring)| ring.running);
+        let tracked = |at| self.inflight.as_ref().is_some_and(|i| i.queue(at as u16).is_some());
+        running.map(|(at, _)| at).all(tracked)
+    }
+
+    /// Whether the next session has the region.
+    pub(super) fn is_submitted_again(&self) -> bool {
+        self.inflight.is_some() && (self.kept || !self.owns_inflight)
     }
 
     /// Has `queue` mark what is in flight, if the peer keeps a region for that. Whether it goes on
@@ -139,6 +176,13 @@ impl Device {
             return Ok(used);
         }
         let unknown = self.past.unknown.contains(at as u16);
+        // Where it stopped there were some that only an in-flight region tells of (`poller/suspended`).
+        if !unknown && base != used && !self.front.knows_busy() {
+            return Err(format!(
+                "requests waited for an I/O error when the guest was saved or migrated, and its front end \
+                 has not kept the in-flight region: base {base}, used {used}, available {avail}"
+            ));
+        }
         match unknown && !(base == used && used == avail) {
             false => Ok(base),
             true => Err(format!(
@@ -169,22 +213,37 @@ impl Device {
 
     /// Whether requests that were in flight before are not all submitted again yet.
     pub(super) fn replays(&self) -> bool {
-        self.rings.iter().skip(FIRST_REQUEST_QUEUE).any(|ring| ring.owed)
+        self.request_rings().any(|ring| ring.owed)
             || self.workers.iter().any(|w| w.call(|p| p.replays()))
     }
 
     /// Waits until a queue that goes on has submitted again what was in flight before: where it
     /// stopped must be where it goes on with a new request, whoever does that.
     fn finish_replay(&self, at: usize) -> Result<(), DeviceError> {
-        const PAUSE: Duration = Duration::from_millis(1);
-        let (index, since) = (at as u16, Instant::now());
+        let index = at as u16;
         let replays = || self.worker(at).call(move |p| p.to_replay(index)) != 0;
         if !replays() {
             return Ok(());
         }
+        self.worker(at).call(|p| p.set_unlimited(true));
+        let ended = self.wait_for_replay(at, replays);
+        self.worker(at).call(|p| p.set_unlimited(false));
+        ended
+    }
+
+    fn wait_for_replay(&self, at: usize, replays: impl Fn() -> bool) -> Result<(), DeviceError> {
+        const PAUSE: Duration = Duration::from_millis(1);
+        let since = Instant::now();
         // Suspended requests may have all slots.
-        self.worker(at).call(|p| p.let_go(true));
+        let knows_busy = self.front.knows_busy();
+        if knows_busy {
+            self.worker(at).call(|p| p.let_go(true));
+        }
         while replays() {
+            // There the rest stays for whoever goes on.
+            if !knows_busy && self.is_suspended(DISK) {
+                break;
+            }
             if since.elapsed() > self.message_timeout {
                 return Err(DeviceError::Stuck { what: "a replay", waited: self.message_timeout });
             }
@@ -199,29 +258,32 @@ impl Device {
         if !self.rings[at].running {
             return Ok(());
         }
-        match at {
-            CONTROL_QUEUE => {
+        match self.front.role(at) {
+            Role::Control => {
                 self.finish_tmfs()?;
                 if let Some(queue) = self.control.take() {
                     self.rings[at].base = queue.next_avail();
                 }
             }
-            EVENT_QUEUE => {
+            Role::Events => {
                 if let Some(queue) = self.end_events() {
                     self.rings[at].base = queue.next_avail();
                 }
             }
-            _ => {
+            Role::Requests(_) => {
                 let index = at as u16;
                 self.finish_replay(at)?;
                 let worker = self.worker(at);
                 worker.call(move |p| p.close_queue(index));
                 self.drain(Selector::Queue(index), "the stop of a queue")?;
                 let worker = self.worker(at);
-                if let Some(queue) = worker.call(move |p| p.remove_queue(index)) {
+                // The region does not go with a guest that migrates.
+                let marks_last = self.features & F_LOG_ALL == 0;
+                if let Some(queue) = worker.call(move |p| p.remove_queue(index, marks_last)) {
                     worker.unwatch(queue.kick_fd());
                     self.rings[at].base = queue.next_avail();
                 }
+                self.placement.set(at, None);
             }
         }
         self.rings[at].running = false;
@@ -247,16 +309,31 @@ impl Device {
         })
     }
 
+    /// The longest chains that the driver may make.
+    pub(super) fn chains(&self) -> Chains {
+        match self.front {
+            Front::Scsi if self.features & F_T10_PI != 0 => Chains::Protected,
+            Front::Scsi | Front::Blk => Chains::Plain,
+        }
+    }
+
+    /// Has requests carry protection information, or not, as the features say. No request queue runs.
+    pub(super) fn apply_protection(&self) {
+        let chains = self.chains();
+        for worker in &self.workers {
+            let slots = make_slots(0..worker.call(|p| p.slots()), chains);
+            // What was there is freed here, as it may be megabytes.
+            drop(worker.call(move |p| p.set_protected(chains == Chains::Protected, slots)));
+        }
+    }
+
     /// Makes the slots that the request queues among `rings` will need, before they start.
     pub(super) fn make_room(&self, rings: &[RingState]) {
         for (n, worker) in self.workers.iter().enumerate() {
-            let here = |ring: &&RingState| {
-                let at = ring.index as usize;
-                at >= FIRST_REQUEST_QUEUE && (at - FIRST_REQUEST_QUEUE) % self.workers.len() == n
-            };
+            let here = |ring: &&RingState| self.worker_of(ring.index as usize) == Some(n);
             let descriptors = rings.iter().filter(here).map(|r| usize::from(r.size)).sum();
             let missing = worker.call(move |p| p.missing_slots(descriptors));
-            let slots = make_slots(missing);
+            let slots = make_slots(missing, self.chains());
             worker.call(move |p| p.add_slots(slots));
         }
     }
@@ -264,11 +341,10 @@ impl Device {
     /// Tells the reactors how many of them serve request queues, if that changed: those that run, and
     /// `starting`.
     pub(super) fn share_room(&mut self, starting: Option<usize>) {
-        let workers = self.workers.len();
         let runs = |at: &usize| self.rings[*at].running || starting == Some(*at);
-        let queues = (FIRST_REQUEST_QUEUE..self.rings.len()).filter(runs);
-        let mut serves = vec![false; workers];
-        queues.for_each(|at| serves[(at - FIRST_REQUEST_QUEUE) % workers] = true);
+        let queues = (0..self.rings.len()).filter(runs);
+        let mut serves = vec![false; self.workers.len()];
+        queues.filter_map(|at| self.worker_of(at)).for_each(|n| serves[n] = true);
         let serving = serves.iter().filter(|serves| **serves).count();
         if serving != self.serving {
             self.serving = serving;
@@ -278,7 +354,15 @@ impl Device {
 
     /// The part of the session that runs a request queue.
     pub(super) fn worker(&self, at: usize) -> &Worker {
-        &self.workers[(at - FIRST_REQUEST_QUEUE) % self.workers.len()]
+        &self.workers[self.worker_of(at).expect("only request queues run on reactors")]
+    }
+
+    /// Its place; `None`: the ring is no request queue.
+    fn worker_of(&self, at: usize) -> Option<usize> {
+        match self.front.role(at) {
+            Role::Requests(n) => Some(self.places[n]),
+            Role::Control | Role::Events => None,
+        }
     }
 
     /// A queue was closed because the guest broke the rules: tells the peer.
@@ -314,24 +398,23 @@ impl Device {
                 self.rings[at].running = false;
             }
         }
-        if !self.rings[CONTROL_QUEUE].running {
+        if self.control.is_some() && !self.rings[CONTROL_QUEUE].running {
             self.control = None;
         }
-        if !self.rings[EVENT_QUEUE].running {
+        if self.events.is_some() && !self.rings[EVENT_QUEUE].running {
             self.end_events();
         }
     }
 }
 
 impl Worker {
-    /// Starts a queue and has the reactor wake for its kick. `resumed`: its guest is called.
-    fn start(&self, setup: QueueSetup, resumed: bool) {
-        let (index, size) = (setup.index, setup.config.size);
-        let queue = RequestQueue::new(setup);
+    /// Serves a queue and has the reactor wake for its kick. `resumed`: its guest is called.
+    pub(super) fn go_on_with(&self, queue: RequestQueue, resumed: bool, chains: Chains) {
+        let (index, size) = (queue.index(), queue.size());
         // Only this thread adds queues.
         let missing = self.call(move |p| p.missing_slots(usize::from(size)));
         // Here, as it may be megabytes.
-        let slots = make_slots(missing);
+        let slots = make_slots(missing, chains);
         let poller = self.poller;
         let watched = self.reactor.call(move |cx| {
             let kick =

@@ -17,8 +17,12 @@
 //! A [`DevicePoller`] belongs to one reactor: it owns the request queues of one session that were
 //! given to this reactor and a channel of its own to each logical unit. Nothing on this path
 //! allocates, locks, logs or blocks. What other threads ask of it is in `orders`.
+//!
+//! What the bytes of a request mean is the front end's: see `front`.
 
+mod calls;
 mod failure;
+mod front;
 mod load;
 mod orders;
 mod queue;
@@ -32,14 +36,13 @@ use std::sync::Arc;
 
 use bdev::{Completion, Slots};
 use reactor::Poller;
-use scsi::{Kind, Outcome, Response, Status, missing_lun};
+use scsi::{Outcome, Response, Status};
 use virtqueue::Head;
-use zerocopy::IntoBytes;
 
-use crate::defs::{
-    LunAddress, RESPONSE_SIZE, RequestHeader, ResponseHeader, response, task_attribute,
-};
+use crate::coalescing::SharedCoalescing;
+use crate::defs::{response, task_attribute};
 use crate::failure::Failure;
+use crate::front::Front;
 use crate::mailbox::Notice;
 use crate::stats::ControllerCounters;
 
@@ -47,9 +50,9 @@ pub(crate) use orders::{Drain, Selector};
 pub(crate) use queue::{QueueSetup, RequestQueue};
 pub(crate) use units::Unit;
 
-pub(crate) use slot::make as make_slots;
+pub(crate) use slot::{Chains, Slot, make as make_slots};
 
-use slot::Slot;
+use front::{Answer, Blk, FrontEnd, ProtectedScsi, Scsi};
 use units::Units;
 
 /// Requests taken from one queue before they are published and the next queue has its turn.
@@ -57,6 +60,8 @@ const BATCH: usize = 32;
 /// How long one poll may go on, in microseconds: about as long as 32 small requests take, so that a
 /// neighbour with large ones is no worse than one with many.
 const TURN_US: u64 = 50;
+/// How often devices without I/O are looked at, at most, in microseconds.
+const SETTLE_US: u64 = 10_000;
 /// What a request that goes to the io_uring is counted as beforehand, in microseconds: it is submitted
 /// when the turn is over (`reactor/examples/enter_cost.rs`).
 const SUBMISSION_US: u64 = 1;
@@ -70,8 +75,6 @@ const MAX_TAKEN: u32 = 1024;
 const AHEAD: usize = 4;
 /// Bytes of data of the longest transfer.
 const MAX_DATA: usize = scsi::MAX_TRANSFER_BYTES as usize;
-/// Bytes of a request that can have been written: the response and the longest transfer.
-const MAX_WRITTEN: usize = RESPONSE_SIZE + MAX_DATA;
 /// Completions taken from one logical unit at a time.
 const COMPLETIONS: usize = 256;
 /// One of so many requests that end at once is timed, and counts for all of them: reading the
@@ -81,6 +84,12 @@ const TIMED: u32 = 16;
 /// The request queues of a session on one reactor, and the logical units as they see them.
 pub(crate) struct DevicePoller {
     name: String,
+    /// What the guest sees.
+    front: Front,
+    /// Requests may carry protection information (virtio-scsi).
+    protected: bool,
+    /// What is written is durable when its request ends (virtio-blk without a flush command).
+    write_through: bool,
     queues: Vec<RequestQueue>,
     slots: Slots<Slot>,
     units: Units,
@@ -90,12 +99,17 @@ pub(crate) struct DevicePoller {
     done: Vec<Completion>,
     /// Requests that would be suspended end as BUSY: somebody waits for all that is in flight.
     lets_go: bool,
+    /// What waits for a limit begins: somebody waits for what was taken.
+    unlimited: bool,
     /// Requests taken so far; tells those before a [`Drain`] from those after it.
     taken: u64,
     drains: Vec<Drain>,
     /// The last request of a drain has ended.
     drained: bool,
     counters: Arc<ControllerCounters>,
+    coalescing: Arc<SharedCoalescing>,
+    /// Calls of a queue wait.
+    held: bool,
     notice: Notice,
     /// Value of [`guestmem::faults`] last seen.
     faults: u64,
@@ -110,6 +124,8 @@ pub(crate) struct DevicePoller {
     turn_ticks: u64,
     /// [`SUBMISSION_US`] in ticks.
     submission_ticks: u64,
+    /// When devices without I/O are looked at again before the reactor sleeps, in ticks.
+    settle_at: u64,
 }
 
 impl Poller for DevicePoller {
@@ -118,6 +134,38 @@ impl Poller for DevicePoller {
     }
 
     fn poll(&mut self) -> u32 {
+        match self.front {
+            Front::Scsi if self.protected => self.turn::<ProtectedScsi>(),
+            Front::Scsi => self.turn::<Scsi>(),
+            Front::Blk => self.turn::<Blk>(),
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        if self.calls_soon() {
+            return false;
+        }
+        self.settle_idle();
+        // A paused poller waits for a message, which wakes the reactor; one that has taken as much as it
+        // may, for a device.
+        self.paused
+            || self.units.taken >= MAX_TAKEN
+            || self.queues.iter_mut().all(RequestQueue::arm)
+    }
+
+    fn wake_at(&self) -> u64 {
+        self.units.wake_at().min(self.call_at())
+    }
+
+    fn disarm(&mut self) {
+        self.queues.iter_mut().for_each(RequestQueue::disarm);
+    }
+}
+
+impl DevicePoller {
+    /// The session's turn on its reactor. Returns how much was done.
+    #[inline(always)]
+    fn turn<F: FrontEnd>(&mut self) -> u32 {
         let mut events = 0;
         let mut turn_end = None;
         // What begins in this turn goes to its device when the turn is over.
@@ -133,7 +181,7 @@ impl Poller for DevicePoller {
                     break;
                 }
                 if self.queues[at].has_work() {
-                    let (taken, over) = self.take(at, &mut turn_end);
+                    let (taken, over) = self.take::<F>(at, &mut turn_end);
                     events += taken;
                     if over {
                         self.first = at + 1;
@@ -144,7 +192,10 @@ impl Poller for DevicePoller {
             }
         }
         if in_flight || !self.units.backlog.is_empty() {
-            events += self.reap(turn_end);
+            events += self.reap::<F>(turn_end);
+        }
+        if self.held {
+            self.call_late();
         }
         if self.drained {
             self.answer_drains();
@@ -155,28 +206,10 @@ impl Poller for DevicePoller {
         events
     }
 
-    fn arm(&mut self) -> bool {
-        // A paused poller waits for a message, which wakes the reactor; one that has taken as much as it
-        // may, for a device.
-        self.paused
-            || self.units.taken >= MAX_TAKEN
-            || self.queues.iter_mut().all(RequestQueue::arm)
-    }
-
-    fn wake_at(&self) -> u64 {
-        self.units.wake_at()
-    }
-
-    fn disarm(&mut self) {
-        self.queues.iter_mut().for_each(RequestQueue::disarm);
-    }
-}
-
-impl DevicePoller {
     /// Takes a batch of requests from one queue, starts each, and publishes those that ended.
     /// Returns how many it took, and whether the turn that ends at `turn_end` (set by the first
     /// queue) is over: the rest of the requests wait in their rings for the next.
-    fn take(&mut self, at: usize, turn_end: &mut Option<u64>) -> (u32, bool) {
+    fn take<F: FrontEnd>(&mut self, at: usize, turn_end: &mut Option<u64>) -> (u32, bool) {
         let now = reactor::ticks::now();
         let mut end = *turn_end.get_or_insert(now.saturating_add(self.turn_ticks));
         if now > end {
@@ -215,7 +248,7 @@ impl DevicePoller {
                 looked += 1;
             }
             for slot in &good[..looked] {
-                if !self.begin(at, *slot, now) {
+                if !F::begin(self, at, *slot, now) {
                     // Pending: submitted when the clock is not looked at any more.
                     end -= self.submission_ticks;
                 }
@@ -230,74 +263,47 @@ impl DevicePoller {
         }
         *turn_end = Some(end);
         self.counters.requests.add(count as u64);
+        self.queues[at].count(count as u64);
         self.publish(at);
         (count as u32, over)
     }
 
-    /// Begins the request of slot `index`, whose chain was walked: header, logical unit. Whether it
-    /// ended.
+    /// A request with `bytes` of data, prepared in its slot, is one of the unit `target` from now on.
+    /// `at_once`: it may begin. Whether it ended.
     #[inline(always)]
-    fn begin(&mut self, at: usize, index: u16, now: u64) -> bool {
-        let queue = &mut self.queues[at];
+    fn accept<F: FrontEnd>(
+        &mut self,
+        (at, index): (usize, u16),
+        (target, bytes): (u8, u32),
+        now: u64,
+        at_once: bool,
+    ) -> bool {
         let slot = &mut self.slots[index];
-
-        // The header is copied out of guest memory once; from here on only the copy is looked at.
-        let mut bytes = [0u8; size_of::<RequestHeader>()];
-        let Some(halves) = slot.segments.split(bytes.len(), RESPONSE_SIZE) else {
-            self.counters.malformed.add(1);
-            queue.refuse(&mut self.slots, index);
-            return true;
-        };
-        halves.readable.0.copy_to_slice(0, &mut bytes);
-        let header: RequestHeader = zerocopy::transmute!(bytes);
-        let (data_out, data_in) = (halves.readable.1, halves.writable.1);
-
-        let outcome = match LunAddress::decode(&header.lun) {
-            LunAddress::Unit { target, lun: 0 } => {
-                // Of longer buffers no command takes more.
-                let bytes = (data_out.len() + data_in.len()).min(MAX_DATA);
-                match self.units.admits(target, header.task_attr, bytes as u64) {
-                    Some(at_once) => {
-                        slot.task.prepare(&header.cdb, data_out, data_in);
-                        (slot.target, slot.id) = (target, header.id.get());
-                        slot.kind = Kind::of(header.cdb[0]);
-                        (slot.attribute, slot.bytes) = (header.task_attr, bytes as u32);
-                        (slot.begun, slot.order) = (now, self.taken);
-                        (slot.ended_by, slot.busy) = (response::OK, true);
-                        self.taken += 1;
-                        queue.in_flight += 1;
-                        if at_once {
-                            return self.start(at, index, now);
-                        }
-                        self.postpone(index);
-                        return true;
-                    }
-                    None => Err(response::BAD_TARGET),
-                }
-            }
-            LunAddress::Unit { target, .. } if self.units.find(target).is_some() => {
-                Ok(missing_lun(&header.cdb, &data_in))
-            }
-            LunAddress::ReportLuns => Ok(self.units.well_known(&header.cdb, &data_in)),
-            LunAddress::Unit { .. } | LunAddress::Invalid => Err(response::BAD_TARGET),
-        };
-        let ticks = self.sample(now);
-        self.finish(at, index, outcome, ticks);
+        (slot.target, slot.bytes) = (target, bytes);
+        (slot.begun, slot.order) = (now, self.taken);
+        (slot.ended_by, slot.busy, slot.counted) = (response::OK, true, at_once);
+        self.taken += 1;
+        self.queues[at].in_flight += 1;
+        if at_once {
+            return self.start::<F>(at, index, now);
+        }
+        self.postpone(index);
         true
     }
 
     /// Gives a request to its unit. Whether it ended.
     #[inline(always)]
-    fn start(&mut self, at: usize, index: u16, now: u64) -> bool {
+    fn start<F: FrontEnd>(&mut self, at: usize, index: u16, now: u64) -> bool {
         let slot = &mut self.slots[index];
         let target = slot.target;
         let Some(unit) = self.units.at(target) else { return true };
-        let outcome = match slot.attribute {
-            task_attribute::ACA => Outcome::Done(Response::no_aca()),
-            _ => unit.lun.start(&mut slot.task),
-        };
+        let outcome = F::start(&mut unit.lun, &mut slot.task, slot.attribute);
         if let Outcome::Suspended(error) = outcome {
             self.suspend(at, index, error);
+            return true;
+        }
+        if F::WAITS_FOR_DEVICE && is_put_off(&outcome) {
+            self.put_off(at, index, outcome);
             return true;
         }
         if matches!(outcome, Outcome::Pending) {
@@ -306,13 +312,13 @@ impl DevicePoller {
             return false;
         }
         let ticks = self.sample(now);
-        self.finish(at, index, Ok(outcome), ticks);
+        self.finish::<F>(at, index, Ok(outcome), ticks);
         true
     }
 
     /// Collects what the logical units finished, goes on with each, begins what waited for that, and
     /// publishes. A unit at least has its turn, whether or not it is over (`turn_end`).
-    fn reap(&mut self, turn_end: Option<u64>) -> u32 {
+    fn reap<F: FrontEnd>(&mut self, turn_end: Option<u64>) -> u32 {
         let mut events = 0;
         let units = self.units.active.len();
         // One unit alone, for which nothing waits, has its turn whatever the clock says.
@@ -332,7 +338,7 @@ impl DevicePoller {
                 events += unit.lun.poll(&mut done);
             }
             for completion in done.drain(..) {
-                self.resume(target, &completion);
+                self.resume::<F>(target, &completion);
             }
             self.done = done;
             // A unit that became idle leaves the list, and another takes its place.
@@ -343,7 +349,7 @@ impl DevicePoller {
         }
         self.first_active = next;
         if !self.units.backlog.is_empty() {
-            events += self.begin_waiting(end);
+            events += self.begin_waiting::<F>(end);
         }
         if events != 0 {
             for at in 0..self.queues.len() {
@@ -355,32 +361,41 @@ impl DevicePoller {
 
     /// Goes on with the request whose I/O ended.
     #[inline]
-    fn resume(&mut self, target: u8, completion: &Completion) {
+    fn resume<F: FrontEnd>(&mut self, target: u8, completion: &Completion) {
         let (at, index) = self.position(completion.tag);
         let slot = &mut self.slots[index];
         let Some(unit) = self.units.at(target) else { return };
         match unit.lun.resume(&mut slot.task, completion.result) {
             Outcome::Pending => {}
             outcome => {
-                let (begun, ordered) = (slot.begun, slot.attribute == task_attribute::ORDERED);
+                // With this one's end there is room for what the device did not take.
+                let ordered = F::WAITS_FOR_DEVICE || slot.attribute == task_attribute::ORDERED;
+                let begun = slot.begun;
                 self.units.ended(target, u64::from(slot.bytes), slot.generation, ordered);
                 if let Outcome::Suspended(error) = outcome {
                     return self.suspend(at, index, error);
+                }
+                if F::WAITS_FOR_DEVICE && is_put_off(&outcome) {
+                    return self.put_off(at, index, outcome);
+                }
+                if F::WAITS_FOR_DEVICE && self.overtakes(at, index, &outcome) {
+                    return;
                 }
                 // The device has read the clock, if it took any time.
                 let ended = match completion.ended {
                     0 => reactor::ticks::now(),
                     ended => ended,
                 };
-                self.finish(at, index, Ok(outcome), Some((ended.saturating_sub(begun), 1)));
+                let timed = Some((ended.saturating_sub(begun), 1));
+                self.finish::<F>(at, index, Ok(outcome), timed);
             }
         }
     }
 
-    /// Writes the response of a request and puts it into the used ring. `Err` is a response code
-    /// without a SCSI status; `timed` is how long it took, in ticks, and for how many it counts.
+    /// Writes the response of a request and puts it into the used ring. `Err` is a response code of
+    /// virtio-scsi's without a SCSI status; `timed` is how long it took, in ticks, and for how many it counts.
     #[inline]
-    fn finish(
+    fn finish<F: FrontEnd>(
         &mut self,
         at: usize,
         index: u16,
@@ -397,72 +412,26 @@ impl DevicePoller {
             self.drained |= queue.vacate(&mut self.slots, index, &mut self.drains);
             return;
         }
-        // Both parts were long enough when it began.
-        let data_in = slot.segments.writable_len() - RESPONSE_SIZE as u32;
-        let data = slot.segments.readable_len() - size_of::<RequestHeader>() as u32 + data_in;
-        let mut header = ResponseHeader::default();
-        let mut sense: &[u8] = &[];
-        let mut transferred = 0;
-        let answer;
-        match end {
-            Ok(Outcome::Done(done)) => {
-                answer = match done.status {
-                    Status::TaskAborted if queue.stopping && slot.ended_by == response::OK => {
-                        Response::bare(Status::Busy)
-                    }
-                    _ => done,
-                };
-                header.status = answer.status as u8;
-                header.response = match answer.status {
-                    Status::TaskAborted => slot.ended_by,
-                    _ => response::OK,
-                };
-                sense = &answer.sense[..usize::from(answer.sense_len)];
-                transferred = answer.transferred;
-            }
-            Ok(Outcome::Overrun) => header.response = response::OVERRUN,
-            Ok(Outcome::Pending | Outcome::Suspended(_)) => {
-                unreachable!("a request that is pending or suspended is not finished")
-            }
-            Err(code) => header.response = code,
-        }
-        let good = header.response == response::OK && header.status == Status::Good as u8;
-        header.sense_len = (sense.len() as u32).into();
-        header.residual = data.saturating_sub(transferred).into();
-
-        let space = slot.segments.writable();
-        space.copy_from_slice(0, header.as_bytes());
-        if !sense.is_empty() {
-            space.copy_from_slice(size_of::<ResponseHeader>(), sense);
-        }
-        // With what was read before an error, but not buffers that no command fills: marking
-        // takes time for each page.
-        let longest = MAX_WRITTEN.min(slot.segments.writable_len() as usize);
-        slot.segments.mark_written(0, longest);
-
+        let Answer { is_good, transferred, used } = F::answer(slot, end, queue.stopping);
         if slot.busy
             && let Some(unit) = self.units.at(slot.target)
         {
-            unit.counters.count(slot.kind, transferred, timed, good);
+            unit.counters.count(slot.kind, transferred, timed, is_good);
         }
-        if !good {
+        if !is_good {
             self.counters.errors.add(1);
         }
-        // The whole response area counts as written, as with QEMU's and the kernel's devices.
-        queue.ring.push_used(slot.head, RESPONSE_SIZE as u32 + transferred.min(data_in));
+        queue.ring.push_used(slot.head, used);
         self.drained |= queue.vacate(&mut self.slots, index, &mut self.drains);
     }
 
-    /// Lets the guest see what ended in one queue, and calls it if it wants that.
-    #[inline]
-    fn publish(&mut self, at: usize) {
-        let queue = &mut self.queues[at];
-        if !queue.muted && queue.ring.publish() {
-            let called = queue.call();
-            self.counters.interrupts.add(1);
-            if called.is_err() {
-                self.blocked();
-            }
+    /// As [`DevicePoller::finish`], of whichever front end.
+    #[cold]
+    fn end(&mut self, at: usize, index: u16, end: Result<Outcome, u8>) {
+        match self.front {
+            Front::Scsi if self.protected => self.finish::<ProtectedScsi>(at, index, end, None),
+            Front::Scsi => self.finish::<Scsi>(at, index, end, None),
+            Front::Blk => self.finish::<Blk>(at, index, end, None),
         }
     }
 
@@ -485,6 +454,12 @@ impl DevicePoller {
         let at = self.queues.iter().position(|q| q.index == queue);
         (at.expect("a queue with requests in flight stays"), index)
     }
+}
+
+/// Whether the device did not take a request, or not all of it, for now.
+#[inline(always)]
+fn is_put_off(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Done(Response { status: Status::TaskSetFull | Status::Busy, .. }))
 }
 
 /// Whether a request was stopped between two of its I/Os.

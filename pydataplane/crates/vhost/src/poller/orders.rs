@@ -9,16 +9,21 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bdev::Slots;
+use bdev::{Limits, OpenError, Slots};
 use guestmem::GuestMemory;
+use reactor::IoContext;
+use scsi::{Lun, LunShared, Nexus};
 use virtqueue::Head;
 
+use super::front::{Blk, ProtectedScsi, Scsi};
 use super::queue::RequestQueue;
 use super::slot::{self, MAX_SLOTS, Slot};
 use super::units::{Unit, Units};
-use super::{BATCH, COMPLETIONS, DevicePoller, SUBMISSION_US, TURN_US};
-use crate::defs::MAX_QUEUES;
+use super::{BATCH, COMPLETIONS, DevicePoller, SETTLE_US, SUBMISSION_US, TURN_US};
+use crate::coalescing::SharedCoalescing;
+use crate::defs::{MAX_QUEUES, MAX_TARGETS};
 use crate::failure::Failure;
+use crate::front::{DISK, Front};
 use crate::mailbox::Notice;
 use crate::stats::ControllerCounters;
 
@@ -61,12 +66,16 @@ impl DevicePoller {
     /// A poller without queues or units; `answer`: [`crate::Timeouts::answer`].
     pub(crate) fn new(
         name: String,
-        counters: Arc<ControllerCounters>,
+        front: Front,
+        (counters, coalescing): (Arc<ControllerCounters>, Arc<SharedCoalescing>),
         notice: Notice,
         answer: Duration,
     ) -> Self {
         DevicePoller {
             name,
+            front,
+            protected: false,
+            write_through: false,
             queues: Vec::with_capacity(MAX_QUEUES),
             slots: Slots::with_capacity(MAX_SLOTS),
             units: Units::new(answer),
@@ -74,10 +83,13 @@ impl DevicePoller {
             heads: [Head::default(); BATCH],
             done: Vec::with_capacity(COMPLETIONS),
             lets_go: false,
+            unlimited: false,
             taken: 0,
             drains: Vec::new(),
             drained: false,
             counters,
+            coalescing,
+            held: false,
             notice,
             faults: guestmem::faults(),
             untimed: 0,
@@ -86,7 +98,33 @@ impl DevicePoller {
             next_backlog: 0,
             turn_ticks: reactor::ticks::from_us(TURN_US),
             submission_ticks: reactor::ticks::from_us(SUBMISSION_US),
+            settle_at: 0,
         }
+    }
+
+    /// Somebody waits for what was taken: while `on`, it begins whatever the limits say.
+    pub(crate) fn set_unlimited(&mut self, on: bool) {
+        self.unlimited = on;
+    }
+
+    /// Has what is written from now on durable when its request ends, or not.
+    pub(crate) fn set_write_through(&mut self, on: bool) {
+        self.write_through = on;
+    }
+
+    /// How many slots there are.
+    pub(crate) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Has requests carry protection information from now on, or not, while no queue is there. `slots`: as
+    /// many as there are, for such requests. Returns the ones that were there before.
+    pub(crate) fn set_protected(&mut self, on: bool, slots: Vec<Slot>) -> Slots<Slot> {
+        assert!(self.queues.is_empty() && self.slots.taken() == 0, "nothing is in flight");
+        let mut pool = Slots::with_capacity(MAX_SLOTS);
+        slot::grow(&mut pool, slots);
+        self.protected = on;
+        std::mem::replace(&mut self.slots, pool)
     }
 
     /// So many reactors serve the queues of the session from now on, this one perhaps among them.
@@ -132,8 +170,9 @@ impl DevicePoller {
         queues.find(|q| q.index == index).map_or(0, RequestQueue::to_replay)
     }
 
-    /// Queues that have given back all that they took, and the index of both rings.
+    /// Queues that have given back all that they took, and the index of both rings. Nothing is in flight.
     pub(crate) fn drained_queues(&mut self) -> Vec<(u16, u16)> {
+        self.give_back_all();
         let drained = self.queues.iter().filter(|q| q.ring.next_avail() == q.ring.next_used());
         drained.map(|q| (q.index, q.ring.next_used())).collect()
     }
@@ -145,9 +184,9 @@ impl DevicePoller {
 
     /// Takes no more requests. Queues that track what is in flight end it with its next I/O: what is
     /// half done then stays marked.
-    pub(crate) fn leave(&mut self) {
-        self.paused = true;
-        self.queues.iter_mut().for_each(RequestQueue::leave);
+    pub(crate) fn leave(&mut self, again: bool) {
+        self.pause();
+        self.queues.iter_mut().filter(|_| again).for_each(RequestQueue::leave);
         let leaving = self.queues.iter().filter(|q| q.leaving);
         self.end_early(leaving.fold(0, |set, q| set | 1 << q.index));
         self.let_go(true);
@@ -184,32 +223,80 @@ impl DevicePoller {
     /// many I/Os stops between two of them, and one that did not begin yet does not; both end as BUSY,
     /// which has an initiator send them again (SAM-5 5.3.1; Linux does so without counting), and
     /// all such commands may be done twice: UNMAP, WRITE SAME, VERIFY, and transfers as a whole.
+    ///
+    /// A driver of virtio-blk would take that for an error, so there all of it is done first, but for what
+    /// waits because an I/O failed: that is kept (`suspended`).
     pub(crate) fn close_queue(&mut self, index: u16) {
         let Some(at) = self.queues.iter().position(|q| q.index == index) else { return };
-        self.queues[at].stop();
-        self.end_early(1 << index);
+        if self.front.knows_busy() {
+            self.queues[at].stop();
+            self.end_early(1 << index);
+        } else {
+            self.queues[at].stop();
+            if self.units.is_suspended(DISK) {
+                self.keep_waiting(DISK, Some(index));
+            }
+        }
         self.publish(at);
     }
 
     /// As [`DevicePoller::close_queue`] of all queues, of a poller that is paused: they are not closed.
     pub(crate) fn end_soon(&mut self) {
+        if !self.front.knows_busy() {
+            return;
+        }
         self.queues.iter_mut().for_each(|queue| queue.end_soon(true));
         self.end_early(self.queues.iter().fold(0, |set, q| set | 1 << q.index));
         (0..self.queues.len()).for_each(|at| self.publish(at));
     }
 
     /// Removes a queue that was closed and drained. Its kick is open, and to be unwatched, until
-    /// the queue is dropped.
-    pub(crate) fn remove_queue(&mut self, index: u16) -> Option<RequestQueue> {
+    /// the queue is dropped. `marks_last`: as of `give_back`.
+    pub(crate) fn remove_queue(&mut self, index: u16, marks_last: bool) -> Option<RequestQueue> {
         let at = self.queues.iter().position(|q| q.index == index)?;
+        self.give_back(at, marks_last);
         let queue = self.queues.swap_remove(at);
         assert_eq!(queue.in_flight, 0, "queue {index} is removed before it was drained");
+        Some(queue)
+    }
+
+    /// Takes no requests of a queue until it is unparked, and keeps those of it that were taken and have
+    /// not begun, to be taken again where it goes on; but for those that wait because an I/O failed. Where
+    /// nobody would know of what is kept if the queue ended before that, nothing is.
+    pub(crate) fn park_queue(&mut self, index: u16) {
+        let Some(queue) = self.queues.iter_mut().find(|q| q.index == index) else { return };
+        if !queue.park() || (self.front.knows_busy() && !queue.ring.is_tracking()) {
+            return;
+        }
+        for target in (0..MAX_TARGETS).map(|target| target as u8) {
+            if self.units.backlog.contains(&target) && !self.units.is_suspended(target) {
+                self.keep_waiting(target, Some(index));
+            }
+        }
+    }
+
+    /// Takes requests of a queue again that was parked.
+    pub(crate) fn unpark_queue(&mut self, index: u16) {
+        self.queues.iter_mut().filter(|q| q.index == index).for_each(RequestQueue::unpark);
+    }
+
+    /// Gives away a queue that is parked, for another reactor to go on with; `None`: something of it is
+    /// left here. Its kick is still to be unwatched.
+    pub(crate) fn take_queue(&mut self, index: u16) -> Option<RequestQueue> {
+        // One that is paused may be so for what the guest's process did, and the session ends.
+        let leaves = |q: &RequestQueue| q.index == index && q.may_leave() && !self.paused;
+        let at = self.queues.iter().position(leaves)?;
+        // Nothing of it is in flight, so no call of it waits any longer.
+        self.publish(at);
+        let mut queue = self.queues.swap_remove(at);
+        queue.unpark();
         Some(queue)
     }
 
     /// Removes all queues, of a poller that is paused and drained. Their kicks are open, and to be
     /// unwatched, until the queues are dropped.
     pub(crate) fn take_queues(&mut self) -> Vec<RequestQueue> {
+        self.give_back_all();
         let queues = std::mem::take(&mut self.queues);
         let idle = queues.iter().all(|queue| queue.in_flight == 0);
         assert!(idle, "queues are removed before they were drained");
@@ -241,6 +328,7 @@ impl DevicePoller {
     /// Takes no requests from any queue until [`DevicePoller::remap`].
     pub(crate) fn pause(&mut self) {
         self.paused = true;
+        self.call_late();
     }
 
     /// Takes requests again, in the memory that it has. What was to end soon and has not goes on: to the
@@ -248,6 +336,7 @@ impl DevicePoller {
     pub(crate) fn unpause(&mut self) {
         (self.paused, self.lets_go) = (false, false);
         self.queues.iter_mut().for_each(|queue| queue.end_soon(false));
+        self.take_kept_again();
         let stopping = self.queues.iter().filter(|queue| queue.stopping);
         let stopping = stopping.fold(0u128, |set, queue| set | 1 << queue.index);
         self.in_flight().for_each(|slot| {
@@ -255,6 +344,11 @@ impl DevicePoller {
                 slot.task.go_on();
             }
         });
+    }
+
+    /// What queues without requests in flight keep is for whoever goes on with them.
+    pub(crate) fn give_back_all(&mut self) {
+        (0..self.queues.len()).for_each(|at| self.give_back(at, true));
     }
 
     /// Tells the guest nothing more: requests that end are forgotten. Paused.
@@ -270,8 +364,16 @@ impl DevicePoller {
         let mut lost = Vec::new();
         for mut queue in std::mem::take(&mut self.queues) {
             match queue.remap(memory) {
-                Ok(()) => self.queues.push(queue),
-                Err(why) => lost.push((queue, Failure::Config(why))),
+                Ok(()) => {
+                    queue.take_again();
+                    self.queues.push(queue);
+                }
+                Err(why) => {
+                    // Its rings are still there, in the memory that it had.
+                    self.queues.push(queue);
+                    self.give_back(self.queues.len() - 1, true);
+                    lost.extend(self.queues.pop().map(|queue| (queue, Failure::Config(why))));
+                }
             }
         }
         lost
@@ -296,6 +398,68 @@ impl DevicePoller {
     /// Closes the unit of `target`, which was left and drained.
     pub(crate) fn remove_unit(&mut self, target: u8) {
         self.units.remove(target);
+    }
+
+    /// Makes what the unit of `target` is to go on with, in the place of the one that is there now: with
+    /// that bdev, for that session, on this thread.
+    pub(crate) fn prepare_unit(
+        &mut self,
+        target: u8,
+        io: &IoContext,
+        shared: &Arc<LunShared>,
+        (nexus, limits): (Arc<Nexus>, Arc<Limits>),
+    ) -> Result<(), OpenError> {
+        let channel = shared.bdev().open(io)?;
+        self.units.prepare(target, Lun::new(Arc::clone(shared), nexus, channel), limits);
+        Ok(())
+    }
+
+    /// Nothing of `target` begins any more; calls `idle` as soon as nothing is with its device, perhaps at
+    /// once.
+    pub(crate) fn halt_unit(&mut self, target: u8, idle: impl FnOnce() + Send + 'static) {
+        self.units.halt(target, Box::new(idle));
+    }
+
+    /// Takes what the device of `target` has to say, though nothing of a guest's is with it.
+    pub(crate) fn settle_unit(&mut self, target: u8) {
+        let mut done = std::mem::take(&mut self.done);
+        if let Some(unit) = self.units.at(target) {
+            unit.lun.poll(&mut done);
+        }
+        for completion in done.drain(..) {
+            match self.front {
+                Front::Scsi if self.protected => self.resume::<ProtectedScsi>(target, &completion),
+                Front::Scsi => self.resume::<Scsi>(target, &completion),
+                Front::Blk => self.resume::<Blk>(target, &completion),
+            }
+        }
+        self.done = done;
+    }
+
+    /// Has the devices without I/O see what changed of them: a volume whose map was let go of has its
+    /// channels woken, which have it until then.
+    pub(super) fn settle_idle(&mut self) {
+        let now = reactor::ticks::now();
+        if now < self.settle_at {
+            return;
+        }
+        self.settle_at = now.saturating_add(reactor::ticks::from_us(SETTLE_US));
+        for target in (0..MAX_TARGETS).map(|target| target as u8) {
+            if !self.units.active.contains(&target) && self.units.at(target).is_some() {
+                self.settle_unit(target);
+            }
+        }
+    }
+
+    /// The unit of `target`, which is halted and idle, has what was prepared for it.
+    pub(crate) fn switch_unit(&mut self, target: u8) {
+        self.units.switch(target);
+    }
+
+    /// What waited since the unit of `target` was halted begins again; what was prepared and not used is
+    /// closed.
+    pub(crate) fn go_on_unit(&mut self, target: u8) {
+        self.units.go_on(target);
     }
 
     /// Marks the selected requests as ended by a task management function; each still waits for

@@ -7,12 +7,13 @@ use bdev::Slots;
 use guestmem::GuestMemory;
 use reactor::eventfd::Blocked;
 use virtqueue::{ChainError, ConfigError, Head, QueueConfig, SplitQueue};
-use zerocopy::IntoBytes;
 
 use super::Drain;
+use super::calls::Pace;
+use super::front::FrontEnd;
 use super::slot::Slot;
-use crate::defs::{ResponseHeader, response};
 use crate::failure::Failure;
+use crate::placement::Placement;
 
 /// No slot: a pool has fewer.
 const NONE: u16 = u16::MAX;
@@ -20,7 +21,7 @@ const NONE: u16 = u16::MAX;
 /// What a request queue is made of.
 #[derive(Debug)]
 pub(crate) struct QueueSetup {
-    /// Index of the virtqueue, from [`crate::defs::FIRST_REQUEST_QUEUE`].
+    /// Index of the virtqueue.
     pub(crate) index: u16,
     pub(crate) config: QueueConfig,
     /// Made of `config`.
@@ -38,15 +39,23 @@ pub(crate) struct RequestQueue {
     /// Of each descriptor the slot of the chain that it is the head of, while that is in flight.
     slots: Box<[u16]>,
     pub(super) in_flight: u32,
-    /// Takes requests. Not while it is being stopped, nor after the guest broke the rules.
+    pub(super) pace: Pace,
+    /// Where its requests are counted.
+    placement: Arc<Placement>,
+    /// Takes requests. Not while it is being stopped or parked, nor after the guest broke the rules.
     open: bool,
+    /// It takes none until it goes on, here or on another reactor.
+    parked: bool,
     /// What ends is not told to the guest.
     pub(super) muted: bool,
     /// What ends half done is not told to the guest: it is done again later, unless a task management
     /// function ended it.
     pub(super) leaving: bool,
-    /// What ends half done is to be sent again by the guest.
+    /// What ends half done is to be sent again by the guest, or is taken again.
     pub(super) stopping: bool,
+    /// Requests that were suspended and neither ended nor stay in their slots: their heads, and how many
+    /// were taken before each. See `suspended`.
+    kept: Vec<(u64, u16)>,
     config: QueueConfig,
     kick: Option<OwnedFd>,
     call: Option<OwnedFd>,
@@ -54,7 +63,7 @@ pub(crate) struct RequestQueue {
 
 impl RequestQueue {
     /// A queue that takes requests as soon as a poller has it.
-    pub(crate) fn new(setup: QueueSetup) -> Self {
+    pub(crate) fn new(setup: QueueSetup, placement: Arc<Placement>) -> Self {
         let mut ring = setup.ring;
         ring.disable_kick();
         let slots = vec![NONE; usize::from(ring.size())].into_boxed_slice();
@@ -63,10 +72,14 @@ impl RequestQueue {
             ring,
             slots,
             in_flight: 0,
+            pace: Pace::default(),
+            placement,
             open: true,
+            parked: false,
             muted: false,
             leaving: false,
             stopping: false,
+            kept: Vec::new(),
             config: setup.config,
             kick: setup.kick,
             call: setup.call,
@@ -125,14 +138,41 @@ impl RequestQueue {
         last
     }
 
+    /// The request of a slot is not answered: it waits for the queue to go on, or whoever does instead.
+    /// As [`RequestQueue::vacate`].
+    #[cold]
+    pub(super) fn keep(&mut self, slots: &mut Slots<Slot>, at: u16, drains: &mut [Drain]) -> bool {
+        self.kept.push((slots[at].order, slots[at].head));
+        self.vacate(slots, at, drains)
+    }
+
+    /// Whether a request was kept that was taken before the one with that `order`.
+    #[inline(always)]
+    pub(super) fn kept_before(&self, order: u64) -> bool {
+        self.kept.iter().any(|kept| kept.0 < order)
+    }
+
+    /// The heads of what was kept, in the order in which they were taken.
+    pub(super) fn take_kept(&mut self) -> Vec<u16> {
+        let mut kept = std::mem::take(&mut self.kept);
+        kept.sort_unstable();
+        kept.into_iter().map(|(_, head)| head).collect()
+    }
+
+    /// Takes again what was kept, before all else.
+    pub(super) fn take_again(&mut self) {
+        if !self.muted && !self.stopping {
+            let kept = self.take_kept();
+            self.ring.take_again(&kept);
+        }
+    }
+
     /// Answers a chain that is whole but too short to be a request.
     #[cold]
-    pub(super) fn refuse(&mut self, slots: &mut Slots<Slot>, at: u16) {
+    pub(super) fn refuse<F: FrontEnd>(&mut self, slots: &mut Slots<Slot>, at: u16) {
         let Slot { segments, head, .. } = &slots[at];
-        let header = ResponseHeader { response: response::FAILURE, ..Default::default() };
-        let written = segments.writable().copy_from_slice(0, header.as_bytes());
-        segments.mark_written(0, written);
-        self.ring.push_used(*head, written as u32);
+        let written = F::refuse(segments);
+        self.ring.push_used(*head, written);
         self.vacate(slots, at, &mut []);
     }
 
@@ -172,7 +212,35 @@ impl RequestQueue {
 
     /// Takes no more requests.
     pub(super) fn close(&mut self) {
-        self.open = false;
+        (self.open, self.parked) = (false, false);
+    }
+
+    /// Takes no requests until [`RequestQueue::unpark`]. Whether it did before.
+    pub(super) fn park(&mut self) -> bool {
+        if self.open {
+            (self.open, self.parked) = (false, true);
+        }
+        self.parked
+    }
+
+    /// Goes on after [`RequestQueue::park`], unless it was closed meanwhile.
+    pub(super) fn unpark(&mut self) {
+        if std::mem::take(&mut self.parked) {
+            self.open = true;
+            self.take_again();
+        }
+    }
+
+    /// Whether it is parked, and another reactor can go on with it: nothing of it is left here.
+    pub(super) fn may_leave(&self) -> bool {
+        let rests = self.in_flight == 0 && self.ring.to_replay() == 0;
+        self.parked && rests && !self.muted && !self.leaving && !self.stopping
+    }
+
+    /// So many requests were taken.
+    #[inline(always)]
+    pub(super) fn count(&self, requests: u64) {
+        self.placement.count(self.index, requests);
     }
 
     /// Takes no more requests; those in flight that are not done are to end with their next I/O.
@@ -203,13 +271,18 @@ impl RequestQueue {
     /// Writes nothing into the guest's rings any more. What was pushed and not published stays so.
     pub(super) fn mute(&mut self) {
         self.muted = true;
-        self.open = false;
+        self.close();
         self.call = None;
     }
 
     /// Index of the virtqueue.
     pub(crate) fn index(&self) -> u16 {
         self.index
+    }
+
+    /// Its descriptors.
+    pub(crate) fn size(&self) -> u16 {
+        self.config.size
     }
 
     /// Where to go on in the available ring.

@@ -3,17 +3,19 @@
 //! A slot has room for the longest chain, some 2 KiB, and a peer can have 64 queues of 1024
 //! descriptors: with a slot for each that were 160 MB, which cost the peer nothing. But no more than
 //! [`MAX_TAKEN`] requests of a session wait on one reactor, and that is what the pool has at most: 2.5 MB,
-//! or as many as all its queues have descriptors, if those are fewer. It grows while a queue is started,
+//! or as many as all its queues have descriptors, if those are fewer; twice that with protection
+//! information. It grows while a queue is started,
 //! never on the I/O path.
 
 use std::ops::Range;
 
 use bdev::Slots;
 use scsi::{Kind, Task};
-use virtqueue::Segments;
+use virtqueue::{MAX_SEGMENTS, Segments};
 
+use super::units::Wants;
 use super::{BATCH, MAX_TAKEN};
-use crate::defs::response;
+use crate::defs::{SEG_MAX, response};
 
 /// Slots of one pool: those that may wait, and one batch more.
 pub(super) const MAX_SLOTS: u16 = MAX_TAKEN as u16 + BATCH as u16;
@@ -41,6 +43,8 @@ pub(crate) struct Slot {
     pub(super) bytes: u32,
     /// The generation in which its unit got it ([`super::load`]).
     pub(super) generation: u32,
+    /// It counts in its volume's limits.
+    pub(super) counted: bool,
     /// It does not begin yet: it stands in its unit's list.
     pub(super) waits: bool,
     /// The next one in that list.
@@ -66,10 +70,17 @@ impl Slot {
             attribute: 0,
             bytes: 0,
             generation: 0,
+            counted: false,
             waits: false,
             next: 0,
             busy: false,
         }
+    }
+
+    /// What says whether it may begin.
+    pub(super) fn wants(&self) -> Wants {
+        let Slot { kind, attribute, bytes, counted, .. } = *self;
+        Wants { kind, attribute, bytes, counted }
     }
 }
 
@@ -78,9 +89,26 @@ pub(super) fn missing(pool: &Slots<Slot>, descriptors: usize) -> Range<usize> {
     pool.len()..descriptors.min(MAX_SLOTS.into()).max(pool.len())
 }
 
+/// Runs that the longest chain of a session has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Chains {
+    Plain,
+    /// With protection information, which may lie in as many runs as the data.
+    Protected,
+}
+
+impl Chains {
+    fn limit(self) -> usize {
+        match self {
+            Chains::Plain => MAX_SEGMENTS,
+            Chains::Protected => MAX_SEGMENTS + SEG_MAX as usize,
+        }
+    }
+}
+
 /// New slots for a pool, with these numbers. Not to be made on a reactor.
-pub(crate) fn make(numbers: Range<usize>) -> Vec<Slot> {
-    let room = Segments::many(numbers.len());
+pub(crate) fn make(numbers: Range<usize>, chains: Chains) -> Vec<Slot> {
+    let room = Segments::many(numbers.len(), chains.limit());
     numbers.zip(room).map(|(at, segments)| Slot::new(at, segments)).collect()
 }
 
@@ -103,7 +131,7 @@ mod tests {
         for size in [128, 128, 256, 1024, 1024, 32768] {
             descriptors += size;
             let missing = missing(&pool, descriptors);
-            grow(&mut pool, make(missing));
+            grow(&mut pool, make(missing, Chains::Plain));
             assert_eq!(pool.len(), descriptors.min(most));
         }
         assert!(missing(&pool, 66 * 32768).is_empty());

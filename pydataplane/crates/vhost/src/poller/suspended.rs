@@ -10,11 +10,25 @@
 //! as BUSY, which has an initiator send it again (SAM-5 5.3.1), or leaves it marked, and it is submitted
 //! again. QEMU stops all queues of a guest that it pauses, so a guest that was paused because of an error
 //! sends its requests again when it goes on.
+//!
+//! A driver of virtio-blk knows no BUSY, so there such a request is *kept*: it leaves its slot and is not
+//! answered. A queue that goes on with new memory takes what it kept once more. One that ends gives it
+//! back ([`DevicePoller::give_back`]), by the first of these that is possible:
+//!
+//! 1. The queue's base is the used index, if the available ring has from there on just what was kept. So
+//!    whoever goes on takes it again, on another host, too, where QEMU has a new in-flight region.
+//! 2. Requests that were taken later were used before it failed (virtio 1.2 2.7.8 has them in any order; what
+//!    ends later than that is done again behind it, so that this is rare), but the front end
+//!    has an in-flight region: it stays marked, and who goes on with that region submits it again. QEMU,
+//!    as of 10.0, does not migrate the region, so not while it migrates the guest.
+//! 3. Else nobody could know of it, and it ends with an error.
 
 use bdev::IoError;
 use scsi::{Outcome, Response, Status};
 
 use super::DevicePoller;
+use super::front::{Blk, FrontEnd};
+use super::queue::RequestQueue;
 use super::units::{NONE, Waiting};
 use crate::defs::{MAX_TARGETS, response};
 
@@ -24,8 +38,15 @@ impl DevicePoller {
     pub(super) fn suspend(&mut self, at: usize, index: u16, error: IoError) {
         let queue = &self.queues[at];
         let target = self.slots[index].target;
+        let waited_for = queue.muted || queue.leaving || queue.stopping || self.lets_go;
         let end = if self.units.is_hidden(target) {
             scsi::told(error)
+        } else if waited_for && !self.front.knows_busy() {
+            let only = (!self.lets_go).then_some(queue.index);
+            self.keep(at, index);
+            // None of those that were taken later is done before it.
+            self.keep_waiting(target, only);
+            return;
         } else if queue.muted || queue.leaving {
             // Not told: it stays marked.
             Outcome::Done(Response::bare(Status::TaskAborted))
@@ -39,12 +60,42 @@ impl DevicePoller {
             }
             return;
         };
-        self.finish(at, index, Ok(end), None);
+        self.end(at, index, Ok(end));
+    }
+
+    /// Whether a request of virtio-blk that has ended as `outcome` is not answered, but waits behind an
+    /// earlier one that does: it is done again after that.
+    #[inline(always)]
+    pub(super) fn overtakes(&mut self, at: usize, index: u16, outcome: &Outcome) -> bool {
+        let slot = &self.slots[index];
+        let waits = self.units.is_suspended(slot.target) || self.queues[at].kept_before(slot.order);
+        waits && self.waits_behind(at, index, outcome)
+    }
+
+    #[cold]
+    fn waits_behind(&mut self, at: usize, index: u16, outcome: &Outcome) -> bool {
+        let (queue, slot) = (&self.queues[at], &mut self.slots[index]);
+        let aborted = matches!(outcome, Outcome::Done(of) if of.status == Status::TaskAborted);
+        if queue.muted || queue.leaving || aborted || self.units.is_hidden(slot.target) {
+            return false;
+        }
+        let (target, order) = (slot.target, slot.order);
+        if queue.kept_before(order) {
+            self.keep(at, index);
+            return true;
+        }
+        let first = self.units.at(target).map_or(NONE, |unit| unit.waiting.first);
+        let behind = first != NONE && self.slots[first as u16].order < order;
+        if behind {
+            self.slots[index].task.suspend();
+            self.insert(target, index);
+        }
+        behind
     }
 
     /// Puts a request where it stood among those of `target` that wait: before all that were taken
     /// later.
-    fn insert(&mut self, target: u8, index: u16) {
+    pub(super) fn insert(&mut self, target: u8, index: u16) {
         let (tag, order) = (self.slots[index].task.tag(), self.slots[index].order);
         let Some(unit) = self.units.at(target) else { return };
         let (mut before, mut after) = (NONE, unit.waiting.first);
@@ -79,14 +130,19 @@ impl DevicePoller {
     }
 
     /// Somebody waits for what is in flight: while `on`, no request is suspended, and those that are end
-    /// as BUSY.
+    /// as BUSY, or are kept.
     pub(crate) fn let_go(&mut self, on: bool) {
         self.lets_go = on;
         if !on {
             return;
         }
         for target in (0..MAX_TARGETS).map(|target| target as u8) {
-            if self.units.is_suspended(target) {
+            if !self.units.is_suspended(target) {
+                continue;
+            }
+            if !self.front.knows_busy() {
+                self.keep_waiting(target, None);
+            } else {
                 self.end_suspended(target, Ok(Outcome::Done(Response::bare(Status::Busy))));
             }
         }
@@ -113,7 +169,79 @@ impl DevicePoller {
             slot.waits = false;
             tag = std::mem::replace(&mut slot.next, NONE);
             self.units.begins(target);
-            self.finish(at, index, end, None);
+            self.end(at, index, end);
         }
+    }
+
+    /// The request of a slot, which stands in no list, is kept.
+    fn keep(&mut self, at: usize, index: u16) {
+        self.drained |= self.queues[at].keep(&mut self.slots, index, &mut self.drains);
+    }
+
+    /// Keeps what waits to begin on `target`, of one queue `only` or of all.
+    pub(super) fn keep_waiting(&mut self, target: u8, only: Option<u16>) {
+        let Some(unit) = self.units.at(target) else { return };
+        let mut tag = std::mem::replace(&mut unit.waiting, Waiting::NOBODY).first;
+        let mut rest = Waiting::NOBODY;
+        let mut kept = NONE;
+        while tag != NONE {
+            let of = &mut self.slots[tag as u16];
+            let next = std::mem::replace(&mut of.next, NONE);
+            if only.is_none_or(|queue| queue == of.queue) {
+                of.waits = false;
+                of.next = std::mem::replace(&mut kept, tag);
+            } else if rest.first == NONE {
+                (rest.first, rest.last) = (tag, tag);
+            } else {
+                self.slots[rest.last as u16].next = tag;
+                rest.last = tag;
+            }
+            tag = next;
+        }
+        if let Some(unit) = self.units.at(target) {
+            unit.suspended &= rest.first != NONE;
+            unit.waiting = rest;
+        }
+        while kept != NONE {
+            let (at, index) = self.position(kept);
+            kept = std::mem::replace(&mut self.slots[index].next, NONE);
+            self.units.begins(target);
+            self.keep(at, index);
+        }
+    }
+
+    /// Takes again what was kept, of all queues that go on.
+    pub(super) fn take_kept_again(&mut self) {
+        self.queues.iter_mut().for_each(RequestQueue::take_again);
+    }
+
+    /// A queue without requests in flight is about to end: what it kept is for whoever goes on with it.
+    /// `marks_last`: with the peer's region.
+    pub(super) fn give_back(&mut self, at: usize, marks_last: bool) {
+        let queue = &mut self.queues[at];
+        if self.front.knows_busy() || queue.muted || queue.in_flight != 0 {
+            return;
+        }
+        let mut heads = queue.take_kept();
+        heads.extend(queue.ring.unreplayed());
+        if queue.ring.give_back(&heads) || (marks_last && queue.ring.is_tracking()) {
+            return;
+        }
+        for head in heads {
+            // The queue has none now, and others have left its.
+            let slot = self
+                .slots
+                .take()
+                .expect("there is a slot for each descriptor, or for all that wait");
+            let segments = &mut self.slots[slot].segments;
+            let written = match queue.ring.walk(&queue.ring.head(head), segments) {
+                Ok(()) => Blk::refuse(segments),
+                Err(_) => 0,
+            };
+            queue.ring.push_used(head, written);
+            self.slots.give_back(slot);
+            self.counters.errors.add(1);
+        }
+        self.publish(at);
     }
 }

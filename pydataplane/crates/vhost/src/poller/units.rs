@@ -3,28 +3,63 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bdev::OpenError;
+use bdev::{Limits, Op, OpenError};
 use guestmem::Sg;
 use reactor::{Cx, Owner};
-use scsi::{CDB_LEN, Lun, LunShared, Nexus, Outcome};
+use scsi::{CDB_LEN, Kind, Lun, LunShared, Nexus, Outcome};
 
 use super::load::Load;
 use super::room::Room;
 use crate::defs::{LunAddress, MAX_TARGETS, task_attribute};
 use crate::stats::LunCounters;
 
+/// Longest time after which what waits for a limit is looked at again, in microseconds: the limit may
+/// have changed meanwhile.
+const LIMIT_CHANGED_US: u64 = 50_000;
+
+/// What of a request says whether it may begin.
+#[derive(Clone, Copy)]
+pub(super) struct Wants {
+    pub(super) kind: Kind,
+    /// SAM task attribute.
+    pub(super) attribute: u8,
+    /// Bytes of its data.
+    pub(super) bytes: u32,
+    /// It counts in the volume's limits already.
+    pub(super) counted: bool,
+}
+
+impl Wants {
+    /// What it does, if that is limited.
+    fn limited(self) -> Option<Op> {
+        match self.kind {
+            Kind::Read => Some(Op::Read),
+            Kind::Write => Some(Op::Write),
+            Kind::Flush | Kind::Other => None,
+        }
+    }
+}
+
 /// LUN 0 of one target on one reactor.
 pub(crate) struct Unit {
     pub(super) lun: Lun,
     pub(super) counters: Arc<LunCounters>,
+    /// The volume's.
+    limits: Arc<Limits>,
     /// Requests that wait for the device.
     in_flight: Load,
-    /// One of them has the task attribute ORDERED.
+    /// One of them has the task attribute ORDERED, or the device takes no more until one has ended.
     ordered: bool,
     /// Requests that were taken and do not begin yet.
     pub(super) waiting: Waiting,
     /// An I/O failed, and what waits begins when somebody says so.
     pub(super) suspended: bool,
+    /// Nothing begins: it is about to go on with another channel.
+    halted: bool,
+    /// Who is told when nothing is with the device any more, while it is halted.
+    idle: Option<Box<dyn FnOnce() + Send>>,
+    /// What it is to go on with.
+    next: Option<(Lun, Arc<Limits>)>,
     /// Not yet to be found by new requests, or no longer.
     hidden: bool,
 }
@@ -37,20 +72,24 @@ impl Unit {
         owner: Owner,
         shared: &Arc<LunShared>,
         nexus: Arc<Nexus>,
-        counters: Arc<LunCounters>,
+        (counters, limits): (Arc<LunCounters>, Arc<Limits>),
     ) -> Result<Unit, OpenError> {
         let channel = shared.bdev().open(&cx.io().owned_by(owner))?;
-        Ok(Unit::new(Lun::new(Arc::clone(shared), nexus, channel), counters))
+        Ok(Unit::new(Lun::new(Arc::clone(shared), nexus, channel), counters, limits))
     }
 
-    fn new(lun: Lun, counters: Arc<LunCounters>) -> Self {
+    fn new(lun: Lun, counters: Arc<LunCounters>, limits: Arc<Limits>) -> Self {
         Unit {
             lun,
             counters,
+            limits,
             in_flight: Load::default(),
             ordered: false,
             waiting: Waiting::NOBODY,
             suspended: false,
+            halted: false,
+            idle: None,
+            next: None,
             hidden: true,
         }
     }
@@ -60,11 +99,32 @@ impl Unit {
     #[inline(always)]
     fn is_ready_for(&self, attribute: u8) -> bool {
         !self.suspended
+            && !self.halted
             && match attribute {
                 task_attribute::ORDERED => self.in_flight.requests() == 0,
                 task_attribute::HEAD_OF_QUEUE => true,
                 _ => !self.ordered,
             }
+    }
+
+    /// Counts a request in the volume's limits that may begin but for them.
+    ///
+    /// # Errors
+    /// When to ask again, in ticks.
+    #[inline(always)]
+    fn counts(&self, wants: Wants) -> Result<(), u64> {
+        if !self.limits.is_on() || wants.counted {
+            return Ok(());
+        }
+        self.is_within_limits(wants)
+    }
+
+    #[cold]
+    fn is_within_limits(&self, wants: Wants) -> Result<(), u64> {
+        let Some(op) = wants.limited() else { return Ok(()) };
+        let now = reactor::ticks::now();
+        let looked_at = now.saturating_add(reactor::ticks::from_us(LIMIT_CHANGED_US));
+        self.limits.admit(op, wants.bytes.into(), now).map_err(|at| at.min(looked_at))
     }
 }
 
@@ -94,6 +154,8 @@ pub(super) struct Units {
     pub(super) taken: u32,
     /// Targets with requests that do not begin yet, in no order; capacity for all.
     pub(super) backlog: Vec<u8>,
+    /// When a limit lets something begin that waits, in ticks.
+    limited_until: u64,
 }
 
 impl Units {
@@ -105,6 +167,7 @@ impl Units {
             room: Room::new(answer),
             taken: 0,
             backlog: Vec::with_capacity(MAX_TARGETS),
+            limited_until: u64::MAX,
         }
     }
 
@@ -120,32 +183,49 @@ impl Units {
         self.units.get_mut(usize::from(target))?.as_mut()
     }
 
-    /// Whether a request for `target` that was just taken, with this task attribute and `bytes` of
-    /// data, may begin at once; `None`: new requests do not find the target.
+    /// Whether a request for `target` that was just taken may begin at once, and then counts; `None`: new
+    /// requests do not find the target.
     #[inline(always)]
-    pub(super) fn admits(&self, target: u8, attribute: u8, bytes: u64) -> Option<bool> {
+    pub(super) fn admits(&self, target: u8, wants: Wants) -> Option<bool> {
         let unit = self.units.get(usize::from(target))?.as_ref().filter(|unit| !unit.hidden)?;
         let first = unit.waiting.first == NONE;
         Some(
-            (first || attribute == task_attribute::HEAD_OF_QUEUE)
-                && unit.is_ready_for(attribute)
-                && self.room.fits(target, unit.in_flight, bytes),
+            (first || wants.attribute == task_attribute::HEAD_OF_QUEUE)
+                && unit.is_ready_for(wants.attribute)
+                && self.room.fits(target, unit.in_flight, wants.bytes.into())
+                && unit.counts(wants).is_ok(),
         )
     }
 
-    /// Whether the first request of `target` that waits may begin, which has this task attribute and
-    /// `bytes` of data. If it lacks nothing but room, it is perhaps the next to have some.
-    pub(super) fn lets_go(&mut self, target: u8, attribute: u8, bytes: u64) -> bool {
+    /// Whether the first request of `target` that waits may begin, and then counts. If it lacks nothing
+    /// but room, it is perhaps the next to have some. `unlimited`: whatever the limits say.
+    pub(super) fn lets_go(&mut self, target: u8, wants: Wants, unlimited: bool) -> bool {
         let Some(unit) = self.units.get(usize::from(target)).and_then(Option::as_ref) else {
             return false;
         };
-        let ready = unit.is_ready_for(attribute);
+        let (ready, bytes) = (unit.is_ready_for(wants.attribute), u64::from(wants.bytes));
         let fits = self.room.fits(target, unit.in_flight, bytes);
         if ready && !fits {
             self.room.lacks(unit.in_flight, bytes);
         }
         self.room.looked_at(target, ready && !fits && unit.in_flight.requests() == 0);
-        ready && fits
+        if !ready || !fits {
+            return false;
+        }
+        // What its removal waits for does not wait.
+        match unit.counts(wants) {
+            Err(at) if !unlimited && !unit.hidden => {
+                self.limited_until = self.limited_until.min(at);
+                false
+            }
+            Err(_) => {
+                if let Some(op) = wants.limited() {
+                    unit.limits.count(op, bytes, reactor::ticks::now());
+                }
+                true
+            }
+            Ok(()) => true,
+        }
     }
 
     /// The place in `backlog` of the unit that others wait behind.
@@ -157,6 +237,7 @@ impl Units {
     /// All that waits is about to be looked at.
     pub(super) fn look_anew(&mut self) {
         self.room.look_anew();
+        self.limited_until = u64::MAX;
     }
 
     /// Whether something waits only because others have all the room.
@@ -166,7 +247,10 @@ impl Units {
 
     /// When to look at it again, in ticks, though nothing has ended; `u64::MAX`: not before.
     pub(super) fn wake_at(&self) -> u64 {
-        if self.backlog.is_empty() { u64::MAX } else { self.room.wake_at() }
+        match self.backlog.is_empty() {
+            true => u64::MAX,
+            false => self.room.wake_at().min(self.limited_until),
+        }
     }
 
     /// Room is short at `now`, in ticks. Whether there is more, as some of what is in flight is late.
@@ -207,6 +291,14 @@ impl Units {
         self.room.generation()
     }
 
+    /// Nothing of `target` begins until one of its requests has ended that is in flight. `false`: there is
+    /// none.
+    pub(super) fn bar(&mut self, target: u8) -> bool {
+        let Some(unit) = self.at(target) else { return false };
+        unit.ordered = unit.in_flight.requests() != 0;
+        unit.ordered
+    }
+
     /// A request of `target` that waited, with `bytes` of data and of that `generation`, has ended.
     #[inline]
     pub(super) fn ended(&mut self, target: u8, bytes: u64, generation: u32, ordered: bool) {
@@ -218,6 +310,48 @@ impl Units {
                 && let Some(nth) = self.active.iter().position(|t| *t == target)
             {
                 self.active.swap_remove(nth);
+                if let Some(idle) = unit.idle.take() {
+                    idle();
+                }
+            }
+        }
+    }
+
+    /// Nothing of `target` begins any more; calls `idle` as soon as nothing is with its device, perhaps
+    /// at once.
+    pub(super) fn halt(&mut self, target: u8, idle: Box<dyn FnOnce() + Send>) {
+        match self.at(target) {
+            Some(unit) if unit.in_flight.requests() > 0 => {
+                (unit.halted, unit.idle) = (true, Some(idle));
+            }
+            Some(unit) => {
+                unit.halted = true;
+                idle();
+            }
+            None => idle(),
+        }
+    }
+
+    /// What waited since [`Units::halt`] begins again.
+    pub(super) fn go_on(&mut self, target: u8) {
+        if let Some(unit) = self.at(target) {
+            (unit.halted, unit.idle, unit.next) = (false, None, None);
+        }
+    }
+
+    /// `target` is to go on with `lun`, of a volume with these limits, after [`Units::switch`].
+    pub(super) fn prepare(&mut self, target: u8, lun: Lun, limits: Arc<Limits>) {
+        if let Some(unit) = self.at(target) {
+            unit.next = Some((lun, limits));
+        }
+    }
+
+    /// `target`, which is halted and has nothing with its device, has what it was to go on with.
+    pub(super) fn switch(&mut self, target: u8) {
+        if let Some(unit) = self.at(target) {
+            assert!(unit.halted && unit.in_flight.requests() == 0, "target {target} is in use");
+            if let Some(next) = unit.next.take() {
+                (unit.lun, unit.limits) = next;
             }
         }
     }

@@ -1,7 +1,8 @@
 //! Requests that were taken and do not begin yet.
 //!
 //! A request waits in its slot, in the list of its unit, while the unit or the session has as much
-//! with devices as it may ([`super::room`]), or while its task attribute says so (SAM-5 8.6): a
+//! with devices as it may ([`super::room`]), while the volume does as much as it may
+//! ([`bdev::Limits`]), or while its task attribute says so (SAM-5 8.6): a
 //! request that is ORDERED begins when all earlier ones of the unit have ended, and later ones begin
 //! when it has; one that is HEAD OF QUEUE goes before all that wait. So a unit whose disk does not answer
 //! keeps no other one waiting, and a guest with much to transfer has the device for a bounded time
@@ -11,6 +12,8 @@
 use scsi::{Outcome, Response, Status};
 
 use super::DevicePoller;
+use super::front::FrontEnd;
+use super::queue::RequestQueue;
 use super::units::{NONE, Waiting};
 use crate::defs::task_attribute;
 
@@ -36,10 +39,26 @@ impl DevicePoller {
         self.units.postponed(target);
     }
 
+    /// A request that its device does not take for now (`outcome`) stands where it was taken, and begins
+    /// anew when another of its unit has ended; until then none of the unit does. If there is no other, it
+    /// fails.
+    #[cold]
+    pub(super) fn put_off(&mut self, at: usize, index: u16, outcome: Outcome) {
+        let target = self.slots[index].target;
+        if !self.units.bar(target) {
+            return self.end(at, index, Ok(outcome));
+        }
+        self.insert(target, index);
+    }
+
     /// Begins requests that waited, one of each unit in turn, until none may or the turn is over.
     /// Returns how many; not 0 either if there is more room now, as their devices do not answer others.
-    pub(super) fn begin_waiting(&mut self, turn_end: u64) -> u32 {
+    pub(super) fn begin_waiting<F: FrontEnd>(&mut self, turn_end: u64) -> u32 {
         let (mut count, mut refused) = (0, 0);
+        // A stop, a change of memory or another process waits for all that was taken: limits, as long
+        // as they are, do not keep it waiting.
+        let ends = |q: &RequestQueue| q.stopping || q.leaving;
+        let unlimited = self.unlimited || self.paused || self.queues.iter().any(ends);
         self.units.look_anew();
         if let Some(nth) = self.units.next_in_backlog() {
             self.next_backlog = nth;
@@ -47,7 +66,7 @@ impl DevicePoller {
         while refused < self.units.backlog.len() {
             let nth = self.next_backlog % self.units.backlog.len();
             let (target, units) = (self.units.backlog[nth], self.units.backlog.len());
-            if !self.begin_first(target) {
+            if !self.begin_first::<F>(target, unlimited) {
                 refused += 1;
                 self.next_backlog = nth + 1;
                 continue;
@@ -66,16 +85,17 @@ impl DevicePoller {
         count
     }
 
-    /// Begins the first request of `target` that waits, if it may.
-    fn begin_first(&mut self, target: u8) -> bool {
+    /// Begins the first request of `target` that waits, if it may; `unlimited`: whatever limits say.
+    fn begin_first<F: FrontEnd>(&mut self, target: u8, unlimited: bool) -> bool {
         let Some(unit) = self.units.at(target) else { return false };
         let tag = unit.waiting.first;
         let first = &self.slots[tag as u16];
-        let (next, attribute, bytes) = (first.next, first.attribute, first.bytes);
-        if !self.units.lets_go(target, attribute, u64::from(bytes)) {
+        let (next, wants) = (first.next, first.wants());
+        if !self.units.lets_go(target, wants, unlimited) {
             return false;
         }
-        self.slots[tag as u16].waits = false;
+        let first = &mut self.slots[tag as u16];
+        (first.waits, first.counted) = (false, true);
         let Some(unit) = self.units.at(target) else { return false };
         unit.waiting.first = next;
         if next == NONE {
@@ -83,7 +103,7 @@ impl DevicePoller {
         }
         self.units.begins(target);
         let (at, index) = self.position(tag);
-        self.start(at, index, reactor::ticks::now());
+        self.start::<F>(at, index, reactor::ticks::now());
         true
     }
 
@@ -116,7 +136,7 @@ impl DevicePoller {
             let (at, index) = self.position(ended);
             ended = std::mem::replace(&mut self.slots[ended as u16].next, NONE);
             self.units.begins(target);
-            self.finish(at, index, Ok(Outcome::Done(Response::bare(Status::TaskAborted))), None);
+            self.end(at, index, Ok(Outcome::Done(Response::bare(Status::TaskAborted))));
         }
     }
 }

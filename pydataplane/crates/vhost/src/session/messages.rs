@@ -16,8 +16,9 @@ use vhost::VhostUserMemoryRegionBase;
 use virtqueue::InflightRegion;
 
 use super::end::End;
-use crate::defs::{Config, MAX_QUEUES, MAX_REQUEST_QUEUES, OFFERED_FEATURES};
+use crate::defs::{Config, MAX_REQUEST_QUEUES};
 use crate::device::{Addresses, Device, DeviceError};
+use crate::front::Front;
 
 /// What messages act on.
 pub(crate) struct Handler {
@@ -103,7 +104,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
     }
 
     fn get_features(&mut self) -> Result<u64> {
-        Ok(OFFERED_FEATURES)
+        Ok(self.device.offered_features())
     }
 
     fn set_features(&mut self, features: u64) -> Result<()> {
@@ -176,11 +177,16 @@ impl VhostUserBackendReqHandlerMut for Handler {
         // The library adds REPLY_ACK. CONFIG is for front ends that ask what the device's limits are;
         // QEMU knows them itself, and since 7.1 says once that it ignores CONFIG for SCSI. Nothing
         // before this message tells who asks.
-        Ok(VhostUserProtocolFeatures::MQ
+        let all = VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD
-            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS;
+        // What else there is to tell a driver of virtio-scsi is told in its event queue.
+        Ok(match self.device.front() {
+            Front::Scsi => all,
+            Front::Blk => all | VhostUserProtocolFeatures::BACKEND_REQ,
+        })
     }
 
     fn set_protocol_features(&mut self, features: u64) -> Result<()> {
@@ -190,7 +196,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
     }
 
     fn get_queue_num(&mut self) -> Result<u64> {
-        Ok(MAX_QUEUES as u64)
+        Ok(self.device.front().queues() as u64)
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
@@ -204,19 +210,30 @@ impl VhostUserBackendReqHandlerMut for Handler {
         size: u32,
         _flags: VhostUserConfigFlags,
     ) -> Result<Vec<u8>> {
-        let config = Config::new(MAX_REQUEST_QUEUES as u32);
+        let (offset, size) = (offset as usize, size as usize);
+        let bytes = match self.device.front() {
+            Front::Scsi => Config::new(MAX_REQUEST_QUEUES as u32).read(offset, size),
+            Front::Blk => self.device.blk_config().read(offset, size),
+        };
         // An error becomes an empty reply.
-        config.read(offset as usize, size as usize).ok_or(Error::InvalidParam)
+        bytes.ok_or(Error::InvalidParam)
     }
 
     fn set_config(&mut self, offset: u32, buf: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
         #[derive(Debug, thiserror::Error)]
-        #[error("configuration bytes at {0} are fixed: sense_size is 96 and cdb_size is 32")]
-        struct Fixed(u32);
+        enum Fixed {
+            #[error("configuration bytes at {0} are fixed: sense_size is 96 and cdb_size is 32")]
+            Scsi(u32),
+            #[error(
+                "configuration bytes at {0} are fixed: no field can be written without CONFIG_WCE"
+            )]
+            Blk(u32),
+        }
         let config = Config::new(MAX_REQUEST_QUEUES as u32);
-        match config.accepts(offset as usize, buf) {
-            true => Ok(()),
-            false => Err(refuse(Fixed(offset))),
+        match self.device.front() {
+            Front::Scsi if config.accepts(offset as usize, buf) => Ok(()),
+            Front::Scsi => Err(refuse(Fixed::Scsi(offset))),
+            Front::Blk => Err(refuse(Fixed::Blk(offset))),
         }
     }
 
@@ -257,7 +274,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
     fn get_inflight_fd(&mut self, of: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         let (queues, size) = (of.num_queues, of.queue_size);
         match InflightRegion::make(queues, size) {
-            Ok(fd) if usize::from(queues) <= MAX_QUEUES => {
+            Ok(fd) if usize::from(queues) <= self.device.front().queues() => {
                 let bytes = InflightRegion::bytes(queues, size);
                 Ok((VhostUserInflight::new(bytes, 0, queues, size), File::from(fd)))
             }
@@ -270,7 +287,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
     fn set_inflight_fd(&mut self, of: &VhostUserInflight, file: File) -> Result<()> {
         let (offset, bytes) = (of.mmap_offset, of.mmap_size);
         let (queues, size) = (of.num_queues, of.queue_size);
-        if usize::from(queues) > MAX_QUEUES {
+        if usize::from(queues) > self.device.front().queues() {
             return Err(refuse(DeviceError::NoQueue(u32::from(queues) - 1)));
         }
         let fd = OwnedFd::from(file);

@@ -285,6 +285,7 @@ pub const DISK: [(u8, &str, TargetOptions); 1] = [(
         removable: false,
         block_size: None,
         characteristics: Characteristics {
+            uuid: None,
             wwn: None,
             vendor: None,
             product: None,

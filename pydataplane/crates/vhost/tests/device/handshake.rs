@@ -7,7 +7,7 @@ use crate::guest::*;
 use crate::host::*;
 use crate::peer::*;
 
-const OFFERED: u64 = 0b111 | 1 << 26 | 1 << 27 | F_INDIRECT | F_EVENT_IDX | F_PROTOCOL | 1 << 32;
+const OFFERED: u64 = 0b1111 | 1 << 26 | 1 << 27 | F_INDIRECT | F_EVENT_IDX | F_PROTOCOL | 1 << 32;
 
 #[test]
 fn features_are_what_the_guest_and_qemu_need() {

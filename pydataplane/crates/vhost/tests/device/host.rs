@@ -195,6 +195,58 @@ impl Gate {
     }
 }
 
+/// A disk that takes no more than four I/Os at a time.
+pub struct Narrow(pub Arc<FaultBdev>);
+
+impl Bdev for Narrow {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+    fn aliases(&self) -> Vec<String> {
+        Vec::new()
+    }
+    fn uuid(&self) -> Uuid {
+        self.0.uuid()
+    }
+    fn product_name(&self) -> &'static str {
+        "Narrow"
+    }
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+    fn features(&self) -> Features {
+        self.0.features()
+    }
+    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+        Ok(Box::new(NarrowChannel { inner: self.0.open(io)?, in_flight: 0 }))
+    }
+    fn driver_specific(&self) -> serde_json::Value {
+        serde_json::Value::Null
+    }
+}
+
+struct NarrowChannel {
+    inner: Box<dyn Channel>,
+    in_flight: u32,
+}
+
+impl Channel for NarrowChannel {
+    fn submit(&mut self, io: &Io) -> Submit {
+        if self.in_flight == 4 {
+            return Submit::Full;
+        }
+        let submitted = self.inner.submit(io);
+        self.in_flight += u32::from(submitted == Submit::Pending);
+        submitted
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
+        let count = self.inner.poll(done);
+        self.in_flight -= count;
+        count
+    }
+}
+
 /// A disk whose every I/O is over within `submit`, which waits for the test to let it through: the
 /// reactor stands still meanwhile.
 pub struct Turnstile {

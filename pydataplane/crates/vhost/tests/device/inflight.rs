@@ -40,7 +40,7 @@ impl Region {
     }
 
     /// As `new`, for so many queues.
-    fn of(guest: &mut Guest, queues: u16) -> Region {
+    pub fn of(guest: &mut Guest, queues: u16) -> Region {
         let body = message(0, 0, queues, SIZE);
         guest.peer.send(GET_INFLIGHT_FD, &body, &[]);
         let (bytes, fd) = guest.peer.reply_with_fd(GET_INFLIGHT_FD).expect("a reply");
@@ -63,6 +63,11 @@ impl Region {
 
     pub fn put(&self, queue: usize, at: u64, value: u16) {
         self.memory.range(PART * queue as u64 + at, 2).unwrap().put(0, value).unwrap();
+    }
+
+    /// Marks a head as in flight.
+    pub fn mark(&self, queue: usize, head: u16) {
+        self.put(queue, 16 + 16 * u64::from(head), 1);
     }
 
     /// Heads marked as in flight, in the order of their counters.

@@ -72,7 +72,7 @@ fn rig() -> Rig {
 fn rig_on(made: impl FnOnce(&mut Shared)) -> Rig {
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     file.as_file().set_len(4 << 20).unwrap();
-    let mut shared = open(file.path(), Some(BLOCK as u32), false, None).unwrap();
+    let mut shared = open(file.path(), Some(BLOCK as u32), 0, false, None).unwrap();
     // Whatever the file system of this machine wants.
     shared.mem_align = BLOCK;
     shared.in_memory = false;
@@ -118,7 +118,7 @@ impl Rig {
 fn two_channels() -> ([FileChannel; 2], Arc<Shared>, IoContext, tempfile::NamedTempFile) {
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     file.as_file().set_len(1 << 20).unwrap();
-    let shared = Arc::new(open(file.path(), Some(BLOCK as u32), false, None).unwrap());
+    let shared = Arc::new(open(file.path(), Some(BLOCK as u32), 0, false, None).unwrap());
     let io = IoContext::new().unwrap();
     let channels =
         [0, 1].map(|_| FileChannel::new(shared.clone(), Stats::new().channel(), &io).unwrap());
@@ -290,7 +290,7 @@ fn what_the_kernel_says_of_a_flush_is_latched() {
     let (reader, _writer) = std::io::pipe().unwrap();
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     file.as_file().set_len(1 << 20).unwrap();
-    let mut shared = open(file.path(), Some(BLOCK as u32), false, None).unwrap();
+    let mut shared = open(file.path(), Some(BLOCK as u32), 0, false, None).unwrap();
     // A pipe cannot be flushed.
     shared.fd = reader.into();
     let (shared, io) = (Arc::new(shared), IoContext::new().unwrap());

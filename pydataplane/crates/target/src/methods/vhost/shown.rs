@@ -3,21 +3,24 @@
 use super::super::owner::OwnerProcess;
 use super::policy::word;
 use crate::cpumask::CpuMask;
-use ::vhost_scsi::{ControllerInfo, SessionInfo, StatsInfo, SuspendedTarget, TargetInfo};
+use ::vhost_scsi::{
+    Coalescing, ControllerInfo, Front, IOPS_THRESHOLD, SessionInfo, StatsInfo, SuspendedTarget,
+    TargetInfo,
+};
 use schemars::JsonSchema;
 use serde::Serialize;
-
-/// SPDK's default of a limit that has no effect while interrupts are not held back.
-pub(super) const IOPS_THRESHOLD: u32 = 60_000;
 
 /// A controller, with SPDK's fields.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Controller {
     ctrlr: String,
     cpumask: String,
-    /// Interrupts are not held back: 0.
+    /// Microseconds that interrupts are held back for at twice the threshold; 0: by that they are not.
     delay_base_us: u32,
+    /// I/Os per second of a queue from which on they are.
     iops_threshold: u32,
+    /// They are held back by what is in flight and what becomes of it, as nothing was set (ours).
+    adaptive_coalescing: bool,
     /// Path of its socket.
     socket: String,
     /// The process that it belongs to; null if to none yet (ours).
@@ -36,8 +39,20 @@ pub(super) struct Session {
     name: String,
     /// Whether the VM uses its queues.
     started: bool,
+    /// Whether it goes on if this process is killed: virtlun-holder has its connection.
+    kept: bool,
+    /// Request queues that run, and where. One moves where its reactor has more to do than it can.
+    queues: Vec<RunningQueue>,
     /// Queues that wait for their driver to reset them, as what was in flight there cannot be known.
     stopped_queues: Vec<StoppedQueue>,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct RunningQueue {
+    /// Index of the virtqueue.
+    queue: u16,
+    /// CPU of its reactor.
+    cpu: usize,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -47,9 +62,57 @@ pub(super) struct StoppedQueue {
     reason: String,
 }
 
-#[derive(Serialize, JsonSchema)]
+/// What the guest sees of it: one of these.
+#[derive(Default, Serialize, JsonSchema)]
 pub(super) struct Backend {
-    scsi: Vec<Target>,
+    /// Targets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Vec<Target>")]
+    scsi: Option<Vec<Target>>,
+    /// One virtio-blk disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Block")]
+    block: Option<Block>,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Block {
+    /// Name of the bdev; null once that is gone.
+    bdev: Option<String>,
+    /// Whether writes are refused.
+    readonly: bool,
+    /// Serial number that the guest sees, of which it reads 20 characters (ours, as all that follows).
+    serial: Option<String>,
+    /// UUID as which the guest sees the disk, where it was chosen.
+    uuid: Option<String>,
+    /// Bytes of a logical block, as the guest sees it.
+    block_size: Option<u32>,
+    /// Whether the guest may discard blocks, where the bdev takes that.
+    discard: bool,
+    /// What becomes of writes whose I/O fails: report, enospc or stop.
+    write_error_policy: &'static str,
+    /// The same of reads.
+    read_error_policy: &'static str,
+    /// When the connected guest's front end was last told to look at the size again, in seconds since the
+    /// epoch.
+    resize_event_at: Option<f64>,
+}
+
+impl From<Option<TargetInfo>> for Block {
+    fn from(disk: Option<TargetInfo>) -> Block {
+        let policy = disk.as_ref().map(|d| d.error_policy).unwrap_or_default();
+        Block {
+            write_error_policy: word(policy.write),
+            read_error_policy: word(policy.read),
+            readonly: disk.as_ref().is_some_and(|d| d.read_only),
+            block_size: disk.as_ref().map(|d| d.block_size),
+            discard: disk.as_ref().is_some_and(|d| !d.characteristics.no_unmap),
+            resize_event_at: disk.as_ref().and_then(|d| d.resize_event_at),
+            serial: disk.as_ref().map(|d| d.serial.clone()),
+            uuid: disk.as_ref().and_then(|d| d.characteristics.uuid).map(|uuid| uuid.to_string()),
+            bdev: disk.map(|d| d.bdev_name),
+        }
+    }
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -73,6 +136,8 @@ pub(super) struct Lun {
     removable: bool,
     /// Bytes of a logical block, as the guest sees it.
     block_size: u32,
+    /// UUID as which the guest sees the disk, null where none was chosen: the bdev's.
+    uuid: Option<String>,
     /// World wide name, vendor, product and rotation rate, null where none was chosen.
     wwn: Option<String>,
     vendor: Option<String>,
@@ -112,6 +177,7 @@ impl From<TargetInfo> for Target {
                 read_only: t.read_only,
                 removable: t.removable,
                 block_size: t.block_size,
+                uuid: t.characteristics.uuid.map(|uuid| uuid.to_string()),
                 wwn: t.characteristics.wwn.map(|wwn| format!("{wwn:016x}")),
                 vendor: t.characteristics.vendor,
                 product: t.characteristics.product,
@@ -136,23 +202,39 @@ impl From<ControllerInfo> for Controller {
             vid: s.number,
             name: format!("{}s{}", c.name, s.number),
             started: s.started,
+            kept: s.kept,
+            queues: s.queues.into_iter().map(|(queue, cpu)| RunningQueue { queue, cpu }).collect(),
             stopped_queues: s
                 .stopped_queues
                 .into_iter()
                 .map(|(queue, reason)| StoppedQueue { queue, reason })
                 .collect(),
         };
+        let (delay_base_us, iops_threshold) = match c.coalescing {
+            Coalescing::Adaptive => (0, IOPS_THRESHOLD),
+            Coalescing::Fixed { delay_base_us, iops_threshold } => (delay_base_us, iops_threshold),
+        };
         let cpumask = CpuMask::of(c.cpus).expect("a controller has a reactor").to_string();
         Controller {
             sessions: c.session.map(session).into_iter().collect(),
             ctrlr: c.name,
             cpumask,
-            delay_base_us: 0,
-            iops_threshold: IOPS_THRESHOLD,
+            delay_base_us,
+            iops_threshold,
+            adaptive_coalescing: c.coalescing == Coalescing::Adaptive,
             socket: c.socket.display().to_string(),
             owner_uid: c.owner.uid,
             owner: OwnerProcess::of(c.owner),
-            backend_specific: Backend { scsi: c.targets.into_iter().map(Target::from).collect() },
+            backend_specific: match c.front {
+                Front::Scsi => Backend {
+                    scsi: Some(c.targets.into_iter().map(Target::from).collect()),
+                    ..Backend::default()
+                },
+                Front::Blk => Backend {
+                    block: Some(c.targets.into_iter().next().into()),
+                    ..Backend::default()
+                },
+            },
         }
     }
 }
@@ -167,6 +249,9 @@ pub(super) struct Suspended {
     error: &'static str,
     /// When, in seconds since the epoch.
     since: f64,
+    /// Whether the VM is not to be saved or migrated: its queues have stopped, and requests of a virtio-blk
+    /// disk's are known to QEMU's in-flight region alone, which does not go along.
+    overtaken: bool,
 }
 
 impl From<SuspendedTarget> for Suspended {
@@ -177,6 +262,7 @@ impl From<SuspendedTarget> for Suspended {
             bdev_name: t.bdev_name,
             error: t.suspension.error.name(),
             since: t.suspension.since,
+            overtaken: t.overtaken,
         }
     }
 }

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 
 use super::*;
 use crate::controller::{Records, Setup, Timeouts};
+use crate::front::Front;
 use crate::mailbox::{Mailbox, Order, mailbox};
 use crate::socket::SocketOptions;
 
@@ -32,16 +33,18 @@ impl Own {
         };
         let (options, listener) = listen("vm0");
         let setup = Setup {
+            front: Front::default(),
             accepts: false,
             timeouts: Timeouts::default(),
-            records: Records { journal: None, mark: None },
+            records: Records { journal: None, mark: None, keeper: None },
             inherits: false,
         };
         let (controller, thread, _) =
             Controller::start("vm0", options, listener, Vec::new(), setup).unwrap();
         let (mailbox, inbox) = mailbox().unwrap();
         let (_, listener) = listen("other");
-        let begin = Begin { listener, accepts: false, inbox, mark: None, inherits: false };
+        let begin =
+            Begin { listener, accepts: false, inbox, mark: None, keeper: None, inherits: false };
         let server = Server::new(Arc::clone(&controller), begin);
         Own { controller, thread, mailbox, server }
     }

@@ -31,7 +31,7 @@ fn a_file_in_a_local_file_system_or_in_memory_is_not_on_fuse() {
     for dir in ["/var/tmp", "/dev/shm"] {
         let file = tempfile::NamedTempFile::new_in(dir).unwrap();
         file.as_file().set_len(1 << 20).unwrap();
-        assert!(!open(file.path(), None, false, None).unwrap().submit_waits, "{dir}");
+        assert!(!open(file.path(), None, 0, false, None).unwrap().submit_waits, "{dir}");
     }
 }
 

@@ -9,7 +9,7 @@ const GIB: u64 = 1 << 30;
 fn channel_on(size: u64) -> (FileChannel, IoContext, tempfile::NamedTempFile) {
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     file.as_file().set_len(size).unwrap();
-    let shared = Arc::new(open(file.path(), Some(BLOCK as u32), false, None).unwrap());
+    let shared = Arc::new(open(file.path(), Some(BLOCK as u32), 0, false, None).unwrap());
     let io = IoContext::new().unwrap();
     let channel = FileChannel::new(shared, Stats::new().channel(), &io).unwrap();
     (channel, io, file)
@@ -107,7 +107,7 @@ fn how_long_a_part_took_says_how_long_the_next_one_is() {
 fn a_range_of_a_block_device_goes_whole() {
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     file.as_file().set_len(64 << 20).unwrap();
-    let mut shared = open(file.path(), Some(BLOCK as u32), false, None).unwrap();
+    let mut shared = open(file.path(), Some(BLOCK as u32), 0, false, None).unwrap();
     assert!(!shared.ranges_whole);
     // As of one.
     shared.ranges_whole = true;

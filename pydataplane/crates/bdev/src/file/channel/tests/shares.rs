@@ -20,7 +20,7 @@ struct Guests<const N: usize> {
 fn guests<const N: usize>(numbers: [usize; N]) -> Guests<N> {
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     file.as_file().set_len(SIZE as u64).unwrap();
-    let mut shared = open(file.path(), Some(BLOCK as u32), false, None).unwrap();
+    let mut shared = open(file.path(), Some(BLOCK as u32), 0, false, None).unwrap();
     // Whatever the file system of this machine has.
     (shared.direct, shared.in_memory, shared.mem_align) = (true, false, 1);
     let shared = Arc::new(shared);

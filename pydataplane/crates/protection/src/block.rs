@@ -1,0 +1,81 @@
+//! One block with its tuple, as it lies on the bdev below.
+
+use crate::tuple::{Mismatch, Tuple};
+use bdev::{Protected, ProtectionType, TUPLE_LEN, Tuples};
+use guestmem::Sg;
+
+/// The tuple behind the data of a block. Its bits are inverted, so that a block of zeros is one that was
+/// never written, or unmapped: files and memory stay sparse.
+fn stored(tuple: [u8; TUPLE_LEN]) -> [u8; TUPLE_LEN] {
+    tuple.map(|byte| !byte)
+}
+
+/// Data and tuple.
+fn cut(block: &mut [u8]) -> (&mut [u8], &mut [u8; TUPLE_LEN]) {
+    block.split_last_chunk_mut().expect("a block has a tuple")
+}
+
+/// Makes `block` what is to lie there of the `nth` block of a write, which is block `lba` of the disk.
+/// Everything of the writer's is copied, then looked at.
+pub(crate) fn take(
+    block: &mut [u8],
+    kind: ProtectionType,
+    (nth, lba): (usize, u64),
+    sg: &Sg,
+    with: &Protected,
+) -> Result<(), Mismatch> {
+    let len = block.len();
+    let (data, last) = cut(block);
+    let given = match with.tuples {
+        Tuples::Like(like) => {
+            sg.copy_to_slice(nth * data.len(), data);
+            Tuple::from_bytes(like).at(kind, lba).to_bytes()
+        }
+        Tuples::None => {
+            sg.copy_to_slice(nth * data.len(), data);
+            *last = stored(Tuple::of(kind, lba, data).to_bytes());
+            return Ok(());
+        }
+        Tuples::Apart(tuples) => {
+            sg.copy_to_slice(nth * data.len(), data);
+            tuples.copy_to_slice(nth * TUPLE_LEN, last);
+            *last
+        }
+        Tuples::Behind => {
+            sg.copy_to_slice(nth * len, data);
+            sg.copy_to_slice(nth * len + data.len(), last);
+            *last
+        }
+    };
+    Tuple::from_bytes(given).check(kind, with.checks, lba, data)?;
+    *last = stored(given);
+    Ok(())
+}
+
+/// The other way: gives whoever reads what lies there of the `nth` block of a read.
+pub(crate) fn give(
+    block: &mut [u8],
+    kind: ProtectionType,
+    (nth, lba): (usize, u64),
+    sg: &Sg,
+    with: &Protected,
+) -> Result<(), Mismatch> {
+    let len = block.len();
+    let (data, last) = cut(block);
+    let tuple = stored(*last);
+    Tuple::from_bytes(tuple).check(kind, with.checks, lba, data)?;
+    match with.tuples {
+        Tuples::None | Tuples::Like(_) => {
+            sg.copy_from_slice(nth * data.len(), data);
+        }
+        Tuples::Apart(tuples) => {
+            sg.copy_from_slice(nth * data.len(), data);
+            tuples.copy_from_slice(nth * TUPLE_LEN, &tuple);
+        }
+        Tuples::Behind => {
+            sg.copy_from_slice(nth * len, data);
+            sg.copy_from_slice(nth * len + data.len(), &tuple);
+        }
+    }
+    Ok(())
+}

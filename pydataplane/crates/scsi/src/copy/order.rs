@@ -1,0 +1,157 @@
+//! EXTENDED COPY(LID1) (SPC-4 6.4): what its parameter list orders.
+
+use crate::sense::{Code, Key, Sense};
+use crate::shared::LunShared;
+use std::sync::Arc;
+
+/// Most CSCD descriptors and segment descriptors of one command.
+pub(crate) const MAX_CSCDS: usize = 8;
+pub(crate) const MAX_SEGMENTS: usize = 64;
+/// MAXIMUM DESCRIPTOR LIST LENGTH, in bytes.
+pub(crate) const MAX_DESCRIPTORS: usize = MAX_CSCDS * CSCD_LEN + MAX_SEGMENTS * SEGMENT_LEN;
+/// Longest parameter list.
+pub(crate) const MAX_LIST: usize = HEADER_LEN + MAX_DESCRIPTORS;
+/// Blocks of a segment at most: what its field holds.
+pub(crate) const MAX_SEGMENT_BLOCKS: u64 = u16::MAX as u64;
+
+const HEADER_LEN: usize = 16;
+const CSCD_LEN: usize = 32;
+const SEGMENT_LEN: usize = 28;
+/// Identification descriptor CSCD descriptor, and block device to block device segment descriptor.
+pub(crate) const IDENTIFICATION: u8 = 0xE4;
+pub(crate) const BLOCK_TO_BLOCK: u8 = 0x02;
+
+/// Who copies between what of an initiator's units.
+#[derive(Clone)]
+pub(crate) struct Segment {
+    pub(crate) from: Arc<LunShared>,
+    pub(crate) to: Arc<LunShared>,
+    /// Bytes from the beginning of each; whole blocks of both.
+    pub(crate) from_at: u64,
+    pub(crate) to_at: u64,
+    pub(crate) bytes: u64,
+}
+
+/// A parameter list, read.
+pub(crate) struct Order {
+    pub(crate) segments: Vec<Segment>,
+    /// LIST IDENTIFIER, by which the initiator asks what has become of it; `None`: it does not.
+    pub(crate) list_id: Option<u8>,
+}
+
+/// Finds the initiator's unit of a designator's type and bytes.
+pub(crate) type UnitOf<'a> = &'a dyn Fn(u8, &[u8]) -> Option<Arc<LunShared>>;
+
+/// Why a segment cannot be copied (SPC-4 5.17.7.4).
+pub(crate) const fn aborted(code: Code) -> Sense {
+    Sense::new(Key::CopyAborted, code)
+}
+
+/// Reads `list`, whole; `unit_of` finds the initiator's unit of a designator's type and bytes.
+///
+/// # Errors
+/// PARAMETER LIST LENGTH ERROR; TOO MANY or UNSUPPORTED descriptors; INVALID FIELD IN PARAMETER LIST; COPY ABORTED
+/// for a unit that the initiator does not have, and for blocks that it has not.
+pub(crate) fn read(list: &[u8], unit_of: UnitOf<'_>) -> Result<Order, Sense> {
+    let length_error = Sense::illegal(Code::PARAMETER_LIST_LENGTH_ERROR);
+    let Some(header) = list.first_chunk::<HEADER_LEN>() else { return Err(length_error) };
+    let cscds = usize::from(u16::from_be_bytes([header[2], header[3]]));
+    let segments = be32(header, 8) as usize;
+    if header[12..] != [0; 4] {
+        return Err(Sense::invalid_parameter(12)); // there is no inline data
+    }
+    let end = segments.checked_add(HEADER_LEN + cscds);
+    if end.is_none_or(|end| end > list.len()) || cscds + segments > MAX_DESCRIPTORS {
+        return Err(length_error);
+    }
+    let list_id = match header[1] >> 3 & 0b11 {
+        0 | 2 => Some(header[0]),
+        3 if header[0] == 0 => None,
+        _ => return Err(Sense::invalid_parameter(1)),
+    };
+    let (cscds, rest) = list[HEADER_LEN..].split_at(cscds);
+    let units = units_of(cscds, unit_of)?;
+    let at = HEADER_LEN + cscds.len();
+    Ok(Order { segments: segments_of(&rest[..segments], at, &units)?, list_id })
+}
+
+/// The units that the descriptors name, in order; `None`: the initiator has no such one.
+fn units_of(descriptors: &[u8], unit_of: UnitOf<'_>) -> Result<Vec<Option<Arc<LunShared>>>, Sense> {
+    let mut units = Vec::new();
+    for (index, descriptor) in descriptors.chunks(CSCD_LEN).enumerate() {
+        let at = HEADER_LEN + index * CSCD_LEN;
+        if descriptor[0] != IDENTIFICATION {
+            return Err(Sense::illegal(Code::UNSUPPORTED_CSCD_DESCRIPTOR));
+        }
+        if descriptor.len() < CSCD_LEN {
+            return Err(Sense::illegal(Code::PARAMETER_LIST_LENGTH_ERROR));
+        }
+        if index == MAX_CSCDS {
+            return Err(Sense::illegal(Code::TOO_MANY_CSCD_DESCRIPTORS));
+        }
+        let (of_unit, kind) = (descriptor[5] >> 4 & 0b11 == 0, descriptor[5] & 0x0F);
+        let designator = descriptor[8..28].get(..usize::from(descriptor[7]));
+        let Some(designator) = designator.filter(|_| of_unit) else {
+            return Err(Sense::invalid_parameter(at as u16 + 5));
+        };
+        let unit = unit_of(kind, designator);
+        let block_size = be32(descriptor, 28) & 0xFF_FFFF;
+        if unit.as_ref().is_some_and(|unit| block_size != 0 && block_size != unit.block_size) {
+            return Err(Sense::invalid_parameter(at as u16 + 29));
+        }
+        units.push(unit);
+    }
+    Ok(units)
+}
+
+fn segments_of(
+    mut descriptors: &[u8],
+    mut at: usize,
+    units: &[Option<Arc<LunShared>>],
+) -> Result<Vec<Segment>, Sense> {
+    const DC: u8 = 0x02;
+    let mut segments = Vec::new();
+    while !descriptors.is_empty() {
+        if descriptors[0] != BLOCK_TO_BLOCK {
+            return Err(Sense::illegal(Code::UNSUPPORTED_SEGMENT_DESCRIPTOR));
+        }
+        let Some((it, rest)) = descriptors.split_at_checked(SEGMENT_LEN) else {
+            return Err(Sense::illegal(Code::PARAMETER_LIST_LENGTH_ERROR));
+        };
+        if segments.len() == MAX_SEGMENTS {
+            return Err(Sense::illegal(Code::TOO_MANY_SEGMENT_DESCRIPTORS));
+        }
+        if usize::from(be16(it, 2)) != SEGMENT_LEN - 4 {
+            return Err(Sense::invalid_parameter(at as u16 + 2));
+        }
+        let unit = |index_at| {
+            let unit = units.get(usize::from(be16(it, index_at))).cloned().flatten();
+            unit.ok_or(aborted(Code::COPY_TARGET_NOT_REACHABLE))
+        };
+        let (from, to) = (unit(4)?, unit(6)?);
+        let counted = if it[1] & DC == 0 { &from } else { &to };
+        let bytes = u64::from(be16(it, 10)) * u64::from(counted.block_size);
+        let place = |unit: &LunShared, lba: u64| {
+            let block = u64::from(unit.block_size);
+            let end = lba.checked_add(bytes / block).filter(|end| *end <= unit.num_blocks());
+            let is_whole = bytes.is_multiple_of(block);
+            end.filter(|_| is_whole).ok_or(aborted(Code::NO_ADDITIONAL_SENSE)).map(|_| lba * block)
+        };
+        let (from_at, to_at) = (place(&from, be64(it, 12))?, place(&to, be64(it, 20))?);
+        segments.push(Segment { from, to, from_at, to_at, bytes });
+        (descriptors, at) = (rest, at + SEGMENT_LEN);
+    }
+    Ok(segments)
+}
+
+fn be16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn be32(bytes: &[u8], at: usize) -> u32 {
+    u32::from(be16(bytes, at)) << 16 | u32::from(be16(bytes, at + 2))
+}
+
+fn be64(bytes: &[u8], at: usize) -> u64 {
+    u64::from(be32(bytes, at)) << 32 | u64::from(be32(bytes, at + 4))
+}

@@ -1,0 +1,34 @@
+//! What a task can wait for that is no I/O of its thread.
+
+use crate::response::Fail;
+use crate::volume::Settling;
+use crate::{copy, mode, sanitize};
+
+/// One of them.
+pub(super) enum Awaited {
+    /// A change of reservations.
+    Settling(Settling),
+    /// A SANITIZE.
+    Sanitize(sanitize::Awaited),
+    /// Mode parameters.
+    Modes(mode::Keeping),
+    /// An EXTENDED COPY, which has I/O of its own.
+    Copy(copy::Copying),
+}
+
+impl Awaited {
+    /// Whether the task is over.
+    pub(super) fn is_over(&self) -> Result<bool, Fail> {
+        match self {
+            Awaited::Settling(settling) => settling.is_over(),
+            Awaited::Sanitize(sanitize) => sanitize.is_over(),
+            Awaited::Modes(keeping) => keeping.is_over(),
+            Awaited::Copy(copying) => copying.is_over(),
+        }
+    }
+
+    /// Whether it may take so long that nobody can wait for it who has the task stop.
+    pub(super) fn is_long(&self) -> bool {
+        matches!(self, Awaited::Sanitize(_))
+    }
+}

@@ -1,0 +1,57 @@
+//! What a request of a transport without CDBs takes ([`Plain`]).
+
+use super::plan::check_gates;
+use super::{Lun, Plan};
+use crate::block::{self, Extent, PlanContext};
+use crate::opcode::Command;
+use crate::response::{Fail, Outcome};
+use crate::sense::{Code, Sense};
+use crate::task::{Plain, Task};
+use bdev::Op;
+
+impl Lun {
+    /// As [`Lun::start`], of a task of [`Task::prepare_plain`]. A status other than GOOD says no more than
+    /// that it failed; BUSY and TASK SET FULL: nothing was done, or all of it may be done again.
+    #[inline]
+    pub fn start_plain(&mut self, task: &mut Task) -> Outcome {
+        self.begin(task, Lun::plan_plain)
+    }
+
+    #[inline]
+    fn plan_plain(&mut self, task: &Task) -> Result<Plan, Fail> {
+        let unit = &*self.shared;
+        let Plain { op, durable, lba, blocks } = task.plain;
+        if unit.has_gates() {
+            // As the command that does the same. It has no nexus that could be registered.
+            check_gates(unit, command_of(op), &task.cdb)?;
+        }
+        let unsupported = Err(Fail::Check(Sense::illegal(Code::INVALID_COMMAND_OPERATION_CODE)));
+        let at = Extent { lba, blocks, length_at: 0 };
+        let mut cx = PlanContext {
+            unit,
+            exclusive: &mut self.exclusive,
+            bounce: &self.bounce,
+            bounce_free: &mut self.bounce_free,
+            max_transfer: self.max_transfer,
+        };
+        let job = match op {
+            Op::Read => block::read(&mut cx, at, false, &task.data_in)?,
+            Op::Write => block::write(&mut cx, at, durable, &task.data_out)?,
+            Op::Flush => block::flush(),
+            Op::Unmap if !unit.features.unmap => return unsupported,
+            Op::WriteZeroes if !unit.features.write_zeroes => return unsupported,
+            Op::Unmap | Op::WriteZeroes => block::range(unit, at, op, durable)?,
+        };
+        Ok(Plan::Work(job))
+    }
+}
+
+fn command_of(op: Op) -> Command {
+    match op {
+        Op::Read => Command::Read16,
+        Op::Write => Command::Write16,
+        Op::Flush => Command::SynchronizeCache16,
+        Op::Unmap => Command::Unmap,
+        Op::WriteZeroes => Command::WriteSame16,
+    }
+}

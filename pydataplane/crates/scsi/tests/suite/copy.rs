@@ -1,0 +1,291 @@
+//! EXTENDED COPY and RECEIVE COPY RESULTS (SPC-4 6.4, 6.17 to 6.22), between units with channels of their own.
+
+use crate::rig::*;
+use crate::unit::Unit;
+use bdev::{Bdev, Malloc, MallocOptions, SyncChannel};
+use scsi::{LunOptions, LunShared, Outcome, Response, Status, Task};
+use std::sync::Arc;
+use uuid::Uuid;
+
+const BLOCKS: u64 = 8192;
+const LIST_FIELD: (u8, u16) = (0x5, 0x2600);
+const LIST_LENGTH: (u8, u16) = (0x5, 0x1A00);
+const NOT_REACHABLE: (u8, u16) = (0xA, 0x0D02);
+const ABORTED: (u8, u16) = (0xA, 0);
+const CONFLICT: Outcome = Outcome::Done(Response::bare(Status::ReservationConflict));
+
+/// A disk of which each block is another.
+fn disk(first: u8) -> Arc<dyn Bdev> {
+    let name = Uuid::new_v4().to_string();
+    let options = MallocOptions {
+        name,
+        block_size: 512,
+        physical_block_size: 0,
+        num_blocks: BLOCKS,
+        uuid: None,
+    };
+    let disk: Arc<dyn Bdev> = Malloc::create(options).unwrap();
+    let data: Vec<u8> = (0..BLOCKS)
+        .flat_map(|block| [first, block as u8, (block >> 8) as u8, 7].repeat(128))
+        .collect();
+    SyncChannel::open(&*disk).unwrap().write(0, &data).unwrap();
+    disk
+}
+
+fn medium(disk: &Arc<dyn Bdev>) -> Vec<u8> {
+    let mut data = vec![0; BLOCKS as usize * 512];
+    SyncChannel::open(&**disk).unwrap().read(0, &mut data).unwrap();
+    data
+}
+
+fn on(nexus: &str) -> LunOptions {
+    LunOptions { nexus: Some(nexus.to_owned()), ..LunOptions::default() }
+}
+
+/// Units of two disks on one controller.
+fn two() -> [(Arc<dyn Bdev>, Unit); 2] {
+    let controller = Uuid::new_v4();
+    [0, 1].map(|number| {
+        let disk = disk(number);
+        let unit = Unit::new(&disk, on(&format!("{controller}:{number}")));
+        (disk, unit)
+    })
+}
+
+/// An identification descriptor of a unit: the first designator of its page 83h, or the UUID.
+fn cscd(disk: &Arc<dyn Bdev>, by_uuid: bool) -> Vec<u8> {
+    let mut descriptor = vec![0; 32];
+    let (high, low) = disk.uuid().as_u64_pair();
+    let naa = ((high ^ low) & (u64::MAX >> 4)) | 3 << 60;
+    let uuid = [&[0x10, 0], &disk.uuid().as_bytes()[..]].concat();
+    let (kind, designator) = if by_uuid { (0xA, uuid) } else { (3, naa.to_be_bytes().to_vec()) };
+    descriptor[0] = 0xE4;
+    descriptor[4..8].copy_from_slice(&[1, kind, 0, designator.len() as u8]);
+    descriptor[8..8 + designator.len()].copy_from_slice(&designator);
+    descriptor[30..].copy_from_slice(&512u16.to_be_bytes());
+    descriptor
+}
+
+fn segment(from: (u16, u64), to: (u16, u64), blocks: u16) -> Vec<u8> {
+    let mut descriptor = vec![0x02, 0, 0, 0x18];
+    descriptor
+        .extend([from.0.to_be_bytes(), to.0.to_be_bytes(), [0, 0], blocks.to_be_bytes()].concat());
+    descriptor.extend([from.1.to_be_bytes(), to.1.to_be_bytes()].concat());
+    descriptor
+}
+
+/// A parameter list with identifier 9.
+fn list(cscds: &[Vec<u8>], segments: &[Vec<u8>]) -> Vec<u8> {
+    let (cscds, segments) = (cscds.concat(), segments.concat());
+    let mut list = vec![0; 16];
+    list[0] = 9;
+    list[2..4].copy_from_slice(&(cscds.len() as u16).to_be_bytes());
+    list[8..12].copy_from_slice(&(segments.len() as u32).to_be_bytes());
+    [list, cscds, segments].concat()
+}
+
+fn cdb(length: usize) -> [u8; 16] {
+    let mut cdb = cdb16(0x83, 0, 0, 0);
+    cdb[10..14].copy_from_slice(&(length as u32).to_be_bytes());
+    cdb
+}
+
+fn copy(unit: &mut Unit, list: &[u8]) -> Answer {
+    unit.io(&cdb(list.len()), list, 0)
+}
+
+fn status(unit: &mut Unit, list_id: u8) -> Answer {
+    let mut cdb = cdb16(0x84, 0, 0, 0);
+    (cdb[2], cdb[13]) = (list_id, 12);
+    unit.io(&cdb, &[], 12)
+}
+
+#[test]
+fn blocks_are_copied_between_units_of_a_controller() {
+    let [(a, mut unit), (b, _other)] = two();
+    let (before_a, before_b) = (medium(&a), medium(&b));
+    status(&mut unit, 9).invalid_cdb(2, None);
+    let cscds = [cscd(&a, false), cscd(&b, true)];
+    // More than is read at a time; and one back.
+    let segments = [segment((0, 10), (1, 5000), 3000), segment((1, 0), (0, 8191), 1)];
+    copy(&mut unit, &list(&cscds, &segments)).good();
+    let (mut expected_a, mut expected_b) = (before_a.clone(), before_b.clone());
+    expected_b[5000 * 512..8000 * 512].copy_from_slice(&before_a[10 * 512..3010 * 512]);
+    expected_a[8191 * 512..].copy_from_slice(&before_b[..512]);
+    assert!(medium(&a) == expected_a && medium(&b) == expected_b);
+    assert_eq!(status(&mut unit, 9).good(), [0, 0, 0, 8, 1, 0, 2, 0, 0, 0, 0, 0]);
+    status(&mut unit, 8).invalid_cdb(2, None);
+}
+
+#[test]
+fn a_copy_within_a_unit_may_overlap_both_ways() {
+    for (from, to) in [(100, 101), (101, 100), (100, 3100), (50, 50)] {
+        let [(a, mut unit), _] = two();
+        let mut expected = medium(&a);
+        let source = expected[from * 512..][..4000 * 512].to_vec();
+        expected[to * 512..][..4000 * 512].copy_from_slice(&source);
+        let segment = segment((0, from as u64), (0, to as u64), 4000);
+        copy(&mut unit, &list(&[cscd(&a, false)], &[segment])).good();
+        assert!(medium(&a) == expected, "from {from} to {to}");
+    }
+}
+
+#[test]
+fn no_unit_of_another_controller_can_be_named() {
+    let [(a, mut unit), _] = two();
+    let (c, _stranger) = (disk(3), ());
+    let _other = Unit::new(&c, on("another-vm:0"));
+    let cscds = [cscd(&a, false), cscd(&c, false)];
+    for (from, to) in [((1, 0), (0, 0)), ((0, 0), (1, 0)), ((0, 0), (2, 0))] {
+        let list = list(&cscds, &[segment(from, to, 1)]);
+        assert_eq!(copy(&mut unit, &list).sense(), NOT_REACHABLE);
+    }
+}
+
+#[test]
+fn blocks_beyond_the_end_are_not_copied() {
+    let [(a, mut unit), (b, _other)] = two();
+    let cscds = [cscd(&a, false), cscd(&b, false)];
+    let end = BLOCKS;
+    for (from, to, blocks) in [(end, 0, 1), (0, end - 1, 2), (u64::MAX, 0, 1), (0, u64::MAX - 1, 9)]
+    {
+        let list = list(&cscds, &[segment((0, from), (1, to), blocks)]);
+        assert_eq!(copy(&mut unit, &list).sense(), ABORTED);
+    }
+    copy(&mut unit, &list(&cscds, &[segment((0, end), (1, 0), 0)])).good();
+}
+
+#[test]
+fn what_is_kept_from_a_unit_is_not_copied_to_it() {
+    let [(a, mut unit), (b, mut other)] = two();
+    let cscds = [cscd(&a, false), cscd(&b, false)];
+    let to_b = list(&cscds, &[segment((0, 0), (1, 0), 8)]);
+    let from_b = list(&cscds, &[segment((1, 0), (0, 0), 8)]);
+    // Write exclusive, of another nexus of b.
+    let mut holder = Unit::new(&b, on("holder:0"));
+    let keys = |new: u64| [[0; 8], new.to_be_bytes(), [0; 8]].concat();
+    let out = |action: u8| [0x5F, action, 1, 0, 0, 0, 0, 0, 24, 0];
+    holder.io(&out(0), &keys(1), 0).good();
+    holder.io(&out(1), &[1u64.to_be_bytes(), [0; 8], [0; 8]].concat(), 0).good();
+    assert_eq!(copy(&mut unit, &to_b).sense(), NOT_REACHABLE);
+    copy(&mut unit, &from_b).good();
+    assert_eq!(copy(&mut other, &to_b).outcome, CONFLICT);
+    holder.io(&out(3), &[1u64.to_be_bytes(), [0; 8], [0; 8]].concat(), 0).good();
+    // Software write protection.
+    let swp = [&[0; 4][..], &[10, 10, 2, 0x10, 8, 0x40, 0, 0, 0, 0, 0, 0]].concat();
+    other.io(&[0x15, 0x10, 0, 0, 16, 0], &swp, 0).good();
+    assert_eq!(copy(&mut unit, &to_b).sense(), (0x7, 0x2702));
+    copy(&mut unit, &from_b).good();
+}
+
+#[test]
+fn nothing_is_copied_to_a_unit_that_was_replaced() {
+    let [(a, mut unit), (b, other)] = two();
+    let cscds = [cscd(&a, false), cscd(&b, false)];
+    let to_b = list(&cscds, &[segment((0, 0), (1, 0), 8)]);
+    other.shared.set_replaced(true);
+    assert_eq!(copy(&mut unit, &to_b).sense(), NOT_REACHABLE);
+    // Whoever has taken its place is found by the same name.
+    let c = disk(3);
+    let place = LunShared::new(Arc::clone(&c), other.shared.options()).unwrap();
+    copy(&mut unit, &to_b).good();
+    assert_eq!(medium(&c)[..8 * 512], medium(&a)[..8 * 512]);
+    assert_ne!(medium(&b)[..8 * 512], medium(&a)[..8 * 512]);
+    drop(place);
+    other.shared.set_replaced(false);
+    copy(&mut unit, &to_b).good();
+}
+
+#[test]
+fn one_that_is_aborted_or_reset_ends_after_its_present_io() {
+    for reset in [false, true] {
+        let [(a, mut unit), _] = two();
+        let many = vec![segment((0, 0), (0, 4096), 4096); 64];
+        let list = list(&[cscd(&a, false)], &many);
+        let out = Buffer::new(&list, list.len());
+        let mut task = Task::new(7);
+        task.prepare(&pad(&cdb(list.len())), out.sg(), Buffer::new(&[], 1).sg());
+        let outcome = unit.lun.start(&mut task);
+        assert_eq!(outcome, Outcome::Pending);
+        if reset {
+            unit.shared.reset()
+        } else {
+            task.abort()
+        }
+        let Outcome::Done(ended) = unit.until_over(&mut task, outcome) else { panic!() };
+        assert_eq!(ended.status, Status::TaskAborted);
+        // Not all of it was done; what there was is told.
+        if reset {
+            assert_eq!(unit.run(&[0; 6]).sense(), (0x6, 0x2900));
+        }
+        let answer = status(&mut unit, 9);
+        assert_eq!(answer.good()[4], 2);
+    }
+}
+
+#[test]
+fn parameter_lists_that_are_refused() {
+    let [(a, mut unit), (b, _other)] = two();
+    let cscds = [cscd(&a, false), cscd(&b, false)];
+    let one = segment((0, 0), (1, 0), 1);
+    let good = list(&cscds, std::slice::from_ref(&one));
+    let with = |at: usize, value: u8| {
+        let mut list = good.clone();
+        list[at] = value;
+        list
+    };
+    let many = |count: usize, what: &Vec<u8>| vec![what.clone(); count];
+    for (list, expected) in [
+        (good[..15].to_vec(), LIST_LENGTH),
+        (good[..60].to_vec(), LIST_LENGTH),
+        (good[..good.len() - 1].to_vec(), LIST_LENGTH),
+        (list(&cscds, &[one[..27].to_vec()]), LIST_LENGTH),
+        (list(&[cscds[0].clone(), cscds[1][..31].to_vec()], &[]), LIST_LENGTH),
+        (list(&many(9, &cscds[0]), &many(1, &one)), (0x5, 0x2606)),
+        (list(&cscds, &many(65, &one)), (0x5, 0x2608)),
+        (list(&many(9, &cscds[0]), &many(80, &one)), LIST_LENGTH),
+        (with(16, 0xE0), (0x5, 0x2607)),
+        (with(16 + 64, 0x03), (0x5, 0x2609)),
+        (with(16 + 64 + 3, 0x17), LIST_FIELD),
+        (with(15, 1), LIST_FIELD),                    // inline data
+        (with(1, 0x08), LIST_FIELD),                  // LIST ID USAGE 01b
+        (with(1, 0x18), LIST_FIELD),                  // 11b with an identifier
+        (with(16 + 5, 0x13), LIST_FIELD),             // a designator of a port
+        (with(16 + 7, 21), LIST_FIELD),               // longer than there is room
+        (with(16 + 30, 0x10), LIST_FIELD),            // blocks of another size
+        (with(16 + 9, !good[16 + 9]), NOT_REACHABLE), // nobody's name
+    ] {
+        assert_eq!(copy(&mut unit, &list).sense(), expected, "{list:x?}");
+    }
+    let short = unit.io(&cdb(good.len()), &good[..good.len() - 1], 0);
+    assert_eq!(short.outcome, Outcome::Overrun);
+    unit.run(&cdb(0)).good();
+    copy(&mut unit, &good).good();
+}
+
+#[test]
+fn spc4_6_19_and_7_8_17_what_is_told_of_copies_is_the_same() {
+    let [(_, mut unit), _] = two();
+    let mut cdb = cdb16(0x84, 3, 0, 0);
+    cdb[13] = 255;
+    let answer = unit.io(&cdb, &[], 255);
+    let told = answer.good();
+    assert_eq!((told.len(), told[3]), (46, 42));
+    assert_eq!(told[8..12], [0, 8, 0, 64]);
+    assert_eq!(told[43..], [2, 0x02, 0xE4]);
+    let page = unit.io(&[0x12, 1, 0x8F, 0, 255, 0], &[], 255);
+    let page = page.good();
+    assert_eq!(usize::from(page[3]), page.len() - 4);
+    let (mut rest, mut found) = (&page[4..], Vec::new());
+    while !rest.is_empty() {
+        let length = usize::from(u16::from_be_bytes([rest[2], rest[3]]));
+        assert!(length.is_multiple_of(4));
+        found.push((u16::from_be_bytes([rest[0], rest[1]]), &rest[4..4 + length]));
+        rest = &rest[4 + length..];
+    }
+    let kinds: Vec<u16> = found.iter().map(|(kind, _)| *kind).collect();
+    assert_eq!(kinds, [0x0001, 0x0004, 0x0008, 0x000C, 0x8001]);
+    assert_eq!(found[0].1, [7, 0x83, 1, 0, 0x84, 2, 0, 3]);
+    assert_eq!(found[1].1[4..12], told[8..16]);
+    assert_eq!(found[4].1[8..12], told[16..20]);
+}

@@ -1,0 +1,4 @@
+//! See `checksums::checksums`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| virtlun_fuzz::checksums::checksums(data));
