@@ -1,4 +1,9 @@
-"""Builds and installs virtlun: the Python packages and, in release profile, the Rust programs."""
+"""Builds and installs virtlun: the Python packages and, in release profile, the Rust programs.
+
+With VIRTLUN_NO_PROGRAMS=1 it leaves the programs to whoever has built them (`make LEAN=1`).
+"""
+
+import os
 
 from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -31,11 +36,13 @@ def program(name: str, crate: str) -> RustBin:
     )
 
 
+PROGRAMS = [
+    program("virtlun-target", "target"),
+    program("virtlun-holder", "target"),
+    program("virtlun-bench", "initiator"),
+]
+
 setup(
-    rust_extensions=[
-        program("virtlun-target", "target"),
-        program("virtlun-holder", "target"),
-        program("virtlun-bench", "initiator"),
-    ],
+    rust_extensions=[] if os.environ.get("VIRTLUN_NO_PROGRAMS") else PROGRAMS,
     cmdclass={"bdist_wheel": PlatformWheel},
 )

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pydataplane import emulator
 from pydataplane.domain.errors import ConfigError
+from pydataplane.domain.model import FrontEndSetting
 from pydataplane.domain.translate import Settings
 
 DEFAULT_PATH = Path("/etc/virtlun/virtlun.toml")
@@ -23,6 +24,7 @@ TARGET_NAME = "[a-z0-9][a-z0-9-]{0,22}"
 TargetName = Annotated[str, Field(pattern=f"^{TARGET_NAME}$")]
 AuthSetting = Literal["auto", "none", "polkit"]
 ControllersSetting = Literal["auto", "all", "needed"]
+RoomSetting = Literal["resume", "stay"]
 
 LIBVIRTDS_PLACES = (Path("/run/libvirt"), Path("/var/run/libvirt"))
 """Folders of the sockets that libvirt's clients look for by themselves."""
@@ -65,13 +67,21 @@ class DisksSection(Section):
     """<source protocol=> that is ours; empty: none is."""
     pool_prefix: str = "virtlun-"
     """<source pool=> that begins so names an lvstore; empty: none does."""
+    front_end: FrontEndSetting = "auto"
+    """What a disk that a domain gets is to its guest. scsi: a LUN of the domain's vhost-user-scsi
+    controller, which is plugged by an event of that. blk: a virtio-blk disk, with a
+    vhost-user-blk controller of its own, which QEMU plugs as a PCI device; it survives a restart
+    of a target without --hold-sessions with any QEMU. auto: blk with bus='virtio', unless the disk
+    asks for what only SCSI has, and where the domain's <emulator> has no vhost-user-scsi; else
+    scsi. A disk that a domain has stays what it is until it is detached, or gets another bus."""
     max_queues: int = Field(default=8, ge=1, le=64)
     """Most request queues of a controller; it gets one for each vCPU of the domain."""
     reconnect_s: Annotated[int, Field(ge=0, le=3600)] | Literal["auto"] = "auto"
     """How long QEMU waits before it connects again to a target that went away, seconds. auto: 1
     where the domain's <emulator> is QEMU 8.2 or newer; else none, as older ones do not start with
-    it. 0: none, and a guest's I/O hangs from the target's next restart until the VM is started
-    again. A domain has it from when it is defined or started through the gateway."""
+    it. 0: none, and a guest's I/O hangs from the next restart of a target without --hold-sessions
+    until the VM is started again. A domain has it from when it is defined or started through the
+    gateway."""
 
 
 class GatewaySection(Section):
@@ -123,6 +133,11 @@ class GatewaySection(Section):
     """How often it looks at all of them, seconds; besides when it starts and when libvirtd does."""
     state_dir: Path = Path("/run/virtlun/gateway")
     """Its journal of the changes under way, by which interrupted ones are recovered."""
+    when_room_returns: RoomSetting = "resume"
+    """What becomes of a domain that the gateway paused because a write found no room, when there is
+    room again. resume: it goes on, and its guest notices nothing but the time. stay: it stays
+    paused, as with libvirt alone, until somebody resumes it. One that an administrator paused, or
+    that had another I/O error, always stays."""
     memory_dir: Path = Path("/var/lib/virtlun/memory")
     """Where libvirtd saves the memory of a running domain with a snapshot that names no file for it
     (without --memspec and --disk-only). Files in there go with their snapshot; others stay."""
@@ -170,6 +185,8 @@ class Config(Section):
             max_queues=self.disks.max_queues,
             reconnect_s=None if self.disks.reconnect_s == "auto" else self.disks.reconnect_s,
             qemu_reconnects=emulator.reconnects,
+            front_end=self.disks.front_end,
+            qemu_lacks_scsi=emulator.lacks_scsi,
         )
 
 

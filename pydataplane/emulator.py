@@ -51,6 +51,8 @@ class Qemu:
     """Major and minor number; None if the program does not say it."""
     vhost_user_scsi: bool
     """Whether it has the device vhost-user-scsi-pci; of a wrapper that is not known: False."""
+    is_wrapper: bool = False
+    """Whether it has only told the version of another program, which it starts."""
 
     @property
     def reconnects(self) -> bool:
@@ -72,6 +74,18 @@ def reconnects(path: str | None, arch: str | None) -> bool:
     program = path or default(arch)
     found = of(program) if program is not None else None
     return found is not None and found.reconnects
+
+
+def lacks_scsi(path: str | None, arch: str | None) -> bool:
+    """Whether a domain's QEMU has no vhost-user-scsi; False if that is unknown, as of a wrapper.
+
+    Arguments as of `reconnects`.
+    """
+    program = path or default(arch)
+    found = of(program) if program is not None else None
+    if found is None or found.version is None:
+        return False
+    return not found.vhost_user_scsi and not found.is_wrapper
 
 
 def default(arch: str | None) -> str | None:
@@ -117,7 +131,7 @@ def of(path: str) -> Qemu | None:
         for number in opened:
             os.close(number)
     if found.version is None and _is_wrapper(path, status):
-        return Qemu(path, _version(_answer(path)), found.vhost_user_scsi)
+        return Qemu(path, _version(_answer(path)), found.vhost_user_scsi, is_wrapper=True)
     if len(_known) >= KNOWN_MAX:
         _known.clear()
     _known[path] = key, found

@@ -5,6 +5,7 @@ A thin reading of SPDK's lvol methods. The lvstore is the truth; nothing is kept
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from pydataplane import methods, storefile
 from pydataplane.client import Client
 from pydataplane.errors import NO_DEVICE, RpcError, VolumeError, VolumeNotFoundError
 from pydataplane.volumenames import NAME
+
+#: Kinds of bdevs that lie on another one and show all that it has.
+LAYERS = ("crypto", "integrity")
 
 
 @dataclass(frozen=True)
@@ -70,9 +74,15 @@ class Lvstores:
     ) -> Iterator[methods.DumpEntry]:
         """Yields what an lvstore, or one on a bdev that is not loaded, has on its medium.
 
-        Superblock, journal and metadata pages, in that order (our target only).
+        Superblock, journal and metadata pages, in that order (our target only). Where checksums lie
+        below, first what they found: then a place is one on the bdev with checksums.
         """
-        uuid = self.lvstore(lvstore).uuid if lvstore is not None else None
+        store = self.lvstore(lvstore) if lvstore is not None else None
+        uuid = store.uuid if store is not None else None
+        checksums = self._checksums_below(store.base_bdev if store else str(bdev))
+        if checksums is not None:
+            facts = {name: str(value) for name, value in checksums.items()}
+            yield {"offset": 0, "kind": "checksums", "facts": facts, "problem": None}
         page: int | None = 0
         while page is not None:
             found = self.client.call("virtlun_lvstore_dump", uuid=uuid, bdev_name=bdev, page=page)
@@ -118,12 +128,15 @@ class Lvstores:
         size: int | None = None,
         cluster_size: int | None = None,
         key: str | None = None,
+        *,
+        checksums: bool = False,
     ) -> Lvstore:
         """Makes an lvstore on a file or block device, and the file of `size` bytes where asked.
 
         What is on a file or device that is there already is lost, unless it is an lvstore. Safe to
         repeat: an lvstore of that name on that file is returned as it is. With the name of a `key`
-        that the target has, all of it lies encrypted (our target, and SPDK's).
+        that the target has, all of it lies encrypted (our target, and SPDK's). With `checksums`
+        each block has one, which is verified when it is read (our target only).
 
         Raises:
             VolumeError: no such file and no size given, or one with another size, or the name is
@@ -155,18 +168,58 @@ class Lvstores:
             attached = self._open(path, base)
             if attached:
                 self._refuse_lvstore_on(base, path)
-            below = self._encrypted(base, key) if key else base
+            below = self._checked(base) if checksums else base
+            below = self._encrypted(below, key) if key else below
             self._refuse_lvstore_on(below, path)
             self.client.call(
                 "bdev_lvol_create_lvstore", bdev_name=below, lvs_name=name, cluster_sz=cluster_size
             )
         except Exception:
             if attached:
-                self.client.call("bdev_uring_delete", name=base)
+                self._detach(base, checksums=checksums)
             if made:
                 path.unlink()
             raise
         return self.lvstore(name)
+
+    def _detach(self, base: str, *, checksums: bool) -> None:
+        """Takes away a bdev of ours, with the checksums that were made on it just now."""
+        above = self._checked_on(base) if checksums else None
+        if above is not None and not any(above == each.base_bdev for each in self.lvstores()):
+            with contextlib.suppress(RpcError):  # one that is encrypted is on it still
+                self.client.call("virtlun_integrity_delete", name=above)
+        self.client.call("bdev_uring_delete", name=base)
+
+    def _checked(self, base: str) -> str:
+        """Makes the bdev with checksums on a bdev, unless it is there; returns its name."""
+        present = self._checked_on(base)
+        if present is not None:
+            return present
+        return self.client.call(
+            "virtlun_integrity_create", base_bdev_name=base, name=f"{base}-sums"
+        )
+
+    def _checked_on(self, base: str) -> str | None:
+        """Returns the bdev with checksums that lies on a bdev; None: there is none."""
+        for each in self.client.call("virtlun_integrity_get"):
+            if each["base_bdev_name"] == base:
+                return each["name"]
+        return None
+
+    def checksums(self, store: Lvstore) -> dict[str, Any] | None:
+        """Returns what the checksums of an lvstore found so far; None: it has none.
+
+        The fields are those of `virtlun_integrity_get`.
+        """
+        return self._checksums_below(store.base_bdev)
+
+    def _checksums_below(self, bdev: str) -> dict[str, Any] | None:
+        for below in self._under(bdev):
+            for item in self.client.call("bdev_get_bdevs", name=below):
+                found = item.get("driver_specific", {}).get("integrity")
+                if found is not None:
+                    return dict(found)
+        return None
 
     def _give(self, path: Path) -> None:
         """Gives a file that root makes to the user that the target runs as; SPDK's own is root."""
@@ -209,7 +262,7 @@ class Lvstores:
 
     def _encrypted(self, base: str, key: str) -> str:
         """Makes the encrypted bdev on a bdev, unless it is there; returns its name."""
-        name = f"{base}-crypt"
+        name = f"{base.removesuffix('-sums')}-crypt"
         try:
             self.client.call("bdev_get_bdevs", name=name)
         except RpcError as error:
@@ -221,7 +274,7 @@ class Lvstores:
     def _refuse_lvstore_on(self, base: str, path: Path) -> None:
         """Raises VolumeError if there was an lvstore on a bdev, which loaded it just now."""
         for store in self.lvstores():
-            if store.base_bdev == base:
+            if base in self._under(store.base_bdev):
                 raise VolumeError(
                     f"{path} holds the lvstore {store.name} already: load it with "
                     f"`virtlun lvstore import {path}`; to destroy it, delete it then"
@@ -243,10 +296,13 @@ class Lvstores:
         base = f"lvs-{uuid.uuid4()}"
         self.client.call("bdev_uring_create", filename=str(path), name=base)
         try:
-            below = self._encrypted(base, key) if key else base
-            self.client.call("bdev_examine", name=below)
+            if key:
+                # What has checksums came with its base.
+                self._encrypted(self._top(base), key)
+            else:
+                self.client.call("bdev_examine", name=base)
             for store in self.lvstores():
-                if store.base_bdev == below:
+                if base in self._under(store.base_bdev):
                     return store
             raise VolumeError(
                 f"there is no lvstore on {path}: make one, or name the right device"
@@ -295,25 +351,53 @@ class Lvstores:
     def delete_lvstore(self, name: str) -> None:
         """Destroys an lvstore with all its volumes and lets go of its device (the file stays)."""
         store = self.lvstore(name)
-        self.client.call("bdev_lvol_delete_lvstore", uuid=store.uuid)
+        under = self._under(store.base_bdev)
         driver, _, bdev = self._backing(store.base_bdev)
-        if driver is not None:
-            self.client.call("bdev_uring_delete", name=bdev)
+        self.client.call("bdev_lvol_delete_lvstore", uuid=store.uuid)
+        if driver is None:
+            return
+        for each in under:
+            # Checksums would come back with the file.
+            (found,) = self.client.call("bdev_get_bdevs", name=each)
+            if "crypto" in found.get("driver_specific", {}) and len(under) > 2:
+                self.client.call("bdev_crypto_delete", name=each)
+            elif "integrity" in found.get("driver_specific", {}):
+                self.client.call("virtlun_integrity_delete", name=each)
+        self.client.call("bdev_uring_delete", name=bdev)
 
     def file_of(self, store: Lvstore) -> str | None:
         """Returns the file or block device that an lvstore lies on; None: another kind of bdev."""
         driver, file, _ = self._backing(store.base_bdev)
         return file if driver else None
 
+    def _top(self, base: str) -> str:
+        """Returns the bdev with checksums on a bdev, or that bdev itself."""
+        for item in self.client.call("bdev_get_bdevs"):
+            specific = item.get("driver_specific", {}).get("integrity", {})
+            if specific.get("base_bdev_name") == base:
+                return str(item["name"])
+        return base
+
+    def _under(self, bdev: str) -> list[str]:
+        """Returns a bdev and those that it lies on, from above."""
+        found = [bdev]
+        for item in self.client.call("bdev_get_bdevs", name=bdev):
+            specific = item.get("driver_specific", {})
+            for layer in LAYERS:
+                if layer in specific:
+                    found += self._under(str(specific[layer]["base_bdev_name"]))
+        return found
+
     def _backing(self, bdev: str) -> tuple[str | None, str, str]:
         """Returns driver (`uring` or `aio`), file and bdev that a bdev lies on, else None first.
 
-        An encrypted bdev lies on what its base does.
+        An encrypted bdev, or one with checksums, lies on what its base does.
         """
         for item in self.client.call("bdev_get_bdevs", name=bdev):
             specific = item.get("driver_specific", {})
-            if "crypto" in specific:
-                return self._backing(str(specific["crypto"]["base_bdev_name"]))
+            for layer in LAYERS:
+                if layer in specific:
+                    return self._backing(str(specific[layer]["base_bdev_name"]))
             for driver in ("uring", "aio"):
                 if driver in specific:
                     return driver, str(specific[driver]["filename"]), bdev

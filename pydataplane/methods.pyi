@@ -24,7 +24,7 @@ class CryptoKey(TypedDict):
 
 
 class RateLimits(TypedDict):
-    """0 means unlimited."""
+    """SPDK's: what of the limits of a bdev its method can say. 0 means unlimited."""
 
     r_mbytes_per_sec: int
     rw_ios_per_sec: int
@@ -32,23 +32,41 @@ class RateLimits(TypedDict):
     w_mbytes_per_sec: int
 
 
+class DifCheckTypes(TypedDict):
+    """What is compared when a block is read or written."""
+
+    apptag: bool
+    guard: bool
+    reftag: bool
+
+
 class Bdev(TypedDict):
     """A bdev, with SPDK's fields."""
 
     aliases: list[str]
     assigned_rate_limits: RateLimits
-    """0 means unlimited."""
+    """SPDK's: what of the limits of a bdev its method can say. 0 means unlimited."""
     block_size: int
-    """Bytes of a logical block."""
+    """Bytes of a logical block, with its metadata where that is part of it (md_interleave)."""
     claim_type: NotRequired[str | None]
     claimed: bool
     """Whether somebody holds it."""
     claimed_by: NotRequired[list[str]]
     """Who holds it (ours)."""
+    dif_is_head_of_md: NotRequired[bool]
+    dif_pi_format: NotRequired[int]
+    dif_type: NotRequired[int]
+    """Type of its protection information: 1 or 3."""
     driver_specific: Any
     """What its kind alone has, under the kind's name."""
+    enabled_dif_check_types: NotRequired[DifCheckTypes]
+    """What is compared when a block is read or written."""
     flush_error: NotRequired[str | None]
     """Why every flush fails until virtlun_bdev_clear_flush_error, if so (ours)."""
+    md_interleave: NotRequired[bool]
+    """It lies behind the block's data, and block_size is of both."""
+    md_size: NotRequired[int]
+    """Bytes of a block's metadata."""
     name: str
     num_blocks: int
     """Size in logical blocks."""
@@ -376,6 +394,33 @@ class UblkDisk(TypedDict):
     """The device."""
 
 
+class BlockDisk(TypedDict):
+    """One virtio-blk disk."""
+
+    bdev: str | None
+    """Name of the bdev; null once that is gone."""
+    block_size: int | None
+    """Bytes of a logical block, as the guest sees it."""
+    discard: bool
+    """Whether the guest may discard blocks, where the bdev takes that."""
+    read_error_policy: str
+    """The same of reads."""
+    readonly: bool
+    """Whether writes are refused."""
+    resize_event_at: float | None
+    """When the connected guest's front end was last told to look at the size again, in seconds
+    since the epoch.
+    """
+    serial: str | None
+    """Serial number that the guest sees, of which it reads 20 characters (ours, as all that
+    follows).
+    """
+    uuid: str | None
+    """UUID as which the guest sees the disk, where it was chosen."""
+    write_error_policy: str
+    """What becomes of writes whose I/O fails: report, enospc or stop."""
+
+
 class Lun(TypedDict):
     """In the result of vhost_get_controllers."""
 
@@ -407,6 +452,8 @@ class Lun(TypedDict):
     rotation_rate: int | None
     serial: str
     """Unit serial number that the guest sees (ours, as all that follows)."""
+    uuid: str | None
+    """UUID as which the guest sees the disk, null where none was chosen: the bdev's."""
     vendor: str | None
     write_cache: bool
     """Whether the guest sees the bdev's volatile cache, if it has one."""
@@ -427,9 +474,12 @@ class ScsiTarget(TypedDict):
 
 
 class BackendSpecific(TypedDict):
-    """In the result of vhost_get_controllers."""
+    """What the guest sees of it: one of these."""
 
-    scsi: list[ScsiTarget]
+    block: NotRequired[BlockDisk]
+    """One virtio-blk disk."""
+    scsi: NotRequired[list[ScsiTarget]]
+    """Targets."""
 
 
 class Owner(TypedDict):
@@ -447,6 +497,15 @@ class Owner(TypedDict):
     """Number of its user."""
 
 
+class RunningQueue(TypedDict):
+    """In the result of vhost_get_controllers."""
+
+    cpu: int
+    """CPU of its reactor."""
+    queue: int
+    """Index of the virtqueue."""
+
+
 class StoppedQueue(TypedDict):
     """In the result of vhost_get_controllers."""
 
@@ -458,7 +517,14 @@ class StoppedQueue(TypedDict):
 class Session(TypedDict):
     """In the result of vhost_get_controllers."""
 
+    kept: bool
+    """Whether it goes on if this process is killed: virtlun-holder has its connection."""
     name: str
+    queues: list[RunningQueue]
+    """Request queues that run, and where.
+
+    One moves where its reactor has more to do than it can.
+    """
     started: bool
     """Whether the VM uses its queues."""
     stopped_queues: list[StoppedQueue]
@@ -470,12 +536,18 @@ class Session(TypedDict):
 class Controller(TypedDict):
     """A controller, with SPDK's fields."""
 
+    adaptive_coalescing: bool
+    """They are held back by what is in flight and what becomes of it, as nothing was set (ours)."""
     backend_specific: BackendSpecific
+    """What the guest sees of it: one of these."""
     cpumask: str
     ctrlr: str
     delay_base_us: int
-    """Interrupts are not held back: 0."""
+    """Microseconds that interrupts are held back for at twice the threshold; 0: by that they are
+    not.
+    """
     iops_threshold: int
+    """I/Os per second of a queue from which on they are."""
     owner: Owner | None
     """The process that it belongs to; null if to none yet (ours)."""
     owner_uid: int | None
@@ -486,6 +558,49 @@ class Controller(TypedDict):
     """Connected VMs: one at most."""
     socket: str
     """Path of its socket."""
+
+
+class IoLimits(TypedDict):
+    """0: not limited."""
+
+    read_bytes_sec: int
+    """Bytes a second of reads."""
+    read_bytes_sec_max: int
+    """Bytes a second of reads in a burst."""
+    read_bytes_sec_max_length: int
+    """Seconds of such a burst of read_bytes_sec_max; 0 as 1."""
+    read_iops_sec: int
+    """Reads a second."""
+    read_iops_sec_max: int
+    """Reads a second in a burst."""
+    read_iops_sec_max_length: int
+    """Seconds of such a burst of read_iops_sec_max; 0 as 1."""
+    size_iops_sec: int
+    """Bytes of an operation: one of twice as many counts twice; 0: any counts once."""
+    total_bytes_sec: int
+    """Bytes a second of reads and writes."""
+    total_bytes_sec_max: int
+    """Bytes a second of reads and writes in a burst."""
+    total_bytes_sec_max_length: int
+    """Seconds of such a burst of total_bytes_sec_max; 0 as 1."""
+    total_iops_sec: int
+    """Reads and writes a second."""
+    total_iops_sec_max: int
+    """Reads and writes a second in a burst."""
+    total_iops_sec_max_length: int
+    """Seconds of such a burst of total_iops_sec_max; 0 as 1."""
+    write_bytes_sec: int
+    """Bytes a second of writes."""
+    write_bytes_sec_max: int
+    """Bytes a second of writes in a burst."""
+    write_bytes_sec_max_length: int
+    """Seconds of such a burst of write_bytes_sec_max; 0 as 1."""
+    write_iops_sec: int
+    """Writes a second."""
+    write_iops_sec_max: int
+    """Writes a second in a burst."""
+    write_iops_sec_max_length: int
+    """Seconds of such a burst of write_iops_sec_max; 0 as 1."""
 
 
 class OwnerProcess(TypedDict):
@@ -601,6 +716,10 @@ class Status(TypedDict):
     """Bdevs whose flushes fail because one did, each in a sentence."""
     holder_socket: str
     """Where the holder of exported files listens, be it there or not."""
+    holds_sessions: bool
+    """Whether the holder keeps connections of VMs, for which the end of this process is a pause
+    then.
+    """
     lvstores: int
     pid: int
     poll: bool
@@ -630,6 +749,51 @@ class Status(TypedDict):
     vhost_dir: str
     waiting: list[StatusWaiting]
     """What waits for a disk that does not answer."""
+
+
+class CheckedBdev(TypedDict):
+    """A bdev with checksums."""
+
+    base_bdev_name: str
+    """Bdev that it lies on."""
+    cached_regions: int
+    """Regions whose checksums are in memory."""
+    damaged_blocks: list[int]
+    """Numbers of such blocks, of 4096 bytes: some of them."""
+    damaged_checksum_pages: int
+    """Pages of checksums that were damaged when they were read."""
+    damaged_maps: int
+    """Maps that were damaged when it was loaded: the checksums of that part were made anew."""
+    dirty_regions: int
+    """Regions of 1008 blocks that are written to: after a crash their checksums are made anew."""
+    mismatches: int
+    """Reads, since it was loaded, that met a block which is not what was written to it."""
+    name: str
+    """Name."""
+    stale_regions: int
+    """Regions whose checksums are still to be made anew."""
+
+
+class LunCopy(TypedDict):
+    """A copy."""
+
+    bytes_per_second: int
+    """Bytes a second that are read at most; 0: as many as the disks can."""
+    copied_bytes: int
+    """Bytes from the start of the bdev that were dealt with, of so many."""
+    ctrlr: str
+    dst_bdev_name: str
+    """Bdev that it is copied to."""
+    error: str | None
+    """Why it failed, in one sentence."""
+    scsi_target_num: int
+    src_bdev_name: str
+    """Bdev that is copied, which the target is on."""
+    state: str
+    """copying; ready: both have the same, and it can be pivoted; failed: it is over, and waits for
+    its abort.
+    """
+    total_bytes: int
 
 
 class AllocatedRange(TypedDict):
@@ -824,6 +988,10 @@ class SuspendedTarget(TypedDict):
     ctrlr: str
     error: str
     """How the I/O failed: no_space, read_medium, write_medium or resources."""
+    overtaken: bool
+    """Whether the VM is not to be saved or migrated: its queues have stopped, and requests of a
+    virtio-blk disk's are known to QEMU's in-flight region alone, which does not go along.
+    """
     scsi_target_num: int
     since: float
     """When, in seconds since the epoch."""
@@ -905,6 +1073,7 @@ class Rpc(ABC):
         /,
         *,
         block_size: int | None = ...,
+        dif_type: int | None = ...,
         fallocate: bool | None = ...,
         filename: str,
         name: str,
@@ -956,6 +1125,96 @@ class Rpc(ABC):
     def call(
         self,
         method: Literal["bdev_crypto_delete"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Create a bdev that shows another, which it has for itself, and answers reads and writes later
+    # than that: for tests.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_delay_create"],
+        /,
+        *,
+        avg_read_latency: int,
+        avg_write_latency: int,
+        base_bdev_name: str,
+        name: str,
+        p99_read_latency: int,
+        p99_write_latency: int,
+        uuid: str | None = ...,
+    ) -> str: ...
+
+    # Delete a bdev of bdev_delay_create.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_delay_delete"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Change a latency of a bdev of bdev_delay_create, in use or not.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_delay_update_latency"],
+        /,
+        *,
+        delay_bdev_name: str,
+        latency_type: Literal["avg_read", "p99_read", "avg_write", "p99_write"],
+        latency_us: int,
+    ) -> bool: ...
+
+    # Create a bdev that shows another, which it has for itself, and the errors of
+    # bdev_error_inject_error: for tests.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_error_create"],
+        /,
+        *,
+        base_name: str,
+        uuid: str | None = ...,
+    ) -> bool: ...
+
+    # Delete a bdev of bdev_error_create. What is pending has to go on before.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_error_delete"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Have the next I/Os of a kind go wrong, in place of what was asked for before. Nothing of it is
+    # recorded.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_error_inject_error"],
+        /,
+        *,
+        corrupt_offset: int | None = ...,
+        corrupt_value: int | None = ...,
+        error_type: Literal["failure", "pending", "corrupt_data", "nomem"],
+        io_type: Literal["clear", "read", "write", "unmap", "flush", "all"],
+        name: str,
+        num: int | None = ...,
+        nvme_sc: int | None = ...,
+        nvme_sct: int | None = ...,
+        queue_depth: int | None = ...,
+    ) -> bool: ...
+
+    # Have I/Os go on that bdev_error_inject_error has pending.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_error_resume_pending"],
         /,
         *,
         name: str,
@@ -1333,6 +1592,21 @@ class Rpc(ABC):
         name: str | None = ...,
     ) -> bool: ...
 
+    # Limit how much I/O a bdev does a second, of all who use it together, at once and after each
+    # start. As SPDK's, which knows no bursts: a limit that is given has none from then on.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_set_qos_limit"],
+        /,
+        *,
+        name: str,
+        r_mbytes_per_sec: int | None = ...,
+        rw_ios_per_sec: int | None = ...,
+        rw_mbytes_per_sec: int | None = ...,
+        w_mbytes_per_sec: int | None = ...,
+    ) -> bool: ...
+
     # Create a bdev on a file or block device. An lvstore on it is loaded.
     @overload
     def call(
@@ -1341,6 +1615,7 @@ class Rpc(ABC):
         /,
         *,
         block_size: int | None = ...,
+        dif_type: int | None = ...,
         filename: str,
         name: str,
         uuid: str | None = ...,
@@ -1589,17 +1864,44 @@ class Rpc(ABC):
         ublk_id: int,
     ) -> bool: ...
 
-    # Control how interrupts are held back. Not supported yet but for switching it off: the guest
-    # says with EVENT_IDX when it wants one.
+    # Control how long a controller's interrupts are held back, so that one tells of several I/Os.
     @overload
     def call(
         self,
         method: Literal["vhost_controller_set_coalescing"],
         /,
         *,
+        adaptive: bool | None = ...,
         ctrlr: str,
         delay_base_us: int,
         iops_threshold: int,
+    ) -> bool: ...
+
+    # Create a controller whose guest sees one virtio-blk disk, and that listens on its socket.
+    @overload
+    def call(
+        self,
+        method: Literal["vhost_create_blk_controller"],
+        /,
+        *,
+        block_size: int | None = ...,
+        cpumask: str | None = ...,
+        ctrlr: str,
+        delay: bool | None = ...,
+        dev_name: str,
+        discard: bool | None = ...,
+        own_folder: bool | None = ...,
+        owner_uid: int | None = ...,
+        packed_ring: bool | None = ...,
+        packed_ring_recovery: bool | None = ...,
+        read_error_policy: Literal["report", "stop"] | None = ...,
+        readonly: bool | None = ...,
+        serial: str | None = ...,
+        shareable: bool | None = ...,
+        socket_gid: int | None = ...,
+        transport: str | None = ...,
+        uuid: str | None = ...,
+        write_error_policy: Literal["report", "enospc", "stop"] | None = ...,
     ) -> bool: ...
 
     # Create a controller that listens on its socket.
@@ -1658,6 +1960,7 @@ class Rpc(ABC):
         scsi_target_num: int,
         serial: str | None = ...,
         shareable: bool | None = ...,
+        uuid: str | None = ...,
         vendor: str | None = ...,
         write_cache: bool | None = ...,
         write_error_policy: Literal["report", "enospc", "stop"] | None = ...,
@@ -1697,6 +2000,49 @@ class Rpc(ABC):
         /,
         *,
         name: str,
+    ) -> bool: ...
+
+    # Get how much I/O a bdev does a second at most.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_bdev_get_limits"],
+        /,
+        *,
+        name: str,
+    ) -> IoLimits: ...
+
+    # Limit how much I/O a bdev does a second, in place of all limits that it had: of all who use it
+    # together, at once and after each start, until the bdev is deleted. Reads and writes are
+    # limited, by the data that goes with them, not flushes and unmapping. The words are those of
+    # libvirt's iotune. A burst goes on at its rate for its length, and then at that of the limit;
+    # without one, at most a tenth of a second's worth begins at once.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_bdev_set_limits"],
+        /,
+        *,
+        name: str,
+        read_bytes_sec: int | None = ...,
+        read_bytes_sec_max: int | None = ...,
+        read_bytes_sec_max_length: int | None = ...,
+        read_iops_sec: int | None = ...,
+        read_iops_sec_max: int | None = ...,
+        read_iops_sec_max_length: int | None = ...,
+        size_iops_sec: int | None = ...,
+        total_bytes_sec: int | None = ...,
+        total_bytes_sec_max: int | None = ...,
+        total_bytes_sec_max_length: int | None = ...,
+        total_iops_sec: int | None = ...,
+        total_iops_sec_max: int | None = ...,
+        total_iops_sec_max_length: int | None = ...,
+        write_bytes_sec: int | None = ...,
+        write_bytes_sec_max: int | None = ...,
+        write_bytes_sec_max_length: int | None = ...,
+        write_iops_sec: int | None = ...,
+        write_iops_sec_max: int | None = ...,
+        write_iops_sec_max_length: int | None = ...,
     ) -> bool: ...
 
     # Say who a controller belongs to. Another process that is connected is disconnected. Without
@@ -1790,6 +2136,102 @@ class Rpc(ABC):
         method: Literal["virtlun_get_status"],
         /,
     ) -> Status: ...
+
+    # Create a bdev that keeps a checksum of each 4096 bytes on the bdev that it lies on, which it
+    # has for itself, and verifies what is read: what is damaged is a medium error. It is noted on
+    # the base, and comes with it.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_integrity_create"],
+        /,
+        *,
+        base_bdev_name: str,
+        name: str,
+    ) -> str: ...
+
+    # Delete a bdev with checksums, and all that is on it; refused while something uses it, such as
+    # an lvstore.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_integrity_delete"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Get all bdevs with checksums, or one: what they found.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_integrity_get"],
+        /,
+        *,
+        name: str | None = ...,
+    ) -> list[CheckedBdev]: ...
+
+    # End the copy of a target's bdev, one that failed as well: the target goes on with its bdev,
+    # and the other is free.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lun_copy_abort"],
+        /,
+        *,
+        ctrlr: str,
+        scsi_target_num: int,
+    ) -> bool: ...
+
+    # Get how far the copies of targets' bdevs have come, of all or of one. One that failed is told
+    # until it is aborted.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lun_copy_check"],
+        /,
+        *,
+        ctrlr: str | None = ...,
+        scsi_target_num: int | None = ...,
+    ) -> list[LunCopy]: ...
+
+    # Have a target whose bdev is copied, and ready, go on with the copy, as the same disk to its
+    # guest: also after a crash, once this has returned.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lun_copy_pivot"],
+        /,
+        *,
+        ctrlr: str,
+        scsi_target_num: int,
+    ) -> bool: ...
+
+    # Limit the copy of a target's bdev to so many bytes a second.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lun_copy_set_limit"],
+        /,
+        *,
+        bytes_per_second: int,
+        ctrlr: str,
+        scsi_target_num: int,
+    ) -> bool: ...
+
+    # Begin to copy the bdev of a target to another, while its guest uses it: what it writes
+    # meanwhile goes to both. The copy is lost when this process ends before its pivot.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lun_copy_start"],
+        /,
+        *,
+        bytes_per_second: int | None = ...,
+        ctrlr: str,
+        dst_bdev_name: str,
+        scsi_target_num: int,
+    ) -> bool: ...
 
     # Cancel the creation or growth of a thick lvol that is being zeroed; nothing of it stays.
     @overload

@@ -13,8 +13,13 @@ import click
 
 from plugin.cli.domains import URI, connection, find, plan_of
 from plugin.cli.output import client, config, errors_as_sentences, json_option, show, text
+from pydataplane import emulator
 from pydataplane.domain import translate
 from pydataplane.domain.errors import TranslateError
+from pydataplane.domain.model import FrontEnd, Plan
+from pydataplane.domain.observed import disks_of
+from pydataplane.domain.xml import view as views
+from pydataplane.domain.xml.carrier import qemu_of
 from pydataplane.errors import TargetError
 
 COLUMNS = [
@@ -23,8 +28,12 @@ COLUMNS = [
     ("DEV", "dev", text),
     ("VOLUME", "volume", text),
     ("TARGET", "target", text),
+    ("AS", "as", text),
     ("SERVED", "served", lambda served: "unknown" if served is None else text(served)),
 ]
+
+KINDS: dict[FrontEnd, str] = {"scsi": "LUN", "blk": "virtio-blk"}
+"""What a disk is to its guest, for people."""
 
 Served = dict[str, dict[int, list[str]]]
 """For each controller of the target, its target numbers with the names of their bdev."""
@@ -41,9 +50,10 @@ def domain() -> None:
 @click.pass_obj
 @errors_as_sentences
 def list_(socket: Path, uri: str, as_json: bool) -> None:
-    """List the virtlun disks of all domains; SERVED says whether the target has the LUN now.
+    """List the virtlun disks of all domains; SERVED says whether the target has the disk now.
 
-    One without DEV is a LUN that the domain's XML does not have, and that stays until it stops.
+    One without DEV is a disk that the domain's XML does not have, and that stays until that stops,
+    or its guest lets it go.
     """
     served = _served(socket)
     with connection(uri) as opened:
@@ -65,16 +75,26 @@ def show_(socket: Path, name: str, uri: str, as_json: bool) -> None:
         plan = plan_of(handle)
         rows = _rows(handle, _served(socket))
     if as_json:
-        click.echo(json.dumps({"plan": asdict(plan) if plan else None, "disks": rows}, indent=2))
+        click.echo(json.dumps({"plan": _as_json(plan), "disks": rows}, indent=2))
         return
     if plan is None:
         click.echo(
             f"{name} has no virtlun disk; `virtlun domain prepare {name}` readies it for one"
         )
         return
-    click.echo(f"controller  {plan.controller}\nsocket      {plan.socket}")
+    if plan.has_scsi:
+        click.echo(f"controller  {plan.controller}\nsocket      {plan.socket}")
+    else:
+        click.echo(f"controllers {plan.controller}.TARGET\nsockets     {plan.socket}.TARGET")
     click.echo(f"queues      {plan.num_queues}\n")
     show(rows, COLUMNS[2:], as_json=False, empty="no virtlun disks")
+
+
+def _as_json(plan: Plan | None) -> dict[str, Any] | None:
+    """Returns a plan as programs get it."""
+    if plan is None:
+        return None
+    return {**asdict(plan), "cpus": sorted(sorted(each) for each in plan.cpus)}
 
 
 @domain.command("prepare", short_help="Let a VM have disks attached while it runs.")
@@ -109,9 +129,20 @@ def prepare(socket: Path, name: str, uri: str) -> None:
                     libvirt.VIR_DOMAIN_AFFECT_CONFIG,
                 )
             running, uuid_text = bool(handle.isActive()), handle.UUIDString()
+            plan, lacks_scsi = plan_of(handle), _lacks_scsi(handle)
         except libvirt.libvirtError as error:
             raise click.ClickException(f"domain {name}: {error}") from error
-    if not running:
+    if plan is not None and not plan.has_scsi:
+        click.echo(
+            f"{name} has virtio-blk disks alone: more of them (bus='virtio') can be attached while"
+            " it runs; it gets a controller with its first LUN (bus='scsi'), attached with --config"
+        )
+    elif lacks_scsi:
+        click.echo(
+            f"{name}'s QEMU has no vhost-user-scsi: from its next start through the gateway its"
+            " memory is shared, and virtio-blk disks can be attached while it runs"
+        )
+    elif not running:
         click.echo(f"{name} gets a controller at its next start through the gateway")
     elif _is_connected(socket, translate.controller_name(uuid_text)):
         click.echo(f"{name} runs with a controller: disks can be attached now")
@@ -120,6 +151,12 @@ def prepare(socket: Path, name: str, uri: str) -> None:
             f"{name} runs without a controller: restart needed; shut it down and start it through"
             " the gateway"
         )
+
+
+def _lacks_scsi(handle: Any) -> bool:
+    """Whether a domain's QEMU is known to have no vhost-user-scsi."""
+    view = views.parse(handle.XMLDesc(0))
+    return view is not None and emulator.lacks_scsi(*qemu_of(view.domain))
 
 
 def _check_memory(handle: Any) -> None:
@@ -171,7 +208,7 @@ def translate_(file: IO[str], only_plan: bool) -> None:
         raise click.ClickException(str(error)) from error
     if only_plan:
         plan = definition.plan
-        click.echo(json.dumps(asdict(plan) if plan else None, indent=2))
+        click.echo(json.dumps(_as_json(plan), indent=2))
     else:
         sys.stdout.write(definition.xml)
 
@@ -197,9 +234,8 @@ def _served(socket: Path) -> Served | None:
         }
         return {
             controller["ctrlr"]: {
-                entry["scsi_dev_num"]: names.get(lun["bdev_name"], [lun["bdev_name"]])
-                for entry in controller["backend_specific"].get("scsi", [])
-                for lun in entry["luns"]
+                number: names.get(disk.bdev, [disk.bdev])
+                for number, disk in disks_of(controller).items()
             }
             for controller in target.call("vhost_get_controllers")
         }
@@ -212,8 +248,8 @@ def _rows(handle: Any, served: Served | None) -> list[dict[str, Any]]:
     plan = plan_of(handle)
     if plan is None:
         return []
-    here = (served or {}).get(plan.controller, {})
-    numbers = {name: number for number, names in here.items() for name in names}
+    here = _here(plan, served or {})
+    found = {name: (number, front) for number, front, names in here for name in names}
     of_domain = {
         "domain": handle.name(),
         "state": "running" if handle.isActive() else "shut off",
@@ -223,15 +259,38 @@ def _rows(handle: Any, served: Served | None) -> list[dict[str, Any]]:
             **of_domain,
             "dev": lun.dev,
             "volume": lun.volume.alias,
-            "target": numbers.get(lun.volume.alias, lun.target),
-            "served": None if served is None else lun.volume.alias in numbers,
+            "target": found.get(lun.volume.alias, (lun.target, lun.front))[0],
+            "as": KINDS[found.get(lun.volume.alias, (lun.target, lun.front))[1]],
+            "served": None if served is None else lun.volume.alias in found,
         }
         for lun in plan.luns
     ]
-    own = {row["target"] for row in rows if row["served"]}
+    own = {(row["target"], row["as"]) for row in rows if row["served"]}
     more = [
-        {**of_domain, "dev": None, "volume": names[0], "target": number, "served": True}
-        for number, names in sorted(here.items())
-        if number not in own
+        {
+            **of_domain,
+            "dev": None,
+            "volume": names[0],
+            "target": number,
+            "as": KINDS[front],
+            "served": True,
+        }
+        for number, front, names in here
+        if (number, KINDS[front]) not in own
     ]
     return [*rows, *more]
+
+
+def _here(plan: translate.Plan, served: Served) -> list[tuple[int, FrontEnd, list[str]]]:
+    """Returns number, front end and bdev's names of each disk that the target shows to a domain."""
+    found: list[tuple[int, FrontEnd, list[str]]] = []
+    for controller, disks in sorted(served.items()):
+        own, _, number = controller.partition(".")
+        if own != plan.controller:
+            continue
+        for target, names in sorted(disks.items()):
+            if number:
+                found.append((int(number), "blk", names))
+            else:
+                found.append((target, "scsi", names))
+    return found

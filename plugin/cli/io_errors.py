@@ -13,6 +13,7 @@ from plugin.cli.domains import URI, connection, find, plan_of
 from plugin.cli.output import client, errors_as_sentences, json_option, show, text
 from pydataplane.client import Client
 from pydataplane.domain import translate
+from pydataplane.domain.names import domain_controller
 from pydataplane.suspended import suspended
 
 REASONS = {
@@ -22,6 +23,11 @@ REASONS = {
     "resources": "the host is short of memory",
 }
 """What a person is told, for the target's words."""
+
+
+def is_blk(controller: str) -> bool:
+    """Whether a controller's name is that of a virtio-blk disk of a domain's."""
+    return domain_controller(controller) != controller
 
 
 def _reason(error: str) -> str:
@@ -54,7 +60,7 @@ def rows(target: Client) -> list[dict[str, Any]]:
             "domain": None,
             "dev": None,
             "volume": next(iter(aliases.get(each["bdev_name"], [])), each["bdev_name"]),
-            "target": each["scsi_target_num"],
+            "target": None if is_blk(each["ctrlr"]) else each["scsi_target_num"],
             "error": each["error"],
             "since": each["since"],
             "controller": each["ctrlr"],
@@ -99,7 +105,7 @@ def _name(waiting: list[dict[str, Any]], handles: Iterable[Any]) -> None:
 
     for handle in handles:
         controller = translate.controller_name(handle.UUIDString())
-        own = [row for row in waiting if row["controller"] == controller]
+        own = [row for row in waiting if domain_controller(row["controller"]) == controller]
         if not own:
             continue
         try:
@@ -129,8 +135,9 @@ def retry(socket: Path, name: str, uri: str) -> None:
     target = client(socket)
     with connection(uri, read_only=False) as opened:
         handle = find(opened, name)
-        controller = translate.controller_name(handle.UUIDString())
-        waits = any(each["ctrlr"] == controller for each in suspended(target))
+        own = translate.controller_name(handle.UUIDString())
+        names = {each["ctrlr"] for each in suspended(target)}
+        waits = sorted(name for name in names if domain_controller(name) == own)
         state, reason = handle.state()
         if state == libvirt.VIR_DOMAIN_PAUSED and (
             waits or reason == libvirt.VIR_DOMAIN_PAUSED_IOERROR
@@ -138,7 +145,7 @@ def retry(socket: Path, name: str, uri: str) -> None:
             handle.resume()
             click.echo(f"{name} is resumed and tries again")
         elif waits:
-            disks = target.call("virtlun_vhost_resume", ctrlr=controller)
+            disks = sum(target.call("virtlun_vhost_resume", ctrlr=name) for name in waits)
             click.echo(f"{name} tries again: {disks} disk{'' if disks == 1 else 's'}")
         else:
             click.echo(f"no I/O of {name} waits because of an error: nothing to try again")

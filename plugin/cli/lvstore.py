@@ -31,6 +31,7 @@ COLUMNS = [
     ("SIZE", "total", size),
     ("FREE", "free", size),
     ("CLUSTER", "cluster_size", size),
+    ("CHECKSUMS", "checksums", text),
     ("ON", "file", text),
     ("UUID", "uuid", text),
 ]
@@ -75,6 +76,11 @@ def list_(socket: Path, as_json: bool) -> None:
     help="Allocation unit, such as 64K or 1M; by default chosen by the size: 64K up to 256 GiB.",
 )
 @click.option("--key", help="Encrypt all of it with the key of this name: see `virtlun key`.")
+@click.option(
+    "--checksums",
+    is_flag=True,
+    help="Keep a checksum of each 4 KiB, verified when read: what is damaged is an error.",
+)
 @click.option("--force", is_flag=True, help="Overwrite a file system or whatever is there.")
 @json_option
 @click.pass_obj
@@ -86,6 +92,7 @@ def create(
     size_text: str | None,
     cluster_size: str | None,
     key: str | None,
+    checksums: bool,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -101,7 +108,7 @@ def create(
         _refuse_what_is_not_empty(file)
     new = not file.exists()
     with busy(f"making lvstore {name}"):
-        made = volumes.create_lvstore(name, file, total, cluster, key)
+        made = volumes.create_lvstore(name, file, total, cluster, key, checksums=checksums)
     if new and total is not None:
         _warn_of_too_little_room(file, total)
     _show(volumes, [made], as_json)
@@ -202,8 +209,9 @@ def check(socket: Path, lvstore: str | None, bdev: str | None, repair: bool, as_
     """Compare the metadata of LVSTORE on its device with what the target knows, while it is in use.
 
     What has gone bad would show at the next start of the target, which would refuse the lvstore;
-    until then --repair writes it anew. Of one that is refused --bdev tells all that is wrong. The
-    exit status is 1 where something is wrong and was not repaired.
+    until then --repair writes it anew, but for the maps of volumes in many pieces that nobody uses:
+    the target has let go of these in memory. Of one that is refused --bdev tells all that is wrong.
+    The exit status is 1 where something is wrong and was not repaired.
     """
     if (lvstore is None) == (bdev is None) or (bdev is not None and repair):
         raise click.UsageError("give an LVSTORE, or --bdev without --repair")
@@ -233,7 +241,8 @@ def dump(socket: Path, lvstore: str | None, bdev: str | None, as_json: bool) -> 
 
     For whoever looks for a fault: schemas/blobstore.md says what each field means. Nothing is
     written, and nothing is judged; `virtlun lvstore check` does that. What the journal has not
-    brought to its place yet stands in its records alone. --json prints one object a line.
+    brought to its place yet stands in its records alone. Where LVSTORE has checksums the first line
+    says so, and places are on the bdev with checksums. --json prints one object a line.
     """
     if (lvstore is None) == (bdev is None):
         raise click.UsageError("give an LVSTORE, or --bdev")
@@ -255,8 +264,9 @@ def dump(socket: Path, lvstore: str | None, bdev: str | None, as_json: bool) -> 
 def scrub(socket: Path, lvstore: str, rate: int | None, as_json: bool) -> None:
     """Read what the volumes and snapshots of LVSTORE have, while they are used.
 
-    A disk that cannot return some of it is found before a guest needs it. What is read is not
-    compared with anything. The exit status is 1 where something cannot be read.
+    A disk that cannot return some of it is found before a guest needs it. What is read is compared
+    with its checksum where LVSTORE was made with --checksums, else with nothing. The exit status is
+    1 where something cannot be read.
     """
     volumes = Volumes(client(socket))
     store = volumes.lvstore(lvstore)
@@ -272,7 +282,10 @@ def scrub(socket: Path, lvstore: str, rate: int | None, as_json: bool) -> None:
                 rows += [{**row, **x} for x in of or [{"volume": None, "at": None}]]
             if rate is not None:
                 time.sleep(max(0.0, begun + done / (rate << 20) - time.monotonic()))
-    empty = f"all {size(done)} of lvstore {store.name} can be read"
+    checked = volumes.checksums(store) is not None
+    empty = f"all {size(done)} of lvstore {store.name} can be read" + (
+        ", and is what was written" if checked else ""
+    )
     show(rows, UNREADABLE, as_json=as_json, empty=empty)
     if rows:
         raise click.exceptions.Exit(1)
@@ -298,8 +311,20 @@ def _show(volumes: Volumes, stores: list[Lvstore], as_json: bool) -> None:
     def other(store: Lvstore) -> str | None:
         return None if as_json else f"bdev {store.base_bdev}"
 
+    def checksums(store: Lvstore) -> object:
+        found = volumes.checksums(store)
+        if as_json:
+            return found
+        if found is None:
+            return "no"
+        return f"{found['mismatches']} mismatches" if found["mismatches"] else "yes"
+
+    def row(store: Lvstore) -> dict[str, object]:
+        file = volumes.file_of(store) or other(store)
+        return {**store.as_dict(), "file": file, "checksums": checksums(store)}
+
     show(
-        [{**store.as_dict(), "file": volumes.file_of(store) or other(store)} for store in stores],
+        [row(store) for store in stores],
         COLUMNS,
         as_json=as_json,
         empty="no lvstores: make one with `virtlun lvstore create NAME --file FILE --size SIZE`",

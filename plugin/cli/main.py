@@ -7,7 +7,19 @@ from pathlib import Path
 
 import click
 
-from plugin.cli import bdev, doctor, domain, image, io_errors, key, lvstore, target, top, volume
+from plugin.cli import (
+    bdev,
+    doctor,
+    domain,
+    image,
+    io_errors,
+    key,
+    limits,
+    lvstore,
+    target,
+    top,
+    volume,
+)
 from plugin.cli.output import ADDRESS_KEY, CONFIG_KEY
 from plugin.config import DEFAULT_PATH, TARGET_NAME, load
 from plugin.targets import address
@@ -91,7 +103,7 @@ for command in (
 
 for command in (io_errors.errors, io_errors.retry):
     domain.domain.add_command(command)
-for command in (image.import_, image.export, image.diff):
+for command in (image.import_, image.export, image.diff, limits.limits):
     volume.volume.add_command(command)
 
 

@@ -27,12 +27,14 @@ from plugin.cli.output import (
 )
 from plugin.targets import TargetAddress, addresses
 from pydataplane import inherited, supervise
-from pydataplane.domain import reconcile
+from pydataplane.domain.names import domain_controller
+from pydataplane.domain.observed import observe
 from pydataplane.errors import TargetError, TargetForbidden, TargetUnavailable
 from pydataplane.sockets import name_of
 from pydataplane.volumes import Volumes
 
 SOCKET_GROUP = "--socket-group"
+HOLD_SESSIONS = "--hold-sessions"
 
 
 @click.group()
@@ -65,14 +67,17 @@ def start(
 ) -> None:
     """Start the target in the background, unless it runs.
 
-    What stands after `--` goes to virtlun-target (see its --help). It comes back as it was: what
-    was configured is kept in the state folder. On a host with systemd use examples/systemd instead.
-    One that runs already is left as it is, and what it does not have of the options is told.
+    What stands after `--` goes to virtlun-target (see its --help), and --hold-sessions does in any
+    case: started by root, VMs wait while it is away, whatever their QEMU. It comes back as it was:
+    what was configured is kept in the state folder. On a host with systemd use examples/systemd
+    instead. One that runs already is left as it is, and what it lacks of the options is told.
     """
     given = (*((SOCKET_GROUP, socket_group) if socket_group else ()), *options)
     group = socket_group or _group_of_qemu()
     if group and not any(option.startswith(SOCKET_GROUP) for option in options):
         options = (SOCKET_GROUP, group, *options)
+    if HOLD_SESSIONS not in options:
+        options = (HOLD_SESSIONS, *options)
     packaged = supervise.TargetPaths.of(address().name)
     paths = supervise.TargetPaths(
         rpc_socket=socket,
@@ -186,8 +191,8 @@ def upgrade(socket: Path, log: Path | None, options: tuple[str, ...], as_json: b
 def stop(socket: Path, yes: bool) -> None:
     """Stop the target in order: volumes are flushed.
 
-    VMs that use it wait for its return; with QEMU before 8.2 they wait in vain, and have to be
-    stopped and started. One that does not run is no error.
+    VMs that use it wait for its return. If it runs without --hold-sessions, those with QEMU before
+    8.2 wait in vain, and have to be stopped and started. One that does not run is no error.
     """
     try:
         supervise.status(socket)
@@ -196,7 +201,7 @@ def stop(socket: Path, yes: bool) -> None:
     except TargetUnavailable:
         click.echo(f"no target runs on {socket}: nothing to stop")
         return
-    users = len(reconcile.observe(client(socket)).connected)
+    users = len({domain_controller(name) for name in observe(client(socket)).connected})
     if users and not yes:
         confirm(f"VMs that use the target: {users}; they do no I/O until it is back. Stop it?")
     with busy("stopping the target"):

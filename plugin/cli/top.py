@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -75,6 +76,12 @@ def sample(target: Client) -> dict[str, Any]:
     return {
         "at": time.monotonic(),
         "reactors": supervise.status(target.path)["reactors"],
+        "queues": Counter(
+            queue["cpu"]
+            for controller in target.call("vhost_get_controllers")
+            for session in controller["sessions"]
+            for queue in session["queues"]
+        ),
         "bdevs": {
             names.get(item["name"], item["name"]): item
             for item in target.call("bdev_get_iostat")["bdevs"]
@@ -83,13 +90,22 @@ def sample(target: Client) -> dict[str, Any]:
 
 
 def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Returns busy share of each reactor and, for each bdev, its counters per second."""
+    """Returns each reactor's busy share and queues, and each bdev's counters per second."""
     seconds = max(after["at"] - before["at"], 1e-6)
     reactors = []
     for old, new in zip(before["reactors"], after["reactors"], strict=False):
         spent = {key: new[key] - old[key] for key in ("busy_ns", "idle_ns", "sleep_ns")}
         total = max(sum(spent.values()), 1)
-        reactors.append({"index": new["index"], "busy": spent["busy_ns"] / total})
+        # One that is not pinned counts as the CPU of its index.
+        cpu = new["index"] if new["cpu"] is None else new["cpu"]
+        reactors.append(
+            {
+                "index": new["index"],
+                "cpu": new["cpu"],
+                "busy": spent["busy_ns"] / total,
+                "queues": after["queues"][cpu],
+            }
+        )
     bdevs = {
         name: {
             key: (new[key] - before["bdevs"].get(name, {}).get(key, 0)) / seconds
@@ -102,10 +118,12 @@ def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 def _tables(rates: dict[str, Any]) -> Group:
     load = Table(box=None, pad_edge=False, header_style="bold")
-    load.add_column("REACTOR")
-    load.add_column("BUSY", justify="right")
+    for title in ("REACTOR", "CPU", "BUSY", "QUEUES"):
+        load.add_column(title, justify="left" if title == "REACTOR" else "right")
     for reactor in rates["reactors"]:
-        load.add_row(str(reactor["index"]), f"{100 * reactor['busy']:.1f} %")
+        cpu = "any" if reactor["cpu"] is None else str(reactor["cpu"])
+        busy = f"{100 * reactor['busy']:.1f} %"
+        load.add_row(str(reactor["index"]), cpu, busy, str(reactor["queues"]))
     volumes = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("VOLUME", "READ/S", "WRITE/S", "READ", "WRITTEN"):
         volumes.add_column(title, justify="left" if title == "VOLUME" else "right")

@@ -12,10 +12,12 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     sasl                         who we are for a libvirtd that asks for it
     upstream, admin              a small libvirt client, for calls of our own
     joined                       what many ask at the same time, asked once
-    usage                        what guests did with LUNs
+    usage                        what guests did with disks
+    planned                      what a domain needs, made in a target
     lvolsnapshots                what snapshots of domains need of a target
     lvolcheckpoints              their checkpoints, which are lvol snapshots, too
     lvolchain                    the snapshots that a volume is made of, merged
+    lvolcopies                   copies of volumes that guests use
     target, answers, targets     LUNs and volumes, of one target and of all
     backup                       what lvol snapshots have is copied, or served
     statistics, guestdisks       results of GET_ALL_DOMAIN_STATS and of the guest agent, in bytes
@@ -25,12 +27,15 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     redefined                    the events of definitions that we replace, held back
     domains, shown, known        a domain's XML: questions to it, as clients see it, what is ours
     domstats                     statistics of domains, as clients see them
+    roomreturns                  which of those that found no room go on when there is some
     caller, services, call       what handlers get: the client, the gateway's parts, one call
     ioerrors                     domains paused because a disk of ours cannot go on
+    overtaken                    those that are not to be saved meanwhile
     records                      which volumes a domain has had
     domsnapshots, freezing       libvirtd's snapshots; guests' file systems, frozen for them
     snapshotsteps                their steps, which are done again
     domcheckpoints               checkpoints of a domain
+    copies                       copies of disks, from their begin to their end
     empty                        controllers of domains without a disk of ours
     reconcile, recovery          the target follows the domains; interrupted changes
     runningbackups               backups, one for each domain

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from plugin.gateway.caller import Caller
+from plugin.gateway.errors import GatewayError, Refused
 from plugin.gateway.events import Subscriptions
+from plugin.gateway.messages import Domain
 from plugin.gateway.parsing import ClientParser
 from plugin.gateway.services import Services
 from plugin.gateway.wire import Header, MessageType, Status, message
@@ -115,6 +118,22 @@ class Call:
             await self.respond(answer)
         else:
             await self.answer(answer or b"")
+
+    @asynccontextmanager
+    async def for_who_sees(self, dom: Domain) -> AsyncIterator[None]:
+        """A refusal inside is only for who may see the domain; to others it is libvirtd's word.
+
+        Raises:
+            Refused: what is inside refuses, and the client may read the domain.
+        """
+        try:
+            yield
+        except Refused:
+            try:
+                await (await self.caller.own()).xml(dom, 0)
+            except GatewayError:
+                return
+            raise
 
     async def pass_on(self) -> None:
         """Lets libvirtd alone answer the call."""

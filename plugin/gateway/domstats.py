@@ -212,7 +212,7 @@ class DomainStats:
                 parts.append(payload[record.start : record.end])
                 continue
             blocks = self._blocks(record.uuid, item, usages, sizes)
-            parts.append(merged(payload, record, item.carrier, blocks))
+            parts.append(merged(payload, record, item.hidden, blocks))
         if len(self._last) > self._most:  # half may be of domains that changed or are gone
             still = self._known.at_once
             self._last = {u: last for u, last in self._last.items() if still(u) is last.seen}

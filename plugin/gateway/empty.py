@@ -3,9 +3,10 @@
 An empty controller is there for the first attach to a running domain, and never a condition of
 anything else. So it is in no persistent definition: a start through the gateway gives it to the
 domain for that run only (virDomainCreateXML with the definition and the controller), and where that
-does not work, for whatever reason, the domain starts as its client defined it. A guest that has run
-with one and is restored, or comes from another host, needs a device there: without a target that is
-QEMU's own virtio-scsi (see pydataplane.domain.xml.carrier).
+does not work, for whatever reason, the domain starts as its client defined it. With a QEMU that has
+no vhost-user-scsi it gets shared memory alone, for a first virtio-blk disk. A guest that has run
+with a controller and is restored, or comes from another host, needs a device there: without a
+target that is QEMU's own virtio-scsi (see pydataplane.domain.xml.carrier).
 """
 
 from __future__ import annotations
@@ -54,8 +55,11 @@ async def with_controller(
 async def make(services: Services, plan: Plan) -> bool:
     """Makes the controller of a plan without LUNs; False if the target does not, in a short time.
 
-    The caller holds the domain's lock.
+    A plan without a controller, for a QEMU that has none, needs no target. The caller holds the
+    domain's lock.
     """
+    if not plan.controllers:
+        return True
     try:
         silent = services.target.silence_at(plan)
         if silent is not None:

@@ -38,6 +38,7 @@ class Code(IntEnum):
     SNAPSHOT_REVERT_RISKY = 77
     AUTH_CANCELLED = 79
     NO_DOMAIN_METADATA = 80
+    BLOCK_COPY_ACTIVE = 83
     OVERFLOW = 82
     OPERATION_UNSUPPORTED = 84
     AGENT_UNRESPONSIVE = 86
@@ -65,8 +66,10 @@ _PREFIXES: dict[int, str] = {
     Code.OPERATION_INVALID: "Requested operation is not valid: ",
     Code.CONFIG_UNSUPPORTED: "unsupported configuration: ",
     Code.OPERATION_TIMEOUT: "Timed out during operation: ",
+    Code.ARGUMENT_UNSUPPORTED: "argument unsupported: ",
     Code.OPERATION_UNSUPPORTED: "Operation not supported: ",
     Code.RESOURCE_BUSY: "resource busy: ",
+    Code.BLOCK_COPY_ACTIVE: "block copy still active: ",
     Code.SNAPSHOT_REVERT_RISKY: "revert requires force: ",
     Code.DEVICE_MISSING: "device not found: ",
     Code.NO_DOMAIN_CHECKPOINT: "Domain checkpoint not found: ",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -103,7 +103,17 @@ class JobEvent:
     progress: Progress
 
 
-Announced = DeviceChange | IoErrorEvent | BlockJobEvent | JobEvent
+@dataclass(frozen=True)
+class TunableEvent:
+    """A disk of a running domain got other limits."""
+
+    dom: Domain
+    dev: str
+    limits: Mapping[str, int]
+    """Those that the call named."""
+
+
+Announced = DeviceChange | IoErrorEvent | BlockJobEvent | JobEvent | TunableEvent
 """What clients are told of."""
 
 IO_ERROR = 4
@@ -115,7 +125,11 @@ BLOCK_JOB_2 = 16
 """virDomainEventID: the first names the disk by its source, the second by its target dev."""
 
 JOB_COMPLETED = 21
+TUNABLE = 17
 """virDomainEventID."""
+
+BLKDEV = "blkdeviotune."
+"""How the names begin that the last has for what is of a disk (VIR_DOMAIN_TUNABLE_BLKDEV_*)."""
 
 OPERATION_BACKUP = 9
 """VIR_DOMAIN_JOB_OPERATION_BACKUP."""
@@ -146,6 +160,16 @@ def lifecycle(payload: bytes) -> tuple[Domain, int] | None:
     try:
         reader.i32()  # the callback
         return Domain.read(reader), reader.i32()
+    except WireError:
+        return None
+
+
+def subject(payload: bytes) -> Domain | None:
+    """Returns the domain that an event with a callback is about; None: the message is not one."""
+    reader = Reader(payload)
+    try:
+        reader.i32()  # the callback
+        return Domain.read(reader)
     except WireError:
         return None
 
@@ -198,6 +222,8 @@ class Subscriptions:
             return self._block_job(change)
         if isinstance(change, JobEvent):
             return self._job(change)
+        if isinstance(change, TunableEvent):
+            return self._tunable(change)
         event, dom, alias = change.event, change.dom, change.alias
         found = []
         for callback, (wanted, uuid) in self.callbacks.items():
@@ -244,6 +270,17 @@ class Subscriptions:
             body = bytes(end.dom.write(Writer().i32(callback)))
             body += pack_params(job_params(end.progress))
             found.append(message(MessageType.MESSAGE, Proc.CALLBACK_JOB_COMPLETED, 0, body))
+        return found
+
+    def _tunable(self, change: TunableEvent) -> list[bytes]:
+        params = [TypedParam(f"{BLKDEV}disk", STRING, change.dev)]
+        params += [TypedParam(BLKDEV + n, ULLONG, v) for n, v in change.limits.items()]
+        found = []
+        for callback, (wanted, uuid) in self.callbacks.items():
+            if wanted != TUNABLE or uuid not in (None, change.dom.uuid):
+                continue
+            body = bytes(change.dom.write(Writer().i32(callback))) + pack_params(params)
+            found.append(message(MessageType.MESSAGE, Proc.CALLBACK_TUNABLE, 0, body))
         return found
 
 

@@ -7,26 +7,30 @@ a client's wish, so what it says of the domain then is changed where clients see
 reason, the event, the list of disks with errors. Clients that registered for them get the IO_ERROR
 events that QEMU would have sent.
 
-QEMU stops its rings with the domain, upon which the target has the guest send again what it kept;
-so whoever resumes the domain, through us or not, has it tried again. If it fails again, so does all
-of this.
+QEMU stops its rings with the domain, upon which the target has the guest send again what it kept,
+or takes it again when they go on; so whoever resumes the domain, through us or not, has it tried
+again. If it fails again, so does all of this. We do it where it was for want of room and there is
+some again, unless when_room_returns of virtlun.toml says otherwise (plugin.gateway.roomreturns).
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import suppress
 from uuid import UUID
 
 import structlog
 
 from plugin.gateway.errors import Code, GatewayError, UpstreamError
 from plugin.gateway.events import DEFINED, SUSPENDED, UNDEFINED, IoErrorEvent, lifecycle
+from plugin.gateway.roomreturns import failures
 from plugin.gateway.services import NO_SPACE, Services
-from plugin.gateway.target import Suspended
-from plugin.gateway.upstream import PAUSED, RUNNING
-from pydataplane.domain.translate import CONTROLLER_PREFIX
+from plugin.gateway.target import Room, Suspended
+from plugin.gateway.upstream import PAUSED, PAUSED_BY_USER, RUNNING
+from pydataplane.domain.model import Place
+from pydataplane.domain.names import domain_of
 from pydataplane.domain.xml import view as views
-from pydataplane.domain.xml.disk import shown_alias
 from pydataplane.domain.xml.metadata import Entry
 
 POLL_S = 1.0
@@ -89,6 +93,7 @@ class IoErrors:
                 self._pausing[uuid] = asyncio.create_task(self._deal(uuid, items))
         if self._pausing:
             await asyncio.wait(self._pausing.values(), timeout=POLL_S)
+        await self._resume(found)
         there = {_uuid(item.controller) for item in found}
         for uuid in self.paused.keys() - there:
             # A target that was killed knows nothing of what it kept: the guest still has it.
@@ -124,8 +129,9 @@ class IoErrors:
                 return
             raise
         xml = await admin.xml(dom, 0)
-        entries = await services.parse(lambda: _entries(xml))
-        disks = {entries[i.target].lun.dev: i.error for i in items if i.target in entries}
+        entries, aliases = await services.parse(lambda: _entries(xml))
+        failed = [(item, entries[_place(item)]) for item in items if _place(item) in entries]
+        disks = {entry.lun.dev: item.error for item, entry in failed}
         state, _ = await admin.state(dom)
         if state not in (RUNNING, PAUSED) or not disks:
             return
@@ -133,21 +139,86 @@ class IoErrors:
         self.paused.setdefault(uuid, {}).update(disks)
         if state == PAUSED:
             return
-        for item in items:
-            entry = entries.get(item.target)
-            if entry is not None and item not in self._told:
+        for item, entry in failed:
+            if item not in self._told:
                 self._told.add(item)
                 path = services.settings.path_prefix + entry.lun.volume.alias
-                given = entry.disk.alias if entry.disk is not None else None
                 reason = "enospc" if item.error == NO_SPACE else ""
-                alias = shown_alias(entry.lun.dev, given)
-                services.announce(IoErrorEvent(dom, path, alias, reason))
+                services.announce(IoErrorEvent(dom, path, aliases[_place(item)], reason))
+        rooms = await self._rooms(failed)
         try:
             await admin.suspend(dom)
         except GatewayError:
             self.paused.pop(uuid, None)
             raise
+        if rooms:
+            services.room_returns.paused(uuid, items, rooms, time.monotonic())
         _log.warning("domain paused: I/O errors", domain=dom.name, disks=disks)
+
+    async def _rooms(self, failed: list[tuple[Suspended, Entry]]) -> dict[str, Room]:
+        """Returns what room there is in lvstores that had none; nothing if all was not for that."""
+        services = self._services
+        lvstores = {entry.lun.volume.lvstore for _, entry in failed}
+        only_room = all(item.error == NO_SPACE for item, _ in failed)
+        if not only_room or services.config.when_room_returns != "resume":
+            return {}
+        with suppress(GatewayError):
+            rooms = await services.target.rooms(lvstores)
+            return rooms if rooms.keys() == lvstores else {}
+        return {}
+
+    async def _resume(self, found: list[Suspended]) -> None:
+        """Resumes what we paused, where there is room again.
+
+        Raises:
+            GatewayError: no target answers.
+        """
+        services, returns = self._services, self._services.room_returns
+        if not returns.waiting:
+            return
+        for uuid, note in list(returns.waiting.items()):
+            own = failures(item for item in found if _uuid(item.controller) == uuid)
+            if note.is_over(own) or services.config.when_room_returns != "resume":
+                returns.forget(uuid)
+        wanted = {name for note in returns.waiting.values() for name in note.rooms}
+        rooms = await services.target.rooms(wanted) if wanted else {}
+        for uuid, note in list(returns.waiting.items()):
+            errors = self.paused.get(uuid, {}).values()
+            if not note.may_go_on(rooms, time.monotonic()) or set(errors) != {NO_SPACE}:
+                continue
+            if uuid in self._pausing or services.is_locked(uuid):
+                continue
+            try:
+                await self._go_on(uuid)
+            except GatewayError as error:
+                self._say(str(UUID(bytes=uuid)), str(error))
+                returns.put_off(uuid, time.monotonic())
+
+    async def _go_on(self, uuid: bytes) -> None:
+        """Resumes a domain that is still paused as we left it.
+
+        Raises:
+            GatewayError: libvirtd cannot be asked, or refuses.
+        """
+        returns = self._services.room_returns
+        async with self._services.domain_lock(uuid):
+            admin = await self._services.admin()
+            try:
+                dom = await admin.lookup(uuid)
+                state = await admin.state(dom)
+            except UpstreamError as error:
+                if error.code != Code.NO_DOMAIN:
+                    raise
+                returns.forget(uuid)
+                return
+            if uuid not in returns.waiting:  # somebody said otherwise just now
+                return
+            if state != (PAUSED, PAUSED_BY_USER):
+                returns.forget(uuid)
+                return
+            await admin.resume(dom)
+            returns.resumed(uuid, time.monotonic())
+            _log.info("domain resumed: there is room again", domain=dom.name)
 
     async def _is_paused(self, uuid: bytes) -> bool:
         """Whether a domain is still paused.
@@ -169,6 +240,7 @@ class IoErrors:
         told = lifecycle(payload)
         if told is not None and told[1] not in STILL_PAUSED:
             self.paused.pop(told[0].uuid, None)
+            self._services.room_returns.forget(told[0].uuid)
 
     def _say(self, what: str, text: str) -> None:
         """Logs a sentence once, until it is another."""
@@ -177,16 +249,23 @@ class IoErrors:
             _log.warning("I/O errors not dealt with", of=what, error=text)
 
 
-def _entries(xml: str) -> dict[int, Entry]:
-    """Returns the disks of ours in libvirtd's XML of a domain, by target number."""
+def _entries(xml: str) -> tuple[dict[Place, Entry], dict[Place, str]]:
+    """Returns the disks of ours in libvirtd's XML of a domain, and the aliases that clients see."""
     view = views.parse(xml)
     metadata = view.salvaged if view is not None else None
-    return {} if metadata is None else {entry.lun.target: entry for entry in metadata.entries}
+    if view is None or metadata is None:
+        return {}, {}
+    entries = {entry.lun.place(metadata.controller): entry for entry in metadata.entries}
+    return entries, {place: view.alias(entry) for place, entry in entries.items()}
+
+
+def _place(item: Suspended) -> Place:
+    return Place(item.controller, item.target)
 
 
 def _uuid(controller: str) -> bytes | None:
     """Returns the UUID of the domain that a controller is of, or None."""
     try:
-        return UUID(controller.removeprefix(CONTROLLER_PREFIX)).bytes
+        return UUID(domain_of(controller)).bytes
     except ValueError:
         return None

@@ -25,13 +25,15 @@ from uuid import UUID
 from plugin.gateway.errors import Refused
 from plugin.gateway.peer import start_time
 from pydataplane.domain.errors import Refusal
+from pydataplane.domain.model import FrontEnd, Place, disk_place
 from pydataplane.domain.translate import controller_name
 from pydataplane.domain.translate.taken import Held
 
 VERSION = 1
 
-Operation = Literal["attach", "detach", "update", "remove"]
-"""`remove`: libvirtd's part of an attach or detach is settled, and the LUN is still to go."""
+Operation = Literal["attach", "detach", "update", "tune", "remove"]
+"""`tune`: other limits. `remove`: libvirtd's part of an attach or detach is settled, and the LUN is
+still to go."""
 
 _numbers = itertools.count(1)
 
@@ -59,6 +61,15 @@ class Entry:
     """The same of the persistent definition."""
     config_xml: str | None
     """The whole persistent definition before, where more than metadata changes."""
+    front: FrontEnd = "scsi"
+    """What the disk is on the running side."""
+    limits: dict[str, int] | None = None
+    """What of its I/O was limited in the target, where that changes."""
+
+    @property
+    def place(self) -> Place:
+        """Where the target has the disk."""
+        return disk_place(self.controller, self.target, self.front)
 
     @property
     def controller(self) -> str:
@@ -116,7 +127,43 @@ class SnapshotEntry:
         return ", ".join(each.dev for each in self.held)
 
 
-AnyEntry = Entry | SnapshotEntry
+@dataclass(frozen=True)
+class CopyEntry:
+    """A disk of a running domain is copied to another volume, which may take its place."""
+
+    operation: Literal["copy"]
+    uuid: str
+    """The domain's."""
+    name: str
+    """Of the domain, for messages."""
+    dev: str
+    """Target dev of the disk."""
+    target: int
+    """Number of the disk on the running side, as LunPlan has it."""
+    source: str
+    """UUID of the disk's volume."""
+    source_path: str
+    """As the disk's source names it."""
+    destination: str
+    """UUID of the volume that it is copied to."""
+    destination_path: str
+    """As clients name it."""
+    disk_xml: str
+    """A <disk> with the destination as its source."""
+    front: FrontEnd = "scsi"
+
+    @property
+    def place(self) -> Place:
+        """Where the target has the disk."""
+        return disk_place(controller_name(self.uuid), self.target, self.front)
+
+    @property
+    def dom_uuid(self) -> bytes:
+        """The domain's UUID as the protocol has it."""
+        return UUID(self.uuid).bytes
+
+
+AnyEntry = Entry | SnapshotEntry | CopyEntry
 
 
 @dataclass(frozen=True)
@@ -203,7 +250,9 @@ def _read(path: Path) -> AnyEntry | None:
         if values.pop("version") != VERSION:
             return None
         entry: AnyEntry
-        if "snapshot" in values:
+        if "disk_xml" in values:
+            entry = CopyEntry(**values)
+        elif "snapshot" in values:
             values["held"] = tuple(Held(**each) for each in values["held"])
             values["exported"] = tuple(values.get("exported", ()))
             values["files"] = tuple(values.get("files", ()))

@@ -45,6 +45,8 @@ class Seen:
     running: bool = False
     carrier: str | None = None
     """Target dev of the disk that stands for our controller."""
+    hidden: frozenset[str] = frozenset()
+    """Target devs of that and of the devices that virtio-blk disks of ours are to libvirtd."""
     controller: str = ""
     """Name of that controller in the target, whatever the metadata says."""
     luns: tuple[LunPlan, ...] = ()
@@ -54,7 +56,7 @@ class Seen:
 
     def unit(self, lun: LunPlan) -> Unit:
         """Returns what a disk of the running domain is in the target."""
-        return Unit(self.controller, lun.target)
+        return lun.place(self.controller)
 
     def find(self, path: str, settings: translate.Settings) -> LunPlan | None:
         """Returns the disk of ours that `path` means, or None; see `translate.find`."""
@@ -80,6 +82,7 @@ def read(xml: str) -> Seen:
         ours=True,
         running=is_running(xml),
         carrier=None if node is None else node.value("target", "dev"),
+        hidden=view.hidden,
         controller=controller_name(view.uuid),
         luns=tuple(entry.lun for entry in entries),
         plan=plan,

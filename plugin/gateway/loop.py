@@ -3,7 +3,8 @@
 A full round is made at the start, after libvirtd came back, and every `reconcile_s` seconds.
 Between rounds libvirtd's own events say which domain stopped; its controller is released, as the
 hook does where that is installed. They also say which came from another host, with a definition
-that has the controller's socket where it is there. What could not be recovered, because a target
+that has the controller's socket where it is there, and which guest has let a device go, that a
+virtio-blk disk of ours may have been. What could not be recovered, because a target
 was away, is tried again every few seconds.
 """
 
@@ -16,7 +17,7 @@ import structlog
 
 from plugin.gateway import runningbackups
 from plugin.gateway.errors import GatewayError
-from plugin.gateway.events import DEFINED, lifecycle
+from plugin.gateway.events import DEFINED, lifecycle, subject
 from plugin.gateway.messages import Domain
 from plugin.gateway.reconcile import Reconciler, move_socket, reconcile_domain
 from plugin.gateway.recovery import recover_all
@@ -49,6 +50,7 @@ class ReconcileLoop:
         self._reconciler = Reconciler(services)
         self._stopped: dict[bytes, tuple[Domain, int]] = {}
         self._defined: dict[bytes, Domain] = {}
+        self._unplugged: dict[bytes, Domain] = {}
         self._wake = asyncio.Event()
 
     def lifecycle_event(self, payload: bytes) -> None:
@@ -63,6 +65,13 @@ class ReconcileLoop:
         elif event == DEFINED:
             self._defined[dom.uuid] = dom
         self._wake.set()
+
+    def device_removed(self, payload: bytes) -> None:
+        """Takes a device-removed event (remote_domain_event_callback_device_removed_msg)."""
+        dom = subject(payload)
+        if dom is not None:
+            self._unplugged[dom.uuid] = dom
+            self._wake.set()
 
     def connection_lost(self) -> None:
         """Is told that libvirtd closed the connection: all is to be looked at again."""
@@ -101,6 +110,8 @@ class ReconcileLoop:
             self._wake.clear()
             while self._defined:
                 await self._move_socket(self._defined.popitem()[1])
+            while self._unplugged:
+                await self._release_disks(self._unplugged.popitem()[1])
             await self._release_stopped()
             if self._services.journal.pending and loop.time() >= again:
                 await recover_all(self._services)
@@ -114,6 +125,16 @@ class ReconcileLoop:
                 await move_socket(self._services, dom)
         except (GatewayError, TranslateError) as error:
             _log.warning("definition not looked at", domain=dom.name, error=str(error))
+
+    async def _release_disks(self, dom: Domain) -> None:
+        """Releases the controllers of disks that a running guest has let go."""
+        try:
+            if not (await self._services.known.current(dom)).ours:
+                return
+            async with self._services.domain_lock(dom.uuid):
+                await reconcile_domain(self._services, dom)
+        except (GatewayError, TranslateError) as error:
+            _log.warning("not released", domain=dom.name, error=str(error))
 
     async def _release_stopped(self) -> None:
         """Looks once at each domain that stopped; one that does so again meanwhile is kept."""

@@ -13,6 +13,9 @@ DOMAIN_LIST_MAX = 16_384
 STATS_PARAMS_MAX = 262_144
 """REMOTE_CONNECT_GET_ALL_DOMAIN_STATS_MAX: typed parameters of one domain."""
 
+TUNE_PARAMS_MAX = 32
+"""REMOTE_DOMAIN_BLOCK_IO_TUNE_PARAMETERS_MAX."""
+
 XML_CALL_MAX_BYTES = 4_194_304 + 65_536
 """The longest payload of a call with one XML string."""
 
@@ -165,6 +168,50 @@ class TypedParam:
         if self.kind == UINT:
             return writer.u32(number)
         return writer.i64(number) if self.kind == LLONG else writer.u64(number)
+
+
+@dataclass(frozen=True)
+class TuneQuery:
+    """Arguments of GET_BLOCK_IO_TUNE; `count` 0 asks how many parameters there are."""
+
+    dom: Domain
+    disk: str | None
+    count: int
+    flags: int
+
+    @staticmethod
+    def read(payload: bytes) -> TuneQuery:
+        """Reads the arguments."""
+        reader = Reader(payload)
+        dom, disk = Domain.read(reader), reader.optional(reader.string)
+        call = TuneQuery(dom, disk, reader.i32(), reader.u32())
+        reader.end()
+        return call
+
+    def pack(self) -> bytes:
+        """Returns the payload."""
+        writer = self.dom.write(Writer())
+        return bytes(writer.optional(self.disk, writer.string).i32(self.count).u32(self.flags))
+
+
+@dataclass(frozen=True)
+class TuneCall:
+    """Arguments of SET_BLOCK_IO_TUNE."""
+
+    dom: Domain
+    disk: str
+    params: list[TypedParam]
+    flags: int
+
+    @staticmethod
+    def read(payload: bytes) -> TuneCall:
+        """Reads the arguments."""
+        reader = Reader(payload)
+        dom, disk = Domain.read(reader), reader.string()
+        params = reader.array(lambda: TypedParam.read(reader), TUNE_PARAMS_MAX)
+        call = TuneCall(dom, disk, params, reader.u32())
+        reader.end()
+        return call
 
 
 def pack_params(params: list[TypedParam]) -> bytes:

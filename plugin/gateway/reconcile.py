@@ -23,6 +23,7 @@ from plugin.gateway.targets import Observed
 from plugin.gateway.upstream import XML_INACTIVE, XML_SECURE
 from pydataplane.domain import translate
 from pydataplane.domain.errors import TranslateError
+from pydataplane.domain.names import domain_controller
 from pydataplane.domain.translate import CONTROLLER_PREFIX, controller_name
 
 _log = structlog.get_logger(__name__)
@@ -85,7 +86,8 @@ class Reconciler:
         there = {dom.uuid for dom in domains}
         self._recorded = {uuid: seen for uuid, seen in self._recorded.items() if uuid in there}
         known = {controller_name(dom.uuid_text) for dom in domains}
-        strays = {name for name in observed.idle if name.startswith(CONTROLLER_PREFIX)} - known
+        idle = {name for name in observed.idle if name.startswith(CONTROLLER_PREFIX)}
+        strays = {domain_controller(name) for name in idle} - known
         for name in strays & self._strays:  # another libvirtd of this host may just make it
             await self._remove_stray(name)
         self._strays = strays
@@ -94,7 +96,7 @@ class Reconciler:
         """Whether there is nothing to do for a domain, as far as can be told without a call."""
         if not seen.running:
             recorded = all(lun.uuid is not None for lun in seen.luns)
-            return recorded and controller_name(dom.uuid_text) not in observed.controllers
+            return recorded and not observed.of_domain(controller_name(dom.uuid_text))
         if self._recorded.get(dom.uuid) is not seen:  # of its persistent side nothing is known here
             return False
         return seen.plan is not None and observed.is_right(seen.plan)
@@ -165,6 +167,9 @@ async def reconcile_domain(services: Services, dom: Domain, *, only_stopped: boo
     added = await services.target.ensure(plan, whole=False)
     if added:
         _log.info("LUNs put right", domain=dom.name, devs=[lun.dev for lun in added])
+    gone = await services.target.release_leftovers(plan)
+    if gone:
+        _log.info("controllers of detached disks released", domain=dom.name, names=sorted(gone))
     return True
 
 

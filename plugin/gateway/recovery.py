@@ -16,17 +16,18 @@ from dataclasses import replace
 
 import structlog
 
-from plugin.gateway import snapshotsteps
+from plugin.gateway import copies, snapshotsteps
 from plugin.gateway.domains import is_running
-from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
+from plugin.gateway.errors import Code, GatewayError, NoAnswer, Refused, UpstreamError
 from plugin.gateway.freezing import NotThawed
-from plugin.gateway.journal import Entry, SnapshotEntry, StoredEntry
+from plugin.gateway.journal import CopyEntry, Entry, SnapshotEntry, StoredEntry
 from plugin.gateway.messages import Domain
 from plugin.gateway.reconcile import reconcile_domain
 from plugin.gateway.services import Services
 from plugin.gateway.upstream import AFFECT_CONFIG, AFFECT_LIVE, XML_INACTIVE, Upstream
 from pydataplane.domain import translate
 from pydataplane.domain.errors import TranslateError
+from pydataplane.domain.limits import NONE, limits_of
 
 _log = structlog.get_logger(__name__)
 
@@ -63,6 +64,9 @@ async def recover(services: Services, stored: StoredEntry, *, roll_back: bool = 
     if again:
         journal.pending.remove(stored)
     try:
+        if isinstance(entry, CopyEntry):
+            await copies.recover(services, stored)
+            return
         if isinstance(entry, SnapshotEntry):
             undefining = entry.operation == "undefine"
             finish = snapshotsteps.undefined if undefining else snapshotsteps.finished
@@ -71,7 +75,7 @@ async def recover(services: Services, stored: StoredEntry, *, roll_back: bool = 
             completed = entry.operation == "remove" or await _recover(
                 services, entry, roll_back=roll_back
             )
-        if isinstance(entry, Entry) and entry.operation != "update":
+        if isinstance(entry, Entry) and entry.operation not in ("update", "tune"):
             with suppress(Refused):
                 # If that takes long, a later change of this disk is not to be taken for this one.
                 stored = journal.to_remove(stored)
@@ -101,14 +105,16 @@ async def _recover(services: Services, entry: Entry, *, roll_back: bool) -> bool
             return False  # it was transient, and is gone with all that was changed
         raise
     changed = is_running(xml) and _changed(entry, xml)
-    if changed and not roll_back and entry.operation != "update":
+    if changed and not roll_back and entry.operation not in ("update", "tune"):
         if entry.operation == "detach":
             return True
         with suppress(GatewayError):  # without a target it is not there
-            if await services.target.has_lun(entry.controller, entry.target, entry.bdev):
+            if await services.target.has_disk(entry.place, entry.bdev):
                 return True
     if changed:
         await _restore(admin, dom, entry.live, AFFECT_LIVE)
+        if entry.limits is not None:
+            await _limit_again(services, entry, entry.limits, await admin.xml(dom, 0))
         with suppress(GatewayError):  # without a target: the reconcile loop does it later
             await reconcile_domain(services, dom)
     if entry.to_config and await admin.persistent(dom):
@@ -118,7 +124,27 @@ async def _recover(services: Services, entry: Entry, *, roll_back: bool) -> bool
                 await services.redefine(admin, entry.dom_uuid, entry.config_xml)
             else:
                 await _restore(admin, dom, entry.config, AFFECT_CONFIG)
+    if roll_back and not changed and entry.front == "blk" and is_running(xml):
+        with suppress(GatewayError):  # of a device that libvirtd has not our metadata counts not
+            await _restore(admin, dom, entry.live, AFFECT_LIVE)
     return False
+
+
+async def _limit_again(services: Services, entry: Entry, limits: dict[str, int], xml: str) -> None:
+    """Gives the disk of a change of limits those that it had; they are its domain's if it says so.
+
+    Raises:
+        NoAnswer: of its target.
+    """
+    plan = translate.plan(xml)
+    luns = [lun for lun in plan.luns if lun.dev == entry.dev] if plan is not None else []
+    owner = entry.controller if any(lun.limits != NONE for lun in luns) else None
+    try:
+        await services.target.tune(entry.bdev, owner, limits_of(limits))
+    except NoAnswer:
+        raise
+    except Refused as error:
+        _log.warning("limits are not put back", domain=entry.name, dev=entry.dev, error=str(error))
 
 
 async def _remove_lun(services: Services, entry: Entry) -> None:
@@ -140,13 +166,15 @@ async def _remove_lun(services: Services, entry: Entry) -> None:
     target, bdev = services.target, entry.bdev
     if "/" in bdev:
         bdev = (await target.uuids([bdev])).get(bdev, bdev)
-    if await target.has_lun(entry.controller, entry.target, bdev):
-        await target.remove(entry.controller, entry.target)
+    if await target.has_disk(entry.place, bdev):
+        await target.remove(entry.place, bdev)
+    else:
+        await target.unlimit(bdev, entry.controller)
 
 
 def _changed(entry: Entry, xml: str) -> bool:
     """Whether libvirtd's XML of one side may be as after the change."""
-    if entry.operation == "update":
+    if entry.operation in ("update", "tune"):
         return True
     plan = translate.plan(xml)
     has = plan is not None and any(lun.dev == entry.dev for lun in plan.luns)

@@ -25,6 +25,7 @@ from plugin.gateway.locks import Locks
 from plugin.gateway.loop import ReconcileLoop
 from plugin.gateway.parsing import Parsers
 from plugin.gateway.procs import Proc
+from plugin.gateway.roomreturns import RoomReturns
 from plugin.gateway.services import Services
 from plugin.gateway.session import Session
 from plugin.gateway.shown import Shown
@@ -52,13 +53,14 @@ class Gateway:
         self._parsers = Parsers()
         known = Known(self.admin.get, self.asking.get, self._parsers.domains)
         paused: dict[bytes, dict[str, str]] = {}
+        block_jobs = BlockJobs(self.announce)
         self.services = Services(
             config=config.gateway,
             hook=config.hook,
             settings=settings,
             budget=Budget(),
             parsers=self._parsers,
-            shown=Shown(settings, self._parsers.shown),
+            shown=Shown(settings, self._parsers.shown, block_jobs),
             known=known,
             domain_stats=DomainStats(known, target, locks, settings.path_prefix, paused),
             target=target,
@@ -67,16 +69,18 @@ class Gateway:
             admin=self.admin.get,
             announce=self.announce,
             hold_back=self.hold_back,
-            block_jobs=BlockJobs(self.announce),
+            block_jobs=block_jobs,
             backups={},
             ended_backups={},
             paused=paused,
+            room_returns=RoomReturns(config.gateway.state_dir),
         )
         self.loop = ReconcileLoop(self.services)
         self.io_errors = IoErrors(self.services)
         events = {
             Proc.CALLBACK_LIFECYCLE.value: self._lifecycle_event,
             Proc.CALLBACK_METADATA_CHANGE.value: self.services.known.event,
+            Proc.CALLBACK_DEVICE_REMOVED.value: self._device_removed,
         }
         self.admin.watch(events, self._connection_lost)
         self._stopping = asyncio.Event()
@@ -87,6 +91,10 @@ class Gateway:
         self.services.known.event(payload)
         self.loop.lifecycle_event(payload)
         self.io_errors.lifecycle_event(payload)
+
+    def _device_removed(self, payload: bytes) -> None:
+        self.services.known.event(payload)
+        self.loop.device_removed(payload)
 
     def _connection_lost(self) -> None:
         self.services.known.forget()
@@ -179,6 +187,7 @@ class Gateway:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await runningbackups.stop_all(self.services)
+            await self.services.block_jobs.close()
             await self.admin.close()
             await self.asking.close()
             self._parsers.close()

@@ -21,6 +21,7 @@ from plugin.gateway.journal import Journal
 from plugin.gateway.known import Known
 from plugin.gateway.locks import Locks
 from plugin.gateway.parsing import ClientParser, Parsers
+from plugin.gateway.roomreturns import RoomReturns
 from plugin.gateway.shown import Shown
 from plugin.gateway.targets import Targets
 from plugin.gateway.upstream import Upstream
@@ -66,6 +67,8 @@ class Services:
     paused: dict[bytes, dict[str, str]]
     """Domains that are paused because of I/O errors, by UUID: target dev to the target's word for
     the error; see plugin.gateway.ioerrors."""
+    room_returns: RoomReturns
+    """Which of them go on by themselves."""
 
     async def parse(self, work: Callable[[], T]) -> T:
         """Does what parses XML of libvirtd's in a thread; `Call.parse` is for a client's."""

@@ -1,8 +1,9 @@
 """Replies that are a domain's XML, as clients are to see them.
 
-What a client sees is a function of libvirtd's bytes alone: the same reply always gives the same
-answer. So translated replies are kept by a digest of what they were made of, and nothing has to
-tell that a domain changed: libvirtd formats it anew for each call, and judges each call.
+What a client sees is a function of libvirtd's bytes alone, but while a disk is being copied: the
+same reply always gives the same answer. So translated replies are kept by a digest of what they
+were made of, and nothing has to tell that a domain changed: libvirtd formats it anew for each call,
+and judges each call.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import hashlib
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
+from plugin.gateway.blockjobs import BlockJobs
 from plugin.gateway.domains import is_running
 from plugin.gateway.messages import pack_string, read_string
 from pydataplane.domain import translate
-from pydataplane.domain.translate import PREFIX, Settings
+from pydataplane.domain.translate import PREFIX, Mirror, Settings
 
 KEPT_BYTES = 32 << 20
 """Translated replies kept, bytes; those not asked for longest go first."""
@@ -28,10 +30,13 @@ _TRACE = PREFIX.encode()
 class Shown:
     """The translation of replies, and the last ones that were made."""
 
-    def __init__(self, settings: Settings, workers: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, settings: Settings, workers: ThreadPoolExecutor, block_jobs: BlockJobs
+    ) -> None:
         """`workers` are the threads for what is not known yet."""
         self._settings = settings
         self._workers = workers
+        self._block_jobs = block_jobs
         self._made: OrderedDict[bytes, bytes] = OrderedDict()
         self._size = 0
 
@@ -40,7 +45,9 @@ class Shown:
 
         `payload` itself where nothing of ours is in it.
         """
-        return payload if _TRACE not in payload else self._kept(_digest(payload))
+        if _TRACE not in payload:
+            return payload
+        return None if self._mirrors(payload) else self._kept(_digest(payload))
 
     async def translated(self, payload: bytes) -> bytes:
         """Returns what to answer with, made in a thread if need be.
@@ -50,17 +57,28 @@ class Shown:
         """
         if _TRACE not in payload:
             return payload
-        key = _digest(payload)
-        found = self._kept(key)
+        key, mirrors = _digest(payload), self._mirrors(payload)
+        found = None if mirrors else self._kept(key)
         if found is None:
             loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._workers, self._translate, payload)
-            self._keep(key, found)
+            found = await loop.run_in_executor(self._workers, self._translate, payload, mirrors)
+            if not mirrors:
+                self._keep(key, found)
         return found
 
-    def _translate(self, payload: bytes) -> bytes:
+    def _translate(self, payload: bytes, mirrors: dict[str, Mirror]) -> bytes:
         text = read_string(payload)
-        return pack_string(translate.present(text, live=is_running(text), settings=self._settings))
+        live = is_running(text)
+        made = translate.present(text, live=live, settings=self._settings)
+        return pack_string(translate.mirrored(made, mirrors) if live and mirrors else made)
+
+    def _mirrors(self, payload: bytes) -> dict[str, Mirror]:
+        """Returns the copies of the disks of the domain that a reply speaks of, by target dev."""
+        return {
+            job.dev: Mirror(job.destination_xml, ready)
+            for job, ready in self._block_jobs.copies()
+            if job.dom.uuid_text.encode() in payload
+        }
 
     def _kept(self, key: bytes) -> bytes | None:
         found = self._made.get(key)

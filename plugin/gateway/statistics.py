@@ -8,7 +8,7 @@ together from the bytes that stay and the parameters that come.
 from __future__ import annotations
 
 import struct
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -243,8 +243,8 @@ def _opaque(raw: bytes) -> bytes:
     return len(raw).to_bytes(4, "big") + raw + bytes(-len(raw) & 3)
 
 
-def merged(payload: bytes, record: Record, carrier: str | None, ours: Blocks) -> bytes:
-    """Returns a record without the carrier's block and with ours behind all others.
+def merged(payload: bytes, record: Record, hidden: Collection[str], ours: Blocks) -> bytes:
+    """Returns a record without the blocks of `hidden` devices and with ours behind all others.
 
     One without `block.count` comes back as it is: block statistics were not asked for.
     """
@@ -253,8 +253,8 @@ def merged(payload: bytes, record: Record, carrier: str | None, ours: Blocks) ->
     blocks: dict[int, list[tuple[bytes, bytes]]] = {}  # of each what follows its number, and value
     whole: dict[int, list[bytes]] = {}  # the same, as it was written
     counted = False
-    carried = None if carrier is None else STRING.to_bytes(4, "big") + _string(carrier)
-    hidden = -1
+    names = {STRING.to_bytes(4, "big") + _string(dev) for dev in hidden}
+    left_out: set[int] = set()
     at = record.params + 4
     while at < record.end:
         start = at
@@ -271,13 +271,13 @@ def merged(payload: bytes, record: Record, carrier: str | None, ours: Blocks) ->
             number, value = int(digits), payload[value_at:at]
             blocks.setdefault(number, []).append((rest, value))
             whole.setdefault(number, []).append(payload[start:at])
-            if rest == b"name" and value == carried:
-                hidden = number
+            if rest == b"name" and value in names:
+                left_out.add(number)
         else:
             (after if blocks else before).append(payload[start:at])
     if not counted:
         return payload[record.start : record.end]
-    kept = [number for number in sorted(blocks) if number != hidden]
+    kept = [number for number in sorted(blocks) if number not in left_out]
     parts: list[bytes] = []
     for nth, number in enumerate(kept):
         if nth == number:

@@ -6,28 +6,32 @@ Calls block, so each runs in a thread. Every error becomes a refusal with one se
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from plugin.gateway import lvolchain, lvolcheckpoints, lvolsnapshots, usage
+from plugin.gateway import lvolchain, lvolcheckpoints, lvolcopies, lvolsnapshots, planned, usage
 from plugin.gateway.errors import Kept, NoAnswer, Refused
 from plugin.gateway.lvolchain import Range
 from plugin.gateway.lvolcheckpoints import Checkpoint
+from plugin.gateway.lvolcopies import Copy, Disk
 from plugin.gateway.lvolsnapshots import XATTR, Moment, Owner
 from plugin.gateway.usage import Unit, Usage
 from pydataplane.client import Client
-from pydataplane.domain import missing, reconcile
+from pydataplane.domain import limiting, reconcile
 from pydataplane.domain.errors import LunKept, ReconcileError, Refusal
-from pydataplane.domain.reconcile import AddTarget, Bdev, Release, RemoveTarget
-from pydataplane.domain.translate import CONTROLLER_PREFIX, LunPlan, Plan
+from pydataplane.domain.limits import Limits
+from pydataplane.domain.model import Place
+from pydataplane.domain.names import domain_controller, domain_of
+from pydataplane.domain.observed import State, observe
+from pydataplane.domain.reconcile import Release
+from pydataplane.domain.translate import LunPlan, Plan
 from pydataplane.domain.translate.taken import Held
 from pydataplane.errors import (
-    BUSY,
-    EXISTS,
     NO_SPACE,
     RpcError,
     TargetError,
@@ -37,6 +41,7 @@ from pydataplane.errors import (
     VolumeNotFoundError,
 )
 from pydataplane.lvols import Lvol, Sizes
+from pydataplane.lvstores import Lvstore
 from pydataplane.silence import WatchedClient
 from pydataplane.suspended import suspended
 from pydataplane.volumes import Volumes
@@ -46,8 +51,6 @@ Pages = Iterator[list[tuple[int, int]]]
 
 PATIENCE_S = 86_400.0
 """How long a call may take that copies data, seconds."""
-
-EMPTY = reconcile.State({})
 
 CHANGES_MAX = 8
 """Changes of one target, and what is asked for them, at a time."""
@@ -66,6 +69,30 @@ class Suspended:
     """The target's word: no_space, write_medium, and the like."""
     since: float
     """Seconds since the epoch; with the rest of it the name of this failure."""
+    overtaken: bool = field(default=False, compare=False)
+    """See plugin.gateway.overtaken."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a thin volume can grow by, bytes."""
+
+    lvstore: int
+    """Free in its lvstore."""
+    cluster: int
+    """What it takes of that at a time."""
+    below: int | None
+    """Free in the file system of the lvstore's file; None: it is a device, or not known."""
+
+    def has_come_since(self, before: Room) -> bool:
+        """Whether there is what there was not, when this was `before`, and a write failed."""
+        if self.lvstore < self.cluster:
+            return False
+        if before.lvstore < before.cluster or self.lvstore >= before.lvstore + self.cluster:
+            return True
+        if self.below is None or before.below is None:
+            return False
+        return self.below >= before.below + self.cluster
 
 
 class Target:
@@ -140,12 +167,30 @@ class Target:
 
     async def controllers(self) -> set[str]:
         """Returns the names of all controllers."""
-        state = await self._run(lambda: reconcile.observe(self._client))
+        state = await self._run(lambda: observe(self._client))
         return set(state.controllers)
 
     async def lvstores(self) -> set[str]:
         """Returns the names of all lvstores that are loaded."""
         return {store.name for store in await self._run(self._volumes.lvstores)}
+
+    async def rooms(self, names: Collection[str]) -> dict[str, Room]:
+        """Returns what room there is in those of these lvstores that are loaded."""
+
+        def work() -> dict[str, Room]:
+            stores = [store for store in self._volumes.lvstores() if store.name in names]
+            return {store.name: self._room(store) for store in stores}
+
+        return await self._run(work, poll=True)
+
+    def _room(self, store: Lvstore) -> Room:
+        below = None
+        with suppress(OSError, TargetError):
+            file = self._volumes.file_of(store)
+            if file is not None and Path(file).is_file():
+                found = os.statvfs(file)
+                below = found.f_bavail * found.f_frsize
+        return Room(store.free, store.cluster_size, below)
 
     async def cluster_size(self, volume: Lvol) -> int:
         """Returns the step in which a volume's size can change, bytes."""
@@ -267,19 +312,59 @@ class Target:
 
         await self._run(work)
 
+    async def make_destination(self, path: str, source: Lvol, *, reuse: bool) -> Lvol:
+        """Returns the volume that another one is to be copied to; see `lvolcopies.destination`."""
+        return await self._run(
+            lambda: lvolcopies.destination(self._patient, path, source, reuse=reuse)
+        )
+
+    async def has_parent(self, uuid: str) -> bool:
+        """Whether a volume has anything of a snapshot, or of what is outside of its lvstore."""
+
+        def work() -> bool:
+            present = self._volumes.volume(uuid)
+            return present.parent is not None or present.external is not None
+
+        return await self._run(work)
+
+    async def delete_volume(self, uuid: str) -> None:
+        """Deletes a volume that is there and that nobody uses."""
+        await self._run(lambda: self._patient.delete(uuid, missing_ok=True))
+
+    async def start_copy(self, of: Disk, destination: str, limit: int) -> None:
+        """Begins to copy a disk to a volume (its UUID), with at most so many bytes a second."""
+        await self._run(lambda: lvolcopies.start(self._client, of, destination, limit))
+
+    async def copy(self, of: Disk, *, poll: bool = False) -> Copy | None:
+        """Returns how far the copy of a disk is; None: there is none."""
+        return await self._run(lambda: lvolcopies.found(self._client, of), poll=poll)
+
+    async def limit_copy(self, of: Disk, limit: int) -> None:
+        """Limits a copy to so many bytes a second; 0: as many as the disks can."""
+        await self._run(lambda: lvolcopies.limit(self._client, of, limit))
+
+    async def pivot(self, of: Disk) -> None:
+        """Has a disk go on with its copy."""
+        await self._run(lambda: lvolcopies.pivot(self._client, of))
+
+    async def end_copy(self, of: Disk) -> None:
+        """Ends the copy of a disk, which goes on with its volume; safe to repeat."""
+        await self._run(lambda: lvolcopies.abort(self._client, of))
+
     async def usage(self, units: list[Unit]) -> dict[Unit, Usage]:
         """Returns what guests did with these LUNs; those that are not there lack."""
         return await self._run(lambda: usage.ask(self._client, units), poll=True)
 
     async def holders(self, uuid: str, besides: str) -> list[str]:
-        """Returns the UUIDs of other domains whose controller has this volume as a LUN."""
+        """Returns the UUIDs of other domains whose controllers have this volume as a disk."""
 
         def work() -> list[str]:
-            present = reconcile.observe(self._client).controllers
+            present = observe(self._client).controllers
             return [
-                name.removeprefix(CONTROLLER_PREFIX)
+                domain_of(name)
                 for name, luns in present.items()
-                if name != besides and any(lun.bdev == uuid for lun in luns.values())
+                if domain_controller(name) != besides
+                and any(lun.bdev == uuid for lun in luns.values())
             ]
 
         return await self._run(work)
@@ -289,99 +374,80 @@ class Target:
 
         def work() -> list[Suspended]:
             return [
-                Suspended(each["ctrlr"], each["scsi_target_num"], each["error"], each["since"])
+                Suspended(
+                    controller=each["ctrlr"],
+                    target=each["scsi_target_num"],
+                    error=each["error"],
+                    since=each["since"],
+                    overtaken=each.get("overtaken", False),  # an older target has not said
+                )
                 for each in suspended(self._client)
             ]
 
         return await self._run(work, poll=True)
 
-    async def state(self) -> reconcile.State:
+    async def state(self) -> State:
         """Returns all controllers with their LUNs, and which of them a QEMU is connected to."""
-        return await self._run(lambda: reconcile.observe(self._client))
+        return await self._run(lambda: observe(self._client))
 
-    async def has_lun(self, controller: str, target: int, bdev: str) -> bool:
-        """Whether a controller shows this bdev as this target."""
-        state = await self._run(lambda: reconcile.observe(self._client))
-        shown = state.controllers.get(controller, {}).get(target)
+    async def has_disk(self, place: Place, bdev: str) -> bool:
+        """Whether a controller shows this bdev in this place."""
+        state = await self._run(lambda: observe(self._client))
+        shown = state.controllers.get(place.controller, {}).get(place.target)
         return shown is not None and shown.bdev == bdev
 
     async def find_volumes(self, plan: Plan, known: dict[str, str]) -> Plan:
         """Returns the plan with the UUIDs of the volumes that are there; see `missing`."""
-        return await self._run(lambda: _find(self._client, plan, known))
+        return await self._run(lambda: planned.find(self._client, plan, known))
 
     async def make_volumes(self, plan: Plan, mib: int) -> Plan:
         """Makes those volumes of the plan that have no UUID; returns it with all of them."""
-        return await self._run(lambda: _make(self._client, plan, mib))
+        return await self._run(lambda: planned.make(self._client, plan, mib))
 
     async def ensure(self, plan: Plan, *, whole: bool = True) -> list[LunPlan]:
-        """Makes the controller exist with exactly the plan's LUNs; safe to repeat.
+        """Makes the controllers exist with exactly the plan's disks; safe to repeat.
 
-        Returns the LUNs that had to be added. If it fails, what it added is taken away again. With
+        Returns the disks that had to be added. If it fails, what it added is taken away again. With
         `whole` false the domain runs: it keeps what it has, and gets what it lacks.
         """
-        return await self._run(lambda: _ensure(self._client, plan, whole=whole))
+        return await self._run(lambda: planned.ensure(self._client, plan, whole=whole))
 
     async def add(self, plan: Plan, lun: LunPlan, volume: Lvol) -> bool:
-        """Adds one LUN, of this volume, to the plan's controller; False if it is there already."""
-        return await self._run(lambda: _add(self._client, plan, lun, volume))
+        """Adds one disk, of this volume, to the plan's; False if it is there already."""
+        return await self._run(lambda: planned.add(self._client, plan, lun, volume))
 
-    async def remove(self, controller: str, target: int) -> None:
-        """Removes one LUN; its I/O has ended when this returns. Safe to repeat."""
-        action = RemoveTarget(controller, target)
-        await self._run(lambda: reconcile.perform(self._client, action, EMPTY))
+    async def remove(self, place: Place, limited: str | None) -> None:
+        """Removes one disk; its I/O has ended when this returns. Safe to repeat.
+
+        The controller of a virtio-blk disk goes with it, unless a QEMU is connected to it. So do
+        the limits that it has brought to its volume, `limited`.
+        """
+        await self._run(lambda: planned.remove(self._client, place, limited))
+
+    async def limits(self, volume: str) -> Limits:
+        """Returns how much I/O is allowed with a volume."""
+        return await self._run(
+            lambda: limiting.found(self._client, self._volumes.lvol(volume).uuid)
+        )
+
+    async def tune(self, volume: str, controller: str | None, limits: Limits) -> None:
+        """Gives a volume (its UUID) other limits, of a disk of this controller's domain or none."""
+        await self._run(lambda: limiting.tune(self._client, volume, controller, limits))
+
+    async def carry_limits(self, source: str, destination: str, controller: str) -> None:
+        """Gives the volume of a disk's copy what the disk has limited; safe to repeat."""
+        await self._run(lambda: limiting.carry(self._client, source, destination, controller))
+
+    async def unlimit(self, volume: str, controller: str) -> None:
+        """Takes what a disk of this controller's domain has limited from its volume (its UUID)."""
+        await self._run(
+            lambda: limiting.gone(self._client, [volume], controller, observe(self._client))
+        )
 
     async def release_idle(self, controller: str) -> Release:
-        """Deletes a controller with its LUNs unless a QEMU is connected to it."""
-        return await self._run(lambda: reconcile.release(self._client, controller))
+        """Deletes a domain's controllers with its disks unless a QEMU is connected to them."""
+        return await self._run(lambda: reconcile.release_domain(self._client, controller))
 
-
-@contextmanager
-def _about(plan: Plan) -> Iterator[None]:
-    """Puts the domain's name before the sentence of what fails."""
-    try:
-        yield
-    except (VolumeError, ReconcileError) as error:
-        raise type(error)(f"domain {plan.domain}: {error}") from error
-
-
-def _find(client: Client, plan: Plan, known: dict[str, str]) -> Plan:
-    with _about(plan):
-        return missing.find(client, plan, known)
-
-
-def _make(client: Client, plan: Plan, mib: int) -> Plan:
-    with _about(plan):
-        return missing.make(client, plan, mib)
-
-
-def _ensure(client: Client, plan: Plan, *, whole: bool) -> list[LunPlan]:
-    with _about(plan):
-        return reconcile.ensure(client, plan, whole=whole)
-
-
-def _add(client: Client, plan: Plan, lun: LunPlan, volume: Lvol) -> bool:
-    bdev = Bdev(volume.uuid, volume.block_size)
-    try:
-        action = AddTarget(plan.controller, lun)
-        reconcile.perform(client, action, EMPTY.with_bdev(lun.bdev_name, bdev))
-    except RpcError as error:
-        # What there is tells why, or that it was done before.
-        state = reconcile.observe(client).with_bdev(lun.bdev_name, bdev)
-        luns = state.controllers.get(plan.controller)
-        if luns is None:
-            raise VolumeError(
-                f"domain {plan.domain} has no controller in the target: "
-                "was the target started after it? Stop and start the domain"
-            ) from None
-        present = luns.get(lun.target)
-        if error.code not in (EXISTS, BUSY):
-            raise
-        if reconcile.is_right(lun, present, state):
-            return False
-        if present is not None:
-            raise VolumeError(
-                f"domain {plan.domain}: SCSI target {lun.target} is taken by {present.bdev}: "
-                "restart virtlun-gateway, which puts this right"
-            ) from None
-        raise
-    return True
+    async def release_leftovers(self, plan: Plan) -> set[str]:
+        """Deletes a running domain's idle controllers that its plan lacks; returns their names."""
+        return await self._run(lambda: planned.release_leftovers(self._client, plan))

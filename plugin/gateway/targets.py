@@ -19,12 +19,16 @@ from plugin.gateway.answers import Answers, Member, answers_of
 from plugin.gateway.errors import GatewayError, NoAnswer, Refused
 from plugin.gateway.joined import Joined
 from plugin.gateway.lvolcheckpoints import Checkpoint
-from plugin.gateway.target import Suspended, Target
+from plugin.gateway.target import Room, Suspended, Target
 from plugin.gateway.usage import Unit, Usage
 from plugin.targets import addresses
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
-from pydataplane.domain.reconcile import Release, State, actions, unasked
+from pydataplane.domain.limits import Limits
+from pydataplane.domain.model import Place
+from pydataplane.domain.names import domain_controller
+from pydataplane.domain.observed import State
+from pydataplane.domain.reconcile import Release, actions, leftovers, unasked
 from pydataplane.domain.translate import Definition, LunPlan, Plan, Settings
 from pydataplane.lvols import Lvol, Sizes
 from pydataplane.silence import WatchedClient
@@ -58,7 +62,13 @@ class Observed:
         at = [state for place, state in self.states if place == folder]
         if len(at) != 1:
             return False
-        return not actions(plan, at[0], whole=False) and not unasked(plan, at[0])
+        if actions(plan, at[0], whole=False) or unasked(plan, at[0]):
+            return False
+        return not leftovers(plan, at[0])
+
+    def of_domain(self, controller: str) -> set[str]:
+        """Returns the names of a domain's controllers; `controller` is its own."""
+        return {name for _, state in self.states for name in state.of_domain(controller)}
 
 
 class Targets:
@@ -245,7 +255,7 @@ class Targets:
         if len(members) == 1:
             return [members[0].target]
         answers = await self._ask(Target.controllers)
-        return [member.target for member, names in answers.given if controller in names]
+        return [member.target for member, names in answers.given if _has(names, controller)]
 
     async def volume(self, reference: str) -> Lvol:
         """Returns a volume by LVSTORE/LVOL or UUID."""
@@ -269,7 +279,7 @@ class Targets:
             await members[0].target.ping()
             return
         answers = await self._ask(Target.controllers)
-        if any(controller in names for _, names in answers.given):
+        if controller is not None and any(_has(names, controller) for _, names in answers.given):
             return
         if answers.silent:
             raise answers.silent[0][1]
@@ -338,14 +348,19 @@ class Targets:
         answers = await self._ask(Target.suspended, patient=False)
         return [item for _, found in answers.given for item in found]
 
+    async def rooms(self, lvstores: Collection[str]) -> dict[str, Room]:
+        """Returns what room there is in those of these lvstores that a target has loaded."""
+        answers = await self._ask(lambda t: t.rooms(lvstores), patient=False)
+        return {name: room for _, found in answers.given for name, room in found.items()}
+
     async def observe(self) -> Observed:
         """Returns what all targets have; of one that is silent nothing."""
         answers = await self._ask(Target.state)
         return Observed([(member.address.vhost_dir, state) for member, state in answers.given])
 
-    async def has_lun(self, controller: str, target: int, bdev: str) -> bool:
-        """Whether a controller shows this bdev as this target."""
-        answers = await self._ask(lambda t: t.has_lun(controller, target, bdev))
+    async def has_disk(self, place: Place, bdev: str) -> bool:
+        """Whether a controller shows this bdev in this place."""
+        answers = await self._ask(lambda t: t.has_disk(place, bdev))
         if any(found for _, found in answers.given):
             return True
         if answers.silent:
@@ -370,18 +385,40 @@ class Targets:
         await self._check_home(plan, (lun,))
         return await self._of_plan(plan).add(plan, lun, volume)
 
-    async def remove(self, controller: str, target: int) -> None:
-        """Removes one LUN; its I/O has ended when this returns. Safe to repeat."""
-        found = await self._of_controller(controller)
+    async def remove(self, place: Place, limited: str | None) -> None:
+        """Removes one disk; its I/O has ended when this returns. Safe to repeat."""
+        found = await self._of_controller(place.controller)
         for having in found:
-            await having.remove(controller, target)
+            await having.remove(place, limited)
         if not found:
             self._check_heard()
 
+    async def limits(self, volume: str) -> Limits:
+        """Returns how much I/O is allowed with a volume (its UUID, or LVSTORE/LVOL)."""
+        return (await self._only(lambda t: t.limits(volume), f"volume {volume}"))[1]
+
+    async def tune(self, volume: str, controller: str | None, limits: Limits) -> None:
+        """Gives a volume (its UUID) other limits; see `Target.tune`."""
+        await (await self.of_volume(volume)).tune(volume, controller, limits)
+
+    async def unlimit(self, volume: str, controller: str) -> None:
+        """Takes a disk's limits from the volume that it was of; see `Target.unlimit`."""
+        for having in await self._of_controller(controller):
+            await having.unlimit(volume, controller)
+
     async def release_idle(self, controller: str) -> Release:
-        """Deletes a controller with its LUNs unless a QEMU is connected to it."""
+        """Deletes a domain's controllers with its disks unless a QEMU is connected to them."""
         outcome: Release = "none"
         for having in await self._of_controller(controller):
             found = await having.release_idle(controller)
             outcome = found if outcome != "busy" else outcome
         return outcome
+
+    async def release_leftovers(self, plan: Plan) -> set[str]:
+        """Deletes a running domain's idle controllers that its plan lacks; returns their names."""
+        return await self._of_plan(plan).release_leftovers(plan)
+
+
+def _has(names: Collection[str], controller: str) -> bool:
+    """Whether there is a controller of the domain that `controller` is of."""
+    return any(domain_controller(name) == domain_controller(controller) for name in names)

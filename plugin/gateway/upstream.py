@@ -61,7 +61,11 @@ PAUSED_BY_IO_ERROR = 5
 """virDomainPausedReason."""
 
 _METADATA_ELEMENT = 2
-_EVENTS = {Proc.CALLBACK_LIFECYCLE: 0, Proc.CALLBACK_METADATA_CHANGE: 23}
+_EVENTS = {
+    Proc.CALLBACK_LIFECYCLE: 0,
+    Proc.CALLBACK_DEVICE_REMOVED: 15,
+    Proc.CALLBACK_METADATA_CHANGE: 23,
+}
 """virDomainEventID."""
 
 Events = Mapping[int, Callable[[bytes], None]]
@@ -256,6 +260,19 @@ class Upstream:
         args = dom.write(Writer()).i32(_METADATA_ELEMENT)
         args.optional(xml, args.string).optional(PREFIX, args.string).optional(uri, args.string)
         await self.call(Proc.SET_METADATA, bytes(args.u32(flags)))
+
+    async def attach(self, dom: Domain, device_xml: str) -> None:
+        """Attaches a device to a running domain (needs domain:write)."""
+        args = DomainCall(dom, device_xml, AFFECT_LIVE).pack(text=True, flags=True)
+        await self.call(Proc.ATTACH_DEVICE_FLAGS, args)
+
+    async def detach(self, dom: Domain, device_xml: str) -> None:
+        """Has a running guest let a device go, for which libvirtd waits some seconds.
+
+        Needs domain:write. It may be there still, where the guest takes longer.
+        """
+        args = DomainCall(dom, device_xml, AFFECT_LIVE).pack(text=True, flags=True)
+        await self.call(Proc.DETACH_DEVICE_FLAGS, args)
 
     async def define(self, xml: str) -> Domain:
         """Defines a persistent domain."""

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
-from typing import NamedTuple
 
 from pydataplane import methods
 from pydataplane.client import Client
+from pydataplane.domain.model import Place
 from pydataplane.errors import BAD_PARAMETERS, METHOD_NOT_FOUND, NO_DEVICE, RpcError
 
 CONTROLLERS_MAX = 8
 """Controllers that are asked for by name, in one exchange; of more all are asked for at once."""
 
 
-class Unit(NamedTuple):
-    """A LUN that a domain has while it runs."""
-
-    controller: str
-    target: int
+Unit = Place
+"""A disk that a domain has while it runs."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from plugin.hook.rpc import Connection
 from pydataplane.domain import missing, reconcile, records
 from pydataplane.domain.errors import PluginError, ReconcileError
 from pydataplane.domain.model import Plan, Settings
+from pydataplane.domain.observed import observe
 from pydataplane.domain.xml import view as views
 from pydataplane.domain.xml.view import View
 from pydataplane.errors import RpcError, TargetError, TargetTimeout, VolumeError
@@ -50,7 +51,7 @@ def _fitting(view: View, config: Config) -> str | None:
     path = f"{config.vhost_dir.rstrip('/')}/{metadata.controller}"
     settings = _settings(config)
     try:
-        reconcile.observe(Connection(config.rpc_socket_of(view.socket or path), config.deadline_s))
+        observe(Connection(config.rpc_socket_of(view.socket or path), config.deadline_s))
     except TargetError:
         return views.replaced(view, None, settings)
     return views.replaced(view, path, settings) or views.refitted(view, settings)
@@ -77,7 +78,7 @@ def _run(operation: str, view: View, plan: Plan, config: Config) -> str | None:
         if operation == "release":
             # One that somebody stays connected to is left: the hook runs also where a start has
             # failed, and whoever is connected then is not of that start.
-            reconcile.released(rpc, plan.controller)
+            reconcile.released(rpc, plan.controller, reconcile.release_domain)
         else:
             _bring_up(rpc, plan, operation, config)
         return views.refitted(view, _settings(config)) if operation in INCOMING else None
@@ -102,9 +103,10 @@ def _bring_up(rpc: Connection, plan: Plan, operation: str, config: Config) -> No
     if operation in INCOMING:
         return
     reconcile.ensure(rpc, there, whole=operation == "prepare")
-    if not os.path.exists(plan.socket):  # noqa: PTH110 - pathlib is slow to import
+    lacks = next((path for path in plan.sockets if not os.path.exists(path)), None)  # noqa: PTH110
+    if lacks is not None:
         raise ReconcileError(
-            f"the virtlun target made no socket {plan.socket}; vhost_dir in virtlun.toml and the"
+            f"the virtlun target made no socket {lacks}; vhost_dir in virtlun.toml and the"
             " target's own folder differ: make them the same and define the domain again"
         )
 

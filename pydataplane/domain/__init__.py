@@ -5,6 +5,7 @@
     xml             libvirt's XML of a domain, read
     translate       a client's XML to libvirtd's and back
     missing         disks whose volume is not there
+    observed        what a target has
     reconcile       makes the target match a plan
     records         the hook's record of a domain's volumes
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pydataplane.domain.model import LunPlan, Plan
-from pydataplane.domain.reconcile import look_up
+from pydataplane.domain.observed import look_up
 from pydataplane.errors import EXISTS, RpcError, VolumeError, VolumeNotFoundError
 from pydataplane.methods import Rpc
 

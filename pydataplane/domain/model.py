@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from pydataplane.domain.limits import NONE, Limits
+from pydataplane.domain.names import blk_controller_name
+
+FrontEnd = Literal["scsi", "blk"]
+"""What a disk of ours is to its guest: LUN 0 of a target of its domain's vhost-user-scsi
+controller, or the virtio-blk disk of a vhost-user-blk controller of its own."""
+
+FrontEndSetting = Literal["auto", "scsi", "blk"]
+"""Which of them a disk gets; auto: as its bus says, and as its domain's QEMU can."""
 
 RECONNECT_S = 1
 """QEMU's reconnect interval where nobody chose one: a target that starts again is there by then."""
@@ -11,6 +22,11 @@ RECONNECT_S = 1
 
 def none_reconnects(path: str | None, arch: str | None) -> bool:
     """Takes every QEMU for one that does not connect again."""
+    return False
+
+
+def none_lacks_scsi(path: str | None, arch: str | None) -> bool:
+    """Takes every QEMU for one that has vhost-user-scsi."""
     return False
 
 
@@ -37,6 +53,11 @@ class Settings:
     """Whether a domain's QEMU connects again to a target that restarted; it is given the path of
     its <emulator> and the architecture of its <type>, None for what it lacks. It may block. See
     pydataplane.emulator.reconnects."""
+    front_end: FrontEndSetting = "auto"
+    """What a disk that is new becomes."""
+    qemu_lacks_scsi: Callable[[str | None, str | None], bool] = none_lacks_scsi
+    """Whether a domain's QEMU has no vhost-user-scsi; as `qemu_reconnects`. See
+    pydataplane.emulator.lacks_scsi."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +114,31 @@ ON_ERROR = ErrorPolicy()
 """As libvirt and QEMU have it where nothing was chosen."""
 
 
+class Place(NamedTuple):
+    """Where the target has a disk."""
+
+    controller: str
+    target: int
+    """SCSI target number; 0 of a virtio-blk controller, which has one disk."""
+
+
+def disk_place(controller: str, number: int, front: FrontEnd) -> Place:
+    """Returns where the target has a disk of the domain that has this controller."""
+    if front == "scsi":
+        return Place(controller, number)
+    return Place(blk_controller_name(controller, number), 0)
+
+
 @dataclass(frozen=True, slots=True)
 class LunPlan:
-    """One disk of ours: which volume is LUN 0 of which SCSI target of the controller."""
+    """One disk of ours: which volume is LUN 0 of which SCSI target of the controller.
+
+    Or, where `front` says so, the virtio-blk disk of which controller.
+    """
 
     target: int
-    """SCSI target number, 0..254."""
+    """SCSI target number, 0..254; of a virtio-blk disk the number in its controller's name. It is
+    the disk's alone in the domain."""
     dev: str
     """The client's <target dev=>."""
     volume: VolumeRef
@@ -111,11 +151,17 @@ class LunPlan:
     """Bytes of a logical block, 512 or 4096; None: the volume's own."""
     characteristics: Characteristics = OWN
     error_policy: ErrorPolicy = ON_ERROR
+    limits: Limits = NONE
+    front: FrontEnd = "scsi"
 
     @property
     def bdev_name(self) -> str:
         """Returns the name to give to the target: the UUID where known, else LVSTORE/LVOL."""
         return self.uuid or self.volume.alias
+
+    def place(self, controller: str) -> Place:
+        """Returns where the target has it; `controller` is the name of the domain's."""
+        return disk_place(controller, self.target, self.front)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +171,37 @@ class Plan:
     domain: str
     """The domain's name, for messages."""
     controller: str
+    """Name of its vhost-user-scsi controller, which the names of its disks' controllers begin with.
+    """
     socket: str
-    """Path of the controller's socket as QEMU is told."""
+    """Path of that controller's socket as QEMU is told; the others are in the same folder."""
     num_queues: int
-    """Request queues of the controller."""
+    """Request queues of each controller."""
     luns: tuple[LunPlan, ...]
     """By target number."""
     uid: int | None = field(default=None, compare=False)
     """Number of the user that QEMU runs as; None: libvirt does not say (yet)."""
+    others: tuple[str, ...] = field(default=(), compare=False)
+    """Controllers that devices of the domain name, and of which its metadata says nothing."""
+    has_scsi: bool = True
+    """Whether it has the vhost-user-scsi controller; else all of its disks are virtio-blk."""
+    cpus: frozenset[frozenset[int]] = field(default=frozenset(), compare=False)
+    """Sets of the host's CPUs that its vCPUs are bound to; empty: one may run on any."""
+
+    @property
+    def controllers(self) -> dict[str, tuple[LunPlan, ...]]:
+        """Returns all controllers by name, each with its disks."""
+        found: dict[str, tuple[LunPlan, ...]] = {self.controller: ()} if self.has_scsi else {}
+        for lun in self.luns:
+            name = lun.place(self.controller).controller
+            found[name] = (*found.get(name, ()), lun)
+        return found
+
+    @property
+    def sockets(self) -> list[str]:
+        """Returns the paths of all controllers' sockets."""
+        folder = self.socket.rpartition("/")[0]
+        return [f"{folder}/{name}" for name in self.controllers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +232,6 @@ class Change:
     or the boot disk is another). False: setting `metadata_xml` alone says the same."""
     plan: Plan | None
     """The domain's plan after the change; None if no controller is left."""
+    device_xml: str | None = None
+    """The device that libvirtd is to attach to the running domain, or to detach from it, which a
+    virtio-blk disk is; None where that has nothing to do with it."""

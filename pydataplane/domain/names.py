@@ -29,3 +29,18 @@ MAX_SOCKET_PATH_BYTES = 107
 def controller_name(domain: UUID | str) -> str:
     """Returns the name of a domain's controller; `domain` is its UUID, as text in small letters."""
     return f"{CONTROLLER_PREFIX}{domain}"
+
+
+def blk_controller_name(controller: str, number: int) -> str:
+    """Returns the name of the controller of a virtio-blk disk; `controller` is the domain's."""
+    return f"{controller}.{number}"
+
+
+def domain_controller(name: str) -> str:
+    """Returns the name of the domain's own controller, of that or of one of its disks'."""
+    return name.partition(".")[0]
+
+
+def domain_of(name: str) -> str:
+    """Returns the UUID, as text, of the domain that a controller's name is made of."""
+    return domain_controller(name).removeprefix(CONTROLLER_PREFIX)

@@ -10,13 +10,17 @@ Standard library only: the hook is made of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from pydataplane.domain import limiting, reactors
 from pydataplane.domain.errors import LunKept, ReconcileError
-from pydataplane.domain.model import ON_ERROR, OWN, Characteristics, LunPlan, Plan
+from pydataplane.domain.limits import NONE
+from pydataplane.domain.model import ON_ERROR, OWN, Characteristics, LunPlan, Place, Plan
+from pydataplane.domain.names import domain_controller
+from pydataplane.domain.observed import Bdev, Shown, State, bdev_of, is_right, observe
 from pydataplane.errors import BAD_PARAMETERS, BUSY, METHOD_NOT_FOUND, NO_DEVICE, RpcError
 from pydataplane.methods import Rpc
 
@@ -28,15 +32,25 @@ LEAVE_S = 0.1
 """How often, and how many seconds apart, whoever is connected to a controller that is to be made
 anew is given to let go."""
 
-BLOCK_BYTES = 512
-"""Logical block of a volume of which nothing else is known."""
-
 
 @dataclass(frozen=True, slots=True)
 class CreateController:
     """Make an empty controller."""
 
     controller: str
+    cpus: frozenset[frozenset[int]] = frozenset()
+    """As of `Plan`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateBlk:
+    """Make the controller of a virtio-blk disk, with it."""
+
+    controller: str
+    """The domain's, which its name begins with."""
+    lun: LunPlan
+    cpus: frozenset[frozenset[int]] = frozenset()
+    """As of `Plan`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +67,15 @@ class AddTarget:
     """Show a volume as a target of a controller."""
 
     controller: str
+    lun: LunPlan
+
+
+@dataclass(frozen=True, slots=True)
+class SetLimits:
+    """Limit the I/O of a disk that is shown already."""
+
+    controller: str
+    """The domain's."""
     lun: LunPlan
 
 
@@ -79,134 +102,91 @@ class ReleaseController:
 
 
 Action = (
-    CreateController | SetOwner | AddTarget | RemoveTarget | DeleteController | ReleaseController
+    CreateController
+    | CreateBlk
+    | SetOwner
+    | AddTarget
+    | SetLimits
+    | RemoveTarget
+    | DeleteController
+    | ReleaseController
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A LUN as the target has it; what a target that is SPDK's own does not tell is None."""
-
-    bdev: str
-    serial: str | None = None
-    read_only: bool | None = None
-    block_size: int | None = None
-    characteristics: Characteristics | None = None
+def addition(plan: Plan, lun: LunPlan) -> AddTarget | CreateBlk:
+    """Returns what shows a disk to the guest of this domain."""
+    if lun.front == "scsi":
+        return AddTarget(plan.controller, lun)
+    return CreateBlk(plan.controller, lun, plan.cpus)
 
 
-@dataclass(frozen=True, slots=True)
-class Bdev:
-    """A volume's bdev."""
-
-    name: str
-    """Its UUID."""
-    block_size: int
-    """Bytes of its own blocks."""
+def _wanted(plan: Plan) -> dict[Place, LunPlan]:
+    """Returns the plan's disks by where the target is to have them."""
+    return {lun.place(plan.controller): lun for lun in plan.luns}
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """What the target has: controllers to target numbers to LUNs, and the bdevs asked for.
-
-    `connected` are the controllers that a QEMU is connected to now, or for which the target does
-    not tell.
-    """
-
-    controllers: Mapping[str, Mapping[int, Shown]]
-    bdevs: Mapping[str, Bdev] = field(default_factory=dict)
-    """By the name (UUID or LVSTORE/LVOL) that was asked for."""
-    connected: frozenset[str] = frozenset()
-
-    def with_bdev(self, asked: str, bdev: Bdev) -> State:
-        """Returns the state with one more bdev."""
-        return replace(self, bdevs={**self.bdevs, asked: bdev})
-
-
-def _luns(controller: Mapping[str, Any]) -> dict[int, Shown]:
-    result = {}
-    for target in controller.get("backend_specific", {}).get("scsi", ()):
-        luns = target.get("luns", ())
-        lun = luns[0] if luns else {}
-        result[int(target["scsi_dev_num"])] = Shown(
-            str(lun.get("bdev_name", "")),
-            lun.get("serial"),
-            lun.get("read_only"),
-            lun.get("block_size"),
-            _characteristics(lun),
-        )
-    return result
-
-
-def _characteristics(lun: Mapping[str, Any]) -> Characteristics | None:
-    """Reads what a LUN says of itself, None where the target does not tell."""
-    if "write_cache" not in lun:
-        return None
-    return Characteristics(**{f.name: lun[f.name] for f in fields(Characteristics)})
-
-
-def bdev_of(lun: LunPlan, state: State) -> Bdev:
-    """Returns a disk's bdev, or what to ask for if the target has none.
-
-    Where the UUID is known it decides: another volume under the old name is not this disk's.
-    """
-    return state.bdevs.get(lun.bdev_name) or Bdev(lun.bdev_name, BLOCK_BYTES)
-
-
-def is_right(lun: LunPlan, shown: Shown | None, state: State) -> bool:
-    """Whether the target shows the LUN as it is wanted, as far as it tells.
-
-    Without a serial of the client's the target takes the volume's UUID, which is the bdev's name.
-    One that is read-only need not be so by our doing: the volume itself may be. Its blocks are
-    never smaller than the volume's.
-    """
-    bdev = bdev_of(lun, state)
-    if shown is None or shown.bdev != bdev.name:
-        return False
-    writable = shown.read_only is False and lun.read_only
-    return (
-        shown.serial in (None, lun.serial or bdev.name)
-        and not writable
-        and shown.block_size in (None, max(lun.block_size or 0, bdev.block_size))
-        and shown.characteristics in (None, lun.characteristics)
-    )
-
-
-def _right(plan: Plan, state: State) -> set[int]:
-    """Returns the targets that are shown as the plan says."""
-    shown = state.controllers.get(plan.controller, {})
-    return {lun.target for lun in plan.luns if is_right(lun, shown.get(lun.target), state)}
+def _shown(plan: Plan, state: State) -> dict[Place, Shown]:
+    """Returns what the target has under the controllers that the plan names."""
+    return {
+        Place(name, number): shown
+        for name in plan.controllers
+        for number, shown in state.controllers.get(name, {}).items()
+    }
 
 
 def actions(plan: Plan, state: State, *, whole: bool) -> list[Action]:
-    """Returns what to do, in order, so that the controller exists with the plan's LUNs.
+    """Returns what to do, in order, so that the controllers exist with the plan's disks.
 
-    A LUN that is right stays untouched, so a running guest's other disks notice nothing. `whole`:
+    A disk that is right stays untouched, so a running guest's other disks notice nothing. `whole`:
     the domain does not run and is about to be started, so that a controller that shows anything
     else is made anew, and whoever is connected is a stranger, and disconnected. Otherwise nothing
     is taken from it: see `unasked`.
     """
-    name = plan.controller
-    shown = state.controllers.get(name)
-    owner: list[Action] = [SetOwner(name, plan.uid)] if whole else []
-    if shown is None:
-        new: list[Action] = [CreateController(name)]
-        return [*new, *owner, *(AddTarget(name, lun) for lun in plan.luns)]
-    right = _right(plan, state)
-    if whole and shown.keys() - right:
-        luns = [AddTarget(name, lun) for lun in plan.luns]
-        return [*owner, ReleaseController(name), CreateController(name), *owner, *luns]
-    missing = [lun for lun in plan.luns if lun.target not in shown]
-    return [*owner, *(AddTarget(name, lun) for lun in missing)]
+    result: list[Action] = []
+    for name, luns in plan.controllers.items():
+        owner: list[Action] = [SetOwner(name, plan.uid)] if whole else []
+        is_scsi = name == plan.controller
+        create: list[Action] = [CreateController(name, plan.cpus)] if is_scsi else []
+        add: list[Action] = [addition(plan, lun) for lun in luns]
+        # A virtio-blk controller is made with its disk.
+        new = [*create, *owner, *add] if create else [*add, *owner]
+        shown = state.controllers.get(name)
+        if shown is None:
+            result += new
+            continue
+        numbers = {lun.place(plan.controller).target: lun for lun in luns}
+        right = {n for n, lun in numbers.items() if is_right(lun, shown.get(n), state)}
+        if whole and shown.keys() - right:
+            result += [*owner, ReleaseController(name), *new]
+            continue
+        missing = [lun for n, lun in numbers.items() if n not in shown]
+        result += [*owner, *(addition(plan, lun) for lun in missing)]
+        if whole:  # those of one that runs may have been changed since
+            there = [lun for n, lun in numbers.items() if n in shown]
+            result += [SetLimits(plan.controller, lun) for lun in there]
+    return result
 
 
-def unasked(plan: Plan, state: State) -> dict[int, Shown]:
-    """Returns the LUNs that a running domain has otherwise than its metadata says, by target.
+def unasked(plan: Plan, state: State) -> dict[Place, Shown]:
+    """Returns the disks that a running domain has otherwise than its metadata says, by place.
 
     They stay as they are: a guest may be writing to them, and nobody has asked for a detach.
     """
-    shown = state.controllers.get(plan.controller, {})
-    right = _right(plan, state)
-    return {number: lun for number, lun in sorted(shown.items()) if number not in right}
+    wanted = _wanted(plan)
+    return {
+        place: shown
+        for place, shown in sorted(_shown(plan, state).items())
+        if place not in wanted or not is_right(wanted[place], shown, state)
+    }
+
+
+def leftovers(plan: Plan, state: State) -> set[str]:
+    """Returns a running domain's controllers that it lacks, and that no QEMU is connected to.
+
+    Those are of virtio-blk disks whose attach failed, or that the guest has let go late.
+    """
+    kept = {*plan.controllers, *plan.others, plan.controller}
+    return state.of_domain(plan.controller) - kept - state.connected
 
 
 def clearance(controller: str, state: State) -> list[Action]:
@@ -214,36 +194,9 @@ def clearance(controller: str, state: State) -> list[Action]:
     present = state.controllers.get(controller)
     if present is None:
         return []
-    removals = [RemoveTarget(controller, number) for number in sorted(present)]
+    is_scsi = controller == domain_controller(controller)
+    removals = [RemoveTarget(controller, number) for number in sorted(present) if is_scsi]
     return [*removals, DeleteController(controller)]
-
-
-def look_up(rpc: Rpc, name: str) -> Bdev | None:
-    """Returns the bdev with a name or alias, None if there is none.
-
-    Raises:
-        TargetError: the target refuses or does not answer.
-    """
-    try:
-        found = rpc.call("bdev_get_bdevs", name=name)[0]
-    except RpcError as error:
-        if error.code != NO_DEVICE:
-            raise
-        return None
-    return Bdev(str(found["name"]), int(found.get("block_size", BLOCK_BYTES)))
-
-
-def observe(rpc: Rpc, luns: Iterable[LunPlan] = ()) -> State:
-    """Asks the target for its controllers, and for the bdevs of these disks.
-
-    Raises:
-        TargetError: it does not answer.
-    """
-    controllers = rpc.call("vhost_get_controllers")
-    names = {lun.bdev_name for lun in luns}
-    bdevs = {name: bdev for name in names if (bdev := look_up(rpc, name)) is not None}
-    connected = frozenset(c["ctrlr"] for c in controllers if c.get("sessions", True))
-    return State({c["ctrlr"]: _luns(c) for c in controllers}, bdevs, connected)
 
 
 def perform(rpc: Rpc, action: Action, state: State) -> None:
@@ -253,8 +206,9 @@ def perform(rpc: Rpc, action: Action, state: State) -> None:
         TargetError: the target refuses or does not answer.
     """
     match action:
-        case CreateController(controller):
-            rpc.call("vhost_create_scsi_controller", ctrlr=controller)
+        case CreateController(controller, cpus):
+            mask = reactors.mask_for(rpc, cpus)
+            rpc.call("vhost_create_scsi_controller", ctrlr=controller, cpumask=mask)
         case SetOwner(controller, uid):
             _set_owner(rpc, controller, uid)
         case DeleteController(controller):
@@ -278,8 +232,18 @@ def perform(rpc: Rpc, action: Action, state: State) -> None:
             except RpcError:
                 if number in observe(rpc).controllers.get(controller, {}):
                     raise
-        case AddTarget(controller, lun):
-            _add_target(rpc, controller, lun, bdev_of(lun, state))
+        case AddTarget() | CreateBlk() | SetLimits():
+            _show(rpc, action, state)
+
+
+def _show(rpc: Rpc, action: AddTarget | CreateBlk | SetLimits, state: State) -> None:
+    """Limits a disk, and then shows it to its guest, if it is not there already."""
+    controller, lun = action.controller, action.lun
+    limiting.bring(rpc, controller, lun, state)
+    if isinstance(action, AddTarget):
+        _add_target(rpc, controller, lun, bdev_of(lun, state))
+    elif isinstance(action, CreateBlk):
+        _create_blk(rpc, action, bdev_of(lun, state))
 
 
 def _set_owner(rpc: Rpc, controller: str, uid: int | None) -> None:
@@ -288,6 +252,27 @@ def _set_owner(rpc: Rpc, controller: str, uid: int | None) -> None:
     except RpcError as error:
         if error.code != METHOD_NOT_FOUND:  # SPDK's own has none
             raise
+
+
+def _create_blk(rpc: Rpc, action: CreateBlk, bdev: Bdev) -> None:
+    """Makes a virtio-blk controller; one of SPDK's own is not sent the extensions it lacks."""
+    lun, mask = action.lun, reactors.mask_for(rpc, action.cpus)
+
+    def create(policy: Mapping[str, Any]) -> None:
+        rpc.call(
+            "vhost_create_blk_controller",
+            ctrlr=lun.place(action.controller).controller,
+            dev_name=bdev.name,
+            cpumask=mask,
+            readonly=True if lun.read_only else None,
+            serial=lun.serial,
+            shareable=True if lun.shareable else None,
+            block_size=lun.block_size if lun.block_size != bdev.block_size else None,
+            discard=None if lun.characteristics.discard else False,
+            **policy,
+        )
+
+    _with_policy(lun, create)
 
 
 def _add_target(rpc: Rpc, controller: str, lun: LunPlan, bdev: Bdev) -> None:
@@ -307,14 +292,19 @@ def _add_target(rpc: Rpc, controller: str, lun: LunPlan, bdev: Bdev) -> None:
             **policy,
         )
 
+    _with_policy(lun, add)
+
+
+def _with_policy(lun: LunPlan, call: Callable[[Mapping[str, Any]], None]) -> None:
+    """Makes a disk, with what becomes of its errors where the target knows that."""
     policy = _policy(lun)
     try:
-        add(policy)
+        call(policy)
     except RpcError as error:
         # Nobody chose it: an older target, or SPDK's own, tells the guest of all errors.
         if error.code != BAD_PARAMETERS or not policy or lun.error_policy != ON_ERROR:
             raise
-        add({})
+        call({})
 
 
 def _policy(lun: LunPlan) -> dict[str, Any]:
@@ -331,7 +321,7 @@ def _chosen(characteristics: Characteristics) -> dict[str, Any]:
 
 
 def ensure(rpc: Rpc, plan: Plan, *, whole: bool) -> list[LunPlan]:
-    """Makes the controller exist with the plan's LUNs; safe to repeat.
+    """Makes the controllers exist with the plan's disks; safe to repeat.
 
     `whole`: the domain is to start, with exactly these; if one LUN fails, those added before it are
     taken away again. Otherwise it runs: the rest is added, for it is better off with some of its
@@ -347,7 +337,7 @@ def ensure(rpc: Rpc, plan: Plan, *, whole: bool) -> list[LunPlan]:
     """
     state = observe(rpc, plan.luns)
     added: list[LunPlan] = []
-    made = False
+    made: list[str] = []
     failures: list[str] = []
     for action in actions(plan, state, whole=whole):
         try:
@@ -356,17 +346,14 @@ def ensure(rpc: Rpc, plan: Plan, *, whole: bool) -> list[LunPlan]:
             failures.append(_sentence(action, error))
             if whole:
                 break
-        else:
-            made = made or isinstance(action, CreateController)
-            if isinstance(action, AddTarget):
-                added.append(action.lun)
+            continue
+        if isinstance(action, CreateController):
+            made.append(action.controller)
+        if isinstance(action, AddTarget | CreateBlk):
+            added.append(action.lun)
     if failures and whole:
         with suppress(RpcError):
-            if made:
-                release(rpc, plan.controller)
-            else:
-                for lun in added:
-                    perform(rpc, RemoveTarget(plan.controller, lun.target), state)
+            _undo(rpc, plan, made, added, state)
     if failures:
         raise ReconcileError(failures[0])
     kept = None if whole else next(iter(unasked(plan, state).items()), None)
@@ -375,19 +362,33 @@ def ensure(rpc: Rpc, plan: Plan, *, whole: bool) -> list[LunPlan]:
     return added
 
 
-def _kept(plan: Plan, number: int, shown: Shown) -> str:
-    """Says that a running domain keeps a LUN that its metadata does not have so."""
-    lun = next((lun for lun in plan.luns if lun.target == number), None)
+def _undo(rpc: Rpc, plan: Plan, made: list[str], added: list[LunPlan], state: State) -> None:
+    """Takes away what a start that failed has added."""
+    for lun in added:
+        place = lun.place(plan.controller)
+        if lun.front == "blk":
+            release(rpc, place.controller)
+        elif plan.controller not in made:
+            perform(rpc, RemoveTarget(*place), state)
+    for name in made:
+        release(rpc, name)
+    limited = [bdev_of(lun, state).name for lun in plan.luns if lun.limits != NONE]
+    limiting.gone(rpc, limited, plan.controller, state)
+
+
+def _kept(plan: Plan, place: Place, shown: Shown) -> str:
+    """Says that a running domain keeps a disk that its metadata does not have so."""
+    lun = _wanted(plan).get(place)
     other = f"says disk {lun.dev} otherwise" if lun is not None else "has no such disk"
     return (
-        f"target {number} of controller {plan.controller} is kept, with bdev {shown.bdev},"
+        f"target {place.target} of controller {place.controller} is kept, with bdev {shown.bdev},"
         f" though the metadata of the running domain {other}: only a detach takes a disk from a"
         " running guest; a stop and start of the domain puts it right"
     )
 
 
 def _sentence(action: Action, error: ReconcileError | RpcError) -> str:
-    if isinstance(action, AddTarget):
+    if isinstance(action, AddTarget | CreateBlk | SetLimits):
         return f"disk {action.lun.dev} (volume {action.lun.volume.alias}): {error}"
     if isinstance(error, ReconcileError):
         return str(error)
@@ -429,13 +430,29 @@ def _release_by_steps(rpc: Rpc, controller: str) -> Release:
     return "released"
 
 
-def released(rpc: Rpc, controller: str) -> bool:
+def released(rpc: Rpc, controller: str, do: Callable[[Rpc, str], Release] = release) -> bool:
     """Takes a controller away once whoever is connected to it has let go; False if nobody does.
 
-    Waits for a few seconds at most. Raises as `release`.
+    Waits for a few seconds at most. `do` may be `release_domain`, for all of a domain. Raises as
+    `release`.
     """
     for _ in range(LEAVE_TRIES):
-        if release(rpc, controller) != "busy":
+        if do(rpc, controller) != "busy":
             return True
         time.sleep(LEAVE_S)
     return False
+
+
+def release_domain(rpc: Rpc, controller: str) -> Release:
+    """Takes all controllers of a domain away, as `release`; `controller` is its own.
+
+    "busy" if a QEMU is connected to one of them still.
+    """
+    state = observe(rpc)
+    found = sorted(state.of_domain(controller), reverse=True)
+    outcomes = {name: release(rpc, name) for name in found}
+    left = {name for name, outcome in outcomes.items() if outcome != "busy"}
+    limiting.gone(rpc, state.bdevs_of(left), controller, state)
+    if "busy" in outcomes.values():
+        return "busy"
+    return "released" if "released" in outcomes.values() else "none"

@@ -60,8 +60,11 @@ def examinations(
     return [
         ("the user", machine.user),
         ("KVM", machine.kvm),
-        ("QEMU", lambda: libvirt.qemu(settings.disks.reconnect_s)),
-        ("QEMU's devices", libvirt.qemu_device),
+        (
+            "QEMU",
+            lambda: libvirt.qemu(settings.disks.reconnect_s, held=target.holds_sessions(socket)),
+        ),
+        ("disks' front end", lambda: libvirt.front_ends(settings.disks.front_end)),
         ("libvirt", libvirt.libvirt),
         ("libvirtd", lambda: libvirt.libvirtd(settings.gateway.upstream)),
         (
@@ -82,7 +85,11 @@ def examinations(
         ("the holder's rights", lambda: rights.holder(socket)),
         ("the helper's rights", rights.helper),
         ("lvstores", lambda: target.lvstores(socket)),
+        ("checksums", lambda: target.checksums(socket)),
         ("gateway", lambda: libvirt.gateway(settings.gateway.listen)),
         ("hook", libvirt.hook),
-        ("running VMs", lambda: guests.reconnecting(settings)),
+        (
+            "running VMs",
+            lambda: guests.reconnecting(settings, target.kept_controllers(socket)),
+        ),
     ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Container, Iterable, Iterator
+from pathlib import Path, PurePath
 
 import click
 
@@ -13,20 +13,22 @@ from plugin.config import Config
 from pydataplane.domain.translate import PREFIX, Settings
 from pydataplane.domain.xml import carrier as carriers
 from pydataplane.domain.xml import view as views
+from pydataplane.domain.xml.document import Node
 
 WHAT = "running VMs"
 
 
-def reconnecting(settings: Config) -> list[Finding]:
+def reconnecting(settings: Config, kept: Container[str]) -> list[Finding]:
     """Says of each VM whose QEMU was not told to connect again, what has it do so; one line each.
 
-    libvirtd itself is asked: the gateway shows nobody how QEMU was started.
+    `kept` are controllers to which it need not, as their connections outlive the target. libvirtd
+    itself is asked: the gateway shows nobody how QEMU was started.
     """
     try:
         texts = list(_running(settings.gateway.upstream))
     except click.ClickException as error:
         return [Finding(WHAT, "warning", f"not known: {error.message}", "run it as root")]
-    return judged(texts, settings.settings())
+    return judged(texts, settings.settings(), kept)
 
 
 def _running(socket: Path) -> Iterator[str]:
@@ -42,23 +44,37 @@ def _running(socket: Path) -> Iterator[str]:
                     raise
 
 
-def judged(texts: Iterable[str], settings: Settings) -> list[Finding]:
-    """Returns what is to be said of running domains, of which libvirtd has this XML."""
+def judged(texts: Iterable[str], settings: Settings, kept: Container[str] = ()) -> list[Finding]:
+    """Returns what is to be said of running domains, of which libvirtd has this XML.
+
+    `kept` as of `reconnecting`.
+    """
     served = 0
     lost: list[Finding] = []
     for text in texts:
         view = views.parse(text) if PREFIX in text else None
-        node = carriers.disk(view.domain) if view is not None else None
-        source = node.child("source") if node is not None else None
-        if view is None or source is None:
+        nodes = view.own_nodes() if view is not None and view.element is not None else []
+        if view is None or not nodes:
             continue
         served += 1
-        if carriers.reconnect_s_of(source):
+        once = [node for node in nodes if not _goes_on(node, kept)]
+        if not once:
             continue
-        why = f"{view.name} does not connect again: it loses its disks if the target restarts"
+        what = "disks" if len(once) == len(nodes) else "LUNs"
+        why = f"{view.name} does not connect again: it loses its {what} if the target restarts"
         lost.append(Finding(WHAT, "warning", why, _advice(view, settings)))
-    safe = f"{served} with a virtlun controller, which connect again to a target that restarts"
+    safe = f"{served} with a virtlun controller, to which the target may restart"
     return lost or [Finding(WHAT, "ok", safe if served else "none with a virtlun controller")]
+
+
+def _goes_on(device: Node, kept: Container[str]) -> bool:
+    """Whether QEMU was told to connect again to the controller of a device, or need not."""
+    source = device.child("source")
+    if source is None:
+        return False
+    # A socket has the name of its controller.
+    controller = PurePath(source.attrs.get("path") or "").name
+    return carriers.reconnect_s_of(source) > 0 or controller in kept
 
 
 def _advice(view: views.View, settings: Settings) -> str:
@@ -69,6 +85,6 @@ def _advice(view: views.View, settings: Settings) -> str:
     if settings.reconnect_s == 0:
         return f"take reconnect_s = 0 out of virtlun.toml, restart the gateway, then {again}"
     return (
-        f"its QEMU cannot: give it one of 8.2 or newer in <emulator>, then {again}; until then"
-        " replace the target by `virtlun target upgrade` alone"
+        "start the target with --hold-sessions (`virtlun target upgrade -- --hold-sessions`), as"
+        " its QEMU cannot: that takes 8.2 or newer in <emulator>, or disks with bus='virtio'"
     )

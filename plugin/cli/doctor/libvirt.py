@@ -20,6 +20,7 @@ from plugin.gateway import libvirtdconf, sasl
 from plugin.gateway.errors import Refused
 from plugin.hook import archive
 from pydataplane import emulator
+from pydataplane.domain.model import FrontEndSetting
 
 SOCKET_UNIT = "libvirtd.socket"
 UNITS = (Path("/lib/systemd/system"), Path("/run/systemd/system"), Path("/etc/systemd/system"))
@@ -28,6 +29,7 @@ DROP_IN = "virtlun.conf"
 EMULATOR = "qemu-system-x86_64"
 HOOK = Path("/etc/libvirt/hooks/qemu.d/virtlun")
 LIBVIRT_OVERRIDE = (8, 2)
+FRONT_END = "disks' front end"
 APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
 APPARMOR_RULES = (
     Path("/etc/apparmor.d/local/abstractions/libvirt-qemu"),
@@ -35,11 +37,12 @@ APPARMOR_RULES = (
 )
 
 
-def qemu(reconnect_s: int | Literal["auto"]) -> Finding:
+def qemu(reconnect_s: int | Literal["auto"], *, held: bool = False) -> Finding:
     """Whether there is a QEMU, and whether its guests survive a restart of the target.
 
-    `reconnect_s` is that of virtlun.toml. A domain may name another QEMU; the one that libvirt
-    takes by itself is looked at.
+    `reconnect_s` is that of virtlun.toml; `held`: the target's holder keeps connections, so that
+    it does not matter. A domain may name another QEMU; the one that libvirt takes by itself is
+    looked at.
     """
     program = emulator.default(None) or EMULATOR
     version = version_of(run(program, "--version"))
@@ -47,20 +50,32 @@ def qemu(reconnect_s: int | Literal["auto"]) -> Finding:
         return Finding(
             "QEMU", "failed", f"{EMULATOR} is not installed", "apt-get install qemu-system-x86"
         )
+    if version < emulator.RECONNECTS and reconnect_s not in ("auto", 0):
+        return Finding(
+            "QEMU",
+            "failed",
+            f"{dotted(version)} starts no VM with reconnect_s = {reconnect_s} of virtlun.toml",
+            "take it out of [disks], then start the VMs through the gateway",
+        )
+    if held:
+        found = f"{dotted(version)}; its connections are kept when the target restarts"
+        return Finding("QEMU", "ok", found)
+    return _reconnects(program, version, reconnect_s)
+
+
+def _reconnects(
+    program: str, version: tuple[int, ...], reconnect_s: int | Literal["auto"]
+) -> Finding:
+    """Whether it connects again to a target that restarts."""
     hangs = "a running VM's I/O hangs when the target restarts"
     if version < emulator.RECONNECTS:
-        if reconnect_s not in ("auto", 0):
-            return Finding(
-                "QEMU",
-                "failed",
-                f"{dotted(version)} starts no VM with reconnect_s = {reconnect_s} of virtlun.toml",
-                "take it out of [disks], then start the VMs through the gateway",
-            )
         return Finding(
             "QEMU",
             "warning",
-            f"{dotted(version)}: {hangs}, until the VM is started again",
-            "QEMU 8.2 or newer reconnects vhost-user-scsi (Debian 12: bookworm-backports)",
+            f"{dotted(version)}: I/O of a running VM's LUNs hangs when the target restarts, until"
+            " the VM is started again",
+            "start the target with --hold-sessions, as examples/systemd does; or use QEMU 8.2 or"
+            " newer (Debian 12: bookworm-backports), or virtio-blk disks (bus='virtio')",
         )
     if reconnect_s == 0:
         return Finding(
@@ -83,14 +98,45 @@ def qemu(reconnect_s: int | Literal["auto"]) -> Finding:
     return Finding("QEMU", "ok", f"{dotted(version)}, connects again to a target that restarts")
 
 
-def qemu_device() -> Finding:
-    """Whether QEMU was built with our controller."""
-    what = "vhost-user-scsi in QEMU"
-    if "vhost-user-scsi-pci" in (run(EMULATOR, "-device", "help") or ""):
-        return Finding(what, "ok", "built in")
-    return Finding(
-        what, "failed", "this QEMU has no vhost-user-scsi-pci", "use a QEMU built with it"
-    )
+LACKS_SCSI = Finding(
+    FRONT_END,
+    "failed",
+    'this QEMU has no vhost-user-scsi-pci, and front_end = "scsi" in virtlun.toml',
+    "take that out of [disks], and all disks are virtio-blk disks, or use a QEMU with it",
+)
+LACKS_BLK = Finding(
+    FRONT_END,
+    "failed",
+    'this QEMU has no vhost-user-blk-pci, and front_end = "blk" in virtlun.toml',
+    "take that out of [disks], or use a QEMU built with it",
+)
+LUNS_ALONE = Finding(
+    FRONT_END,
+    "warning",
+    "LUNs of vhost-user-scsi; this QEMU has no vhost-user-blk-pci for bus='virtio'",
+    'set front_end = "scsi" in [disks] of virtlun.toml, and those are LUNs, too',
+)
+
+
+def front_ends(setting: FrontEndSetting) -> Finding:
+    """Which front end disks get: what `front_end` of virtlun.toml says, and QEMU was built with."""
+    program = emulator.default(None) or EMULATOR
+    devices = run(program, "-device", "help") or ""
+    scsi, blk = (f"vhost-user-{kind}-pci" in devices for kind in ("scsi", "blk"))
+    if not scsi and not blk:
+        lacks = "this QEMU has neither vhost-user-scsi-pci nor vhost-user-blk-pci"
+        return Finding(FRONT_END, "failed", lacks, "use a QEMU built with them")
+    if setting == "scsi":
+        luns = 'LUNs of vhost-user-scsi (front_end = "scsi")'
+        return Finding(FRONT_END, "ok", luns) if scsi else LACKS_SCSI
+    if setting == "blk":
+        disks = 'virtio-blk disks of vhost-user-blk (front_end = "blk")'
+        return Finding(FRONT_END, "ok", disks) if blk else LACKS_BLK
+    if not blk:
+        return LUNS_ALONE
+    both = "LUNs of vhost-user-scsi, with bus='virtio' virtio-blk disks of vhost-user-blk"
+    lacks = "virtio-blk disks alone, of vhost-user-blk: this QEMU has no vhost-user-scsi-pci"
+    return Finding(FRONT_END, "ok", both if scsi else lacks)
 
 
 def libvirt() -> Finding:

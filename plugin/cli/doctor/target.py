@@ -1,4 +1,4 @@
-"""The target: whether it serves, and the room in its lvstores."""
+"""The target: whether it serves, the room in its lvstores, and what its disks gave back wrongly."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from pydataplane.errors import TargetError
 
 LOW_SHARE = 0.1
 """Less of an lvstore free than this is worth a word: as the target notifies of it."""
+
+CHECKSUM_ADVICE = (
+    "look after the disk; `virtlun lvstore scrub` says which volumes have damage, to be restored "
+    "there from a backup; `virtlun lvstore check --repair` mends metadata"
+)
 
 
 def target(socket: Path) -> Finding:
@@ -43,6 +48,24 @@ def target(socket: Path) -> Finding:
         text = f"runs; {'; '.join(problems)}"
         return Finding("target", "warning", text, advice if held else "")
     return Finding("target", "ok", f"runs: pid {found['pid']}, version {found['version']}")
+
+
+def holds_sessions(socket: Path) -> bool:
+    """Returns whether VMs' connections outlive the target; False where it does not tell."""
+    try:
+        return bool(supervise.status(socket).get("holds_sessions"))
+    except TargetError:
+        return False
+
+
+def kept_controllers(socket: Path) -> frozenset[str]:
+    """Returns the controllers whose VM's connection outlives the target, as far as it tells."""
+    try:
+        found = client(socket).call("vhost_get_controllers")
+    except TargetError:
+        return frozenset()
+    kept = (item for item in found if any(session.get("kept") for session in item["sessions"]))
+    return frozenset(item["ctrlr"] for item in kept)
 
 
 def host_devices(socket: Path) -> Finding:
@@ -103,3 +126,29 @@ def lvstores(socket: Path) -> Finding:
             f"virtlun lvstore resize {full[0]} SIZE, or delete volumes",
         )
     return Finding(what, "ok", found)
+
+
+def checksums(socket: Path) -> list[Finding]:
+    """What the bdevs with checksums read that was not what was written; of none, nothing."""
+    what = "checksums"
+    try:
+        present = client(socket).call("virtlun_integrity_get")
+    except TargetError:
+        return []  # the target's own line says it, or it is one without
+    if not present:
+        return []
+    bad = []
+    for bdev in present:
+        counts = (
+            (bdev["mismatches"], "reads"),
+            (bdev["damaged_checksum_pages"], "pages of checksums"),
+            (bdev["damaged_maps"], "maps"),
+        )
+        found = [f"{count} {what_of}" for count, what_of in counts if count]
+        if found:
+            bad.append(f"{bdev['name']} ({', '.join(found)})")
+    if bad:
+        text = f"a disk gave back other data than was written to it: {'; '.join(bad)}"
+        return [Finding(what, "failed", text, CHECKSUM_ADVICE)]
+    names = ", ".join(bdev["name"] for bdev in present)
+    return [Finding(what, "ok", f"of {names}: no mismatch since the target has them")]

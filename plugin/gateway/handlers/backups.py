@@ -68,6 +68,7 @@ async def _begin(
     if refusal is not None:
         return refusal
     dom = await admin.lookup(dom.uuid)
+    services.block_jobs.check_none(dom)
     _check(dom, request, flags)
     if dom.uuid in services.backups:
         raise Refused(Code.OPERATION_INVALID, "another backup job is already running")

@@ -49,10 +49,10 @@ async def find(call: Call, dom: Domain, path: str, *, judged_later: bool = False
     Raises:
         Refused: it means what carries them, which no client sees.
     """
-    return _named(call, await seen(call, dom, judged_later=judged_later), path)
+    return named(call, await seen(call, dom, judged_later=judged_later), path)
 
 
-def _named(call: Call, domain: Seen, path: str) -> LunPlan | None:
+def named(call: Call, domain: Seen, path: str) -> LunPlan | None:
     """Returns the disk of ours that `path` means in a domain.
 
     Raises:
@@ -62,6 +62,18 @@ def _named(call: Call, domain: Seen, path: str) -> LunPlan | None:
     if lun is None and path and path == domain.carrier:
         raise Refused(Code.INVALID_ARG, f"invalid path {path} not assigned to domain")
     return lun
+
+
+def is_unable(judged: Reply, lun: LunPlan) -> bool:
+    """Whether libvirtd has nothing against a call about a disk of ours but that it is ours.
+
+    It does not know a LUN; a virtio-blk disk is a device of its own, with which it cannot do that.
+    """
+    if judged.ok:
+        return False
+    code = UpstreamError(judged.payload).code
+    unsupported = lun.front == "blk" and code == Code.OPERATION_UNSUPPORTED
+    return code == Code.INVALID_ARG or unsupported
 
 
 async def check_shown(call: Call, dom: Domain, lun: LunPlan) -> Lvol:
@@ -75,7 +87,8 @@ async def check_shown(call: Call, dom: Domain, lun: LunPlan) -> Lvol:
     """
     target = call.services.target
     volume = await target.volume(lun.bdev_name)
-    if not await target.has_lun(controller_name(dom.uuid_text), lun.target, volume.uuid):
+    place = lun.place(controller_name(dom.uuid_text))
+    if not await target.has_disk(place, volume.uuid):
         raise Refused(
             Refusal.NOT_POSSIBLE_NOW,
             f"disk {lun.dev}: the controller of {dom.name} does not show volume {volume.path} now:"
@@ -160,7 +173,7 @@ async def _usage(call: Call, args: DomainCall) -> Usage | None:
     domain = await seen(call, args.dom)
     luns = domain.luns
     if args.text:
-        lun = _named(call, domain, args.text)
+        lun = named(call, domain, args.text)
         luns = (lun,) if lun is not None else ()
     if not luns or not domain.running:
         return None
@@ -217,13 +230,14 @@ async def _resize(call: Call, args: ResizeCall) -> Reply | None:
     if size > U64_MAX:
         raise Refused(Code.OVERFLOW, f"size must be less than {U64_MAX // 1024}")
     # libvirtd judges the call in its own words (permission, read-only, domain not running) before
-    # it finds that it does not know the disk.
+    # it finds that it does not know the disk, or that it cannot resize such a device.
     judged = await call.forward(
         bytes(args.dom.write(Writer()).string(args.disk).u64(size).u32(RESIZE_BYTES))
     )
-    if judged.ok or UpstreamError(judged.payload).code != Code.INVALID_ARG:
+    if not is_unable(judged, lun):
         return judged
     services = call.services
+    services.block_jobs.check_free(args.dom, lun)
     if lun.read_only:
         raise Refused(Refusal.CANNOT_CHANGE, f"can't resize empty or readonly disk '{lun.dev}'")
     uuid = (await check_shown(call, args.dom, lun)).uuid

@@ -79,6 +79,7 @@ async def _create(call: Call, args: DomainCall) -> Reply | bytes:
     if args.flags & REDEFINE:
         await _define(call, dom, request)
         return bytes(Named(request.name or "", dom).write(Writer()))
+    services.block_jobs.check_none(dom)
     known = await domcheckpoints.of_domain(services, dom)
     checkpoint = await new(call, dom, request, known)
     await _take(call, dom, checkpoint, quiesce=bool(args.flags & QUIESCE))

@@ -55,8 +55,10 @@ async def _names(call: Call, payload: bytes, *, all_disks: bool) -> Names | None
         return None  # gone meanwhile
     if seen.carrier is None or seen.carrier.encode() not in payload:
         return None
-    devs = {lun.target: lun.dev for lun in seen.luns}
-    naas = {naa: lun.dev for lun in seen.luns if (naa := guestdisks.naa_of(lun)) is not None}
+    # A virtio-blk disk libvirtd finds by itself, under the client's own name for it.
+    luns = [lun for lun in seen.luns if lun.front == "scsi"]
+    devs = {lun.target: lun.dev for lun in luns}
+    naas = {naa: lun.dev for lun in luns if (naa := guestdisks.naa_of(lun)) is not None}
     names = Names(seen.carrier, devs, naas=naas)
     if len(devs) > 1:
         parse = call.services.parse

@@ -19,7 +19,7 @@ from pydataplane.domain.translate import (
     PREFIX,
     Definition,
     Settings,
-    has_controller,
+    has_devices,
     listing,
     plan,
 )
@@ -114,4 +114,4 @@ async def _xml(call: Call, dom: Domain, flags: int) -> str | None:
         found = await (await call.caller.own()).xml(dom, flags)
     except GatewayError:
         return None
-    return found if has_controller(found) else None
+    return found if has_devices(found) else None

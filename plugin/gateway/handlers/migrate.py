@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
 
-from plugin.gateway import empty, polkit
+from plugin.gateway import copies, empty, overtaken, polkit
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import GatewayError
@@ -53,6 +53,8 @@ async def perform(call: Call) -> None:
 async def _with_xml(call: Call) -> None:
     reader = Reader(call.payload)
     dom, xml = Domain.read(reader), reader.optional(reader.string)
+    await copies.check_none(call, dom)
+    await overtaken.check_none_of(call, dom)
     if xml is None:
         xml = await _without_target(call, dom)
     else:
@@ -83,6 +85,8 @@ async def perform_params(call: Call) -> None:
 
 async def _with_params(call: Call, dom: Domain, reader: Reader, before: bytes) -> None:
     """Translates the XML among the parameters that `reader` has come to."""
+    await copies.check_none(call, dom)
+    await overtaken.check_none_of(call, dom)
     params = reader.array(lambda: TypedParam.read(reader), PARAMS_MAX)
     given = {item.field for item in params}
     if DEST_XML not in given and (own := await _without_target(call, dom)) is not None:
@@ -140,7 +144,7 @@ async def prepare_params(call: Call) -> None:
 
 async def _prepare(call: Call, xml: str, payload: Callable[[str], bytes]) -> None:
     """Makes the destination ready for the domain in `xml` and passes on the call with it."""
-    if not await call.parse(lambda: translate.has_controller(xml), xml):
+    if not await call.parse(lambda: translate.has_devices(xml), xml):
         await call.pass_on()  # without a controller on the source there is none here
         return
     uuid = (await call.parse(lambda: identity_of(xml), xml))[1]
@@ -154,8 +158,9 @@ async def _prepare(call: Call, xml: str, payload: Callable[[str], bytes]) -> Non
 
 async def _prepare_held(call: Call, xml: str, payload: Callable[[str], bytes]) -> Reply:
     """As `_prepare`, for a domain whose lock is held."""
+    carried = await call.parse(lambda: translate.has_controller(xml), xml)
     definition = await call.services.define(
-        xml, new_uuid=_NO_UUID, controller=True, client=call.parser
+        xml, new_uuid=_NO_UUID, controller=carried, client=call.parser
     )
     found = await startable(call, definition.plan, definition.xml, (polkit.START, polkit.WRITE))
     if found is None:
@@ -202,9 +207,10 @@ async def _current(call: Call, dom: Domain, flags: int) -> str | None:
 
 async def _translated(call: Call, xml: str, current: str | None) -> str:
     services = call.services
-    if current is None or not await services.parse(lambda: translate.has_controller(current)):
+    if current is None or not await services.parse(lambda: translate.has_devices(current)):
         return xml  # without a controller on the source there is none on the destination
+    carried = await services.parse(lambda: translate.has_controller(current))
     made = await services.define(
-        xml, new_uuid=_NO_UUID, current_xml=current, controller=True, client=call.parser
+        xml, new_uuid=_NO_UUID, current_xml=current, controller=carried, client=call.parser
     )
     return made.xml

@@ -29,6 +29,15 @@ async def state(call: Call) -> None:
     await call.respond(reply)
 
 
+async def suspend(call: Call) -> None:
+    """DOMAIN_SUSPEND: one that is paused already is to stay so, whatever room there is."""
+    dom = Domain.read(Reader(call.payload))
+    reply = await call.forward()
+    if reply.ok:
+        call.services.room_returns.forget(dom.uuid)
+    await call.respond(reply)
+
+
 async def disk_errors(call: Call) -> None:
     """DOMAIN_GET_DISK_ERRORS; asked for none it tells how many disks there are."""
     reader = Reader(call.payload)

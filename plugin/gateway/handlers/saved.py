@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from uuid import UUID
 
-from plugin.gateway import empty, polkit
+from plugin.gateway import copies, empty, overtaken, polkit
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import Code, GatewayError, Refused
@@ -55,10 +55,20 @@ async def define_managed(call: Call) -> None:
     await call.respond(await call.forward(bytes(writer.optional(xml, writer.string).u32(flags))))
 
 
+async def save_as_it_is(call: Call) -> None:
+    """SAVE and MANAGED_SAVE: {dom, ...}."""
+    dom = Domain.read(Reader(call.payload))
+    await copies.check_none(call, dom)
+    await overtaken.check_none_of(call, dom)
+    await call.pass_on()
+
+
 async def save(call: Call) -> None:
     """SAVE_FLAGS and SAVE_PARAMS: with XML for the image."""
     reader = Reader(call.payload)
     dom = Domain.read(reader)
+    await copies.check_none(call, dom)
+    await overtaken.check_none_of(call, dom)
     saving = _Saving.read(reader, params=call.header.procedure == Proc.SAVE_PARAMS)
     if saving.xml is None:
         await call.pass_on()
@@ -191,13 +201,16 @@ async def _xml_of(call: Call, file: str) -> str | None:
 
 async def _translated(call: Call, xml: str, current: str | None) -> str:
     services = call.services
-    if current is not None and not await services.parse(lambda: translate.has_controller(current)):
+    if current is not None and not await services.parse(lambda: translate.has_devices(current)):
         return xml  # the guest was saved without a controller, so it is restored without one
+    carried = current is not None and await services.parse(
+        lambda: translate.has_controller(current)
+    )
     made = await services.define(
         xml,
         new_uuid=_NO_UUID,
         current_xml=current,
-        controller=current is not None,
+        controller=carried,
         client=call.parser,
     )
     return made.xml

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import structlog
 
-from plugin.gateway import domsnapshots, snapshotsteps
+from plugin.gateway import domsnapshots, overtaken, snapshotsteps
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import is_running
 from plugin.gateway.domsnapshots import (
@@ -98,13 +98,13 @@ async def judge(call: Call, payload: bytes, ours: int = 0) -> Reply | None:
 
 
 async def has_controller(call: Call, dom: Domain) -> bool:
-    """Whether a domain has a controller of ours; no, where libvirtd has no such domain.
+    """Whether a domain has a controller or device of ours; no, where libvirtd has no such domain.
 
     Raises:
         GatewayError: libvirtd does not say: what would lack a disk is not to pass.
     """
     try:
-        return (await call.services.known.current(dom)).carrier is not None
+        return bool((await call.services.known.current(dom)).hidden)
     except UpstreamError:
         return False
 
@@ -135,8 +135,12 @@ async def _create(call: Call, args: DomainCall) -> Reply | bytes:
     request = await call.parse(lambda: requested(args.text, xml, services.settings), args.text)
     if request is None:
         return await call.forward()
+    if request.luns:
+        services.block_jobs.check_none(dom)
     active = is_running(xml)
     whole = active and not args.flags & DISK_ONLY
+    if whole:
+        await overtaken.check_none(services, dom)
     if not request.luns:
         if whole and request.memory in (None, "internal"):
             raise _inside(dom, request)

@@ -311,9 +311,17 @@ async def _taken_by(services: Services, holder: str, lun: LunPlan, volume: Lvol)
         return dom.name
     async with services.domain_lock(dom.uuid):  # which is free, so that this does not wait
         if await _is_active(admin, dom.uuid):
-            return dom.name
+            return dom.name if await _keeps(services, admin, dom, volume) else None
         busy = await services.target.release_idle(controller_name(holder)) == "busy"
         return dom.name if busy else None
+
+
+async def _keeps(services: Services, admin: Upstream, dom: Domain, volume: Lvol) -> bool:
+    """Whether a running domain has a volume, and not what was left of a disk that it let go."""
+    plan = translate.plan(await admin.xml(dom, 0))
+    if plan is None or not await services.target.release_leftovers(plan):
+        return True
+    return dom.uuid_text in await services.target.holders(volume.uuid, besides="")
 
 
 async def _shares(services: Services, admin: Upstream, dom: Domain, volume: Lvol) -> bool:

@@ -9,8 +9,8 @@ Pure: no clock, and no I/O but what Settings.qemu_reconnects does. Three views o
 - the plan: controller, socket and LUNs that the target must have.
 
 `define` goes from the first to the second and the third, `present` from the second back to the
-first, `plan` from the second to the third. `attach`, `detach` and `update` change the second, and
-`refitted` brings it up to date with this host's QEMU.
+first, `plan` from the second to the third. `attach`, `detach`, `update` and `tuned` change the
+second, and `refitted` brings it up to date with this host's QEMU.
 `carry` is for KubeVirt, where the account of our disks is kept outside of the domain.
 
 Callers: plugin.gateway for every call that shows or takes XML, plugin.cli for plans, csi.kubevirt
@@ -37,14 +37,17 @@ from pydataplane.domain.translate.changing import (
     attach,
     detach,
     detach_alias,
+    moved,
     update,
 )
+from pydataplane.domain.translate.mirrors import Mirror, mirrored
 from pydataplane.domain.translate.operations import (
     check_memory,
     define,
     element,
     find,
     has_controller,
+    has_devices,
     identify,
     is_marked,
     mark,
@@ -61,8 +64,10 @@ from pydataplane.domain.translate.recognising import (
     is_foreign,
     may_be_ours,
     recognise,
+    volume_format,
     volume_of,
 )
+from pydataplane.domain.translate.tuning import tuned
 
 __all__ = [
     "CARRIER_ALIAS",
@@ -73,6 +78,7 @@ __all__ = [
     "Change",
     "Definition",
     "LunPlan",
+    "Mirror",
     "Plan",
     "Settings",
     "VolumeRef",
@@ -86,19 +92,24 @@ __all__ = [
     "element",
     "find",
     "has_controller",
+    "has_devices",
     "identify",
     "is_foreign",
     "is_marked",
     "mark",
     "may_be_ours",
     "means",
+    "mirrored",
+    "moved",
     "plan",
     "present",
     "recognise",
     "refitted",
     "settable",
     "socket",
+    "tuned",
     "update",
+    "volume_format",
     "volume_of",
     "with_target",
     "without_target",

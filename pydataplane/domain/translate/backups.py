@@ -171,7 +171,7 @@ def _chosen(root: Node, domain: View, settings: Settings, attribute: str) -> _Ch
             ours.append((lun, node))
         else:
             left.append(lun.dev)
-    for disk_node in domain.disk_nodes():
+    for disk_node in domain.their_nodes():
         disk, source = read(disk_node), disk_node.child("source")
         if disk_node.attrs.get("type") == "vhostuser":
             continue

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from uuid import UUID
 
 from pydataplane.domain.errors import Refusal, TranslateError
-from pydataplane.domain.model import Change, LunPlan, Settings, VolumeRef
+from pydataplane.domain.limits import NONE
+from pydataplane.domain.model import Change, FrontEnd, LunPlan, Settings, VolumeRef
 from pydataplane.domain.names import MAX_TARGETS, controller_name
-from pydataplane.domain.translate import memory
-from pydataplane.domain.translate.defining import check_new
-from pydataplane.domain.translate.operations import define, salvaged
+from pydataplane.domain.translate import fields, fronts, memory
+from pydataplane.domain.translate.defining import Current, check_new, queues, translate
+from pydataplane.domain.translate.operations import salvaged
+from pydataplane.domain.translate.presenting import restore
 from pydataplane.domain.translate.recognising import disk_of_ours
+from pydataplane.domain.xml import blkdisk, iotune
 from pydataplane.domain.xml import disk as disks
 from pydataplane.domain.xml import metadata as metadatas
 from pydataplane.domain.xml import view as views
@@ -54,36 +58,66 @@ def attach(
     if device is None:
         return None
     document, disk, ref = device
-    view = views.required(domain_xml)
+    view, peer = views.required(domain_xml), salvaged(peer_xml)
     metadata = view.metadata
-    if live and (metadata is None or not view.is_served):
-        memory.missing(view.domain)  # which no restart would change
-        raise TranslateError(
-            Refusal.NOT_POSSIBLE_NOW,
-            f"domain '{view.name}' runs without a virtlun controller, so a disk cannot be attached"
-            f" before a restart: `virtlun domain prepare {view.name}` gives it one at its next"
-            " start (else the gateway's log says why), or attach with --config only; then shut it"
-            " down and start it again",
-        )
+    front = fronts.choose(document.root, disk, ref, view.domain, settings, fronts.of(peer))
+    fields.check(document.root, disk, ref, front)
+    if live:
+        _check_attachable(view, front)
     seen = view.client_disks(metadata)
     check_new(seen, disk, ref, Refusal.TARGET_EXISTS)
-    lun = LunPlan(
-        target=_number(metadata, salvaged(peer_xml), disk.dev or "", ref),
-        dev=disk.dev or "",
-        volume=ref,
-        uuid=(uuids or {}).get(ref.alias),
-        serial=disk.serial,
-        read_only=disk.read_only,
-        shareable=disk.shareable,
-        block_size=disk.block_size,
-        characteristics=disk.characteristics,
-        error_policy=disk.error_policy,
-    )
+    number = _number(metadata, peer, disk.dev or "", ref)
+    uuid = (uuids or {}).get(ref.alias)
+    lun = fronts.planned(disk, ref, target=number, uuid=uuid, front=front)
     order = place([d for d, _ in seen], disk)
     before = next((d.dev for d, ours in seen[order:] if ours is None), None)
     entry = Entry(lun, order, before, disks.stored_text(document, document.root))
     changed = (metadata or _fresh(view)).with_entry(entry)
-    return _change(view, changed, entry, settings, live=live)
+    change = applied(view, changed, entry, settings, live=live)
+    if not live or front == "scsi":
+        return change
+    socket, again_s = _socket(view, changed, settings), blkdisk.reconnect_s(settings)
+    num_queues = queues(view.domain, settings)
+    lines = blkdisk.disk_lines(document, document.root, lun, socket, num_queues, again_s)
+    plan = change.plan
+    if plan is not None and not plan.has_scsi:
+        plan = replace(plan, num_queues=num_queues)
+    return replace(change, device_xml=layout(lines, "\n"), plan=plan)
+
+
+def _check_attachable(view: View, front: FrontEnd) -> None:
+    """Refuses to attach to a running domain that cannot take such a disk before a restart.
+
+    Raises:
+        TranslateError: NOT_POSSIBLE_NOW; UNSUPPORTED, nor after it.
+    """
+    lacks = memory.missing(view.domain)  # what is refused here no restart would change
+    if front == "blk":
+        if lacks:
+            raise TranslateError(
+                Refusal.NOT_POSSIBLE_NOW,
+                f"domain '{view.name}' runs without shared memory, so a virtlun disk cannot be"
+                f" attached before a restart: `virtlun domain prepare {view.name}` has it shared"
+                " at its next start, or attach with --config only; then shut it down and start it"
+                " again",
+            )
+        return
+    if view.metadata is not None and view.is_served:
+        return
+    if view.metadata is not None and view.metadata.entries:
+        raise TranslateError(
+            Refusal.NOT_POSSIBLE_NOW,
+            f"domain '{view.name}' has virtio-blk disks alone and no virtlun controller for one of"
+            " bus='scsi': use bus='virtio' (a target like vdb), or attach with --config only, shut"
+            " it down and start it again",
+        )
+    raise TranslateError(
+        Refusal.NOT_POSSIBLE_NOW,
+        f"domain '{view.name}' runs without a virtlun controller, so a disk cannot be attached"
+        f" before a restart: `virtlun domain prepare {view.name}` gives it one at its next"
+        " start (else the gateway's log says why), or attach with --config only; then shut it"
+        " down and start it again",
+    )
 
 
 def detach(domain_xml: str, disk_xml: str, settings: Settings, *, live: bool) -> Change | None:
@@ -98,14 +132,13 @@ def detach(domain_xml: str, disk_xml: str, settings: Settings, *, live: bool) ->
     """
     document = disks.parse_device(disk_xml)
     dev = document.root.value("target", "dev") if document is not None else None
-    theirs = views.required(domain_xml).disk_nodes()
+    theirs = views.required(domain_xml).their_nodes()
     if dev is not None and any(node.value("target", "dev") == dev for node in theirs):
         return None
     found = _existing(domain_xml, disk_xml, settings)
     if found is None:
         return None
-    view, metadata, entry = found
-    return _change(view, metadata.without(entry), entry, settings, live=live)
+    return _without(*found, settings, live=live)
 
 
 def detach_alias(domain_xml: str, alias: str, settings: Settings, *, live: bool) -> Change | None:
@@ -113,9 +146,20 @@ def detach_alias(domain_xml: str, alias: str, settings: Settings, *, live: bool)
     view = views.required(domain_xml)
     metadata = view.metadata
     for entry in metadata.entries if metadata is not None else ():
-        if metadata is not None and _alias(entry) == alias:
-            return _change(view, metadata.without(entry), entry, settings, live=live)
+        if metadata is not None and view.alias(entry) == alias:
+            return _without(view, metadata, entry, settings, live=live)
     return None
+
+
+def _without(
+    view: View, metadata: Metadata, entry: Entry, settings: Settings, *, live: bool
+) -> Change:
+    """Removes a disk of ours from one side of a domain."""
+    change = applied(view, metadata.without(entry), entry, settings, live=live)
+    node = view.blk_node(entry)
+    if not live or node is None:
+        return change
+    return replace(change, device_xml=view.document.source(node))
 
 
 def update(
@@ -147,26 +191,64 @@ def update(
             " virtlun volume; detach the disk and attach the other",
         )
     document, disk, ref = device
-    old = entry.lun
-    lun = LunPlan(
-        target=old.target,
-        dev=old.dev,
-        volume=ref,
-        uuid=(old.uuid if ref == old.volume else None) or (uuids or {}).get(ref.alias),
-        serial=disk.serial,
-        read_only=disk.read_only,
-        shareable=disk.shareable,
-        block_size=disk.block_size,
-        characteristics=disk.characteristics,
-        error_policy=disk.error_policy,
-    )
+    old, before = entry.lun, entry.disk
+    front = old.front
+    if before is None or before.bus != disk.bus:
+        front = fronts.choose(document.root, disk, ref, view.domain, settings, {})
+    fields.check(document.root, disk, ref, front)
+    uuid = (old.uuid if ref == old.volume else None) or (uuids or {}).get(ref.alias)
+    lun = fronts.planned(disk, ref, target=old.target, uuid=uuid, front=front)
     if live:
         _check_kept(old, lun)
     rest = metadata.without(entry)
     others = [item for item in view.client_disks(metadata) if item[0].dev != old.dev]
     check_new(others, disk, ref, Refusal.TARGET_EXISTS)
-    new = Entry(lun, entry.order, entry.before, disks.stored_text(document, document.root))
-    return _change(view, rest.with_entry(new), new, settings, live=live)
+    text = disks.stored_text(document, document.root)
+    if live and lun.limits == NONE != old.limits:  # as libvirt: they stay if they are not named
+        lun, text = replace(lun, limits=old.limits), iotune.replaced(text, old.limits)
+    new = Entry(lun, entry.order, entry.before, text)
+    return applied(view, rest.with_entry(new), new, settings, live=live)
+
+
+def moved(
+    domain_xml: str,
+    dev: str,
+    old: tuple[str, str],
+    disk_xml: str,
+    uuid: str,
+    settings: Settings,
+    *,
+    live: bool,
+) -> Change | None:
+    """Gives a disk of ours the source of another one, to which its volume was copied.
+
+    None where one side of the domain has no disk of ours there, or one of another volume.
+
+    Args:
+        domain_xml: as for `attach`.
+        dev: target dev of the disk.
+        old: UUID and LVSTORE/LVOL of the volume that it had.
+        disk_xml: a <disk> whose source it gets.
+        uuid: of the volume that this names.
+        settings: of the configuration.
+        live: the side is the running domain's.
+
+    Raises:
+        TranslateError: `disk_xml` names no volume of ours, or the domain cannot be read.
+    """
+    view = views.required(domain_xml)
+    metadata = view.metadata
+    entry = metadata.by_dev(dev) if metadata is not None else None
+    if metadata is None or entry is None or entry.lun.bdev_name not in old:
+        return None
+    given, document = disks.parse_device(disk_xml), disks.parse_device(entry.text)
+    ref = disks.volume(given.root, settings) if given is not None else None
+    if given is None or document is None or ref is None:
+        raise TranslateError(Refusal.INTERNAL, f"the copy of disk {dev} is no virtlun volume")
+    lun = replace(entry.lun, volume=ref, uuid=uuid)
+    new = Entry(lun, entry.order, entry.before, disks.with_source(document, given))
+    rest = metadata.without(entry)
+    return applied(view, rest.with_entry(new), new, settings, live=live)
 
 
 def _check_kept(old: LunPlan, new: LunPlan) -> None:
@@ -179,6 +261,7 @@ def _check_kept(old: LunPlan, new: LunPlan) -> None:
     """
     for name, before, after in (
         ("source", old.volume, new.volume),
+        ("target bus", old.front, new.front),
         ("serial", old.serial, new.serial),
         ("readonly", old.read_only, new.read_only),
         ("shareable", old.shareable, new.shareable),
@@ -186,6 +269,7 @@ def _check_kept(old: LunPlan, new: LunPlan) -> None:
         *_shown(old, new),
         ("error_policy", old.error_policy.write, new.error_policy.write),
         ("rerror_policy", old.error_policy.read, new.error_policy.read),
+        ("iotune", old.limits, old.limits if new.limits == NONE else new.limits),
     ):
         if before != after:
             raise TranslateError(
@@ -222,11 +306,6 @@ def _existing(
         Refusal.DISK_MISSING,
         f"disk {given.dev} not found: domain '{view.name}' has no virtlun disk with this target",
     )
-
-
-def _alias(entry: Entry) -> str:
-    disk = entry.disk
-    return disks.shown_alias(entry.lun.dev, disk.alias if disk is not None else None)
 
 
 def _fresh(view: View) -> Metadata:
@@ -266,23 +345,33 @@ def _number(mine: Metadata | None, peer: Metadata | None, dev: str, ref: VolumeR
     )
 
 
-def _change(
-    view: View, metadata: Metadata, entry: Entry, settings: Settings, *, live: bool
+def applied(
+    view: View,
+    metadata: Metadata,
+    entry: Entry,
+    settings: Settings,
+    *,
+    live: bool,
+    same: bool = False,
 ) -> Change:
-    """Puts changed metadata into one side of a domain."""
-    if live or _keeps_carrier(view, metadata, entry):
-        stored, redefine, plan = metadata, False, view.plan_with(metadata)
+    """Puts changed metadata into one side of a domain; `same`: it is all that changes."""
+    if live or same or _keeps_devices(view, metadata, entry):
+        stored, redefine = metadata, False
+        plan = view.plan_with(metadata, _socket(view, metadata, settings))
         domain_xml = None if live else _with_metadata(view, metadata)
     else:
-        changed = _with_metadata(view, metadata)
-        domain_xml = define(changed, settings, new_uuid=_NO_UUID).xml
+        client = restore(view.document, [view], live=False, metadata=metadata)
+        current = Current.with_disks(view, metadata)
+        domain_xml = translate(
+            client, views.required(client), current, settings, _NO_UUID, {}, controller=False
+        ).xml
         after = views.required(domain_xml)
         stored = after.metadata or metadata
-        redefine, plan = _boot_shape(view) != _boot_shape(after), after.plan_with(stored)
+        redefine, plan = _devices(view) != _devices(after), after.plan_with(stored)
     now = stored.by_dev(entry.lun.dev)
     return Change(
         lun=now.lun if now is not None else entry.lun,
-        alias=_alias(entry),
+        alias=view.alias(entry),
         metadata_xml=layout(metadatas.lines(stored, bare=True), "\n"),
         domain_xml=domain_xml,
         redefine=redefine,
@@ -290,14 +379,23 @@ def _change(
     )
 
 
-def _keeps_carrier(view: View, metadata: Metadata, entry: Entry) -> bool:
+def _socket(view: View, metadata: Metadata, settings: Settings) -> str:
+    """Returns the path of the socket that a domain's controller has, or would have."""
+    return view.socket or f"{settings.vhost_dir.rstrip('/')}/{metadata.controller}"
+
+
+def _keeps_devices(view: View, metadata: Metadata, entry: Entry) -> bool:
     """Whether changed metadata leaves the rest of a persistent definition as it is.
 
     It does if the controller stays, and the firmware boots what it did. A disk with a boot order is
-    for `define`, which knows the other devices with one.
+    for `translate`, which knows the other devices with one, as is one that is a device itself.
     """
+    if view.blk_node(entry) is not None or entry.lun.front == "blk":
+        return False
     carrier, disk = view.carrier, entry.disk
-    if view.element is None or carrier is None or carrier.stands_in or not metadata.entries:
+    if view.element is None or carrier is None or carrier.stands_in:
+        return False
+    if all(e.lun.front == "blk" for e in metadata.entries):
         return False
     if disk is None or disk.boot is not None:
         return False
@@ -309,10 +407,15 @@ def _keeps_carrier(view: View, metadata: Metadata, entry: Entry) -> bool:
     return (boot.order, boot.first, target) == (now.order, now.first, carrier.boot_target)
 
 
-def _boot_shape(view: View) -> object:
-    """Returns what of our controller stands outside of the metadata and may change."""
+def _devices(view: View) -> object:
+    """Returns what of ours stands outside of the metadata and may change."""
     carrier = view.carrier
-    return None if carrier is None else (carrier.boot, carrier.boot_target)
+    boot = None if carrier is None else (carrier.boot, carrier.boot_target)
+    return boot, [
+        view.document.source(node)
+        for node in view.disk_nodes()
+        if blkdisk.number_of(node) is not None
+    ]
 
 
 def _with_metadata(view: View, metadata: Metadata) -> str:

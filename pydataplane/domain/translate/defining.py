@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from pydataplane.domain.errors import Refusal, TranslateError
-from pydataplane.domain.model import Definition, LunPlan, Plan, Settings, VolumeRef
+from pydataplane.domain.model import (
+    Definition,
+    FrontEnd,
+    LunPlan,
+    Plan,
+    Settings,
+    VolumeRef,
+)
 from pydataplane.domain.names import MAX_SOCKET_PATH_BYTES, MAX_TARGETS, controller_name
-from pydataplane.domain.translate import fields, memory
+from pydataplane.domain.translate import fields, fronts, memory
+from pydataplane.domain.translate.fronts import Fronts
+from pydataplane.domain.xml import blkdisk
 from pydataplane.domain.xml import boot as boots
 from pydataplane.domain.xml import carrier as carriers
 from pydataplane.domain.xml import disk as disks
@@ -18,6 +27,7 @@ from pydataplane.domain.xml.carrier import Carrier
 from pydataplane.domain.xml.disk import Disk
 from pydataplane.domain.xml.document import Edits, Node, layout, number
 from pydataplane.domain.xml.metadata import Entry, Metadata
+from pydataplane.domain.xml.vcpus import pinned_to
 from pydataplane.domain.xml.view import View
 
 
@@ -30,17 +40,25 @@ class Current:
     """The carrier's PCI <address> as written."""
     marked: bool = False
     """It has our metadata, if only an empty element: see `translate`."""
+    carried: bool = False
+    """It has the controller."""
+    fronts: Fronts = field(default_factory=dict)
+    """What its disks are."""
 
     @classmethod
     def of(cls, view: View | None) -> Current:
         """Reads it from libvirtd's XML, as far as there is any."""
-        if view is None:
-            return cls()
-        metadata = view.salvaged
+        return cls() if view is None else cls.with_disks(view, view.salvaged)
+
+    @classmethod
+    def with_disks(cls, view: View, metadata: Metadata | None) -> Current:
+        """Takes it from libvirtd's XML, but for the disks, which are those of this metadata."""
         return cls(
             tuple(e.lun for e in metadata.entries) if metadata is not None else (),
             carriers.address(view.document, view.domain),
             metadata is not None,
+            view.carrier is not None,
+            fronts.of(metadata),
         )
 
 
@@ -52,6 +70,7 @@ class _Ours:
     disk: Disk
     volume: VolumeRef
     order: int
+    front: FrontEnd
 
 
 def translate(
@@ -66,9 +85,11 @@ def translate(
 ) -> Definition:
     """Does the work of `define` on a domain without traces of ours.
 
-    One without a disk of ours gets the controller only if `controller` says so. Otherwise what is
-    kept of it is our metadata, empty, if it had any: the mark of a domain that is to have a
-    controller whenever it can be given one (see plugin.gateway.empty).
+    One without a LUN gets the controller only if `controller` says so, and its QEMU has it, or the
+    domain has it already; with a QEMU that has none it gets what a virtio-blk disk needs, shared
+    memory. Otherwise, without any disk of ours, what is kept of it is our metadata, empty, if it
+    had any: the mark of a domain that is to have a controller whenever it can be given one (see
+    plugin.gateway.empty).
 
     Raises:
         TranslateError: as `define`.
@@ -82,12 +103,18 @@ def translate(
     nodes = view.disk_nodes()
     read = [disks.read(node) for node in nodes]
     ours = [
-        _Ours(node, disk, ref, order)
+        _Ours(
+            node, disk, ref, order, fronts.choose(node, disk, ref, domain, settings, current.fronts)
+        )
         for order, (node, disk) in enumerate(zip(nodes, read, strict=True))
         if (ref := disks.volume(node, settings)) is not None
     ]
     uuid = _uuid(domain, new_uuid)
-    wanted = bool(ours) or controller
+    luns_of_it = [item for item in ours if item.front == "scsi"]
+    carried = bool(luns_of_it) or (
+        controller and (current.carried or fronts.can_have_scsi(domain, settings))
+    )
+    wanted = bool(ours) or carried or controller
     if not (wanted or current.marked) or uuid is None or domain.child("name") is None:
         return Definition(xml, None)
     edits = Edits(view.document)
@@ -97,43 +124,68 @@ def translate(
         return Definition(edits.apply(), None)
     try:
         for item in ours:
-            fields.check(item.node, item.disk, item.volume)
+            fields.check(item.node, item.disk, item.volume, item.front)
         _check_set(view, read, ours)
-        socket = _socket(settings, controller_name(uuid), kind.attrs.get("arch", ""))
+        socket = _socket(settings, controller_name(uuid), kind.attrs.get("arch", ""), ours)
         added = memory.share(domain, edits)
     except TranslateError:
         if ours:
             raise
         return Definition(xml, None)
     luns = _number(ours, current, uuids)
-    boot = boots.choose([(disk, any(o.disk is disk for o in ours)) for disk in read])
-    boot_target = next((lun.target for lun in luns if lun.dev == boot.dev), 0)
-    carrier = Carrier(socket, queues(domain, settings), boot_target, boot)
+    num_queues = queues(domain, settings)
     entries = tuple(
         Entry(
             lun,
             item.order,
-            _next_of_theirs(read, ours, item.order),
+            _next_of_theirs(read, luns_of_it, item.order),
             disks.stored_text(view.document, item.node),
         )
         for lun, item in zip(luns, ours, strict=True)
     )
     metadata = Metadata(controller_name(uuid), tuple(added), entries)
-    for item in ours:
-        edits.remove(item.node)
+    for lun, item in zip(luns, ours, strict=True):
+        _take_out(view, item, lun, socket, num_queues, settings, edits)
     if domain.child("uuid") is None:
         edits.insert_after(_named(domain), [(0, f"<uuid>{uuid}</uuid>")])
     metadatas.add(domain, metadatas.lines(metadata, bare=False), edits)
-    place(view, nodes, carrier, read, current, settings, edits)
-    carriers.add_override(domain, carrier, edits)
+    if carried:
+        mine = {id(item.disk) for item in luns_of_it}
+        boot = boots.choose([(disk, id(disk) in mine) for disk in read])
+        boot_target = next((lun.target for lun in luns if lun.dev == boot.dev), 0)
+        carrier = Carrier(socket, num_queues, boot_target, boot)
+        place(view, nodes, carrier, read, current, settings, edits)
+        carriers.add_override(domain, carrier, edits)
+    in_order = tuple(sorted(luns, key=lambda lun: lun.target))
     plan = Plan(
         view.name,
         metadata.controller,
         socket,
-        carrier.num_queues,
-        tuple(sorted(luns, key=lambda lun: lun.target)),
+        num_queues,
+        in_order,
+        has_scsi=carried,
+        cpus=pinned_to(domain),
     )
     return Definition(edits.apply(), plan)
+
+
+def _take_out(
+    view: View,
+    item: _Ours,
+    lun: LunPlan,
+    socket: str,
+    num_queues: int,
+    settings: Settings,
+    edits: Edits,
+) -> None:
+    """Takes a client's disk out; a virtio-blk disk is a device of libvirtd's in its place."""
+    node, document = item.node, view.document
+    if item.front == "scsi":
+        edits.remove(node)
+        return
+    again_s = blkdisk.reconnect_s(settings)
+    lines = blkdisk.disk_lines(document, node, lun, socket, num_queues, again_s)
+    edits.replace(node.start, node.end, layout(lines, document.indent(node)))
 
 
 def check_new(
@@ -166,9 +218,9 @@ def check_new(
             )
 
 
-def _next_of_theirs(read: Sequence[Disk], ours: Sequence[_Ours], order: int) -> str | None:
-    """Returns the dev of the next disk after number `order` that is not ours, None if none is."""
-    mine = {item.order for item in ours}
+def _next_of_theirs(read: Sequence[Disk], luns: Sequence[_Ours], order: int) -> str | None:
+    """Returns the dev of the next disk after number `order` that is no LUN, None if none is."""
+    mine = {item.order for item in luns}
     return next((d.dev for i, d in enumerate(read) if i > order and i not in mine), None)
 
 
@@ -216,7 +268,7 @@ def _named(domain: Node) -> Node:
     return node
 
 
-def _socket(settings: Settings, controller: str, arch: str) -> str:
+def _socket(settings: Settings, controller: str, arch: str, ours: Sequence[_Ours]) -> str:
     """Returns the controller's socket.
 
     Raises:
@@ -227,7 +279,8 @@ def _socket(settings: Settings, controller: str, arch: str) -> str:
             Refusal.UNSUPPORTED, f"virtlun disks need a guest with PCI; {arch} has none"
         )
     path = f"{settings.vhost_dir.rstrip('/')}/{controller}"
-    if len(path.encode()) > MAX_SOCKET_PATH_BYTES:
+    more = len(".254") if any(item.front == "blk" for item in ours) else 0
+    if len(path.encode()) + more > MAX_SOCKET_PATH_BYTES:
         raise TranslateError(
             Refusal.UNSUPPORTED,
             f"the controller's socket {path} is longer than {MAX_SOCKET_PATH_BYTES} bytes; shorten"
@@ -254,17 +307,12 @@ def _number(ours: Sequence[_Ours], current: Current, uuids: Mapping[str, str]) -
     for item in ours:
         key = (item.disk.dev or "", item.volume)
         result.append(
-            LunPlan(
+            fronts.planned(
+                item.disk,
+                item.volume,
                 target=before[key].target if key in kept else next(free),
-                dev=key[0],
-                volume=item.volume,
                 uuid=uuids.get(item.volume.alias, known.get(item.volume)),
-                serial=item.disk.serial,
-                read_only=item.disk.read_only,
-                shareable=item.disk.shareable,
-                block_size=item.disk.block_size,
-                characteristics=item.disk.characteristics,
-                error_policy=item.disk.error_policy,
+                front=item.front,
             )
         )
     return result

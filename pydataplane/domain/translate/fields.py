@@ -9,13 +9,15 @@ does not have is refused, too. examples/libvirt/disk.md is made from it:
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from pydataplane.domain.errors import Refusal, TranslateError
-from pydataplane.domain.model import VolumeRef
+from pydataplane.domain.limits import NAMES
+from pydataplane.domain.model import FrontEnd, VolumeRef
+from pydataplane.domain.translate import blkfields
+from pydataplane.domain.translate.fieldkinds import Effect, Field, done, never, same
+from pydataplane.domain.xml import iotune
 from pydataplane.domain.xml.disk import BLOCK_SIZES, Disk
 from pydataplane.domain.xml.document import Node
 
@@ -25,49 +27,6 @@ _DEV_NAME = re.compile(r"(hd|sd|vd|xvd|ubd)[A-Za-z0-9_]{1,60}")
 """libvirt's own rule for <target dev=>, and a bound."""
 _WWN = re.compile(r"[235][0-9a-f]{15}")
 _PRINTABLE = re.compile(r"[ -~]*")
-
-
-class Effect(enum.Enum):
-    """What becomes of a field whose value is accepted."""
-
-    HONOURED = "honoured"
-    NONE = "without effect"
-    """It speaks of how QEMU would do what the target does."""
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """An element (`a/b`) or attribute (`a/b@c`) below <disk>."""
-
-    path: str
-    effect: Effect
-    means: str
-    """What it does, why it has no effect, or what to do instead of a refused one."""
-    values: frozenset[str] | None = None
-    """Those that are accepted; None: any, or such as `check` looks at. Others are refused."""
-    instead: str = ""
-    """Why the other values are refused, and what to do."""
-    whole: bool = False
-    """It speaks for all that is inside of the element."""
-
-
-def _done(path: str, means: str, values: str | None = None, instead: str = "") -> Field:
-    return Field(path, Effect.HONOURED, means, _split(values), instead)
-
-
-def _same(
-    path: str, means: str, values: str | None = None, instead: str = "", *, whole: bool = False
-) -> Field:
-    return Field(path, Effect.NONE, means, _split(values), instead, whole)
-
-
-def _never(path: str, instead: str) -> Field:
-    return Field(path, Effect.REFUSED, instead, frozenset(), instead, whole=True)
-
-
-def _split(values: str | None) -> frozenset[str] | None:
-    return None if values is None else frozenset(values.split())
 
 
 _OWN_IO = "the target does the I/O, with io_uring; QEMU does none"
@@ -93,6 +52,19 @@ _POLICY = (
 _READ_POLICY = "of reads: `report`, as without it, or `stop`"
 _IGNORE = "a write that failed and is said to be done is lost data; use 'stop' or 'report'"
 
+_LIMITS = (
+    "the target keeps the limits, which are of the volume, from before the guest sees the disk"
+    " until it has gone; not with `<shareable/>`. `virsh blkdeviotune` shows and changes them"
+)
+_LIMIT = {
+    **dict.fromkeys(NAMES, ""),
+    "total_bytes_sec": "bytes a second; or `read_bytes_sec` and `write_bytes_sec`",
+    "total_iops_sec": "operations a second; or `read_iops_sec` and `write_iops_sec`",
+    "total_bytes_sec_max": "the rate of a burst, of each of the six (`total_iops_sec_max`, ...)",
+    "total_bytes_sec_max_length": "its seconds, of each of the six; 1 where it is left out",
+    "size_iops_sec": "bytes that count as one operation",
+}
+
 _NO_DRIVE = "a virtlun disk is a SCSI disk; remove the <address>"
 _OTHER_ADDRESSES = (
     *("domain", "slot", "function", "multifunction", "port", "reg", "iobase", "irq", "base"),
@@ -100,123 +72,127 @@ _OTHER_ADDRESSES = (
 )
 
 FIELDS: tuple[Field, ...] = (
-    _done("@type", "with <source>, the way to name a volume", "file block network volume"),
-    _done("@device", "`lun` is the same as `disk`: the guest has a SCSI disk", "disk lun"),
-    _same("@model", "the controller is of virtio 1", "virtio", "the controller is of virtio 1"),
-    _same("@rawio", "QEMU needs no right for it", "no", "commands go to the target, not to a host"),
-    _same("@sgio", "the target knows each command", "filtered", "the target has no others to pass"),
-    _done(
+    done("@type", "with <source>, the way to name a volume", "file block network volume"),
+    done("@device", "`lun` is the same as `disk`: the guest has a SCSI disk", "disk lun"),
+    same("@model", "the controller is of virtio 1", "virtio", "the controller is of virtio 1"),
+    same("@rawio", "QEMU needs no right for it", "no", "commands go to the target, not to a host"),
+    same("@sgio", "the target knows each command", "filtered", "the target has no others to pass"),
+    done(
         "@snapshot",
         "with `no` or `manual` a snapshot of the domain leaves the disk out unless it names it",
         "internal no manual",
         "a volume holds its snapshots itself, in no file; use 'internal' or 'no', or remove it",
     ),
-    _done("source", "names the volume"),
-    _done("source@file", "the path prefix and LVSTORE/LVOL"),
-    _done("source@dev", "the path prefix and LVSTORE/LVOL"),
-    _done("source@protocol", "`lvol`, or `rbd` with the prefix"),
-    _done("source@name", "LVSTORE/LVOL"),
-    _done("source@pool", "the prefix and LVSTORE"),
-    _done("source@volume", "LVOL"),
-    _same("source@mode", "is of iSCSI pools"),
-    _same("source@index", "libvirt's own number"),
-    _same("source@tls", "nothing goes over a network", "no", "nothing goes over a network"),
-    _same("source/host", "the volume is on this host", whole=True),
-    _same("source/auth", "the target asks for no secret", whole=True),
-    _same("source/config", "is of Ceph", whole=True),
-    _same("source/seclabel", "QEMU opens no file for it", whole=True),
-    _same("source/privateData", "libvirt's own", whole=True),
-    _done(
+    done("source", "names the volume"),
+    done("source@file", "the path prefix and LVSTORE/LVOL"),
+    done("source@dev", "the path prefix and LVSTORE/LVOL"),
+    done("source@protocol", "`lvol`, or `rbd` with the prefix"),
+    done("source@name", "LVSTORE/LVOL"),
+    done("source@pool", "the prefix and LVSTORE"),
+    done("source@volume", "LVOL"),
+    same("source@mode", "is of iSCSI pools"),
+    same("source@index", "libvirt's own number"),
+    same("source@tls", "nothing goes over a network", "no", "nothing goes over a network"),
+    same("source/host", "the volume is on this host", whole=True),
+    same("source/auth", "the target asks for no secret", whole=True),
+    same("source/config", "is of Ceph", whole=True),
+    same("source/seclabel", "QEMU opens no file for it", whole=True),
+    same("source/privateData", "libvirt's own", whole=True),
+    done(
         "source@startupPolicy",
         "a volume that is not there fails the start",
         "mandatory",
         "a volume that is not there always fails the start; use 'mandatory', or remove it",
     ),
-    _never("source@fdgroup", "the target opens volumes by name; remove it"),
-    _never("source@query", "is of HTTP; remove it"),
-    _never("source@tlsHostname", "nothing goes over a network; remove it"),
-    _never("source@dir", "is of disks that are folders; remove it"),
-    _never("source@path", "is of NVMe and vhost-user disks; remove it"),
-    _never("source@type", "is of NVMe and vhost-user disks; remove it"),
-    _never("source@managed", "is of NVMe disks; remove it"),
-    _never("source@namespace", "is of NVMe disks; remove it"),
-    _never("source/address", "is of NVMe disks; remove it"),
-    _never("source/reconnect", "`reconnect_s` in virtlun.toml says it for all; remove it"),
-    _never(
+    never("source@fdgroup", "the target opens volumes by name; remove it"),
+    never("source@query", "is of HTTP; remove it"),
+    never("source@tlsHostname", "nothing goes over a network; remove it"),
+    never("source@dir", "is of disks that are folders; remove it"),
+    never("source@path", "is of NVMe and vhost-user disks; remove it"),
+    never("source@type", "is of NVMe and vhost-user disks; remove it"),
+    never("source@managed", "is of NVMe disks; remove it"),
+    never("source@namespace", "is of NVMe disks; remove it"),
+    never("source/address", "is of NVMe disks; remove it"),
+    never("source/reconnect", "`reconnect_s` in virtlun.toml says it for all; remove it"),
+    never(
         "source/snapshot",
         "is of a snapshot inside of a file; name a volume, or its snapshot VOLUME@NAME",
     ),
-    _never("source/reservations", "virtlun disks have no persistent reservations yet; remove it"),
-    _never("source/slices", "a virtlun disk is a whole volume; make one of that size"),
-    _never("source/encryption", _ENCRYPTION),
-    _never("source/initiator", "is of iSCSI; remove it"),
-    _never("source/ssl", "is of HTTP; remove it"),
-    _never("source/cookies", "is of HTTP; remove it"),
-    _never("source/readahead", "is of HTTP; remove it"),
-    _never("source/timeout", "is of HTTP; remove it"),
-    _never("source/identity", "is of NFS; remove it"),
-    _done("target", ""),
-    _done("target@dev", "the name by which libvirt's calls know the disk"),
-    _done(
+    never(
+        "source/reservations",
+        "virtlun disks have persistent reservations without a helper; remove it",
+    ),
+    never("source/slices", "a virtlun disk is a whole volume; make one of that size"),
+    never("source/encryption", _ENCRYPTION),
+    never("source/initiator", "is of iSCSI; remove it"),
+    never("source/ssl", "is of HTTP; remove it"),
+    never("source/cookies", "is of HTTP; remove it"),
+    never("source/readahead", "is of HTTP; remove it"),
+    never("source/timeout", "is of HTTP; remove it"),
+    never("source/identity", "is of NFS; remove it"),
+    done("target", ""),
+    done("target@dev", "the name by which libvirt's calls know the disk"),
+    done(
         "target@bus",
-        "`virtio` as well gives a SCSI disk: a virtio-blk device is plugged by QEMU, a LUN by an"
-        " event of the controller that is there already",
+        "`scsi`: a LUN, which an event of the controller plugs that is there already. `virtio`: a"
+        " virtio-blk disk, a device that QEMU plugs ([below](#as-a-virtio-blk-disk)), unless"
+        " `front_end` of virtlun.toml says otherwise",
         "scsi virtio",
     ),
-    _same("target@tray", "a disk has no tray", "closed", "a disk has no tray; remove it"),
-    _done("target@removable", "INQUIRY's RMB; its guest reads a new size only when it rescans"),
-    _done("target@rotation_rate", "in VPD page B1h; 1, or 1025 to 65534"),
-    _done("driver", ""),
-    _done("driver@name", "shown where it is left out", "qemu", "use 'qemu', or remove it"),
-    _done("driver@type", "volumes are raw; shown as `raw`, also where it is left out", "raw aio"),
-    _done("driver@cache", _CACHE, "default none writeback writethrough directsync unsafe"),
-    _done("driver@error_policy", _POLICY, "report enospace stop", _IGNORE),
-    _done(
+    same("target@tray", "a disk has no tray", "closed", "a disk has no tray; remove it"),
+    done("target@removable", "INQUIRY's RMB; its guest reads a new size only when it rescans"),
+    done("target@rotation_rate", "in VPD page B1h; 1, or 1025 to 65534"),
+    done("driver", ""),
+    done("driver@name", "shown where it is left out", "qemu", "use 'qemu', or remove it"),
+    done("driver@type", "volumes are raw; shown as `raw`, also where it is left out", "raw aio"),
+    done("driver@cache", _CACHE, "default none writeback writethrough directsync unsafe"),
+    done("driver@error_policy", _POLICY, "report enospace stop", _IGNORE),
+    done(
         "driver@rerror_policy",
         _READ_POLICY,
         "report stop",
         "data that could not be read and is said to be there is invented; use 'stop' or 'report'",
     ),
-    _same("driver@io", _OWN_IO, "native threads io_uring"),
-    _same("driver@ioeventfd", "kicks always come by eventfd"),
-    _same("driver@event_idx", "is agreed between guest and target"),
-    _done("driver@copy_on_read", "a volume has nothing below it", "off", "remove it"),
-    _done(
+    same("driver@io", _OWN_IO, "native threads io_uring"),
+    same("driver@ioeventfd", "kicks always come by eventfd"),
+    same("driver@event_idx", "is agreed between guest and target"),
+    done("driver@copy_on_read", "a volume has nothing below it", "off", "remove it"),
+    done(
         "driver@discard",
         "`ignore`: the guest sees a disk without UNMAP. Else a thin volume takes UNMAP and gives"
         " back the room, a thick one has none",
         "unmap ignore",
     ),
-    _same("driver@iothread", _OWN_IO),
+    same("driver@iothread", _OWN_IO),
     Field("driver/iothreads", Effect.NONE, _OWN_IO, whole=True),
-    _done(
+    done(
         "driver@detect_zeroes",
         "zeros are written as any data",
         "off",
         "the target writes zeros as any data; use fstrim in the guest, and remove it",
     ),
-    _same("driver@queues", _QUEUES),
-    _same("driver@queue_size", _QUEUES),
-    _done("driver@iommu", "the guest reaches all of its memory", "off", _CONTROLLER),
-    _done("driver@ats", "", "off", _CONTROLLER),
-    _done("driver@packed", "rings are split ones", "off", _CONTROLLER),
-    _done("driver@page_per_vq", "", "off", _CONTROLLER),
-    _never("driver@discard_no_unref", "is of qcow2; remove it"),
-    _never("driver/metadata_cache", "is of qcow2; remove it"),
-    _same("auth", "the target asks for no secret", whole=True),
-    _done("boot", ""),
-    _done("boot@order", "boots from the LUN"),
-    _never("boot@loadparm", "is of s390; remove it"),
-    _done("readonly", "the guest sees a write-protected disk; the target refuses writes"),
-    _done("shareable", "other domains may have the volume, too, if they say the same"),
-    _done("serial", "VPD page 80h, and in 83h; /dev/disk/by-id in the guest"),
-    _done("wwn", "the NAA designator of VPD page 83h; /dev/disk/by-id/wwn-0x... in the guest"),
-    _done("vendor", "of INQUIRY"),
-    _done("product", "of INQUIRY"),
-    _done("alias", ""),
-    _done("alias@name", "as libvirt: `ua-` ones are kept"),
-    _done("address", "kept and shown"),
-    _same(
+    same("driver@queues", _QUEUES),
+    same("driver@queue_size", _QUEUES),
+    done("driver@iommu", "the guest reaches all of its memory", "off", _CONTROLLER),
+    done("driver@ats", "", "off", _CONTROLLER),
+    done("driver@packed", "rings are split ones", "off", _CONTROLLER),
+    done("driver@page_per_vq", "", "off", _CONTROLLER),
+    never("driver@discard_no_unref", "is of qcow2; remove it"),
+    never("driver/metadata_cache", "is of qcow2; remove it"),
+    same("auth", "the target asks for no secret", whole=True),
+    done("boot", ""),
+    done("boot@order", "boots from the LUN"),
+    never("boot@loadparm", "is of s390; remove it"),
+    done("readonly", "the guest sees a write-protected disk; the target refuses writes"),
+    done("shareable", "other domains may have the volume, too, if they say the same"),
+    done("serial", "VPD page 80h, and in 83h; /dev/disk/by-id in the guest"),
+    done("wwn", "the NAA designator of VPD page 83h; /dev/disk/by-id/wwn-0x... in the guest"),
+    done("vendor", "of INQUIRY"),
+    done("product", "of INQUIRY"),
+    done("alias", ""),
+    done("alias@name", "as libvirt: `ua-` ones are kept"),
+    done("address", "kept and shown"),
+    same(
         "address@type",
         "a `drive` address is kept and shown; the guest finds the disk by serial or WWN, at a"
         " target number of virtlun's own, LUN 0",
@@ -224,40 +200,44 @@ FIELDS: tuple[Field, ...] = (
         _NO_DRIVE,
     ),
     *(
-        _same(f"address@{name}", "kept and shown")
+        same(f"address@{name}", "kept and shown")
         for name in ("controller", "bus", "target", "unit")
     ),
-    *(_never(f"address@{name}", _NO_DRIVE) for name in _OTHER_ADDRESSES),
-    _never("address/zpci", _NO_DRIVE),
-    _done("blockio", ""),
-    _done("blockio@logical_block_size", "512 or 4096, no less than the volume's own"),
-    _same("blockio@physical_block_size", "512 or 4096; the guest sees the volume's"),
-    _never(
+    *(never(f"address@{name}", _NO_DRIVE) for name in _OTHER_ADDRESSES),
+    never("address/zpci", _NO_DRIVE),
+    done("blockio", ""),
+    done("blockio@logical_block_size", "512 or 4096, no less than the volume's own"),
+    same("blockio@physical_block_size", "512 or 4096; the guest sees the volume's"),
+    never(
         "blockio@discard_granularity",
         "the guest sees the volume's own in VPD page B0h; remove it",
     ),
-    _done("backingStore", "there is none"),
-    _same("backingStore@index", "libvirt's own number"),
-    _same("privateData", "libvirt's own", whole=True),
-    _never("backingStore@type", "volumes have nothing below them yet; remove it"),
-    _never("backingStore/format", "volumes have nothing below them yet; remove it"),
-    _never("backingStore/source", "volumes have nothing below them yet; remove it"),
-    _never("backingStore/backingStore", "volumes have nothing below them yet; remove it"),
-    _never("mirror", "block copy jobs are not possible on virtlun disks; remove it"),
-    _never("iotune", "I/O limits are not possible on virtlun disks yet; remove it"),
-    _never("throttlefilters", "I/O limits are not possible on virtlun disks yet; remove it"),
-    _never("encryption", _ENCRYPTION),
-    _never("transient", "what is written to a volume stays; remove it, or copy the volume"),
-    _never("geometry", "is of IDE disks; remove it"),
-    _never("acpi", "a LUN is no device of the host bridge; remove it"),
-    _never("backenddomain", "is of Xen; remove it"),
+    done("backingStore", "there is none"),
+    same("backingStore@index", "libvirt's own number"),
+    same("privateData", "libvirt's own", whole=True),
+    never("backingStore@type", "volumes have nothing below them yet; remove it"),
+    never("backingStore/format", "volumes have nothing below them yet; remove it"),
+    never("backingStore/source", "volumes have nothing below them yet; remove it"),
+    never("backingStore/backingStore", "volumes have nothing below them yet; remove it"),
+    same("mirror", "shows a block copy under way; not read, as by libvirt", whole=True),
+    done("iotune", _LIMITS),
+    *(done(f"iotune/{name}", means) for name, means in _LIMIT.items()),
+    never("iotune/group_name", "each volume has limits of its own; give the disks one each"),
+    never("throttlefilters", "is of QEMU's throttle groups; use <iotune>"),
+    never("encryption", _ENCRYPTION),
+    never("transient", "what is written to a volume stays; remove it, or copy the volume"),
+    never("geometry", "is of IDE disks; remove it"),
+    never("acpi", "a LUN is no device of the host bridge; remove it"),
+    never("backenddomain", "is of Xen; remove it"),
 )
 
 _BY_PATH = {field.path: field for field in FIELDS}
 
 
-def find(path: str) -> Field | None:
+def find(path: str, front: FrontEnd = "scsi") -> Field | None:
     """Returns what the table says of an element or attribute, by itself or what it stands in."""
+    if front == "blk" and (own := blkfields.BY_PATH.get(path)) is not None:
+        return own
     field = _BY_PATH.get(path)
     outer = path.partition("@")[0] if "@" in path else path.rpartition("/")[0]
     while field is None and outer:
@@ -267,8 +247,8 @@ def find(path: str) -> Field | None:
     return field
 
 
-def check(node: Node, disk: Disk, ref: VolumeRef) -> None:
-    """Refuses what a disk of ours cannot be.
+def check(node: Node, disk: Disk, ref: VolumeRef, front: FrontEnd) -> None:
+    """Refuses what a disk of ours cannot be, if it is to be a LUN, or a virtio-blk disk.
 
     Raises:
         TranslateError: BAD_XML or UNSUPPORTED, one sentence.
@@ -281,27 +261,35 @@ def check(node: Node, disk: Disk, ref: VolumeRef) -> None:
     if disk.device not in ("disk", "lun"):
         raise _unsupported(f"{what} cannot be a {disk.device}; use device='disk'")
     if disk.bus not in ("scsi", "virtio"):
-        raise _unsupported(
-            f"{what} cannot be on bus '{disk.bus}'; virtlun disks are SCSI disks, use bus='scsi'"
-        )
+        raise _unsupported(f"{what} cannot be on bus '{disk.bus}'; use bus='scsi', or bus='virtio'")
     kind = node.value("driver", "type")
     if kind not in (None, "raw", "aio"):
         raise _unsupported(f"{what} cannot have driver type '{kind}'; virtlun volumes are raw")
-    _check_fields(node, "", what)
+    _check_fields(node, "", what, front)
     _check_blockio(node, what)
+    iotune.check(node, what)
     if disk.serial is not None and not _SERIAL.fullmatch(disk.serial):
         raise _bad(f"{what}: the serial may have letters, digits, space and _.+- only, up to 255")
     _check_characteristics(node, disk, what)
 
 
-def _check_fields(node: Node, path: str, what: str) -> None:
+def can_be_blk(node: Node) -> bool:
+    """Whether nothing that a <disk> says is of LUNs alone."""
+    try:
+        _check_fields(node, "", "", "blk")
+    except TranslateError:
+        return False
+    return True
+
+
+def _check_fields(node: Node, path: str, what: str, front: FrontEnd) -> None:
     """Refuses what the table refuses, or does not have, in an element and all inside of it.
 
     Raises:
         TranslateError: UNSUPPORTED.
     """
     for name, value in node.attrs.items():
-        field = None if " " in name else find(f"{path}@{name}")
+        field = None if " " in name else find(f"{path}@{name}", front)
         if " " in name or (field is not None and field.values is None):
             continue  # of a namespace of somebody else's, or any value will do
         if field is None or value not in (field.values or ()):
@@ -312,12 +300,12 @@ def _check_fields(node: Node, path: str, what: str) -> None:
         if child.namespace:
             continue
         inner = f"{path}/{child.name}".lstrip("/")
-        field = find(inner)
+        field = find(inner, front)
         if field is None or field.effect is Effect.REFUSED:
             why = field.instead if field is not None else "virtlun does not know it; remove it"
             raise _unsupported(f"{what}: <{child.name}> is not possible: {why}")
         if not field.whole:
-            _check_fields(child, inner, what)
+            _check_fields(child, inner, what, front)
 
 
 def _check_characteristics(node: Node, disk: Disk, what: str) -> None:
@@ -378,13 +366,13 @@ refused in one sentence that names it.
 
 def document() -> str:
     """Returns the table for people, in Markdown."""
-    return "\n".join((_HEAD, *_lines()))
+    return "\n".join((_HEAD, *_lines(FIELDS), blkfields.HEAD, *_lines(blkfields.FIELDS)))
 
 
-def _lines() -> Iterable[str]:
+def _lines(fields: Iterable[Field]) -> Iterable[str]:
     yield "| of `<disk>` | values | what becomes of it |"
     yield "| --- | --- | --- |"
-    for field in FIELDS:
+    for field in fields:
         path, _, attribute = field.path.partition("@")
         name = f"`<{path.rpartition('/')[2]}>`" if path else ""
         if "/" in path:

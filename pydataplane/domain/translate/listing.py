@@ -19,7 +19,6 @@ from pydataplane.domain.translate.presenting import take_out
 from pydataplane.domain.translate.recognising import check_encoding
 from pydataplane.domain.translate.requested import check_inside, listed, names_of
 from pydataplane.domain.translate.taken import taken, without_note
-from pydataplane.domain.xml import carrier as carriers
 from pydataplane.domain.xml import view as views
 from pydataplane.domain.xml.disk import read
 from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, escape
@@ -79,7 +78,7 @@ def leave_out(xml: str, domain_xml: str, settings: Settings, suffix: str = "back
     """
     domain = views.parse(domain_xml)
     document = _parse(xml)
-    if domain is None or domain.carrier is None or document is None:
+    if domain is None or not domain.hidden or document is None:
         return xml
     if document.root.name not in _KINDS:
         return xml
@@ -111,9 +110,7 @@ def leave_out(xml: str, domain_xml: str, settings: Settings, suffix: str = "back
         _list_theirs(root, domain, kind, suffix, edits)
     elif len(mine) == len(given):
         # None is left to take; without any listed, libvirt would take them all.
-        carrier = carriers.disk(domain.domain)
-        name = carrier.value("target", "dev") if carrier is not None else None
-        edits.insert(mine[-1].end, _disk(name or "", {kind.attribute: "no"}))
+        edits.insert(mine[-1].end, _disk(min(domain.hidden), {kind.attribute: "no"}))
     return edits.apply()
 
 
@@ -121,7 +118,7 @@ def _list_theirs(root: Node, domain: View, kind: _Kind, suffix: str, edits: Edit
     """Lists the disks that libvirtd would take by itself, for it would take the carrier, too."""
     lines = [
         (1, line)
-        for node in domain.disk_nodes()
+        for node in domain.their_nodes()
         if (disk := read(node)).device in ("disk", "lun")
         and not disk.read_only
         and node.child("source") is not None
@@ -160,15 +157,14 @@ def present_listing(xml: str, settings: Settings, *, domain_xml: str | None = No
         return xml
     inside = [view for view in views.domains(document) if view.has_traces]
     domain = inside[0] if inside else (views.parse(domain_xml) if domain_xml else None)
-    carrier = carriers.disk(domain.domain) if domain is not None else None
-    if domain is None or carrier is None:
+    hidden_devs = domain.hidden if domain is not None else frozenset()
+    if domain is None or not hidden_devs:
         return xml
     attribute = _ATTRIBUTES[document.root.name]
     edits = Edits(document)
     for view in inside:
         take_out(view, edits, live=False)
-    name = carrier.value("target", "dev")
-    hidden = [node for node in listed(document.root) if node.attrs.get("name") == name]
+    hidden = [node for node in listed(document.root) if node.attrs.get("name") in hidden_devs]
     held = {each.dev for each in snapshot.held} if snapshot is not None else set()
     lines = [
         _disk(names[0], {attribute: "internal" if names[0] in held else "no"})

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Definition, LunPlan, Plan, Settings
-from pydataplane.domain.names import CARRIER_ALIAS, NAMESPACE, controller_name
+from pydataplane.domain.names import CARRIER_ALIAS, NAMESPACE, PREFIX, controller_name
 from pydataplane.domain.translate import memory
 from pydataplane.domain.translate.defining import Current, translate
 from pydataplane.domain.translate.presenting import restore
@@ -165,6 +165,12 @@ def has_controller(domain_xml: str) -> bool:
     """Returns whether libvirtd's XML of a domain has a controller of ours, or what stands in."""
     view = views.parse(domain_xml) if CARRIER_ALIAS in domain_xml else None
     return view is not None and view.carrier is not None
+
+
+def has_devices(domain_xml: str) -> bool:
+    """Returns whether libvirtd's XML of a domain has a controller or a virtio-blk disk of ours."""
+    view = views.parse(domain_xml) if PREFIX in domain_xml else None
+    return view is not None and view.element is not None and bool(view.hidden)
 
 
 def is_marked(domain_xml: str) -> bool:

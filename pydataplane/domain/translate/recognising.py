@@ -7,7 +7,7 @@ import re
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Settings, VolumeRef
 from pydataplane.domain.names import PREFIX
-from pydataplane.domain.translate import fields
+from pydataplane.domain.translate import fronts
 from pydataplane.domain.xml import disk as disks
 from pydataplane.domain.xml.disk import Disk
 from pydataplane.domain.xml.document import Document, NotXmlError, UnreadError
@@ -106,8 +106,16 @@ def volume_of(disk_xml: str, settings: Settings) -> VolumeRef | None:
     return None if document is None else disks.volume(document.root, settings)
 
 
+def volume_format(disk_xml: str) -> str | None:
+    """Returns the format that a <disk> says that its source has; None where it does not."""
+    document = disks.parse_device(disk_xml)
+    return None if document is None else document.root.value("driver", "type")
+
+
 def disk_of_ours(xml: str, settings: Settings) -> tuple[Document, Disk, VolumeRef] | None:
-    """Returns a disk of ours, parsed and checked; None if `xml` is something else.
+    """Returns a disk of ours, parsed; None if `xml` is something else.
+
+    It is checked but for what its front end, which the domain decides on, cannot be.
 
     Raises:
         TranslateError: as `recognise`, but for what cannot be read.
@@ -119,5 +127,5 @@ def disk_of_ours(xml: str, settings: Settings) -> tuple[Document, Disk, VolumeRe
     if ref is None:
         return None
     disk = disks.read(document.root)
-    fields.check(document.root, disk, ref)
+    fronts.check_any(document.root, disk, ref)
     return document, disk, ref

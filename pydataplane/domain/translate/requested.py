@@ -195,7 +195,7 @@ def _others(domain: View, disks: Sequence[Node]) -> tuple[tuple[str, ...], tuple
     As virDomainSnapshotAlignDisks: read-only and empty ones are not by themselves.
     """
     others, left = [], []
-    for node in domain.disk_nodes():
+    for node in domain.their_nodes():
         disk, source = read(node), node.child("source")
         dev = disk.dev or ""
         names = {dev, *(source.attrs.values() if source is not None else ())}

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydataplane.domain.names import SNAPSHOT_NAMESPACE, SNAPSHOT_PREFIX
-from pydataplane.domain.xml import carrier as carriers
 from pydataplane.domain.xml import metadata as metadatas
 from pydataplane.domain.xml import view as views
 from pydataplane.domain.xml.document import (
@@ -79,7 +78,7 @@ def taken(xml: str) -> Taken | None:
     writable = {
         node.value("target", "dev")
         for view in inside
-        for node in view.disk_nodes()
+        for node in view.their_nodes()
         if node.child("readonly") is None and node.child("source") is not None
     }
     return Taken(
@@ -141,16 +140,6 @@ def domain_of(xml: str) -> str | None:
     found = {view.domain.name: view.domain for view in views.domains(document)}
     node = found.get("inactiveDomain") or found.get("domain")
     return None if node is None else renamed(document, node, "domain")
-
-
-def carrier_of(xml: str) -> str | None:
-    """Returns the target dev of the disk that stands for our controller in a snapshot, if any."""
-    document = _parse(xml)
-    for view in views.domains(document) if document is not None else ():
-        node = carriers.disk(view.domain)
-        if node is not None:
-            return node.value("target", "dev")
-    return None
 
 
 def renamed(document: Document, node: Node, name: str) -> str:

@@ -94,10 +94,15 @@ def reconnect_s(domain: Node, settings: Settings) -> int:
     """Returns the reconnect interval that the domain's QEMU is to have, seconds; 0 for none."""
     if settings.reconnect_s is not None:
         return settings.reconnect_s
+    return RECONNECT_S if settings.qemu_reconnects(*qemu_of(domain)) else 0
+
+
+def qemu_of(domain: Node) -> tuple[str | None, str | None]:
+    """Returns path of <emulator> and architecture of a domain, None for what it lacks."""
     emulator, kind = domain.at("devices", "emulator"), domain.at("os", "type")
     path = emulator.text.strip() if emulator is not None else ""
     arch = kind.attrs.get("arch") if kind is not None else None
-    return RECONNECT_S if settings.qemu_reconnects(path or None, arch or None) else 0
+    return path or None, arch or None
 
 
 def reconnect_s_of(source: Node) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.limits import NONE, Limits
 from pydataplane.domain.model import (
     ON_ERROR,
     OWN,
@@ -15,11 +16,13 @@ from pydataplane.domain.model import (
     Settings,
     VolumeRef,
 )
+from pydataplane.domain.xml import iotune
 from pydataplane.domain.xml.document import (
     Document,
     Edits,
     Node,
     NotXmlError,
+    attributes,
     escape,
     number,
     reindent,
@@ -68,6 +71,7 @@ class Disk:
     """<blockio logical_block_size=>, if it is one of BLOCK_SIZES."""
     characteristics: Characteristics = OWN
     error_policy: ErrorPolicy = ON_ERROR
+    limits: Limits = NONE
 
 
 def read(node: Node) -> Disk:
@@ -86,6 +90,7 @@ def read(node: Node) -> Disk:
         block_size=BLOCK_SIZES.get(node.value("blockio", "logical_block_size") or ""),
         characteristics=_characteristics(node),
         error_policy=_error_policy(node),
+        limits=iotune.read(node),
     )
 
 
@@ -210,7 +215,9 @@ def _stored(text: str) -> Disk | None:
 
 
 def stored_text(document: Document, node: Node) -> str:
-    """Returns a <disk> as it is kept: as written, without an alias that libvirt would not keep.
+    """Returns a <disk> as it is kept: as written, without what libvirt would not keep.
+
+    That is an alias of its own, and what shows a block copy.
 
     Prefixes that are declared outside and used inside are declared in it, so that it can stand
     alone.
@@ -229,17 +236,32 @@ def stored_text(document: Document, node: Node) -> str:
         text = text[:name_end] + declared + text[name_end:]
         inner = Document(text)
     alias = node.value("alias", "name")
-    if alias is None or alias.startswith("ua-"):
-        return text
     edits = Edits(inner)
-    for child in inner.root.every("alias"):
+    if alias is not None and not alias.startswith("ua-"):
+        for child in inner.root.every("alias"):
+            edits.remove(child)
+    for child in inner.root.every("mirror"):
         edits.remove(child)
+    return edits.apply()
+
+
+def with_source(document: Document, other: Document) -> str:
+    """Returns a <disk> with the type and the source of another one; the rest is as it was."""
+    root, source = document.root, document.root.child("source")
+    wanted = other.root.child("source")
+    if source is None or wanted is None:
+        return document.source(root)
+    declared = {f"xmlns:{p}" if p else "xmlns": uri for p, uri in root.declares.items()}
+    given = {**declared, **root.attrs, "type": other.root.attrs.get("type", "file")}
+    edits = Edits(document)
+    edits.replace(root.start, root.inner_start, f"<{root.raw_name}{attributes(dict(given))}>")
+    edits.replace(source.start, source.end, f"<source{attributes(dict(wanted.attrs))}/>")
     return edits.apply()
 
 
 def _is_stored(text: str) -> bool:
     """Whether a <disk> is known to be one that is kept as it is written."""
-    disk = stored(text)
+    disk = None if "mirror" in text else stored(text)
     return disk is not None and (disk.alias is None or disk.alias.startswith("ua-"))
 
 

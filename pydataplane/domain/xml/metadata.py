@@ -18,7 +18,15 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from pydataplane.domain.errors import Refusal, TranslateError
-from pydataplane.domain.model import ON_ERROR, Characteristics, ErrorPolicy, LunPlan, VolumeRef
+from pydataplane.domain.limits import NAMES, NONE, Limits
+from pydataplane.domain.model import (
+    ON_ERROR,
+    Characteristics,
+    ErrorPolicy,
+    FrontEnd,
+    LunPlan,
+    VolumeRef,
+)
 from pydataplane.domain.names import CONTROLLER_PREFIX, MAX_TARGETS, NAMESPACE, PREFIX
 from pydataplane.domain.xml.disk import BLOCK_SIZES, KEPT, KEPT_CHARS, Disk, stored
 from pydataplane.domain.xml.document import Edits, Lines, Node, attributes, escape, number
@@ -178,6 +186,8 @@ def _entry_of(given: tuple[tuple[str, str], ...], text: str) -> Entry:
         block_size=_block_size(attrs.get("blocksize")),
         characteristics=_characteristics(attrs),
         error_policy=_error_policy(attrs),
+        limits=_limits(attrs.get("limits")),
+        front=_front(attrs.get("front", "scsi")),
     )
     return Entry(lun, order, attrs.get("before"), text)
 
@@ -203,6 +213,27 @@ def _error_policy(attrs: Mapping[str, str]) -> ErrorPolicy:
     if write not in ("report", "enospc", "stop") or read not in ("report", "stop"):
         raise _damaged(f"errorpolicy {write} or rerrorpolicy {read} is none")
     return ErrorPolicy(write, read)
+
+
+def _limits(text: str | None) -> Limits:
+    if text is None:
+        return NONE
+    values = {}
+    for word in text.split():
+        name, _, value = word.partition("=")
+        known = number(value) if name in NAMES else None
+        if known is None:
+            raise _damaged(f"limit {word} is none")
+        values[name] = known
+    return Limits(**values)
+
+
+def _front(text: str) -> FrontEnd:
+    if text == "scsi":
+        return "scsi"
+    if text == "blk":
+        return "blk"
+    raise _damaged(f"front {text} is none")
 
 
 def _block_size(text: str | None) -> int | None:
@@ -247,6 +278,7 @@ def _entry_text(entry: Entry, prefix: str) -> str:
 def _text_of(entry: Entry, prefix: str) -> str:
     lun, shown, policy = entry.lun, entry.lun.characteristics, entry.lun.error_policy
     rate = shown.rotation_rate
+    limits = " ".join(f"{name}={value}" for name, value in lun.limits.given.items())
     head = attributes(
         {
             "target": str(lun.target),
@@ -269,6 +301,8 @@ def _text_of(entry: Entry, prefix: str) -> str:
             "writecache": None if shown.write_cache else "no",
             "errorpolicy": policy.write if policy.write != ON_ERROR.write else None,
             "rerrorpolicy": policy.read if policy.read != ON_ERROR.read else None,
+            "limits": limits or None,
+            "front": lun.front if lun.front != "scsi" else None,
         }
     )
     plain = "]]>" in entry.text or "\r" in entry.text

@@ -9,12 +9,14 @@ from functools import lru_cache
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import LunPlan, Plan, Settings
 from pydataplane.domain.names import controller_name
+from pydataplane.domain.xml import blkdisk
 from pydataplane.domain.xml import carrier as carriers
 from pydataplane.domain.xml import metadata as metadatas
 from pydataplane.domain.xml.carrier import Carrier
-from pydataplane.domain.xml.disk import Disk, read
+from pydataplane.domain.xml.disk import Disk, read, shown_alias
 from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, layout, number
-from pydataplane.domain.xml.metadata import Metadata, places
+from pydataplane.domain.xml.metadata import Entry, Metadata, places
+from pydataplane.domain.xml.vcpus import pinned_to
 
 KEPT = 4
 """Domains that stay parsed, which is read-only: both sides of one, and what others ask then."""
@@ -51,12 +53,34 @@ class View:
         Raises:
             TranslateError: BAD_XML, it is damaged.
         """
-        return None if self.element is None else metadatas.parse(self.element)
+        return None if self.element is None else self._there(metadatas.parse(self.element))
 
     @property
     def salvaged(self) -> Metadata | None:
         """Returns what of our metadata can be read, None if there is none."""
-        return None if self.element is None else metadatas.salvage(self.element)
+        return None if self.element is None else self._there(metadatas.salvage(self.element))
+
+    def _there(self, metadata: Metadata) -> Metadata:
+        """Returns metadata without virtio-blk disks that libvirtd does not have.
+
+        Those are the devices that libvirtd says: what is left of one whose attach failed, or that a
+        guest has let go late, is nothing.
+        """
+        gone = [e for e in metadata.entries if e.lun.front == "blk" and self.blk_node(e) is None]
+        for entry in gone:
+            metadata = metadata.without(entry)
+        return metadata
+
+    def blk_node(self, entry: Entry) -> Node | None:
+        """Returns the device that a virtio-blk disk of ours is, None if there is none."""
+        return next((n for n in self.disk_nodes() if blkdisk.is_of(n, entry.lun)), None)
+
+    def alias(self, entry: Entry) -> str:
+        """Returns the alias that clients see; of a virtio-blk disk libvirtd chooses it."""
+        if entry.lun.front == "blk":
+            node = self.blk_node(entry)
+            return (node.value("alias", "name") if node is not None else None) or ""
+        return shown_alias(entry.lun.dev, entry.disk.alias if entry.disk is not None else None)
 
     @property
     def carrier(self) -> Carrier | None:
@@ -83,22 +107,72 @@ class View:
         disks = devices.every("disk") if devices is not None else iter(())
         return [node for node in disks if not carriers.is_carrier(node)]
 
+    def their_nodes(self) -> list[Node]:
+        """Returns the <disk> elements of libvirtd's own disks, without ours and the carrier."""
+        return [node for node in self.disk_nodes() if blkdisk.number_of(node) is None]
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Returns the target devs of libvirtd's disks that clients know otherwise, or not at all.
+
+        That are the carrier and the virtio-blk disks of ours.
+        """
+        return frozenset(dev for node in self.own_nodes() if (dev := node.value("target", "dev")))
+
+    def own_nodes(self) -> list[Node]:
+        """Returns the <disk> elements of the carrier and of virtio-blk disks of ours."""
+        carrier = carriers.disk(self.domain)
+        return [*self._blk_nodes(), *([carrier] if carrier is not None else [])]
+
+    def placed(self, metadata: Metadata | None) -> list[tuple[Node | None, Entry | None]]:
+        """Returns the disks that the client sees if this is our metadata, in its order.
+
+        Each with libvirtd's element, None of a LUN; and with the entry of one of ours.
+        """
+        entries = metadata.entries if metadata is not None else ()
+        found: list[tuple[Node | None, Entry | None]] = []
+        for node in self.disk_nodes():
+            entry = next((e for e in entries if blkdisk.is_of(node, e.lun)), None)
+            if metadata is None or entry is not None or blkdisk.number_of(node) is None:
+                found.append((node, entry))
+        there = [entry for _, entry in found if entry is not None]
+        rest = [entry for entry in entries if entry not in there]
+        devs = [node.value("target", "dev") if node is not None else None for node, _ in found]
+        for place, entry in reversed(places(rest, devs)):
+            found.insert(place, (None, entry))
+        return found
+
     def client_disks(self, metadata: Metadata | None) -> list[tuple[Disk, LunPlan | None]]:
-        """Returns the disks that the client sees, in its order, with the LUNs of ours."""
-        theirs = [read(node) for node in self.disk_nodes()]
-        ours = places(metadata.entries if metadata else (), [disk.dev for disk in theirs])
-        result: list[tuple[Disk, LunPlan | None]] = [(disk, None) for disk in theirs]
-        for place, entry in reversed(ours):
-            disk = entry.disk
+        """Returns the disks that the client sees, in its order, with the plans of ours."""
+        result: list[tuple[Disk, LunPlan | None]] = []
+        for node, entry in self.placed(metadata):
+            disk = entry.disk if entry is not None else read(node) if node is not None else None
             if disk is not None:
-                result.insert(place, (disk, entry.lun))
+                result.append((disk, entry.lun if entry is not None else None))
         return result
 
     @property
     def socket(self) -> str | None:
-        """Returns the path of the controller's socket, whoever's it is; None without one."""
+        """Returns the path of the controller's socket, whoever's it is; None without one.
+
+        Of a domain that has virtio-blk disks alone: what the paths of theirs begin with.
+        """
         carrier = self.carrier
-        return carrier.socket if carrier is not None and not carrier.stands_in else None
+        if carrier is not None and not carrier.stands_in:
+            return carrier.socket
+        path = next((n.value("source", "path") for n in self._blk_nodes()), None)
+        return None if path is None else path.rpartition(".")[0]
+
+    def _blk_nodes(self) -> Iterator[Node]:
+        return (node for node in self.disk_nodes() if blkdisk.number_of(node) is not None)
+
+    @property
+    def num_queues(self) -> int:
+        """Returns the request queues of the domain's controllers."""
+        carrier = self.carrier
+        if carrier is not None:
+            return carrier.num_queues
+        return max((number(n.value("driver", "queues")) or 1 for n in self._blk_nodes()), default=1)
 
     @property
     def uuid(self) -> str:
@@ -111,14 +185,16 @@ class View:
         """Returns what the domain needs of the target, None if nothing; raises as `plan_with`."""
         return self.plan_with(self.metadata)
 
-    def plan_with(self, metadata: Metadata | None) -> Plan | None:
+    def plan_with(self, metadata: Metadata | None, socket: str | None = None) -> Plan | None:
         """Returns what the domain needs of the target if this is its metadata, None if nothing.
+
+        `socket` is its controller's where it has no device that says so.
 
         Raises:
             TranslateError: BAD_XML, the metadata is damaged or another domain's, or the carrier is
                 missing.
         """
-        carrier = self.carrier
+        carrier, socket = self.carrier, self.socket or socket
         if metadata is None or not (metadata.entries or self.is_served):
             return None
         uuid = self.uuid
@@ -130,15 +206,20 @@ class View:
                 f" controller {metadata.controller}; define it again through the gateway, which"
                 " gives it one of its own",
             )
-        if carrier is None or carrier.stands_in:
+        has_scsi = carrier is not None and not carrier.stands_in
+        if socket is None or not (has_scsi or all(e.lun.front == "blk" for e in metadata.entries)):
             raise TranslateError(
                 Refusal.BAD_XML,
                 f"domain '{self.name}' has virtlun disks in its metadata but no controller for"
                 " them; define it again through the gateway",
             )
         luns = tuple(sorted((e.lun for e in metadata.entries), key=lambda lun: lun.target))
-        queues = carrier.num_queues
-        return Plan(self.name, metadata.controller, carrier.socket, queues, luns, self.qemu_uid)
+        queues = self.num_queues
+        plan = Plan(self.name, metadata.controller, socket, queues, luns, self.qemu_uid)
+        named = {(n.value("source", "path") or "").rpartition("/")[2] for n in self._blk_nodes()}
+        others = tuple(sorted(named - plan.controllers.keys()))
+        cpus = pinned_to(self.domain)
+        return replace(plan, has_scsi=has_scsi, others=others, cpus=cpus)
 
     @property
     def qemu_uid(self) -> int | None:

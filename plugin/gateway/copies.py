@@ -1,0 +1,251 @@
+"""Copies of disks of ours to other volumes of their target, while guests use them.
+
+The target copies, and goes on when this gateway ends; the journal has what belongs to a copy from
+before it begins until it is over. So a gateway that starts finds it again, and what became of it
+is what the target says: the copy goes on, or the disk is on the one volume or the other. A disk
+that is on the destination was pivoted, whoever asked for that, and its domain's XML follows. A
+target that restarts loses its copies, and the disk stays on its source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+import structlog
+
+from plugin.gateway.blockjobs import BlockJob, Kind, Status
+from plugin.gateway.call import Call
+from plugin.gateway.domains import is_running
+from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
+from plugin.gateway.journal import CopyEntry, StoredEntry
+from plugin.gateway.lvolcopies import Copy, Disk
+from plugin.gateway.messages import Domain
+from plugin.gateway.services import Services
+from plugin.gateway.target import Target
+from plugin.gateway.upstream import AFFECT_CONFIG, AFFECT_LIVE, XML_INACTIVE, XML_SECURE
+from pydataplane.domain import translate
+from pydataplane.domain.errors import TranslateError
+from pydataplane.domain.translate import controller_name
+
+_log = structlog.get_logger(__name__)
+
+PERIOD_S = 0.5
+"""How often the target is asked about a copy, seconds."""
+
+Whereabouts = Literal["source", "destination", "gone"]
+
+
+async def check_none(call: Call, dom: Domain) -> None:
+    """Refuses, as libvirtd does, what would end the copy of a disk with the domain's QEMU.
+
+    Raises:
+        Refused: a disk is copied. Who may not see the domain is told by libvirtd.
+    """
+    async with call.for_who_sees(dom):
+        call.services.block_jobs.check_none(dom)
+
+
+def entry_of(job: BlockJob) -> CopyEntry:
+    """Returns what the journal has of a copy."""
+    assert job.copy is not None
+    assert isinstance(job.copy.entry, CopyEntry)
+    return job.copy.entry
+
+
+def disk_of(entry: CopyEntry) -> Disk:
+    """Returns the disk as the target knows it."""
+    return Disk(entry.place.controller, entry.place.target)
+
+
+async def home(services: Services, entry: CopyEntry) -> Target:
+    """Returns the target that copies.
+
+    Raises:
+        GatewayError: it does not answer.
+    """
+    return await services.target.of_volume(entry.destination)
+
+
+def begin(services: Services, dom: Domain, stored: StoredEntry) -> BlockJob:
+    """Has a copy that the journal has, and the target, be the block job of its disk."""
+    entry = stored.entry
+    assert isinstance(entry, CopyEntry)
+    job = BlockJob(Kind.COPY, dom, entry.dev, entry.source_path, entry.source, copy=stored)
+    services.block_jobs.begin(job)
+    services.block_jobs.spawn(_follow(services, job))
+    return job
+
+
+async def recover(services: Services, stored: StoredEntry) -> None:
+    """Goes on with a copy that an earlier gateway left; the caller holds the domain's lock.
+
+    Raises:
+        GatewayError, TranslateError: nobody knows yet what became of it.
+    """
+    entry = stored.entry
+    assert isinstance(entry, CopyEntry)
+    admin = await services.admin()
+    try:
+        dom = await admin.lookup(entry.dom_uuid)
+        xml = await admin.xml(dom, 0)
+    except UpstreamError as error:
+        if error.code != Code.NO_DOMAIN:
+            raise
+        services.journal.remove(stored)
+        return
+    if not is_running(xml):
+        services.journal.remove(stored)
+        return
+    ours = services.journal.append(entry)
+    services.journal.remove(stored)
+    begin(services, dom, ours)
+    _log.info("a block copy is followed again", domain=dom.name, dev=entry.dev)
+
+
+async def _follow(services: Services, job: BlockJob) -> None:
+    """Sees to a copy until it is over."""
+    jobs, ready = services.block_jobs, False
+    assert job.copy is not None
+    while True:
+        await asyncio.sleep(PERIOD_S)
+        if not jobs.runs(job):
+            services.journal.remove(job.copy)
+            return
+        if services.is_locked(job.dom.uuid):
+            continue  # whoever changes the domain may be about to end it
+        try:
+            async with services.domain_lock(job.dom.uuid):
+                if not jobs.runs(job):
+                    continue
+                copy = await look(services, job)
+        except (GatewayError, TranslateError) as error:
+            _log.debug("nothing is known of a block copy", dev=job.dev, error=str(error))
+            continue
+        if copy is not None and copy.state == "ready" and not ready:
+            ready = True
+            jobs.tell(job, Status.READY)
+
+
+async def look(services: Services, job: BlockJob) -> Copy | None:
+    """Returns how far a copy is; None: it is over, and all is as that has it.
+
+    The caller holds the domain's lock.
+
+    Raises:
+        GatewayError, TranslateError: nobody knows.
+    """
+    entry = entry_of(job)
+    target = await home(services, entry)
+    copy = await target.copy(disk_of(entry), poll=True)
+    if copy is not None and copy.destination != entry.destination:
+        copy = None
+    if copy is not None and copy.state != "failed":
+        return copy
+    if copy is not None:
+        await target.end_copy(disk_of(entry))
+        _over(services, job, Status.FAILED)
+        _log.warning("block copy failed", domain=entry.name, dev=entry.dev, error=copy.error)
+        return None
+    place = await _whereabouts(target, entry)
+    if place == "destination":
+        await finish(services, job)
+    elif place == "source":
+        _over(services, job, Status.FAILED)
+        _log.warning(
+            "block copy is lost",
+            domain=entry.name,
+            dev=entry.dev,
+            why="the target restarted before its pivot: the disk goes on with"
+            f" {entry.source_path}; begin the copy anew",
+        )
+    elif not await (await services.admin()).active(job.dom):
+        services.block_jobs.forget(job)
+    return None
+
+
+async def _whereabouts(target: Target, entry: CopyEntry) -> Whereabouts:
+    """Returns which of the two volumes the disk is on."""
+    state = await target.state()
+    place = entry.place
+    shown = state.controllers.get(place.controller, {}).get(place.target)
+    places: dict[str, Whereabouts] = {entry.source: "source", entry.destination: "destination"}
+    return places.get(shown.bdev, "gone") if shown is not None else "gone"
+
+
+async def pivot(services: Services, job: BlockJob) -> None:
+    """Has a disk go on with its copy, which is ready; the caller holds the domain's lock.
+
+    Raises:
+        GatewayError, TranslateError: the copy goes on, or what became of it will be found.
+    """
+    entry = entry_of(job)
+    target, owner = await home(services, entry), controller_name(entry.uuid)
+    await target.carry_limits(entry.source, entry.destination, owner)
+    try:
+        await target.pivot(disk_of(entry))
+    except Refused:  # the copy goes on, and is no disk yet
+        await target.unlimit(entry.destination, owner)
+        raise
+    await finish(services, job)
+
+
+async def finish(services: Services, job: BlockJob) -> None:
+    """Has a domain's XML follow a disk that is on its copy; the caller holds the domain's lock.
+
+    Safe to repeat.
+
+    Raises:
+        GatewayError, TranslateError: it does not yet.
+    """
+    entry = entry_of(job)
+    target, owner = await home(services, entry), controller_name(entry.uuid)
+    await target.carry_limits(entry.source, entry.destination, owner)
+    await target.unlimit(entry.source, owner)
+    admin, settings = await services.admin(), services.settings
+    live = await admin.xml(job.dom, 0)
+    if await admin.persistent(job.dom):
+        config = await admin.xml(job.dom, XML_INACTIVE | XML_SECURE)
+        at = services.target.at_home(settings, config)
+        change = await services.parse(lambda: _moved(config, entry, at, live=False))
+        if change is not None and change.redefine and change.domain_xml is not None:
+            await services.redefine(admin, job.dom.uuid, change.domain_xml)
+        elif change is not None:
+            await admin.set_metadata(job.dom, change.metadata_xml, AFFECT_CONFIG)
+    at_live = services.target.at_home(settings, live)
+    change = await services.parse(lambda: _moved(live, entry, at_live, live=True))
+    if change is not None and is_running(live):
+        await admin.set_metadata(job.dom, change.metadata_xml, AFFECT_LIVE)
+    services.known.changed(job.dom.uuid)
+    _over(services, job, Status.COMPLETED)
+    _log.info("block copy pivoted", domain=entry.name, dev=entry.dev, to=entry.destination_path)
+
+
+def _moved(
+    xml: str, entry: CopyEntry, settings: translate.Settings, *, live: bool
+) -> translate.Change | None:
+    old = (entry.source, entry.source_path.removeprefix(settings.path_prefix))
+    return translate.moved(
+        xml, entry.dev, old, entry.disk_xml, entry.destination, settings, live=live
+    )
+
+
+async def cancel(services: Services, job: BlockJob) -> None:
+    """Ends a copy; the disk goes on with its volume. The caller holds the domain's lock.
+
+    Raises:
+        GatewayError: the target does not end it.
+    """
+    entry = entry_of(job)
+    await (await home(services, entry)).end_copy(disk_of(entry))
+    _over(services, job, Status.CANCELED)
+
+
+def _over(services: Services, job: BlockJob, status: Status) -> None:
+    """The copy is no job any more, and clients are told why."""
+    entry = entry_of(job)
+    assert job.copy is not None
+    services.block_jobs.forget(job)
+    services.journal.remove(job.copy)
+    pivoted = status is Status.COMPLETED
+    services.block_jobs.tell(job, status, entry.destination_path if pivoted else None)

@@ -1,0 +1,170 @@
+"""What a target has, as far as domains are concerned: its controllers and their disks.
+
+Standard library only: the hook is made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from pydataplane.domain.model import OWN, Characteristics, LunPlan
+from pydataplane.domain.names import domain_controller
+from pydataplane.errors import NO_DEVICE, RpcError
+from pydataplane.methods import Rpc
+
+BLOCK_BYTES = 512
+"""Logical block of a volume of which nothing else is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A disk as the target has it; what a target that is SPDK's own does not tell is None."""
+
+    bdev: str
+    serial: str | None = None
+    read_only: bool | None = None
+    block_size: int | None = None
+    characteristics: Characteristics | None = None
+    identity: str | None = None
+    """UUID of the volume that the guest has known it as, where that was another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bdev:
+    """A volume's bdev."""
+
+    name: str
+    """Its UUID."""
+    block_size: int
+    """Bytes of its own blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the target has: controllers to target numbers to disks, and the bdevs asked for.
+
+    The disk of a virtio-blk controller has number 0.
+
+    `connected` are the controllers that a QEMU is connected to now, or for which the target does
+    not tell.
+    """
+
+    controllers: Mapping[str, Mapping[int, Shown]]
+    bdevs: Mapping[str, Bdev] = field(default_factory=dict)
+    """By the name (UUID or LVSTORE/LVOL) that was asked for."""
+    connected: frozenset[str] = frozenset()
+
+    def of_domain(self, controller: str) -> set[str]:
+        """Returns the names of the controllers of a domain, of which `controller` is its own."""
+        return {name for name in self.controllers if domain_controller(name) == controller}
+
+    def bdevs_of(self, controllers: Collection[str]) -> list[str]:
+        """Returns the names of the bdevs that these controllers show, each once."""
+        luns = [self.controllers.get(name, {}) for name in sorted(controllers)]
+        return list(dict.fromkeys(shown.bdev for each in luns for shown in each.values()))
+
+    def has_elsewhere(self, bdev: str, controller: str) -> bool:
+        """Whether another domain than that of this controller shows a bdev."""
+        others = self.controllers.keys() - self.of_domain(controller)
+        return bdev in self.bdevs_of(others)
+
+    def with_bdev(self, asked: str, bdev: Bdev) -> State:
+        """Returns the state with one more bdev."""
+        return replace(self, bdevs={**self.bdevs, asked: bdev})
+
+
+def disks_of(controller: Mapping[str, Any]) -> dict[int, Shown]:
+    """Reads the disks of one of vhost_get_controllers' controllers, by target number."""
+    result = {}
+    specific = controller.get("backend_specific", {})
+    if "block" in specific:
+        result[0] = _blk(specific["block"])
+    for target in specific.get("scsi", ()):
+        luns = target.get("luns", ())
+        lun = luns[0] if luns else {}
+        result[int(target["scsi_dev_num"])] = Shown(
+            str(lun.get("bdev_name", "")),
+            lun.get("serial"),
+            lun.get("read_only"),
+            lun.get("block_size"),
+            _characteristics(lun),
+            lun.get("uuid"),
+        )
+    return result
+
+
+def _blk(disk: Mapping[str, Any]) -> Shown:
+    """Reads a virtio-blk controller's disk, of which it has one."""
+    return Shown(
+        str(disk.get("bdev") or ""),
+        disk.get("serial"),
+        disk.get("readonly"),
+        disk.get("block_size"),
+        replace(OWN, discard=disk["discard"]) if "discard" in disk else None,
+        disk.get("uuid"),
+    )
+
+
+def _characteristics(lun: Mapping[str, Any]) -> Characteristics | None:
+    """Reads what a LUN says of itself, None where the target does not tell."""
+    if "write_cache" not in lun:
+        return None
+    return Characteristics(**{f.name: lun[f.name] for f in fields(Characteristics)})
+
+
+def bdev_of(lun: LunPlan, state: State) -> Bdev:
+    """Returns a disk's bdev, or what to ask for if the target has none.
+
+    Where the UUID is known it decides: another volume under the old name is not this disk's.
+    """
+    return state.bdevs.get(lun.bdev_name) or Bdev(lun.bdev_name, BLOCK_BYTES)
+
+
+def is_right(lun: LunPlan, shown: Shown | None, state: State) -> bool:
+    """Whether the target shows the LUN as it is wanted, as far as it tells.
+
+    Without a serial of the client's the target takes the volume's UUID, which is the bdev's name,
+    or that of the volume whose copy took its place while the guest used it.
+    One that is read-only need not be so by our doing: the volume itself may be. Its blocks are
+    never smaller than the volume's.
+    """
+    bdev = bdev_of(lun, state)
+    if shown is None or shown.bdev != bdev.name:
+        return False
+    writable = shown.read_only is False and lun.read_only
+    return (
+        shown.serial in (None, lun.serial or shown.identity or bdev.name)
+        and not writable
+        and shown.block_size in (None, max(lun.block_size or 0, bdev.block_size))
+        and shown.characteristics in (None, lun.characteristics)
+    )
+
+
+def look_up(rpc: Rpc, name: str) -> Bdev | None:
+    """Returns the bdev with a name or alias, None if there is none.
+
+    Raises:
+        TargetError: the target refuses or does not answer.
+    """
+    try:
+        found = rpc.call("bdev_get_bdevs", name=name)[0]
+    except RpcError as error:
+        if error.code != NO_DEVICE:
+            raise
+        return None
+    return Bdev(str(found["name"]), int(found.get("block_size", BLOCK_BYTES)))
+
+
+def observe(rpc: Rpc, luns: Iterable[LunPlan] = ()) -> State:
+    """Asks the target for its controllers, and for the bdevs of these disks.
+
+    Raises:
+        TargetError: it does not answer.
+    """
+    controllers = rpc.call("vhost_get_controllers")
+    names = {lun.bdev_name for lun in luns}
+    bdevs = {name: bdev for name in names if (bdev := look_up(rpc, name)) is not None}
+    connected = frozenset(c["ctrlr"] for c in controllers if c.get("sessions", True))
+    return State({c["ctrlr"]: disks_of(c) for c in controllers}, bdevs, connected)

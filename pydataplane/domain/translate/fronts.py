@@ -1,0 +1,99 @@
+"""Which front end a disk of ours gets, and what it is planned to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydataplane.domain.errors import TranslateError
+from pydataplane.domain.model import FrontEnd, LunPlan, Settings, VolumeRef
+from pydataplane.domain.translate import fields
+from pydataplane.domain.xml.carrier import qemu_of
+from pydataplane.domain.xml.disk import Disk
+from pydataplane.domain.xml.document import Node
+from pydataplane.domain.xml.metadata import Metadata
+
+Identity = tuple[str | None, VolumeRef, str]
+"""What makes a disk the same as before: target dev, volume and bus."""
+
+Fronts = Mapping[Identity, FrontEnd]
+"""What disks are that a domain has."""
+
+
+def identity(disk: Disk, ref: VolumeRef) -> Identity:
+    """Returns by what a disk is known to be the same as before."""
+    return disk.dev, ref, disk.bus
+
+
+def of(metadata: Metadata | None) -> Fronts:
+    """Returns what the disks of a domain are."""
+    entries = metadata.entries if metadata is not None else ()
+    return {
+        identity(disk, entry.lun.volume): entry.lun.front
+        for entry in entries
+        if (disk := entry.disk) is not None
+    }
+
+
+def choose(
+    node: Node, disk: Disk, ref: VolumeRef, domain: Node, settings: Settings, before: Fronts
+) -> FrontEnd:
+    """Returns what a disk is to be; one that the domain has stays what it is.
+
+    Where nobody chose, one of bus virtio that asks for what a SCSI disk alone has is a LUN, as all
+    of them were in earlier versions.
+
+    Args:
+        node: the client's.
+        disk: what it says.
+        ref: its volume.
+        domain: that it is of.
+        settings: of the configuration.
+        before: the disks that the domain has.
+    """
+    kept = before.get(identity(disk, ref))
+    if kept is not None:
+        return kept
+    if settings.front_end != "auto":
+        return settings.front_end
+    if settings.qemu_lacks_scsi(*qemu_of(domain)):
+        return "blk"
+    return "blk" if disk.bus == "virtio" and fields.can_be_blk(node) else "scsi"
+
+
+def can_have_scsi(domain: Node, settings: Settings) -> bool:
+    """Whether a domain that has no LUN is to have the controller for them."""
+    return settings.front_end != "blk" and not settings.qemu_lacks_scsi(*qemu_of(domain))
+
+
+def check_any(node: Node, disk: Disk, ref: VolumeRef) -> None:
+    """Refuses what a disk of ours cannot be, whatever its front end.
+
+    Raises:
+        TranslateError: as `fields.check`.
+    """
+    try:
+        fields.check(node, disk, ref, "blk" if disk.bus == "virtio" else "scsi")
+    except TranslateError:
+        if disk.bus != "virtio":
+            raise
+        fields.check(node, disk, ref, "scsi")
+
+
+def planned(
+    disk: Disk, ref: VolumeRef, *, target: int, uuid: str | None, front: FrontEnd
+) -> LunPlan:
+    """Returns what a disk that was checked is planned to be."""
+    return LunPlan(
+        target=target,
+        dev=disk.dev or "",
+        volume=ref,
+        uuid=uuid,
+        serial=disk.serial,
+        read_only=disk.read_only,
+        shareable=disk.shareable,
+        block_size=disk.block_size,
+        characteristics=disk.characteristics,
+        error_policy=disk.error_policy,
+        limits=disk.limits,
+        front=front,
+    )
