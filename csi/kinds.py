@@ -1,9 +1,15 @@
-"""The kinds of Kubernetes objects that the driver reads or changes."""
+"""The kinds of Kubernetes objects that the driver reads or changes.
+
+msgspec, by which lightkube reads what the server sends, makes its plan of a type when it first
+reads one, and another thread that reads one of the type meanwhile ends the process (SIGSEGV;
+msgspec 0.22). So one of each type is read here, before there are threads.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from lightkube.core.decoders import decode_list, decode_status, decode_watch_event
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 
 
@@ -28,7 +34,11 @@ class Kind:
         self.hint = hint
         make = create_namespaced_resource if namespaced else create_global_resource
         self.resource: Any = make(group, version, name, plural)
+        decode_list(b'{"items": [], "metadata": {}}', self.resource)
 
+
+decode_watch_event(b'{"type": "", "object": {}}')
+decode_status(b'{"details": {"causes": [{}]}, "metadata": {}}')
 
 CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 VOLUME = Kind("", "v1", "PersistentVolume", "persistentvolumes", namespaced=False)

@@ -68,11 +68,20 @@ class VolumeCollector(Collector):
         free = GaugeMetricFamily(
             "virtlun_csi_lvstore_free_bytes", "Free bytes of an lvstore.", labels=["lvstore"]
         )
+        mismatches = GaugeMetricFamily(
+            "virtlun_csi_lvstore_checksum_mismatches",
+            "Reads of an lvstore with checksums that met other data than was written, since it was "
+            "loaded.",
+            labels=["lvstore"],
+        )
         for answer in self._volumes.by_store():
             up.add_metric([str(answer.client.path)], int(answer.error is None))
-            for store, volumes in answer.value or ():
-                count.add_metric([store.name], len(volumes))
-                size.add_metric([store.name], sum(owned.volume.size for owned in volumes))
-                total.add_metric([store.name], store.total)
-                free.add_metric([store.name], store.free)
-        yield from (up, count, size, total, free)
+            for held in answer.value or ():
+                labels = [held.store.name]
+                count.add_metric(labels, len(held.volumes))
+                size.add_metric(labels, sum(owned.volume.size for owned in held.volumes))
+                total.add_metric(labels, held.store.total)
+                free.add_metric(labels, held.store.free)
+                if held.mismatches is not None:
+                    mismatches.add_metric(labels, held.mismatches)
+        yield from (up, count, size, total, free, mismatches)

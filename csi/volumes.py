@@ -70,6 +70,16 @@ class Owned:
         return self.owner.read()
 
 
+@dataclass(frozen=True)
+class Held:
+    """An lvstore, and the driver's volumes in it."""
+
+    store: Lvstore
+    volumes: list[Owned]
+    mismatches: int | None
+    """Reads that met other data than was written; None: it has no checksums."""
+
+
 class OwnedVolumes:
     """The driver's volumes on one node's targets."""
 
@@ -127,14 +137,19 @@ class OwnedVolumes:
             self._owners.pop(gone, None)
         yield from sorted(found, key=lambda owned: owned.volume.uuid)
 
-    def by_store(self) -> list[Answer[list[tuple[Lvstore, list[Owned]]]]]:
+    def by_store(self) -> list[Answer[list[Held]]]:
         """Returns what each target has: its lvstores, each with the driver's volumes in it."""
 
-        def stores(client: Client) -> list[tuple[Lvstore, list[Owned]]]:
+        def stores(client: Client) -> list[Held]:
             found = self._of_target(client)
+            volumes = Volumes(client)
             return [
-                (store, [owned for owned in found if owned.volume.lvstore == store.name])
-                for store in Volumes(client).lvstores()
+                Held(
+                    store,
+                    [owned for owned in found if owned.volume.lvstore == store.name],
+                    checksums["mismatches"] if (checksums := volumes.checksums(store)) else None,
+                )
+                for store in volumes.lvstores()
             ]
 
         return self.targets.ask(stores)

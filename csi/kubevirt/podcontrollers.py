@@ -139,7 +139,7 @@ class PodControllers:
         return sorted(
             (
                 _lun(target["scsi_dev_num"], lun, exported)
-                for target in found["backend_specific"]["scsi"]
+                for target in found["backend_specific"].get("scsi", ())
                 for lun in target["luns"]
             ),
             key=lambda lun: lun.target,
@@ -376,7 +376,7 @@ class PodControllers:
         return [
             (found["ctrlr"], lun["bdev_name"])
             for found in self._controllers.all()
-            for target in found["backend_specific"]["scsi"]
+            for target in found["backend_specific"].get("scsi", ())
             for lun in target["luns"]
         ]
 
