@@ -15,13 +15,10 @@ export RUSTUP_TOOLCHAIN := stable
 endif
 # What is kept for every checkout, as tests/support/cache.py has it.
 KEPT := $(or $(VIRTLUN_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/virtlun)
-# LEAN=1, as in CI, builds what only tests run: without optimization across crates, which a release
-# has, and without line tables, as a panic says where it was; and on crates, and what mypy knows of
-# modules by their content, that outlive the checkout.
+# LEAN=1, as in CI, builds what only tests run: the programs as `cargo test` has built them, with the
+# checks of a debug build, and without line tables, as a panic says where it was; and on crates, and
+# what mypy knows of modules by their content, that outlive the checkout.
 ifdef LEAN
-export CARGO_PROFILE_RELEASE_LTO := off
-export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := 16
-export CARGO_PROFILE_RELEASE_DEBUG := 0
 export CARGO_PROFILE_DEV_DEBUG := 0
 export CARGO_INCREMENTAL := 0
 export CARGO_BUILD_BUILD_DIR := $(shell pydataplane/cargo-build-dir)
@@ -34,9 +31,9 @@ RUST_SOURCES := $(shell find pydataplane/Cargo.toml pydataplane/Cargo.lock pydat
 
 # What the demo and the tests need of Debian 12: QEMU, libvirt, polkit, a compiler, tools for the guest.
 APT_PACKAGES := build-essential busybox-static ca-certificates cpio dbus-daemon e2fsprogs kmod \
-	libiscsi-bin libsasl2-modules libssl-dev libvirt-clients libvirt-daemon-system libvirt-dev linux-libc-dev mount \
+	libiscsi-bin libsasl2-modules libssl-dev libvirt-clients libvirt-daemon-system libvirt-dev linux-libc-dev lz4 mount \
 	pkg-config polkitd python3-dev python3-venv qemu-system-x86 qemu-utils sasl2-bin sg3-utils strace \
-	systemd util-linux virtinst xfsprogs xz-utils
+	systemd util-linux virtinst xfsprogs xz-utils zstd
 # And of what measures, and the tests of the night.
 BENCH_PACKAGES := fio rocksdb-tools
 
@@ -48,6 +45,10 @@ CARGO_DENY := $(KEPT)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 # processor. With four a guest without KVM may not boot in two minutes.
 WORKERS := $(shell workers=$$((2 * $$(nproc))); echo $$((workers < 16 ? workers : 16)))
 SIDE_BY_SIDE := -n $(WORKERS) --durations=20 --durations-min=10 --dist loadscope --no-loadscope-reorder
+
+# Which of both builds is installed.
+BUILT := $(CACHE)/$(if $(LEAN),lean,build).stamp
+INSTALL = $(BIN)/pip install --disable-pip-version-check --no-deps --no-build-isolation
 
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
@@ -63,9 +64,12 @@ demo: setup ## The main job in a real VM: attach, grow, detach a volume with pla
 demo-kubernetes: kubernetes ## Claims and pods on a real Kubernetes node, built from source the first time
 	@$(BIN)/python -m tests.kubernetes
 
-# Fuzzing takes what pytest leaves of the processors, and says in the end what came of it.
+# Fuzzing takes what pytest leaves of the processors, and says in the end what came of it. The targets
+# are built before, as tests of pytest wait for cargo otherwise.
 .PHONY: test
 test: test-rust setup ## Everything: Rust, Python, real guests, libvirtd, Kubernetes (ARGS="-m 'not kubernetes'" without)
+	$(call say,fuzz targets)
+	@$(BIN)/python -m tests.fuzz --beside --build
 	@$(MAKE) --no-print-directory fuzz FUZZ=--beside >$(CACHE)/fuzz.log 2>&1 & fuzz=$$!; \
 	trap 'kill $$fuzz' INT TERM; failed=(); \
 	$(MAKE) --no-print-directory test-python || failed+=(pytest); \
@@ -75,7 +79,7 @@ test: test-rust setup ## Everything: Rust, Python, real guests, libvirtd, Kubern
 .PHONY: test-rust
 test-rust: $(CACHE)/apt.stamp toolchain ## The data plane's own tests
 	$(call say,cargo test)
-	@RUST_TEST_THREADS=$(WORKERS) $(CARGO) test --locked --workspace --manifest-path $(MANIFEST)
+	@RUST_TEST_THREADS=$(WORKERS) $(CARGO) test --locked --manifest-path $(MANIFEST)
 
 .PHONY: test-python
 test-python: setup $(if $(ARGS),,kubernetes) ## The Python tests; with ARGS='tests/unit -k name' some of them
@@ -111,6 +115,7 @@ kubernetes: $(CACHE)/apt-kubernetes.stamp setup
 bench: setup $(CACHE)/apt-bench.stamp ## Ours beside Debian's qemu-storage-daemon, with ratios (ARGS='--quick' for a short one)
 	@$(BIN)/python -m tests.bench $(ARGS)
 	@$(BIN)/python -m tests.bench.noisy $(filter --quick,$(ARGS))
+	@$(BIN)/python -m tests.bench.interrupts $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.attach
 	@$(BIN)/python -m tests.bench.gateway $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.upgrade
@@ -119,6 +124,7 @@ bench: setup $(CACHE)/apt-bench.stamp ## Ours beside Debian's qemu-storage-daemo
 	@$(BIN)/python -m tests.bench.ublk $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.snapshots $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.layers $(filter --quick,$(ARGS))
+	@$(BIN)/python -m tests.bench.many $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.cold
 	@$(BIN)/python -m tests.bench.kv $(filter --quick,$(ARGS))
 
@@ -132,7 +138,6 @@ lint: $(CACHE)/venv.stamp toolchain $(CARGO_DENY) ## Formatting, lints, types; n
 	$(call say,lint)
 	@$(CARGO) fmt --all --check --manifest-path $(MANIFEST)
 	@$(CARGO) clippy --locked --workspace --all-targets --manifest-path $(MANIFEST) -- -D warnings
-	@$(CARGO) metadata --locked --format-version 1 --manifest-path tests/fuzz/Cargo.toml >/dev/null
 	@$(CARGO_DENY) deny --manifest-path $(MANIFEST) --log-level error --all-features check bans licenses sources
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -156,10 +161,10 @@ format: $(CACHE)/venv.stamp toolchain ## Format all code
 	@$(BIN)/ruff format .
 
 .PHONY: build
-build: $(CACHE)/build.stamp ## The programs, in release profile, installed in .venv
+build: $(BUILT) ## The programs, in release profile unless LEAN=1, installed in .venv
 
 .PHONY: setup
-setup: $(CACHE)/apt.stamp $(CACHE)/venv.stamp $(CACHE)/build.stamp ## Debian packages, Python environment, programs
+setup: $(CACHE)/apt.stamp $(CACHE)/venv.stamp $(BUILT) ## Debian packages, Python environment, programs
 	@$(BIN)/python -m tests.guest.image >/dev/null
 	@$(BIN)/python -m tests.guest.agent_image >/dev/null
 	@$(BIN)/python -m tests.guest.emulator >/dev/null
@@ -213,9 +218,16 @@ $(CACHE)/docs.stamp: docs/requirements.lock | $(CACHE)/apt.stamp
 	@$(CACHE)/docs-venv/bin/pip install --quiet --require-hashes --disable-pip-version-check -r docs/requirements.lock
 	@touch $@
 
-$(CACHE)/build.stamp: setup.py pyproject.toml $(RUST_SOURCES) | $(CACHE)/venv.stamp toolchain
+$(BUILT): setup.py pyproject.toml $(RUST_SOURCES) | $(CACHE)/venv.stamp toolchain
 	$(call say,programs)
-	@$(BIN)/pip install -v --disable-pip-version-check --no-deps --no-build-isolation -e . 2>&1 | \
+	@rm -f $(CACHE)/build.stamp $(CACHE)/lean.stamp
+ifdef LEAN
+	@$(CARGO) build --locked --bins --examples --manifest-path $(MANIFEST)
+	@VIRTLUN_NO_PROGRAMS=1 $(INSTALL) --quiet -e .
+	@install -t $(BIN) $(addprefix pydataplane/target/debug/,virtlun-target virtlun-holder virtlun-bench)
+else
+	@$(INSTALL) -v -e . 2>&1 | \
 		tee $(CACHE)/build.log | { grep --line-buffered -E '^ *(Compiling|Finished|error|warning: unused)' || true; } || \
 		{ tail -n 60 $(CACHE)/build.log; exit 1; }
+endif
 	@touch $@

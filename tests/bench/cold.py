@@ -73,12 +73,15 @@ def below(kind: str) -> Iterator[Target]:
 
 
 @contextmanager
-def lvstore(kind: str, cluster: int) -> Iterator[Target]:
-    """A target with the lvstore `lvs` on such a bdev."""
+def lvstore(kind: str, cluster: int, *, checksums: bool = False) -> Iterator[Target]:
+    """A target with the lvstore `lvs` on such a bdev, or on one with checksums on that."""
     with below(kind) as target:
+        bdev = "base"
+        if checksums:
+            bdev = target.rpc("virtlun_integrity_create", base_bdev_name="base", name="sums")
         target.rpc(
             "bdev_lvol_create_lvstore",
-            **{"bdev_name": "base", "lvs_name": "lvs", "cluster_sz": cluster},
+            **{"bdev_name": bdev, "lvs_name": "lvs", "cluster_sz": cluster},
             clear_method="none",
         )
         yield target

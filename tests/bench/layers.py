@@ -3,8 +3,9 @@
 Random reads and writes of 4 KiB at QD32 of a thick and a thin volume and of clones, each of a chain
 of 1, 8 and 32 snapshots that have its clusters in turn, beside the bdev that their lvstore lies on:
 hot, where the volume has its clusters, and cold, where each write is the first to its cluster. A
-volume has 1 GiB in clusters of 64 KiB, all of which was written before it is read. In RAM, and in a
-file whose disk is written to directly. In brackets what each is of the bdev's.
+volume has 1 GiB in clusters of 64 KiB, all of which was written before it is read. A thick and a
+thin one lie on an lvstore with checksums, too. In RAM, and in a file whose disk is written to
+directly. In brackets what each is of the bdev's.
 """
 
 from __future__ import annotations
@@ -62,15 +63,16 @@ def layers(kind: str, seconds: float) -> Iterator[tuple[str, float, float, float
     with below(kind) as target:
         fill(target, "base")
         yield "the bdev below", *both(target, "base"), 0
-    with lvstore(kind, CLUSTER) as target:
-        target.rpc("bdev_lvol_create", lvs_name="lvs", lvol_name="thick", size_in_mib=SIZE_MIB)
-        fill(target, "lvs/thick")
-        yield "thick", *both(target, "lvs/thick"), 0
-    with lvstore(kind, CLUSTER) as target:
-        target.make_thin("thin", SIZE_MIB, "lvs")
-        first = first_writes(target, "lvs/thin")
-        fill(target, "lvs/thin")
-        yield "thin", *both(target, "lvs/thin"), first
+    for checksums, told in ((False, ""), (True, ", checksums")):
+        with lvstore(kind, CLUSTER, checksums=checksums) as target:
+            target.rpc("bdev_lvol_create", lvs_name="lvs", lvol_name="thick", size_in_mib=SIZE_MIB)
+            fill(target, "lvs/thick")
+            yield f"thick{told}", *both(target, "lvs/thick"), 0
+        with lvstore(kind, CLUSTER, checksums=checksums) as target:
+            target.make_thin("thin", SIZE_MIB, "lvs")
+            first = first_writes(target, "lvs/thin")
+            fill(target, "lvs/thin")
+            yield f"thin{told}", *both(target, "lvs/thin"), first
     for depth in DEPTHS:
         with lvstore(kind, CLUSTER) as target:
             target.make_thin("vm", SIZE_MIB, "lvs")

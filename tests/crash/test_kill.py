@@ -15,9 +15,12 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 
+import pytest
+
 from pydataplane.errors import RpcError, TargetError
 from tests.support.initiator import Initiator, Refused
 from tests.support.target import Target
+from tests.support.wait import until
 
 TARGET_KILLS = 40
 """Of a target that a client changes volumes of."""
@@ -194,18 +197,32 @@ def test_each_operation_happened_or_did_not_when_the_target_is_killed(target: Ta
     print(f"{TARGET_KILLS} kills, {answered} operations answered, {unanswered} cut off")
 
 
-def test_what_was_written_and_answered_is_there_after_a_kill(target: Target) -> None:
-    """Writes to a thin volume through shared memory: clusters are allocated until the kill."""
-    target.make_lvstore()
+@pytest.mark.parametrize("kind", ["thin", "clone"])
+def test_what_was_written_and_answered_is_there_after_a_kill(target: Target, kind: str) -> None:
+    """Writes through shared memory, of which many are the first to their cluster, until the kill.
+
+    A cluster of a clone has what is beside them from its snapshot.
+    """
+    target.make_lvstore(size=128 * MIB)
     target.rpc(
         "bdev_lvol_create", lvol_name="t", size_in_mib=256, thin_provision=True, lvs_name="lvs0"
     )
     target.rpc("vhost_create_scsi_controller", ctrlr="c0")
-    target.rpc(
-        "vhost_scsi_controller_add_target", ctrlr="c0", scsi_target_num=0, bdev_name="lvs0/t"
-    )
+    add = {"ctrlr": "c0", "scsi_target_num": 0, "bdev_name": "lvs0/t"}
+    target.rpc("vhost_scsi_controller_add_target", **add)
     rng = random.Random(5)
     written: dict[int, bytes] = {}
+    if kind == "clone":
+        with Initiator(target.vhost_dir / "c0") as guest:
+            guest.send("connect")
+            guest.ready()
+            for cluster in range(CLUSTERS):
+                # The guest does not write these again.
+                for block in (4, 2000, 2044):
+                    lba, data = cluster * 2048 + block, bytes([0x80 + cluster, block & 255]) * 1024
+                    guest.write(lba, data)
+                    written[lba] = data
+        target.rpc("bdev_lvol_snapshot", lvol_name="lvs0/t", snapshot_name="s")
     for turn in range(KILLS):
         with Initiator(target.vhost_dir / "c0") as guest:
             guest.send("connect")
@@ -217,8 +234,42 @@ def test_what_was_written_and_answered_is_there_after_a_kill(target: Target) -> 
         guest.send("connect")
         guest.ready()
         verify(guest, written)
-    (lvol,) = target.rpc("bdev_lvol_get_lvols", lvs_name="lvs0")
-    assert 4 < lvol["num_allocated_clusters"] <= CLUSTERS
+    lvols = {each["name"]: each for each in target.rpc("bdev_lvol_get_lvols", lvs_name="lvs0")}
+    assert 4 < lvols["t"]["num_allocated_clusters"] <= CLUSTERS
+    assert kind == "thin" or lvols["s"]["num_allocated_clusters"] == CLUSTERS
+
+
+def test_a_shallow_copy_that_was_cut_off_is_made_again(target: Target) -> None:
+    """The snapshot is as it was, and the copy whole the next time."""
+    target.make_lvstore()
+    target.rpc("bdev_lvol_create", lvol_name="t", size_in_mib=24, lvs_name="lvs0")
+    with target.exported("lvs0/t") as volume, volume.open("r+b") as file:
+        file.write(random.Random(1).randbytes(24 * MIB))
+        os.fsync(file)
+    target.rpc("bdev_lvol_snapshot", lvol_name="lvs0/t", snapshot_name="s")
+    to = target.make_file("copy.img", 24 * MIB)
+    target.rpc("bdev_uring_create", filename=str(to), name="copy", block_size=512)
+    rng = random.Random(2)
+    start = {"src_lvol_name": "lvs0/s", "dst_bdev_name": "copy"}
+    cut_off = 0
+    for _ in range(KILLS * 2):
+        begun = target.rpc("bdev_lvol_start_shallow_copy", **start)
+        time.sleep(rng.random() * PAUSE_S)
+        said = target.rpc("bdev_lvol_check_shallow_copy", **begun)
+        cut_off += said["state"] == "in progress"
+        target.kill9()
+        target.start()
+        assert target.rpc("virtlun_get_status")["restore_problems"] == []
+        # Nobody holds either bdev for a copy that is no more.
+        assert target.fails("bdev_lvol_check_shallow_copy", **begun)
+    assert cut_off, "none was under way"
+    begun = target.rpc("bdev_lvol_start_shallow_copy", **start)
+    until(
+        lambda: target.rpc("bdev_lvol_check_shallow_copy", **begun)["state"] == "complete",
+        "it is copied",
+    )
+    with target.exported("copy") as copy, target.exported("lvs0/t") as volume:
+        assert copy.read_bytes() == volume.read_bytes() == random.Random(1).randbytes(24 * MIB)
 
 
 def verify(guest: Initiator, written: dict[int, bytes]) -> None:
@@ -245,7 +296,7 @@ def write_until_killed(
     try:
         for number in itertools.count(1):
             # A cluster of 1 MiB has 2048 blocks; few clusters, so that none runs out.
-            lba = rng.randrange(CLUSTERS) * 2048 + rng.randrange(500) * 4
+            lba = rng.randrange(CLUSTERS) * 2048 + rng.randrange(2, 490) * 4
             data = bytes([turn + 1, number & 255]) * 1024
             written.pop(lba, None)  # it may be either until this is answered
             guest.write(lba, data)

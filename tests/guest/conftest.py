@@ -105,7 +105,7 @@ def remove(target: Target, number: int) -> None:
 
 def disk(guest: Guest, number: int) -> str:
     """Returns the guest's name of the disk at target `number`, such as `sda`, once it is there."""
-    return guest.agent.wait_for(f"ls /sys/bus/scsi/devices/0:0:{number}:0/block").strip()
+    return guest.agent.wait_for(f"ls /sys/bus/scsi/devices/0:0:{number}:0/block | grep .").strip()
 
 
 def add_known(target: Target, number: int, mib: int) -> str:

@@ -15,7 +15,7 @@ from tests.support.csi import NOTHING, Driver, mount
 from tests.support.qemu import Guest
 from tests.support.target import Target
 
-pytestmark = [pytest.mark.vm, pytest.mark.root]
+pytestmark = [pytest.mark.nightly, pytest.mark.vm, pytest.mark.root]
 Code = grpc.StatusCode
 
 

@@ -27,9 +27,8 @@ def is_refused(stranger: Initiator) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    "emulator", ["newer", pytest.param("stock", marks=pytest.mark.nightly)], indirect=True
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("emulator", ["newer", "stock"], indirect=True)
 def test_nobody_else_gets_the_disk_of_a_vm_when_the_target_restarts(
     target: Target, boot: BootGuest, emulator: Emulator
 ) -> None:

@@ -22,13 +22,14 @@ from pathlib import Path
 import pytest
 
 from tests.guest.conftest import add, disk, remove
-from tests.guest.emulator import newer
+from tests.guest.emulator import Emulator, newer
 from tests.guest.image import Image
 from tests.support.qemu import Guest
 from tests.support.restarts import AT_ONCE, RESTARTS, STOPPED_S, choose_seed
 from tests.support.slow_disk import SlowDisk
 from tests.support.target import Target
 from tests.support.verified_io import VerifiedIo, audit
+from tests.support.wait import until
 
 pytestmark = pytest.mark.vm
 
@@ -68,6 +69,10 @@ class Restarts:
         """Ends the target in order."""
         assert self.target.stop() == 0, self.target.words()
         self.target.start()
+
+    def upgrade(self) -> None:
+        """Has a new process take over."""
+        self.target.upgrade()
 
     def stand_still(self, seconds: float) -> None:
         """Stops the target for a while, as a debugger or a frozen cgroup does."""
@@ -132,9 +137,14 @@ def thin_volume(target: Target, slow: Path | None) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def at_work(scratch: Path, image: Image, seed: int, *, slow: bool) -> Iterator[Restarts]:
-    """Runs a target, and a guest with I/O on a volume of it, in a directory with a short path."""
-    target = Target(scratch).start()
+def at_work(
+    scratch: Path, image: Image, seed: int, *, slow: bool, kept_by: Emulator | None = None
+) -> Iterator[Restarts]:
+    """Runs a target, and a guest with I/O on a volume of it, in a directory with a short path.
+
+    `kept_by`: a QEMU that does not connect again, whose connection is kept.
+    """
+    target = Target(scratch, *(["--hold-sessions"] if kept_by else [])).start()
     with contextlib.ExitStack() as stack:
         stack.callback(target.stop)
         target.rpc("vhost_create_scsi_controller", ctrlr="vm0")
@@ -143,8 +153,8 @@ def at_work(scratch: Path, image: Image, seed: int, *, slow: bool) -> Iterator[R
             image,
             scratch / "guest",
             controllers=(target.vhost_dir / "vm0",),
-            emulator=newer(),
-            reconnect_ms=RECONNECT_MS,
+            emulator=kept_by or newer(),
+            reconnect_ms=None if kept_by else RECONNECT_MS,
             vcpus=THREADS,
             num_queues=THREADS,
         )
@@ -172,6 +182,40 @@ def test_a_guest_notices_only_a_pause(restarts: Restarts) -> None:
         way()
         restarts.noticed()
     restarts.end()
+
+
+@pytest.mark.parametrize(
+    "mixed", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["mixed", "kills"]
+)
+def test_a_guest_whose_connection_is_kept_notices_only_a_pause(
+    scratch: Path, image: Image, seed: int, emulator: Emulator, mixed: bool
+) -> None:
+    """With any QEMU, and without a word to it."""
+    with at_work(scratch, image, seed, slow=False, kept_by=emulator) as restarts:
+        ways: list[Callable[[], None]] = [restarts.kill] * 6
+        if mixed:
+            ways = [restarts.kill, restarts.upgrade, restarts.terminate] * 3
+            restarts.moments.shuffle(ways)
+        for way in ways:
+            until(lambda: restarts.target.is_kept("vm0"), "it is kept")
+            restarts.before()
+            way()
+            restarts.noticed()
+        restarts.end()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3 * 3600)
+def test_many_kills_of_a_guest_whose_connection_is_kept(
+    scratch: Path, image: Image, seed: int, emulator: Emulator
+) -> None:
+    with at_work(scratch, image, seed, slow=True, kept_by=emulator) as restarts:
+        for _ in range(RESTARTS):
+            until(lambda: restarts.target.is_kept("vm0"), "it is kept")
+            restarts.before()
+            restarts.kill()
+            restarts.noticed()
+        restarts.end()
 
 
 @pytest.mark.nightly

@@ -35,7 +35,7 @@ def example() -> Path:
     """The example, as `cargo test` has built it: the fuzz targets' build holds that of releases."""
     workspace = ROOT / "pydataplane"
     subprocess.run(
-        ["cargo", "build", "--locked", "--workspace", "--example", "ublk_file"],
+        ["cargo", "build", "--locked", "--example", "ublk_file"],
         cwd=workspace,
         check=True,
         capture_output=True,
@@ -89,12 +89,11 @@ class Server:
         assert self.guest.run("ls /dev | grep ublk[bc] || true") == ""
 
 
-@pytest.fixture(scope="module")
-def guest(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
-    """A guest, for all tests."""
+@pytest.fixture
+def guest(example: Path, tmp_path: Path) -> Iterator[Guest]:
+    """A guest for each test: whose server was killed has a driver that may have suffered."""
     programs = {"ublk_file": example, "e2fsck": Path(shutil.which("e2fsck") or "/sbin/e2fsck")}
-    scratch = tmp_path_factory.mktemp("guest")
-    with program_disk.guest(scratch, programs, Kernel.BACKPORTS) as guest:
+    with program_disk.guest(tmp_path, programs, Kernel.BACKPORTS) as guest:
         yield guest
 
 
@@ -137,32 +136,35 @@ def test_io_goes_on_after_each_kill(server: Server) -> None:
     seed = choose_seed()
     moments = random.Random(seed)
     io = VerifiedIo(server.guest, server.disk, seed=seed, threads=THREADS, depth=DEPTH)
-    for _ in range(5):
-        done = io.status().requests
-        server.kill()
-        time.sleep(moments.uniform(0, 0.5))
-        server.recover()
-        io.goes_on(done)
-    io.finish()
-    server.delete()
+    with program_disk.explained(server.guest):
+        for _ in range(5):
+            done = io.status().requests
+            server.kill()
+            time.sleep(moments.uniform(0, 0.5))
+            server.recover()
+            io.goes_on(done)
+        io.finish()
+        server.delete()
 
 
 def test_a_server_that_had_every_request_is_missed(server: Server) -> None:
     """Without a tag of its own the driver looks after its time-out whether the server lives."""
     guest, disk = server.guest, server.disk
-    server.kill()
-    server.recover("keep")
-    guest.run(
-        "for i in $(seq 0 79); do dd if=/dev/urandom "
-        f"of=/dev/{disk} bs=4k count=1 seek=$((8 * i)) oflag=direct 2>/dev/null & done; echo begun"
-    )
-    server.says("all")
-    server.kill()
-    server.recover()
-    guest.run("for i in $(seq 600); do pidof dd || exit 0; sleep .1; done; exit 1", 90.0)
-    found = guest.run(
-        f"for i in $(seq 0 79); do dd if=/dev/{disk} bs=4k count=1 skip=$((8 * i)) iflag=direct "
-        "2>/dev/null | md5sum; done | sort -u | wc -l"
-    )
-    assert int(found) == 80
-    server.delete()
+    with program_disk.explained(guest):
+        server.kill()
+        server.recover("keep")
+        guest.run(
+            "for i in $(seq 0 79); do dd if=/dev/urandom "
+            f"of=/dev/{disk} bs=4k count=1 seek=$((8 * i)) oflag=direct 2>/dev/null & done; "
+            "echo begun"
+        )
+        server.says("all")
+        server.kill()
+        server.recover()
+        guest.run("for i in $(seq 600); do pidof dd || exit 0; sleep .1; done; exit 1", 90.0)
+        found = guest.run(
+            f"for i in $(seq 0 79); do dd if=/dev/{disk} bs=4k count=1 skip=$((8 * i)) "
+            "iflag=direct 2>/dev/null | md5sum; done | sort -u | wc -l"
+        )
+        assert int(found) == 80
+        server.delete()

@@ -104,6 +104,7 @@ def test_a_mounted_device_is_not_deleted_and_a_deleted_one_is_gone(target: Targe
     target.rpc("virtlun_export_delete", bdev_name=VOLUME)
 
 
+@pytest.mark.nightly
 def test_a_device_takes_memory_for_what_is_in_flight_only(target: TargetInside) -> None:
     """Not the 32 MiB for all that may be: 64 requests of 512 KiB."""
 
@@ -181,6 +182,7 @@ def test_a_parked_device_is_read_and_not_written(target: TargetInside) -> None:
     target.rpc("virtlun_export_delete", bdev_name=VOLUME)
 
 
+@pytest.mark.nightly
 def test_another_users_target_and_a_holder_that_is_killed(guest: Guest) -> None:
     """As a service runs them. What nobody serves for longer than the holder waits fails."""
     holder = (
@@ -225,6 +227,7 @@ def start_holder(guest: Guest, wait: int) -> None:
     guest.run(f"rm -f /run/virtlun/holder.sock; {command}", deadline_s=90.0)
 
 
+@pytest.mark.nightly
 def test_without_a_holder_a_device_stays_and_the_next_one_knows_it(guest: Guest) -> None:
     """Nobody else can take it away; and one that never heard of it gives it up in its time."""
     start_holder(guest, 60)
@@ -252,6 +255,7 @@ def test_without_a_holder_a_device_stays_and_the_next_one_knows_it(guest: Guest)
     assert "given up" in guest.run("cat /ram/holder.log")
 
 
+@pytest.mark.nightly
 def test_a_write_that_waited_for_a_parked_device_fails(guest: Guest) -> None:
     """Who has the volume meanwhile is not overwritten by what a dead target had not answered."""
     start_holder(guest, 600)

@@ -116,6 +116,7 @@ def devices(target: TargetInside) -> str:
     return target.guest.run("ls /dev | grep ublk[bc] || true")
 
 
+@pytest.mark.nightly
 def test_a_disk_is_started_survives_its_target_and_is_stopped(
     target: TargetInside, spdk_rpc: SpdkRpc
 ) -> None:
@@ -179,6 +180,7 @@ def test_a_disk_is_started_survives_its_target_and_is_stopped(
     assert spdk_rpc.driven - {"save_subsystem_config"} == VERBS - {"ublk_recover_disk"}
 
 
+@pytest.mark.nightly
 def test_what_is_not_of_the_ublk_target_stays_without_it(
     target: TargetInside, spdk_rpc: SpdkRpc
 ) -> None:
@@ -206,6 +208,7 @@ def test_what_is_not_of_the_ublk_target_stays_without_it(
     assert devices(target) == ""
 
 
+@pytest.mark.nightly
 def test_a_disk_of_a_target_that_forgot_it_is_recovered(
     target: TargetInside, spdk_rpc: SpdkRpc
 ) -> None:

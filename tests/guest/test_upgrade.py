@@ -28,9 +28,8 @@ CONNECTED = " connected"
 """What the target says of a peer that comes."""
 
 
-@pytest.mark.parametrize(
-    "emulator", ["stock", pytest.param("newer", marks=pytest.mark.nightly)], indirect=True
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("emulator", ["stock", "newer"], indirect=True)
 def test_a_guest_notices_a_pause(target: Target, boot: BootGuest, emulator: Emulator) -> None:
     seed = choose_seed()
     target.make_lvstore(size=2 * VOLUME_MIB << 20)

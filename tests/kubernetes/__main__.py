@@ -69,9 +69,12 @@ class Story:
         self.cluster.apply(EXAMPLES / "pod-restored.yaml")
         self.cluster.wait("pod/reader", "condition=Ready")
         self.cluster.delete("volumesnapshot", "data")
-        return self.cluster.shell(
+        said = self.cluster.shell(
             "reader", "tail -n 1 /restored/file /cloned/file; df -h /restored /cloned"
         )
+        restored, cloned = said.split("/cloned/file", 1)
+        assert "before the snapshot" in restored and "after it" in cloned, said
+        return said
 
     def block(self) -> str:
         """A claim that is bound at once, a raw block device in a pod; it grows there"""

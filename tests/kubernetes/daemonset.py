@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 EMPTY_DIR = "emptyDir"
+SECRET = "secret"
 #: Sidecars' manifests give arguments only: the program is the image's own.
-IMAGE_PROGRAM = re.compile(r"/(csi-[a-z]+):")
+IMAGE_PROGRAM = re.compile(r"/(csi-[a-z-]+):")
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,9 @@ def containers(
 ) -> Iterator[Container]:
     """Yields the containers of a DaemonSet.
 
-    `host` says where a host path of the manifest is in truth, and by EMPTY_DIR where folders of the
-    pod's own are; `fields` are the values of the
-    downward API. KeyError where the manifest has one that is not among them.
+    `host` says where a host path of the manifest is in truth, by EMPTY_DIR where folders of the
+    pod's own are, and by SECRET those of Secrets; `fields` are the values of the downward API.
+    KeyError where the manifest has one that is not among them.
     """
     spec = daemonset["spec"]["template"]["spec"]
     paths = {volume["name"]: _host_path(volume, host) for volume in spec["volumes"]}
@@ -70,6 +71,8 @@ def kept_capabilities(container: Mapping[str, Any]) -> tuple[str, ...] | None:
 def _host_path(volume: Mapping[str, Any], host: Mapping[str, str]) -> str:
     if "emptyDir" in volume:
         return f"{host[EMPTY_DIR]}/{volume['name']}"
+    if "secret" in volume:
+        return f"{host[SECRET]}/{volume['secret']['secretName']}"
     path = str(volume["hostPath"]["path"])
     for prefix, place in host.items():
         if path == prefix or path.startswith(f"{prefix}/"):

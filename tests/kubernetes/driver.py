@@ -13,7 +13,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +25,7 @@ from pydataplane.volumes import Volumes
 from tests.kubernetes import snapshots
 from tests.kubernetes.api import ApiError
 from tests.kubernetes.cluster import API_PORT, Cluster
-from tests.kubernetes.daemonset import EMPTY_DIR, Container, containers
+from tests.kubernetes.daemonset import EMPTY_DIR, SECRET, Container, containers
 from tests.kubernetes.node import Node
 from tests.kubernetes.sandbox import Process, SandboxError
 from tests.support.target import binary
@@ -101,6 +101,7 @@ class Deployment:
         self.target_socket = self.run_dir / "target.sock"
         self.parts: dict[str, Part] = {}
         self._options = options
+        self._further: dict[str, list[Path | str]] = {}
         self._stop = threading.Event()
         self._mutex = threading.Lock()
         for directory in (self.run_dir / "vhost", self.state_dir / "target"):
@@ -127,20 +128,30 @@ class Deployment:
         text = self.cluster.kubectl(
             *("create", "--dry-run=client", "-o", "json", "-f", EXAMPLES / "daemonset.yaml")
         )
+        for daemonset in documents(text):
+            yield from self.containers_of(daemonset)
+
+    def containers_of(self, daemonset: Mapping[str, Any]) -> Iterator[Container]:
+        """Yields the containers of a DaemonSet, as commands on this node."""
         host = {
             "/var/lib/kubelet": str(self.node.kubelet_dir),
             "/run/virtlun": str(self.run_dir),
             "/var/lib/virtlun": str(self.state_dir),
             "/dev": "/dev",
             EMPTY_DIR: str(self.node.folder / "pod"),
+            SECRET: str(self.secrets),
         }
         fields = {
             "spec.nodeName": self.node.name,
             "metadata.namespace": NAMESPACE,
             "metadata.name": self.pod,
         }
-        for daemonset in documents(text):
-            yield from containers(daemonset, host, fields)
+        yield from containers(daemonset, host, fields)
+
+    @property
+    def secrets(self) -> Path:
+        """The folder with the Secrets that containers mount, by name; tests put them there."""
+        return self.node.folder / "secrets"
 
     @property
     def pod(self) -> str:
@@ -190,6 +201,7 @@ class Deployment:
             "virtlun-target": [binary()],
             "virtlun-csi": driver_program(),
             "virtlun-csi-helper": [sys.executable, "-m", "csi.host.cli"],
+            **self._further,
         }
         sidecar = self.cluster.tools.path(container.program)
         program = programs.get(container.program) or [sidecar]
@@ -267,6 +279,20 @@ class Deployment:
         finally:
             part.container = before
             self.restart_driver()
+
+    @contextlib.contextmanager
+    def also(self, container: Container, program: Path) -> Iterator[Part]:
+        """Runs a further container of the driver's pod for the duration of a block."""
+        self._further[container.program] = [program]
+        part = Part(container, self._spawn(container))
+        with self._mutex:
+            self.parts[container.name] = part
+        try:
+            yield part
+        finally:
+            with self._mutex:
+                del self.parts[container.name]
+            part.process.stop()
 
     @contextlib.contextmanager
     def without(self, name: str) -> Iterator[None]:

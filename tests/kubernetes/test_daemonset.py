@@ -7,21 +7,25 @@ tolerations, and an update of each image while a pod writes.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import DRIVER, EXAMPLES, NAMESPACE, ROOT
 from tests.kubernetes.installed import KUBELET_DIR, SETS, Installed
+from tests.kubernetes.kubevirt import objects
 from tests.kubernetes.tools import Tools
 from tests.support.wait import until
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 README = EXAMPLES / "README.md"
+KUBEVIRT = EXAMPLES / "kubevirt"
 
 #: Appends a number a line, each durable before the next; a failure of any is noted outside.
 WRITE = """\
@@ -29,7 +33,7 @@ WRITE = """\
 || echo $i >>/tmp/failed; done) >/dev/null 2>&1 &
 """
 #: Capabilities by their number (linux/capability.h).
-CHOWN, DAC_OVERRIDE, SYS_ADMIN, SYS_RESOURCE = 0, 1, 21, 24
+CHOWN, DAC_OVERRIDE, SYS_PTRACE, SYS_ADMIN, SYS_RESOURCE = 0, 1, 19, 21, 24
 VOLUME = "11111111-1111-8111-8111-111111111111"
 #: Programs with the rights of the driver, which say what a try ends with.
 IMPORTS = f"""\
@@ -155,7 +159,6 @@ def test_the_probes_are_answered(installed: Installed) -> None:
         assert installed.cluster.box.run("busybox", "wget", "-q", "-O", "-", url).stdout == "ok\n"
 
 
-@pytest.mark.nightly
 def test_a_driver_without_its_socket_is_started_again(installed: Installed) -> None:
     """As its liveness probe fails: no kubelet reaches it any more, and it does not know why."""
     before = installed.restarts()["virtlun-csi"]
@@ -170,20 +173,33 @@ def test_a_driver_without_its_socket_is_started_again(installed: Installed) -> N
     installed.execute("virtlun-csi", "test", "-S", "/csi/csi.sock")
 
 
-def test_the_readmes_commands_do_what_it_says(installed: Installed) -> None:
-    """Those of examples/kubernetes/README.md, once more: what they made already stays as it is."""
-    cluster = installed.cluster
-    (script,) = re.findall(r"^```sh\n(.+?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
-    pod = installed.pod("virtlun-target")["metadata"]["name"]
-    assert script.count("virtlun-target-xxxxx") == 2
-    said = cluster.box.run(
-        *("sh", "-euc", f"cd {EXAMPLES}\n{script.replace('virtlun-target-xxxxx', pod)}"),
+def commands(readme: Path) -> str:
+    """Returns the first of a README's commands."""
+    script = re.search(r"^```sh\n(.+?)^```", readme.read_text(), re.DOTALL | re.MULTILINE)
+    assert script, readme
+    return script[1]
+
+
+def run(cluster: Cluster, folder: Path, script: str) -> str:
+    """Runs commands of a README in its folder, and returns what they print."""
+    done = cluster.box.run(
+        *("sh", "-euc", f"cd {folder}\n{script}"),
         deadline_s=300,
         env={
             "KUBECONFIG": str(cluster.kubeconfig),
             "PATH": f"{cluster.tools.path('kubectl').parent}:{os.environ['PATH']}",
         },
-    ).stdout
+    )
+    return str(done.stdout)
+
+
+def test_the_readmes_commands_do_what_it_says(installed: Installed) -> None:
+    """Those of examples/kubernetes/README.md, once more: what they made already stays as it is."""
+    cluster = installed.cluster
+    script = commands(README)
+    pod = installed.pod("virtlun-target")["metadata"]["name"]
+    assert script.count("virtlun-target-xxxxx") == 2
+    said = run(cluster, EXAMPLES, script.replace("virtlun-target-xxxxx", pod))
     assert "pod/writer condition met" in said, said
     assert re.search(r"^/dev/loop\d+ .* /data$", said, re.MULTILINE), said
     assert re.search(r"^lvs0/\S+ ", said, re.MULTILINE), said
@@ -248,6 +264,36 @@ def test_a_pod_writes_through_every_update(installed: Installed) -> None:
     ]
     assert left == []
     assert not cluster.box.loops()
+
+
+def test_the_commands_of_kubevirts_readme_make_a_driver_that_serves_machines(
+    installed: Installed,
+) -> None:
+    """Those of examples/kubernetes/kubevirt/README.md, on an API server that has KubeVirt's kinds.
+
+    What its parts do then, with a machine that runs, is for test_kubevirt.
+    """
+    cluster = installed.cluster
+    for definition in objects.definitions():
+        cluster.apply(json.dumps(definition))
+        cluster.wait(f"crd/{definition['metadata']['name']}", "condition=Established")
+    said = run(cluster, KUBEVIRT, commands(KUBEVIRT / "README.md"))
+    for made in ("vmvolumes.virtlun.dev", "plugin.kubevirt.io/", "virtualmachine.kubevirt.io/vm"):
+        assert made in said, said
+
+    def serves() -> bool:
+        pods = installed.pods("virtlun-csi")
+        return len(pods) == 1 and "--kubevirt" in pods[0]["spec"]["containers"][0]["args"]
+
+    until(serves, "a pod of the patched driver", deadline_s=180, every_s=0.5)
+    installed.wait_ready("virtlun-csi")
+    installed.execute("virtlun-csi", "test", "-S", "/csi/node-hook.sock")
+    found = installed.execute("virtlun-csi", "cat", "/proc/self/status")  # 1 is the host's
+    rights = int(re.findall(r"^CapEff:\t(\w+)$", found, re.MULTILINE)[0], 16)
+    assert rights == sum(1 << number for number in (CHOWN, DAC_OVERRIDE, SYS_PTRACE))
+    cluster.delete("virtualmachine", "vm")
+    cluster.delete("pvc", "boot")
+    until(lambda: not cluster.items("pv"), "no volume")
 
 
 def test_it_goes_without_a_trace(installed: Installed) -> None:

@@ -202,6 +202,7 @@ def told(cluster: Cluster) -> list[str]:
     return [each["message"] for each in found]
 
 
+@pytest.mark.nightly
 def test_a_machine_of_an_older_kubevirt_boots_with_its_own_sidecar(kubevirt: KubeVirt) -> None:
     """KubeVirt 1.8 has no plugins: the sidecar calls the node hooks in the pod's own folder."""
     cluster = kubevirt.cluster
@@ -266,6 +267,7 @@ def test_a_claim_of_mode_filesystem_stays_as_kubevirt_gives_it(kubevirt: KubeVir
         vm.stop()
 
 
+@pytest.mark.nightly
 def test_a_machine_boots_by_launcher_hooks(kubevirt: KubeVirt) -> None:
     """With the Plugin changed as plugin.yaml says for 1.10; a 1.10 asks for no domain hook."""
     cluster = kubevirt.cluster

@@ -155,6 +155,7 @@ def test_a_machine_lives_on_the_second_node_and_stays_there(
             assert each.exports() == []
 
 
+@pytest.mark.nightly
 def test_a_machine_migrates_when_it_has_no_luns_and_every_hook_point_is_called(
     kubevirt: KubeVirt,
 ) -> None:

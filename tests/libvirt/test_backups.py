@@ -23,17 +23,18 @@ pytestmark = [pytest.mark.root, pytest.mark.vm]
 
 NAME = "kept"
 MIB = 1 << 20
-SIZES = {"sda": 32 * MIB, "sdb": 8 * MIB}
+SIZES = {"sda": 32 * MIB, "vdb": 8 * MIB}
+"""A LUN and a virtio-blk disk."""
 DISKS = "".join(
     f"<disk type='file' device='disk'><source file='/dev/virtlun/lvs0/{dev}'/>"
-    f"<target dev='{dev}' bus='scsi'/></disk>"
+    f"<target dev='{dev}' bus='{'scsi' if dev.startswith('sd') else 'virtio'}'/></disk>"
     for dev in SIZES
 )
 
 
 @pytest.fixture(scope="module")
 def domain(host: Host) -> Iterator[Host]:
-    """A running guest with the thin volumes sda and sdb."""
+    """A running guest with the thin volumes sda and vdb."""
     host.scratch.chmod(0o777)  # QEMU's user makes the files of backups
     for dev, size in SIZES.items():
         host.volumes.create(f"lvs0/{dev}", size, thin=True)
@@ -47,7 +48,7 @@ def domain(host: Host) -> Iterator[Host]:
 def agent(domain: Host) -> Iterator[Agent]:
     """The guest's shell."""
     agent = domain.agent(NAME)
-    agent.wait_for("[ -b /dev/sda ] && [ -b /dev/sdb ]")
+    agent.wait_for("[ -b /dev/sda ] && [ -b /dev/vda ]")
     write(agent, "sda", at_mib=0, count=8)
     yield agent
     agent.close()
@@ -69,7 +70,7 @@ def _nothing_is_left(domain: Host, agent: Agent) -> Iterator[None]:
 
 def in_guest(agent: Agent, dev: str) -> str:
     """Returns the device of a disk in the guest, which numbers them as it finds them."""
-    of_size = f"grep -lx {SIZES[dev] // 512} /sys/block/sd*/size"
+    of_size = f"grep -lx {SIZES[dev] // 512} /sys/block/{dev[:2]}*/size"
     return "/dev/" + agent.run(of_size).split("/")[3]
 
 
@@ -176,11 +177,11 @@ def test_a_pull_serves_what_all_disks_had_at_one_instant(domain: Host, agent: Ag
     server = f"<server transport='unix' socket='{socket}'/>"
     domain.virsh("checkpoint-create-as", NAME, "c1", "before", "--diskspec", "sda")
     write(agent, "sda", at_mib=4, count=2)
-    write(agent, "sdb", at_mib=0)
+    write(agent, "vdb", at_mib=0)
     sums = {dev: digest(agent, dev) for dev in SIZES}
     disks = (
         "<disk name='sda' backupmode='incremental' incremental='c1' exportbitmap='changed'/>"
-        "<disk name='sdb' exportname='second'/>"
+        "<disk name='vdb' exportname='second'/>"
     )
     backup(domain, disks, mode="pull", head=server, checkpoint="c2")
     shown = domain.virsh("backup-dumpxml", NAME)
@@ -189,7 +190,7 @@ def test_a_pull_serves_what_all_disks_had_at_one_instant(domain: Host, agent: Ag
     for dev in SIZES:
         write(agent, dev, at_mib=1)
     assert dirty(socket, "sda", "changed") == [(4 * MIB, 2 * MIB)]
-    for dev, export in (("sda", "sda"), ("sdb", "second")):
+    for dev, export in (("sda", "sda"), ("vdb", "second")):
         copy = domain.scratch / f"{dev}.pulled"
         where = nbd(socket, export)
         run("qemu-img", "convert", "-O", "raw", "--image-opts", where, str(copy))
@@ -211,10 +212,10 @@ def test_a_pull_over_tcp(domain: Host, agent: Agent) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server = f"<server name='127.0.0.1' port='{port}'/>"
-    backup(domain, "<disk name='sdb'/>", mode="pull", head=server)
+    backup(domain, "<disk name='vdb'/>", mode="pull", head=server)
     copy = domain.scratch / "tcp.pulled"
-    run("qemu-img", "convert", "-O", "raw", f"nbd://127.0.0.1:{port}/sdb", str(copy))
-    assert run("md5sum", str(copy)).split()[0] == digest(agent, "sdb")
+    run("qemu-img", "convert", "-O", "raw", f"nbd://127.0.0.1:{port}/vdb", str(copy))
+    assert run("md5sum", str(copy)).split()[0] == digest(agent, "vdb")
     domain.virsh("domjobabort", NAME)
 
 
@@ -246,7 +247,7 @@ def test_events_tell_of_the_end(domain: Host, agent: Agent) -> None:
         text=True,
     )
     time.sleep(1)
-    backup(domain, to_file("sdb", domain.scratch / "told"))
+    backup(domain, to_file("vdb", domain.scratch / "told"))
     said, _ = watcher.communicate(timeout=60)
     assert "operation: 9" in said and "success: 1" in said
 
@@ -261,7 +262,7 @@ CHECKPOINTS = """\
   <creationTime>0</creationTime>
   <disks>
     <disk name='sda' checkpoint='bitmap' bitmap='b'/>
-    <disk name='sdb' checkpoint='bitmap' bitmap='b'/>
+    <disk name='vdb' checkpoint='bitmap' bitmap='b'/>
   </disks>
 </domaincheckpoint>"""
 

@@ -107,6 +107,7 @@ def commit(host: Host, *words: str, check: bool = True) -> str:
     return host.virsh("blockcommit", NAME, "sda", *words, check=check)
 
 
+@pytest.mark.nightly
 def test_the_backup_that_many_scripts_make(domain: Host, agent: Agent) -> None:
     """A snapshot is taken and copied, then the disk is as before; again and again."""
     for round_ in range(3):
@@ -231,12 +232,17 @@ def three(domain: Host, agent: Agent) -> dict[str, str]:
     ("words", "left"),
     [
         (("--active", "--pivot"), ""),
-        (("--active", "--pivot", "--shallow"), "ba"),
-        (("--active", "--pivot", "--base", f"{PATH}@b"), "a"),
-        (("--active", "--pivot", "--base", "disk@a", "--top", PATH), ""),
-        (("--wait", "--top", f"{PATH}@c"), "c"),
-        (("--wait", "--top", f"{VOLUME}@c", "--shallow", "--delete"), "ca"),
-        (("--wait", "--top", f"{PATH}@b", "--base", f"{PATH}@a"), "cb"),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in (
+                (("--wait", "--top", f"{PATH}@b", "--base", f"{PATH}@a"), "cb"),
+                (("--active", "--pivot", "--shallow"), "ba"),
+                (("--active", "--pivot", "--base", f"{PATH}@b"), "a"),
+                (("--active", "--pivot", "--base", "disk@a", "--top", PATH), ""),
+                (("--wait", "--top", f"{PATH}@c"), "c"),
+                (("--wait", "--top", f"{VOLUME}@c", "--shallow", "--delete"), "ca"),
+            )
+        ),
     ],
 )
 def test_which_snapshots_are_merged(
@@ -250,21 +256,18 @@ def test_which_snapshots_are_merged(
         assert content_of(domain, name).split()[0] == three[name]
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
+@pytest.mark.usefixtures("three")
+def test_what_cannot_be_is_one_sentence(domain: Host) -> None:
+    for words, says in (
         (("--active", "--top", f"{PATH}@c"), "active commit requested but"),
         (("--top", f"{PATH}@z"), f"@z is not in the chain of {VOLUME}: that is {PATH}, {PATH}@c,"),
         (("--active", "--base", "/tmp/x"), f"/tmp/x is not in the chain of {VOLUME}"),
         (("--top", f"{PATH}@a", "--base", f"{PATH}@b"), "is not below"),
         (("--top", f"{PATH}@a"), f"{VOLUME}@a has no snapshot of its own below it"),
         (("--active", "--base", PATH), "is not below"),
-    ],
-)
-@pytest.mark.usefixtures("three")
-def test_what_cannot_be_is_one_sentence(domain: Host, words: tuple[str, ...], says: str) -> None:
-    assert says in refused(domain, "blockcommit", NAME, "sda", *words)
-    assert snapshots(domain) == ["c", "b", "a"]
+    ):
+        assert says in refused(domain, "blockcommit", NAME, "sda", *words)
+        assert snapshots(domain) == ["c", "b", "a"]
 
 
 def test_a_disk_without_a_snapshot_has_nothing_to_commit(domain: Host) -> None:
@@ -374,6 +377,7 @@ def test_a_target_that_is_away_is_told_and_it_goes_on_then(domain: Host, agent: 
     assert content(agent) == before
 
 
+@pytest.mark.nightly
 def test_a_target_killed_in_it_leaves_whole_snapshots(domain: Host, agent: Agent) -> None:
     """At any instant; what was not merged is merged by the same command."""
     for round_ in range(4):
@@ -396,7 +400,8 @@ def test_a_target_killed_in_it_leaves_whole_snapshots(domain: Host, agent: Agent
         assert content(agent) == before
         if snapshots(domain):
             commit(domain, "--active", "--pivot", check=False)
-            domain.virsh("blockjob", NAME, "sda", "--pivot", check=False)
+        # One that was not answered is still to be pivoted, whether or not all was merged.
+        domain.virsh("blockjob", NAME, "sda", "--pivot", check=False)
         assert content(agent) == before
         assert snapshots(domain) == []
 

@@ -123,11 +123,12 @@ def test_it_starts_by_itself_with_the_host_whatever_is_there(host: Host) -> None
                 host.libvirtd.restart()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "way"),
     [
-        ("managedsave", "gateway"),
         ("save", "hook"),
+        pytest.param("managedsave", "gateway", marks=pytest.mark.nightly),
         pytest.param("managedsave", "hook", marks=pytest.mark.nightly),
         pytest.param("save", "gateway", marks=pytest.mark.nightly),
     ],
@@ -265,6 +266,7 @@ def prepare(host: Host, name: str, uri: str, *, refused: bool = False) -> str:
     return done.stderr if refused else done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("sparing")
 @pytest.mark.parametrize("way", ["gateway", pytest.param("libvirtd", marks=pytest.mark.nightly)])
 def test_where_needed_only_prepare_gives_it_one(host: Host, way: str) -> None:

@@ -64,14 +64,15 @@ def test_a_disk_more_in_the_definition_is_told_as_one_of_libvirts(
     for source, dev in (
         (str(running.scratch / "theirs.img"), "vdb"),
         ("/dev/virtlun/lvs0/ours", "sdb"),
+        ("/dev/virtlun/lvs0/ours", "vdc"),
     ):
         watcher = Watcher(running.uri, tmp_path / dev)
         try:
             found.append(events(running, watcher, source, dev))
         finally:
             watcher.close()
-    theirs, ours = found
-    assert ours == theirs
+    theirs, lun, blk = found
+    assert lun == blk == theirs
 
 
 def test_a_definition_that_a_client_replaces_is_told(running: Host, tmp_path: Path) -> None:

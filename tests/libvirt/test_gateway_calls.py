@@ -283,7 +283,7 @@ def test_concurrent_attaches_and_detaches(host: Host, volumes: list[str]) -> Non
         ("blockresize gw sda 2T", "bytes left"),
         ("blockresize gw sda 4M", "cut off data"),
         ("blockresize gw sdz 9M", "sdz"),
-        ("blkdeviotune gw sda --total-iops-sec 100", "not supported yet"),
+        ("blkdeviotune gw sda --read-iops-sec-max 100", "cannot reset 'read_iops_sec' when"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_changes(

@@ -65,7 +65,7 @@ def test_neither_the_gateways_rounds_nor_libvirtds_restart_take_a_lun(host: Host
         text=True,
     )
     (row,) = [line for line in shown.splitlines() if "lvs0/more" in line]
-    assert "sd" not in row and row.split() == [NAME, "running", "lvs0/more", "7", "yes"]
+    assert "sd" not in row and row.split() == [NAME, "running", "lvs0/more", "7", "LUN", "yes"]
     # A detach takes its own, and the domain's end takes all.
     path = host.scratch / "detached.xml"
     path.write_text(DISK.format(volume="data", dev="sda"))

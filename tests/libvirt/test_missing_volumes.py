@@ -130,6 +130,7 @@ def configured(host: Host, line: str) -> None:
     host.start_gateway()
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("making")
 @pytest.mark.parametrize("way", HOOK_BY_DAY)
 def test_a_volume_that_never_was_is_made_and_its_loss_is_seen(host: Host, way: str) -> None:

@@ -26,6 +26,7 @@ def file_disk(host: Host, dev: str, bus: str) -> str:
     )
 
 
+@pytest.mark.nightly
 def test_libvirts_own_disks_come_and_go_beside_ours(host: Host) -> None:
     cold = PORTS + SCSI + "".join(file_disk(host, dev, "virtio") for dev in ("vda", "vdb"))
     host.define(NAME, devices=cold)

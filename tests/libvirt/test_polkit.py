@@ -223,8 +223,9 @@ def test_who_sees_what(policed: Policed, user: str) -> None:
             seen = same(policed, user, words, words)
             assert seen == may(user, "domain.getattr", "domain.read", name=name)
         if RIGHTS[user]:
-            read = policed.do(user, False, "domblkinfo", name, "sda")
-            assert (read is None) == may(user, "domain.getattr", "domain.read", name=name)
+            for command in ("domblkinfo", "blkdeviotune"):
+                read = policed.do(user, False, command, name, "sda")
+                assert (read is None) == may(user, "domain.getattr", "domain.read", name=name)
 
 
 def test_who_may_not_connect_gets_no_connection(policed: Policed) -> None:
@@ -285,6 +286,18 @@ def test_who_resizes(policed: Policed, user: str, name: str) -> None:
     assert policed.host.volumes.volume(f"lvs0/{name}").size == size + (4 * MIB if did else 0)
 
 
+@pytest.mark.parametrize(("name", "flag"), PLACES)
+@pytest.mark.parametrize("user", ["man", "proxy", "list"])
+def test_who_limits(policed: Policed, user: str, name: str, flag: str) -> None:
+    iops = str(1000 + PLACES.index((name, flag)))
+    words = [["blkdeviotune", name, dev, "--total-iops-sec", iops, flag] for dev in ("vda", "sda")]
+    needed = ["domain.getattr", "domain.write"] + (["domain.save"] if flag == "--config" else [])
+    did = same(policed, user, *words)
+    assert did == may(user, *needed, name=name)
+    assert (iops in policed.host.virsh("blkdeviotune", name, "sda", flag)) == did
+    policed.host.virsh("blkdeviotune", name, "sda", "--total-iops-sec", "0", flag)
+
+
 @pytest.mark.parametrize("name", ["mine", "other"])
 @pytest.mark.parametrize("user", ["backup", "list"])
 def test_who_commits(policed: Policed, user: str, name: str) -> None:
@@ -308,6 +321,31 @@ def test_who_commits(policed: Policed, user: str, name: str) -> None:
     assert there == ([] if may_pivot else [snapshot.uuid])
     if not may_pivot:
         host.virsh("blockjob", name, "sda", "--pivot")
+
+
+@pytest.mark.parametrize("name", ["mine", "other"])
+@pytest.mark.parametrize("user", ["backup", "list"])
+def test_who_copies(policed: Policed, user: str, name: str) -> None:
+    """Where libvirtd says no there is no copy, nor a volume for one; also for `blockjob`."""
+    host, to = policed.host, f"lvs0/copy-{name}-{user}"
+    expected = may(user, "domain.getattr", "domain.block-write", name=name)
+    how = ["--transient-job", "--dest"]
+    did = same(
+        policed,
+        user,
+        ["blockcopy", name, "vda", *how, f"{host.scratch}/{name}-{user}.copy"],
+        ["blockcopy", name, "sda", *how, f"/dev/virtlun/{to}"],
+    )
+    assert did == expected
+    made = [volume.uuid for volume in host.volumes.volumes("lvs0") if volume.path == to]
+    assert len(made) == len(host.client.call("virtlun_lun_copy_check")) == int(expected)
+    may_limit = expected and may(user, "domain.read", name=name)
+    for dev in ("vda", "sda"):
+        said = policed.do(user, dev == "vda", "blockjob", name, dev, "--bandwidth", "9")
+        assert (said is None) == may_limit
+        host.virsh("blockjob", name, dev, "--abort", check=False)
+    for uuid in made:
+        host.volumes.delete(uuid)
 
 
 @pytest.mark.parametrize("name", ["mine", "other"])

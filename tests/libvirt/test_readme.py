@@ -197,7 +197,7 @@ def test_the_first_volume_of_the_services_is_made_and_attached(
 def test_each_example_disk_can_be_attached_to_the_example_vm(
     session: str, checkout: Checkout
 ) -> None:
-    names = {"disk": "data", "disk-pool": "shared", "disk-nova": None}
+    names = {"disk": "data", "disk-pool": "shared", "disk-nova": None, "disk-virtio": None}
     files = sorted((checkout.folder / "examples/libvirt").glob("disk*.xml"))
     assert {path.stem for path in files} == set(names)
     path = f"export PATH=\"$PWD/.venv/bin:$PATH\" LIBVIRT_DEFAULT_URI='{GATEWAY}'\n"
@@ -212,7 +212,7 @@ def test_each_example_disk_can_be_attached_to_the_example_vm(
         assert "Device attached successfully" in said and "Device detached successfully" in said
         assert volume in said, said
         used(LIBVIRT / file.name)
-        assert re.search(r"vm +running +sda +lvs0/vm-root +0 +yes", said), said
+        assert re.search(r"vm +running +sda +lvs0/vm-root +0 +LUN +yes", said), said
 
 
 @pytest.mark.root
@@ -223,10 +223,10 @@ def test_virtlun_domain_tells_of_a_vm_and_what_it_cannot_know(
     path = f"export PATH=\"$PWD/.venv/bin:$PATH\" LIBVIRT_DEFAULT_URI='{GATEWAY}'\n"
     shown = checkout.run(f"{path}virtlun domain show vm")
     assert re.search(r"^controller +vm-", shown, re.MULTILINE), shown
-    assert re.search(r"^sda +lvs0/vm-root +0 +yes", shown, re.MULTILINE), shown
+    assert re.search(r"^sda +lvs0/vm-root +0 +LUN +yes", shown, re.MULTILINE), shown
     blind = checkout.run(f"{path}virtlun --socket /none domain list 2>&1")
     assert "Warning: what the target serves is not known: no target answers on /none" in blind
-    assert re.search(r"lvs0/vm-root +0 +unknown", blind), blind
+    assert re.search(r"lvs0/vm-root +\d +LUN +unknown", blind), blind
     rows = json.loads(checkout.run(f"{path}virtlun --socket /none domain list --json 2>/dev/null"))
     assert {(row["domain"], row["served"]) for row in rows} == {("vm", None)}
     missing = checkout.run(f"{path}virtlun domain show none 2>&1 || true")

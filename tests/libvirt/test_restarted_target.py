@@ -103,7 +103,8 @@ def test_an_older_qemu_starts_because_it_is_not_told_to_connect_again(
     assert "<reconnect" not in inside(host, name)
     host.virsh("start", name)
     (advice,) = [item["advice"] for item in doctor(host) if item["found"].startswith(name)]
-    assert advice.startswith("its QEMU cannot: give it one of 8.2 or newer in <emulator>")
+    assert advice.startswith("start the target with --hold-sessions")
+    assert "its QEMU cannot: that takes 8.2 or newer in <emulator>" in advice
     host.virsh("destroy", name)
 
 

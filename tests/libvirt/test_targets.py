@@ -137,6 +137,7 @@ def test_the_same_name_in_two_targets_is_no_volume(host: Host, second: Second) -
         second.client.call("bdev_malloc_delete", name="m")
 
 
+@pytest.mark.nightly
 def test_a_target_that_is_stopped_hinders_the_other_one_not(host: Host, second: Second) -> None:
     """It takes connections, and says nothing: SIGSTOP, or a disk that does not answer."""
     virsh = ("virsh", "-c", host.uri)

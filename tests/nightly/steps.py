@@ -20,7 +20,7 @@ MIRI_CRATES = ("guestmem", "virtqueue")
 RANDOM_ROUNDS = 20
 #: Seconds of each fuzz target.
 FUZZ_S = 600
-FUZZ_TARGETS = 12
+FUZZ_TARGETS = 15
 MINUTE_S = 60
 
 
@@ -128,7 +128,7 @@ LONG_TESTS = _tests_with("pytest.mark.nightly")
 PROPERTY_TESTS = _tests_with("from hypothesis import", "tests/unit")
 #: Beside what is installed, what property tests read.
 PROPERTY = ("tests/unit", "tests/kubernetes/kubevirt", "tests/kubernetes/__init__.py", "examples")
-SANITIZED = ("--locked", "--workspace", "--lib", "--tests", "--target", "x86_64-unknown-linux-gnu")
+SANITIZED = ("--locked", "--lib", "--tests", "--target", "x86_64-unknown-linux-gnu")
 
 
 def _bench(name: str, about: str, minutes: int, *words: str) -> Step:
@@ -175,6 +175,13 @@ STEPS = {
         Lane.GUESTS,
         _module("tests.kubernetes.e2e"),
         (*INSTALLED, "examples", "tests/support", "tests/kubernetes"),
+    ),
+    "demo-kubernetes": Step(
+        "the demo of Kubernetes, whose steps are checked as they are told",
+        5,
+        Lane.GUESTS,
+        _module("tests.kubernetes"),
+        (*WITH_GUESTS, "examples", "tests/kubernetes"),
     ),
     "fuzz": Step(
         f"every fuzz target for {FUZZ_S} s, as many at a time as there are processors, and one"
@@ -224,7 +231,7 @@ STEPS = {
         f"property and power-cut tests {RANDOM_ROUNDS} times, with new examples",
         20,
         Lane.COMPUTING,
-        _again(*_cargo("test", "--quiet", "--locked", "--workspace", "--lib", "--tests")),
+        _again(*_cargo("test", "--quiet", "--locked", "--lib", "--tests")),
         (*RUST, "tests/nightly/repeat.py"),
     ),
     "simulate": Step(
@@ -237,6 +244,24 @@ STEPS = {
         ),
         RUST,
         environment={"VIRTLUN_SIM_SEEDS": "10000", "VIRTLUN_CRASH_SUBSETS": "512"},
+    ),
+    "large": Step(
+        "the memory of a full lvstore of 10 TiB with 10,000 volumes in clusters of 64 KiB",
+        10,
+        Lane.COMPUTING,
+        _cargo(
+            "test", "--release", "--locked", "-p", "lvol", "--test", "large", "--", "--nocapture"
+        ),
+        RUST,
+        environment={"VIRTLUN_LARGE": "1"},
+    ),
+    "checksums": Step(
+        "50 seeds of a bdev with checksums, whose power is cut at each write and flush",
+        10,
+        Lane.COMPUTING,
+        _cargo("test", "--quiet", "--locked", "-p", "integrity", "--lib", "crash"),
+        RUST,
+        environment={"VIRTLUN_INTEGRITY_SEEDS": "50"},
     ),
     "random-python": Step(
         f"property tests {RANDOM_ROUNDS} times, with new examples",
@@ -263,8 +288,17 @@ STEPS = {
             "Makefile",
         ),
     ),
+    "library": Step(
+        "what is written of the crate for others, with every link",
+        2,
+        Lane.COMPUTING,
+        _cargo("doc", "--quiet", "--locked", "--no-deps", "-p", "blobstore"),
+        RUST,
+        environment={"RUSTDOCFLAGS": "-Dwarnings"},
+    ),
     "bench": _bench("", "the whole benchmark", 10),
     "bench-noisy": _bench("noisy", "a verified reader beside each hostile neighbour", 10, "--goal"),
+    "bench-interrupts": _bench("interrupts", "interrupts per I/O of a guest that sleeps", 5),
     "bench-attach": _bench("attach", "attach by libvirt", 5),
     "bench-gateway": _bench(
         "gateway", "the calls of 2,000 domains, by the gateway and directly", 30
@@ -274,6 +308,7 @@ STEPS = {
     "bench-pods": _bench("pods", "a pod's volume beside a plain loop device", 5),
     "bench-ublk": _bench("ublk", "a ublk device beside loop devices, in a guest", 10),
     "bench-snapshots": _bench("snapshots", "what snapshots and clones cost", 5),
+    "bench-many": _bench("many", "calls about a volume among 10,000", 2),
     "bench-layers": _bench("layers", "volumes and clones beside the bdev below", 5),
     "bench-cold": _bench("cold", "first writes, by the size of clusters", 10),
     "bench-kv": _bench("kv", "a key-value store on blobs beside RocksDB", 5),

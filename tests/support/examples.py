@@ -1,7 +1,8 @@
 """Which examples a run of tests has used as they stand; one that nobody used fails the run.
 
 A manifest is used when the API server has taken each of its objects, unchanged and not as a dry
-run; any other file when a test says so that runs it, by `used`. A run of some tests is not judged:
+run; one that names a node or an authority, and any other file, when a test says so that runs it, by
+`used`. A run of some tests is not judged:
 see `PARTS`. Workers of pytest-xdist hand on what they saw.
 """
 
@@ -24,6 +25,11 @@ PARTS: tuple[tuple[tuple[str, ...], Callable[[Path], bool]], ...] = (
     (("tests/unit", "tests/libvirt"), lambda path: path not in MANIFESTS),
 )
 """Folders of tests, and the examples that these use: judged where all tests there have run."""
+OF_THE_NIGHT = frozenset(
+    EXAMPLES / "kubernetes" / name
+    for name in ("snapshotmetadata.yaml", "snapshotmetadata-sidecar.yaml")
+)
+"""Those that only tests of the night use: not judged where these are left out."""
 
 _used: set[str] = set()
 _applied: set[str] = set()
@@ -56,24 +62,27 @@ def _is_used(path: Path) -> bool:
     return all(isinstance(given, dict) and _digest(given) in _applied for given in parts)
 
 
-def unused(folders: frozenset[str]) -> list[str]:
+def unused(folders: frozenset[str], *, by_night: bool) -> list[str]:
     """Returns the examples that nobody used, of those that the tests in these folders are for."""
     there = sorted(path for path in EXAMPLES.rglob("*") if path.is_file())
+    left_out = frozenset() if by_night else OF_THE_NIGHT
     return [
         _name(path)
         for path in there
-        if any(folders.issuperset(part) and theirs(path) for part, theirs in PARTS)
+        if path not in left_out
+        and any(folders.issuperset(part) and theirs(path) for part, theirs in PARTS)
         and not _is_used(path)
     ]
 
 
 class Judge:
-    """A plugin of pytest: fails a run that passed but left an example out."""
+    """A plugin of pytest: fails a run that left an example out, and names it in the end."""
 
     def __init__(self, config: pytest.Config) -> None:
         """Judges nothing of a run that names single tests."""
         self._config = config
         self._partly = any("::" in word for word in config.args)
+        self._by_night = True
         self._files: set[str] = set()
         self._left: list[str] = []
 
@@ -83,8 +92,11 @@ class Judge:
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
         """A run without some of the tests is one of some tests, but for those of the night."""
-        if any(not item.get_closest_marker("nightly") for item in items):
-            self._partly = True
+        for item in items:
+            if item.get_closest_marker("nightly"):
+                self._by_night = False
+            else:
+                self._partly = True
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -94,6 +106,7 @@ class Judge:
             self._partly = True
             return
         self._partly = self._partly or told["partly"]
+        self._by_night = self._by_night and told["by_night"]
         self._files.update(told["files"])
         _used.update(told["used"])
         _applied.update(told["applied"])
@@ -104,12 +117,14 @@ class Judge:
         if told is not None:
             told["examples"] = {
                 "partly": self._partly,
+                "by_night": self._by_night,
                 "files": sorted(self._files),
                 "used": sorted(_used),
                 "applied": sorted(_applied),
             }
-        elif exitstatus == pytest.ExitCode.OK and not self._partly:
-            self._left = unused(self._whole())
+        elif exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not self._partly:
+            # Said beside failed tests, too: they may have kept an example from its use, or not.
+            self._left = unused(self._whole(), by_night=self._by_night)
             if self._left:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydataplane.domain.limiting import SPDK_RATES
+from pydataplane.domain.limits import NAMES, Limits, contradiction
 from pydataplane.errors import (
     BAD_PARAMETERS,
     BUSY,
@@ -39,12 +41,26 @@ class Volume:
     mib: int = 64
     thin: bool = True
     xattrs: dict[str, str] = field(default_factory=dict)
+    limits: dict[str, int] = field(default_factory=dict)
+    """Those that are not 0."""
+
+
+OF_EACH_BDEV: Mapping[str, Any] = {
+    "assigned_rate_limits": dict.fromkeys(
+        ("rw_ios_per_sec", "rw_mbytes_per_sec", "r_mbytes_per_sec", "w_mbytes_per_sec"), 0
+    ),
+    "zoned": False,
+    "supported_io_types": {"read": True, "write": True},
+}
 
 
 class FakeTarget(WatchedClient):
     """A target with an lvstore `lvs0`: what is in it, and what a test has it do otherwise."""
 
-    def __init__(self, volumes: Mapping[str, str] | None = None, *, mib: int = 1024) -> None:
+    checksums: dict[str, Any] | None = None
+    """What `base`, the bdev of the lvstores, tells of its checksums; then it is on `file`."""
+
+    def __init__(self, volumes: Mapping[str, str] | None = None, *, mib: int = 1024) -> None:  # noqa: PLR0915
         """Begins with thin volumes of these aliases and UUIDs, in a store of `mib`."""
         super().__init__("/nonexistent")
         self.mib = mib
@@ -54,6 +70,8 @@ class FakeTarget(WatchedClient):
         """For each controller, the bdev of each target number."""
         self.options: dict[tuple[str, int], dict[str, Any]] = {}
         """What a LUN was added with, by controller and target number."""
+        self.blk: dict[str, dict[str, Any]] = {}
+        """What a virtio-blk controller was made with; its disk has number 0."""
         self.owners: dict[str, tuple[int | None, bool]] = {}
         """By controller: the user named for its owner, and whether that has to be a new process."""
         self.exports: set[str] = set()
@@ -66,6 +84,8 @@ class FakeTarget(WatchedClient):
         """Controllers that a QEMU is connected to."""
         self.delayed: set[str] = set()
         """Controllers that were made to wait for their start."""
+        self.copies: dict[tuple[str, int], dict[str, Any]] = {}
+        """What virtlun_lun_copy_check tells, by controller and target number."""
         self.suspended: list[dict[str, Any]] = []
         """What virtlun_vhost_get_suspended tells."""
         self._made = 0
@@ -178,6 +198,10 @@ class FakeTarget(WatchedClient):
         """What no thick volume takes of the store."""
         return self.mib - sum(each.mib for each in self.volumes.values() if not each.thin)
 
+    @free_mib.setter
+    def free_mib(self, value: int) -> None:
+        self.mib += value - self.free_mib
+
     # The methods
 
     def virtlun_get_status(self) -> dict[str, Any]:
@@ -189,6 +213,7 @@ class FakeTarget(WatchedClient):
             "vhost_dir": "/vhost",
             "state_dir": "/state",
             "holder_socket": "/holder",
+            "holds_sessions": False,
             "user": {"name": "virtlun", "uid": 999, "gid": 999},
             "sandbox": "enforce",
             "refused_calls": [],
@@ -208,6 +233,8 @@ class FakeTarget(WatchedClient):
         return True
 
     def bdev_get_bdevs(self, name: str | None = None) -> list[dict[str, Any]]:
+        if name in ("base", "file"):
+            return [self._base(name)]
         if name is not None:
             return [self._bdev(self._alias(name))]
         return [self._bdev(alias) for alias in self.volumes] if self.loaded else []
@@ -228,15 +255,30 @@ class FakeTarget(WatchedClient):
             "num_blocks": volume.mib * MIB // block_size,
             "preferred_unmap_granularity": MIB // block_size,
             "uuid": volume.uuid,
-            "assigned_rate_limits": dict.fromkeys(
-                ("rw_ios_per_sec", "rw_mbytes_per_sec", "r_mbytes_per_sec", "w_mbytes_per_sec"), 0
-            ),
             "claimed": bool(self.users(volume.uuid)),
-            "zoned": False,
-            "supported_io_types": {"read": True, "write": True},
             "driver_specific": {"lvol": lvol},
+            **OF_EACH_BDEV,
+            "assigned_rate_limits": {
+                name: volume.limits.get(of, 0) // unit for name, (of, unit) in SPDK_RATES.items()
+            },
         }
         return shown | ({"flush_error": self.flush_error} if self.flush_error else {})
+
+    def _base(self, name: str) -> dict[str, Any]:
+        """Returns the bdev of the lvstores, or what that is on where it has checksums."""
+        checked = self.checksums if name == "base" else None
+        return {
+            "name": name,
+            "aliases": [],
+            "product_name": "integrity" if checked else "URING bdev",
+            "block_size": 4096,
+            "num_blocks": self.mib * MIB // 4096,
+            "preferred_unmap_granularity": 1,
+            "uuid": LVSTORE_UUID,
+            "claimed": True,
+            "driver_specific": {"integrity": checked} if checked else {},
+            **OF_EACH_BDEV,
+        }
 
     def bdev_get_iostat(self, names: list[str] | None = None) -> dict[str, Any]:
         counted = {
@@ -362,6 +404,25 @@ class FakeTarget(WatchedClient):
             raise RpcError(NO_DATA, "No data available")
         return True
 
+    def virtlun_bdev_set_limits(self, name: str, **limits: int) -> bool:
+        wrong = contradiction(Limits(**limits))
+        if wrong is not None:
+            raise RpcError(BAD_PARAMETERS, wrong)
+        self.volume(name).limits = {each: value for each, value in limits.items() if value}
+        return True
+
+    def virtlun_bdev_get_limits(self, name: str) -> dict[str, int]:
+        return dict.fromkeys(NAMES, 0) | self.volume(name).limits
+
+    def bdev_set_qos_limit(self, name: str, **rates: int) -> bool:
+        limits = self.volume(name).limits
+        for rate, value in rates.items():
+            of, unit = SPDK_RATES[rate]
+            limits.pop(of, None)
+            if value:
+                limits[of] = value * unit
+        return True
+
     def virtlun_export_create(
         self,
         bdev_name: str,
@@ -433,11 +494,13 @@ class FakeTarget(WatchedClient):
                 "cpumask": "0x1",
                 "delay_base_us": 0,
                 "iops_threshold": 0,
+                "adaptive_coalescing": False,
                 "socket": f"/vhost/{each}",
                 "owner": None,
                 "owner_uid": None,
                 "sessions": [self._session(each)] if each in self.connected else [],
-                "backend_specific": {"scsi": [self._scsi(each, n) for n in luns]},
+                "backend_specific": self._blk(each)
+                or {"scsi": [self._scsi(each, n) for n in luns]},
             }
             for each, luns in self.controllers.items()
             if name in (None, each)
@@ -445,7 +508,29 @@ class FakeTarget(WatchedClient):
 
     @staticmethod
     def _session(controller: str) -> dict[str, Any]:
-        return {"vid": 1, "name": controller, "started": True, "stopped_queues": []}
+        return {
+            **{"vid": 1, "name": controller, "started": True, "kept": False},
+            **{"queues": [], "stopped_queues": []},
+        }
+
+    def _blk(self, controller: str) -> dict[str, Any] | None:
+        """Returns what is told of a virtio-blk controller; None of any other."""
+        given = self.blk.get(controller)
+        if given is None:
+            return None
+        bdev = self.controllers[controller][0]
+        block = {
+            "bdev": bdev,
+            "readonly": given.get("readonly", False),
+            "serial": given.get("serial", bdev),
+            "uuid": given.get("uuid"),
+            "block_size": given.get("block_size", self.block_sizes.get(bdev, 512)),
+            "discard": given.get("discard", True),
+            "write_error_policy": given.get("write_error_policy", "report"),
+            "read_error_policy": given.get("read_error_policy", "report"),
+            "resize_event_at": None,
+        }
+        return {"block": block}
 
     def _scsi(self, controller: str, number: int) -> dict[str, Any]:
         lun = {"id": 0, "bdev_name": self.controllers[controller][number]}
@@ -457,11 +542,11 @@ class FakeTarget(WatchedClient):
         """Returns what a LUN says of itself: what it was added with, or else its own."""
         bdev = self.controllers[controller][number]
         own: dict[str, Any] = {
-            "serial": bdev,
+            "serial": self.options.get((controller, number), {}).get("uuid", bdev),
             "read_only": False,
             "block_size": self.block_sizes.get(bdev, 512),
             "removable": False,
-            **dict.fromkeys(("wwn", "vendor", "product", "rotation_rate")),
+            **dict.fromkeys(("uuid", "wwn", "vendor", "product", "rotation_rate")),
             "discard": True,
             "write_cache": True,
             "write_error_policy": "report",
@@ -482,6 +567,15 @@ class FakeTarget(WatchedClient):
             self.delayed.add(ctrlr)
         return True
 
+    def vhost_create_blk_controller(self, ctrlr: str, dev_name: str, **options: Any) -> bool:
+        uuid = self.volume(dev_name).uuid
+        if ctrlr in self.controllers:
+            raise RpcError(EXISTS, "File exists")
+        if self.users(uuid) and not options.get("shareable"):
+            raise RpcError(BUSY, f"bdev {uuid} is in use")
+        self.controllers[ctrlr], self.blk[ctrlr] = {0: uuid}, options
+        return True
+
     def vhost_start_scsi_controller(self, ctrlr: str) -> bool:
         self.delayed.remove(ctrlr)
         return True
@@ -491,10 +585,11 @@ class FakeTarget(WatchedClient):
         if not self.deletes_whole:
             if force is not None:
                 raise RpcError(BAD_PARAMETERS, "Invalid parameters")
-            if luns:
+            if luns and ctrlr not in self.blk:
                 raise RpcError(BUSY, "Device or resource busy")
         if ctrlr in self.connected and not force:
             raise RpcError(BUSY, "Device or resource busy")
+        self.blk.pop(ctrlr, None)
         for number in self.controllers.pop(ctrlr):
             self.options.pop((ctrlr, number), None)
         return True
@@ -537,6 +632,62 @@ class FakeTarget(WatchedClient):
             raise RpcError(NO_DEVICE, "No such device")
         del luns[scsi_target_num]
         self.options.pop((ctrlr, scsi_target_num), None)
+        return True
+
+    def _copy(self, ctrlr: str, number: int) -> dict[str, Any]:
+        if (ctrlr, number) not in self.copies:
+            text = f"target {number} of controller {ctrlr} is not being copied"
+            raise RpcError(NO_DEVICE, text)
+        return self.copies[ctrlr, number]
+
+    def virtlun_lun_copy_start(
+        self, ctrlr: str, scsi_target_num: int, dst_bdev_name: str, bytes_per_second: int = 0
+    ) -> bool:
+        source = self._controller(ctrlr)[scsi_target_num]
+        destination = self.volume(dst_bdev_name)
+        if self.users(destination.uuid) or (ctrlr, scsi_target_num) in self.copies:
+            raise RpcError(BUSY, f"bdev {dst_bdev_name} is in use")
+        size = self.volume(source).mib << 20
+        self.copies[ctrlr, scsi_target_num] = {
+            "ctrlr": ctrlr,
+            "scsi_target_num": scsi_target_num,
+            "src_bdev_name": source,
+            "dst_bdev_name": destination.uuid,
+            "state": "copying",
+            "copied_bytes": 0,
+            "total_bytes": size,
+            "bytes_per_second": bytes_per_second,
+            "error": None,
+        }
+        return True
+
+    def virtlun_lun_copy_check(
+        self, ctrlr: str | None = None, scsi_target_num: int | None = None
+    ) -> list[dict[str, Any]]:
+        return [
+            dict(copy)
+            for (name, number), copy in self.copies.items()
+            if ctrlr in (None, name) and scsi_target_num in (None, number)
+        ]
+
+    def virtlun_lun_copy_set_limit(
+        self, ctrlr: str, scsi_target_num: int, bytes_per_second: int
+    ) -> bool:
+        self._copy(ctrlr, scsi_target_num)["bytes_per_second"] = bytes_per_second
+        return True
+
+    def virtlun_lun_copy_pivot(self, ctrlr: str, scsi_target_num: int) -> bool:
+        copy = self._copy(ctrlr, scsi_target_num)
+        if copy["state"] != "ready":
+            raise RpcError(BUSY, "wait until all are")
+        del self.copies[ctrlr, scsi_target_num]
+        self.options[ctrlr, scsi_target_num].setdefault("uuid", copy["src_bdev_name"])
+        self.controllers[ctrlr][scsi_target_num] = copy["dst_bdev_name"]
+        return True
+
+    def virtlun_lun_copy_abort(self, ctrlr: str, scsi_target_num: int) -> bool:
+        self._copy(ctrlr, scsi_target_num)
+        del self.copies[ctrlr, scsi_target_num]
         return True
 
     def virtlun_vhost_get_suspended(self) -> list[dict[str, Any]]:

@@ -86,6 +86,8 @@ class Host:
         self.gateway_socket_ro = self.scratch / "gateway-ro"
         self.config = self.scratch / "virtlun.toml"
         self.image: Image = publish(build(), self.scratch)
+        #: Further options of the target.
+        self.target_options: list[str] = []
         self._gateway: subprocess.Popen[bytes] | None = None
         self._holder: subprocess.Popen[bytes] | None = None
         self.libvirtd = Libvirtd(self.scratch / "l", host_uuid=host_uuid)
@@ -172,7 +174,8 @@ class Host:
             "--holder-socket",
             str(self._holder_socket),
         ]
-        return supervise.start(self.paths, ["--socket-group", "kvm", *exports])
+        words = ["--socket-group", "kvm", *exports, *self.target_options]
+        return supervise.start(self.paths, words)
 
     def stop_target(self) -> None:
         """Stops the target in order."""

@@ -9,10 +9,15 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.guest.emulator import newer
 from tests.guest.image import Kernel, build
 from tests.support.qemu import Guest
 
+#: Where Linux 6.12 fails now and then when a server of ublk is killed: io_uring has work listed at
+#: the end of the process, and what that belongs to is gone. Nothing of ours runs there.
+KERNEL_FAULT = "io_fallback_tw"
 #: Where `mount` puts it in the guest.
 PLACE = "/programs"
 
@@ -87,9 +92,24 @@ def guest(
 
 
 def unsurprised(guest: Guest) -> None:
-    """Checks what a guest's kernel has said since the last time, and forgets it."""
+    """Checks what a guest's kernel has said since the last time, and forgets it.
+
+    A test ends as one that is expected to fail where the kernel fell over KERNEL_FAULT.
+    """
     words = guest.run("dmesg -c")
+    if f"RIP: 0010:{KERNEL_FAULT}" in words:
+        pytest.xfail(f"Linux 6.12 failed in {KERNEL_FAULT}, as whom it served was killed")
     assert "WARNING" not in words and "BUG:" not in words, words
+
+
+@contextlib.contextmanager
+def explained(guest: Guest) -> Iterator[None]:
+    """Looks first at what the guest's kernel has said, as `unsurprised`, if the rest fails."""
+    try:
+        yield
+    except Exception:
+        unsurprised(guest)
+        raise
 
 
 def options(image: Path) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def stand(process: subprocess.Popen[Any]) -> str:
 
 
 def binary(name: str = "virtlun-target") -> Path:
-    """Returns the program under test: $VIRTLUN_TARGET, else the release build, else the debug one.
+    """Returns the program under test: $VIRTLUN_TARGET, else the one that `make setup` installed.
 
     Another `name` is looked for beside it first.
     """
@@ -47,11 +47,10 @@ def binary(name: str = "virtlun-target") -> Path:
         return Path(given)
     if given and Path(given).with_name(name).exists():
         return Path(given).with_name(name)
-    builds = [ROOT / "pydataplane/target" / kind / name for kind in ("release", "debug")]
-    for path in builds:
-        if path.exists():
-            return path
-    raise FileNotFoundError(f"{builds[0]} is not built: run `make build`")
+    installed = Path(sys.executable).with_name(name)
+    if installed.exists():
+        return installed
+    raise FileNotFoundError(f"{installed} is not built: run `make build`")
 
 
 class Target:
@@ -167,15 +166,18 @@ class Target:
         yield Path(self.rpc("virtlun_export_create", bdev_name=bdev)["path"])
         self.rpc("virtlun_export_delete", bdev_name=bdev)
 
-    def kill_holder(self) -> None:
-        """Kills the holder that the target has started, if it is there."""
-        with (
-            contextlib.suppress(OSError),
-            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer,
-        ):
+    def holder_pid(self) -> int:
+        """Returns the process that holds what is the target's; OSError if there is none."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
             peer.connect(str(self.holder_socket))
             found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
-            os.kill(PEER.unpack(found)[0], signal.SIGKILL)
+            pid: int = PEER.unpack(found)[0]
+            return pid
+
+    def kill_holder(self) -> None:
+        """Kills the holder that the target has started, if it is there."""
+        with contextlib.suppress(OSError):
+            os.kill(self.holder_pid(), signal.SIGKILL)
 
     def end_holder(self) -> None:
         """Ends the holder that the target has started, and what it holds with it."""
@@ -283,6 +285,11 @@ class Target:
             bdev_name=bdev,
             **options,
         )
+
+    def is_kept(self, controller: str) -> bool:
+        """Whether the session of a controller goes on if the target is killed."""
+        (found,) = self.rpc("vhost_get_controllers", name=controller)
+        return any(session["kept"] for session in found["sessions"])
 
     def configuration(self) -> dict[str, list[dict[str, Any]]]:
         """Returns what is recorded on disk, by subsystem."""

@@ -78,7 +78,19 @@ def busy(target: Target) -> Target:
             "bdev_malloc_create",
             {"name": "m1", "num_blocks": 8, "block_size": 512, "md_size": 8},
             -95,
-            'does not support "md_size"',
+            'has metadata only for protection information: "dif_type" 1 or 3',
+        ),
+        (
+            "bdev_malloc_create",
+            {"name": "m1", "num_blocks": 8, "block_size": 512, "md_size": 8, "dif_type": 2},
+            -95,
+            "takes commands of 32 bytes: 1 and 3 are there",
+        ),
+        (
+            "bdev_aio_create",
+            {"name": "m1", "filename": "/nowhere", "dif_type": 4},
+            -22,
+            'takes 0, 1 or 3 as "dif_type"',
         ),
         ("bdev_lvol_create", {"lvol_name": "v1", "size_in_mib": 1}, -22, "is not named"),
         (
@@ -154,9 +166,9 @@ def busy(target: Target) -> Target:
         ),
         (
             "vhost_controller_set_coalescing",
-            {"ctrlr": "vm-1", "delay_base_us": 10, "iops_threshold": 1},
-            -95,
-            "does not support",
+            {"ctrlr": "vm-1", "delay_base_us": 10, "iops_threshold": 0},
+            -22,
+            "iops_threshold is 0; it must be more",
         ),
         ("bdev_uring_create", {"name": "f", "filename": "/no/such"}, -2, "/no/such"),
         ("bdev_aio_create", {"name": "f", "filename": "/"}, -22, "cannot open"),

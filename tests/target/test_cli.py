@@ -347,7 +347,7 @@ def test_an_lvstore_in_a_file_grows_while_a_volume_of_it_is_used(store: Target) 
         assert volume.read(4096) == b"before" + bytes(4090)
     store.rpc("virtlun_export_delete", bdev_name="lvs0/data")
     table = done(store, "lvstore", "resize", "lvs0", "192M").splitlines()
-    assert table[0].split() == ["NAME", "SIZE", "FREE", "CLUSTER", "ON", "UUID"]
+    assert table[0].split() == ["NAME", "SIZE", "FREE", "CLUSTER", "CHECKSUMS", "ON", "UUID"]
     assert sizes(store) == (total + 128 * MIB, free - 14 * MIB)
     assert store.restart() and sizes(store) == (total + 128 * MIB, free - 14 * MIB)
 
@@ -449,7 +449,8 @@ def test_status_top_and_doctor_show_the_target(store: Target) -> None:
     assert status["pid"] == store.process.pid
     assert "reactor  0" in done(store, "target", "status")
     rates = json.loads(done(store, "top", "--count", "1", "--interval", "0.05", "--json"))
-    assert 0 <= rates["reactors"][0]["busy"] <= 1
+    (reactor,) = rates["reactors"]
+    assert 0 <= reactor["busy"] <= 1 and reactor["queues"] == 0
     shown = done(store, "top", "--count", "2", "--interval", "0.05")
     assert shown.count("REACTOR") == 2 and shown.endswith("\n"), "off a terminal, one by one"
     found = {item["what"]: item for item in json.loads(run(store, "doctor", "--json").stdout)}

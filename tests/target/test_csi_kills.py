@@ -281,6 +281,7 @@ def test_a_driver_killed_before_any_step_of_snapshots_and_clones_leaves_none_beh
     assert _kill_everywhere(driver, live) == HISTORY
 
 
+@pytest.mark.nightly
 def test_a_target_killed_before_any_step_of_snapshots_and_clones_leaves_none_behind(
     faithful: Faithful,
 ) -> None:

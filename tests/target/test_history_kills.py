@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -54,13 +55,19 @@ OPERATIONS: list[Call] = [
     ("bdev_lvol_delete", {"name": "lvs0/s2"}),
     ("bdev_lvol_delete", {"name": "lvs0/copy"}),
     ("bdev_lvol_resize", {"name": "lvs0/vm", "size_in_mib": 1}),
+    ("bdev_lvol_resize", {"name": "lvs0/vm", "size_in_mib": 3}),
+    (
+        "virtlun_lvol_set_xattr",
+        {"name": "lvs0/vm", "xattr_name": "owner", "xattr_value": "x" * 2000},
+    ),
+    ("virtlun_lvol_remove_xattr", {"name": "lvs0/copy", "xattr_name": "kept"}),
     ("bdev_lvol_rename", {"old_name": "lvs0/s1", "new_name": "first"}),
     ("bdev_lvol_set_read_only", {"name": "lvs0/copy"}),
 ]
 COPYING = ("bdev_lvol_inflate", "bdev_lvol_decouple_parent")
 """Those that are done in more than one record; until the last the volume has more of its own."""
 
-State = dict[str, tuple[str | None, bool, bool, bool, str]]
+State = dict[str, tuple[str | None, bool, bool, bool, str, str]]
 
 
 def exported(target: Target, volume: str) -> Path:
@@ -79,7 +86,7 @@ def write(target: Target, volume: str, tag: int, clusters: list[int]) -> None:
 
 
 def state(target: Target) -> State:
-    """Returns of each volume its parent, if it is a snapshot, thin, read-only, and its data."""
+    """Returns of each volume its parent, if it is a snapshot, thin, read-only, xattrs, and data."""
     found: State = {}
     read_only = {each["alias"]: each["is_read_only"] for each in target.rpc("bdev_lvol_get_lvols")}
     for item in target.rpc("bdev_get_bdevs"):
@@ -91,7 +98,8 @@ def state(target: Target) -> State:
         target.rpc("virtlun_export_delete", bdev_name=alias)
         parent = lvol.get("base_snapshot") or lvol.get("external_snapshot_name")
         kin = parent, lvol["snapshot"], lvol["thin_provision"], read_only[alias]
-        found[alias] = (*kin, digest)
+        xattrs = target.rpc("virtlun_lvol_get_xattrs", name=alias)
+        found[alias] = (*kin, json.dumps(xattrs, sort_keys=True), digest)
     return found
 
 
@@ -158,6 +166,7 @@ def test_it_has_happened_or_not(target: Target, operation: Call) -> None:
     target.rpc("bdev_aio_create", name="image", filename=str(image), block_size=512, readonly=True)
     target.rpc("bdev_lvol_clone_bdev", bdev="image", lvs_name="lvs0", clone_name="outside")
     write(target, "lvs0/outside", 5, [0, 7])
+    target.rpc("virtlun_lvol_set_xattr", name="lvs0/copy", xattr_name="kept", xattr_value="so far")
     before = state(target), free(target)
     target.kill9()
     shutil.copyfile(disk, kept)

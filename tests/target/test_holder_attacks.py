@@ -86,6 +86,44 @@ def test_a_target_in_another_container_is_served(scratch: Path) -> None:
         holder.wait()
 
 
+def test_what_is_no_connection_of_a_vm_is_not_kept(scratch: Path) -> None:
+    """And what is one is given back as it came, under its name alone."""
+    (scratch / "export").mkdir()
+    holder = subprocess.Popen(command(scratch))
+    near, far = socket.socketpair()
+    names = (b"a b", b"n" * 101, b"")
+    try:
+        wait_for(scratch)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+            peer.connect(str(scratch / "holder.sock"))
+
+            def ask(words: bytes, *fds: int) -> tuple[bytes, list[int]]:
+                socket.send_fds(peer, [words], fds)
+                return socket.recv_fds(peer, 1 << 16, 16)[:2]
+
+            for fds in ((), (near.fileno(),), (near.fileno(), 0), (near.fileno(), peer.fileno())):
+                said = ask(b"vm-keep vm", *fds)[0]
+                assert (
+                    said == b"failed the second descriptor of a VM's connection is not its socket"
+                )
+            for name in names:
+                assert ask(b"vm-keep " + name, 0, near.fileno())[0].startswith(b"failed "), name
+            assert ask(b"vm-list") == (b"ok", [])
+            assert ask(b"vm-keep vm", 0, near.fileno())[0] == b"ok"
+            assert ask(b"vm-take v") == (b"none", [])
+            words, fds_back = ask(b"vm-take vm")
+            assert (words, len(fds_back)) == (b"ok", 2)
+            for fd in fds_back:
+                os.close(fd)
+            near.close()
+            assert ask(b"vm-end vm")[0] == b"ok"
+            assert far.recv(1) == b"", "nobody has the connection any more"
+    finally:
+        holder.kill()
+        holder.wait()
+        far.close()
+
+
 def test_a_folder_of_somebody_else_is_refused(scratch: Path) -> None:
     (scratch / "export").mkdir()
     os.chown(scratch / "export", UID, UID)

@@ -22,6 +22,7 @@ import pytest
 from tests.support.initiator import Initiator, Refused
 from tests.support.restarts import AT_ONCE, RESTARTS, STOPPED_S, choose_seed
 from tests.support.target import Target
+from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -40,8 +41,8 @@ UNIT_ATTENTION = 6
 DEADLINE_S = 60.0
 ROUNDS = 10
 """Of each kind in `make test`."""
-FROZEN_S = 0.2
-"""In `make test`."""
+KEPT_ROUNDS = 4
+"""The same of a driver whose connection is kept."""
 
 
 def stamp(extent: int, version: int, length: int) -> bytes:
@@ -192,53 +193,91 @@ def prepare(target: Target) -> None:
     )
 
 
-def rounds_of(how: str, rounds: int, frozen_s: float = 0.0, hours: int = 0) -> object:
+def rounds_of(how: str, rounds: int, hours: int = 0) -> object:
     """Returns the parameters of a test; those of the night have so many hours."""
     marks = [pytest.mark.nightly, pytest.mark.timeout(hours * 3600)] if hours else []
-    return pytest.param(how, rounds, frozen_s, id=f"{how}-nightly" if hours else how, marks=marks)
+    return pytest.param(how, rounds, id=f"{how}-nightly" if hours else how, marks=marks)
 
 
 @pytest.mark.parametrize(
-    ("how", "rounds", "frozen_s"),
+    ("how", "rounds"),
     [
         rounds_of("kill", ROUNDS),
         rounds_of("term", ROUNDS),
-        rounds_of("freeze", ROUNDS, FROZEN_S),
         rounds_of("kill", RESTARTS, hours=2),
         rounds_of("term", RESTARTS, hours=2),
     ],
 )
-def test_what_is_in_flight_survives_the_target(
-    target: Target, how: str, rounds: int, frozen_s: float
+def test_what_is_in_flight_survives_the_target(target: Target, how: str, rounds: int) -> None:
+    survive(target, choose_seed(), how, rounds, 0.0)
+
+
+def test_an_orderly_stop_leaves_nothing_in_flight_of_a_driver_without_a_region(
+    target: Target,
 ) -> None:
-    survive(target, choose_seed(), how, rounds, frozen_s)
+    survive(target, choose_seed(), "term", KEPT_ROUNDS, 0.0, region=False)
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(3 * 3600)
-def test_what_is_in_flight_survives_minutes_without_a_target(make_target: MakeTarget) -> None:
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "rounds",
+    [KEPT_ROUNDS, pytest.param(RESTARTS, marks=[pytest.mark.nightly, pytest.mark.timeout(7200)])],
+)
+@pytest.mark.parametrize("region", [True, False], ids=["region", "own-region"])
+@pytest.mark.parametrize("how", ["kill", "term"])
+def test_a_driver_whose_connection_is_kept_does_nothing_for_it(
+    make_target: MakeTarget, rounds: int, region: bool, how: str
+) -> None:
+    target = make_target("--hold-sessions").start()
+    survive(target, choose_seed(), how, rounds, 0.0, kept=True, region=region)
+
+
+@pytest.mark.parametrize(
+    ("stops", "at_once"),
+    [
+        (ROUNDS, ROUNDS),
+        pytest.param(
+            *(RESTARTS, AT_ONCE), marks=[pytest.mark.nightly, pytest.mark.timeout(3 * 3600)]
+        ),
+    ],
+)
+def test_what_is_in_flight_survives_minutes_without_a_target(
+    make_target: MakeTarget, stops: int, at_once: int
+) -> None:
     """Several targets stand still at a time, each with a driver of its own."""
     seed = choose_seed()
-    targets = [make_target().start() for _ in range(AT_ONCE)]
+    targets = [make_target().start() for _ in range(at_once)]
 
     def stand_still_often(number: int) -> None:
-        rounds = -(-RESTARTS // AT_ONCE)
-        survive(targets[number], seed + number, "freeze", rounds, STOPPED_S)
+        survive(targets[number], seed + number, "freeze", -(-stops // at_once), STOPPED_S)
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(stand_still_often, range(AT_ONCE)))
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(stand_still_often, range(at_once)))
 
 
-def survive(target: Target, seed: int, how: str, rounds: int, frozen_s: float) -> None:
-    """Ends or freezes a target under a driver's requests; each is answered once and well."""
+def survive(
+    target: Target,
+    seed: int,
+    how: str,
+    rounds: int,
+    frozen_s: float,
+    *,
+    kept: bool = False,
+    region: bool = True,
+) -> None:
+    """Ends or freezes a target under a driver's requests; each is answered once and well.
+
+    `kept`: its connection is kept for the next target. `region`: it keeps an in-flight region.
+    """
     rng = random.Random(seed)
     prepare(target)
     with Initiator(target.vhost_dir / "c0") as guest:
-        guest.send("connect", queues=QUEUES, memory=256 * MIB)
+        guest.send("connect", queues=QUEUES, memory=256 * MIB, inflight=region)
         guest.ready()
         load = Load(guest, rng)
         replayed = 0
         for _ in range(rounds):
+            until(lambda: target.is_kept("c0") == kept, "it is kept")
             # Frozen meanwhile, so that it has them all at once.
             os.kill(target.pid, signal.SIGSTOP)
             load.submit(EXTENTS - 4)
@@ -254,14 +293,16 @@ def survive(target: Target, seed: int, how: str, rounds: int, frozen_s: float) -
                 time.sleep(frozen_s)
                 os.kill(target.pid, signal.SIGCONT)
             if how != "freeze":
-                states = guest.send("inflight")["queues"]
+                states = guest.send("inflight")["queues"] or []
                 replayed += sum(len(state["in_flight"]) for state in states[2:])
                 # The guest goes on while nobody is there.
                 load.submit(4)
                 target.start()
-                reconnect(guest)
+                if not kept:
+                    reconnect(guest)
             load.settle()
-            load.check_region()
+            if region:
+                load.check_region()
         load.audit()
         assert load.answered >= rounds * EXTENTS
         print(f"{load.answered} requests answered, {replayed} of them submitted again")

@@ -18,9 +18,9 @@ import pytest
 
 from tests.support import tracer
 from tests.support.initiator import Initiator
-from tests.support.target import Target
 from tests.support.tracer import Tracer
 from tests.support.wait import until
+from tests.target.conftest import MakeTarget
 from tests.target.test_inflight import CHECK, UNIT_ATTENTION, reconnect
 
 pytestmark = pytest.mark.skipif(not tracer.is_possible(), reason="the tracer knows x86-64 alone")
@@ -29,7 +29,8 @@ QUEUE = 2
 """The first request queue, over all queues."""
 SIZE = 128
 """Descriptors of each queue of the driver."""
-PART = 16 + 16 * SIZE + -(16 + 16 * SIZE) % 64
+OWN_SIZE = 1024
+"""The same of a region that the target makes for itself."""
 LAST_BATCH_HEAD, USED_IDX, DESC = 12, 14, 16
 """Offsets in a queue's part of the region (vhost-user, QueueRegionSplit)."""
 REGION, MEMORY = "virtlun-inflight", "virtlun-bench"
@@ -93,10 +94,14 @@ class Stage:
     base: int
     """Its index."""
     file_of: Callable[[int], str]
+    own_region: bool = False
+    """The driver keeps none: the target has one of its own."""
 
     def region(self, offset: int) -> int:
         """Returns where the target has a byte of the queue's part of the region."""
-        return tracer.address_of(self.pid, REGION, QUEUE * PART + offset)
+        size = OWN_SIZE if self.own_region else SIZE
+        part = 16 + 16 * size + -(16 + 16 * size) % 64
+        return tracer.address_of(self.pid, REGION, QUEUE * part + offset)
 
     def mark(self, head: int) -> int:
         """Returns where the target marks a head as in flight."""
@@ -238,19 +243,45 @@ def finish(guest: Initiator, command: Command, heads: list[int]) -> None:
         assert (answer["response"], answer["status"]) == (0, 0), answer
 
 
+@dataclass(frozen=True)
+class GoesOn:
+    """How the driver comes to the next target."""
+
+    name: str
+    kept: bool = False
+    """Its connection is kept for that: it notices nothing."""
+    own_region: bool = False
+    """It keeps no region, so the target has one of its own."""
+
+    @property
+    def options(self) -> list[str]:
+        """Options of the target."""
+        return ["--hold-sessions"] if self.kept else []
+
+
+WAYS = [
+    GoesOn("reconnected"),
+    GoesOn("kept", kept=True),
+    GoesOn("kept-own-region", kept=True, own_region=True),
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.reach.__name__)
 def test_a_target_that_dies_at_a_step_of_a_request(
-    target: Target, step: Step, command: Command
+    make_target: MakeTarget, step: Step, command: Command, way: GoesOn
 ) -> None:
+    target = make_target(*way.options).start()
     disk = target.make_file("disk.img", 1 << 20)
     disk.write_bytes(b"\xff" * (1 << 20))
     target.rpc("bdev_uring_create", filename=str(disk), name="disk", block_size=512)
     target.rpc("vhost_create_scsi_controller", ctrlr="c0")
     target.add_lun("c0", "disk")
     with Initiator(target.vhost_dir / "c0") as guest:
-        guest.send("connect")
+        guest.send("connect", inflight=not way.own_region)
         guest.ready()
+        until(lambda: target.is_kept("c0") == way.kept, "it is kept")
         ring = guest.send("ring", queue=QUEUE)
         used = ring["used"]
         base = int.from_bytes(guest.send("read_mem", gpa=used + 2, len=2)["data"], "little")
@@ -263,23 +294,24 @@ def test_a_target_that_dies_at_a_step_of_a_request(
             # It is stopped, so that it will find all three at once.
             heads = [send(guest, command, nth) for nth in range(REQUESTS)]
             file_of = lambda fd: str(Path(f"/proc/{pid}/fd/{fd}").readlink())  # noqa: E731
-            step.reach(Stage(command, traced, pid, guest, disk, heads, used, base, file_of))
+            stage = Stage(command, traced, pid, guest, disk, heads, used, base, file_of)
+            stage.own_region = way.own_region
+            step.reach(stage)
             traced.kill()
         target.kill9()
 
-        left = guest.send("inflight")["queues"][QUEUE]
         index = int.from_bytes(guest.send("read_mem", gpa=used + 2, len=2)["data"], "little")
-        assert (len(left["in_flight"]), index - base, left["used_idx"] - base) == (
-            step.marked,
-            step.shown,
-            step.index,
-        )
-        assert set(left["in_flight"]) <= set(heads)
+        assert index - base == step.shown
+        if not way.own_region:
+            left = guest.send("inflight")["queues"][QUEUE]
+            assert (len(left["in_flight"]), left["used_idx"] - base) == (step.marked, step.index)
+            assert set(left["in_flight"]) <= set(heads)
         # A guest goes on sending: marks that are left of what ended must not take its place.
         heads.append(send(guest, command, REQUESTS))
 
         target.start()
-        reconnect(guest)
+        if not way.kept:
+            reconnect(guest)
         finish(guest, command, heads)
         done = target.rpc("bdev_get_iostat", name="disk")["bdevs"][0][command.counter]
         expected = REQUESTS + 1 - step.shown
@@ -289,7 +321,10 @@ def test_a_target_that_dies_at_a_step_of_a_request(
             assert guest.read(nth * BLOCK // 512, BLOCK // 512) == command.leaves(nth)
         assert guest.send("raw", queue=QUEUE)["used"] == [], "answered twice"
         end = time.monotonic() + DEADLINE_MS / 1000
-        while (state := guest.send("inflight")["queues"][QUEUE])["in_flight"]:
+        while not way.own_region:
+            state = guest.send("inflight")["queues"][QUEUE]
+            if not state["in_flight"]:
+                break
             assert time.monotonic() < end, state
         guest.send("disconnect")
     assert "broke virtio's rules" not in target.words()

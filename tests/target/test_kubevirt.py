@@ -353,6 +353,9 @@ def test_a_volume_whose_own_blocks_are_larger_than_its_class_says_is_no_lun(host
 
 
 def test_a_lun_of_one_pod_is_refused_to_another(host: Host) -> None:
+    # A controller of another kind has no LUNs, and is in nobody's way.
+    host.target.rpc("bdev_null_create", name="n0", num_blocks=8, block_size=512)
+    host.target.rpc("vhost_create_blk_controller", ctrlr="b0", dev_name="n0")
     host.claim("boot")
     one, other = host.launcher(), host.launcher()
     host.publish("boot", one)
@@ -365,6 +368,7 @@ def test_a_lun_of_one_pod_is_refused_to_another(host: Host) -> None:
     host.unpublish("boot", one)
     host.call("PreVMStart", vmi)
     assert host.luns(other) == {0: "boot"}
+    host.target.rpc("vhost_delete_controller", ctrlr="b0")
     end(host, [one, other], "boot")
 
 

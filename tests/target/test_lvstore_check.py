@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.support import tracer
 from tests.support.initiator import Initiator
 from tests.support.target import Target
 from tests.target.test_cli import done, refused, run
+from tests.target.test_history_kills import dies
 
 MIB = 1 << 20
 PAGE = 4096
@@ -55,6 +58,38 @@ def test_what_has_gone_bad_is_found_and_written_anew(target: Target, file: Path)
     target.kill9()
     target.start()
     assert [each["name"] for each in target.rpc("bdev_lvol_get_lvols")] == ["vm"]
+
+
+@pytest.mark.skipif(not tracer.is_possible(), reason="the tracer knows x86-64 alone")
+def test_a_repair_that_is_killed_has_mended_it_or_changed_nothing(
+    target: Target, file: Path
+) -> None:
+    """At each write and flush of it: the rest of the store is as it was in any case."""
+    target.kill9()
+    good = file.read_bytes()
+    outcomes = set()
+    for nth in itertools.count():
+        file.write_bytes(good)
+        target.start()
+        at = spoil(file)
+        reached = dies(target, ("virtlun_lvstore_check", {"lvs_name": "lvs0", "repair": True}), nth)
+        target.kill9()
+        target.start()
+        mended = bool(target.rpc("bdev_lvol_get_lvstores"))
+        outcomes.add(mended)
+        if not mended:
+            assert reached, "it was answered"
+            target.kill9()
+            with file.open("r+b") as store:
+                store.seek(at)
+                store.write(good[at : at + PAGE])
+            target.start()
+        done(target, "lvstore", "check", "lvs0")
+        assert [each["name"] for each in target.rpc("bdev_lvol_get_lvols")] == ["vm"]
+        target.kill9()
+        if not reached:
+            break
+    assert outcomes == {False, True}
 
 
 def test_one_that_is_refused_is_explained(target: Target, file: Path) -> None:

@@ -10,6 +10,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pydataplane.errors import TargetError
 from tests.support.initiator import Initiator
 from tests.support.target import Target
@@ -135,7 +137,8 @@ def test_deleted_things_stay_deleted(target: Target) -> None:
     target.rpc("bdev_malloc_delete", name="m0")
     target.rpc("bdev_uring_delete", name="lvs0-base")
     target.rpc("bdev_null_delete", name="n0")
-    assert target.configuration() == {"bdev": [], "ublk": [], "scsi": [], "vhost_scsi": []}
+    names = ("bdev", "ublk", "scsi", "vhost_blk", "vhost_scsi")
+    assert target.configuration() == {name: [] for name in names}
     target.restart()
     assert target.rpc("bdev_get_bdevs") == []
     assert target.rpc("vhost_get_controllers") == []
@@ -300,3 +303,48 @@ def test_reactors_run_where_the_mask_says(make_target: MakeTarget) -> None:
             allowed = Path(f"/proc/{tid}/status").read_text()
             assert f"Cpus_allowed_list:\t{cpu}\n" in allowed
         assert target.stop() == 0
+
+
+def test_when_a_guest_is_called_is_kept(target: Target) -> None:
+    target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
+    target.rpc("vhost_create_blk_controller", ctrlr="disk", dev_name="m0")
+    set_to = {"delay_base_us": 50, "iops_threshold": 20000}
+    for ctrlr in ("vm", "disk"):
+        target.rpc("vhost_controller_set_coalescing", ctrlr=ctrlr, **set_to)
+
+    def kept() -> bool:
+        shown = target.rpc("vhost_get_controllers")
+        return [{key: one[key] for key in set_to} for one in shown] == [set_to, set_to]
+
+    assert kept()
+    target.kill9()
+    target.start()
+    assert kept()
+    target.upgrade()
+    assert kept()
+    target.rpc("vhost_delete_controller", ctrlr="vm")
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
+    assert not kept()
+    target.stop()
+    target.start()
+    assert not kept()
+
+
+def test_controllers_whose_reactors_are_gone_are_served_by_those_that_are_there(
+    make_target: MakeTarget,
+) -> None:
+    target = make_target().start("--cpumask", "[0]")
+    target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
+    target.rpc("vhost_create_scsi_controller", ctrlr="lun", cpumask="[0]")
+    target.rpc("vhost_create_blk_controller", ctrlr="blk", dev_name="m0", cpumask="[0]")
+    for options in (("--cpumask", "[1]"), ("--cpumask", "[0,1]")):
+        target.stop()
+        target.start(*options)
+        masks = [each["cpumask"] for each in target.rpc("vhost_get_controllers")]
+        assert masks == (["0x2"] * 2 if options[1] == "[1]" else ["0x1"] * 2)
+    said = target.words().count("no reactor is on a CPU of controller")
+    assert said == 2, target.words()
+    # Of a new one it is still a mistake.
+    with pytest.raises(TargetError, match="no reactor"):
+        target.rpc("vhost_create_scsi_controller", ctrlr="new", cpumask="[7]")

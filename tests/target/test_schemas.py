@@ -10,14 +10,18 @@ from jsonschema import Draft202012Validator
 
 from tests.support.target import ROOT, Target
 
+COPIED = {"ctrlr": "vm-1", "scsi_target_num": 0}
 READS: dict[str, list[dict[str, Any]]] = {
     "accel_crypto_keys_get": [{}, {"key_name": "k0"}],
+    "bdev_error_inject_error": [{"name": "EE_m3", "io_type": "clear", "error_type": "failure"}],
+    "bdev_error_resume_pending": [{"name": "EE_m3"}],
     "bdev_get_bdevs": [{}, {"name": "lvs0/v0"}],
     "bdev_get_iostat": [{}, {"names": ["n0"], "per_channel": True}, {"name": "lvs0/v0"}],
     "bdev_lvol_get_lvols": [{}],
     "bdev_lvol_get_lvstores": [{}],
     "bdev_reset_iostat": [{}],
     "bdev_wait_for_examine": [{}],
+    "virtlun_bdev_get_limits": [{"name": "n0"}],
     "bdev_lvol_start_shallow_copy": [{"src_lvol_name": "lvs0/ro", "dst_bdev_name": "m0"}],
     "bdev_lvol_check_shallow_copy": [{"operation_id": 1}],
     "framework_get_config": [{"name": "bdev"}, {"name": "vhost_scsi"}, {"name": "ublk"}],
@@ -42,6 +46,11 @@ READS: dict[str, list[dict[str, Any]]] = {
     "virtlun_export_get_devices": [{}],
     "virtlun_export_list": [{}],
     "virtlun_get_status": [{}],
+    "virtlun_integrity_get": [{}, {"name": "s0"}],
+    "virtlun_lun_copy_start": [COPIED | {"dst_bdev_name": "n2"}],
+    "virtlun_lun_copy_set_limit": [COPIED | {"bytes_per_second": 0}],
+    "virtlun_lun_copy_check": [{}, {"ctrlr": "vm-1"}],
+    "virtlun_lun_copy_abort": [COPIED],
     "virtlun_lvol_get_allocated_ranges": [{"name": "lvs0/v0"}],
     "virtlun_lvol_get_changed_ranges": [{"name": "lvs0/v0", "since": "lvs0/v0"}],
     "virtlun_lvol_get_sizes": [{"names": ["lvs0/v0"]}],
@@ -102,9 +111,16 @@ def test_results_are_as_they_say(target: Target) -> None:
     target.rpc("accel_crypto_key_create", **key)
     target.rpc("bdev_malloc_create", name="m1", num_blocks=8192, block_size=512)
     target.rpc("bdev_crypto_create", base_bdev_name="m1", name="c0", key_name="k0")
+    target.rpc("bdev_malloc_create", name="m2", num_blocks=8192, block_size=512)
+    target.rpc("virtlun_integrity_create", base_bdev_name="m2", name="s0")
+    target.rpc("bdev_malloc_create", name="m3", num_blocks=8192, block_size=512)
+    target.rpc("bdev_error_create", base_name="m3")
     target.rpc("virtlun_export_create", bdev_name="lvs0/v0")
     target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
     target.rpc("vhost_scsi_controller_add_target", ctrlr="vm-1", scsi_target_num=-1, bdev_name="n0")
+    for name in ("n1", "n2"):
+        target.rpc("bdev_null_create", name=name, num_blocks=8, block_size=512)
+    target.rpc("vhost_create_blk_controller", ctrlr="vm-2", dev_name="n1", serial="disk-2")
     for method, calls in READS.items():
         for params in calls:
             validate(found[method]["params"], params)

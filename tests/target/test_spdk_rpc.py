@@ -38,6 +38,7 @@ LVOL: Call = (
     "bdev_lvol_create",
     {"lvol_name": "v0", "size_in_mib": 4, "lvs_name": "lvs0", "thin_provision": True},
 )
+THICK: Call = ("bdev_lvol_create", {"lvol_name": "v0", "size_in_mib": 4, "lvs_name": "lvs0"})
 SNAPSHOT: Call = ("bdev_lvol_snapshot", {"lvol_name": "lvs0/v0", "snapshot_name": "s0"})
 CLONE: Call = ("bdev_lvol_clone", {"snapshot_name": "lvs0/s0", "clone_name": "c0"})
 SECRET = ("-k", "01" * 32, "-e", "02" * 32)
@@ -49,6 +50,19 @@ CRYPTO: Call = (
     "bdev_crypto_create",
     {"base_bdev_name": "m0", "name": "c0", "key_name": "k0"},
 )
+FAILING: Call = ("bdev_error_create", {"base_name": "m0"})
+DELAYING: Call = (
+    "bdev_delay_create",
+    {
+        "base_bdev_name": "m0",
+        "name": "d0",
+        "avg_read_latency": 1,
+        "p99_read_latency": 2,
+        "avg_write_latency": 3,
+        "p99_write_latency": 4,
+    },
+)
+PENDING = {"name": "EE_m0", "io_type": "read", "error_type": "pending"}
 ANOTHER: Call = ("bdev_malloc_create", {"name": "m1", "num_blocks": 8192, "block_size": 512})
 CLONE_BDEV: Call = (
     "bdev_lvol_clone_bdev",
@@ -63,6 +77,15 @@ ADD: Call = (
     "vhost_scsi_controller_add_target",
     {"ctrlr": "vm-1", "scsi_target_num": 3, "bdev_name": "m0"},
 )
+
+
+class Fields(dict[str, Any]):
+    """Equals a dictionary that has these fields, and any others."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, dict) and self.items() <= other.items()
+
+    __hash__ = None
 
 
 def equals(expected: Any) -> Check:
@@ -127,6 +150,19 @@ def both(*checks: Check) -> Check:
     return check
 
 
+def copied(clusters: int) -> Check:
+    """A shallow copy, 1, is of so many clusters, and ends."""
+
+    def check(result: Any, target: Target) -> None:
+        assert result["total_clusters"] == clusters, result
+        ended = {"operation_id": 1}
+        while result["state"] == "in progress":
+            result = target.rpc("bdev_lvol_check_shallow_copy", **ended)
+        assert (result["state"], result["copied_clusters"]) == ("complete", clusters), result
+
+    return check
+
+
 def answers(expected: bool) -> Check:
     """Whether controller vm-1 answers a VM's GET_FEATURES; else the VM waits."""
 
@@ -155,6 +191,21 @@ def kin(items: Any) -> dict[str, str]:
     }
 
 
+def injected(items: Any) -> dict[str, list[Any]]:
+    """What is to become of I/Os of the second bdev, how many, and beside how many others."""
+    asked = items[1]["driver_specific"]["error_disk"]["injected"]
+    return {
+        kind: [each["error_type"], each["num"], each["queue_depth"]] for kind, each in asked.items()
+    }
+
+
+def delays(items: Any) -> list[int]:
+    """Latencies of the second bdev, microseconds."""
+    delay = items[1]["driver_specific"]["delay"]
+    sides = ("avg_read", "p99_read", "avg_write", "p99_write")
+    return [delay[f"{side}_latency"] for side in sides]
+
+
 def lvol(items: Any) -> tuple[str, int]:
     """Alias and size in bytes of the one bdev that is an lvol."""
     (found,) = [item for item in items if item["product_name"] == "Logical Volume"]
@@ -166,6 +217,12 @@ def targets(controllers: Any) -> list[tuple[int, str]]:
     (controller,) = controllers
     scsi = controller["backend_specific"]["scsi"]
     return [(item["scsi_dev_num"], item["luns"][0]["bdev_name"]) for item in scsi]
+
+
+def disks(controllers: Any) -> list[tuple[str, bool]]:
+    """Bdev of each virtio-blk controller, and whether it is read-only."""
+    found = [item["backend_specific"]["block"] for item in controllers]
+    return [(item["bdev"], item["readonly"]) for item in found]
 
 
 def unchecked(_result: Any, _target: Target) -> None:
@@ -262,6 +319,7 @@ CASES = [
                 {"subsystem": "bdev", "depends_on": []},
                 {"subsystem": "ublk", "depends_on": ["bdev"]},
                 {"subsystem": "scsi", "depends_on": ["bdev"]},
+                {"subsystem": "vhost_blk", "depends_on": ["bdev"]},
                 {"subsystem": "vhost_scsi", "depends_on": ["scsi"]},
             ]
         ),
@@ -365,6 +423,44 @@ CASES = [
             name="m1",
         ),
     ),
+    Case(
+        "bdev_malloc_create",
+        ("-b", "m1", "-m", "8", "-i", "-t", "1", "-d", "-f", "0", "1", "4096"),
+        check=then(
+            "bdev_get_bdevs",
+            operator.itemgetter(0),
+            Fields(block_size=4104, num_blocks=256, md_size=8, dif_type=1, dif_is_head_of_md=True),
+            name="m1",
+        ),
+    ),
+    Case(
+        "bdev_malloc_create",
+        ("-b", "m1", "-m", "8", "-t", "3", "1", "512"),
+        check=then(
+            "bdev_get_bdevs",
+            operator.itemgetter(0),
+            Fields(block_size=512, md_interleave=False, dif_type=3, dif_pi_format=0),
+            name="m1",
+        ),
+    ),
+    Case(
+        "bdev_set_qos_limit",
+        (
+            *("n0", "--rw-ios-per-sec", "3000", "--rw-mbytes-per-sec", "0"),
+            *("--r-mbytes-per-sec", "20", "--w-mbytes-per-sec", "10"),
+        ),
+        (NULL,),
+        then(
+            "bdev_get_bdevs",
+            lambda r: r[0]["assigned_rate_limits"],
+            {
+                "rw_ios_per_sec": 3000,
+                "rw_mbytes_per_sec": 0,
+                "r_mbytes_per_sec": 20,
+                "w_mbytes_per_sec": 10,
+            },
+        ),
+    ),
     Case("bdev_malloc_delete", ("m0",), (MALLOC,), then("bdev_get_bdevs", names, [])),
     Case("bdev_null_create", ("n1", "16", "4096"), check=equals("n1")),
     Case("bdev_null_delete", ("n0",), (NULL,), then("bdev_get_bdevs", names, [])),
@@ -418,6 +514,12 @@ CASES = [
         then("bdev_lvol_get_lvols", names, []),
     ),
     Case(
+        "bdev_lvol_delete",
+        ("lvs0/s0",),
+        (MALLOC, STORE, LVOL, SNAPSHOT),
+        then("bdev_get_bdevs", kin, {"lvs0/v0": "-"}),
+    ),
+    Case(
         "bdev_lvol_resize",
         ("lvs0/v0", "6"),
         (MALLOC, STORE, LVOL),
@@ -441,6 +543,38 @@ CASES = [
         (MALLOC, STORE, LVOL),
         then("bdev_get_bdevs", kin, {"lvs0/v0": "s0", "lvs0/s0": "-"}),
     ),
+    Case(
+        "bdev_error_create",
+        ("m0",),
+        (MALLOC,),
+        both(equals(True), then("bdev_get_bdevs", names, ["m0", "EE_m0"])),
+    ),
+    Case(
+        "bdev_error_inject_error",
+        ("EE_m0", "write", "corrupt_data", "-n", "2", "-q", "1", "-o", "9", "-v", "3"),
+        (MALLOC, FAILING),
+        then("bdev_get_bdevs", injected, {"write": ["corrupt_data", 2, 1]}),
+    ),
+    Case(
+        "bdev_error_resume_pending",
+        ("EE_m0",),
+        (MALLOC, FAILING, ("bdev_error_inject_error", PENDING)),
+        then("bdev_get_bdevs", injected, {"read": ["pending", 1, 0]}),
+    ),
+    Case("bdev_error_delete", ("EE_m0",), (MALLOC, FAILING), then("bdev_get_bdevs", names, ["m0"])),
+    Case(
+        "bdev_delay_create",
+        ("-b", "m0", "-d", "d0", "-r", "10", "-t", "20", "-w", "30", "-n", "40"),
+        (MALLOC,),
+        both(equals("d0"), then("bdev_get_bdevs", delays, [10, 20, 30, 40])),
+    ),
+    Case(
+        "bdev_delay_update_latency",
+        ("d0", "avg_write", "70"),
+        (MALLOC, DELAYING),
+        then("bdev_get_bdevs", delays, [1, 2, 70, 4]),
+    ),
+    Case("bdev_delay_delete", ("d0",), (MALLOC, DELAYING), then("bdev_get_bdevs", names, ["m0"])),
     Case("bdev_lvol_snapshot", ("lvs0/v0", "s0"), (MALLOC, STORE, LVOL), is_uuid),
     Case("bdev_lvol_clone", ("lvs0/s0", "c0"), (MALLOC, STORE, LVOL, SNAPSHOT), is_uuid),
     Case(
@@ -483,8 +617,8 @@ CASES = [
     Case(
         "bdev_lvol_check_shallow_copy",
         ("1",),
-        (MALLOC, STORE, LVOL, SNAPSHOT, ANOTHER, COPY),
-        has(total_clusters=0, copied_clusters=0),
+        (MALLOC, STORE, THICK, SNAPSHOT, ANOTHER, COPY),
+        copied(4 * MIB // (64 << 10)),
     ),
     Case(
         "bdev_lvol_decouple_parent",
@@ -509,6 +643,21 @@ CASES = [
         "vhost_create_scsi_controller",
         ("--cpumask", "0x1", "--delay", "vm-1"),
         check=both(then("vhost_get_controllers", masks, ["0x1"]), answers(False)),
+    ),
+    Case(
+        "vhost_create_blk_controller",
+        ("vm-1", "m0", "--cpumask", "0x1", "--transport", "vhost_user_blk"),
+        (MALLOC,),
+        both(
+            then("vhost_get_controllers", masks, ["0x1"]),
+            then("vhost_get_controllers", disks, [("m0", False)]),
+        ),
+    ),
+    Case(
+        "vhost_create_blk_controller",
+        ("vm-1", "m0", "-r"),
+        (MALLOC,),
+        then("vhost_get_controllers", disks, [("m0", True)]),
     ),
     Case(
         "vhost_start_scsi_controller",
@@ -553,12 +702,12 @@ CASES = [
     ),
     Case(
         "vhost_controller_set_coalescing",
-        ("vm-1", "0", "60000"),
+        ("vm-1", "50", "20000"),
         (CONTROLLER,),
         then(
             "vhost_get_controllers",
             lambda r: (r[0]["delay_base_us"], r[0]["iops_threshold"]),
-            (0, 60000),
+            (50, 20000),
         ),
     ),
 ]
@@ -578,6 +727,37 @@ def test_spdk_rpc_drives(case: Case, make_target: MakeTarget) -> None:
     done = target.spdk_rpc(case.verb, *map(real, case.args))
     assert done.returncode == 0, done.stdout + done.stderr
     case.check(_output(done), target)
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "code", "words"),
+    [
+        ("bdev_lvol_delete", ("lvs0/s0",), -1, "lvs0/c0, lvs0/v0 need it"),
+        ("bdev_lvol_clone", ("lvs0/v0", "c1"), -22, "v0 is not a snapshot"),
+        ("bdev_lvol_snapshot", ("lvs0/v0", "c0"), -17, "it already exists"),
+        ("bdev_lvol_inflate", ("lvs0/none",), -19, "lvol lvs0/none does not exist"),
+        ("bdev_lvol_decouple_parent", ("lvs0/s0",), -22, "it has none"),
+        ("bdev_lvol_set_parent", ("lvs0/c0", "lvs0/v0"), -22, "v0 is not a snapshot"),
+        ("bdev_lvol_set_parent_bdev", ("lvs0/c0", "none"), -19, "bdev none does not exist"),
+        ("bdev_lvol_clone_bdev", ("none", "lvs0", "c1"), -19, "bdev none does not exist"),
+        ("bdev_lvol_rename", ("lvs0/v0", "s0"), -17, "it already exists"),
+        ("bdev_lvol_resize", ("lvs0/s0", "8"), -1, "the lvol is read-only"),
+        ("bdev_lvol_set_read_only", ("lvs0/none",), -19, "lvol lvs0/none does not exist"),
+        ("bdev_lvol_start_shallow_copy", ("lvs0/v0", "m1"), -1, "the lvol is not read-only"),
+        ("bdev_lvol_check_shallow_copy", ("9",), -19, "there is no shallow copy 9"),
+    ],
+)
+def test_spdk_rpc_is_told_why_not(
+    make_target: MakeTarget, verb: str, args: tuple[str, ...], code: int, words: str
+) -> None:
+    target = make_target().start()
+    for method, params in (MALLOC, STORE, LVOL, SNAPSHOT, CLONE, ANOTHER):
+        target.rpc(method, **params)
+    before = target.rpc("bdev_get_bdevs")
+    done = target.spdk_rpc(verb, *args)
+    assert done.returncode == 1 and f'"code": {code},' in done.stdout, done.stdout
+    assert words in done.stdout
+    assert target.rpc("bdev_get_bdevs") == before
 
 
 def _output(done: subprocess.CompletedProcess[str]) -> Any:

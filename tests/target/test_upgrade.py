@@ -103,12 +103,13 @@ class Load:
 class FullQueue:
     """Verified random I/O of one guest with many in flight, for some seconds; a context manager."""
 
-    def __init__(self, target: Target, name: str, seconds: float) -> None:
+    def __init__(self, target: Target, name: str, seconds: float, *, blk: bool = False) -> None:
         """Connects and begins."""
         command = [
             str(binary("virtlun-bench")),
             *("run", str(target.vhost_dir / name), "--rw", "randrw", "--bs", "4096"),
             *("--iodepth", "16", "--time", str(seconds), "--verify", "--json"),
+            *(["--blk"] if blk else []),
         ]
         self._deadline_s = DEADLINE_S + seconds
         self._load = subprocess.Popen(
@@ -182,6 +183,7 @@ def test_a_guest_and_an_rpc_client_go_on(target: Target) -> None:
         assert {b["name"] for b in target.rpc("bdev_get_bdevs")} >= {"n0", "m0", "lvs0-base"}
 
 
+@pytest.mark.nightly
 def test_ten_upgrades_in_a_row_under_verified_io(target: Target) -> None:
     (name,) = disks(target, 1)
     left = UPGRADES

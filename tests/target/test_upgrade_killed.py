@@ -22,7 +22,7 @@ from tests.support.restarts import RESTARTS, choose_seed
 from tests.support.target import Target
 from tests.target.test_inflight import DEADLINE_S, EXTENTS, MIB, QUEUES, Load, prepare, reconnect
 
-KILLS = 12
+KILLS = 6
 """In `make test`."""
 LATEST = 1.5
 """When a program is ended at the latest, in times that an upgrade takes here."""

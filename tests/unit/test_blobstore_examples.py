@@ -18,7 +18,8 @@ BUILD_S = 300.0
 def programs() -> dict[str, Path]:
     """The examples of the blobstore by name, built as `cargo test` has them."""
     manifest = str(ROOT / "pydataplane/Cargo.toml")
-    command = ["cargo", "build", "--locked", "--manifest-path", manifest, "-p", "blobstore"]
+    # Of all crates: with the features of one, what they are built on would be built again.
+    command = ["cargo", "build", "--locked", "--manifest-path", manifest, "--workspace"]
     said = subprocess.run(
         [*command, "--examples", "--message-format", "json"],
         stdout=subprocess.PIPE,

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from plugin.cli import domain as domain_commands
 from plugin.cli import main, remote
 from plugin.cli.doctor import guests, libvirt, machine, target
+from plugin.cli.doctor.finding import Finding
 from plugin.config import Config, GatewaySection
 from pydataplane import emulator, supervise
 from pydataplane.domain import translate
@@ -50,8 +51,18 @@ def test_domain_translate_goes_by_the_configuration(config: Path) -> None:
     assert plan["socket"] == f"/s/vhost/{plan['controller']}"
     assert plan["num_queues"] == 1
     assert [lun["volume"] for lun in plan["luns"]] == [{"lvstore": "lvs0", "lvol": "v"}]
+    assert plan["cpus"] == []
     named = CliRunner(env={"VIRTLUN_CONFIG": str(config)}).invoke(main, words, input=domain(DISK))
     assert named.stdout == done.stdout
+
+
+def test_a_plan_says_where_the_vcpus_are_bound(config: Path) -> None:
+    pins = "<vcpu cpuset='4-5'>2</vcpu><cputune><vcpupin vcpu='1' cpuset='2'/></cputune>"
+    words = ["--config", str(config), "domain", "translate", "--plan", "-"]
+    bound = domain(DISK).replace("<vcpu>2</vcpu>", pins)
+    done = CliRunner().invoke(main, words, input=bound)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["cpus"] == [[2], [4, 5]]
 
 
 def test_target_start_goes_by_the_configuration(
@@ -119,7 +130,12 @@ def test_a_wrong_call_is_status_2_and_says_how_to_get_help() -> None:
     ("version", "reconnect_s", "state", "words"),
     [
         (None, "auto", "failed", "not installed"),
-        ("7.2.22", "auto", "warning", "7.2.22: a running VM's I/O hangs when the target restarts"),
+        (
+            "7.2.22",
+            "auto",
+            "warning",
+            "7.2.22: I/O of a running VM's LUNs hangs when the target restarts",
+        ),
         ("7.2.22", 0, "warning", "until the VM is started again"),
         ("7.2.22", 1, "failed", "starts no VM with reconnect_s = 1"),
         ("8.2.0", "auto", "ok", "8.2.0, connects again"),
@@ -151,6 +167,12 @@ def test_doctor_tells_what_becomes_of_a_vm_when_the_target_restarts(
     assert (found.what, found.state) == ("QEMU", state)
     assert words in found.found
     assert bool(found.advice) == (state != "ok")
+    held = libvirt.qemu(reconnect_s, held=True)
+    if state == "failed":
+        assert held == found
+    else:
+        assert (held.state, held.advice) == ("ok", "")
+        assert "its connections are kept when the target restarts" in held.found
 
 
 @pytest.fixture
@@ -240,6 +262,39 @@ def test_doctor_tells_what_volumes_are_cut_from(
     finding = target.lvstores(Path("/none"))
     assert finding.state == state
     assert words in finding.found + finding.advice
+
+
+class Integrity:
+    """A target that has these bdevs with checksums."""
+
+    def __init__(self, *bdevs: dict[str, object]) -> None:
+        self.bdevs = list(bdevs)
+
+    def call(self, method: str) -> list[dict[str, object]]:
+        assert method == "virtlun_integrity_get"
+        return self.bdevs
+
+
+def sums(name: str, mismatches: int = 0, pages: int = 0, maps: int = 0) -> dict[str, object]:
+    counts = {"mismatches": mismatches, "damaged_checksum_pages": pages, "damaged_maps": maps}
+    return {"name": name, **counts}
+
+
+def test_doctor_tells_what_a_disk_gave_back_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(*bdevs: dict[str, object]) -> list[Finding]:
+        monkeypatch.setattr(target, "client", lambda _: Integrity(*bdevs))
+        return target.checksums(Path("/none"))
+
+    assert found() == []
+    (finding,) = found(sums("a"), sums("b"))
+    assert (finding.state, finding.found) == (
+        "ok",
+        "of a, b: no mismatch since the target has them",
+    )
+    (finding,) = found(sums("a"), sums("b", 3, maps=1), sums("c", pages=2))
+    assert finding.state == "failed"
+    assert finding.found.endswith(": b (3 reads, 1 maps); c (2 pages of checksums)")
+    assert "virtlun lvstore scrub" in finding.advice
 
 
 def test_doctor_tells_whether_libvirtd_listens(tmp_path: Path) -> None:
@@ -340,7 +395,7 @@ def test_doctor_looks_at_all_that_attaching_stands_on(config: Path) -> None:
     done = CliRunner().invoke(main, ["--config", str(config), "doctor", "--json"])
     assert done.exit_code == 1, "there is no target"
     found = {item["what"]: item for item in json.loads(done.stdout)}
-    for what in ("KVM", "QEMU", "vhost-user-scsi in QEMU", "libvirt", "shared memory"):
+    for what in ("KVM", "QEMU", "disks' front end", "libvirt", "shared memory"):
         assert what in found
     for what in ("huge pages", "permissions", "AppArmor", "gateway", "libvirt hook", "io_uring"):
         assert what in found
@@ -361,7 +416,7 @@ def test_doctor_looks_at_all_that_attaching_stands_on(config: Path) -> None:
         (0, Settings(qemu_reconnects=lambda *_: True), "one does not connect again", "stop it and"),
         (0, Settings(reconnect_s=2), "one does not connect again", "stop it and start it once"),
         (0, Settings(reconnect_s=0), "one does not connect again", "take reconnect_s = 0 out"),
-        (0, Settings(), "one does not connect again", "its QEMU cannot: give it one of 8.2"),
+        (0, Settings(), "one does not connect again", "start the target with --hold-sessions"),
     ],
 )
 def test_doctor_names_each_vm_that_would_lose_its_disks(
@@ -378,6 +433,10 @@ def test_doctor_names_each_vm_that_would_lose_its_disks(
     several = guests.judged([of(started_s), of(0)], settings)
     assert [item.state for item in several] == ["warning"] * (1 if started_s else 2)
     assert guests.judged([foreign], settings)[0].found == "none with a virtlun controller"
+    (kept,) = guests.judged([of(started_s)], settings, {f"vm-{UUID_1}"})
+    assert (kept.state, kept.found[:1]) == ("ok", "1")
+    others = guests.judged([of(0)], settings, {"vm-other"})
+    assert [item.state for item in others] == ["warning"]
 
 
 def test_domain_list_has_a_lun_that_the_domain_does_not() -> None:
@@ -393,6 +452,6 @@ def test_domain_list_has_a_lun_that_the_domain_does_not() -> None:
         (None, "lvs0/more", 7, True),
     ]
     (row,) = domain_commands._rows(handle, None)
-    assert (row["dev"], row["served"]) == ("sdb", None)
+    assert (row["dev"], row["as"], row["served"]) == ("sdb", "LUN", None)
     (row,) = domain_commands._rows(handle, {})
     assert (row["target"], row["served"]) == (0, False)

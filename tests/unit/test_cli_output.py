@@ -150,7 +150,13 @@ def test_the_target_gives_its_sockets_to_qemus_group(
     assert CliRunner().invoke(main, [*words, "--", *own]).exit_code == 0
     monkeypatch.setattr("plugin.cli.target._group_of_qemu", lambda: None)
     assert CliRunner().invoke(main, words).exit_code == 0
-    assert given == [("--socket-group", "kvm"), ("--socket-group", "qemu"), own, ()]
+    held = "--hold-sessions"
+    assert given == [
+        (held, "--socket-group", "kvm"),
+        (held, "--socket-group", "qemu"),
+        (held, *own),
+        (held,),
+    ]
 
 
 def test_a_target_that_does_not_start_says_why(tmp_path: Path) -> None:

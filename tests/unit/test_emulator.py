@@ -37,6 +37,20 @@ def test_only_8_2_and_newer_reconnect(tmp_path: Path) -> None:
     assert emulator.reconnects(newer, "x86_64")
 
 
+def test_one_without_vhost_user_scsi(tmp_path: Path) -> None:
+    """Where it is not known, as of a wrapper, nobody is told that it lacks it."""
+    without = program(tmp_path / "without", NEWER.replace(b"vhost-user-scsi-pci", b"x"))
+    assert emulator.lacks_scsi(without, "x86_64")
+    assert not emulator.lacks_scsi(program(tmp_path / "with", OLDER), None)
+    assert not emulator.lacks_scsi(str(tmp_path / "nothing"), None)
+    wrapper = program(
+        tmp_path / "qemu-wrapper", b"#!/bin/sh\nprintf 'QEMU emulator %s 8.2.1 x' version"
+    )
+    found = emulator.of(wrapper)
+    assert found is not None and found.is_wrapper
+    assert not emulator.lacks_scsi(wrapper, None)
+
+
 def test_a_link_is_what_it_leads_to(tmp_path: Path) -> None:
     program(tmp_path / "newer")
     (tmp_path / "kvm").symlink_to("newer")

@@ -175,6 +175,7 @@ def test_a_template_differs_by_the_name_only(name: str) -> None:
         (" --socket /run/virtlun/holder/%i.sock --dir /run/virtlun/export/%i", ""),
         ("/run/virtlun/holder/%i.sock", "/run/virtlun/holder.sock"),
         ("virtlun-target@%i", "virtlun-target"),
+        ("virtlun-holder@%i", "virtlun-holder"),
         ("target %i:", "target:"),
         (" of target %i:", ":"),
         ("while it is", "while the target is"),

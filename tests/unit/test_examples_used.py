@@ -20,6 +20,7 @@ from tests.support import examples
 HERE = Path(__file__).parent
 examples.ROOT, examples.EXAMPLES = HERE, HERE / "examples"
 examples.MANIFESTS = [HERE / "examples/two.yaml"]
+examples.OF_THE_NIGHT = {{HERE / "examples/night.conf"}}
 examples.PARTS = (
     (("cluster",), lambda path: path in examples.MANIFESTS),
     (("plain",), lambda path: path not in examples.MANIFESTS),
@@ -28,6 +29,19 @@ examples.PARTS = (
 def pytest_configure(config):
     config.addinivalue_line("markers", "nightly: of the night")
     config.pluginmanager.register(examples.Judge(config), "examples")
+"""
+#: As tests/conftest.py leaves them out.
+WITHOUT_NIGHT = """
+def pytest_collection_modifyitems(config, items):
+    nightly = [item for item in items if item.get_closest_marker("nightly")]
+    config.hook.pytest_deselected(items=nightly)
+    items[:] = [item for item in items if item not in nightly]
+"""
+NIGHT = """
+from pytest import mark
+@mark.nightly
+def test_of_the_night():
+    pass
 """
 PLAIN = """\
 from tests.support import examples
@@ -107,6 +121,18 @@ def test_a_folder_is_judged_by_itself(folder: Path) -> None:
     assert run(folder, "cluster") == (1, "examples/two.yaml")
 
 
-def test_a_run_that_failed_says_nothing_of_examples(folder: Path) -> None:
+def test_a_run_that_failed_names_them_as_well(folder: Path) -> None:
     (folder / "cluster/test_cluster.py").write_text("def test_fails():\n    assert False\n")
-    assert run(folder) == (1, "")
+    assert run(folder) == (1, "examples/two.yaml")
+
+
+@pytest.mark.parametrize("workers", [WORKERS, ()], ids=["workers", "alone"])
+def test_what_only_the_night_uses_is_judged_by_night(
+    folder: Path, workers: tuple[str, ...]
+) -> None:
+    (folder / "examples/night.conf").write_text("night")
+    (folder / "plain/test_night.py").write_text(NIGHT)
+    assert run(folder, *workers) == (1, "examples/night.conf")
+    with (folder / "conftest.py").open("a") as conftest:
+        conftest.write(WITHOUT_NIGHT)
+    assert run(folder, *workers) == (0, "")

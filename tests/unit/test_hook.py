@@ -237,6 +237,28 @@ def test_release_removes_the_controller(host: Host) -> None:
     assert host.target.controllers == {"vm-other": {}}
 
 
+def test_a_disks_limits_are_there_before_its_domain_and_go_with_it(host: Host) -> None:
+    """The gateway need not run for that."""
+    tune = "<iotune><read_iops_sec>100</read_iops_sec></iotune>"
+    client = domain(lvol("sda", "a", more=tune) + lvol("sdb", "b"))
+    xml = translated(client, Settings(vhost_dir=str(host.folder / "vhost"))).xml
+    with host.serve():
+        for _ in range(2):
+            assert host.run("prepare", "begin", "-", xml=xml).stderr == ""
+            assert host.target.volumes["lvs0/a"].limits == {"read_iops_sec": 100}
+        asked = host.target.calls
+        assert asked.index("virtlun_bdev_set_limits") < asked.index(
+            "vhost_scsi_controller_add_target"
+        )
+        # A running domain has what it was given since.
+        host.target.virtlun_bdev_set_limits("lvs0/a", read_iops_sec=7)
+        assert host.run("reconnect", "begin", "-", xml=xml).returncode == 0
+        assert host.target.volumes["lvs0/a"].limits == {"read_iops_sec": 7}
+        for _ in range(2):
+            assert host.run("release", "end", "-", xml=xml).stderr == ""
+            assert host.target.volumes["lvs0/a"].limits == {}
+
+
 def test_release_leaves_a_controller_that_a_qemu_is_connected_to(host: Host) -> None:
     with host.serve():
         host.run("prepare", "begin", "-")

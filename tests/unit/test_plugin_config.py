@@ -45,7 +45,9 @@ def test_the_example_shows_every_key() -> None:
 
 
 def test_settings_of_an_empty_file_are_the_translations_defaults() -> None:
-    assert Config().settings() == Settings(qemu_reconnects=emulator.reconnects)
+    assert Config().settings() == Settings(
+        qemu_reconnects=emulator.reconnects, qemu_lacks_scsi=emulator.lacks_scsi
+    )
 
 
 def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
@@ -59,11 +61,16 @@ def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
                 "pool_prefix": "q-",
                 "max_queues": 3,
                 "reconnect_s": 2,
+                "front_end": "blk",
             },
         }
     )
     defaults, settings = Settings(), Gateway(config).services.settings
-    expected = Settings("/v", "/p/", "r/", "x", "q-", 3, 2, emulator.reconnects)
+    expected = Settings(
+        *("/v", "/p/", "r/", "x", "q-", 3, 2, emulator.reconnects),
+        front_end="blk",
+        qemu_lacks_scsi=emulator.lacks_scsi,
+    )
     assert settings == expected == config.settings()
     for name in (field.name for field in fields(Settings)):
         assert getattr(settings, name) != getattr(defaults, name)

@@ -10,22 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydataplane.domain.errors import ReconcileError
-from pydataplane.domain.model import ErrorPolicy
+from pydataplane.domain.model import ErrorPolicy, FrontEnd, Place
+from pydataplane.domain.observed import Bdev, Shown, State, observe
 from pydataplane.domain.reconcile import (
     AddTarget,
-    Bdev,
     CreateController,
     DeleteController,
     ReleaseController,
+    SetLimits,
     SetOwner,
-    Shown,
-    State,
     actions,
     clearance,
     ensure,
-    observe,
+    leftovers,
     perform,
     release,
+    release_domain,
     unasked,
 )
 from pydataplane.domain.translate import LunPlan, Plan, VolumeRef
@@ -59,7 +59,9 @@ def ensured(target: FakeTarget, wanted: Plan, *, whole: bool = False) -> str | N
 
 def test_nothing_to_do_is_no_action() -> None:
     state = State({A: {0: Shown("uuid-0")}}, {"lvs0/v0": Bdev("uuid-0", 512)})
-    assert actions(plan(A, lun(0, "v0")), state, whole=True) == [SetOwner(A, None)]
+    # At a start, what an earlier run has left of limits is looked for.
+    limits = SetLimits(A, lun(0, "v0"))
+    assert actions(plan(A, lun(0, "v0")), state, whole=True) == [SetOwner(A, None), limits]
     assert actions(plan(A, lun(0, "v0")), state, whole=False) == []
 
 
@@ -160,11 +162,14 @@ def test_from_a_domain_that_runs_nothing_is_taken() -> None:
     for connected in (frozenset({A}), frozenset[str]()):  # its QEMU may be about to come back
         state = State({A: luns}, names, connected)
         assert actions(wanted, state, whole=False) == [AddTarget(A, lun(2, "v2"))]
-        assert unasked(wanted, state) == {1: Shown("uuid-9"), 7: Shown("uuid-3")}
+        assert unasked(wanted, state) == {
+            Place(A, 1): Shown("uuid-9"),
+            Place(A, 7): Shown("uuid-3"),
+        }
         named = replace(wanted, luns=(lun(0, "v0", serial="S"),))
         shown = State({A: {0: Shown("uuid-0", serial="T")}}, names, connected)
         assert actions(named, shown, whole=False) == []
-        assert unasked(named, shown).keys() == {0}
+        assert unasked(named, shown).keys() == {Place(A, 0)}
 
 
 def test_what_a_running_domain_keeps_is_said(target: FakeTarget) -> None:
@@ -230,33 +235,43 @@ def test_options_reach_the_target(target: FakeTarget) -> None:
     assert target.options[A, 1] == enospc
 
 
-def test_what_becomes_of_errors_is_the_targets_where_it_can_be(target: FakeTarget) -> None:
+MADE_BY = {"scsi": "vhost_scsi_controller_add_target", "blk": "vhost_create_blk_controller"}
+
+
+@pytest.mark.parametrize("front", MADE_BY)
+def test_what_becomes_of_errors_is_the_targets_where_it_can_be(
+    target: FakeTarget, front: FrontEnd
+) -> None:
+    made_by = MADE_BY[front]
+    disk = replace(lun(0, "v0"), front=front)
+
     def made(write: str, read: str) -> tuple[str | None, dict[str, Any]]:
         target.controllers = {}
         target.options = {}
-        disk = replace(lun(0, "v0"), error_policy=ErrorPolicy(write, read))
-        return ensured(target, plan(A, disk)), target.options.get((A, 0), {})
+        target.blk = {}
+        said = ensured(target, plan(A, replace(disk, error_policy=ErrorPolicy(write, read))))
+        return said, target.options.get((A, 0), {}) | target.blk.get(f"{A}.0", {})
 
     assert made("report", "report") == (None, {})
     both = {"write_error_policy": "stop", "read_error_policy": "stop"}
     assert made("stop", "stop") == (None, both)
     # One that knows of none tells the guest, unless somebody chose.
-    real = target.vhost_scsi_controller_add_target
+    real = getattr(target, made_by)
 
-    def older(**params: Any) -> int:
+    def older(**params: Any) -> Any:
         if "write_error_policy" in params:
             raise RpcError(-32602, "Invalid parameters")
         return real(**params)
 
-    target.vhost_scsi_controller_add_target = older  # type: ignore[method-assign, assignment]
+    setattr(target, made_by, older)
     assert made("enospc", "report") == (None, {})
     assert made("stop", "report") == ("disk sda (volume lvs0/v0): Invalid parameters", {})
     # A running guest's disk is not taken away for it.
-    target.vhost_scsi_controller_add_target = real  # type: ignore[method-assign]
+    setattr(target, made_by, real)
     target.calls.clear()
     assert made("enospc", "report")[0] is None
-    assert ensured(target, plan(A, replace(lun(0, "v0"), error_policy=ErrorPolicy("stop")))) is None
-    assert target.calls.count("vhost_scsi_controller_add_target") == 1
+    assert ensured(target, plan(A, replace(disk, error_policy=ErrorPolicy("stop")))) is None
+    assert target.calls.count(made_by) == 1
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -352,6 +367,7 @@ def test_whatever_a_running_domain_has_it_keeps(
     assert set(target.calls) <= {
         "vhost_get_controllers",
         "bdev_get_bdevs",
+        "virtlun_lvol_get_xattrs",
         "vhost_scsi_controller_add_target",
     }
 
@@ -362,3 +378,63 @@ def target_and_plan(before: dict[int, int], after: dict[int, int]) -> tuple[Fake
     target.controllers = {A: {t: f"uuid-{v}" for t, v in before.items()}, B: {}}
     unique = {v: t for t, v in after.items()}
     return target, plan(A, *(lun(t, f"v{v}") for v, t in sorted(unique.items())))
+
+
+def blk(number: int, lvol: str, **more: Any) -> LunPlan:
+    return LunPlan(number, f"vd{chr(97 + number)}", VolumeRef("lvs0", lvol), front="blk", **more)
+
+
+def test_a_virtio_blk_disk_has_a_controller_of_its_own(target: FakeTarget) -> None:
+    wanted = plan(A, lun(0, "v0"), blk(1, "v1", serial="S", read_only=True))
+    assert [each.dev for each in ensure(target, wanted, whole=True)] == ["sda", "vdb"]
+    assert target.controllers == {A: {0: "uuid-0"}, f"{A}.1": {0: "uuid-1"}}
+    enospc = {"write_error_policy": "enospc"}
+    assert target.blk[f"{A}.1"] == {"serial": "S", "readonly": True, **enospc}
+    assert target.owners.keys() == {A, f"{A}.1"}
+    assert ensure(target, wanted, whole=True) == [], "safe to repeat"
+    assert ensure(target, wanted, whole=False) == []
+    target.connected.add(f"{A}.1")
+    assert release_domain(target, A) == "busy"
+    target.connected.clear()
+    ensure(target, wanted, whole=False)
+    assert release_domain(target, A) == "released"
+    assert target.controllers == {}
+    assert release_domain(target, A) == "none"
+
+
+def test_a_domain_of_virtio_blk_disks_alone_has_no_other_controller(target: FakeTarget) -> None:
+    wanted = replace(plan(A, blk(0, "v0")), has_scsi=False)
+    ensure(target, wanted, whole=True)
+    assert target.controllers == {f"{A}.0": {0: "uuid-0"}}
+    target.controllers.clear()
+    target.blk.clear()
+    assert [each.dev for each in ensure(target, wanted, whole=False)] == ["vda"]
+
+
+@pytest.mark.parametrize("more", [{"serial": "T"}, {"read_only": True}, {"block_size": 4096}])
+def test_another_disk_in_its_place_is_replaced_at_a_start_alone(
+    target: FakeTarget, more: dict[str, Any]
+) -> None:
+    wanted = replace(plan(A, blk(0, "v0")), has_scsi=False)
+    ensure(target, wanted, whole=True)
+    other = replace(wanted, luns=(blk(0, "v0", **more),))
+    assert "is kept, with bdev uuid-0" in str(ensured(target, other))
+    assert ensured(target, other, whole=True) is None
+    assert ensured(target, other) is None
+
+
+def test_a_start_that_fails_leaves_no_controller(target: FakeTarget) -> None:
+    wanted = plan(A, lun(0, "v0"), blk(1, "v1"), blk(2, "none"))
+    said = ensured(target, wanted, whole=True)
+    assert said is not None and said.startswith("disk vdc (volume lvs0/none):")
+    assert target.controllers == {}
+
+
+def test_what_is_left_of_a_disk_that_went_late_is_told_from_the_rest(target: FakeTarget) -> None:
+    wanted = plan(A, lun(0, "v0"), blk(1, "v1"))
+    ensure(target, wanted, whole=True)
+    for number, volume in ((2, "v2"), (3, "v3"), (4, "v4")):
+        target.call("vhost_create_blk_controller", ctrlr=f"{A}.{number}", dev_name=f"lvs0/{volume}")
+    target.connected.add(f"{A}.3")  # the guest has it still
+    named = replace(wanted, others=(f"{A}.4",))  # a device has its socket
+    assert leftovers(named, observe(target)) == {f"{A}.2"}

@@ -133,8 +133,8 @@ def test_the_map_of_crates_is_that_of_their_manifests() -> None:
     drawn = re.search(r"b is made of a\):\n\n(.*?; all of these) and", text, re.DOTALL)
     assert drawn
     for row in drawn[1].split(";"):
-        steps = [set(re.findall(r"`(\w+)`", step)) for step in row.split("→")]
+        steps = [set(re.findall(r"`([\w-]+)`", step)) for step in row.split("→")]
         for below, above in itertools.pairwise(steps):
             for name in above:
                 assert below <= made_of[name], f"{name} is made of {made_of[name]}, not {below}"
-    assert set(re.findall(r"`(\w+)`", text[drawn.start() : drawn.end() + 200])) >= crates.keys()
+    assert set(re.findall(r"`([\w-]+)`", text[drawn.start() : drawn.end() + 200])) >= crates.keys()

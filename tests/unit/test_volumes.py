@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -56,16 +57,17 @@ def test_bytes_for_people(value: int, shown: str) -> None:
 
 
 def test_rates_are_differences_per_second() -> None:
-    reactor = {"index": 0, "busy_ns": 0, "idle_ns": 0, "sleep_ns": 0}
+    reactor = {"index": 0, "cpu": 3, "busy_ns": 0, "idle_ns": 0, "sleep_ns": 0}
     io = {"num_read_ops": 10, "num_write_ops": 0, "bytes_read": 4096, "bytes_written": 0}
     before = {"at": 1.0, "reactors": [reactor], "bdevs": {"v": io}}
     after = {
         "at": 3.0,
         "reactors": [{**reactor, "busy_ns": 25, "sleep_ns": 75}],
         "bdevs": {"v": {**io, "num_read_ops": 30}, "new": {**io, "bytes_read": 8}},
+        "queues": Counter({3: 5, 0: 1}),
     }
     rates = difference(before, after)
-    assert rates["reactors"] == [{"index": 0, "busy": 0.25}]
+    assert rates["reactors"] == [{"index": 0, "cpu": 3, "busy": 0.25, "queues": 5}]
     assert rates["bdevs"]["v"]["num_read_ops"] == 10
     assert rates["bdevs"]["v"]["bytes_read"] == 0
     assert rates["bdevs"]["new"]["bytes_read"] == 4

@@ -178,7 +178,7 @@ def _build(directory: Path, say: Report) -> None:
             "csi-sanity",
             GOBIN=f"{new}/bin",
         )
-        client = Path(_output("list", "-m", "-f", "{{.Dir}}", SNAPSHOT_CLIENT))
+        client = Path(output("list", "-m", "-f", "{{.Dir}}", SNAPSHOT_CLIENT))
         shutil.copytree(client / "config/crd", directory / CRDS, dirs_exist_ok=True)
         (new / "bin/tools").rename(new / "bin" / MULTI_CALL)
         for program in (new / "bin").iterdir():
@@ -189,11 +189,11 @@ def _build(directory: Path, say: Report) -> None:
         link.symlink_to(MULTI_CALL)
 
 
-def _output(*arguments: str) -> str:
-    """Returns what go says in the module of the tools."""
+def output(*arguments: str, module: Path = MODULE) -> str:
+    """Returns what go says in a module; CalledProcessError where it fails."""
     environment = {**os.environ, "GOTOOLCHAIN": "local"}
     done = subprocess.run(
-        ["go", *arguments], cwd=MODULE, env=environment, capture_output=True, text=True, check=True
+        ["go", *arguments], cwd=module, env=environment, capture_output=True, text=True, check=True
     )
     return done.stdout.strip()
 

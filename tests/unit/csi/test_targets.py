@@ -228,18 +228,33 @@ def test_the_driver_is_ready_while_a_target_answers(pair: Pair) -> None:
     assert "/run/b.sock" in problem
 
 
-def test_metrics_tell_of_each_target_and_of_what_answers(pair: Pair) -> None:
-    pair.create(STORE_B)
-    pair.away(pair.a)
-    found = {
+def scraped(pair: Pair) -> dict[tuple[str, ...], float]:
+    """Returns the metrics of the targets, by name and labels."""
+    return {
         (metric.name, *sample.labels.values()): sample.value
         for metric in VolumeCollector(pair.volumes).collect()
         for sample in metric.samples
     }
+
+
+def test_metrics_tell_of_each_target_and_of_what_answers(pair: Pair) -> None:
+    pair.create(STORE_B)
+    pair.away(pair.a)
+    found = scraped(pair)
     assert found["virtlun_csi_target_up", "/run/a.sock"] == 0
     assert found["virtlun_csi_target_up", "/run/b.sock"] == 1
     assert found["virtlun_csi_volumes", STORE_B] == 1
     assert ("virtlun_csi_volumes", LVSTORE) not in found
+
+
+def test_metrics_count_reads_that_met_other_data_than_was_written(pair: Pair) -> None:
+    pair.b.checksums = {"base_bdev_name": "file", "mismatches": 3}
+    found = scraped(pair)
+    metric = "virtlun_csi_lvstore_checksum_mismatches"
+    assert found[metric, STORE_B] == 3
+    assert (metric, LVSTORE) not in found, "it has no checksums"
+    pair.b.checksums["mismatches"] = 0
+    assert scraped(pair)[metric, STORE_B] == 0
 
 
 def test_health_of_a_volume_is_its_target_s(pair: Pair) -> None:

@@ -21,7 +21,15 @@ from lxml import etree
 
 from plugin.gateway.channel import Channel
 from plugin.gateway.errors import Code, Refused
-from plugin.gateway.messages import Domain, DomainCall, TypedParam, XmlCall, pack_string
+from plugin.gateway.messages import (
+    Domain,
+    DomainCall,
+    TuneQuery,
+    TypedParam,
+    XmlCall,
+    pack_params,
+    pack_string,
+)
 from plugin.gateway.procs import Proc
 from plugin.gateway.wire import (
     CALLS,
@@ -215,7 +223,7 @@ class FakeLibvirtd:
 
     # The procedures
 
-    def _call(self, connection: Connection, proc: int, payload: bytes) -> bytes:  # noqa: PLR0911, PLR0912
+    def _call(self, connection: Connection, proc: int, payload: bytes) -> bytes:  # noqa: PLR0911, PLR0912, PLR0915
         if proc == Proc.AUTH_LIST:
             return bytes(Writer().u32(1).u32(self.auth_type))
         if proc == Proc.CONNECT_SUPPORTS_FEATURE:
@@ -277,6 +285,12 @@ class FakeLibvirtd:
             self._writing(connection)
             if dom.live is None:
                 raise Refused(Code.OPERATION_INVALID, "domain is not running")
+            raise Refused(Code.INVALID_ARG, "disk was not found in the domain config")
+        if proc == Proc.GET_BLOCK_IO_TUNE:
+            asked = TuneQuery.read(payload)
+            self._side(dom, asked.flags)
+            if asked.count == 0:  # of any disk, or none
+                return pack_params([]) + bytes(Writer().i32(20))
             raise Refused(Code.INVALID_ARG, "disk was not found in the domain config")
         if proc in (Proc.ATTACH_DEVICE_FLAGS, Proc.DETACH_DEVICE_FLAGS):
             self._writing(connection)

@@ -303,14 +303,8 @@ def test_what_is_not_supported_says_so(tmp_path: Path) -> None:
         dom = world.domain(disks=disk())
         client = await world.client()
         peek = bytes(dom.ref.write(Writer()).string("sdb").u64(0).u32(512).u32(0))
-        tune = bytes(dom.ref.write(Writer()).string("sdb").u32(0).u32(0))
-        asked = dom.ref.write(Writer())
-        asked.optional("sdb", asked.string).i32(0).u32(0)
-        for proc, args in (
-            (Proc.BLOCK_PEEK, peek),
-            (Proc.SET_BLOCK_IO_TUNE, tune),
-            (Proc.GET_BLOCK_IO_TUNE, bytes(asked)),
-        ):
+        threshold = bytes(dom.ref.write(Writer()).string("sdb").u64(1).u32(0))
+        for proc, args in ((Proc.BLOCK_PEEK, peek), (Proc.SET_BLOCK_THRESHOLD, threshold)):
             with pytest.raises(ReplyError, match="sdb") as error:
                 await client.call(proc, args)
             assert error.value.code == Code.OPERATION_UNSUPPORTED

@@ -105,7 +105,7 @@ def test_all_is_forgotten_with_the_connection_of_the_events(tmp_path: Path) -> N
             if Proc.CALLBACK_REGISTER_ANY in [proc for proc, _ in item.calls]
         ]
         assert len(events) == 2, "with events again before it is read"
-        assert [proc for proc, _ in events[1].calls].count(Proc.CALLBACK_REGISTER_ANY) == 2
+        assert [proc for proc, _ in events[1].calls].count(Proc.CALLBACK_REGISTER_ANY) == 3
 
     play(tmp_path, body)
 

@@ -53,8 +53,12 @@ def plainly(params: list[TypedParam], carrier: str | None, ours: list[Block]) ->
             blocks.setdefault(int(found[1]), []).append((found[2], param))
         elif param.field != "block.count":
             (after if blocks else before).append(param)
-    named = [n for n, block in blocks.items() if any(p.value == carrier for _, p in block)]
-    kept = [blocks[n] for n in sorted(blocks) if n not in named[-1:]]
+    named = [
+        n
+        for n, block in blocks.items()
+        if any(name == "name" and p.value == carrier for name, p in block)
+    ]
+    kept = [blocks[n] for n in sorted(blocks) if n not in named]
     result = [*before, TypedParam("block.count", UINT, len(kept) + len(ours))]
     for nth, block in enumerate(kept):
         result += [TypedParam(f"block.{nth}.{name}", p.kind, p.value) for name, p in block]
@@ -107,7 +111,8 @@ def test_the_bytes_say_what_decoded_values_would(
     carrier = "ubda" if hidden else None
     payload = StatsRecord.pack_all(every)
     found = records(payload)
-    parts = [merged(payload, item, carrier, Blocks(ours)) for item in found]
+    left_out = {carrier} if carrier is not None else set()
+    parts = [merged(payload, item, left_out, Blocks(ours)) for item in found]
     assert [item.domain(payload) for item in found] == [item.dom for item in every]
     expected = [StatsRecord(item.dom, plainly(item.params, carrier, ours)) for item in every]
     assert StatsRecord.read_all(payload[:4] + b"".join(parts)) == expected

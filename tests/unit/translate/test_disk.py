@@ -112,7 +112,10 @@ def blockio(attributes: str) -> str:
         (disk(OURS, "block", bus="sata"), "bus 'sata'.*use bus='scsi'"),
         (lvol("hda").replace(" bus='scsi'", ""), "bus 'ide'"),
         (disk(OURS, "block", more="<driver name='qemu' type='qcow2'/>"), "volumes are raw"),
-        (disk(OURS, "block", more="<iotune/>"), "<iotune> is not possible: I/O limits .*remove it"),
+        (
+            disk(OURS, "block", more="<iotune><group_name>g</group_name></iotune>"),
+            "<group_name> is not possible: each volume has limits of its own; give",
+        ),
         (disk(OURS, "block", more="<transient/>"), "<transient> is not possible"),
         (
             disk(OURS, "block", more="<encryption format='luks'/>"),

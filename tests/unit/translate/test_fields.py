@@ -12,7 +12,8 @@ from lxml import etree
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Characteristics
 from pydataplane.domain.translate import attach, define, fields, plan, recognise, update
-from pydataplane.domain.translate.fields import FIELDS, Effect
+from pydataplane.domain.translate.fieldkinds import Effect
+from pydataplane.domain.translate.fields import FIELDS
 from pydataplane.domain.xml.disk import parse_device, read
 from tests.support.examples import used
 from tests.unit.translate.domains import NEW_UUID, ROOT, SETTINGS, domain, lvol

@@ -1,0 +1,162 @@
+"""Linux on disks with T10 protection information, which goes with each block to the file.
+
+QEMU's property `t10_pi` lets the guest's driver have VIRTIO_SCSI_F_T10_PI.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+from tests.guest.conftest import BootGuest, add, disk
+from tests.support.qemu import Guest
+from tests.support.target import Target
+
+pytestmark = pytest.mark.vm
+
+MIB = 1 << 20
+#: What Linux's error of a check that failed (EILSEQ) is called by dd.
+ILSEQ = "Invalid or incomplete multibyte or wide character"
+T10_PI = ("-global", "vhost-user-scsi-pci.t10_pi=on")
+
+
+def guard(data: bytes) -> int:
+    """CRC-16 of T10 DIF, bit by bit."""
+    crc = 0
+    for byte in data:
+        crc ^= byte << 8
+        for _ in range(8):
+            crc = (crc << 1 ^ (0x8BB7 if crc & 0x8000 else 0)) & 0xFFFF
+    return crc
+
+
+def make(target: Target, number: int, dif_type: int, mib: int = 16, block_size: int = 512) -> Path:
+    """Shows a file with protection information as target `number` of `vm0`."""
+    name = f"pi{number}"
+    file = target.make_file(f"{name}.img", mib * MIB // block_size * (block_size + 8))
+    target.rpc(
+        "bdev_aio_create", name=name, filename=str(file), block_size=block_size, dif_type=dif_type
+    )
+    add(target, number, name)
+    return file
+
+
+def block_of(file: Path, lba: int, block_size: int = 512) -> bytes:
+    """A block as it lies in the file, with its tuple, whose bits are inverted."""
+    with file.open("rb") as opened:
+        opened.seek(lba * (block_size + 8))
+        return opened.read(block_size + 8)
+
+
+def put(file: Path, lba: int, block: bytes) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(lba * len(block))
+        opened.write(block)
+
+
+def integrity(guest: Guest, name: str, field: str) -> str:
+    """What Linux says of a disk's protection information."""
+    return guest.run(f"cat /sys/block/{name}/integrity/{field}").strip()
+
+
+def read(guest: Guest, name: str, lba: int, blocks: int = 8) -> str:
+    """What dd says, of blocks that are read past the page cache."""
+    skip = f"skip={lba * 512} iflag=direct,skip_bytes"
+    return guest.run(
+        f"dd if=/dev/{name} of=/dev/null bs={blocks * 512} count=1 {skip}", check=False
+    )
+
+
+def test_linux_writes_and_reads_with_it(target: Target, boot: BootGuest) -> None:
+    """It is the guest's own tuple that lies beside a block, and that it gets back and verifies."""
+    files = {1: make(target, 1, 1), 2: make(target, 2, 3), 3: make(target, 3, 1, block_size=4096)}
+    target.rpc("bdev_malloc_create", name="plain", num_blocks=32768, block_size=512)
+    add(target, 4, "plain")
+    guest = boot(extra=T10_PI)
+    formats = {1: "T10-DIF-TYPE1-CRC", 2: "T10-DIF-TYPE3-CRC", 3: "T10-DIF-TYPE1-CRC"}
+    for number, format_ in formats.items():
+        name = disk(guest, number)
+        assert integrity(guest, name, "format") == format_
+        assert integrity(guest, name, "device_is_integrity_capable") == "1"
+        assert (
+            integrity(guest, name, "read_verify"),
+            integrity(guest, name, "write_generate"),
+        ) == (("1", "1"))
+        # What it reads before it writes: nothing was written, so nothing is checked.
+        guest.run(f"dd if=/dev/{name} of=/dev/null bs=1M iflag=direct")
+        guest.run(f"mkfs.ext4 -q /dev/{name} && mount /dev/{name} /mnt")
+        guest.run("dd if=/dev/urandom of=/mnt/file bs=1M count=4 && sync")
+        written = guest.run("md5sum < /mnt/file")
+        guest.run("umount /mnt && echo 3 > /proc/sys/vm/drop_caches")
+        guest.run(f"mount /dev/{name} /mnt")
+        assert guest.run("md5sum < /mnt/file") == written
+        guest.run("umount /mnt")
+        block_size = 4096 if number == 3 else 512
+        # The superblock, 1024 bytes from the beginning.
+        lba = 0 if number == 3 else 2
+        block = block_of(files[number], lba, block_size)
+        tuple_ = struct.unpack(">HHI", bytes(~byte & 0xFF for byte in block[block_size:]))
+        assert (tuple_[0], tuple_[1]) == (guard(block[:block_size]), 0)
+        # With type 3 it is the guest's to say, and it is what Linux says.
+        assert tuple_[2] == (lba if number != 2 else 0)
+    plain = disk(guest, 4)
+    guest.run(f"dd if=/dev/urandom of=/dev/{plain} bs=1M count=16 oflag=direct")
+    assert "DIF" in guest.run("dmesg | grep -i 'Enabling DI[FX]'")
+
+
+def test_what_goes_bad_in_the_file_is_an_error_in_the_guest(
+    target: Target, boot: BootGuest
+) -> None:
+    file = make(target, 1, 1)
+    guest = boot(extra=T10_PI)
+    name = disk(guest, 1)
+    guest.run(f"dd if=/dev/urandom of=/dev/{name} bs=1M count=16 oflag=direct && sync")
+    assert "1+0 records out" in read(guest, name, 0)
+
+    def told(lba: int) -> str:
+        """The sense of a READ(10) of a block, with its tuple."""
+        cdb = f"28 20 {lba:08x} 00 0001 00"
+        words = " ".join(re.findall("..", cdb.replace(" ", "")))
+        return guest.run(f"sg_raw -r 520 /dev/{name} {words}", check=False)
+
+    kept = {lba: block_of(file, lba) for lba in (100, 200, 201, 300)}
+    # A bit of the data; two blocks in each other's place, with their tuples.
+    damaged = bytearray(kept[100])
+    damaged[random.Random(1).randrange(512)] ^= 0x20
+    put(file, 100, bytes(damaged))
+    put(file, 200, kept[201])
+    put(file, 201, kept[200])
+    for lba, what in ((100, "guard"), (200, "reference tag"), (201, "reference tag")):
+        assert ILSEQ in read(guest, name, lba - 3)
+        words = told(lba)
+        assert f"Logical block {what} check failed" in words, words
+        assert "Aborted Command" in words
+        log = guest.run("dmesg | tail -n 40")
+        assert re.search(rf"protection error, dev {name}, sector {lba - 3}\b", log), log
+    # Beside them all is well, and what is written anew is, too.
+    assert "1+0 records out" in read(guest, name, 101)
+    guest.run(f"dd if=/dev/urandom of=/dev/{name} bs=512 seek=100 count=1 oflag=direct")
+    assert "1+0 records out" in read(guest, name, 100, 1)
+    # An old block in its own place, with the tuple that it had, was right once: nobody can tell.
+    guest.run(f"dd if=/dev/urandom of=/dev/{name} bs=512 seek=300 count=1 oflag=direct")
+    assert block_of(file, 300) != kept[300]
+    put(file, 300, kept[300])
+    assert "1+0 records out" in read(guest, name, 300, 1)
+
+
+def test_a_guest_without_it_is_told_as_well(target: Target, boot: BootGuest) -> None:
+    """The target compares what is in the file by itself, also where nothing is carried."""
+    file = make(target, 1, 1)
+    guest = boot()
+    name = disk(guest, 1)
+    guest.run(f"dd if=/dev/urandom of=/dev/{name} bs=1M count=16 oflag=direct && sync")
+    assert guest.run(f"cat /sys/block/{name}/integrity/device_is_integrity_capable").strip() == "0"
+    put(file, 77, bytes([1]) + block_of(file, 77)[1:512] + block_of(file, 77)[512:])
+    put(file, 900, block_of(file, 901))
+    assert "1+0 records out" not in read(guest, name, 77, 1)
+    assert "1+0 records out" not in read(guest, name, 900, 1)
+    assert "1+0 records out" in read(guest, name, 901, 1)

@@ -1,0 +1,210 @@
+"""Bdevs with T10 protection information: a block that is not the one that was written is told."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.initiator import Initiator
+from tests.support.target import Target
+
+CHECK, ABORTED_COMMAND = 2, 0xB
+GUARD, REFERENCE_TAG = (0x10, 1), (0x10, 3)
+FLUSH = bytes([0x35, *bytes(9)])
+BLOCKS = 2048
+
+
+def stamped(seed: int, blocks: int, block_size: int = 512) -> bytes:
+    """`blocks` blocks, each unlike any other."""
+    stamps = (f"<{seed}.{number}>".encode().ljust(16, b".") for number in range(blocks))
+    return b"".join(stamp * (block_size // 16) for stamp in stamps)
+
+
+@contextmanager
+def guest(target: Target) -> Iterator[Initiator]:
+    with Initiator(target.vhost_dir / "vm") as vm:
+        vm.send("connect")
+        vm.ready()
+        yield vm
+
+
+def make(target: Target, dif_type: int, block_size: int = 512) -> Path:
+    """A file bdev with protection information, as the LUN of `vm`."""
+    file = target.make_file("p0.img", BLOCKS * (block_size + 8))
+    target.rpc(
+        "bdev_aio_create", name="p0", filename=str(file), block_size=block_size, dif_type=dif_type
+    )
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
+    target.add_lun("vm", "p0")
+    return file
+
+
+def block_of(file: Path, lba: int, block_size: int = 512) -> bytes:
+    """A block as it lies in the file."""
+    with file.open("rb") as opened:
+        opened.seek(lba * (block_size + 8))
+        return opened.read(block_size + 8)
+
+
+def put(file: Path, lba: int, block: bytes) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(lba * len(block))
+        opened.write(block)
+
+
+def told(vm: Initiator, lba: int, blocks: int, block_size: int = 512) -> tuple[int, ...]:
+    """What a READ(10) fails with."""
+    cdb = bytes([0x28, 0, *lba.to_bytes(4, "big"), 0, *blocks.to_bytes(2, "big"), 0])
+    answer = vm.cdb(cdb, data_in_len=blocks * block_size)
+    assert (answer["status"], answer["sense"][2] & 15) == (CHECK, ABORTED_COMMAND), answer
+    # INFORMATION: the block, which is among those that were asked for.
+    assert answer["sense"][0] == 0xF0
+    assert int.from_bytes(answer["sense"][3:7], "big") in range(lba, lba + blocks)
+    return tuple(answer["sense"][12:14])
+
+
+def guard(data: bytes) -> int:
+    """CRC-16 of T10 DIF, bit by bit."""
+    crc = 0
+    for byte in data:
+        crc ^= byte << 8
+        for _ in range(8):
+            crc = (crc << 1 ^ (0x8BB7 if crc & 0x8000 else 0)) & 0xFFFF
+    return crc
+
+
+def tuple_of(lba: int, data: bytes, app_tag: int = 0) -> bytes:
+    """The protection information of a block, of type 1."""
+    return struct.pack(">HHI", guard(data), app_tag, lba)
+
+
+@pytest.mark.parametrize("block_size", [512, 4096])
+def test_damaged_and_misplaced_blocks_are_told_and_stale_ones_are_not(
+    target: Target, block_size: int
+) -> None:
+    file = make(target, 1, block_size)
+    data = stamped(1, 64, block_size)
+    with guest(target) as vm:
+        vm.write(100, data, block_size=block_size)
+        assert vm.cdb(FLUSH)["status"] == 0
+    # What was not written has no room: tuples lie inverted, so that zeros are none.
+    assert file.stat().st_blocks * 512 < 100 * block_size
+    old = block_of(file, 140, block_size)
+    assert old[:block_size] == data[40 * block_size : 41 * block_size]
+    target.restart()
+    with guest(target) as vm:
+        assert vm.read(100, 64, block_size=block_size) == data
+        damaged = bytearray(old)
+        damaged[17] ^= 4
+        put(file, 140, bytes(damaged))
+        assert told(vm, 100, 64, block_size) == GUARD
+        assert vm.read(100, 40, block_size=block_size) == data[: 40 * block_size]
+        put(file, 140, old)
+        one, two = block_of(file, 103, block_size), block_of(file, 105, block_size)
+        put(file, 103, two)
+        assert told(vm, 103, 1, block_size) == REFERENCE_TAG
+        vm.write(103, data[3 * block_size : 4 * block_size], block_size=block_size)
+        assert block_of(file, 103, block_size) == one
+        # An older one of its own place was right once, and so it is taken.
+        vm.write(140, stamped(2, 1, block_size), block_size=block_size)
+        put(file, 140, old)
+        assert vm.read(100, 64, block_size=block_size) == data
+
+
+def test_a_guest_reads_and_writes_blocks_with_their_tuples(target: Target) -> None:
+    file = make(target, 1)
+    data = stamped(7, 4)
+    blocks = [data[n * 512 : (n + 1) * 512] for n in range(4)]
+    both = b"".join(block + tuple_of(9 + n, block, 77) for n, block in enumerate(blocks))
+    write = bytes([0x2A, 0x20, 0, 0, 0, 9, 0, 0, 4, 0])
+    read = bytes([0x28, 0x20, 0, 0, 0, 9, 0, 0, 4, 0])
+    with guest(target) as vm:
+        assert vm.cdb(bytes([0x12, 0, 0, 0, 96, 0]), data_in_len=96)["data_in"][5] & 1
+        capacity = vm.cdb(bytes([0x9E, 0x10, *bytes(11), 32, 0, 0]), data_in_len=32)["data_in"]
+        assert capacity[8:14] == bytes([0, 0, 2, 0, 1, 0])
+        assert vm.cdb(write, data_out=both)["status"] == 0
+        assert vm.cdb(read, data_in_len=len(both))["data_in"] == both
+        inverted = bytes(~byte & 0xFF for byte in tuple_of(10, blocks[1], 77))
+        assert block_of(file, 10) == blocks[1] + inverted
+        for at, code in ((600, GUARD), (520 + 519, REFERENCE_TAG)):
+            bad = bytearray(both)
+            bad[at] ^= 1
+            answer = vm.cdb(write, data_out=bytes(bad))
+            assert (answer["status"], answer["sense"][2] & 15) == (CHECK, ABORTED_COMMAND)
+            assert (answer["sense"][3:7], tuple(answer["sense"][12:14])) == (
+                bytes([0, 0, 0, 10]),
+                code,
+            )
+        assert vm.read(9, 4) == data
+    target.make_file("other.img", BLOCKS * 512)
+    target.rpc("bdev_aio_create", name="o0", filename=str(target.directory / "other.img"))
+    copied = {"ctrlr": "vm", "scsi_target_num": 0, "dst_bdev_name": "o0"}
+    why = target.fails("virtlun_lun_copy_start", **copied).args[0]
+    assert "has protection information, which a copy cannot take along" in why
+
+
+def test_type_3_knows_no_places(target: Target) -> None:
+    file = make(target, 3)
+    data = stamped(1, 8)
+    with guest(target) as vm:
+        vm.write(0, data)
+        put(file, 3, block_of(file, 5))
+        assert vm.read(3, 1) == data[5 * 512 : 6 * 512]
+        put(file, 4, bytes([1]) + block_of(file, 4)[1:])
+        assert told(vm, 0, 8) == GUARD
+
+
+def test_it_grows_with_its_file_and_is_shown_as_by_spdk(target: Target) -> None:
+    file = make(target, 1)
+    (shown,) = target.rpc("bdev_get_bdevs", name="p0")
+    of_metadata = {
+        "block_size": 520,
+        "num_blocks": BLOCKS,
+        "md_size": 8,
+        "md_interleave": True,
+        "dif_type": 1,
+        "dif_is_head_of_md": False,
+        "enabled_dif_check_types": {"reftag": True, "apptag": False, "guard": True},
+        "dif_pi_format": 0,
+    }
+    assert {name: shown[name] for name in of_metadata} == of_metadata
+    with guest(target) as vm:
+        vm.write(BLOCKS - 1, stamped(1, 1))
+        with file.open("r+b") as opened:
+            opened.truncate(2 * BLOCKS * 520)
+        target.rpc("bdev_aio_rescan", name="p0")
+        (shown,) = target.rpc("bdev_get_bdevs", name="p0")
+        assert shown["num_blocks"] == 2 * BLOCKS
+        vm.ready()
+        vm.write(2 * BLOCKS - 1, stamped(2, 1))
+        assert vm.read(BLOCKS - 1, 1) == stamped(1, 1)
+        assert vm.read(2 * BLOCKS - 1, 1) == stamped(2, 1)
+    target.rpc("vhost_delete_controller", ctrlr="vm", force=True)
+    target.rpc("bdev_aio_delete", name="p0")
+    # The file is free.
+    target.rpc("bdev_uring_create", name="p0", filename=str(file), dif_type=1)
+    assert target.rpc("bdev_get_bdevs", name="p0")[0]["dif_type"] == 1
+    target.rpc("bdev_uring_delete", name="p0")
+    target.rpc("bdev_aio_create", name="p0", filename=str(file))
+    assert "md_size" not in target.rpc("bdev_get_bdevs", name="p0")[0]
+
+
+def test_an_lvstore_lies_on_it_and_an_upgrade_keeps_what_is_in_memory(target: Target) -> None:
+    metadata = {"md_size": 8, "md_interleave": True, "dif_type": 1}
+    target.rpc("bdev_malloc_create", name="m0", num_blocks=131072, block_size=512, **metadata)
+    target.rpc("bdev_lvol_create_lvstore", bdev_name="m0", lvs_name="lvs0")
+    target.make_thin("v0", 16)
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
+    target.add_lun("vm", "lvs0/v0")
+    with guest(target) as vm:
+        vm.write(1000, stamped(1, 300))
+        assert vm.cdb(FLUSH)["status"] == 0
+    target.upgrade()
+    with guest(target) as vm:
+        assert vm.read(1000, 300) == stamped(1, 300)
+    (shown,) = target.rpc("bdev_get_bdevs", name="m0")
+    assert (shown["block_size"], shown["dif_type"]) == (520, 1)
