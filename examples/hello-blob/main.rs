@@ -20,11 +20,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 
     // 1. A store of 1 MiB clusters.
-    let options = StoreOptions {
-        name: "hello".into(),
-        uuid: Uuid::new_v4(),
-        cluster_size: 1 << 20,
-    };
+    let options =
+        StoreOptions { name: "hello".into(), uuid: Uuid::new_v4(), cluster_size: 1 << 20 };
     let mut store = Store::create_store(FileDisk::new(open(path)?)?, &options)?;
     println!("created: {:?}", store.info());
 
@@ -54,17 +51,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut bytes = [0; 11];
     store.read(blob, offset, &mut bytes)?;
     println!("read:    {}", String::from_utf8_lossy(&bytes));
-    assert_eq!(
-        (&bytes, store.xattr(blob, "language")?),
-        (hello, &b"en"[..])
-    );
+    assert_eq!((&bytes, store.xattr(blob, "language")?), (hello, &b"en"[..]));
 
     // 6. A snapshot keeps what was written; the blob goes on, under another number.
-    let options = HistoryOptions {
-        name: "before".into(),
-        uuid: Uuid::new_v4(),
-        xattrs: Default::default(),
-    };
+    let options =
+        HistoryOptions { name: "before".into(), uuid: Uuid::new_v4(), xattrs: Default::default() };
     let snapshot = blob;
     let blob = store.snapshot(&[(snapshot, options)])?[0];
     store.write(blob, offset, b"changed blob")?;

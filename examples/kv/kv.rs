@@ -79,9 +79,7 @@ impl<D: Disk> Kv<D> {
         for blob in blobs {
             match kv.store.xattr(blob, FIRST) {
                 Ok(first) => {
-                    let first = std::str::from_utf8(first)
-                        .ok()
-                        .and_then(|text| text.parse().ok());
+                    let first = std::str::from_utf8(first).ok().and_then(|text| text.parse().ok());
                     begun.insert(first.unwrap_or(0), blob);
                 }
                 Err(_) => kv.empty.push(blob),
@@ -92,12 +90,7 @@ impl<D: Disk> Kv<D> {
         }
         // What lies behind the end of the last one was never acknowledged: it must not be read behind
         // what is put from now on.
-        if kv
-            .segments
-            .values()
-            .next_back()
-            .is_none_or(|last| last.used > 0)
-        {
+        if kv.segments.values().next_back().is_none_or(|last| last.used > 0) {
             kv.begin_segment()?;
         }
         Ok(kv)
@@ -107,14 +100,7 @@ impl<D: Disk> Kv<D> {
     fn read_log(&mut self, first: u64, blob: BlobId) -> Result<(), Error> {
         let mut bytes = vec![0; self.size as usize];
         self.store.read(blob, 0, &mut bytes)?;
-        self.segments.insert(
-            first,
-            Segment {
-                blob,
-                used: 0,
-                live: 0,
-            },
-        );
+        self.segments.insert(first, Segment { blob, used: 0, live: 0 });
         let (mut at, mut number) = (0, first);
         while let Some((key, value)) = decode(&bytes[at..], number) {
             let place = Place {
@@ -138,10 +124,7 @@ impl<D: Disk> Kv<D> {
     fn account(&mut self, key: Box<[u8]>, place: Option<Place>) {
         let before = match place {
             Some(place) => {
-                self.segments
-                    .get_mut(&place.segment)
-                    .expect("it is its")
-                    .live += place.bytes();
+                self.segments.get_mut(&place.segment).expect("it is its").live += place.bytes();
                 self.index.insert(key, place)
             }
             None => self.index.remove(&key),
@@ -160,10 +143,7 @@ impl<D: Disk> Kv<D> {
         };
         let mut value = vec![0; place.value as usize];
         let (segment, last) = (&self.segments[&place.segment], self.last());
-        let (from, written) = (
-            place.at + HEADER as u64 + u64::from(place.key),
-            segment.used,
-        );
+        let (from, written) = (place.at + HEADER as u64 + u64::from(place.key), segment.used);
         let pending = (place.segment == last).then(|| written - self.pending.len() as u64);
         match pending {
             Some(begin) if place.at >= begin => {
@@ -205,19 +185,12 @@ impl<D: Disk> Kv<D> {
     }
 
     fn last(&self) -> u64 {
-        *self
-            .segments
-            .last_key_value()
-            .expect("there is always one")
-            .0
+        *self.segments.last_key_value().expect("there is always one").0
     }
 
     fn append(&mut self, key: &[u8], value: Option<&[u8]>) -> Result<(), Error> {
         let bytes = HEADER as u64 + key.len() as u64 + value.map_or(0, <[u8]>::len) as u64;
-        assert!(
-            bytes <= self.size,
-            "an entry of {bytes} bytes is longer than a segment"
-        );
+        assert!(bytes <= self.size, "an entry of {bytes} bytes is longer than a segment");
         if self.segments[&self.last()].used + bytes > self.size {
             self.sync()?;
             self.begin_segment()?;
@@ -229,18 +202,9 @@ impl<D: Disk> Kv<D> {
         segment.used += bytes;
         self.next += 1;
         let value = value.map(|value| value.len() as u32);
-        let place = value.map(|value| Place {
-            segment: last,
-            at,
-            key: key.len() as u32,
-            value,
-        });
+        let place = value.map(|value| Place { segment: last, at, key: key.len() as u32, value });
         self.account(key.into(), place);
-        if self.pending.len() >= PENDING {
-            self.write_pending()
-        } else {
-            Ok(())
-        }
+        if self.pending.len() >= PENDING { self.write_pending() } else { Ok(()) }
     }
 
     fn write_pending(&mut self) -> Result<(), Error> {
@@ -266,16 +230,8 @@ impl<D: Disk> Kv<D> {
                 xattrs: Default::default(),
             })?,
         };
-        self.store
-            .set_xattr(blob, FIRST, self.next.to_string().as_bytes())?;
-        self.segments.insert(
-            self.next,
-            Segment {
-                blob,
-                used: 0,
-                live: 0,
-            },
-        );
+        self.store.set_xattr(blob, FIRST, self.next.to_string().as_bytes())?;
+        self.segments.insert(self.next, Segment { blob, used: 0, live: 0 });
         Ok(())
     }
 
@@ -289,10 +245,7 @@ impl<D: Disk> Kv<D> {
             let (first, segment) = self.segments.first_key_value().expect("there are some");
             (*first, segment.blob)
         };
-        let its = self
-            .index
-            .iter()
-            .filter(|(_, place)| place.segment == first);
+        let its = self.index.iter().filter(|(_, place)| place.segment == first);
         let keys: Vec<Box<[u8]>> = its.map(|(key, _)| key.clone()).collect();
         for key in keys {
             let value = self.get(&key)?;
@@ -313,11 +266,7 @@ fn encode(to: &mut Vec<u8>, number: u64, key: &[u8], value: Option<&[u8]>) {
     to.extend_from_slice(&[0; 4]);
     to.extend_from_slice(&number.to_le_bytes());
     to.extend_from_slice(&(key.len() as u32).to_le_bytes());
-    to.extend_from_slice(
-        &value
-            .map_or(DELETED, |value| value.len() as u32)
-            .to_le_bytes(),
-    );
+    to.extend_from_slice(&value.map_or(DELETED, |value| value.len() as u32).to_le_bytes());
     to.extend_from_slice(key);
     to.extend_from_slice(value.unwrap_or_default());
     let sum = checksum(&to[begin + 4..]);
@@ -348,11 +297,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn options() -> StoreOptions {
-        StoreOptions {
-            name: "kv".into(),
-            uuid: Uuid::from_u128(1),
-            cluster_size: 64 << 10,
-        }
+        StoreOptions { name: "kv".into(), uuid: Uuid::from_u128(1), cluster_size: 64 << 10 }
     }
 
     /// What a process finds after one that was killed.

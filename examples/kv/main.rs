@@ -51,9 +51,7 @@ fn value(number: u64, round: u64) -> [u8; VALUE] {
 }
 
 fn disk(path: &Path) -> Outcome<FileDisk> {
-    Ok(FileDisk::new(
-        OpenOptions::new().read(true).write(true).open(path)?,
-    )?)
+    Ok(FileDisk::new(OpenOptions::new().read(true).write(true).open(path)?)?)
 }
 
 /// Does the operations; returns how many a second, and the round in which each key was put last.
@@ -93,17 +91,9 @@ fn main() -> Outcome<()> {
     }
     let (mib, count): (u64, u64) = (mib.parse()?, count.parse()?);
     let path = Path::new(path);
-    let file = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(path)?;
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
     file.set_len(mib << 20)?;
-    let options = StoreOptions {
-        name: "kv".into(),
-        uuid: Uuid::new_v4(),
-        cluster_size: 1 << 20,
-    };
+    let options = StoreOptions { name: "kv".into(), uuid: Uuid::new_v4(), cluster_size: 1 << 20 };
     let mut kv = Kv::open(Store::create_store(disk(path)?, &options)?)?;
     let (rate, mut held) = work(&mut kv, workload, count)?;
     let gone = *held.keys().next().ok_or("COUNT is 0")?;
@@ -114,11 +104,7 @@ fn main() -> Outcome<()> {
     assert_eq!((kv.count(), kv.get(&key(gone))?), (held.len(), None));
     for (number, round) in held {
         let found = kv.get(&key(number))?;
-        assert_eq!(
-            found.as_deref(),
-            Some(&value(number, round)[..]),
-            "key {number}"
-        );
+        assert_eq!(found.as_deref(), Some(&value(number, round)[..]), "key {number}");
     }
     println!(
         "{{\"workload\": \"{workload}\", \"operations\": {count}, \"per_second\": {rate:.0}}}"
