@@ -86,7 +86,7 @@ test-python: setup $(if $(ARGS),,kubernetes) ## The Python tests; with ARGS='tes
 	$(call say,pytest)
 	@# Each worker would compile all tests, with their assertions, at the same time: now one does for all.
 	@$(if $(ARGS),:,$(BIN)/python -m pytest -m '' --collect-only -qq >/dev/null 2>&1 || true)
-	@$(BIN)/python -m pytest -m '' $(if $(ARGS),,$(SIDE_BY_SIDE)) $(ARGS)
+	@$(BIN)/python -m $(if $(ARGS),pytest -m '' $(ARGS),tests.again $(SIDE_BY_SIDE))
 
 .PHONY: fuzz
 fuzz: setup ## Each fuzz target for 20 s (FUZZ='ring --seconds 600' for one, longer)
