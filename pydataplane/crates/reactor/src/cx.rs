@@ -15,6 +15,10 @@ pub(crate) struct RegisteredPoller {
     added: u64,
     /// Turns in which it handled something.
     pub(crate) busy: u64,
+    /// [`Cx::turns`] at the last of them.
+    pub(crate) busy_at: u64,
+    /// It was told that others have work, too.
+    pub(crate) contended: bool,
 }
 
 /// One line of `thread_get_pollers`.
@@ -37,13 +41,15 @@ pub struct Cx {
     pub(crate) places: Vec<RegisteredPoller>,
     /// Turns of the loop so far.
     pub(crate) turns: u64,
+    /// Pollers that had work in one of the last turns.
+    pub(crate) with_work: u32,
     pub(crate) stop: bool,
     next_id: u64,
 }
 
 impl Cx {
     pub(crate) fn new(index: usize, io: IoContext) -> Self {
-        Cx { io, index, places: Vec::new(), turns: 0, stop: false, next_id: 1 }
+        Cx { io, index, places: Vec::new(), turns: 0, with_work: 0, stop: false, next_id: 1 }
     }
 
     /// This thread's context for bdev channels.
@@ -60,7 +66,14 @@ impl Cx {
     pub fn add_poller(&mut self, poller: Box<dyn Poller>) -> PollerId {
         let id = PollerId(self.next_id);
         self.next_id += 1;
-        self.places.push(RegisteredPoller { id, poller, added: self.turns, busy: 0 });
+        self.places.push(RegisteredPoller {
+            id,
+            poller,
+            added: self.turns,
+            busy: 0,
+            busy_at: 0,
+            contended: false,
+        });
         id
     }
 

@@ -9,6 +9,9 @@ pub trait Poller: Any {
     /// Does what can be done now without blocking; returns how many events were handled
     /// (0 means idle).
     fn poll(&mut self) -> u32;
+    /// Others of the reactor have work, too, from now on, or none has: one that polls for long should do so
+    /// for a shorter time while they do. At first none has.
+    fn set_contended(&mut self, _contended: bool) {}
     /// The reactor is about to sleep: ask for wake-ups (enable kicks). Returns `false` if work
     /// arrived meanwhile, or if nothing would wake the reactor for work that is under way, and
     /// then the reactor does not sleep. Every `arm` is followed by one `disarm`.

@@ -13,6 +13,9 @@ use crate::{Cx, ticks};
 /// so the spin time is kept to about a microsecond.
 const CLOCK_EVERY: u32 = 16;
 
+/// A poller has work if it had some in one of so many turns: a guest that waits for its disk has none in most.
+const WITH_WORK_TURNS: u64 = 256;
+
 /// What wakes a reactor sooner than that after it fell asleep, in microseconds, may have waited for its CPU.
 const SOON_US: u64 = 20;
 
@@ -109,10 +112,22 @@ fn turn(cx: &mut Cx, mailbox: &Mailbox) -> u32 {
         events += messages(cx, mailbox);
     }
     cx.turns += 1;
+    let (now, before) = (cx.turns, cx.with_work);
+    cx.with_work = 0;
     for place in &mut cx.places {
+        let has_work = place.busy > 0 && now - place.busy_at <= WITH_WORK_TURNS;
+        cx.with_work += u32::from(has_work);
+        let contended = before > u32::from(has_work);
+        if contended != place.contended {
+            place.contended = contended;
+            place.poller.set_contended(contended);
+        }
         let n = place.poller.poll();
-        place.busy += u64::from(n > 0);
-        events += n;
+        if n > 0 {
+            place.busy += 1;
+            place.busy_at = now;
+            events += n;
+        }
     }
     events + cx.io.flush()
 }

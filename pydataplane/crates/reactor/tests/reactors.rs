@@ -188,6 +188,49 @@ fn no_kick_is_lost_between_arming_and_sleeping() {
     r.stop();
 }
 
+/// Has work while `works`; keeps what it was told of others.
+#[derive(Clone, Default)]
+struct Worker {
+    works: Arc<AtomicBool>,
+    contended: Arc<AtomicBool>,
+}
+
+impl Poller for Worker {
+    fn name(&self) -> &str {
+        "worker"
+    }
+    fn poll(&mut self) -> u32 {
+        self.works.load(SeqCst).into()
+    }
+    fn set_contended(&mut self, contended: bool) {
+        self.contended.store(contended, SeqCst);
+    }
+}
+
+#[test]
+fn pollers_know_whether_others_have_work() {
+    let r = start(1, Idle::Poll);
+    let workers = [Worker::default(), Worker::default(), Worker::default()];
+    for worker in workers.clone() {
+        _ = r.handles()[0].call(move |cx| cx.add_poller(Box::new(worker)));
+    }
+    for (works, contended) in [
+        ([false; 3], [false; 3]),
+        ([true, false, false], [false, true, true]),
+        ([true, false, true], [true; 3]),
+        ([false, false, true], [true, true, false]),
+        ([true; 3], [true; 3]),
+        ([false; 3], [false; 3]),
+    ] {
+        workers.iter().zip(works).for_each(|(worker, works)| worker.works.store(works, SeqCst));
+        // Who had work lately counts for some turns; a test that hangs here fails.
+        while workers.each_ref().map(|worker| worker.contended.load(SeqCst)) != contended {
+            thread::yield_now();
+        }
+    }
+    r.stop();
+}
+
 struct Spinner {
     polls: Arc<AtomicU64>,
     quiet: bool,

@@ -9,7 +9,7 @@
 //! A request whose I/O failed may wait for somebody to do something about it: see `suspended`.
 //!
 //! Other guests wait while a session has its turn, so a turn is bounded: by the clock
-//! ([`TURN_US`]), to which what the reactor has to submit at its end is added beforehand; by requests
+//! ([`TURN_US`], [`CONTENDED_TURN_US`]), to which what the reactor has to submit at its end is added beforehand; by requests
 //! ([`MAX_TAKEN`]); and devices copy no more than [`bdev::COPY_AT_ONCE`] bytes at once. What is over
 //! waits in its ring or its slot. How much data a session has with devices is bounded as well: see
 //! `room`.
@@ -57,9 +57,11 @@ use units::Units;
 
 /// Requests taken from one queue before they are published and the next queue has its turn.
 const BATCH: usize = 32;
-/// How long one poll may go on, in microseconds: about as long as 32 small requests take, so that a
-/// neighbour with large ones is no worse than one with many.
+/// How long one poll may go on, in microseconds: more than 32 small requests take.
 const TURN_US: u64 = 50;
+/// And while other sessions of the reactor have requests, which wait for up to two such polls: about as
+/// long as 32 small ones take, so that a neighbour with large ones is no worse than one with many.
+const CONTENDED_TURN_US: u64 = 20;
 /// How often devices without I/O are looked at, at most, in microseconds.
 const SETTLE_US: u64 = 10_000;
 /// What a request that goes to the io_uring is counted as beforehand, in microseconds: it is submitted
@@ -120,7 +122,7 @@ pub(crate) struct DevicePoller {
     first_active: usize,
     /// Unit with requests that wait that the next one is of.
     next_backlog: usize,
-    /// [`TURN_US`] in ticks.
+    /// [`TURN_US`] or [`CONTENDED_TURN_US`] in ticks.
     turn_ticks: u64,
     /// [`SUBMISSION_US`] in ticks.
     submission_ticks: u64,
@@ -139,6 +141,11 @@ impl Poller for DevicePoller {
             Front::Scsi => self.turn::<Scsi>(),
             Front::Blk => self.turn::<Blk>(),
         }
+    }
+
+    fn set_contended(&mut self, contended: bool) {
+        let us = if contended { CONTENDED_TURN_US } else { TURN_US };
+        self.turn_ticks = reactor::ticks::from_us(us);
     }
 
     fn arm(&mut self) -> bool {
