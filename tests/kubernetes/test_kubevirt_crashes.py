@@ -18,7 +18,7 @@ from tests.kubernetes.driver import Deployment
 from tests.kubernetes.kubevirt import census
 from tests.kubernetes.kubevirt.claims import claim, status, vm_volume, wait_phase
 from tests.kubernetes.kubevirt.examples import machine, nothing_left
-from tests.kubernetes.kubevirt.guest import OURS, disk_at, size, vendor
+from tests.kubernetes.kubevirt.guest import OURS, disk_at, size, vendor, write
 from tests.kubernetes.kubevirt.simulator import KubeVirt, Machine
 from tests.kubernetes.kubevirt.wire import HookError
 from tests.support.wait import until
@@ -134,12 +134,21 @@ def test_the_target_is_killed_before_the_start(kubevirt: KubeVirt) -> None:
 
 
 def test_the_target_is_killed_under_a_machine(kubevirt: KubeVirt) -> None:
-    """This QEMU cannot connect again: the machine hangs, is deleted, and leaves nothing."""
+    """The holder keeps its connection, so what is in flight ends; QEMU could not connect again."""
     deployment = kubevirt.deployment
     with machine(kubevirt) as vm:
-        vm.start()
-        deployment.kill("virtlun-target")
-        deployment.wait_ready()
+        agent = vm.start()
+        busy = "while dd if=/dev/zero of=/dev/sda bs=64k count=16 oflag=direct; do :; done"
+        agent.run(f"({busy}) >/dev/null 2>&1 &")
+        for _ in range(3):
+            deployment.kill("virtlun-target")
+            deployment.wait_ready()
+            written = write(agent, "sda")
+            at = size(agent, "sda") - 4
+            read = agent.run(f"dd if=/dev/sda bs=1M skip={at} count=4 iflag=direct | md5sum")
+            assert read.split()[0] == written
+        assert "I/O error" not in agent.run("dmesg")
+        assert vm.runs == 1
         end(vm)
         census.wait_nothing(deployment)
 
