@@ -31,7 +31,17 @@ except urllib.error.HTTPError as error:
 NODE_KEY = "csi.virtlun.dev/node"
 FINALIZER = "virtlun.dev/lun"
 MANAGED_BY = "snapshot.storage.kubernetes.io/managed-by"
+PROVISIONER = "volume.kubernetes.io/storage-provisioner"
 SELECTED = "volume.kubernetes.io/selected-node"
+#: Whose owner does not exist is collected as garbage.
+OWNED = {
+    "metadata": {
+        "ownerReferences": [
+            {"apiVersion": "v1", "kind": "ConfigMap", "name": "nobody", "uid": "0-0-0-0"}
+        ]
+    }
+}
+NO_OWNER = "gives no object an owner"
 
 
 class Node:
@@ -133,6 +143,7 @@ def test_a_node_redirects_no_volume_but_notes_growth(hostile: Node) -> None:
         cluster.kubectl("create", "-f", "-", stdin=volume(name, node))
         grown = {"spec": {"capacity": {"storage": "2Gi"}}}
         hostile.does(*hostile.patch(f"pv/{name}", grown))
+        hostile.may_not(NO_OWNER, *hostile.patch(f"pv/{name}", OWNED))
         for change in (
             {"persistentVolumeReclaimPolicy": "Retain"},
             {
@@ -155,7 +166,11 @@ def test_a_node_takes_claims_for_itself_and_changes_nothing_else_of_them(hostile
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "wanted", "finalizers": ["example.org/other"]},
+        "metadata": {
+            "name": "wanted",
+            "finalizers": ["example.org/other"],
+            "annotations": {PROVISIONER: "theirs.example.org"},
+        },
         "spec": {
             "accessModes": ["ReadWriteOnce"],
             "storageClassName": "nobody-has-volumes-of-it",
@@ -169,6 +184,9 @@ def test_a_node_takes_claims_for_itself_and_changes_nothing_else_of_them(hostile
             ("takes claims for itself", {"annotations": {SELECTED: "other"}}),
             ("no finalizers of others", {"finalizers": None}),
             ("labels", {"labels": {"app": "x"}}),
+            (NO_OWNER, OWNED["metadata"]),
+            ("whose a claim is", {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}}),
+            ("whose a claim is", {"annotations": {PROVISIONER: "other.example.org"}}),
         ):
             hostile.may_not(word, *change("pvc/wanted", {"metadata": meta}))
         wider = {"spec": {"resources": {"requests": {"storage": "2Gi"}}}}
@@ -217,6 +235,7 @@ def test_a_node_says_of_vm_volumes_what_is_the_case_on_it_alone(hostile: Node) -
         other = {"status": {"phase": "Pending", "message": "x", "node": "other"}}
         hostile.may_not_patch("speaks for itself", f"{path}/status", other)
         hostile.may_not_patch("does not change what", path, {"spec": {"releaseTimeoutSeconds": 1}})
+        hostile.may_not_patch(NO_OWNER, path, OWNED)
         words = ("patch", "vmvolume", "extra", "--type=merge", "--subresource=status", "-p")
         cluster.kubectl(*words, json.dumps(other))
         failed = {"status": {"phase": "Failed", "message": "gone"}}
@@ -242,6 +261,7 @@ def test_a_node_says_of_its_own_snapshots_alone_that_they_are_taken(hostile: Nod
     try:
         for change, sub in ((ready, "/status"), (noted, ""), (taken, ""), (kept, "")):
             hostile.may_not_patch("is not of node", f"{path}/far{sub}", change)
+        hostile.may_not_patch(NO_OWNER, f"{path}/near", OWNED)
         away = {"metadata": {"labels": {MANAGED_BY: "other"}}}
         for change in (kept, away):
             hostile.may_not_patch("of what or whose a snapshot is", f"{path}/near", change)
