@@ -20,6 +20,7 @@ from plugin.gateway.peer import Peer
 MANAGE = "org.libvirt.unix.manage"
 MONITOR = "org.libvirt.unix.monitor"
 START = "org.libvirt.api.domain.start"
+MIGRATE = "org.libvirt.api.domain.migrate"
 WRITE = "org.libvirt.api.domain.write"
 DELETE = "org.libvirt.api.domain.delete"
 

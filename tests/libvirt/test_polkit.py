@@ -271,6 +271,27 @@ def test_who_attaches_and_detaches(policed: Policed, user: str, name: str, flag:
         host.virsh("detach-device", name, str(mine), flag)
 
 
+@pytest.mark.parametrize("user", ["uucp", "list"])
+def test_who_restores(policed: Policed, user: str) -> None:
+    """Whoever may start the domain, and write it, too (remote_protocol.x, DOMAIN_RESTORE)."""
+    host, name = policed.host, "mine"
+    image = host.scratch / "saved"
+    host.virsh("save", name, str(image))
+    try:
+        words = ["restore", str(image)]
+        if may(user, "domain.getattr", "domain.start", "domain.write"):
+            assert policed.do(user, False, *words) is None
+        else:
+            assert not same(policed, user, words, words)
+        there = [controller["ctrlr"] for controller in host.client.call("vhost_get_controllers")]
+        running = name in host.virsh_direct("list", "--name").split()
+        assert running == (user == "list")
+        assert (f"vm-{host.virsh_direct('domuuid', name).strip()}" in there) == running
+    finally:
+        if name not in host.virsh_direct("list", "--name").split():
+            host.virsh("restore", str(image))
+
+
 @pytest.mark.parametrize("name", ["mine", "other"])
 @pytest.mark.parametrize("user", ["backup", "mail", "list"])
 def test_who_resizes(policed: Policed, user: str, name: str) -> None:

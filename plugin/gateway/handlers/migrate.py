@@ -39,6 +39,9 @@ PERSIST_XML = "persistent_xml"
 
 _NO_UUID = UUID(int=0)
 
+_RIGHTS = (polkit.MIGRATE, polkit.START, polkit.WRITE)
+"""What libvirt asks of whoever prepares a destination (remote_protocol.x, MIGRATE_PREPARE3)."""
+
 
 async def begin(call: Call) -> None:
     """MIGRATE_BEGIN3: {dom, xml or nothing, flags, name or nothing, bandwidth}."""
@@ -162,7 +165,7 @@ async def _prepare_held(call: Call, xml: str, payload: Callable[[str], bytes]) -
     definition = await call.services.define(
         xml, new_uuid=_NO_UUID, controller=carried, client=call.parser
     )
-    found = await startable(call, definition.plan, definition.xml, (polkit.START, polkit.WRITE))
+    found = await startable(call, definition.plan, definition.xml, _RIGHTS)
     if found is None:
         return await call.forward(payload(definition.xml))
     if not found[0].luns:

@@ -30,6 +30,9 @@ _FILE, _XML = "file", "dxml"
 
 _NO_UUID = UUID(int=0)
 
+_RIGHTS = (polkit.START, polkit.WRITE)
+"""What libvirt asks of whoever restores a domain (remote_protocol.x, DOMAIN_RESTORE)."""
+
 
 async def define_image(call: Call) -> None:
     """SAVE_IMAGE_DEFINE_XML: {file, xml, flags}."""
@@ -121,7 +124,7 @@ async def _restore(call: Call, saving: _Saving, image: str, uuid: bytes) -> Repl
     carries = await call.parse(partial(translate.has_controller, xml), xml)
     if (plan is None or not plan.luns) and carries:
         return await _restore_without_disks(call, saving, xml)
-    found = await startable(call, plan, xml, (polkit.START,))
+    found = await startable(call, plan, xml, _RIGHTS)
     if found is None:
         return await call.forward(payload)
     async with prepared(call, *found, saved=True) as attempt:
@@ -137,8 +140,7 @@ async def _restore_without_disks(call: Call, saving: _Saving, xml: str) -> Reply
     """
     services = call.services
     name, uuid = await call.parse(lambda: identity_of(xml), xml)
-    rights = (polkit.START,)
-    if uuid is None or not await call.caller.may(rights, name or "", str(UUID(bytes=uuid))):
+    if uuid is None or not await call.caller.may(_RIGHTS, name or "", str(UUID(bytes=uuid))):
         return await call.forward()
     fitted = await empty.fit(services, xml)
     given = replace(saving, flags=saving.flags or 0).with_xml(fitted.xml or saving.xml)

@@ -21,7 +21,17 @@ from plugin.gateway.messages import (
 )
 from plugin.gateway.procs import Proc
 from plugin.gateway.xdr import Reader, Writer
-from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, TestClient, World, disk, play
+from tests.unit.gateway.world import (
+    UUID_1,
+    UUID_2,
+    ReplyError,
+    TestClient,
+    World,
+    disk,
+    judged,
+    nothing_done,
+    play,
+)
 
 CONTROLLER = f"vm-{UUID_1}"
 COOKIE = b"<qemu-migration/>"
@@ -218,6 +228,39 @@ def test_a_restored_guest_finds_its_controller(tmp_path: Path, proc: Proc) -> No
             assert seen.payload.endswith(sent[-4:])
 
     play(tmp_path, body)
+
+
+@pytest.mark.usefixtures("as_nobody")
+@pytest.mark.parametrize(
+    "allowed", ["", "start", "start write", "start migrate", "start write migrate"]
+)
+@pytest.mark.parametrize("proc", [Proc.RESTORE_FLAGS, Proc.MIGRATE_PREPARE3_PARAMS])
+def test_nothing_is_prepared_for_whoever_lacks_one_of_the_rights(
+    tmp_path: Path, proc: Proc, allowed: str
+) -> None:
+    """Those that remote_protocol.x has with the call."""
+
+    async def body(world: World) -> None:
+        dom = world.domain(running=False, disks=disk())
+        xml = dom.config or ""
+        world.libvirtd.answers[Proc.SAVE_IMAGE_GET_XML_DESC] = lambda _: pack_string(xml)
+        needed = {"start", "write"} | ({"migrate"} if proc != Proc.RESTORE_FLAGS else set())
+        may = needed <= set(allowed.split())
+        seen = Seen(world, proc)
+        if not may:
+            world.libvirtd.refuse[proc] = Refused(Code.ACCESS_DENIED, "libvirtd's own words")
+        world.target.requests.clear()
+        client = await world.client()
+        sent = restore_call(proc) if proc == Proc.RESTORE_FLAGS else prepare(world, proc, xml)
+        if may:
+            await client.call(proc, sent)
+            assert seen.luns == {0: world.target.volumes["lvs0/data"].uuid}
+        else:
+            with pytest.raises(ReplyError, match="libvirtd's own words"):
+                await client.call(proc, sent)
+            assert nothing_done(world)
+
+    play(tmp_path, body, **judged(tmp_path, allowed))
 
 
 def test_save_images_are_shown_and_defined_as_the_clients(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from tests.unit.gateway.world import (
     ReplyError,
     World,
     disk,
+    judged,
+    nothing_done,
     plain,
     play,
     until,
@@ -43,11 +45,6 @@ def recorded(xml: str | None) -> list[str | None]:
     """Returns the UUIDs in a domain's metadata."""
     plan = translate.plan(xml or "")
     return [lun.uuid for lun in plan.luns] if plan is not None else []
-
-
-def nothing_done(world: World) -> bool:
-    """Whether the target has seen only questions."""
-    return all("_get_" in method for method, _ in world.target.requests)
 
 
 def make_missing(world: World, mib: int = 64) -> None:
@@ -239,22 +236,6 @@ def test_a_new_domain_has_no_past(tmp_path: Path) -> None:
         assert records.read(str(tmp_path / "hook"), CONTROLLER) == {}
 
     play(tmp_path, body)
-
-
-def judged(folder: Path, allowed: str) -> dict[str, str]:
-    """Returns options under which libvirtd judges calls by polkit, which allows some actions.
-
-    A script stands for pkcheck; tests/libvirt/test_polkit.py has the real one.
-    """
-    conf = folder / "libvirtd.conf"
-    conf.write_text('access_drivers = [ "polkit" ]\n')
-    program = folder / "pkcheck"
-    program.write_text(
-        f'#!/bin/sh\necho "$@" >> {folder}/asked\n'
-        f'echo " {allowed} " | grep -q " ${{2#org.libvirt.api.domain.}} "\n'
-    )
-    program.chmod(0o755)
-    return {"libvirtd_conf": str(conf), "pkcheck": str(program)}
 
 
 @pytest.mark.usefixtures("as_nobody")

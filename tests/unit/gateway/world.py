@@ -260,3 +260,24 @@ def play(folder: Path, body: Callable[[World], Awaitable[None]], **options: obje
         assert not gateway.sessions
 
     asyncio.run(scene())
+
+
+def nothing_done(world: World) -> bool:
+    """Whether the target has seen only questions."""
+    return all("_get_" in method for method, _ in world.target.requests)
+
+
+def judged(folder: Path, allowed: str) -> dict[str, str]:
+    """Returns options under which libvirtd judges calls by polkit, which allows some actions.
+
+    A script stands for pkcheck; tests/libvirt/test_polkit.py has the real one.
+    """
+    conf = folder / "libvirtd.conf"
+    conf.write_text('access_drivers = [ "polkit" ]\n')
+    program = folder / "pkcheck"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> {folder}/asked\n'
+        f'echo " {allowed} " | grep -q " ${{2#org.libvirt.api.domain.}} "\n'
+    )
+    program.chmod(0o755)
+    return {"libvirtd_conf": str(conf), "pkcheck": str(program)}
