@@ -18,8 +18,9 @@ BUILD_S = 300.0
 def programs() -> dict[str, Path]:
     """The examples of the blobstore by name, built as `cargo test` has them."""
     manifest = str(ROOT / "pydataplane/Cargo.toml")
-    # Of all crates: with the features of one, what they are built on would be built again.
-    command = ["cargo", "build", "--locked", "--manifest-path", manifest, "--workspace"]
+    # Of all crates, as `cargo test` has them: with the features of one, or with the fuzz targets,
+    # what they are built on would be built again.
+    command = ["cargo", "build", "--locked", "--manifest-path", manifest]
     said = subprocess.run(
         [*command, "--examples", "--message-format", "json"],
         stdout=subprocess.PIPE,
