@@ -127,6 +127,7 @@ def test_the_whole_range_of_targets_is_scanned(target: Target, boot: BootGuest) 
     assert "0000000000000000" in luns
 
 
+@pytest.mark.nightly
 def test_a_second_vm_on_the_controller_fails_at_once_and_the_first_goes_on(
     target: Target, boot: BootGuest
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_second_vm_on_the_controller_fails_at_once_and_the_first_goes_on(
     assert checksum(guest, name) == known
 
 
+@pytest.mark.nightly
 def test_a_vm_outlives_its_target(target: Target, boot: BootGuest) -> None:
     """QEMU and its monitor stay alive when the target dies (7.2 cannot reconnect)."""
     add_malloc(target, 0, 16)

@@ -50,6 +50,7 @@ def test_data_survives_file_systems_discard_and_direct_io(target: Target, boot: 
     assert checksum(guest, name) == zeros
 
 
+@pytest.mark.nightly
 def test_a_reset_of_the_lun_ends_and_io_goes_on(target: Target, boot: BootGuest) -> None:
     """sg_reset sends LOGICAL UNIT RESET through the control queue."""
     add_malloc(target, 0, 16)

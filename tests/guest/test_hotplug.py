@@ -53,6 +53,7 @@ def test_many_disks_at_once_outrun_the_event_buffers(target: Target, boot: BootG
     guest.agent.wait_for("! ls /sys/bus/scsi/devices | grep 0:0:")
 
 
+@pytest.mark.nightly
 def test_a_disk_that_is_taken_away_under_load_harms_no_other(
     target: Target, boot: BootGuest
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_disk_that_is_taken_away_under_load_harms_no_other(
     assert checksum(guest, kept) == written
 
 
+@pytest.mark.nightly
 def test_a_volume_that_is_deleted_leaves_the_guest(target: Target, boot: BootGuest) -> None:
     """Deleting the bdev takes its targets with it."""
     name = add_malloc(target, 2, 4)
@@ -82,6 +84,7 @@ def test_a_volume_that_is_deleted_leaves_the_guest(target: Target, boot: BootGue
     guest.agent.wait_for("! ls /sys/bus/scsi/devices | grep 0:0:2:0")
 
 
+@pytest.mark.nightly
 def test_a_paused_guest_sees_what_happened_when_it_goes_on(target: Target, boot: BootGuest) -> None:
     """QEMU stops the rings of a paused guest, whose driver does not scan when it goes on."""
     add_malloc(target, 1, 4)

@@ -108,6 +108,7 @@ def test_linux_writes_and_reads_with_it(target: Target, boot: BootGuest) -> None
     assert "DIF" in guest.run("dmesg | grep -i 'Enabling DI[FX]'")
 
 
+@pytest.mark.nightly
 def test_what_goes_bad_in_the_file_is_an_error_in_the_guest(
     target: Target, boot: BootGuest
 ) -> None:
@@ -148,6 +149,7 @@ def test_what_goes_bad_in_the_file_is_an_error_in_the_guest(
     assert "1+0 records out" in read(guest, name, 300, 1)
 
 
+@pytest.mark.nightly
 def test_a_guest_without_it_is_told_as_well(target: Target, boot: BootGuest) -> None:
     """The target compares what is in the file by itself, also where nothing is carried."""
     file = make(target, 1, 1)

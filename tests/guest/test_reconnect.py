@@ -41,6 +41,7 @@ def test_a_quiet_disk_is_there_again(target: Target, boot: BootGuest, emulator: 
     assert "I/O error" not in guest.run("dmesg")
 
 
+@pytest.mark.nightly
 def test_a_size_that_no_event_could_tell_any_more_is_seen(target: Target, boot: BootGuest) -> None:
     """The guest is paused while the volume grows, and the target dies with the event."""
     target.make_lvstore()

@@ -21,6 +21,7 @@ def lun(target: Target) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.nightly
 def test_linux_prevents_the_removal_of_a_mounted_disk(target: Target, boot: BootGuest) -> None:
     """PREVENT at mount, ALLOW at unmount; an eject in between is refused, and so is a removal."""
     removal = {"ctrlr": "vm0", "scsi_target_num": 4, "unless_prevented": True}

@@ -131,6 +131,7 @@ def test_a_device_is_a_disk(server: Server) -> None:
     server.delete()
 
 
+@pytest.mark.nightly
 def test_io_goes_on_after_each_kill(server: Server) -> None:
     """Blocks of which each is known, FUA, flushes, discards; what was in flight is asked again."""
     seed = choose_seed()
@@ -147,6 +148,7 @@ def test_io_goes_on_after_each_kill(server: Server) -> None:
         server.delete()
 
 
+@pytest.mark.nightly
 def test_a_server_that_had_every_request_is_missed(server: Server) -> None:
     """Without a tag of its own the driver looks after its time-out whether the server lives."""
     guest, disk = server.guest, server.disk

@@ -87,6 +87,7 @@ def test_a_volume_survives_the_end_of_its_target(target: TargetInside) -> None:
     target.rpc("virtlun_export_delete", bdev_name=VOLUME)
 
 
+@pytest.mark.nightly
 def test_a_mounted_device_is_not_deleted_and_a_deleted_one_is_gone(target: TargetInside) -> None:
     guest, disk = target.guest, export(target)
     guest.run(f"mkfs.ext4 -q -F /dev/{disk}; mkdir -p /fs; mount -t ext4 /dev/{disk} /fs")

@@ -122,6 +122,7 @@ def test_killed_while_it_stages(
         cluster.delete("pod", "writer")
 
 
+@pytest.mark.nightly
 def test_without_its_helper_a_pod_waits(cluster: Cluster, deployment: Deployment) -> None:
     """As after a crash of that: what is mounted stays, and what is to be is once it is back."""
     with cluster.applied(FILES):
@@ -211,6 +212,7 @@ def calls(deployment: Deployment, since: int) -> list[dict[str, Any]]:
     return [each for each in found if "code" in each]
 
 
+@pytest.mark.nightly
 def test_pods_do_not_notice_a_new_driver_or_kubelet(
     cluster: Cluster, deployment: Deployment
 ) -> None:
@@ -267,6 +269,7 @@ def test_a_running_pod_waits_while_its_target_is_away(
         assert read(cluster, "raw") == "late"
 
 
+@pytest.mark.nightly
 def test_a_target_that_dies_with_the_holder_gives_errors_and_a_new_pod_gets_the_data_again(
     cluster: Cluster, deployment: Deployment
 ) -> None:

@@ -190,6 +190,7 @@ def test_a_volume_is_made_where_there_is_room(
             assert len(names(other)) == 2
 
 
+@pytest.mark.nightly
 def test_a_pod_cannot_run_where_its_volume_is_not(cluster: Cluster, second: Deployment) -> None:
     with cluster.applied(both("first", NODE)):
         cluster.wait("pod/first", "condition=Ready")
@@ -199,6 +200,7 @@ def test_a_pod_cannot_run_where_its_volume_is_not(cluster: Cluster, second: Depl
         assert second.census().lvols == ()
 
 
+@pytest.mark.nightly
 def test_claims_grow_on_the_node_whose_resizer_is_not_elected(
     cluster: Cluster, follower: Deployment
 ) -> None:
@@ -270,6 +272,7 @@ def test_growth_without_room_on_another_node_says_why_and_goes_on_when_there_is(
         assert device_bytes(cluster, "grows") == 512 * MIB
 
 
+@pytest.mark.nightly
 def test_a_dead_driver_of_one_node_leaves_the_other_at_work(
     cluster: Cluster, deployment: Deployment, second: Deployment
 ) -> None:

@@ -130,6 +130,7 @@ def test_a_snapshot_is_restored_and_a_claim_cloned_beside_it(
     assert kept == claims
 
 
+@pytest.mark.nightly
 def test_a_snapshot_outlives_its_claim(cluster: Cluster, deployment: Deployment) -> None:
     claimed, pod = example("pod-block").split("\n---\n")
     cluster.apply(example("pod-block"))
@@ -200,6 +201,7 @@ def wait_told(cluster: Cluster, name: str, words: str) -> None:
     until(lambda: words in told(), told)
 
 
+@pytest.mark.nightly
 def test_many_claims_are_restored_of_one_snapshot(cluster: Cluster) -> None:
     names = [f"copy-{number}" for number in range(10)]
     cluster.apply(claim("golden", "virtlun-immediate", "64Mi"))

@@ -669,6 +669,7 @@ def test_a_target_that_dies_and_comes_back_has_the_lun(world: World, pod: str) -
         assert before["target"] == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("down", [False, True])
 def test_finalizers_taken_off_by_hand_leave_nothing(world: World, pod: str, down: bool) -> None:
     cluster = world.cluster

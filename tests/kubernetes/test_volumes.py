@@ -226,6 +226,7 @@ def test_a_block_device_is_written_read_and_grown_in_its_pod(cluster: Cluster) -
         assert read(cluster, "raw", at_mib=127) == "last"
 
 
+@pytest.mark.nightly
 def test_a_volume_that_a_stranger_writes_larger_stays_as_its_claim_asks(
     cluster: Cluster, deployment: Deployment
 ) -> None:
@@ -337,6 +338,7 @@ def test_a_claim_bound_at_once_for_which_there_is_no_room_says_so_and_gets_it_la
         cluster.wait_phase("pvc/waits", "Bound")
 
 
+@pytest.mark.nightly
 def test_a_claim_bound_at_once_that_no_volume_can_serve_is_told_why_once(
     cluster: Cluster, deployment: Deployment
 ) -> None:

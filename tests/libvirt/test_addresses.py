@@ -97,6 +97,7 @@ def test_a_definition_with_a_device_there_is_honoured(vm: Host) -> None:
     assert carrier(vm) == after
 
 
+@pytest.mark.nightly
 def test_a_scsi_address_is_free_for_a_disk_of_libvirts_own(vm: Host, own: Path) -> None:
     """Our disks are at no controller of libvirt's, whatever address they show."""
     path = vm.scratch / "own.xml"

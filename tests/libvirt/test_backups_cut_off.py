@@ -137,6 +137,7 @@ def test_killed_in_mid_change(host: Host, relay: Relay, command: str, step: Step
     assert host.virsh("domstate", NAME) == "running"
 
 
+@pytest.mark.nightly
 def test_files_stay_whose_backup_ended_while_the_target_did(host: Host, relay: Relay) -> None:
     step = Step("before", "bdev_lvol_delete")
     relay.end_at(step)

@@ -17,6 +17,7 @@ import pytest
 from pydataplane import supervise
 from tests.support.frozen import frozen
 from tests.support.host import Host
+from tests.support.night import at_night
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
@@ -109,6 +110,7 @@ def abort(host: Host) -> None:
     assert "None" in host.virsh("domjobinfo", NAME)
 
 
+@pytest.mark.nightly
 def test_who_reads_goes_on_when_a_killed_target_is_back(pull: Host, data: Path) -> None:
     pull.kill_target()
     reading = Reading(pull)
@@ -125,7 +127,7 @@ def test_who_reads_goes_on_when_a_killed_target_is_back(pull: Host, data: Path) 
     assert nothing_is_left(pull)
 
 
-@pytest.mark.parametrize("when", ["idle", "asked later", "asked before"])
+@pytest.mark.parametrize("when", ["idle", at_night("asked later"), "asked before"])
 def test_a_job_is_ended_while_the_target_is_dead(pull: Host, when: str) -> None:
     readers = []
     if when == "asked before":  # so many at a time that the target dies with some
@@ -146,6 +148,7 @@ def test_a_job_is_ended_while_the_target_is_dead(pull: Host, when: str) -> None:
     until(lambda: nothing_is_left(pull), "the target is back")
 
 
+@pytest.mark.nightly
 def test_a_job_is_ended_while_the_target_hangs(pull: Host) -> None:
     with frozen(supervise.status(pull.paths.rpc_socket)["pid"]):
         reading = Reading(pull)
@@ -156,6 +159,7 @@ def test_a_job_is_ended_while_the_target_hangs(pull: Host) -> None:
     until(lambda: nothing_is_left(pull), "the target goes on")
 
 
+@pytest.mark.nightly
 def test_an_export_is_ended_that_a_checkpoint_has_the_snapshot_of(pull: Host) -> None:
     pull.virsh("domjobabort", NAME)
     path = pull.scratch / "checkpoint.xml"

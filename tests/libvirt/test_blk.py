@@ -200,6 +200,7 @@ def test_resize_statistics_and_size(host: Host, guest: Agent) -> None:
     assert "vda" in host.virsh("domblklist", NAME)
 
 
+@pytest.mark.nightly
 def test_its_volume_moves_while_it_is_written(host: Host, guest: Agent) -> None:
     """blockcopy of a disk that QEMU has as a device of its own."""
     host.volumes.create("lvs0/moving", 8 * MIB, thin=True)

@@ -147,6 +147,7 @@ def test_an_attach_that_libvirtd_refuses_leaves_nothing(host: Host, guest: Agent
     assert controllers(host) == {".0"}
 
 
+@pytest.mark.nightly
 def test_a_guest_that_lets_a_disk_go_late(host: Host, guest: Agent) -> None:
     """libvirtd waits for some seconds, as for its own, and then the disk is there still."""
     text = host.config.read_text()
@@ -203,6 +204,7 @@ def test_a_controller_that_is_gone_is_made_again(host: Host, guest: Agent) -> No
     guest.wait_for("dd if=/dev/vda of=/dev/null bs=4k count=1 iflag=direct && echo read")
 
 
+@pytest.mark.nightly
 def test_the_domain_starts_and_stops_without_the_gateway(host: Host, guest: Agent) -> None:
     """By the hook alone."""
     guest.close()
@@ -220,6 +222,7 @@ def test_the_domain_starts_and_stops_without_the_gateway(host: Host, guest: Agen
     host.virsh("start", NAME)
 
 
+@pytest.mark.nightly
 def test_a_saved_guest_comes_back(host: Host, guest: Agent) -> None:
     agent = host.agent(NAME)
     agent.run("(yes kept || true) | dd of=/dev/vda bs=4096 count=9 iflag=fullblock oflag=direct")
@@ -236,6 +239,7 @@ def test_a_saved_guest_comes_back(host: Host, guest: Agent) -> None:
     assert log.exists()
 
 
+@pytest.mark.nightly
 def test_a_disk_that_came_live_waits_for_the_next_start_when_the_target_was_killed(
     host: Host, guest: Agent
 ) -> None:

@@ -79,6 +79,7 @@ def test_live_there_and_back(pair: Pair) -> None:
     check(pair)
 
 
+@pytest.mark.nightly
 def test_saved_to_a_file_and_restored(pair: Pair) -> None:
     host, file = pair.source, pair.source.scratch / "saved"
     host.virsh("save", NAME, str(file))
@@ -88,6 +89,7 @@ def test_saved_to_a_file_and_restored(pair: Pair) -> None:
     check(pair)
 
 
+@pytest.mark.nightly
 def test_snapshots(pair: Pair) -> None:
     """With memory while it runs, and of its disks alone; back to both."""
     host = pair.source

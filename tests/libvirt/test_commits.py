@@ -123,6 +123,7 @@ def test_the_backup_that_many_scripts_make(domain: Host, agent: Agent) -> None:
         assert domain.virsh("domblklist", NAME).split() == ["sda", PATH]
 
 
+@pytest.mark.nightly
 def test_a_guest_that_writes_all_the_time_notices_nothing(domain: Host, agent: Agent) -> None:
     agent.run("mkfs.ext4 -q /dev/sda && mount /dev/sda /mnt", 120)
     agent.run(
@@ -362,6 +363,7 @@ def test_of_a_gateway_that_was_killed_nothing_waits(domain: Host) -> None:
     assert snapshots(domain) == []
 
 
+@pytest.mark.nightly
 def test_a_target_that_is_away_is_told_and_it_goes_on_then(domain: Host, agent: Agent) -> None:
     write(agent, 1)
     for name in "abc":
@@ -406,6 +408,7 @@ def test_a_target_killed_in_it_leaves_whole_snapshots(domain: Host, agent: Agent
         assert snapshots(domain) == []
 
 
+@pytest.mark.nightly
 def test_of_a_domain_that_stopped_nothing_waits(domain: Host) -> None:
     domain.virsh(*TAKE, "s")
     commit(domain, "--active")

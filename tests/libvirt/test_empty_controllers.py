@@ -313,6 +313,7 @@ def test_where_needed_only_a_domain_with_a_volume_has_one(host: Host) -> None:
     assert attached_later.uuid in str(host.client.call("vhost_get_controllers"))
 
 
+@pytest.mark.nightly
 def test_a_transient_domain_has_one_too_and_none_without_a_target(host: Host) -> None:
     host.define("brief")
     path = host.scratch / "brief.xml"
@@ -350,12 +351,14 @@ def is_taken_inside(host: Host, name: str) -> None:
     host.virsh("snapshot-delete", name, "one")
 
 
+@pytest.mark.nightly
 def test_a_snapshot_of_a_stopped_plain_domain_is_inside_its_disk(host: Host, qcow2: str) -> None:
     host.virsh("start", qcow2, "--paused")
     host.virsh("destroy", qcow2)
     is_taken_inside(host, qcow2)
 
 
+@pytest.mark.nightly
 def test_a_snapshot_of_a_running_one_is_where_it_has_no_controller(host: Host, qcow2: str) -> None:
     """It has one if it was started through the gateway with `controllers = "all"`."""
     host.virsh("start", qcow2, "--paused")
@@ -368,12 +371,14 @@ def test_a_snapshot_of_a_running_one_is_where_it_has_no_controller(host: Host, q
     is_taken_inside(host, qcow2)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("sparing")
 def test_a_snapshot_of_a_running_one_is_inside_where_few_have_one(host: Host, qcow2: str) -> None:
     host.virsh("start", qcow2, "--paused")
     is_taken_inside(host, qcow2)
 
 
+@pytest.mark.nightly
 def test_what_stands_in_for_a_controller_cannot_be_left_out_either(host: Host, qcow2: str) -> None:
     """To libvirt it is a vhost-user disk still."""
     host.virsh("start", qcow2)

@@ -66,6 +66,7 @@ def test_it_waits_for_its_key_and_goes_on(domain: Host, agent: Agent) -> None:
     assert domain.virsh("domstate", NAME) == "running"
 
 
+@pytest.mark.nightly
 def test_snapshot_and_clone_are_the_guests_alone(domain: Host, agent: Agent) -> None:
     agent.run("mkfs.ext4 -q /dev/sda && mount /dev/sda /mnt", 120)
     agent.run(f"for i in $(seq 400); do echo '{MARK.decode()}'; done > /mnt/file; sync", 60)

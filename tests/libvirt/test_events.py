@@ -57,6 +57,7 @@ def events(host: Host, watcher: Watcher, source: str, dev: str) -> list[str]:
     return [line for line in watcher.text.splitlines() if "example.org" not in line]
 
 
+@pytest.mark.nightly
 def test_a_disk_more_in_the_definition_is_told_as_one_of_libvirts(
     running: Host, tmp_path: Path
 ) -> None:

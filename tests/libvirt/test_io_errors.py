@@ -18,6 +18,7 @@ from tests.support.agent import Agent
 from tests.support.failing_disk import FailingDisk, failing_disk
 from tests.support.host import Host
 from tests.support.libvirtd import NEWER_QEMU
+from tests.support.night import at_night
 from tests.support.wait import until
 from tests.support.watcher import Watcher
 
@@ -132,7 +133,11 @@ def ends_well(host: Host, name: str, guest: Agent, bus: Bus) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bus", "room"), [(SCSI, make_room), (VIRTIO, grow)], ids=["scsi-deleted", "virtio-grown"]
+    ("bus", "room"),
+    [
+        at_night(SCSI, make_room, id="scsi-deleted"),
+        pytest.param(VIRTIO, grow, id="virtio-grown"),
+    ],
 )
 def test_a_guest_without_room_is_paused_and_goes_on_when_there_is(
     host: Host,
@@ -278,6 +283,7 @@ def test_a_guest_that_is_saved_while_it_waits_goes_on_where_it_is_restored(
     guest.close()
 
 
+@pytest.mark.nightly
 @each_bus
 def test_nothing_is_lost_where_gateway_and_target_are_away_meanwhile(
     host: Host, full: Callable[..., None], bus: Bus

@@ -90,6 +90,7 @@ def test_a_guest_goes_on_when_the_target_is_killed_or_stopped(host: Host, guest:
     restarts(host, io, guest, NAME)
 
 
+@pytest.mark.nightly
 def test_disks_come_grow_and_go_afterwards(host: Host, guest: Agent) -> None:
     """The guest hears of it as before: in its event queue."""
     host.volumes.create("lvs0/more", 16 << 20, thin=True)
@@ -107,6 +108,7 @@ def test_disks_come_grow_and_go_afterwards(host: Host, guest: Agent) -> None:
     host.volumes.delete("lvs0/more")
 
 
+@pytest.mark.nightly
 def test_a_virtio_blk_disk_that_came_live(host: Host, guest: Agent) -> None:
     """libvirt 9.0 has QEMU connect once for it."""
     host.volumes.create("lvs0/blk", 16 << 20, thin=True)
@@ -125,6 +127,7 @@ def test_a_virtio_blk_disk_that_came_live(host: Host, guest: Agent) -> None:
     host.volumes.delete("lvs0/blk")
 
 
+@pytest.mark.nightly
 def test_a_vm_that_is_paused_meanwhile(host: Host, guest: Agent) -> None:
     kept(host)
     host.virsh("suspend", NAME)

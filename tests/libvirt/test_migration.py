@@ -147,6 +147,7 @@ def test_a_guest_whose_volume_is_missing_there_stays(pair: Pair) -> None:
     check(pair)
 
 
+@pytest.mark.nightly
 def test_the_definition_goes_with_it(pair: Pair) -> None:
     pair.migrate("--persistent", "--undefinesource")
     check(pair)

@@ -209,6 +209,7 @@ def test_a_renamed_volume_is_still_the_disks(host: Host, way: str) -> None:
     getattr(host, way)("destroy", name)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("making")
 def test_an_lvstore_that_is_not_loaded_fails_every_start(host: Host) -> None:
     """Neither a volume that is in it nor one that never existed is made elsewhere, or lost."""
@@ -235,6 +236,7 @@ def test_an_lvstore_that_is_not_loaded_fails_every_start(host: Host) -> None:
         host.virsh("destroy", name)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("making")
 def test_what_the_hook_recorded_goes_into_the_metadata_with_the_next_gateway(host: Host) -> None:
     uuid = define(host, "behind")
@@ -259,6 +261,7 @@ def test_what_the_hook_recorded_goes_into_the_metadata_with_the_next_gateway(hos
         assert "is lost" in refused(host, way, "behind")
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("making")
 def test_a_new_domain_of_an_old_uuid_has_no_past(host: Host) -> None:
     uuid = define(host, "again")
@@ -292,6 +295,7 @@ def test_a_transient_domain_gets_its_volume_too(host: Host) -> None:
     host.virsh("destroy", "transient")
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("making")
 @pytest.mark.parametrize("way", HOOK_BY_DAY)
 def test_a_saved_guest_does_not_wake_up_with_an_empty_disk(host: Host, way: str) -> None:

@@ -251,6 +251,7 @@ def agent_process(guest: Agent) -> int:
     return int(guest.run("pidof qemu-ga"))
 
 
+@pytest.mark.nightly
 def test_an_agent_that_dies_while_all_is_frozen(host: Host, guest: Agent) -> None:
     """As under an init that starts it again: it knows by its state that all is frozen."""
 
@@ -282,6 +283,7 @@ def test_without_its_agent_nothing_is_done(host: Host, guest: Agent) -> None:
     start_agent(host, NAME, guest)
 
 
+@pytest.mark.nightly
 def test_a_freeze_that_finds_no_room_is_refused_and_thawed_when_there_is(
     host: Host, guest: Agent
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_guest_goes_on_when_the_target_is_killed_or_stopped(
         guest.close()
 
 
+@pytest.mark.nightly
 def test_an_older_qemu_starts_because_it_is_not_told_to_connect_again(
     host: Host, vm: Callable[..., str]
 ) -> None:
@@ -108,6 +109,7 @@ def test_an_older_qemu_starts_because_it_is_not_told_to_connect_again(
     host.virsh("destroy", name)
 
 
+@pytest.mark.nightly
 def test_a_start_brings_a_definition_of_old_up_to_date(host: Host, vm: Callable[..., str]) -> None:
     """It was made with another QEMU in its place, or before the choice was made by itself."""
     name = vm("of-old", emulator=NEWER_QEMU)

@@ -97,6 +97,7 @@ def test_a_save_image_is_the_clients_to_read_edit_and_define(host: Host) -> None
     check_again(host, sums).close()
 
 
+@pytest.mark.nightly
 def test_without_the_hook_the_gateway_makes_and_removes_the_controller(host: Host) -> None:
     (host.libvirtd.hooks / "qemu.d/virtlun").unlink()
     host.libvirtd.restart()
@@ -133,6 +134,7 @@ def test_a_saved_guest_whose_volume_another_one_took_does_not_come_back(host: Ho
     assert host.virsh("domstate", NAME) == "running"
 
 
+@pytest.mark.nightly
 def test_save_with_other_xml_is_translated(host: Host) -> None:
     image = host.scratch / "fourth.save"
     path = host.scratch / "fourth.xml"
@@ -146,6 +148,7 @@ def test_save_with_other_xml_is_translated(host: Host) -> None:
     until(lambda: controllers(host) == [])
 
 
+@pytest.mark.nightly
 def test_a_saved_guest_that_lost_its_volume_does_not_come_back(host: Host) -> None:
     host.virsh("start", NAME)
     host.virsh("managedsave", NAME)

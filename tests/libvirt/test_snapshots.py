@@ -315,6 +315,7 @@ def test_memory_and_disks_come_back_together(alone: Host) -> None:
     assert not file.exists()
 
 
+@pytest.mark.nightly
 def test_halt_no_metadata_and_a_saved_state(alone: Host) -> None:
     alone.virsh("start", ONE)
     take(alone, "h", "--disk-only", "--halt")

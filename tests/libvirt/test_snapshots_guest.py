@@ -56,6 +56,7 @@ def test_files_are_back(domain: Host) -> None:
     agent.close()
 
 
+@pytest.mark.nightly
 def test_a_guests_memory_goes_on_with_its_disk(domain: Host) -> None:
     agent = domain.agent(NAME)
     agent.run("grep -q /dev/sda /proc/mounts || mount /dev/sda /mnt", 120)
@@ -86,6 +87,7 @@ def test_a_guests_memory_goes_on_with_its_disk(domain: Host) -> None:
     domain.virsh("snapshot-delete", NAME, "memory")
 
 
+@pytest.mark.nightly
 def test_disks_of_both_kinds_are_of_one_instant(domain: Host) -> None:
     domain.virsh("destroy", NAME)
     base = domain.scratch / "mixed.img"

@@ -180,6 +180,7 @@ def test_a_target_that_is_down_hinders_the_other_one_not(host: Host, second: Sec
     assert luns(second.client) == {controller(host, GOLDEN): [0]}
 
 
+@pytest.mark.nightly
 def test_the_hook_finds_the_target_by_the_folder_of_the_socket(host: Host, second: Second) -> None:
     host.virsh("destroy", GOLDEN)
     assert controller(host, GOLDEN) not in luns(second.client)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
+from tests.support.night import at_night
 from tests.support.relay import Step
 from tests.support.wait import until
 
@@ -178,12 +179,11 @@ def test_while_the_target_is_away(off: Host) -> None:
 @pytest.mark.parametrize(
     ("step", "undefined"),
     [
-        (Step("answered", "bdev_lvol_get_lvols"), False),
-        (Step("before", "virtlun_lvol_remove_xattr"), True),
-        (Step("unanswered", "virtlun_lvol_remove_xattr"), True),
-        (Step("answered", "virtlun_lvol_remove_xattr"), True),
+        at_night(Step("answered", "bdev_lvol_get_lvols"), False, id="asked"),
+        at_night(Step("before", "virtlun_lvol_remove_xattr"), True, id="before"),
+        pytest.param(Step("unanswered", "virtlun_lvol_remove_xattr"), True, id="unanswered"),
+        at_night(Step("answered", "virtlun_lvol_remove_xattr"), True, id="answered"),
     ],
-    ids=["asked", "before", "unanswered", "answered"],
 )
 def test_killed_in_between(off: Host, step: Step, undefined: bool) -> None:
     with off.relayed() as relay:
@@ -203,6 +203,7 @@ def test_killed_in_between(off: Host, step: Step, undefined: bool) -> None:
             assert NAME not in domains(off)
 
 
+@pytest.mark.nightly
 def test_finished_when_the_target_is_back(off: Host) -> None:
     with off.relayed() as relay:
         relay.end_at(Step("before", "virtlun_lvol_remove_xattr"))

@@ -17,6 +17,7 @@ import pytest
 
 from pydataplane.errors import RpcError
 from tests.support.initiator import Initiator, Refused
+from tests.support.night import at_night
 from tests.support.restarts import choose_seed
 from tests.support.target import Target, binary
 from tests.target.conftest import MakeTarget
@@ -262,7 +263,7 @@ class Sent:
     reads: bool
 
 
-@pytest.mark.parametrize("how", ["kill", "term", "freeze"])
+@pytest.mark.parametrize("how", ["kill", at_night("term"), at_night("freeze")])
 def test_what_is_in_flight_survives_the_target(target: Target, guest: Initiator, how: str) -> None:
     """Each request is answered once and well; an extent holds what was written to it last."""
     rng = random.Random(choose_seed())

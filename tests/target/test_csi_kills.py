@@ -162,6 +162,7 @@ def faithful(make_target: MakeTarget) -> Iterator[Faithful]:
     yield from run(make_target, Faithful)
 
 
+@pytest.mark.nightly
 def test_a_driver_killed_before_any_step_leaves_what_its_callers_complete(
     driver: Stubborn,
 ) -> None:

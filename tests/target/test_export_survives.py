@@ -22,6 +22,7 @@ import pytest
 from pydataplane.errors import RpcError
 from tests.support import threads
 from tests.support.load import Load
+from tests.support.night import at_night
 from tests.support.restarts import RESTARTS, choose_seed
 from tests.support.target import Target
 from tests.support.wait import until
@@ -116,13 +117,13 @@ INTERRUPTIONS: dict[str, Callable[[Target], object]] = {
     ("how", "thin"),
     [
         ("kill", True),
-        ("restart", False),
+        at_night("restart", False),
         ("upgrade", True),
-        ("upgrade that fails", False),
-        pytest.param("kill", False, marks=pytest.mark.nightly),
-        pytest.param("restart", True, marks=pytest.mark.nightly),
-        pytest.param("upgrade", False, marks=pytest.mark.nightly),
-        pytest.param("upgrade that fails", True, marks=pytest.mark.nightly),
+        at_night("upgrade that fails", False),
+        at_night("kill", False),
+        at_night("restart", True),
+        at_night("upgrade", False),
+        at_night("upgrade that fails", True),
     ],
 )
 def test_verified_io_on_a_loop_device_sees_a_pause(
@@ -140,7 +141,7 @@ def test_verified_io_on_a_loop_device_sees_a_pause(
     assert target.fails("virtlun_export_delete", bdev_name=uuid)
 
 
-@pytest.mark.parametrize("how", ["kill", "upgrade"])
+@pytest.mark.parametrize("how", ["kill", at_night("upgrade")])
 def test_an_ext4_under_load_sees_a_pause(
     target: Target, loops: Callable[[Path], str], how: str
 ) -> None:
@@ -227,7 +228,7 @@ def waits(loop: str, runs: threading.Thread) -> bool:
     return any("State:\tD" in path.read_text() for path in states)
 
 
-@pytest.mark.parametrize("stop", [Target.kill9, Target.stop])
+@pytest.mark.parametrize("stop", [Target.kill9, at_night(Target.stop)])
 @pytest.mark.parametrize(
     ("program", "times"),
     [
@@ -279,6 +280,7 @@ def test_a_program_sees_a_pause(
     assert passes
 
 
+@pytest.mark.nightly
 def test_open_files_are_counted_across_crashes(target: Target) -> None:
     uuid, path = volume(target)
     first = os.open(path, os.O_RDWR)

@@ -30,6 +30,7 @@ from tests.support.lossy_disk import (
     run,
     small_file_system,
 )
+from tests.support.night import at_night
 from tests.support.older_target import WAITS
 from tests.support.target import ROOT, Target
 from tests.target.conftest import MakeTarget
@@ -105,7 +106,7 @@ def restart_twice(target: Target) -> None:
     restart(target)
 
 
-AGAIN = [restart, crash, upgrade, restart_twice]
+AGAIN = [at_night(restart), crash, upgrade, at_night(restart_twice)]
 
 
 def add_guest(target: Target, bdev: str) -> None:
@@ -220,7 +221,7 @@ def test_an_lvstore_is_served_but_takes_no_changes(
         assert guest.read(0, 8) == bytes([6]) * 4096
 
 
-@pytest.mark.parametrize("again", [restart, crash, upgrade])
+@pytest.mark.parametrize("again", [at_night(restart), crash, upgrade])
 def test_a_pod_s_fsync_fails_too(
     disk: LossyDisk, target: Target, again: Callable[[Target], None]
 ) -> None:
@@ -326,6 +327,7 @@ def upgrade_of_an_older_release(target: Target) -> None:
         assert between.wait(RECORD_DEADLINE_S) == 0
 
 
+@pytest.mark.nightly
 def test_an_older_release_is_asked_before_it_ends(disk: LossyDisk, target: Target) -> None:
     """One that neither records a failed flush nor hands it over; it tells its clients."""
     target.rpc("bdev_aio_create", name="d0", filename=disk.device, block_size=512)
@@ -354,6 +356,7 @@ def test_an_older_release_is_asked_before_it_ends(disk: LossyDisk, target: Targe
     assert (told(target, "d0"), record(target)) == (None, {})
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("step", ["outlook: end", "held: target", "held: end"])
 def test_an_upgrade_that_fails_keeps_it(disk: LossyDisk, target: Target, step: str) -> None:
     target.rpc("bdev_aio_create", name="d0", filename=disk.device, block_size=512)

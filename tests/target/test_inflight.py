@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.support.initiator import Initiator, Refused
+from tests.support.night import at_night
 from tests.support.restarts import AT_ONCE, RESTARTS, STOPPED_S, choose_seed
 from tests.support.target import Target
 from tests.support.wait import until
@@ -224,7 +225,7 @@ def test_an_orderly_stop_leaves_nothing_in_flight_of_a_driver_without_a_region(
     [KEPT_ROUNDS, pytest.param(RESTARTS, marks=[pytest.mark.nightly, pytest.mark.timeout(7200)])],
 )
 @pytest.mark.parametrize("region", [True, False], ids=["region", "own-region"])
-@pytest.mark.parametrize("how", ["kill", "term"])
+@pytest.mark.parametrize("how", ["kill", at_night("term")])
 def test_a_driver_whose_connection_is_kept_does_nothing_for_it(
     make_target: MakeTarget, rounds: int, region: bool, how: str
 ) -> None:

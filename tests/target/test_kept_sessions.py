@@ -228,6 +228,7 @@ def test_a_controller_that_is_deleted_ends_it(target: Target, guest: Initiator) 
     ends(guest)
 
 
+@pytest.mark.nightly
 def test_a_message_that_was_half_done_ends_it(target: Target, guest: Initiator) -> None:
     """Nobody knows what became of it, and its sender waits for the answer."""
     slow(target, guest)
@@ -368,6 +369,7 @@ def test_without_the_option_nothing_is_kept(make_target: MakeTarget) -> None:
         ends(guest)
 
 
+@pytest.mark.nightly
 def test_a_message_that_waited_and_a_second_kill(target: Target, guest: Initiator) -> None:
     """The next target began to handle it: what was kept before is of no use any more."""
     slow(target, guest)

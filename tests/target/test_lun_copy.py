@@ -8,6 +8,7 @@ import pytest
 
 from pydataplane.errors import BUSY, INVALID, NO_DEVICE, RpcError
 from tests.support.initiator import Initiator
+from tests.support.night import at_night
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
@@ -101,7 +102,7 @@ def test_a_guest_with_a_full_queue_goes_on_through_copy_and_pivot(moved: Target)
     assert moved.rpc("virtlun_lun_copy_check") == []
 
 
-@pytest.mark.parametrize("serial", [None, "disk-1"])
+@pytest.mark.parametrize("serial", [None, at_night("disk-1")])
 def test_a_virtio_blk_disk_goes_over_as_well(moved: Target, serial: str | None) -> None:
     moved.rpc("vhost_delete_controller", ctrlr="vm-0")
     given = {} if serial is None else {"serial": serial}

@@ -60,6 +60,7 @@ def test_what_has_gone_bad_is_found_and_written_anew(target: Target, file: Path)
     assert [each["name"] for each in target.rpc("bdev_lvol_get_lvols")] == ["vm"]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not tracer.is_possible(), reason="the tracer knows x86-64 alone")
 def test_a_repair_that_is_killed_has_mended_it_or_changed_nothing(
     target: Target, file: Path

@@ -206,6 +206,7 @@ def test_a_process_that_was_there_before_the_vm_is_not_the_vm(target: Target, vm
     assert "started before the VM" in target.words()
 
 
+@pytest.mark.nightly
 @needs_root
 def test_whoever_is_named_takes_it_from_whoever_came_first(
     target: Target, vm: Path, owner: Initiator

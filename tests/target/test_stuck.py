@@ -151,6 +151,7 @@ def test_a_disk_that_does_not_answer_at_the_start_keeps_nobody_else_waiting(
     assert target.rpc("virtlun_get_status")["restore_problems"] == []
 
 
+@pytest.mark.nightly
 def test_what_is_deleted_while_its_disk_does_not_answer_does_not_come_back(
     disks: Disks, target: Target
 ) -> None:
@@ -166,6 +167,7 @@ def test_what_is_deleted_while_its_disk_does_not_answer_does_not_come_back(
     assert target.rpc("bdev_get_bdevs") == []
 
 
+@pytest.mark.nightly
 def test_what_replaces_a_bdev_while_its_disk_does_not_answer_stays(
     disks: Disks, target: Target
 ) -> None:
@@ -187,6 +189,7 @@ def test_what_replaces_a_bdev_while_its_disk_does_not_answer_stays(
     assert (target.rpc("bdev_get_bdevs"), target.configuration()["bdev"]) == before
 
 
+@pytest.mark.nightly
 def test_a_controller_is_started_before_disks_that_it_does_not_name_answer(
     disks: Disks, target: Target
 ) -> None:

@@ -21,6 +21,7 @@ from pydataplane.client import Client
 from tests.support.examples import used
 from tests.support.initiator import Initiator
 from tests.support.load import Load as FileLoad
+from tests.support.night import at_night
 from tests.support.restarts import choose_seed
 from tests.support.scratch import short_directory
 from tests.support.systemd import INSTALLED, Machine
@@ -276,7 +277,7 @@ def test_reload_with_a_program_that_does_not_come_up_fails_and_changes_nothing(
         assert main_pid(machine) == old
 
 
-@pytest.mark.parametrize("how", ["restart", "kill -s KILL", "stop"])
+@pytest.mark.parametrize("how", [at_night("restart"), "kill -s KILL", at_night("stop")])
 def test_what_is_in_flight_survives_restarts_by_systemd(
     machine: Machine, disk: Disk, how: str
 ) -> None:

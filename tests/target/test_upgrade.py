@@ -354,6 +354,7 @@ def test_a_new_program_that_dies_before_it_serves_is_a_failure_to_the_service_ma
         target.start()
 
 
+@pytest.mark.nightly
 def test_a_new_program_that_hangs_is_ended(target: Target) -> None:
     (name,) = disks(target, 1)
     with Initiator(target.vhost_dir / name) as guest:
@@ -423,6 +424,7 @@ def test_a_new_program_that_does_not_fit_ends_and_the_old_one_goes_on(
         assert guest.read(0, 1) == b"x" * 512
 
 
+@pytest.mark.nightly
 def test_what_is_no_target_and_where_none_serves(target: Target, scratch: Path) -> None:
     with pytest.raises(TargetFailed):
         target.upgrade(program=("/bin/false",))

@@ -303,6 +303,7 @@ def test_a_disk_that_hangs_fails_the_upgrade_and_keeps_no_neighbour_waiting(
     target.upgrade()
 
 
+@pytest.mark.nightly
 def test_a_disk_that_hangs_before_the_guests_are_held_holds_none(
     target: Target, slow: SlowDisk, guest: Initiator, load: Load
 ) -> None:
