@@ -11,7 +11,17 @@ import subprocess
 import pytest
 
 from plugin.gateway.procedures import PROCEDURES
-from tests.docs.virsh import CONCERNED, ELSEWHERE, GROUPS, PAGE, ROWS, Row, page, sentence
+from tests.docs.virsh import (
+    CONCERNED,
+    ELSEWHERE,
+    GROUPS,
+    OF_NO_ROW,
+    PAGE,
+    ROWS,
+    Row,
+    page,
+    sentence,
+)
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
 
@@ -66,6 +76,13 @@ def test_the_page_names_every_command() -> None:
     assert named() == rows | ELSEWHERE.keys()
     # The page says so of all commands on pools and their volumes.
     assert not [row for row in PROCEDURES.values() if row.proc.name.startswith("STORAGE")]
+
+
+def test_no_call_that_the_gateway_looks_into_is_left_out() -> None:
+    in_rows = {call.value for row in ROWS for call in row.calls}
+    others = {call.value for call in OF_NO_ROW}
+    assert not in_rows & others
+    assert PROCEDURES.keys() - in_rows == others
 
 
 def test_each_command_does_what_the_page_says(host: Host) -> None:
