@@ -16,7 +16,7 @@ use reactor::{Waker, ticks};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Times that a block is read whose guard is wrong: the page cache may show one half written.
+/// Times that a block is read whose tuple is wrong: the page cache may show one half written.
 const TRIES: u8 = 8;
 /// How long that goes on while it may be being written, in milliseconds.
 const WRITTEN_MS: u64 = 1000;
@@ -174,8 +174,9 @@ impl Layer for Protecting {
         });
         match given {
             Ok(()) => Received::Over(Ok(())),
-            // Whoever writes it may go on meanwhile.
-            Err((Mismatch::Guard, lba)) if self.may_become_right(at, lba) => Received::Again,
+            // Whoever writes it may go on meanwhile. A tuple, too, may be half old: of a block that was
+            // unmapped with the new guard and no reference tag yet.
+            Err((_, lba)) if self.may_become_right(at, lba) => Received::Again,
             Err((mismatch, lba)) => {
                 Received::Over(Err(self.mismatched(&io, is_well, mismatch, lba)))
             }
@@ -192,7 +193,7 @@ impl Layer for Protecting {
 }
 
 impl Protecting {
-    /// Whether a piece is to be read again whose block `lba` has a wrong guard.
+    /// Whether a piece is to be read again whose block `lba` has a wrong tuple.
     #[cold]
     fn may_become_right(&mut self, piece: u16, lba: u64) -> bool {
         let (known, now) = (&mut self.known[usize::from(piece)], ticks::now());

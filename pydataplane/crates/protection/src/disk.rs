@@ -27,6 +27,12 @@ impl ProtectedDisk {
     pub fn new(below: Arc<dyn Bdev>, protection: Protection) -> Arc<ProtectedDisk> {
         Arc::new(ProtectedDisk { below, protection, stats: Stats::new(), writing: Arc::default() })
     }
+
+    /// One more that writes.
+    #[cfg(test)]
+    pub(crate) fn writer(&self) -> Writer {
+        Writer::new(&self.writing)
+    }
 }
 
 impl Bdev for ProtectedDisk {

@@ -279,6 +279,36 @@ fn tuples_of_the_writer_are_compared_kept_and_given_back() {
 }
 
 #[test]
+fn a_tuple_that_is_half_old_while_it_is_written_is_read_again() {
+    for at in 0..TUPLE_LEN {
+        let (disk, _file) = file(Type1, 512, "/tmp");
+        let mut channel = SyncChannel::open(&*disk).unwrap();
+        channel.write(0, &pattern(4 * 512, 1)).unwrap();
+        let bare = disk.bare().unwrap();
+        let mut below = SyncChannel::open(&*bare).unwrap();
+        let mut whole = AlignedBuf::zeroed(520);
+        below.read(2, &mut whole).unwrap();
+        let mut torn = AlignedBuf::zeroed(520);
+        torn.copy_from_slice(&whole);
+        torn[512 + at] = !torn[512 + at];
+        below.write(2, &torn).unwrap();
+        let mut writer = disk.writer();
+        writer.begin(2, 1);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                SyncChannel::open(&*bare).unwrap().write(2, &whole).unwrap();
+                writer.end(2, 1);
+            });
+            let mut read = AlignedBuf::zeroed(4 * 512);
+            let ends = channel.read(0, &mut read);
+            assert!(ends.is_ok(), "byte {at}: {ends:?}");
+            assert!(*read == *pattern(4 * 512, 1));
+        });
+    }
+}
+
+#[test]
 fn io_at_the_same_blocks_at_the_same_time_leaves_them_whole() {
     each(|disk, _, block| {
         let over = AtomicBool::new(false);
