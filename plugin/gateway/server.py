@@ -60,7 +60,7 @@ class Gateway:
             settings=settings,
             budget=Budget(),
             parsers=self._parsers,
-            shown=Shown(settings, self._parsers.shown, block_jobs),
+            shown=Shown(self._parsers.shown, block_jobs),
             known=known,
             domain_stats=DomainStats(known, target, locks, settings.path_prefix, paused),
             target=target,

@@ -17,7 +17,7 @@ from plugin.gateway.blockjobs import BlockJobs
 from plugin.gateway.domains import is_running
 from plugin.gateway.messages import pack_string, read_string
 from pydataplane.domain import translate
-from pydataplane.domain.translate import PREFIX, Mirror, Settings
+from pydataplane.domain.translate import PREFIX, Mirror
 
 KEPT_BYTES = 32 << 20
 """Translated replies kept, bytes; those not asked for longest go first."""
@@ -30,11 +30,8 @@ _TRACE = PREFIX.encode()
 class Shown:
     """The translation of replies, and the last ones that were made."""
 
-    def __init__(
-        self, settings: Settings, workers: ThreadPoolExecutor, block_jobs: BlockJobs
-    ) -> None:
+    def __init__(self, workers: ThreadPoolExecutor, block_jobs: BlockJobs) -> None:
         """`workers` are the threads for what is not known yet."""
-        self._settings = settings
         self._workers = workers
         self._block_jobs = block_jobs
         self._made: OrderedDict[bytes, bytes] = OrderedDict()
@@ -69,7 +66,7 @@ class Shown:
     def _translate(self, payload: bytes, mirrors: dict[str, Mirror]) -> bytes:
         text = read_string(payload)
         live = is_running(text)
-        made = translate.present(text, live=live, settings=self._settings)
+        made = translate.present(text, live=live)
         return pack_string(translate.mirrored(made, mirrors) if live and mirrors else made)
 
     def _mirrors(self, payload: bytes) -> dict[str, Mirror]:

@@ -19,9 +19,22 @@ def methods() -> dict[str, dict[str, Any]]:
     return {file.stem: json.loads(file.read_text()) for file in files}
 
 
+def strict(schema: Any) -> Any:
+    """Returns a result's schema that allows no field which it does not name."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: strict(value) for key, value in schema.items()}
+    if schema.get("type") == "object" and "properties" in schema:
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
 @cache
 def _validator(method: str, part: str) -> Any:
-    return Draft202012Validator(methods()[method][part])
+    schema = methods()[method][part]
+    return Draft202012Validator(strict(schema) if part == "result" else schema)
 
 
 def check_params(method: str, params: dict[str, Any]) -> None:
@@ -35,7 +48,7 @@ def check_params(method: str, params: dict[str, Any]) -> None:
 
 
 def check_result(method: str, result: Any) -> None:
-    """Checks that a target answers this to a call.
+    """Checks that a target answers this to a call, with no field that the schema does not name.
 
     Raises:
         AssertionError: it does not.

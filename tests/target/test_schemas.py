@@ -8,6 +8,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
+from tests.support.rpc_schemas import strict
 from tests.support.target import ROOT, Target
 
 COPIED = {"ctrlr": "vm-1", "scsi_target_num": 0}
@@ -70,18 +71,6 @@ def schemas() -> dict[str, dict[str, Any]]:
     """Returns the schemas in the repository, by method."""
     files = (ROOT / "schemas/rpc").glob("*.json")
     return {file.stem: json.loads(file.read_text()) for file in files}
-
-
-def strict(schema: Any) -> Any:
-    """Returns a result's schema that allows no field which it does not name."""
-    if isinstance(schema, list):
-        return [strict(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {key: strict(value) for key, value in schema.items()}
-    if schema.get("type") == "object" and "properties" in schema:
-        closed.setdefault("additionalProperties", False)
-    return closed
 
 
 def validate(schema: Any, value: Any) -> None:

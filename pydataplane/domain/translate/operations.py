@@ -65,7 +65,7 @@ def define(
     )
 
 
-def present(domain_xml: str, *, live: bool, settings: Settings) -> str:
+def present(domain_xml: str, *, live: bool) -> str:
     """Turns libvirtd's XML of a domain back into the client's, for dumpxml and the like.
 
     `live` (the XML describes a running domain) adds an <alias> to disks that have none, as
@@ -73,7 +73,6 @@ def present(domain_xml: str, *, live: bool, settings: Settings) -> str:
     an entry of the metadata that is no disk is left out. Domains inside a snapshot's XML count,
     too.
     """
-    del settings  # the metadata alone says what the client gave
     if NAMESPACE not in domain_xml and CARRIER_ALIAS not in domain_xml:
         return domain_xml
     try:

@@ -15,7 +15,6 @@ from plugin.gateway.messages import pack_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.shown import Shown
 from pydataplane.domain import translate
-from pydataplane.domain.translate import Settings
 from tests.unit.gateway.world import World, disk, play
 
 
@@ -71,7 +70,7 @@ def test_a_domain_without_anything_of_ours_is_not_parsed(tmp_path: Path, present
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT_BYTES", 10_000)
     with ThreadPoolExecutor(1) as workers:
-        shown = Shown(Settings(), workers, BlockJobs(Mock()))
+        shown = Shown(workers, BlockJobs(Mock()))
         for n in range(50):
             shown._keep(bytes([n]), bytes(1000))
             assert shown._size == sum(len(made) for made in shown._made.values()) <= 10_000
@@ -82,7 +81,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_reply_that_is_known_is_not_waited_for(presented: Mock) -> None:
     with ThreadPoolExecutor(1) as workers:
-        shown = Shown(Settings(), workers, BlockJobs(Mock()))
+        shown = Shown(workers, BlockJobs(Mock()))
         plain = pack_string("<domain/>")
         assert shown.known(plain) is plain
         assert shown.known(pack_string("<domain>virtlun</domain>")) is None

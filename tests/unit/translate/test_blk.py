@@ -90,9 +90,7 @@ def test_libvirtd_gets_what_is_its_own_to_do() -> None:
 
 def test_the_client_sees_its_own_disk_again() -> None:
     client = domain(plain("vda", "virtio") + FULL + lvol("sda", "w"))
-    assert canonical(present(defined_of(client), live=False, settings=SETTINGS)) == canonical(
-        with_drivers(client)
-    )
+    assert canonical(present(defined_of(client), live=False)) == canonical(with_drivers(client))
 
 
 def defined_of(client: str) -> str:
@@ -104,7 +102,7 @@ def test_alias_and_address_are_those_that_libvirtd_gave() -> None:
     at = "<address type='pci' domain='0x0000' bus='0x04' slot='0x00' function='0x0'/>"
     target = "<target dev='vda' bus='virtio'/>"
     given = running(xml).replace(f"{target}\n", f"{target}<alias name='virtio-disk0'/>{at}\n")
-    (shown,) = tree(present(given, live=True, settings=SETTINGS)).findall("devices/disk")
+    (shown,) = tree(present(given, live=True)).findall("devices/disk")
     assert shown.find("alias").get("name") == "virtio-disk0"  # type: ignore[union-attr]
     assert shown.find("address").get("bus") == "0x04"  # type: ignore[union-attr]
     change = detach_alias(given, "virtio-disk0", SETTINGS, live=True)
@@ -141,7 +139,7 @@ def test_what_a_disk_is_stays() -> None:
     """Whatever the settings say now, until it gets another bus."""
     as_lun = replace(SETTINGS, front_end="scsi")
     before = defined(lvol("vda", bus="virtio"), settings=as_lun)
-    shown = present(before, live=False, settings=SETTINGS)
+    shown = present(before, live=False)
     again = define(shown, SETTINGS, new_uuid=NEW_UUID, current_xml=before)
     assert again.plan is not None
     assert again.plan.luns[0].front == "scsi"
@@ -164,7 +162,7 @@ def test_a_qemu_without_the_controller_gets_none() -> None:
     empty = translated(client, settings, controller=True)
     assert empty.plan is not None and empty.plan.controllers == {}
     assert plan(empty.xml) is None
-    assert canonical(present(empty.xml, live=False, settings=settings)) == canonical(client)
+    assert canonical(present(empty.xml, live=False)) == canonical(client)
     assert attach(running(empty.xml), lvol("sda"), settings, live=True) is not None
     assert translated(client, settings, controller=False).xml == client
 
@@ -202,10 +200,10 @@ def test_attach_and_detach_of_the_running_side() -> None:
     assert device.find("readonly") is None, "libvirt takes none of a vhostuser disk"
     # libvirtd has the metadata first, and then the device.
     noted = with_metadata(before, change.metadata_xml)
-    assert devs(present(noted, live=True, settings=SETTINGS)) == []
+    assert devs(present(noted, live=True)) == []
     assert plan(noted) is None
     there = noted.replace("</devices>", (change.device_xml or "") + "</devices>")
-    assert devs(present(there, live=True, settings=SETTINGS)) == ["vdb"]
+    assert devs(present(there, live=True)) == ["vdb"]
     assert plan(there) == change.plan
     back = detach(there, FULL, SETTINGS, live=True)
     assert back is not None
@@ -239,20 +237,20 @@ def test_attach_and_detach_of_the_persistent_side() -> None:
     assert change is not None
     assert change.redefine and change.domain_xml is not None
     assert change.device_xml is None
-    assert devs(present(change.domain_xml, live=False, settings=SETTINGS)) == ["vda", "vdb"]
+    assert devs(present(change.domain_xml, live=False)) == ["vda", "vdb"]
     assert plan(change.domain_xml) == change.plan
     lun = attach(change.domain_xml, lvol("sda", "c"), SETTINGS, live=False)
     assert lun is not None
     assert lun.redefine and lun.domain_xml is not None, "the controller comes with the first LUN"
     assert overrides(lun.domain_xml)["driver"] == "vhost-user-scsi-pci"
-    assert devs(present(lun.domain_xml, live=False, settings=SETTINGS)) == ["vda", "vdb", "sda"]
+    assert devs(present(lun.domain_xml, live=False)) == ["vda", "vdb", "sda"]
     back = detach(lun.domain_xml, lvol("sda", "c"), SETTINGS, live=False)
     assert back is not None and back.domain_xml is not None
     assert overrides(back.domain_xml) == {}
     gone = detach(back.domain_xml, lvol("vdb", "b", bus="virtio"), SETTINGS, live=False)
     assert gone is not None and gone.domain_xml is not None
     assert plan(gone.domain_xml) == plan(before)
-    assert devs(present(gone.domain_xml, live=False, settings=SETTINGS)) == ["vda"]
+    assert devs(present(gone.domain_xml, live=False)) == ["vda"]
 
 
 def test_both_sides_number_a_disk_alike() -> None:
@@ -300,4 +298,4 @@ def test_a_vhostuser_disk_of_a_clients_own_is_left_alone() -> None:
     )
     client = domain(own)
     assert translated(client, controller=False).xml == client
-    assert present(client, live=False, settings=SETTINGS) == client
+    assert present(client, live=False) == client

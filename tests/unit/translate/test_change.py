@@ -92,8 +92,8 @@ def test_a_live_attach_changes_the_metadata_only() -> None:
     assert not change.redefine
     after = set_metadata(BASE, change)
     assert plan(after) == change.plan
-    assert devs(present(after, live=True, settings=SETTINGS)) == ["vda", "sdb", "sdc"]
-    shown = tree(present(after, live=True, settings=SETTINGS)).findall("devices/disk")[2]
+    assert devs(present(after, live=True)) == ["vda", "sdb", "sdc"]
+    shown = tree(present(after, live=True)).findall("devices/disk")[2]
     assert shown.find("alias").get("name") == change.alias  # type: ignore[union-attr]
     found = find(after, "sdc", SETTINGS)
     assert found == change.lun
@@ -107,7 +107,7 @@ def test_the_disk_comes_back_as_given() -> None:
     )
     change = attached(BASE, disk, live=False)
     assert change.domain_xml is not None
-    back = tree(present(change.domain_xml, live=False, settings=SETTINGS)).findall("devices/disk")
+    back = tree(present(change.domain_xml, live=False)).findall("devices/disk")
     from lxml import etree  # noqa: PLC0415
 
     assert canonical(etree.tostring(back[-1], encoding="unicode")) == canonical(with_drivers(disk))
@@ -121,8 +121,8 @@ def test_metadata_that_libvirtd_set_is_read_like_that_of_a_define(prefix: str) -
     if prefix:
         after = after.replace("ns0:", f"{prefix}:").replace("xmlns:ns0", f"xmlns:{prefix}")
     assert plan(after) == plan(change.domain_xml)
-    assert canonical(present(after, live=False, settings=SETTINGS)) == canonical(
-        present(change.domain_xml, live=False, settings=SETTINGS)
+    assert canonical(present(after, live=False)) == canonical(
+        present(change.domain_xml, live=False)
     )
 
 
@@ -147,11 +147,9 @@ def test_a_persistent_attach_brings_the_controller() -> None:
     assert change.domain_xml is not None
     assert change.plan == plan(change.domain_xml)
     assert [lun.target for lun in change.plan.luns] == [0]  # type: ignore[union-attr]
-    back = present(change.domain_xml, live=False, settings=SETTINGS)
+    back = present(change.domain_xml, live=False)
     assert devs(back) == ["vda", "sdc"]
-    assert canonical(present(translated(back).xml, live=False, settings=SETTINGS)) == canonical(
-        back
-    )
+    assert canonical(present(translated(back).xml, live=False)) == canonical(back)
 
 
 def test_a_live_attach_without_a_controller_says_what_to_do() -> None:
@@ -217,7 +215,7 @@ def test_255_disks_and_no_more() -> None:
         "<disk type='block'><target dev='sdb'/></disk>",
         "<disk type='block' device='disk'><target dev='sdb' bus='scsi'/></disk>",
         lvol("sdb", "b"),
-        tree(present(BASE, live=True, settings=SETTINGS)).findall("devices/disk")[1],
+        tree(present(BASE, live=True)).findall("devices/disk")[1],
     ],
     ids=["minimal", "python", "full", "dumpxml"],
 )
@@ -231,7 +229,7 @@ def test_detach_goes_by_target_dev(disk: object, live: bool) -> None:
     assert (change.lun.target, change.alias) == (0, "virtlun-disk-sdb")
     after = set_metadata(BASE, change) if live else change.domain_xml
     assert after is not None
-    assert devs(present(after, live=live, settings=SETTINGS)) == ["vda"]
+    assert devs(present(after, live=live)) == ["vda"]
     outcome = plan(after)
     if not live:  # of a definition only the mark stays: an empty controller is no condition
         assert outcome is None and is_marked(after) and change.redefine
@@ -272,7 +270,7 @@ def test_update_of_a_running_domain_takes_what_the_guest_does_not_see() -> None:
     change = update(BASE, same, SETTINGS, live=True)
     assert change is not None
     assert change.lun.target == 0
-    shown = present(set_metadata(BASE, change), live=False, settings=SETTINGS)
+    shown = present(set_metadata(BASE, change), live=False)
     assert "cache='none'" in shown
     for disk, field in (
         (lvol("sdb", "other"), "source"),
@@ -294,7 +292,7 @@ def test_the_block_size_of_a_disk_that_was_attached_stays() -> None:
     assert 'blocksize="4096"' in change.metadata_xml
     xml = set_metadata(BASE, change)
     assert plan(xml) == change.plan
-    assert LARGE in present(xml, live=False, settings=SETTINGS)
+    assert LARGE in present(xml, live=False)
     same = update(xml, lvol("sdc", "new", more=LARGE + "<boot order='9'/>"), SETTINGS, live=True)
     assert same is not None
     assert same.lun.block_size == 4096
@@ -341,7 +339,7 @@ def test_a_disk_whose_volume_was_copied_has_the_copys_source(
     assert (change.lun.volume.alias, change.lun.uuid, change.lun.target) == ("lvs1/c", "U", 0)
     assert not change.redefine
     after = set_metadata(before, change)
-    shown = tree(present(after, live=live, settings=SETTINGS))
+    shown = tree(present(after, live=live))
     _, found = shown.findall("devices/disk")
     assert found.get("type") == kind
     assert dict(found.find("source").attrib) == source  # type: ignore[union-attr]
@@ -380,7 +378,7 @@ def test_detach_undoes_attach(name: str, live: bool) -> None:
     assert change is not None
     middle = set_metadata(before, change) if live else change.domain_xml
     assert middle is not None
-    assert "sdm" in devs(present(middle, live=live, settings=SETTINGS))
+    assert "sdm" in devs(present(middle, live=live))
     back = detach(middle, disk, SETTINGS, live=live)
     assert back is not None
     after = set_metadata(middle, back) if live else back.domain_xml
@@ -390,9 +388,7 @@ def test_detach_undoes_attach(name: str, live: bool) -> None:
     if expected is not None and not live and all(lun.front == "blk" for lun in expected.luns):
         expected = replace(expected, has_scsi=False) if expected.luns else None
     assert plan(after) == expected
-    assert canonical(present(after, live=False, settings=SETTINGS)) == canonical(
-        present(before, live=False, settings=SETTINGS)
-    )
+    assert canonical(present(after, live=False)) == canonical(present(before, live=False))
 
 
 def boots(xml: str) -> object:
@@ -429,7 +425,7 @@ def test_any_sequence_of_changes_keeps_numbers_unique_and_disks_in_order(
         luns = outcome.luns if outcome is not None else ()
         assert {lun.dev for lun in luns} == expected
         assert len({lun.target for lun in luns}) == len(expected)
-        shown = devs(present(xml, live=live, settings=SETTINGS))
+        shown = devs(present(xml, live=live))
         assert [dev for dev in shown if dev != "vda"] == sorted(expected | {"sde"})
 
 

@@ -100,13 +100,13 @@ def test_what_libvirtd_gets_has_one_controller_and_no_disk_of_ours(path: Path) -
 def test_the_client_gets_back_every_byte(path: Path) -> None:
     client = path.read_text()
     there = translated(client).xml
-    back = present(there, live=False, settings=SETTINGS)
+    back = present(there, live=False)
     if "<uuid>" not in client:
         client = client.replace("</name>", f"</name>\n  <uuid>{NEW_UUID}</uuid>", 1)
     assert back == with_drivers(client)
     whole = translated(back).xml
     assert plan(whole) == plan(there)
-    assert present(whole, live=False, settings=SETTINGS) == back
+    assert present(whole, live=False) == back
     assert translated(back, current=whole).xml == whole
 
 
@@ -114,7 +114,7 @@ def test_the_client_gets_back_every_byte(path: Path) -> None:
 def test_after_libvirtd_wrote_it_anew_the_client_gets_the_same_domain(path: Path) -> None:
     client = path.read_text()
     there = translated(client).xml
-    back = present(pretty(there), live=False, settings=SETTINGS)
+    back = present(pretty(there), live=False)
     assert disk_sources(back) == disk_sources(with_drivers(client))
     assert "virtlun.dev" not in back
     assert "ua-virtlun" not in back
@@ -139,7 +139,7 @@ def test_namespaces_comments_and_other_metadata_survive() -> None:
     assert len(tree(there).findall(qemu("override"))) == 1
     aliases = [d.get("alias") for d in tree(there).iter(qemu("device"))]
     assert aliases == ["video0", "ua-virtlun-scsi0"]
-    back = present(there, live=False, settings=SETTINGS)
+    back = present(there, live=False)
     assert [d.get("alias") for d in tree(back).iter(qemu("device"))] == ["video0"]
     there = translated(text("comments-cdata")).xml
     assert '<![CDATA[5 < 6 && "quotes" <disk>]]>' in there
@@ -154,11 +154,11 @@ def test_the_qemu_namespace_goes_with_our_override() -> None:
         " xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'", ""
     ).replace("<domain ", "<domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0' ", 1)
     assert tree(declared).find(qemu("override")) is not None
-    assert "qemu/1.0" not in present(declared, live=False, settings=SETTINGS)
+    assert "qemu/1.0" not in present(declared, live=False)
     used = declared.replace(
         "</domain>", "<qemu:commandline><qemu:arg value='-x'/></qemu:commandline></domain>"
     )
-    back = present(used, live=False, settings=SETTINGS)
+    back = present(used, live=False)
     assert tree(back).find(qemu("commandline")) is not None
     assert tree(back).find(qemu("override")) is None
 
@@ -215,13 +215,13 @@ def test_without_our_disks_the_controller_is_added_only_if_asked_for() -> None:
     assert there.plan is not None
     assert there.plan.luns == ()
     assert has_controller(there.xml) and is_marked(there.xml)
-    assert present(there.xml, live=False, settings=SETTINGS) == client
+    assert present(there.xml, live=False) == client
     # A domain that has one and is defined again loses it, and keeps the mark.
     for again, current in ((client, there.xml), (there.xml, None), (there.xml, there.xml)):
         marked = translated(again, current=current, controller=False)
         assert marked.plan is None and plan(marked.xml) is None
         assert is_marked(marked.xml) and not has_controller(marked.xml)
-        assert present(marked.xml, live=False, settings=SETTINGS) == client
+        assert present(marked.xml, live=False) == client
         assert tree(marked.xml).find("memoryBacking") is None
         METADATA_RNG.assertValid(tree(marked.xml).find(ELEMENT))
     assert not is_marked(client)
@@ -246,7 +246,7 @@ def test_a_stand_in_is_the_same_device_without_a_target() -> None:
             canonical(etree.tostring(n).decode()) for n in after.findall(path)
         ]
     check_schemas(pretty(alone))
-    assert present(alone, live=False, settings=SETTINGS) == text("no-disks")
+    assert present(alone, live=False) == text("no-disks")
     assert with_target(alone, SETTINGS) == there.xml
     elsewhere = with_target(alone, Settings(vhost_dir="/elsewhere/"))
     assert elsewhere is not None
@@ -507,7 +507,7 @@ def test_s390_is_refused_for_disks_of_ours() -> None:
 def test_a_running_domains_disks_have_aliases() -> None:
     there = translated(text("every-way")).xml
     aliases: dict[str, str] = {}
-    for disk in tree(present(there, live=True, settings=SETTINGS)).findall("devices/disk"):
+    for disk in tree(present(there, live=True)).findall("devices/disk"):
         target, alias = disk.find("target"), disk.find("alias")
         if target is not None and alias is not None:
             aliases[target.get("dev", "")] = alias.get("name", "")
@@ -519,8 +519,8 @@ def test_a_running_domains_disks_have_aliases() -> None:
         "sdd": "virtlun-disk-sdd",
     }
     # What a client sends back of it is stored without them, as libvirt would.
-    again = translated(present(there, live=True, settings=SETTINGS)).xml
-    back = present(again, live=False, settings=SETTINGS)
+    again = translated(present(there, live=True)).xml
+    back = present(again, live=False)
     assert canonical(back) == canonical(with_drivers(text("every-way")))
 
 
@@ -528,16 +528,16 @@ def test_numbers_that_nothing_has_room_for_are_none() -> None:
     digits = "9" * 5000  # more than int() takes
     whole = domain(lvol("sda", "a", more=f"<boot order='{digits}'/>"))
     there = translated(whole.replace("<vcpu>2", f"<vcpu>{digits}")).xml
-    assert devs(present(there, live=False, settings=SETTINGS)) == ["sda"]
+    assert devs(present(there, live=False)) == ["sda"]
     damaged = there.replace('order="0"', f'order="{digits}"')
-    assert devs(present(damaged, live=False, settings=SETTINGS)) == []
+    assert devs(present(damaged, live=False)) == []
     with pytest.raises(TranslateError, match="metadata is damaged"):
         plan(damaged)
 
 
 def test_dumpxml_of_other_domains_is_the_same_string() -> None:
     for xml in (text("plain"), "<domain", "", "<a>https://virtlun.dev/xmlns/domain/1</a>"):
-        assert present(xml, live=True, settings=SETTINGS) is xml
+        assert present(xml, live=True) is xml
 
 
 def test_damaged_metadata_spoils_no_dumpxml_but_is_no_plan() -> None:
@@ -552,13 +552,13 @@ def test_damaged_metadata_spoils_no_dumpxml_but_is_no_plan() -> None:
     ):
         assert old in there
         broken = there.replace(old, new)
-        assert "sda" in devs(present(broken, live=False, settings=SETTINGS))
+        assert "sda" in devs(present(broken, live=False))
         with pytest.raises(TranslateError, match=r"metadata is damaged .*; define the"):
             plan(broken)
     many = re.sub(r"<virtlun:disk .*?</virtlun:disk>", lambda found: found[0] * 1000, there)
-    assert devs(present(many, live=False, settings=SETTINGS)) == ["sda", "sdb"]
+    assert devs(present(many, live=False)) == ["sda", "sdb"]
     evil = there.replace("<![CDATA[<disk ", "<![CDATA[</devices><disk ", 1)
-    assert devs(present(evil, live=False, settings=SETTINGS)) == ["sdb"]
+    assert devs(present(evil, live=False)) == ["sdb"]
 
 
 def test_a_plan_needs_the_controller() -> None:
@@ -576,7 +576,7 @@ def test_a_plan_needs_the_controller() -> None:
 def test_snapshot_xml_is_presented_too() -> None:
     there = translated(text("plain")).xml
     snapshot = f"<domainsnapshot><name>s</name>\n{there}</domainsnapshot>"
-    back = present(snapshot, live=False, settings=SETTINGS)
+    back = present(snapshot, live=False)
     assert back == f"<domainsnapshot><name>s</name>\n{text('plain')}</domainsnapshot>"
 
 
@@ -675,11 +675,11 @@ def domains(draw: st.DrawFn) -> str:
 def test_any_domain_comes_back_byte_for_byte(client: str) -> None:
     there = translated(client)
     check_schemas(there.xml)
-    back = present(there.xml, live=False, settings=SETTINGS)
+    back = present(there.xml, live=False)
     assert back == with_drivers(client)
     whole = translated(back)
     assert whole.plan == there.plan
-    assert present(whole.xml, live=False, settings=SETTINGS) == back
+    assert present(whole.xml, live=False) == back
     assert translated(back, current=whole.xml) == whole
 
 
@@ -689,7 +689,7 @@ def test_any_domain_survives_libvirtds_rewriting(client: str) -> None:
     there = translated(client)
     rewritten = pretty(there.xml)
     assert plan(rewritten) == there.plan
-    back = present(rewritten, live=False, settings=SETTINGS)
+    back = present(rewritten, live=False)
     assert disk_sources(back) == disk_sources(with_drivers(client))
     assert translated(back, current=rewritten).plan == there.plan
 

@@ -62,11 +62,9 @@ def test_it_is_planned_and_comes_back_as_it_was_given(dev: str, bus: str) -> Non
     made = translated(client)
     assert made.plan is not None and made.plan.luns[0].limits == limits(made.xml) == SLOW
     for live in (False, True):
-        shown = present(running(made.xml) if live else made.xml, live=live, settings=SETTINGS)
+        shown = present(running(made.xml) if live else made.xml, live=live)
         assert GIVEN in shown
-    assert canonical(present(made.xml, live=False, settings=SETTINGS)) == canonical(
-        with_drivers(client)
-    )
+    assert canonical(present(made.xml, live=False)) == canonical(with_drivers(client))
     again = define(made.xml, SETTINGS, new_uuid=NEW_UUID)
     assert limits(again.xml) == SLOW
 
@@ -170,7 +168,7 @@ def test_they_are_laid_out_as_the_disk_is() -> None:
     )
     change = tuned(translated(domain(disk)).xml, "sdb", SLOW, SETTINGS, live=False)
     assert change is not None and change.domain_xml is not None
-    shown = present(change.domain_xml, live=False, settings=SETTINGS)
+    shown = present(change.domain_xml, live=False)
     assert (
         "\n      <target dev='sdb' bus='scsi'/>\n      <iotune>\n"
         "        <total_iops_sec>100</total_iops_sec>\n"

@@ -112,7 +112,7 @@ def test_a_snapshot_defined_again_is_what_it_was(live: str) -> None:
     assert names(again) == ["vda"]
     assert again.count("vhost-user-scsi-pci") == 2
     # What is defined again says what the client left out.
-    shown = translate.present(live, live=False, settings=SETTINGS)
+    shown = translate.present(live, live=False)
     whole = translated(shown, current=live).xml
     assert (whole == live) == (live is WITHOUT)
     other = whole.replace("<domain ", "<inactiveDomain ").replace("</domain>", "</inactiveDomain>")

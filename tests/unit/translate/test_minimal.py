@@ -95,8 +95,8 @@ CASES = [
 def test_what_the_client_left_out_is_shown(given: str, shown: str) -> None:
     other = plain("vda", "virtio") + "\n    "
     there = translated(domain(other + given))
-    assert present(there.xml, live=False, settings=SETTINGS) == domain(other + shown)
-    live = tree(present(there.xml, live=True, settings=SETTINGS)).findall("devices/disk")[-1]
+    assert present(there.xml, live=False) == domain(other + shown)
+    live = tree(present(there.xml, live=True)).findall("devices/disk")[-1]
     alias = live.find("alias")
     assert alias is not None
     live.remove(alias)
@@ -119,13 +119,11 @@ def test_defining_what_was_shown_changes_nothing_more(
 ) -> None:
     there = translated(domain(given))
     first = pretty(there.xml) if rewritten else there.xml
-    back = present(first, live=False, settings=SETTINGS)
+    back = present(first, live=False)
     again = translated(back, current=first)
     assert again.plan == there.plan
-    assert disk_sources(present(again.xml, live=False, settings=SETTINGS)) == [
-        canonical(shown).strip()
-    ]
-    assert translated(present(again.xml, live=False, settings=SETTINGS)).xml == again.xml
+    assert disk_sources(present(again.xml, live=False)) == [canonical(shown).strip()]
+    assert translated(present(again.xml, live=False)).xml == again.xml
 
 
 @pytest.mark.parametrize("live", [True, False])
@@ -138,7 +136,7 @@ def test_an_attached_disk_is_completed_too(given: str, shown: str, live: bool) -
     assert whole is not None
     assert change.lun == whole.lun
     assert change.domain_xml is not None
-    disks = tree(present(change.domain_xml, live=live, settings=SETTINGS)).findall("devices/disk")
+    disks = tree(present(change.domain_xml, live=live)).findall("devices/disk")
     disk, whole_disk = disks[-1], tree(shown)
     assert (disk.find("alias") is not None) == live
     assert disk.items() == whole_disk.items()

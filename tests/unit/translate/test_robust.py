@@ -69,7 +69,7 @@ def damaged(draw: st.DrawFn) -> str:
 @given(damaged())
 @settings(max_examples=300)
 def test_damage_is_answered_or_refused(xml: str) -> None:
-    present(xml, live=True, settings=SETTINGS)
+    present(xml, live=True)
     find(xml, "sda", SETTINGS)
     with contextlib.suppress(TranslateError):
         define(xml, SETTINGS, new_uuid=NEW_UUID)
@@ -90,13 +90,13 @@ def test_what_was_well_formed_stays_so(xml: str) -> None:
     try:
         Document(xml)
     except NotXmlError:
-        assert present(xml, live=False, settings=SETTINGS) is xml
+        assert present(xml, live=False) is xml
         try:
             assert define(xml, SETTINGS, new_uuid=NEW_UUID).xml is xml
         except TranslateError:
             assert ENCODING in xml, "only what declares an encoding is refused unread"
         return
-    Document(present(xml, live=True, settings=SETTINGS))
+    Document(present(xml, live=True))
     with contextlib.suppress(TranslateError):
         Document(define(xml, SETTINGS, new_uuid=NEW_UUID).xml)
 
