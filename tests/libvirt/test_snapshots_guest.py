@@ -19,10 +19,10 @@ OURS = (
     "<target dev='sda' bus='scsi'/></disk>"
 )
 STAMPS = (
-    "i=0; while :; do i=$((i+1)); for d in vda sda; do"
+    "i=0; while :; do i=$((i+1)); for d in {disks}; do"
     " printf %010d $i | dd of=/dev/$d bs=512 conv=sync,fsync 2>/dev/null; done; done"
 )
-"""Writes a number that grows to the beginning of both disks in turn, and flushes each."""
+"""Writes a number that grows to the beginning of these disks in turn, and flushes each."""
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_disks_of_both_kinds_are_of_one_instant(domain: Host) -> None:
     domain.virsh("start", "mixed")
     agent = domain.agent("mixed")
     agent.wait_for("[ -b /dev/sda ] && [ -b /dev/vda ]")
-    agent.run(f"({STAMPS}) >/dev/null 2>&1 &")
+    agent.run(f"({STAMPS.format(disks='vda sda')}) >/dev/null 2>&1 &")
     try:
         for name in ("one", "two"):
             time.sleep(1)
@@ -115,6 +115,31 @@ def test_disks_of_both_kinds_are_of_one_instant(domain: Host) -> None:
     finally:
         agent.close()
         domain.virsh("destroy", "mixed")
+
+
+@pytest.mark.nightly
+def test_disks_of_two_lvstores_are_of_one_instant(host: Host) -> None:
+    host.volumes.create_lvstore("lvs1", host.scratch / "lvs1.img", 256 * MIB)
+    stores = ("lvs0", "lvs1")
+    for store in stores:
+        host.volumes.create(f"{store}/stores", 8 * MIB, thin=True)
+    second = OURS.replace("lvs0/kept", "lvs1/kept").replace("sda", "sdb")
+    host.define("stores", devices=(OURS + second).replace("kept", "stores"))
+    host.virsh("start", "stores")
+    agent = host.agent("stores")
+    agent.wait_for("[ -b /dev/sda ] && [ -b /dev/sdb ]")
+    agent.run(f"({STAMPS.format(disks='sda sdb')}) >/dev/null 2>&1 &")
+    try:
+        for name in ("one", "two", "three"):
+            time.sleep(1)
+            host.virsh("snapshot-create-as", "stores", name, "--disk-only")
+            pair = [stamp_of_volume(host, f"{store}/stores@{name}") for store in stores]
+            assert pair[0] > 0 and pair[0] - pair[1] in (0, 1), pair
+            assert host.virsh("domstate", "stores") == "running"
+        assert "I/O error" not in agent.run("dmesg")
+    finally:
+        agent.close()
+        host.virsh("destroy", "stores")
 
 
 def stamp_of_file(host: Host, path: str) -> int:

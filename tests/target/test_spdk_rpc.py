@@ -206,6 +206,11 @@ def delays(items: Any) -> list[int]:
     return [delay[f"{side}_latency"] for side in sides]
 
 
+def used_clusters(result: Any) -> int:
+    """Returns the clusters that the volumes of the only lvstore have."""
+    return int(result[0]["total_data_clusters"] - result[0]["free_clusters"])
+
+
 def lvol(items: Any) -> tuple[str, int]:
     """Alias and size in bytes of the one bdev that is an lvol."""
     (found,) = [item for item in items if item["product_name"] == "Logical Volume"]
@@ -524,6 +529,13 @@ CASES = [
         ("lvs0/v0", "6"),
         (MALLOC, STORE, LVOL),
         then("bdev_get_bdevs", lvol, ("lvs0/v0", 6 * MIB)),
+    ),
+    Case(
+        # What it loses is room again.
+        "bdev_lvol_resize",
+        ("lvs0/v0", "2"),
+        (MALLOC, STORE, THICK),
+        then("bdev_lvol_get_lvstores", used_clusters, 2 * MIB // (64 << 10)),
     ),
     Case(
         "bdev_lvol_rename",
