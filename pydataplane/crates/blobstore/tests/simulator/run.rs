@@ -102,7 +102,7 @@ fn load(device: &Device) -> Result<Store<Device>, Error> {
     }
 }
 
-/// Loads what a device is after a crash, and finds which of `candidates` that is. `sure`: the device was
+/// Loads what a device is after a crash, checks it, and finds which of `candidates` that is. `sure`: the device was
 /// without power, so no cache can show what is not on the medium.
 pub fn load_and_compare(
     device: &Device,
@@ -113,7 +113,11 @@ pub fn load_and_compare(
     device.forget_failed_flushes();
     let model = compare(&mut store, candidates, sure)?;
     one_owner(&mut store, 0)?;
-    Ok((store, model))
+    let wrong = check(&mut store, false).map_err(|e| format!("check: {e}"))?;
+    match wrong.is_empty() {
+        true => Ok((store, model)),
+        false => Err(format!("check: {wrong:?}")),
+    }
 }
 
 /// Finds which of `candidates`, the last ones first, a store holds.
