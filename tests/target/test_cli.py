@@ -21,7 +21,7 @@ from pydataplane.errors import TargetUnavailable
 from tests.support.encryption import waiting_guest
 from tests.support.initiator import Initiator
 from tests.support.slow_disk import SlowDisk
-from tests.support.target import Target
+from tests.support.target import Target, binary
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 
@@ -210,6 +210,27 @@ def test_an_lvstore_lies_encrypted(target: Target) -> None:
     done(target, "volume", "delete", "hidden/data", "--yes")
     done(target, "lvstore", "delete", "hidden", "--yes")
     done(target, "key", "destroy", "k0")
+
+
+def test_a_key_need_not_be_in_a_file(target: Target) -> None:
+    """It comes by standard input, or by a descriptor of whoever calls."""
+    words = ("--socket", str(target.rpc_socket), "key", "create", "k0", "--file")
+    for given in ("standard input", "descriptor"):
+        reads, writes = os.pipe()
+        os.write(writes, bytes(range(64)))
+        os.close(writes)
+        named = "-" if given == "standard input" else f"/dev/fd/{reads}"
+        subprocess.run(
+            [str(binary("virtlun")), *words, named],
+            stdin=reads if named == "-" else subprocess.DEVNULL,
+            pass_fds=(reads,),
+            check=True,
+            capture_output=True,
+        )
+        os.close(reads)
+        (row,) = json.loads(done(target, "key", "list", "--json"))
+        assert row["name"] == "k0"
+        done(target, "key", "destroy", "k0")
 
 
 def test_creating_the_same_again_changes_nothing(store: Target) -> None:
