@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from pydataplane import methods
@@ -19,6 +19,8 @@ class Lvol:
     size: int
     thin: bool
     block_size: int
+    limited: bool | None = field(default=None, kw_only=True)
+    """Whether it has I/O limits; None where the target does not tell."""
 
     @property
     def path(self) -> str:
@@ -72,6 +74,7 @@ def lvol_of(item: methods.Bdev) -> Lvol:
         size=item["num_blocks"] * item["block_size"],
         thin=item["driver_specific"]["lvol"]["thin_provision"],
         block_size=item["block_size"],
+        limited=item.get("has_limits"),
     )
 
 

@@ -63,6 +63,8 @@ class Bdev(TypedDict):
     """What is compared when a block is read or written."""
     flush_error: NotRequired[str | None]
     """Why every flush fails until virtlun_bdev_clear_flush_error, if so (ours)."""
+    has_limits: bool
+    """Whether it has any limit: virtlun_bdev_get_limits tells which (ours)."""
     md_interleave: NotRequired[bool]
     """It lies behind the block's data, and block_size is of both."""
     md_size: NotRequired[int]

@@ -53,7 +53,7 @@ def add(client: Client, plan: Plan, lun: LunPlan, volume: Lvol) -> bool:
         VolumeError: its place is taken, or there is no controller.
         TargetError: the target refuses or does not answer.
     """
-    bdev = Bdev(volume.uuid, volume.block_size)
+    bdev = Bdev(volume.uuid, volume.block_size, volume.limited)
     action, place = reconcile.addition(plan, lun), lun.place(plan.controller)
     if lun.front == "blk":
         # What an earlier disk of the same number has left behind is not this one's.

@@ -54,10 +54,13 @@ def bring(rpc: Rpc, controller: str, lun: LunPlan, state: State) -> None:
         ReconcileError: the target has no such limits.
         TargetError: it refuses, or does not answer.
     """
-    bdev = bdev_of(lun, state).name
+    of_lun = bdev_of(lun, state)
+    bdev = of_lun.name
     if state.has_elsewhere(bdev, controller):
         return
     if lun.limits == NONE:
+        if of_lun.limited is False:
+            return
         with suppress(RpcError):  # whoever shows the disk is told what there is to tell
             if _owner(rpc, bdev):
                 _take(rpc, bdev)

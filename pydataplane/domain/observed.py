@@ -39,6 +39,8 @@ class Bdev:
     """Its UUID."""
     block_size: int
     """Bytes of its own blocks."""
+    limited: bool | None = None
+    """Whether it has I/O limits; None where the target does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,9 @@ def look_up(rpc: Rpc, name: str) -> Bdev | None:
         if error.code != NO_DEVICE:
             raise
         return None
-    return Bdev(str(found["name"]), int(found.get("block_size", BLOCK_BYTES)))
+    return Bdev(
+        str(found["name"]), int(found.get("block_size", BLOCK_BYTES)), found.get("has_limits")
+    )
 
 
 def observe(rpc: Rpc, luns: Iterable[LunPlan] = ()) -> State:

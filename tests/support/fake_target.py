@@ -49,6 +49,7 @@ OF_EACH_BDEV: Mapping[str, Any] = {
     "assigned_rate_limits": dict.fromkeys(
         ("rw_ios_per_sec", "rw_mbytes_per_sec", "r_mbytes_per_sec", "w_mbytes_per_sec"), 0
     ),
+    "has_limits": False,
     "zoned": False,
     "supported_io_types": {"read": True, "write": True},
 }
@@ -261,6 +262,7 @@ class FakeTarget(WatchedClient):
             "assigned_rate_limits": {
                 name: volume.limits.get(of, 0) // unit for name, (of, unit) in SPDK_RATES.items()
             },
+            "has_limits": bool(volume.limits),
         }
         return shown | ({"flush_error": self.flush_error} if self.flush_error else {})
 

@@ -224,7 +224,7 @@ def test_a_renamed_volume_is_found_by_its_uuid(target: FakeTarget) -> None:
 
 def test_only_the_bdevs_of_the_plan_are_asked_for(target: FakeTarget) -> None:
     state = observe(target, [lun(0, "v1"), lun(1, "gone")])
-    assert state.bdevs == {"lvs0/v1": Bdev("uuid-1", 512)}
+    assert state.bdevs == {"lvs0/v1": Bdev("uuid-1", 512, limited=False)}
 
 
 def test_options_reach_the_target(target: FakeTarget) -> None:

@@ -578,7 +578,6 @@ def test_the_calls_of_an_attach_and_a_detach(tmp_path: Path) -> None:
         assert asked == [
             "bdev_get_bdevs",
             "vhost_get_controllers",
-            "virtlun_lvol_get_xattrs",  # whether an earlier disk has left limits
             "vhost_scsi_controller_add_target",
         ]
         calls, asked = await counted(client.detach(dom.ref, text, 1))

@@ -46,6 +46,8 @@ struct BdevInfo {
     #[serde(flatten)]
     metadata: Option<Metadata>,
     assigned_rate_limits: RateLimitsInfo,
+    /// Whether it has any limit: virtlun_bdev_get_limits tells which (ours).
+    has_limits: bool,
     /// Whether somebody holds it.
     claimed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -104,6 +106,7 @@ fn info(app: &App, bdev: &dyn Bdev) -> BdevInfo {
         uuid: bdev.uuid(),
         metadata,
         assigned_rate_limits: limits::assigned(app, bdev.name()),
+        has_limits: app.registry.limits(bdev.name()).get().is_limited(),
         claimed: !holders.is_empty(),
         claim_type,
         claimed_by: holders.into_iter().map(|(owner, _)| owner).collect(),
