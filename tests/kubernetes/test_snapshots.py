@@ -217,13 +217,14 @@ def test_many_claims_are_restored_of_one_snapshot(cluster: Cluster) -> None:
 def test_a_driver_that_dies_while_it_takes_a_snapshot_takes_one(
     cluster: Cluster, deployment: Deployment
 ) -> None:
-    cluster.apply(claim("source", "virtlun-immediate", "64Mi"))
-    cluster.wait_phase("pvc/source", "Bound")
+    # Of a name that was there before the controller may wait for minutes until it tries again.
+    cluster.apply(claim("cut-off", "virtlun-immediate", "64Mi"))
+    cluster.wait_phase("pvc/cut-off", "Bound")
     begun = deployment.asked("CreateSnapshot")
-    cluster.apply(SNAPSHOT.format(name="taken", claim="source"))
-    until(begun, "the call", every_s=0.002)
+    cluster.apply(SNAPSHOT.format(name="cut-off", claim="cut-off"))
+    until(begun, "the call", every_s=0.002, deadline_s=180)
     deployment.kill("virtlun-csi")
     deployment.wait_ready()
-    content = snapshots.wait_ready(cluster, "taken")
+    content = snapshots.wait_ready(cluster, "cut-off")
     taken: list[Any] = [each for each in deployment.volumes.volumes() if each.snapshot]
     assert [each.uuid for each in taken] == [content["status"]["snapshotHandle"]]
