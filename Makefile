@@ -41,9 +41,9 @@ BENCH_PACKAGES := fio rocksdb-tools
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(KEPT)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-# Tests at a time. Much of a test's time is waiting for a guest, a server or a thread, so two for each
-# processor. With four a guest without KVM may not boot in two minutes.
-WORKERS := $(shell workers=$$((2 * $$(nproc))); echo $$((workers < 16 ? workers : 16)))
+# Tests at a time. Much of a test's time is waiting for a guest, a server or a thread, so five for two
+# processors. With many more a guest without KVM may not boot in two minutes.
+WORKERS := $(shell workers=$$((5 * $$(nproc) / 2)); echo $$((workers < 16 ? workers : 16)))
 SIDE_BY_SIDE := -n $(WORKERS) --durations=20 --durations-min=10 --dist loadscope --no-loadscope-reorder
 
 # Which of both builds is installed.

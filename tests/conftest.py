@@ -3,7 +3,7 @@
 Property tests take the same examples each time, without a clock. `HYPOTHESIS_PROFILE=random`
 searches with new examples at each run, and remembers what failed.
 
-`pytest -n 4 --dist loadscope --no-loadscope-reorder`, as `make test` does, lets four files run at
+`pytest -n 5 --dist loadscope --no-loadscope-reorder`, as `make test` does, lets five files run at
 a time: they wait for guests and servers much of their time. A few that take longest come first, and
 may be less or more than a file: see `PARTS`.
 """
@@ -23,6 +23,9 @@ KUBERNETES = "tests/kubernetes/"
 EMPTY_CONTROLLERS = "tests/libvirt/test_empty_controllers.py"
 MISSING_VOLUMES = "tests/libvirt/test_missing_volumes"
 MIGRATIONS = "tests/guest/test_migration_many.py"
+#: Folders whose tests keep the processors busy, with guests and what is built: the others' wait
+#: much of their time, so both go on side by side.
+BUSY = ("tests/guest/", "tests/kubernetes/", "tests/libvirt/", "tests/unit/")
 #: Tests that stay together, by the beginnings of their names, those first that take longest; a test
 #: is of the first that fits. Those on Kubernetes share their worker's cluster, which takes ten
 #: seconds to start, a gigabyte, and a tenth of the inotify instances that a user may have: so two
@@ -71,6 +74,15 @@ def _place(nodeid: str) -> tuple[int, int]:
     return part, next((number for number, one in beginnings if nodeid.startswith(one)), 0)
 
 
+def _side_by_side(files: list[str]) -> dict[str, float]:
+    """Returns where each file comes: those of `BUSY` folders and the others evenly mixed."""
+    busy = [file for file in files if file.startswith(BUSY)]
+    others = [file for file in files if not file.startswith(BUSY)]
+    return {
+        file: (nth + 0.5) / len(kind) for kind in (busy, others) for nth, file in enumerate(kind)
+    }
+
+
 class Groups(LoadScopeScheduling):  # type: ignore[misc]
     """What stays together where several tests run at a time."""
 
@@ -90,4 +102,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         nightly = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=nightly)
         items[:] = [item for item in items if item not in nightly]
-    items.sort(key=lambda item: _place(item.nodeid))
+    files = list(dict.fromkeys(item.nodeid.split("::", 1)[0] for item in items))
+    mixed = _side_by_side(files)
+    items.sort(key=lambda item: (*_place(item.nodeid), mixed[item.nodeid.split("::", 1)[0]]))
