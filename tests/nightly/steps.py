@@ -176,6 +176,13 @@ STEPS = {
         _module("tests.kubernetes.e2e"),
         (*INSTALLED, "examples", "tests/support", "tests/kubernetes"),
     ),
+    "demo": Step(
+        "the demo, whose steps are checked as they are told",
+        2,
+        Lane.GUESTS,
+        _module("tests.demo"),
+        (*WITH_GUESTS, "examples", "tests/demo"),
+    ),
     "demo-kubernetes": Step(
         "the demo of Kubernetes, whose steps are checked as they are told",
         5,
