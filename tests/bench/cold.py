@@ -4,8 +4,9 @@ Writes of 4 KiB at QD32, each to another cluster of a thin volume, or of a clone
 has all of them: none of the volume's own is there before. In RAM that was written before, so that
 nobody waits for the host's memory, and in a sparse file. Nobody flushes meanwhile, as a guest does
 that has nothing to make durable yet; beside it the writes that a program does a second which
-flushes after each, to which a store is bound that flushes for each allocation. The share is of the
-same writes once more, which find their clusters.
+flushes after each, to which a store is bound that flushes for each allocation, and first writes to
+the sparse file itself, without an lvstore: more there cannot be. The share is of the same writes
+once more, which find their clusters.
 """
 
 from __future__ import annotations
@@ -99,6 +100,14 @@ def first_writes(kind: str, cluster: int, clone: bool) -> tuple[float, float]:
         return run(target, "lvs/volume", *stride), run(target, "lvs/volume", *stride)
 
 
+def bare() -> float:
+    """Returns the first writes a second to the sparse file itself, each to another 64 KiB."""
+    stride = 64 << 10
+    with below("file") as target:
+        size = str(MOST["file"] * stride)
+        return run(target, "base", "--stride", str(stride), "--size", size)
+
+
 def flushes() -> float:
     """Returns the writes of 4 KiB to a file a second, with a flush after each."""
     with tempfile.NamedTemporaryFile(dir="/var/tmp") as file:
@@ -115,7 +124,7 @@ def main() -> int:
         prog="python -m tests.bench.cold", description=(__doc__ or "").split("\n", 1)[0]
     )
     parser.parse_args()
-    base = flushes()
+    base, file = flushes(), bare()
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("CLUSTER")
     for kind in MOST:
@@ -128,6 +137,7 @@ def main() -> int:
     console = Console()
     console.print(table)
     console.print("first writes a second (of what the same writes are when they are repeated)")
+    console.print(f"first writes a second to the file itself: {file:,.0f}")
     console.print(f"writes to the file a second with a flush after each: {base:,.0f}")
     return 0
 

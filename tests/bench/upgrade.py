@@ -109,12 +109,12 @@ def upgrades(target: Target, guest: Initiator, rounds: int) -> tuple[list[float]
 
 def missed(rows: dict[int, Row]) -> list[str]:
     """A sentence for each row that misses the goal, by the number of its controllers."""
-    medians = {n: statistics.median(row.by_guest_ms) for n, row in rows.items()}
+    longest = {n: max(row.by_guest_ms) for n, row in rows.items()}
     return [
-        f"with {n} controllers a guest waits for {median:.0f} ms (median; the goal: less than "
+        f"with {n} controllers a guest waits for {most:.0f} ms at most (the goal: less than "
         f"{GOAL_MS:.0f} ms)"
-        for n, median in medians.items()
-        if median >= GOAL_MS
+        for n, most in longest.items()
+        if most >= GOAL_MS
     ]
 
 

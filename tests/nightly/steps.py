@@ -98,10 +98,13 @@ def _again(*command: str) -> list[str]:
     return _module("tests.nightly.repeat", "--rounds", str(RANDOM_ROUNDS), "--", *command)
 
 
-def _tests_with(words: str, folder: str = "tests") -> list[str]:
-    """Returns the files of tests below a folder in which some words stand."""
+def _tests_with(*words: str, folder: str = "tests") -> list[str]:
+    """Returns the files of tests below a folder in which one of these words stands."""
     files = sorted((ROOT / folder).rglob("test_*.py"))
-    return [str(file.relative_to(ROOT)) for file in files if words in file.read_text()]
+    texts = ((file, file.read_text()) for file in files)
+    return [
+        str(file.relative_to(ROOT)) for file, text in texts if any(each in text for each in words)
+    ]
 
 
 def _sanitized(kind: str) -> dict[str, str]:
@@ -124,8 +127,8 @@ INSTALLED = (
 )
 WITH_GUESTS = (*INSTALLED, "tests/support", "tests/guest")
 #: Files with tests that are left out unless `-m nightly` is said.
-LONG_TESTS = _tests_with("pytest.mark.nightly")
-PROPERTY_TESTS = _tests_with("from hypothesis import", "tests/unit")
+LONG_TESTS = _tests_with("pytest.mark.nightly", "at_night(")
+PROPERTY_TESTS = _tests_with("from hypothesis import", folder="tests/unit")
 #: Beside what is installed, what property tests read.
 PROPERTY = ("tests/unit", "tests/kubernetes/kubevirt", "tests/kubernetes/__init__.py", "examples")
 SANITIZED = ("--locked", "--lib", "--tests", "--target", "x86_64-unknown-linux-gnu")
