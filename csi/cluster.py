@@ -168,7 +168,7 @@ class Cluster:
         It never ends by itself; what goes wrong is logged, and tried again after 0.2 to 10 s.
         It sees `stop` at the next change.
         """
-        words = log.bind(kind=kind.plural)
+        bound = log.bind(kind=kind.plural)
         selected = {**_all(kind, None), "labels": dict(labels) if labels else None}
         known: set[tuple[str, str]] = set()
         version, failed = "", 0
@@ -196,7 +196,7 @@ class Cluster:
                         **selected,
                     ):
                         if failed:
-                            words.info("watching again", failures=failed)
+                            bound.info("watching again", failures=failed)
                         failed = 0
                         version = each["metadata"]["resourceVersion"]
                         if stop.is_set():
@@ -213,7 +213,7 @@ class Cluster:
                     return
                 failed += 1
                 if failed == 1 or failed % 100 == 0:
-                    words.warning("cannot watch", reason=str(error), failures=failed)
+                    bound.warning("cannot watch", reason=str(error), failures=failed)
                 if isinstance(error, NotFoundError):
                     version = ""
                 stop.wait(backoff(failed, *RETRY_S))

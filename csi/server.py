@@ -74,7 +74,7 @@ class Call:
 
     def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Answers one request."""
-        words, begin = self._begun(request)
+        bound, begin = self._begun(request)
         error: Exception | None = None
         answer = None
         try:
@@ -82,29 +82,29 @@ class Call:
         except Exception as caught:
             error = caught
         if made := getattr(getattr(answer, "volume", None), "volume_id", ""):
-            words = words.bind(volume_id=made)
-        self._ended(words, begin, error, context)
+            bound = bound.bind(volume_id=made)
+        self._ended(bound, begin, error, context)
         return answer
 
     def stream(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         """Answers one request with a stream of messages."""
-        words, begin = self._begun(request)
+        bound, begin = self._begun(request)
         error: Exception | None = None
         try:
             yield from self._method(request)
         except Exception as caught:
             error = caught
-        self._ended(words, begin, error, context)
+        self._ended(bound, begin, error, context)
 
     def _begun(self, request: Any) -> tuple[structlog.BoundLogger, float]:
         """Tells the log of a call; returns where its end is told, and when it began."""
-        words = log.bind(request=next(_request_ids), method=self._name, **_names(request))
-        words.debug("begun")
-        return words, time.monotonic()
+        bound = log.bind(request=next(_request_ids), method=self._name, **_names(request))
+        bound.debug("begun")
+        return bound, time.monotonic()
 
     def _ended(
         self,
-        words: structlog.BoundLogger,
+        bound: structlog.BoundLogger,
         begin: float,
         error: Exception | None,
         context: grpc.ServicerContext,
@@ -112,14 +112,14 @@ class Call:
         """Tells log and metrics of a call's end, and ends it with its code where it failed."""
         code, message = (Code.OK, "") if error is None else describe(error)
         if code is Code.INTERNAL and not isinstance(error, HostError | OSError | RpcError):
-            words.error("the call failed unexpectedly", exc_info=error)
+            bound.error("the call failed unexpectedly", exc_info=error)
         seconds = time.monotonic() - begin
         self._metrics.observe(self._name, code.name, seconds)
-        words = words.bind(code=code.name, milliseconds=round(seconds * 1000, 1))
+        bound = bound.bind(code=code.name, milliseconds=round(seconds * 1000, 1))
         if error is not None:
-            (words.info if code in EXPECTED else words.warning)("refused", reason=message)
+            (bound.info if code in EXPECTED else bound.warning)("refused", reason=message)
             context.abort(code, message)
-        (words.debug if self._name in QUIET else words.info)("done")
+        (bound.debug if self._name in QUIET else bound.info)("done")
 
 
 def _names(request: Any) -> dict[str, str]:

@@ -198,15 +198,15 @@ class NodeHook:
 
     def _tell(self, vmi: Vmi, pod: str, controller: Controller) -> None:
         """Says where people look what became of the machine's volumes."""
-        words = log.bind(vmi=f"{vmi.namespace}/{vmi.name}", pod=pod)
+        bound = log.bind(vmi=f"{vmi.namespace}/{vmi.name}", pod=pod)
         for name, lun in controller.luns.items():
-            words.info("handed over", volume=name, lvol=lun.volume, scsi_target=lun.target)
+            bound.info("handed over", volume=name, lvol=lun.volume, scsi_target=lun.target)
         said = [(VOLUME_LEFT, sentence) for sentence in controller.left.values()]
         if controller.absent and not said:
             said = [(NO_CONTROLLER, f"there is no controller for LUNs: {controller.absent}")]
         for reason, sentence in said:
-            words.warning("not on the controller", reason=sentence)
+            bound.warning("not on the controller", reason=sentence)
             try:
                 self._cluster.event(vmi.object, reason, sentence, warning=True, node=self._node)
             except ClusterError as error:
-                words.warning("no event", reason=str(error))
+                bound.warning("no event", reason=str(error))

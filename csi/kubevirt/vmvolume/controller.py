@@ -228,8 +228,8 @@ class VmVolumeController:
         wait = self._queue.retry(key)
         failures = self._queue.failures(key)
         loud = failures == 1 or failures % REMIND == 0
-        words = log.bind(what=key.what, name=key.name, reason=reason)
-        say = words.warning if loud else words.debug
+        bound = log.bind(what=key.what, name=key.name, reason=reason)
+        say = bound.warning if loud else bound.debug
         say("cannot look after it now", failures=failures, again_s=round(wait, 3))
 
 

@@ -240,16 +240,16 @@ class Reconciler:
 
     def _tell_of_release(self, action: step.Detach, work: Work) -> None:
         volume = work.volume
-        words = log.bind(vmvolume="/".join(volume.key), pod=action.pod, volume=action.handle)
+        bound = log.bind(vmvolume="/".join(volume.key), pod=action.pod, volume=action.handle)
         if not action.forced:
-            words.info("released")
+            bound.info("released")
             return
         self._metrics.forced.inc()
         text = (
             f"the guest had not released the disk {volume.spec.release_timeout_seconds} s after "
             "the deletion: it was taken away by force, and what the guest had not written is lost"
         )
-        words.warning("released by force", reason=text)
+        bound.warning("released by force", reason=text)
         self._say(work, Say("Releasing", "ForcedRelease", text, self._node, warning=True))
 
     # What is said about it
