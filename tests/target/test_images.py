@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import random
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from plugin.images import pieces, qemuimg
 from pydataplane.client import Client
 from pydataplane.errors import VolumeError
 from pydataplane.volumes import Volumes
-from tests.support.target import Target
+from tests.support.target import Target, binary
 from tests.target.test_cli import done, refused
 
 pytestmark = pytest.mark.root
@@ -71,6 +73,37 @@ def change(target: Target, volume: str, at: int) -> None:
 def names(target: Target) -> list[str]:
     """Returns the volumes that there are."""
     return [volume.name for volume in Volumes(Client(target.rpc_socket)).volumes()]
+
+
+def on_a_terminal(*command: str) -> str:
+    """Runs a command whose stderr is a terminal; returns what that showed."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=theirs
+    ) as run:
+        os.close(theirs)
+        shown = b""
+        # The end of a terminal that nobody has open any more is an error (pty(7)).
+        with suppress(OSError):
+            while part := os.read(ours, 4096):
+                shown += part
+    os.close(ours)
+    assert run.returncode == 0, shown
+    return shown.decode()
+
+
+def test_a_person_sees_how_far_it_has_come(store: Target, raw: Path) -> None:
+    """And a program, whose stderr is no terminal, does not."""
+    command = [str(binary("virtlun")), "--socket", str(store.rpc_socket), "volume"]
+    shown = on_a_terminal(*command, "import", str(raw), "lvs0/v")
+    assert "importing source, with a comma.raw" in shown
+    assert f"{IMAGE_MIB}.0/{IMAGE_MIB}.0 MiB" in shown, shown
+    out = str(store.directory / "out.raw")
+    assert "exporting lvs0/v" in on_a_terminal(*command, "export", "lvs0/v", out)
+    told = subprocess.run(
+        [*command, "export", "lvs0/v", f"{out}.2"], capture_output=True, check=True
+    )
+    assert told.stderr == b""
 
 
 @pytest.mark.parametrize("form", ["raw", "qcow2"])
