@@ -187,6 +187,7 @@ def test_a_node_takes_claims_for_itself_and_changes_nothing_else_of_them(hostile
             (NO_OWNER, OWNED["metadata"]),
             ("whose a claim is", {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}}),
             ("whose a claim is", {"annotations": {PROVISIONER: "other.example.org"}}),
+            ("whose a claim is", {"annotations": {PROVISIONER: None}}),
         ):
             hostile.may_not(word, *change("pvc/wanted", {"metadata": meta}))
         wider = {"spec": {"resources": {"requests": {"storage": "2Gi"}}}}
