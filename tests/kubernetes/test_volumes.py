@@ -122,6 +122,8 @@ def read(cluster: Cluster, pod: str, at_mib: int = 0) -> str:
 
 
 def test_the_node_says_where_its_volumes_are_and_how_many_it_takes(cluster: Cluster) -> None:
+    # Kubelet tells the server a moment after the driver has told it.
+    until(lambda: cluster.get("csinode", NODE)["spec"].get("drivers"), "the node's driver")
     [told] = cluster.get("csinode", NODE)["spec"]["drivers"]
     assert (told["name"], told["nodeID"], told["topologyKeys"]) == (DRIVER, NODE, [TOPOLOGY])
     assert told["allocatable"] == {"count": 250}
