@@ -3,9 +3,9 @@
 `make test` runs several files at a time on a machine that others may use as well. A test that
 fails there and passes alone is told with the rest of the output and in a list at the end, so that
 its cause is looked for; it does not fail the run. What fails alone does, and so does a run with
-more failures than a machine in use explains, one that ended early, and one that fails for no test
-of its own. A test of what was written is never run again: data that was lost once was lost. The
-night runs each test once.
+more failures than a machine in use explains, one that ended early, and one that fails for more than
+its tests (an example that none of them used). A test of what was written is never run again: data
+that was lost once was lost. The night runs each test once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.examples import LEFT
 
 #: More files than that with a failed test are not looked at again.
 MOST_FILES = 3
@@ -32,31 +34,35 @@ OF_DATA = (
     *("tests/target/test_kept_sessions", "tests/target/test_killed_at_steps"),
     *("tests/target/test_lun_copy", "tests/target/test_protection", "tests/target/test_upgrade"),
 )
-#: Where pytest keeps the names of what failed, below the folder it runs in.
-FAILED = Path(".pytest_cache/v/cache/lastfailed")
+#: What pytest's cache has of a run, below the folder it runs in: the names of the tests that
+#: failed, and of the examples that none used.
+CACHE = Path(".pytest_cache/v")
+FAILED = CACHE / "cache/lastfailed"
+UNUSED = CACHE / LEFT
 
 
-def failed_tests(kept: Path) -> list[str]:
-    """Returns the names of the tests that failed in the last run, from pytest's own file."""
+def names_in(kept: Path) -> list[str]:
+    """Returns the names in a file of pytest's cache; none where there is no such file."""
     return sorted(json.loads(kept.read_text())) if kept.exists() else []
 
 
-def is_worth_it(code: int, failed: list[str]) -> bool:
-    """Whether a run that ended with this code and these failed tests has its failures run again."""
+def is_worth_it(code: int, failed: list[str], unused: list[str]) -> bool:
+    """Whether a run with this code, failed tests and unused examples has its failures run again."""
     files = {name.split("::", 1)[0] for name in failed}
     few = 0 < len(failed) <= MOST_TESTS and len(files) <= MOST_FILES
     of_data = any(name.startswith(OF_DATA) for name in failed)
-    return code == pytest.ExitCode.TESTS_FAILED and few and not of_data
+    return code == pytest.ExitCode.TESTS_FAILED and few and not of_data and not unused
 
 
 def main(options: list[str]) -> int:
     """Runs pytest, and what failed again; returns pytest's exit code of the last of both."""
     run = [sys.executable, "-m", "pytest", "-m", ""]
-    # What a run before has left there may have no test any more.
-    FAILED.unlink(missing_ok=True)
+    # Of a run before: that test, or example, may not be there any more.
+    for kept in (FAILED, UNUSED):
+        kept.unlink(missing_ok=True)
     code = subprocess.run([*run, *options], check=False).returncode
-    failed = failed_tests(FAILED)
-    if not is_worth_it(code, failed):
+    failed = names_in(FAILED)
+    if not is_worth_it(code, failed, names_in(UNUSED)):
         return code
     print(f"\n==> once more, alone: {', '.join(failed)}", flush=True)
     code = subprocess.run([*run, *failed], check=False).returncode

@@ -36,6 +36,9 @@ OF_THE_NIGHT = frozenset(
 )
 """Those that only tests of the night use: not judged where these are left out."""
 
+LEFT = "examples/left"
+"""What a run left out, in pytest's cache: for who runs its failed tests again (tests/again.py)."""
+
 _used: set[str] = set()
 _applied: set[str] = set()
 
@@ -132,6 +135,8 @@ class Judge:
             self._left = unused(self._whole(), by_night=self._by_night)
             if self._left:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
+                if (cache := getattr(session.config, "cache", None)) is not None:
+                    cache.set(LEFT, self._left)
 
     def _whole(self) -> frozenset[str]:
         """Returns the folders of `PARTS` all of whose tests have run."""

@@ -17,21 +17,22 @@ FAILED = pytest.ExitCode.TESTS_FAILED
 
 def test_a_few_failures_are_looked_at_again_and_nothing_else() -> None:
     """Many failures, another end and a failure of no test fail at once."""
-    assert is_worth_it(FAILED, ["tests/a.py::b"])
-    assert not is_worth_it(FAILED, [])
-    assert not is_worth_it(pytest.ExitCode.OK, [])
-    assert not is_worth_it(pytest.ExitCode.INTERRUPTED, ["tests/a.py::b"])
-    assert is_worth_it(FAILED, [f"tests/a.py::b[{n}]" for n in range(MOST_TESTS)])
-    assert not is_worth_it(FAILED, [f"tests/a.py::b[{n}]" for n in range(MOST_TESTS + 1)])
-    assert not is_worth_it(FAILED, [f"tests/{n}.py::b" for n in range(MOST_FILES + 1)])
+    assert is_worth_it(FAILED, ["tests/a.py::b"], [])
+    assert not is_worth_it(FAILED, [], [])
+    assert not is_worth_it(FAILED, ["tests/a.py::b"], ["two.yaml"]), "an example was left out, too"
+    assert not is_worth_it(pytest.ExitCode.OK, [], [])
+    assert not is_worth_it(pytest.ExitCode.INTERRUPTED, ["tests/a.py::b"], [])
+    assert is_worth_it(FAILED, [f"tests/a.py::b[{n}]" for n in range(MOST_TESTS)], [])
+    assert not is_worth_it(FAILED, [f"tests/a.py::b[{n}]" for n in range(MOST_TESTS + 1)], [])
+    assert not is_worth_it(FAILED, [f"tests/{n}.py::b" for n in range(MOST_FILES + 1)], [])
 
 
 def test_what_was_lost_once_was_lost() -> None:
     """No test of data has a second chance, also not beside others."""
     for name in OF_DATA:
         assert list(ROOT.glob(f"{name}*")), f"{name} is no test's"
-    assert not is_worth_it(FAILED, ["tests/target/test_inflight.py::test_it[kill]"])
-    assert not is_worth_it(FAILED, ["tests/a.py::b", "tests/crash/test_kill.py::test_it"])
+    assert not is_worth_it(FAILED, ["tests/target/test_inflight.py::test_it[kill]"], [])
+    assert not is_worth_it(FAILED, ["tests/a.py::b", "tests/crash/test_kill.py::test_it"], [])
 
 
 @pytest.mark.parametrize(

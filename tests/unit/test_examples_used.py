@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.examples import ROOT
+from tests.support.examples import LEFT, ROOT
 
 CONFTEST = """\
 import sys
@@ -81,7 +82,7 @@ def folder(tmp_path: Path) -> Path:
 def run(folder: Path, *words: str) -> tuple[int, str]:
     """Returns the exit status of a run of the tests in a folder, and what it says of examples."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
+        [sys.executable, "-m", "pytest", "-q", *words],
         cwd=folder,
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
@@ -124,6 +125,9 @@ def test_a_folder_is_judged_by_itself(folder: Path) -> None:
 def test_a_run_that_failed_names_them_as_well(folder: Path) -> None:
     (folder / "cluster/test_cluster.py").write_text("def test_fails():\n    assert False\n")
     assert run(folder) == (1, "examples/two.yaml")
+    # Who runs the failed test again knows that it is not all.
+    kept = folder / ".pytest_cache/v" / LEFT
+    assert json.loads(kept.read_text()) == ["two.yaml"]
 
 
 @pytest.mark.parametrize("workers", [WORKERS, ()], ids=["workers", "alone"])
