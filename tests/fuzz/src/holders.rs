@@ -2,7 +2,7 @@
 //! bytes, with or without descriptors.
 
 use crate::input::Input;
-use holder::wire::{PACKET_BYTES, Request, receive, send, session};
+use holder::wire::{NAME_MAX, PACKET_BYTES, Request, receive, send, session};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
     sendmsg, socketpair,
@@ -62,8 +62,15 @@ pub fn holders(data: &[u8]) {
                 let number = which.number().map(|number| number.to_string());
                 assert!(number.is_none_or(|number| more.ends_with(&format!(" {number}"))));
             }
-            let plain = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c) || c == b'-';
-            assert!(name.bytes().all(plain) && (name.is_empty() || name.len() == 36));
+            let hex = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c) || c == b'-';
+            let named = match &request {
+                // A connection's name is no folder's.
+                Request::VmKeep(name) | Request::VmTake(name) | Request::VmEnd(name) => {
+                    name.len() <= NAME_MAX && name.bytes().all(|c| c.is_ascii_graphic())
+                }
+                _ => name.is_empty() || name.len() == 36 && name.bytes().all(hex),
+            };
+            assert!(named, "{text}");
             send(&theirs, &request.text(), &[]).expect("an answer");
             let (answer, none) = receive(&ours).expect("the answer");
             assert!(answer == text && none.is_empty());

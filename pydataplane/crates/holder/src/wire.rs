@@ -38,7 +38,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use uuid::Uuid;
 
-use crate::vms::{NAME_MAX, VMS_MAX};
+pub use crate::vms::NAME_MAX;
+use crate::vms::VMS_MAX;
 use crate::{SESSIONS_MAX, Session};
 
 /// Longest packet, in bytes: `ok` and [`SESSIONS_MAX`] UUIDs, or [`VMS_MAX`] names, with a blank before
