@@ -9,12 +9,12 @@ import pytest
 from tests.guest.conftest import BootGuest, checksum, disk
 from tests.guest.emulator import Emulator
 from tests.support.initiator import Initiator, Refused
+from tests.support.night import at_night
 from tests.support.target import Target
 
 pytestmark = pytest.mark.vm
 
 RECONNECT_MS = 100
-ROUNDS = 10
 
 
 def is_refused(stranger: Initiator) -> bool:
@@ -27,10 +27,13 @@ def is_refused(stranger: Initiator) -> bool:
     return False
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("emulator", ["newer", "stock"], indirect=True)
+@pytest.mark.parametrize(
+    ("emulator", "rounds"),
+    [("newer", 2), at_night("newer", 10), at_night("stock", 10)],
+    indirect=["emulator"],
+)
 def test_nobody_else_gets_the_disk_of_a_vm_when_the_target_restarts(
-    target: Target, boot: BootGuest, emulator: Emulator
+    target: Target, boot: BootGuest, emulator: Emulator, rounds: int
 ) -> None:
     file = target.make_file("disk.img", 4 << 20)
     target.rpc("bdev_uring_create", filename=str(file), name="d0", block_size=512)
@@ -48,7 +51,7 @@ def test_nobody_else_gets_the_disk_of_a_vm_when_the_target_restarts(
     written = checksum(guest, name)
     with Initiator(path) as stranger:
         assert is_refused(stranger)
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             target.kill9()
             target.start()
             # Before QEMU: it comes again some time later, or, as an older one, never.

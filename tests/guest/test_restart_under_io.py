@@ -1,8 +1,8 @@
 """The target restarts under verified I/O of a guest, which must notice a pause and nothing else.
 
 `VIRTLUN_SEED` repeats the moments of a run; the guest's own choices have the same seed.
-`VIRTLUN_RESTARTS` is how many restarts the nightly tests make of each kind; those that stand still
-for a minute share them among several guests, each on a target of its own.
+`VIRTLUN_RESTARTS` is how many restarts the nightly tests make of each kind. Those that stand still
+for a minute are shared among several guests, each on a target of its own.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import pytest
 from tests.guest.conftest import add, disk, remove
 from tests.guest.emulator import Emulator, newer
 from tests.guest.image import Image
+from tests.support.night import at_night
 from tests.support.qemu import Guest
 from tests.support.restarts import AT_ONCE, RESTARTS, STOPPED_S, choose_seed
 from tests.support.slow_disk import SlowDisk
@@ -94,8 +95,7 @@ class Restarts:
 
     def end(self) -> None:
         """Checks the guest, its QEMU and the volume, from inside and from outside."""
-        done = self.io.status().kinds
-        assert all(done.values()), done
+        until(lambda: all(self.io.status().kinds.values()), "requests of each kind are answered")
         ledger = self.io.finish()
         log = self.guest.run("dmesg")
         assert "I/O error" not in log, log
@@ -163,7 +163,7 @@ def at_work(
         assert target.stop() == 0, target.words()
 
 
-@pytest.fixture(params=["fast", pytest.param("slow", marks=pytest.mark.nightly)])
+@pytest.fixture(params=["fast", "slow"])
 def restarts(
     scratch: Path, image: Image, seed: int, request: pytest.FixtureRequest
 ) -> Iterator[Restarts]:
@@ -184,9 +184,7 @@ def test_a_guest_notices_only_a_pause(restarts: Restarts) -> None:
     restarts.end()
 
 
-@pytest.mark.parametrize(
-    "mixed", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["mixed", "kills"]
-)
+@pytest.mark.parametrize("mixed", [True, at_night(False)], ids=["mixed", "kills"])
 def test_a_guest_whose_connection_is_kept_notices_only_a_pause(
     scratch: Path, image: Image, seed: int, emulator: Emulator, mixed: bool
 ) -> None:
@@ -229,10 +227,10 @@ def test_many_restarts(restarts: Restarts, way: str) -> None:
     restarts.end()
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(3 * 3600)
+@pytest.mark.parametrize(("times", "guests"), [(10, 5), at_night(RESTARTS, AT_ONCE)])
 def test_standing_still_for_longer_than_a_guest_waits(
-    scratch: Path, image: Image, seed: int
+    scratch: Path, image: Image, seed: int, times: int, guests: int
 ) -> None:
     """Linux gives a SCSI command 30 s, and virtio-scsi's driver more of them."""
     booting = threading.Lock()
@@ -245,11 +243,11 @@ def test_standing_still_for_longer_than_a_guest_waits(
             with booting:
                 begun = at_work(folder, image, seed + number, slow=number % 2 == 1)
                 restarts = stack.enter_context(begun)
-            for _ in range(-(-RESTARTS // AT_ONCE)):
+            for _ in range(-(-times // guests)):
                 restarts.before()
                 restarts.stand_still(STOPPED_S)
                 restarts.noticed()
             restarts.end()
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(stand_still_often, range(AT_ONCE)))
+    with ThreadPoolExecutor(guests) as pool:
+        list(pool.map(stand_still_often, range(guests)))

@@ -11,8 +11,8 @@ import secrets
 
 #: Of each kind, by a test of the night.
 RESTARTS = int(os.environ.get("VIRTLUN_RESTARTS") or "300")
-#: For so many seconds a test of the night stops the target with SIGSTOP: for longer than a guest
-#: waits, as Linux gives a SCSI command 30 s. So many targets stand still at a time.
+#: For so many seconds a test stops the target with SIGSTOP: for longer than a guest waits, as Linux
+#: gives a SCSI command 30 s. So many targets stand still at a time.
 STOPPED_S, AT_ONCE = 60.0, 10
 
 

@@ -15,6 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -228,8 +229,40 @@ def waits(loop: str, runs: threading.Thread) -> bool:
     return any("State:\tD" in path.read_text() for path in states)
 
 
-@pytest.mark.parametrize("stop", [Target.kill9, at_night(Target.stop)])
-@pytest.mark.parametrize(
+class Passes:
+    """A program that runs on a device again and again; a context manager."""
+
+    def __init__(self, program: Callable[[], None]) -> None:
+        self._program, self._ended = program, threading.Event()
+        self.problem: Exception | None = None
+        self.count = 0
+        self.thread = threading.Thread(target=self._again)
+
+    def _again(self) -> None:
+        try:
+            while not self._ended.is_set():
+                self._program()
+                self.count += 1
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            self.problem = error
+
+    def are_well(self) -> None:
+        """Raises what was wrong with a pass."""
+        if self.problem is not None:
+            raise self.problem
+
+    def __enter__(self) -> Passes:
+        """Begins."""
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Waits for the end of the last pass."""
+        self._ended.set()
+        self.thread.join()
+
+
+PROGRAMS = pytest.mark.parametrize(
     ("program", "times"),
     [
         pytest.param(dd, KILLS, id="dd"),
@@ -238,46 +271,59 @@ def waits(loop: str, runs: threading.Thread) -> bool:
         ),
     ],
 )
+Program = Callable[[str, Target, random.Random], None]
+
+
+@pytest.mark.parametrize("stop", [Target.kill9, at_night(Target.stop)])
+@PROGRAMS
 def test_a_program_sees_a_pause(
     target: Target,
     loops: Callable[[Path], str],
-    program: Callable[[str, Target, random.Random], None],
+    program: Program,
     times: int,
     stop: Callable[[Target], object],
 ) -> None:
-    """It runs again and again; each time that the target is away it waits for an I/O."""
+    """Each time that the target is away it waits for an I/O."""
     _, path = volume(target)
     loop = loops(path)
     chance = random.Random(choose_seed())
     data = random.Random(chance.random())
-    ended, problems, passes = threading.Event(), [], 0
-
-    def again() -> None:
-        nonlocal passes
+    with Passes(partial(program, loop, target, data)) as passes:
         try:
-            while not ended.is_set():
-                program(loop, target, data)
-                passes += 1
-        except (AssertionError, subprocess.TimeoutExpired) as error:
-            problems.append(error)
+            for _ in range(times):
+                time.sleep(chance.uniform(0.0, 0.3))
+                stop(target)
+                until(
+                    lambda: passes.problem or waits(loop, passes.thread),
+                    threads.of_all_that_block,
+                )
+                target.start()
+                passes.are_well()
+        finally:
+            if target.process is None:
+                target.start()
+    passes.are_well()
+    print(f"{passes.count} passes of {program.__name__} beside {times} restarts")
+    assert passes.count
 
-    runs = threading.Thread(target=again)
-    runs.start()
-    try:
+
+@PROGRAMS
+def test_a_program_goes_on_beside_upgrades(
+    target: Target, loops: Callable[[Path], str], program: Program, times: int
+) -> None:
+    """Its target is upgraded again and again while it reads and writes."""
+    _, path = volume(target)
+    loop = loops(path)
+    chance = random.Random(choose_seed())
+    data = random.Random(chance.random())
+    with Passes(partial(program, loop, target, data)) as passes:
         for _ in range(times):
             time.sleep(chance.uniform(0.0, 0.3))
-            stop(target)
-            until(lambda: problems or waits(loop, runs), threads.of_all_that_block)
-            target.start()
-            assert not problems, problems
-    finally:
-        if target.process is None:
-            target.start()
-        ended.set()
-        runs.join()
-    assert not problems, problems
-    print(f"{passes} passes of {program.__name__} beside {times} restarts")
-    assert passes
+            target.upgrade()
+            passes.are_well()
+    passes.are_well()
+    print(f"{passes.count} passes of {program.__name__} beside {times} upgrades")
+    assert passes.count
 
 
 @pytest.mark.nightly
