@@ -27,12 +27,14 @@ MOST_TESTS = 10
 #: a driver or the power went, with other moments in each run.
 OF_DATA = (
     *("tests/crash/", "tests/guest/test_restart_under_io", "tests/guest/test_upgrade"),
-    *("tests/guest/test_blk", "tests/guest/test_migration", "tests/target/test_blk"),
-    *("tests/target/test_csi_kills", "tests/target/test_export_survives"),
+    *("tests/guest/test_blk", "tests/guest/test_export", "tests/guest/test_migration"),
+    *("tests/guest/test_owner", "tests/guest/test_reconnect", "tests/guest/test_ublk"),
+    *("tests/target/test_blk", "tests/target/test_csi_kills", "tests/target/test_export_survives"),
     *("tests/target/test_flush_error", "tests/target/test_history_kills"),
     *("tests/target/test_inflight", "tests/target/test_integrity"),
     *("tests/target/test_kept_sessions", "tests/target/test_killed_at_steps"),
-    *("tests/target/test_lun_copy", "tests/target/test_protection", "tests/target/test_upgrade"),
+    *("tests/target/test_lun_copy", "tests/target/test_protection", "tests/target/test_systemd"),
+    *("tests/target/test_unknown", "tests/target/test_upgrade"),
 )
 #: What pytest's cache has of a run, below the folder it runs in: the names of the tests that
 #: failed, and of the examples that none used.

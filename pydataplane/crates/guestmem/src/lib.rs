@@ -10,6 +10,15 @@
 //! which stayed. The guest may write any byte at any time; nothing here hands out a Rust
 //! reference to guest bytes, only copies ([`GuestRange::get`]) and raw runs ([`IoVec`]).
 //!
+//! | file | noun |
+//! | --- | --- |
+//! | `memory`, `mapping` | the regions of one guest; a region's mapping |
+//! | `range` | checked runs and lists of them |
+//! | `log` | the dirty log of live migration |
+//! | `bounce` | host memory in place of the guest's own buffers |
+//! | `sigbus` | the guard against truncated files |
+//! | `quota` | what one peer may take of things that all share |
+//!
 //! All other crates reach guest bytes only through the checked types here: what `unsafe` they have is
 //! for the kernel's interfaces and for buffers of their own.
 

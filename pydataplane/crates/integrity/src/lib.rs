@@ -29,6 +29,7 @@
 //! | `medium` | the base as the keeper uses it |
 //! | `disk` | [`Integrity`]: the bdev |
 //! | `sparse` | what its base has nothing of |
+//! | `error` | why one is not made, loaded, grown or deleted |
 
 #![forbid(unsafe_code)]
 

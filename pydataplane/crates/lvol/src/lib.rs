@@ -30,7 +30,7 @@
 //! | `parts` | room for pieces | as `channel` |
 //! | `disk` | the bdev as the blobstore's disk | as `meta`; the one that loads |
 //! | `translate` | the blobstore's errors as [`Error`]s and those of an I/O | any |
-//! | `info` | what callers give and get | any |
+//! | `info`, `error` | what callers give and get | any |
 //!
 //! Errors: [`Error`], one sentence each. After a metadata write or any flush of the bdev has failed the
 //! lvstore takes no more changes and every flush fails ([`bdev::FlushLatch`]), until somebody clears

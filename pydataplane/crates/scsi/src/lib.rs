@@ -15,6 +15,19 @@
 //! - [`Lun`]: one per (session, thread): a bdev channel of its own. Never shared.
 //! - [`Task`]: one command in flight, embedded in the transport's preallocated slot.
 //!
+//! # Files
+//! | file | noun |
+//! | --- | --- |
+//! | `lun`, `task` | one command from the CDB to the response: read them from top to bottom |
+//! | `opcode`, `block`, `protect` | the fields of a CDB; commands on blocks, with and without protection information |
+//! | `job` | the bdev I/Os that a command takes |
+//! | `inquiry`, `mode`, `log`, `report`, `ports`, `reply` | commands that answer from memory |
+//! | `sense`, `response`, `policy` | how a command ended; whether it is answered or waits |
+//! | `shared`, `nexus`, `options`, `characteristics` | a unit as all threads, and as one initiator, know it |
+//! | `volume`, `reservations`, `sanitize`, `records` | a volume as all its units share it; what outlives the process |
+//! | `copy` | EXTENDED COPY |
+//! | `missing`, `well_known` | units that are not there, and the one of REPORT LUNS |
+//!
 //! # Calls
 //! ```text
 //! LunShared::new(bdev, options)        attach              (control thread)

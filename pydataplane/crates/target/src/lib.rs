@@ -24,10 +24,11 @@
 //! | `notices`, `logging`, `systemd`, `schemas` | what their names say |
 //!
 //! Only control threads run here: the main one, which waits for the end and hands over in an upgrade;
-//! one for signals; one that waits for a program that takes over; one that records failed flushes; one that
-//! has queues move, where there are several reactors; one
-//! that accepts JSON-RPC clients, and one for each of them; and for a while one for each bdev that is
-//! restored, asked before an upgrade, or copied. No I/O of a guest passes through.
+//! one for signals; one that waits for a program that takes over; one that records failed flushes; one
+//! that gives sessions of VMs to the holder; one that has queues move, where there are several reactors;
+//! one that accepts JSON-RPC clients, and one for each of them; and for a while one for each bdev that
+//! is restored, asked before an upgrade, or copied. Crates below have threads of their own, as their
+//! headers say. No I/O of a guest passes through.
 
 #![forbid(unsafe_code)]
 

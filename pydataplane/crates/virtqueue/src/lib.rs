@@ -14,6 +14,13 @@
 //!    allowed (VIRTIO_F_ANY_LAYOUT, 2.7.4), and does the I/O;
 //! 4. [`SplitQueue::push_used`] for each, then one [`SplitQueue::publish`].
 //!
+//! | file | noun |
+//! | --- | --- |
+//! | `queue` | the rings of one queue |
+//! | `chain`, `segments` | descriptors, and the memory that a chain of them has |
+//! | `inflight` | requests in flight, in memory that outlives the process |
+//! | `steps`, `crash` | tests: a process that is killed after any store |
+//!
 //! A queue may track what is in flight in memory that the front end keeps ([`Inflight`]), so that
 //! after a crash of this process the next one submits it again ([`SplitQueue::track`]).
 //!
