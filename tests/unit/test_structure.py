@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("plugin", "csi", "pydataplane")
+PACKAGES = ("plugin", "csi", "pydataplane", "tests")
 DOMAIN = "pydataplane.domain"
 
 
@@ -44,14 +44,18 @@ def imports(name: str, tree: ast.AST, known: set[str]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def graph() -> dict[str, set[str]]:
+def trees() -> dict[str, ast.Module]:
+    """What is in each of our modules."""
+    trees = {name: ast.parse(path.read_text()) for name, path in modules().items()}
+    assert {"plugin.gateway.session", "csi.node", "pydataplane.volumes"} <= trees.keys()
+    return trees
+
+
+@pytest.fixture(scope="module")
+def graph(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
     """Our modules and those of ours that each imports."""
-    files = modules()
-    assert {"plugin.gateway.session", "csi.node", "pydataplane.volumes"} <= files.keys()
-    return {
-        name: set(imports(name, ast.parse(path.read_text()), files.keys() | set()))
-        for name, path in files.items()
-    }
+    known = set(trees)
+    return {name: set(imports(name, tree, known)) for name, tree in trees.items()}
 
 
 def test_no_import_circle(graph: dict[str, set[str]]) -> None:
@@ -61,11 +65,11 @@ def test_no_import_circle(graph: dict[str, set[str]]) -> None:
         pytest.fail("an import circle: " + " <- ".join(error.args[1]))
 
 
-def test_no_import_for_type_checkers_alone() -> None:
+def test_no_import_for_type_checkers_alone(trees: dict[str, ast.Module]) -> None:
     """One that exists for them alone hides a circle."""
-    known = set(modules())
-    for name, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text())):
+    known = set(trees)
+    for name, tree in trees.items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
                 inside = itertools.chain.from_iterable(imports(name, n, known) for n in node.body)
                 assert not list(inside), f"{name} imports a module of ours for type checkers alone"

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import Deployment
 from tests.kubernetes.kubevirt import domain as domains
 from tests.kubernetes.kubevirt import objects, wire
@@ -24,9 +25,6 @@ from tests.kubernetes.sandbox import MIGRATION_PORT
 from tests.support.agent import Agent, GuestError
 from tests.support.wait import until
 
-if TYPE_CHECKING:
-    from tests.kubernetes.kubevirt.simulator import KubeVirt
-
 #: The guest's firmware and kernel run in software.
 BOOT_DEADLINE_S = 300.0
 HOOK_S = 30.0
@@ -34,11 +32,24 @@ READY_S = 30.0
 QEMU_LOG_BYTES = 3000
 
 
+class Installed(Protocol):
+    """What a launcher pod knows of the KubeVirt that it is of."""
+
+    cluster: Cluster
+    deployments: dict[str, Deployment]
+    legacy: bool
+    has_launcher_hooks: bool
+
+    def hooks(self, kind: str, vmi: Mapping[str, Any]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        """Yields plugins' names and their numbered hooks for an instance."""
+        ...
+
+
 class Launcher:
     """One launcher pod that runs. Each `vmi` is what virt-handler gives (`Machine.handled`)."""
 
     def __init__(
-        self, kubevirt: KubeVirt, pod: dict[str, Any], volumes: Mapping[str, str], qemu: Path
+        self, kubevirt: Installed, pod: dict[str, Any], volumes: Mapping[str, str], qemu: Path
     ) -> None:
         """`volumes` are the names of the persistent volumes by claim; `qemu` is its image's."""
         self.kubevirt = kubevirt
