@@ -65,9 +65,12 @@ class Lvstores:
         store = self.lvstore(reference)
         return self.client.call("virtlun_lvstore_check", uuid=store.uuid, repair=repair)
 
-    def check_bdev(self, bdev: str) -> methods.CheckedLvstore:
-        """Looks at an lvstore that is not loaded, and writes nothing (our target only)."""
-        return self.client.call("virtlun_lvstore_check", bdev_name=bdev)
+    def check_bdev(self, bdev: str, *, repair: bool = False) -> methods.CheckedLvstore:
+        """Looks at an lvstore that is not loaded (our target only).
+
+        With `repair` a bad copy of the superblock is written anew, if nothing else is wrong.
+        """
+        return self.client.call("virtlun_lvstore_check", bdev_name=bdev, repair=repair)
 
     def dump(
         self, *, lvstore: str | None = None, bdev: str | None = None

@@ -210,17 +210,18 @@ def check(socket: Path, lvstore: str | None, bdev: str | None, repair: bool, as_
 
     What has gone bad would show at the next start of the target, which would refuse the lvstore;
     until then --repair writes it anew, but for the maps of volumes in many pieces that nobody uses:
-    the target has let go of these in memory. Of one that is refused --bdev tells all that is wrong.
+    the target has let go of these in memory. Of one that is refused --bdev tells all that is wrong;
+    --repair writes a bad copy of its superblock anew, where that is all.
     The exit status is 1 where something is wrong and was not repaired.
     """
-    if (lvstore is None) == (bdev is None) or (bdev is not None and repair):
-        raise click.UsageError("give an LVSTORE, or --bdev without --repair")
+    if (lvstore is None) == (bdev is None):
+        raise click.UsageError("give an LVSTORE, or --bdev")
     volumes = Volumes(client(socket))
     with busy(f"checking {lvstore or bdev}"):
         if lvstore is not None:
             found = volumes.check_lvstore(lvstore, repair=repair)
         else:
-            found = volumes.check_bdev(str(bdev))
+            found = volumes.check_bdev(str(bdev), repair=repair)
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,34 @@ def test_one_that_is_refused_is_explained(target: Target, file: Path) -> None:
     assert found.exit_code == 1
     (problem,) = json.loads(found.stdout)["problems"]
     assert problem["place"].endswith(f"at byte {at}")
-    for words in ((), ("lvs0", "--bdev", bdev), ("--bdev", bdev, "--repair")):
+    for words in ((), ("lvs0", "--bdev", bdev)):
         assert run(target, "lvstore", "check", *words).exit_code == 2
+    before = file.read_bytes()
+    found = run(target, "lvstore", "check", "--bdev", bdev, "--repair", "--json")
+    assert found.exit_code == 1
+    assert json.loads(found.stdout)["problems"] == [problem]
+    assert file.read_bytes() == before
+
+
+def test_a_copy_of_the_superblock_is_mended_where_nobody_has_loaded_it(
+    target: Target, file: Path
+) -> None:
+    """Of a second file with the same lvstore, which is not loaded beside the first."""
+    target.stop()
+    other = file.with_name("copied.img")
+    shutil.copyfile(file, other)
+    with other.open("r+b") as opened:
+        opened.write(bytes(4096))
+    target.start()
+    bdev = target.rpc("bdev_uring_create", filename=str(other), name="copied", block_size=512)
+    assert len(target.rpc("bdev_lvol_get_lvstores")) == 1
+    words = ("lvstore", "check", "--bdev", bdev)
+    for repair, code in (((), 1), (("--repair",), 0)):
+        found = run(target, *words, *repair, "--json")
+        (problem,) = json.loads(found.stdout)["problems"]
+        assert problem["place"] == "superblock copy A at byte 0"
+        assert (problem["repaired"], found.exit_code) == (bool(repair), code)
+    assert "are as they should be" in run(target, *words).output
 
 
 def dumped(target: Target, *words: str) -> list[dict[str, Any]]:

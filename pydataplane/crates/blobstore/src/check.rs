@@ -174,12 +174,14 @@ impl<D: Disk> Store<D> {
         (all, away)
     }
 
-    /// Looks at a store that is not loaded, and writes nothing. Returns what is wrong with it: each page
-    /// that cannot be read, and if there is none the first contradiction between pages.
+    /// Looks at a store that is not loaded. Returns what is wrong with it: each page that cannot be read, and
+    /// if there is none the first contradiction between pages. Where no more is wrong than a copy of the
+    /// superblock, `repair` writes that anew, durably, from the other one; else nothing is written, as there is
+    /// nothing to make a page of.
     ///
     /// # Errors
     /// [`Error::NotAStore`], [`Error::Unsupported`], or the device's failure.
-    pub fn examine(mut disk: D) -> Result<Checked, Error> {
+    pub fn examine(mut disk: D, repair: bool) -> Result<Checked, Error> {
         let mut found = Checked::default();
         let first = |e: Error, found: &mut Checked| match e {
             Error::Damaged { place, cause } => {
@@ -197,7 +199,8 @@ impl<D: Disk> Store<D> {
             Ok(sb) => sb,
             Err(e) => return first(e, &mut found).map(|()| found),
         };
-        check_superblock(&mut disk, &sb, &mut found.problems);
+        let copies = check_superblock(&mut disk, &sb, &mut found.problems);
+        let superblock = sb.encode();
         let (md_pages, bitmap_pages) = (sb.md_pages, sb.bitmap_pages);
         let mut store = Store::empty(&mut disk, sb);
         let replayed = match store.replay(true) {
@@ -230,17 +233,29 @@ impl<D: Disk> Store<D> {
             at += run;
         }
         drop(store);
-        if found.problems.is_empty()
-            && let Err(e) = Store::read_all(disk, true)
+        if found.problems.len() == copies.len()
+            && let Err(e) = Store::read_all(&mut disk, true)
         {
             first(e, &mut found)?;
+        }
+        if repair && found.problems.len() == copies.len() {
+            for (copy, problem) in copies.iter().zip(&mut found.problems) {
+                disk.write(copy * PAGE_SIZE as u64, &superblock).map_err(Error::Metadata)?;
+                disk.flush().map_err(Error::Metadata)?;
+                problem.repaired = true;
+            }
         }
         Ok(found)
     }
 }
 
-/// Compares both copies of the superblock with `sb`.
-fn check_superblock<D: Disk>(disk: &mut D, sb: &Superblock, problems: &mut Vec<Problem>) {
+/// Compares both copies of the superblock with `sb`; returns the pages of those with a problem.
+fn check_superblock<D: Disk>(
+    disk: &mut D,
+    sb: &Superblock,
+    problems: &mut Vec<Problem>,
+) -> Vec<u64> {
+    let mut bad = Vec::new();
     for (name, copy) in [("A", COPY_A), ("B", COPY_B)] {
         let mut bytes = [0; PAGE_SIZE];
         let offset = copy * PAGE_SIZE as u64;
@@ -252,7 +267,9 @@ fn check_superblock<D: Disk>(disk: &mut D, sb: &Superblock, problems: &mut Vec<P
         };
         let place = format!("superblock copy {name} at byte {offset}");
         problems.push(Problem { place, cause, repaired: false });
+        bad.push(copy);
     }
+    bad
 }
 
 fn parts(blob: &Blob) -> impl Iterator<Item = Part> + '_ {

@@ -133,7 +133,7 @@ fn in_use() -> &'static [u64] {
         let ruined = |at: usize| {
             let mut bytes = bytes.clone();
             bytes[at..at + PAGE_SIZE].fill(0xee);
-            let found = Store::examine(MemDisk::from_bytes(bytes));
+            let found = Store::examine(MemDisk::from_bytes(bytes), false);
             !found.is_ok_and(|found| found.problems.is_empty())
         };
         (0..2 << 20).step_by(PAGE_SIZE).filter(|at| ruined(*at)).map(|at| at as u64).collect()
@@ -156,7 +156,8 @@ fn each_page_that_goes_bad_is_found_and_repaired() {
             let found = checked(&mut s, false);
             assert_eq!(found.problems.len(), 1, "{place}: {found:?}");
             assert!(found.problems[0].place.ends_with(&place) && !found.problems[0].repaired);
-            let examined = Store::examine(MemDisk::from_bytes(s.disk_mut().now.bytes().to_vec()));
+            let examined =
+                Store::examine(MemDisk::from_bytes(s.disk_mut().now.bytes().to_vec()), false);
             let examined = examined.unwrap().problems;
             assert_eq!(examined, found.problems, "{place}");
             let mended = checked(&mut s, true);
@@ -166,6 +167,45 @@ fn each_page_that_goes_bad_is_found_and_repaired() {
             assert_eq!(said(&mut loaded.unwrap()), before, "{place}");
         }
         assert_eq!(said(&mut s), before);
+    }
+}
+
+#[test]
+fn a_store_that_is_not_loaded_has_a_copy_of_its_superblock_mended_and_nothing_else() {
+    let mut s = store();
+    let before = said(&mut s);
+    let whole = s.disk_mut().now.bytes().to_vec();
+    let recorder = |bytes: Vec<u8>| Recorder {
+        now: MemDisk::from_bytes(bytes),
+        events: Vec::new(),
+        unreadable: BTreeSet::new(),
+    };
+    for at in in_use() {
+        let mut bytes = whole.clone();
+        bytes[*at as usize + 200] ^= 1;
+        let mut disk = recorder(bytes.clone());
+        let found = Store::examine(&mut disk, true).unwrap().problems;
+        let [one] = &found[..] else { panic!("{at}: {found:?}") };
+        let is_superblock = one.place.starts_with("superblock copy");
+        assert_eq!(one.repaired, is_superblock, "{one:?}");
+        if !is_superblock {
+            assert!(disk.events.is_empty() && disk.now.bytes() == bytes, "{one:?}");
+            // With a copy of the superblock gone as well nothing is written either.
+            bytes[100] ^= 1;
+            let mut disk = recorder(bytes);
+            let found = Store::examine(&mut disk, true).unwrap().problems;
+            assert!(found.len() == 2 && disk.events.is_empty(), "{found:?}");
+            continue;
+        }
+        assert_eq!(disk.now.bytes(), whole, "{one:?}");
+        assert!(disk.events.last().unwrap().is_none(), "it is durable");
+        // A power cut in the middle of it.
+        for events in 0..=disk.events.len() {
+            for chance in 0..8 {
+                let after = cut(&bytes, &disk.events[..events], chance << 61 | chance);
+                assert_eq!(said(&mut Store::load(after).unwrap()), before, "{one:?}");
+            }
+        }
     }
 }
 
@@ -213,7 +253,7 @@ proptest! {
         let events = std::mem::take(&mut s.disk_mut().events);
         for at in 0..=events.len() {
             let after = cut(&medium, &events[..at], chance.wrapping_add(at as u64));
-            let found = Store::examine(MemDisk::from_bytes(after.bytes().to_vec())).unwrap();
+            let found = Store::examine(MemDisk::from_bytes(after.bytes().to_vec()), false).unwrap();
             let worse: Vec<_> =
                 places(&found.problems).difference(&bad).filter(|p| !p.starts_with("superblock")).cloned().collect();
             prop_assert!(worse.is_empty(), "after {at} of {}: {worse:?}", events.len());

@@ -86,7 +86,7 @@ fn a_record_before_the_last_that_goes_bad_is_named_and_its_successors_are_not_fo
         for at in record.clone().step_by(PAGE_SIZE) {
             let mut bytes = whole.clone();
             bytes[at + 100] ^= 1;
-            let examined = Store::examine(MemDisk::from_bytes(bytes.clone())).unwrap();
+            let examined = Store::examine(MemDisk::from_bytes(bytes.clone()), false).unwrap();
             let place = &examined.problems[0].place;
             let said = Store::load(MemDisk::from_bytes(bytes)).map(drop).unwrap_err();
             assert!(matches!(&said, Error::Damaged { place: p, .. } if p == place), "{said}");

@@ -462,7 +462,7 @@ impl Simulation<'_> {
             Err(Error::Damaged { .. } | Error::NotAStore { .. }) => {
                 self.tried.refused += 1;
                 let copy = self.base.device(instant, self.rng.clone());
-                match Store::examine(copy) {
+                match Store::examine(copy, false) {
                     Ok(found) if found.problems.is_empty() => {
                         return Err(format!("pages {pages:?} went bad; examine finds nothing"));
                     }
@@ -559,7 +559,7 @@ fn bring_all(store: &mut Store<Device>) -> Result<(), String> {
 fn only_superblocks(after: &Instant) -> Result<(), String> {
     let mut disk = Device::new(after.clone(), 0, 0..0, Rng::new(0));
     assert!(disk.size() > 0 && disk.flush().is_ok());
-    let found = Store::examine(disk).map_err(|e| format!("examine: {e}"))?;
+    let found = Store::examine(disk, false).map_err(|e| format!("examine: {e}"))?;
     match found.problems.iter().find(|p| !p.place.starts_with("superblock copy")) {
         None => Ok(()),
         Some(other) => Err(format!("examine: {other:?}")),

@@ -17,13 +17,14 @@ impl Lvstores {
         self.shared.find(lvstore)?.check(repair)
     }
 
-    /// Looks at the lvstore on a bdev that is not loaded, and writes nothing.
+    /// Looks at the lvstore on a bdev that is not loaded. With `repair` a bad copy of the superblock is written
+    /// anew, if nothing else is wrong; of all else there is nothing to write it anew from.
     ///
     /// # Errors
     /// [`Error::NoBdev`], [`Error::InUse`] (it is loaded, above all), [`Error::NotAnLvstore`],
     /// [`Error::Io`].
-    pub fn check_bdev(&self, bdev: &str) -> Result<Checked, Error> {
-        self.look_at(bdev, "check", Store::examine)
+    pub fn check_bdev(&self, bdev: &str, repair: bool) -> Result<Checked, Error> {
+        self.look_at(bdev, "check", |disk| Store::examine(disk, repair))
     }
 
     /// Reads some of the data of an lvstore's volumes, from byte `from` of its device on, while they are
@@ -72,7 +73,7 @@ impl Lvstores {
         self.look_at(bdev, "dump", |mut disk| Store::dump(&mut disk, from))
     }
 
-    /// Has `work` read the disk of a bdev whose lvstore is not loaded.
+    /// Has `work` use the disk of a bdev whose lvstore is not loaded.
     fn look_at<T>(
         &self,
         bdev: &str,
@@ -84,7 +85,7 @@ impl Lvstores {
         let failed = |cause: String| Error::Io { op: op.clone(), cause };
         let disk = BdevDisk::open(claim.bdev()).map_err(|e| failed(e.to_string()))?;
         work(disk).map_err(|e| match e {
-            StoreError::Data(e) => failed(e.to_string()),
+            StoreError::Data(e) | StoreError::Metadata(e) => failed(e.to_string()),
             e => not_loaded(e, bdev),
         })
     }

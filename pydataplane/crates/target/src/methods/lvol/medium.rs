@@ -18,10 +18,11 @@ struct Check {
     /// Name of an lvstore.
     #[serde(default)]
     lvs_name: Option<String>,
-    /// Bdev with an lvstore that is not loaded, which is only looked at.
+    /// Bdev with an lvstore that is not loaded.
     #[serde(default)]
     bdev_name: Option<String>,
-    /// Write anew what is not as it should be. Default: false
+    /// Write anew what is not as it should be; of one that is not loaded a copy of the superblock, where
+    /// nothing else is wrong. Default: false
     #[serde(default)]
     repair: bool,
 }
@@ -48,11 +49,7 @@ struct Problem {
 
 fn check(app: &App, p: Check) -> Result<Checked, Error> {
     let found = match (p.bdev_name, either(p.uuid, p.lvs_name)?) {
-        (Some(_), None) if p.repair => {
-            let why = "an lvstore that is not loaded cannot be repaired; load it first";
-            return Err(Error::os(Errno::Inval, why));
-        }
-        (Some(bdev), None) => app.lvstores.check_bdev(&bdev),
+        (Some(bdev), None) => app.lvstores.check_bdev(&bdev, p.repair),
         (None, Some(lvstore)) => app.lvstores.check_lvstore(&lvstore, p.repair),
         _ => return Err(Error::os(Errno::Inval, "give an lvstore, or a bdev with one")),
     };
