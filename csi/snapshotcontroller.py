@@ -16,6 +16,7 @@ from csi.snapshots import OwnedSnapshot, OwnedSnapshots, missing
 from csi.volumes import OwnedVolumes
 
 NAME_BYTES_MAX = 128
+CLASS_FIELD = "deletionPolicy"
 
 
 class SnapshotController:
@@ -129,9 +130,12 @@ def check_name(name: str, kind: str) -> None:
 
 
 def check_parameters(given: Mapping[str, str], kind: str) -> None:
-    """Raises INVALID_ARGUMENT if a class has parameters, but for those of csi-snapshotter."""
+    """Raises INVALID_ARGUMENT if a class has parameters, but for those of csi-snapshotter.
+
+    A field of the class is passed by: Kubernetes' storage suite has it among the parameters, too.
+    """
     for key in given:
-        if not key.startswith(PROVISIONER_PREFIX):
+        if not key.startswith(PROVISIONER_PREFIX) and key != CLASS_FIELD:
             raise invalid(f"{kind} parameter {key} is not known: there are none, leave it out")
 
 

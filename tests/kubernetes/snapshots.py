@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.cluster import NODE, Cluster
 from tests.kubernetes.images import image
 from tests.kubernetes.sandbox import SandboxError
+from tests.support.examples import used
 from tests.support.wait import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +52,26 @@ def controller(cluster: Cluster) -> Iterator[None]:
         yield
     finally:
         cluster.kubectl("delete", "-f", manifest, "-f", EXAMPLES / "snapshotclass.yaml")
+
+
+def of_groups(*kinds: str) -> str:
+    """Returns the objects of the example of groups that are of these kinds, for the first node."""
+    text = used(EXAMPLES / "groupsnapshots.yaml").read_text().replace("node-1", NODE)
+    every = text.split("\n---\n")
+    return "\n---\n".join(one for one in every if any(f"\nkind: {kind}\n" in one for kind in kinds))
+
+
+@contextmanager
+def groups(cluster: Cluster) -> Iterator[None]:
+    """Has the policy that groups of snapshots need, and the first node's class of them."""
+    setting = of_groups(
+        "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding", "VolumeGroupSnapshotClass"
+    )
+    cluster.apply(setting)
+    try:
+        yield
+    finally:
+        cluster.kubectl("delete", "-f", "-", stdin=setting)
 
 
 def _is_ready(cluster: Cluster) -> bool:

@@ -13,11 +13,10 @@ import pytest
 
 from tests.kubernetes import snapshots
 from tests.kubernetes.cluster import NODE, Cluster
-from tests.kubernetes.driver import EXAMPLES, Deployment
+from tests.kubernetes.driver import Deployment
 from tests.kubernetes.sandbox import SandboxError
 from tests.kubernetes.test_snapshots import of_snapshot
 from tests.kubernetes.test_volumes import claim
-from tests.support.examples import used
 from tests.support.wait import until
 
 LABEL = "snapshot.storage.kubernetes.io/managed-by"
@@ -52,25 +51,11 @@ def pod(name: str, command: str, claims: dict[str, str]) -> str:
     return POD.format(name=name, command=command, mounts=mounts, volumes=volumes)
 
 
-def documents(*kinds: str) -> str:
-    """Returns those of the example's objects that are of these kinds, for the test's node."""
-    text = used(EXAMPLES / "groupsnapshots.yaml").read_text().replace("node-1", NODE)
-    every = text.split("\n---\n")
-    return "\n---\n".join(one for one in every if any(f"\nkind: {kind}\n" in one for kind in kinds))
-
-
-SETTING = ("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding", "VolumeGroupSnapshotClass")
-
-
 @pytest.fixture(scope="module", autouse=True)
 def controller(cluster: Cluster, deployment: Deployment) -> Iterator[None]:
     """The snapshot-controller, the policy and the class, beside our driver."""
-    with snapshots.controller(cluster):
-        cluster.apply(documents(*SETTING))
-        try:
-            yield
-        finally:
-            cluster.kubectl("delete", "-f", "-", stdin=documents(*SETTING))
+    with snapshots.controller(cluster), snapshots.groups(cluster):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +104,7 @@ def test_two_claims_under_write_are_restored_as_of_one_instant(
     cluster.apply(pod("writer", WRITE, {name: name for name in CLAIMS}))
     cluster.wait("pod/writer", "condition=Ready")
     until(lambda: cluster.execute("writer", "cat", "/second/n"), "it writes")
-    cluster.apply(documents("VolumeGroupSnapshot"))
+    cluster.apply(snapshots.of_groups("VolumeGroupSnapshot"))
     content = wait_ready(cluster, "database")
     assert content["metadata"]["labels"][LABEL] == NODE
     assert len(content["status"]["volumeSnapshotInfoList"]) == 2
@@ -155,7 +140,9 @@ def test_claims_of_another_node_are_told_so(cluster: Cluster) -> None:
     cluster.apply(claim("first", "virtlun-immediate", "64Mi"))
     cluster.wait_phase("pvc/first", "Bound")
     cluster.kubectl("label", "pvc", "first", "app=database")
-    elsewhere = documents("VolumeGroupSnapshotClass", "VolumeGroupSnapshot").replace(NODE, "other")
+    elsewhere = snapshots.of_groups("VolumeGroupSnapshotClass", "VolumeGroupSnapshot").replace(
+        NODE, "other"
+    )
     cluster.apply(elsewhere)
     try:
         until(lambda: "virtlun-other" in told(cluster) and "not found" in told(cluster), "why")

@@ -53,9 +53,11 @@ def read(device: Path, at_mib: int) -> bytes:
         return file.read(4096).rstrip(b"\0")
 
 
-def group_of(name: str, *volumes: str) -> pb.CreateVolumeGroupSnapshotRequest:
-    """Returns a request for a group."""
-    return pb.CreateVolumeGroupSnapshotRequest(name=name, source_volume_ids=volumes)
+def group_of(name: str, *volumes: str, **parameters: str) -> pb.CreateVolumeGroupSnapshotRequest:
+    """Returns a request for a group, of a class with these parameters."""
+    return pb.CreateVolumeGroupSnapshotRequest(
+        name=name, source_volume_ids=volumes, parameters=parameters
+    )
 
 
 def end(driver: Driver, *handles: str) -> None:
@@ -79,7 +81,11 @@ def test_a_group_is_taken_once_and_deleted_as_a_whole(driver: Driver) -> None:
         assert each.ready_to_use
     driver.stop()
     driver.start()
-    assert driver.call(group_of("group-1", log, data)).group_snapshot == group
+    # Kubernetes' storage suite has the class's own field among its parameters.
+    again = group_of("group-1", log, data, deletionPolicy="Delete")
+    assert driver.call(again).group_snapshot == group
+    code, message = driver.refuses(group_of("group-1", log, data, policy="Delete"))
+    assert (code, "parameter policy is not known" in message) == (Code.INVALID_ARGUMENT, True)
     ids = [each.snapshot_id for each in group.snapshots]
     get = pb.GetVolumeGroupSnapshotRequest(
         group_snapshot_id=group.group_snapshot_id, snapshot_ids=ids

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.kubernetes import snapshots
-from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.cluster import NODE, Cluster
 from tests.kubernetes.driver import Deployment
 from tests.kubernetes.e2e.images import images
 from tests.kubernetes.e2e.program import Suite
@@ -19,6 +19,7 @@ from tests.support.csi import may_grow_ext4
 
 HERE = Path(__file__).parent
 CLASSES = HERE / "classes.yaml"
+GROUPS = HERE / "groups.yaml"
 #: Sparse; a spec makes a hundred volumes of 320 MiB, which may be four times the room together.
 LVSTORE_BYTES = 12 << 30
 #: A spec fills the node up to its limit, with xfs, of which each takes some 70 MiB.
@@ -80,6 +81,8 @@ class SuiteCluster:
         cluster.apply(CLASSES)
         self._ending = ExitStack()
         self._ending.enter_context(snapshots.controller(cluster))
+        self._ending.enter_context(snapshots.groups(cluster))
+        cluster.apply(GROUPS.read_text().replace("node-1", NODE))
 
     def _use(self, node: Node) -> None:
         for file in images(node.folder, self._suite.agnhost, self.cluster.box.pause):
