@@ -484,10 +484,9 @@ def main() -> int:
         if wanted("attach") and host.ours[: sizes.running]:
             dom = host.ours[0]
             for pollers in (0, sizes.pollers):
-                changes[f"attach beside {pollers} pollers"] = attaches(host, dom, pollers, 10)
-            for count, growing in host.growing.items():
-                what = f"attach to a domain of {count} disks beside {sizes.pollers} pollers"
-                changes[what] = attaches(host, growing, sizes.pollers, 10)
+                for count, to in {sizes.disks: dom, **host.growing}.items():
+                    what = f"attach to a domain of {count} disks beside {pollers} pollers"
+                    changes[what] = attaches(host, to, pollers, 10)
             counted = calls_of(host, dom)
         memory |= memory_of(host.gateway.pid)
     load = os.getloadavg()
