@@ -101,7 +101,8 @@ impl Lun {
     /// of reservations alone.
     #[inline]
     pub fn start(&mut self, task: &mut Task) -> Outcome {
-        self.begin(task, Lun::plan)
+        let outcome = self.begin(task, Lun::plan);
+        self.counted(outcome)
     }
 
     /// The task is over, or goes on.
@@ -119,7 +120,7 @@ impl Lun {
         outcome
     }
 
-    /// Starts a task that takes what `plan` says.
+    /// Starts a task that takes what `plan` says; what comes of it is to be [`Lun::counted`].
     #[inline(always)]
     fn begin(
         &mut self,
@@ -127,16 +128,6 @@ impl Lun {
         plan: impl FnOnce(&mut Lun, &Task) -> Result<Plan, Fail>,
     ) -> Outcome {
         self.in_flight.begin();
-        let outcome = self.begin_planned(task, plan);
-        self.counted(outcome)
-    }
-
-    #[inline(always)]
-    fn begin_planned(
-        &mut self,
-        task: &mut Task,
-        plan: impl FnOnce(&mut Lun, &Task) -> Result<Plan, Fail>,
-    ) -> Outcome {
         let epoch = self.shared.epoch();
         // A reset ends what had begun, whoever asked for it: others may have written there since.
         if task.suspended && task.epoch != epoch {

@@ -434,26 +434,19 @@ pub(crate) fn decode(cdb: &Cdb, abilities: &Abilities) -> Result<Decoded, Sense>
 
 impl Decoded {
     /// Refuses set bits that mean nothing to the command: reserved ones, and features that the
-    /// unit does not have.
+    /// unit does not have. `but`: bits of byte 1 that mean something although the table says no.
     #[inline]
-    pub(crate) fn check(self, cdb: &Cdb) -> Result<(), Sense> {
-        self.check_but(cdb, 0)
-    }
-
-    /// As [`Decoded::check`], of a command to a unit with protection information.
-    pub(crate) fn check_protected(self, cdb: &Cdb) -> Result<(), Sense> {
-        let field = if self.command.has_field() { FIELD } else { 0 };
-        self.check_but(cdb, field)
-    }
-
-    /// `but`: bits of byte 1 that mean something although the table says no.
-    #[inline(always)]
-    fn check_but(self, cdb: &Cdb, but: u8) -> Result<(), Sense> {
+    pub(crate) fn check(self, cdb: &Cdb, but: u8) -> Result<(), Sense> {
         let low = u64::from_le_bytes(*cdb.0.first_chunk().expect("a CDB has 32 bytes"));
         let high = u64::from_le_bytes(*cdb.0[8..].first_chunk().expect("a CDB has 32 bytes"));
         let wrong =
             (u128::from(high) << 64 | u128::from(low)) & REJECT[self.row] & !(u128::from(but) << 8);
         if wrong == 0 { Ok(()) } else { Err(first_wrong(wrong)) }
+    }
+
+    /// As [`Decoded::check`], of a command to a unit with protection information.
+    pub(crate) fn check_protected(self, cdb: &Cdb) -> Result<(), Sense> {
+        self.check(cdb, if self.command.has_field() { FIELD } else { 0 })
     }
 }
 

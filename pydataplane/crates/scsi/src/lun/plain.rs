@@ -14,7 +14,8 @@ impl Lun {
     /// that it failed; BUSY and TASK SET FULL: nothing was done, or all of it may be done again.
     #[inline]
     pub fn start_plain(&mut self, task: &mut Task) -> Outcome {
-        self.begin(task, Lun::plan_plain)
+        let outcome = self.begin(task, Lun::plan_plain);
+        self.counted(outcome)
     }
 
     #[inline]

@@ -27,7 +27,7 @@ impl Lun {
             return Err(sense.into());
         }
         let decoded = decoded?;
-        if let Err(sense) = decoded.check(cdb) {
+        if let Err(sense) = decoded.check(cdb, 0) {
             return self.plan_protected(task, decoded, sense);
         }
         if unit.has_gates() {
