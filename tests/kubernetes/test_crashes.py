@@ -8,18 +8,16 @@ it again, the operation ends well by itself, and nothing is left behind.
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import tests.kubernetes.driver
 from tests.kubernetes.cluster import NODE, Cluster
 from tests.kubernetes.driver import Deployment
+from tests.kubernetes.killed_driver import CSI, fuse, killed
 from tests.kubernetes.kubevirt.census import luns
 from tests.kubernetes.sandbox import SandboxError
 from tests.kubernetes.test_volumes import (
@@ -36,7 +34,8 @@ from tests.kubernetes.test_volumes import (
 )
 from tests.support.wait import until
 
-CSI = "virtlun-csi"
+__all__ = ["fuse"]
+
 HELPER = "virtlun-csi-helper"
 PUBLISH = "NodePublishVolume"
 CONVERGE_S = 120.0
@@ -44,18 +43,6 @@ POD = documents_of(example("pod-filesystem"))[1]
 RAW = documents_of(example("pod-block"))[1]
 FILES = claim("data", "virtlun-immediate", "320Mi", "Filesystem")
 DISK = documents_of(example("pod-block"))[0]
-
-
-@pytest.fixture(scope="module")
-def fuse(deployment: Deployment) -> Iterator[Path]:
-    """The file that says where the driver is to end; it is such a driver for the whole module."""
-    file = deployment.node.folder / "kill-at"
-    program = [sys.executable, "-m", "tests.support.killed", file]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tests.kubernetes.driver, "driver_program", lambda: program)
-        deployment.restart_driver()
-        yield file
-    deployment.restart_driver()
 
 
 @pytest.fixture(autouse=True)
@@ -68,17 +55,6 @@ def nothing_left(deployment: Deployment, fuse: Path) -> Iterator[None]:
     deployment.wait_ready()
     deployment.sweep()
     wait_nothing(deployment, CONVERGE_S)
-
-
-@contextmanager
-def killed(deployment: Deployment, fuse: Path, point: str) -> Iterator[None]:
-    """The driver dies at this point of what the block begins, and starts again."""
-    part = deployment.parts[CSI]
-    restarts = part.restarts
-    fuse.write_text(point)
-    yield
-    until(lambda: not fuse.exists(), f"the driver to die {point}")
-    until(lambda: part.restarts > restarts, "its restart", deadline_s=90)
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,19 @@
 """Killed: the driver in the middle of what it does for a virtual machine, and the target.
 
-Two moments, as in test_crashes: `asked`, when the driver waits for the target's answer to its first
-call, and `begun`, as soon as the first effect is seen. Afterwards the machine boots or goes on, and
-nothing is left when it is gone.
+The driver dies at steps that a test names, as in test_crashes: before the first that can be seen
+outside, and after the last. Afterwards the machine boots or goes on, and nothing is left when it is
+gone.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from tests.kubernetes.driver import Deployment
+from tests.kubernetes.killed_driver import fuse, killed
 from tests.kubernetes.kubevirt import census
 from tests.kubernetes.kubevirt.claims import claim, status, vm_volume, wait_phase
 from tests.kubernetes.kubevirt.examples import machine, nothing_left
@@ -23,8 +22,9 @@ from tests.kubernetes.kubevirt.simulator import KubeVirt, Machine
 from tests.kubernetes.kubevirt.wire import HookError
 from tests.support.wait import until
 
-MOMENTS = ("asked", "begun")
-ASKED_S = 2.0
+__all__ = ["fuse"]
+
+ADD, REMOVE = "vhost_scsi_controller_add_target", "vhost_scsi_controller_remove_target"
 CONVERGE_S = 120.0
 
 #: A guest boots in software, on a machine that others may keep busy.
@@ -32,30 +32,11 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(autouse=True)
-def clean(kubevirt: KubeVirt) -> Iterator[None]:
+def clean(kubevirt: KubeVirt, fuse: Path) -> Iterator[None]:
     """Nothing is there before a test, nothing after it, and everything runs."""
     with nothing_left(kubevirt, CONVERGE_S):
         yield
-
-
-def crash(
-    deployment: Deployment, moment: str, act: Callable[[], object], begun: Callable[[], object]
-) -> None:
-    """Acts, kills the driver at this moment of what follows, and waits until it is back."""
-    restarts = deployment.parts["virtlun-csi"].restarts
-    acting = threading.Thread(target=act)
-    if moment == "asked":
-        with deployment.frozen("virtlun-target"):
-            acting.start()
-            time.sleep(ASKED_S)
-            deployment.kill("virtlun-csi")
-    else:
-        acting.start()
-        until(begun, "the first effect", every_s=0.002)
-        deployment.kill("virtlun-csi")
-    acting.join()
-    until(lambda: deployment.parts["virtlun-csi"].restarts > restarts, "its restart", deadline_s=90)
-    deployment.wait_ready()
+        fuse.unlink(missing_ok=True)
 
 
 def end(vm: Machine) -> None:
@@ -73,20 +54,15 @@ def boots(vm: Machine) -> None:
     assert counted.luns == counted.parked
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_killed_while_it_hands_a_claim_over(kubevirt: KubeVirt, moment: str) -> None:
+@pytest.mark.parametrize("point", ["before virtlun_export_park", f"after {ADD}"])
+def test_killed_while_it_hands_a_claim_over(kubevirt: KubeVirt, fuse: Path, point: str) -> None:
     deployment = kubevirt.deployment
-
-    def hook() -> None:
-        """virt-handler is told that it failed, and comes again with its next pass."""
-        try:
-            vm.pre_start()
-        except HookError as error:
-            vm.failures.append(str(error))
-
     with machine(kubevirt) as vm:
         vm.create()
-        crash(deployment, moment, hook, lambda: census.parked(deployment))
+        with killed(deployment, fuse, point), suppress(HookError):
+            # virt-handler is told that it failed, and comes again with its next pass.
+            vm.pre_start()
+        deployment.wait_ready()
         boots(vm)
         end(vm)
 
@@ -155,8 +131,8 @@ def test_the_target_is_killed_under_a_machine(kubevirt: KubeVirt) -> None:
         census.wait_nothing(deployment)
 
 
-def test_killed_while_disks_come_and_go(kubevirt: KubeVirt) -> None:
-    """At both moments of an attachment, and at both of a release, of one running machine."""
+def test_killed_while_disks_come_and_go(kubevirt: KubeVirt, fuse: Path) -> None:
+    """On both sides of an attachment, and of a release, of one running machine."""
     cluster, deployment = kubevirt.cluster, kubevirt.deployment
 
     def two_luns() -> bool:
@@ -164,18 +140,16 @@ def test_killed_while_disks_come_and_go(kubevirt: KubeVirt) -> None:
 
     with machine(kubevirt) as vm, cluster.applied(claim("data")):
         agent = vm.start()
-        for moment in MOMENTS:
-            manifest = vm_volume("more", "vm", "data")
-            crash(deployment, moment, partial(cluster.apply, manifest), two_luns)
+        for side in ("before", "after"):
+            with killed(deployment, fuse, f"{side} {ADD}"):
+                cluster.apply(vm_volume("more", "vm", "data"))
+            deployment.wait_ready()
             told = wait_phase(cluster, "more", "Attached")
             disk = disk_at(agent, told["target"])
             assert two_luns()
-            crash(
-                deployment,
-                moment,
-                lambda: cluster.delete("vmvolume", "more", wait=False),
-                lambda: not two_luns(),
-            )
+            with killed(deployment, fuse, f"{side} {REMOVE}"):
+                cluster.delete("vmvolume", "more", wait=False)
+            deployment.wait_ready()
             until(lambda: not status(cluster, "more"), "no VmVolume", deadline_s=CONVERGE_S)
             agent.wait_for(f"! [ -e /sys/block/{disk} ]")
             counted = census.census(deployment)
