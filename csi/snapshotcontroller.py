@@ -17,6 +17,7 @@ from csi.volumes import OwnedVolumes
 
 NAME_BYTES_MAX = 128
 CLASS_FIELD = "deletionPolicy"
+"""Of a class itself, which some have among its parameters, too."""
 
 
 class SnapshotController:

@@ -228,7 +228,10 @@ def test_many_restarts(restarts: Restarts, way: str) -> None:
 
 
 @pytest.mark.timeout(3 * 3600)
-@pytest.mark.parametrize(("times", "guests"), [(10, 5), at_night(RESTARTS, AT_ONCE)])
+@pytest.mark.parametrize(
+    ("times", "guests"),
+    [pytest.param(10, 5, marks=pytest.mark.timeout(900)), at_night(RESTARTS, AT_ONCE)],
+)
 def test_standing_still_for_longer_than_a_guest_waits(
     scratch: Path, image: Image, seed: int, times: int, guests: int
 ) -> None:
