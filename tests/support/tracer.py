@@ -20,6 +20,7 @@ from tests.support.wait import until
 
 POKEUSER, CONT, DETACH, SYSCALL, SETOPTIONS, SEIZE, INTERRUPT = 6, 7, 17, 24, 0x4200, 0x4206, 0x4207
 PEEKUSER = 3
+IO_URING_ENTER = 426
 TRACESYSGOOD = 1
 WALL = 0x40000000
 SYSCALL_STOP = signal.SIGTRAP | 0x80
@@ -124,6 +125,10 @@ class Tracer:
                 arguments = [self._register(at) for at in (RDI, RSI, RDX)]
                 if which(*arguments):
                     return
+
+    def until_submission(self, unless: Callable[[], bool] = lambda: False) -> None:
+        """Lets it go on until it submits something to an io_uring; raises as `until_call`."""
+        self.until_call(IO_URING_ENTER, lambda _, to_submit, __: to_submit > 0, unless)
 
     def until_return(self) -> int:
         """Lets it go on until the system call that it makes returns, and returns its result."""

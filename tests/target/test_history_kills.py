@@ -30,7 +30,6 @@ pytestmark = pytest.mark.skipif(not tracer.is_possible(), reason="the tracer kno
 MIB = 1 << 20
 BLOCK = 4096
 CLUSTER = 64 << 10
-IO_URING_ENTER = 426
 
 Call = tuple[str, dict[str, Any]]
 OPERATIONS: list[Call] = [
@@ -125,7 +124,7 @@ def dies(target: Target, operation: Call, nth: int) -> bool:
             reached = True
             try:
                 for _ in range(nth + 1):
-                    traced.until_call(IO_URING_ENTER, lambda _, submits, __: submits > 0, done.done)
+                    traced.until_submission(done.done)
             except NotReachedError:
                 reached = False
             traced.kill()

@@ -35,8 +35,8 @@ LAST_BATCH_HEAD, USED_IDX, DESC = 12, 14, 16
 """Offsets in a queue's part of the region (vhost-user, QueueRegionSplit)."""
 REGION, MEMORY = "virtlun-inflight", "virtlun-bench"
 """Names of the memory files."""
-WRITE, IO_URING_ENTER = 1, 426
-"""System calls."""
+WRITE = 1
+"""The system call."""
 REQUESTS, BLOCK = 3, 4096
 DEADLINE_MS = 60_000
 COMPLETION_S = 0.1
@@ -138,7 +138,7 @@ def taken(stage: Stage) -> None:
 
 def given_to_bdev(stage: Stage) -> None:
     # Before the call: what is in the ring of the process alone goes with it.
-    stage.tracer.until_call(IO_URING_ENTER, lambda _, to_submit, __: to_submit > 0)
+    stage.tracer.until_submission()
 
 
 def submitted(stage: Stage) -> None:
