@@ -59,7 +59,7 @@ class Second:
 
 @pytest.fixture(scope="module")
 def second(host: Host) -> Iterator[Second]:
-    """Two targets and, defined through the gateway, a domain of each."""
+    """Two targets and, defined and started through the gateway, a domain of each."""
     gold = Second(host)
     try:
         for volume in ("lvs0/a", "lvs0/b"):
@@ -68,6 +68,9 @@ def second(host: Host) -> Iterator[Second]:
             gold.volumes.create(volume, 8 * MIB)
         host.define(SILVER, devices=disk("lvs0/a"))
         host.define(GOLDEN, devices=disk("gold0/a"))
+        for name in (SILVER, GOLDEN):
+            host.virsh("start", name)
+            host.agent(name).close()
         yield gold
     finally:
         for name in (SILVER, GOLDEN):
@@ -92,9 +95,6 @@ def controller(host: Host, name: str) -> str:
 def test_each_domain_gets_its_controller_where_its_volumes_are(host: Host, second: Second) -> None:
     assert str(second.paths.vhost_dir) in host.virsh_direct("dumpxml", GOLDEN)
     assert f"'{host.paths.vhost_dir}/vm-" in host.virsh_direct("dumpxml", SILVER)
-    for name in (SILVER, GOLDEN):
-        host.virsh("start", name)
-        host.agent(name).close()
     assert luns(host.client) == {controller(host, SILVER): [0]}
     assert luns(second.client) == {controller(host, GOLDEN): [0]}
 
