@@ -7,8 +7,10 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.support.target import Target
+from tests.support.wait import until
 
 #: For so long the disk answers nothing, then everything that waits.
 WAIT_S = 0.12
@@ -27,8 +29,8 @@ class SlowDisk:
         """Makes the file `path` of `size` bytes; `directory` must be short (sockets)."""
         directory.mkdir()
         self._backing = Target(directory).start()
-        name = self._backing.rpc("bdev_malloc_create", num_blocks=size // 512, block_size=512)
-        self.path = Path(self._backing.rpc("virtlun_export_create", bdev_name=name)["path"])
+        self._bdev = self._backing.rpc("bdev_malloc_create", num_blocks=size // 512, block_size=512)
+        self.path = Path(self._backing.rpc("virtlun_export_create", bdev_name=self._bdev)["path"])
         self._ending = threading.Event()
         self._hang, self._hangs = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._delay)
@@ -59,7 +61,14 @@ class SlowDisk:
         """Ends it; nobody may have the file open."""
         self._ending.set()
         self._thread.join()
+        # The kernel tells of its closing later. What looks open is left to the holder, which keeps it.
+        until(lambda: not self._listed()["opens"], "the file to be closed")
+        self._backing.rpc("virtlun_export_delete", bdev_name=self._bdev)
         assert self._backing.stop() == 0, self._backing.words()
+
+    def _listed(self) -> dict[str, Any]:
+        (export,) = self._backing.rpc("virtlun_export_list")
+        return dict(export)
 
     def __enter__(self) -> SlowDisk:
         """Returns the disk."""

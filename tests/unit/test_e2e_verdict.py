@@ -141,8 +141,12 @@ def test_manifests_claim_what_the_driver_does(run: object) -> None:
     """The suite reads what it knows and says nothing of the rest, such as a word misspelt."""
     manifest = yaml.safe_load((HERE / run.manifest).read_text())  # type: ignore[attr-defined]
     parts = {"ShortName", "StorageClass", "SnapshotClass", "DriverInfo", "Timeouts"}
-    assert set(manifest) == parts
-    assert set(manifest["DriverInfo"]) - {"RequiredAccessModes"} == {
+    assert set(manifest) - {"GroupSnapshotClass"} == parts
+    groups = manifest["DriverInfo"]["Capabilities"]["groupSnapshot"]
+    assert ("GroupSnapshotClass" in manifest) == groups
+    stress = "VolumeGroupSnapshotStressTestOptions"
+    assert (stress in manifest["DriverInfo"]) == groups
+    assert set(manifest["DriverInfo"]) - {"RequiredAccessModes", stress} == {
         "Name",
         "SupportedSizeRange",
         "MaxFileSize",

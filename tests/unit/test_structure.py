@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("plugin", "csi", "pydataplane", "tests")
+PACKAGES = ("plugin", "csi", "pydataplane")
 DOMAIN = "pydataplane.domain"
 
 
-def modules() -> dict[str, Path]:
-    """Returns the files of our modules by dotted name."""
+def modules(*packages: str) -> dict[str, Path]:
+    """Returns the files of our modules, or of those of these packages, by dotted name."""
     found = {}
-    for package in PACKAGES:
+    for package in packages or PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts
             if not {"target", "crates"} & set(parts[:2]) or parts[0] != "pydataplane":
@@ -45,8 +45,9 @@ def imports(name: str, tree: ast.AST, known: set[str]) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def trees() -> dict[str, ast.Module]:
-    """What is in each of our modules."""
-    trees = {name: ast.parse(path.read_text()) for name, path in modules().items()}
+    """What is in each of our modules, and of those of the tests."""
+    found = modules(*PACKAGES, "tests")
+    trees = {name: ast.parse(path.read_text()) for name, path in found.items()}
     assert {"plugin.gateway.session", "csi.node", "pydataplane.volumes"} <= trees.keys()
     return trees
 
