@@ -61,7 +61,7 @@ class SlowDisk:
         """Ends it; nobody may have the file open."""
         self._ending.set()
         self._thread.join()
-        # The kernel tells of its closing later. What looks open is left to the holder, which keeps it.
+        # The kernel tells of its closing later; what looks open is left to the holder, which waits.
         until(lambda: not self._listed()["opens"], "the file to be closed")
         self._backing.rpc("virtlun_export_delete", bdev_name=self._bdev)
         assert self._backing.stop() == 0, self._backing.words()
