@@ -22,8 +22,8 @@ DISK = (
 )
 
 
-@pytest.fixture(scope="module")
-def guest(host: Host) -> Agent:
+@pytest.fixture(scope="module", autouse=True)
+def guest(host: Host) -> None:
     """A running guest that has written to its disk."""
     host.volumes.create("lvs0/saved", 32 * MIB)
     host.volumes.create("lvs0/other", 32 * MIB)
@@ -33,7 +33,16 @@ def guest(host: Host) -> Agent:
     agent.wait_for("[ -b /dev/sda ]")
     agent.run("mkfs.ext4 -q /dev/sda && mount /dev/sda /mnt", 120)
     agent.run("dd if=/dev/urandom of=/mnt/file bs=1M count=8 conv=fsync", 120)
-    return agent
+    agent.close()
+
+
+def sums_of(host: Host) -> str:
+    """Returns the checksum of the guest's file."""
+    agent = Agent(host.scratch / f"{NAME}-agent")
+    agent.wait_ready()
+    sums = agent.run("md5sum /mnt/file")
+    agent.close()
+    return sums
 
 
 def controllers(host: Host) -> list[str]:
@@ -59,9 +68,8 @@ def check_again(host: Host, sums: str) -> Agent:
     return agent
 
 
-def test_managed_save_and_start_go_on_where_the_guest_was(host: Host, guest: Agent) -> None:
-    sums = guest.run("md5sum /mnt/file")
-    guest.close()
+def test_managed_save_and_start_go_on_where_the_guest_was(host: Host) -> None:
+    sums = sums_of(host)
     host.virsh("managedsave", NAME)
     assert host.virsh("domstate", NAME) == "shut off"
     until(lambda: controllers(host) == [])
@@ -80,10 +88,7 @@ def test_managed_save_and_start_go_on_where_the_guest_was(host: Host, guest: Age
 
 def test_a_save_image_is_the_clients_to_read_edit_and_define(host: Host) -> None:
     image = host.scratch / "image.save"
-    agent = Agent(host.scratch / f"{NAME}-agent")
-    agent.wait_ready()
-    sums = agent.run("md5sum /mnt/file")
-    agent.close()
+    sums = sums_of(host)
     host.virsh("save", NAME, str(image))
     shown = host.virsh("save-image-dumpxml", str(image))
     assert ours(shown) == ["sda"]
@@ -101,10 +106,7 @@ def test_a_save_image_is_the_clients_to_read_edit_and_define(host: Host) -> None
 def test_without_the_hook_the_gateway_makes_and_removes_the_controller(host: Host) -> None:
     (host.libvirtd.hooks / "qemu.d/virtlun").unlink()
     host.libvirtd.restart()
-    agent = Agent(host.scratch / f"{NAME}-agent")
-    agent.wait_ready()
-    sums = agent.run("md5sum /mnt/file")
-    agent.close()
+    sums = sums_of(host)
     image = host.scratch / "second.save"
     host.virsh("save", NAME, str(image))
     until(lambda: controllers(host) == [])

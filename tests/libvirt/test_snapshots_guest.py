@@ -27,20 +27,22 @@ STAMPS = (
 
 @pytest.fixture(scope="module")
 def domain(host: Host) -> Iterator[Host]:
-    """A running guest with the volume sda."""
+    """A running guest with the volume sda, a file system and a file on it."""
     host.scratch.chmod(0o777)  # QEMU's user makes the files of snapshots
     host.volumes.create("lvs0/kept", 64 * MIB, thin=True)
     host.define(NAME, devices=OURS)
     host.virsh("start", NAME)
+    agent = host.agent(NAME)
+    agent.wait_for("[ -b /dev/sda ]")
+    agent.run("mkfs.ext4 -q /dev/sda && mount /dev/sda /mnt", 120)
+    agent.run("dd if=/dev/urandom of=/mnt/file bs=1M count=8; sync", 120)
+    agent.close()
     yield host
     host.virsh("destroy", NAME, check=False)
 
 
 def test_files_are_back(domain: Host) -> None:
     agent = domain.agent(NAME)
-    agent.wait_for("[ -b /dev/sda ]")
-    agent.run("mkfs.ext4 -q /dev/sda && mount /dev/sda /mnt", 120)
-    agent.run("dd if=/dev/urandom of=/mnt/file bs=1M count=8; sync", 120)
     sums = agent.run("md5sum /mnt/file")
     domain.virsh("snapshot-create-as", NAME, "files", "--disk-only")
     agent.run("dd if=/dev/zero of=/mnt/file bs=1M count=8; rm -rf /mnt/lost+found; sync", 120)
