@@ -45,9 +45,7 @@ def test_io_waits_for_orderly_restarts_and_upgrades(target: TargetInside) -> Non
         ways = [target.terminate, target.upgrade] * 2
         moments.shuffle(ways)
         for way in ways:
-            done = io.status().requests
-            way()
-            io.goes_on(done)
+            io.goes_on_after(way)
             time.sleep(moments.uniform(0, 0.4))
         io.finish()
     finally:

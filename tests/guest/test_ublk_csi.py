@@ -236,9 +236,7 @@ def test_a_block_volume_is_a_device_and_a_read_only_one(node: Node) -> None:
     assert guest.run(f"stat -c %t:%T {BLOCK_POD}") == guest.run(f"stat -c %t:%T /dev/{disk}")
     io = VerifiedIo(guest, disk, seed=choose_seed(), threads=1, depth=4)
     for _ in range(2):
-        done = io.status().requests
-        node.target.kill()
-        io.goes_on(done)
+        io.goes_on_after(node.target.kill)
     io.finish()
     other = f"{BLOCK_POD}2"
     node.call(

@@ -76,9 +76,7 @@ def test_a_volume_survives_the_end_of_its_target(target: TargetInside) -> None:
     ways += [target.upgrade] * 2
     moments.shuffle(ways)
     for way in ways:
-        done = io.status().requests
-        way()
-        io.goes_on(done)
+        io.goes_on_after(way)
         time.sleep(moments.uniform(0, 0.4))
     io.finish()
     (listed,) = target.rpc("virtlun_export_list")

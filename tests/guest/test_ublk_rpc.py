@@ -155,9 +155,7 @@ def test_a_disk_is_started_survives_its_target_and_is_stopped(
     moments = random.Random(seed)
     io = VerifiedIo(guest, "ublkb5", seed=seed, threads=1, depth=DEPTH)
     for way in (target.kill, target.terminate, target.upgrade):
-        done = io.status().requests
-        way()
-        io.goes_on(done)
+        io.goes_on_after(way)
         assert spdk_rpc("ublk_get_disks") == [disk]
         time.sleep(moments.uniform(0, 0.4))
     io.finish()

@@ -42,9 +42,7 @@ def test_a_guest_notices_a_pause(target: Target, boot: BootGuest, emulator: Emul
     assert connected
     pauses_ms, longest_s = [], 0.0
     for _ in range(UPGRADES):
-        done = io.status().requests
-        target.upgrade()
-        longest_s = max(longest_s, io.goes_on(done).longest_s)
+        longest_s = max(longest_s, io.goes_on_after(target.upgrade).longest_s)
         pauses_ms.append(target.rpc("virtlun_get_status")["upgrade"]["pause_ms"])
     assert target.words().count(CONNECTED) == connected, target.words()
     ledger = io.finish()

@@ -18,7 +18,7 @@ from pydataplane.errors import VolumeNotFoundError
 from tests.support.agent import Agent
 from tests.support.host import Host
 from tests.support.libvirtd import NEWER_QEMU, VirshError
-from tests.support.tracer import NotReachedError, Tracer, thread_named
+from tests.support.tracer import Tracer, thread_named
 from tests.support.wait import until
 from tests.support.watcher import Watcher
 
@@ -390,13 +390,7 @@ def dies_in_pivot(host: Host, nth: int) -> bool:
         pivot = subprocess.Popen(
             ["virsh", "-q", "-c", host.uri, *words], stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL
         )
-        reached = True
-        try:
-            for _ in range(nth + 1):
-                traced.until_submission(lambda: pivot.poll() is not None)
-        except NotReachedError:
-            reached = False
-        traced.kill()
+        reached = traced.kill_before_submission(nth, lambda: pivot.poll() is not None)
     host.start_target()
     pivot.wait(90)
     return reached

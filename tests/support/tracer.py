@@ -141,6 +141,20 @@ class Tracer:
         self._call(DETACH)
         self._tid = 0
 
+    def kill_before_submission(self, nth: int, unless: Callable[[], bool]) -> bool:
+        """Kills the process before its nth submission (0: the next), or when there is none.
+
+        Returns whether it came there; `unless` as `until_call` has it.
+        """
+        reached = True
+        try:
+            for _ in range(nth + 1):
+                self.until_submission(unless)
+        except NotReachedError:
+            reached = False
+        self.kill()
+        return reached
+
     def kill(self) -> None:
         """Kills the process."""
         os.kill(self._pid, signal.SIGKILL)

@@ -6,6 +6,7 @@ import base64
 import struct
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.support.agent import Agent, GuestError
@@ -84,6 +85,12 @@ class VerifiedIo:
                 return Status(**{**vars(status), "longest_s": longest})
             assert time.monotonic() < end, f"the guest's I/O stands still: {status.text}"
             time.sleep(0.02)
+
+    def goes_on_after(self, way: Callable[[], object]) -> Status:
+        """Does `way`, which interrupts the I/O, and waits as `goes_on`."""
+        done = self.status().requests
+        way()
+        return self.goes_on(done)
 
     def finish(self, deadline_s: float = 180.0) -> list[int]:
         """Ends the I/O; the guest reads the whole disk.

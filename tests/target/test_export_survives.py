@@ -229,11 +229,19 @@ def waits(loop: str, runs: threading.Thread) -> bool:
     return any("State:\tD" in path.read_text() for path in states)
 
 
-class Passes:
-    """A program that runs on a device again and again; a context manager."""
+Program = Callable[[str, Target, random.Random], None]
 
-    def __init__(self, program: Callable[[], None]) -> None:
-        self._program, self._ended = program, threading.Event()
+
+class Passes:
+    """A program that runs on a volume's loop device again and again; a context manager."""
+
+    def __init__(self, program: Program, target: Target, loops: Callable[[Path], str]) -> None:
+        """`chance` has the moments of what is done meanwhile."""
+        _, path = volume(target)
+        self.loop, self.chance = loops(path), random.Random(choose_seed())
+        data = random.Random(self.chance.random())
+        self._program, self._ended = partial(program, self.loop, target, data), threading.Event()
+        self.name = program.__name__
         self.problem: Exception | None = None
         self.count = 0
         self.thread = threading.Thread(target=self._again)
@@ -256,10 +264,14 @@ class Passes:
         self.thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Waits for the end of the last pass."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Waits for the end of the last pass; all were well, and there were some."""
         self._ended.set()
         self.thread.join()
+        if kind is None:
+            self.are_well()
+            print(f"{self.count} passes of {self.name}")
+            assert self.count
 
 
 PROGRAMS = pytest.mark.parametrize(
@@ -271,7 +283,6 @@ PROGRAMS = pytest.mark.parametrize(
         ),
     ],
 )
-Program = Callable[[str, Target, random.Random], None]
 
 
 @pytest.mark.parametrize("stop", [Target.kill9, at_night(Target.stop)])
@@ -284,17 +295,13 @@ def test_a_program_sees_a_pause(
     stop: Callable[[Target], object],
 ) -> None:
     """Each time that the target is away it waits for an I/O."""
-    _, path = volume(target)
-    loop = loops(path)
-    chance = random.Random(choose_seed())
-    data = random.Random(chance.random())
-    with Passes(partial(program, loop, target, data)) as passes:
+    with Passes(program, target, loops) as passes:
         try:
             for _ in range(times):
-                time.sleep(chance.uniform(0.0, 0.3))
+                time.sleep(passes.chance.uniform(0.0, 0.3))
                 stop(target)
                 until(
-                    lambda: passes.problem or waits(loop, passes.thread),
+                    lambda: passes.problem or waits(passes.loop, passes.thread),
                     threads.of_all_that_block,
                 )
                 target.start()
@@ -302,9 +309,6 @@ def test_a_program_sees_a_pause(
         finally:
             if target.process is None:
                 target.start()
-    passes.are_well()
-    print(f"{passes.count} passes of {program.__name__} beside {times} restarts")
-    assert passes.count
 
 
 @PROGRAMS
@@ -312,18 +316,11 @@ def test_a_program_goes_on_beside_upgrades(
     target: Target, loops: Callable[[Path], str], program: Program, times: int
 ) -> None:
     """Its target is upgraded again and again while it reads and writes."""
-    _, path = volume(target)
-    loop = loops(path)
-    chance = random.Random(choose_seed())
-    data = random.Random(chance.random())
-    with Passes(partial(program, loop, target, data)) as passes:
+    with Passes(program, target, loops) as passes:
         for _ in range(times):
-            time.sleep(chance.uniform(0.0, 0.3))
+            time.sleep(passes.chance.uniform(0.0, 0.3))
             target.upgrade()
             passes.are_well()
-    passes.are_well()
-    print(f"{passes.count} passes of {program.__name__} beside {times} upgrades")
-    assert passes.count
 
 
 @pytest.mark.nightly

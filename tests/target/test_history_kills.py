@@ -23,7 +23,7 @@ import pytest
 from pydataplane.errors import RpcError, TargetUnavailable
 from tests.support import tracer
 from tests.support.target import Target
-from tests.support.tracer import NotReachedError, Tracer
+from tests.support.tracer import Tracer
 
 pytestmark = pytest.mark.skipif(not tracer.is_possible(), reason="the tracer knows x86-64 alone")
 
@@ -121,13 +121,7 @@ def dies(target: Target, operation: Call, nth: int) -> bool:
     with ThreadPoolExecutor(1) as pool:
         with Tracer(pid, tracer.thread_named(pid, "lvstore")) as traced:
             done = pool.submit(call)
-            reached = True
-            try:
-                for _ in range(nth + 1):
-                    traced.until_submission(done.done)
-            except NotReachedError:
-                reached = False
-            traced.kill()
+            reached = traced.kill_before_submission(nth, done.done)
         done.result()
     return reached
 
