@@ -193,9 +193,15 @@ proptest! {
         fail in prop::option::of((0usize..4, prop::sample::select(IoError::ALL.to_vec()))),
     ) {
         let mode = if later { Mode::Later } else { Mode::AtOnce };
-        let whole = Setup { features, block_size: 4096, mode, num_blocks: 300, ..Setup::default() };
+        let mut whole = Setup { features, block_size: 4096, mode, num_blocks: 300, ..setup() };
+        whole.options.block_size = None;
         let features = in_small_blocks(features);
-        let made = Setup { features, mode, num_blocks: 300 * RATIO + rest, ..setup() };
+        let mut made = Setup { features, mode, num_blocks: 300 * RATIO + rest, ..setup() };
+        // Of one volume at one port: what tells who they are is the same.
+        made.uuid = whole.uuid;
+        for setup in [&mut whole, &mut made] {
+            setup.options.nexus = Some("port:0".to_string());
+        }
         let (mut whole, mut made) = (whole.build(), made.build());
         for rig in [&whole, &made] {
             rig.scribble();
@@ -204,7 +210,10 @@ proptest! {
         for (cdb, out, into) in commands {
             let (one, other) = (whole.io(&cdb, &out, into), made.io(&cdb, &out, into));
             prop_assert_eq!(one.outcome, other.outcome);
-            prop_assert_eq!(one.data, other.data);
+            // REPORT TIMESTAMP tells the time at which it was asked.
+            if (cdb[0], cdb[1] & 0x1F) != (0xA3, 0x0F) {
+                prop_assert_eq!(one.data, other.data);
+            }
             let asked = |(op, lba, blocks, fua)| (op, lba * RATIO, blocks * RATIO, fua);
             let expected: Vec<_> = whole.asked().into_iter().map(asked).collect();
             prop_assert_eq!(expected, made.asked());

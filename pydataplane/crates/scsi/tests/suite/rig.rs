@@ -291,6 +291,7 @@ pub fn key_code(sense: &[u8]) -> (u8, u16) {
 
 /// Options of a rig.
 pub struct Setup {
+    pub uuid: Uuid,
     pub features: Features,
     pub block_size: u32,
     pub physical_block_size: u32,
@@ -303,6 +304,7 @@ pub struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         Setup {
+            uuid: Uuid::new_v4(),
             features: ALL_FEATURES,
             block_size: 512,
             physical_block_size: 4096,
@@ -333,7 +335,7 @@ impl Setup {
     /// The unit, with POWER ON pending.
     pub fn fresh(self) -> Rig {
         let disk = Arc::new(Disk {
-            uuid: Uuid::new_v4(),
+            uuid: self.uuid,
             features: self.features,
             block_size: self.block_size,
             physical_block_size: self.physical_block_size,
