@@ -13,6 +13,7 @@ namespace into ours, and libvirt reformats elements. schemas/domain-metadata.rng
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -21,6 +22,7 @@ from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.limits import NAMES, NONE, Limits
 from pydataplane.domain.model import (
     ON_ERROR,
+    OWN,
     Characteristics,
     ErrorPolicy,
     FrontEnd,
@@ -177,8 +179,9 @@ def _entry_of(given: tuple[tuple[str, str], ...], text: str) -> Entry:
         raise _damaged(f"target {target} is not below {MAX_TARGETS}")
     lun = LunPlan(
         target=target,
-        dev=names[0],
-        volume=VolumeRef(names[1], names[2]),
+        # The same in thousands of domains, like most of what follows.
+        dev=sys.intern(names[0]),
+        volume=VolumeRef(sys.intern(names[1]), names[2]),
         uuid=attrs.get("uuid"),
         serial=attrs.get("serial"),
         read_only=attrs.get("readonly") == "yes",
@@ -196,7 +199,7 @@ def _characteristics(attrs: Mapping[str, str]) -> Characteristics:
     rate = number(attrs.get("rotationrate"))
     if rate is None and "rotationrate" in attrs:
         raise _damaged("a rotationrate is no number")
-    return Characteristics(
+    found = Characteristics(
         wwn=attrs.get("wwn"),
         vendor=attrs.get("vendor"),
         product=attrs.get("product"),
@@ -205,6 +208,7 @@ def _characteristics(attrs: Mapping[str, str]) -> Characteristics:
         discard=attrs.get("discard") != "no",
         write_cache=attrs.get("writecache") != "no",
     )
+    return OWN if found == OWN else found
 
 
 def _error_policy(attrs: Mapping[str, str]) -> ErrorPolicy:
@@ -212,7 +216,8 @@ def _error_policy(attrs: Mapping[str, str]) -> ErrorPolicy:
     read = attrs.get("rerrorpolicy", ON_ERROR.read)
     if write not in ("report", "enospc", "stop") or read not in ("report", "stop"):
         raise _damaged(f"errorpolicy {write} or rerrorpolicy {read} is none")
-    return ErrorPolicy(write, read)
+    found = ErrorPolicy(write, read)
+    return ON_ERROR if found == ON_ERROR else found
 
 
 def _limits(text: str | None) -> Limits:
