@@ -14,7 +14,7 @@ import click
 import structlog
 
 from plugin.config import DEFAULT_PATH, Config, load
-from plugin.gateway import manager
+from plugin.gateway import heap, manager
 from plugin.gateway.server import Gateway
 from pydataplane.domain.errors import ConfigError
 
@@ -82,6 +82,7 @@ def main(
 
 
 async def _serve(config: Config) -> None:
+    heap.keep_small()
     _raise_descriptor_limit()
     sys.setswitchinterval(SWITCH_S)
     gateway = Gateway(config)
