@@ -7,7 +7,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     wire, xdr, messages, procs   the protocol: framing, values, numbers
     errors, peer, polkit         refusals; who a client is, and what it may do
     libvirtdconf, listen         what libvirtd.conf says of clients; sockets
-    manager                      what systemd is told
+    manager, heap                what systemd is told; how the C library keeps memory
     incoming, outgoing, channel  what a socket received; what it is sent; messages over it
     sasl                         who we are for a libvirtd that asks for it
     upstream, admin              a small libvirt client, for calls of our own
