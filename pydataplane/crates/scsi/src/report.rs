@@ -138,7 +138,7 @@ pub(crate) fn task_management(cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
     send(data_in, cdb.be32(6) as usize, &data[..if extended { 16 } else { 4 }])
 }
 
-/// REPORT TIMESTAMP (SPC-4 6.37): milliseconds since the epoch, of the host's clock.
+/// REPORT TIMESTAMP (SPC-4 6.38): milliseconds since the epoch, of the host's clock.
 pub(crate) fn timestamp(cdb: &Cdb, data_in: &Sg) -> Result<u32, Fail> {
     /// TIMESTAMP ORIGIN: set by other means than SET TIMESTAMP.
     const HOST: u8 = 0b011;
