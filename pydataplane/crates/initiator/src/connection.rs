@@ -3,7 +3,6 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
 
 use guestmem::RegionSpec;
 use vhost::vhost_user::message::{
@@ -59,12 +58,10 @@ pub struct Vring {
     pub log: Option<u64>,
 }
 
-/// How long a reply may take before the target counts as hung.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 /// More queues than any device has; the `vhost` crate checks indexes against it.
 const QUEUE_LIMIT: u64 = 256;
 
-/// One connection to a target.
+/// One connection to a target. Replies are waited for as long as they take, as QEMU does.
 pub struct Connection {
     front: Frontend,
     /// What the target offered.
@@ -83,7 +80,6 @@ impl Connection {
     pub fn open(path: &Path, wanted: u64) -> Result<Connection, Error> {
         let stream = UnixStream::connect(path)
             .map_err(|why| Error::Connect { path: path.to_owned(), why })?;
-        stream.set_read_timeout(Some(REPLY_TIMEOUT)).map_err(Error::os("set a timeout"))?;
         let mut front = Frontend::from_stream(stream, QUEUE_LIMIT);
         let offered = front.get_features().map_err(fail("GET_FEATURES"))?;
         let features = offered & (wanted | feature::PROTOCOL);

@@ -141,7 +141,10 @@ fn take_over(
     if let Err(e) = app.commit() {
         tracing::warn!("{e}");
     }
-    let outcome = match arrived.finish(taken, &rpcsocket::of(&cli.rpc_socket)) {
+    let finished = arrived.finish(taken, &rpcsocket::of(&cli.rpc_socket));
+    // Guests do not wait for it. Before clients are answered: what they are told of a session is so.
+    app.end_other_sessions();
+    let outcome = match finished {
         Ok(parked) => Server::resume(parked, methods.clone()).map_err(Into::into),
         Err(e) => {
             tracing::warn!("RPC clients lose their connections: {e}");
@@ -152,7 +155,6 @@ fn take_over(
         let (from_pid, pause_ms) = (taken.from_pid, taken.pause.as_secs_f64() * 1e3);
         let socket = cli.rpc_socket.display();
         tracing::info!(%socket, pid = process::id(), from_pid, pause_ms, "ready, taken over");
-        app.end_other_sessions();
         run_until_the_end(cli, &app, &methods, server, ends)
     });
     end(app, methods, outcome)
