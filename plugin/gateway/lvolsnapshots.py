@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from pydataplane.domain.translate.taken import Held
-from pydataplane.errors import EXISTS, INVALID, RpcError, VolumeError, VolumeNotFoundError
+from pydataplane.errors import EXISTS, RpcError, VolumeError, VolumeNotFoundError
 from pydataplane.volumes import Volumes
 
 XATTR = "virtlun.snapshot"
 """Of an lvol snapshot: which snapshot of which domain it is of."""
-EMPTYING = "@virtlun-emptying"
-"""Ends the name of what a volume without a parent gets for the moment in which it is emptied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,41 +109,23 @@ def delete(volumes: Volumes, held: Sequence[Held]) -> None:
         volumes.client.call("bdev_lvol_delete", name=snapshot.uuid)
 
 
-def roll_back(volumes: Volumes, held: Held) -> None:
-    """Has a volume that nobody uses read as a snapshot of it; safe to repeat.
+def roll_back(volumes: Volumes, held: Sequence[Held]) -> None:
+    """Has volumes that nobody uses read as snapshots of them; safe to repeat.
 
-    The target does that with snapshots which the volume is made of. One that was taken after what
-    the volume was rolled back to is none of these any more: then the volume is emptied first, and
-    gets it as its parent.
+    Those of one lvstore do at one instant, all or none, whatever ends meanwhile.
 
     Raises:
         TargetError: the target refuses.
     """
-    try:
+    for lvstore in dict.fromkeys(each.lvstore for each in held):
         volumes.client.call(
-            "virtlun_lvol_roll_back", lvol_name=held.volume, snapshot_name=held.uuid
+            "virtlun_lvol_roll_back_together",
+            rollbacks=[
+                {"lvol_name": each.volume, "snapshot_name": each.uuid}
+                for each in held
+                if each.lvstore == lvstore
+            ],
         )
-    except RpcError as error:
-        if error.code != INVALID:
-            raise
-    else:
-        return
-    volume, snapshot = volumes.volume(held.volume), volumes.volume(held.uuid)
-    empty = f"{volume.path}{EMPTYING}"
-    if volume.parent is None:
-        volumes.client.call(
-            "bdev_lvol_snapshot", lvol_name=volume.uuid, snapshot_name=empty.split("/")[1]
-        )
-        volume = volumes.volume(held.volume)
-    volumes.client.call(
-        "virtlun_lvol_roll_back",
-        lvol_name=volume.uuid,
-        snapshot_name=f"{volume.lvstore}/{volume.parent}",
-    )
-    if volumes.volume(volume.uuid).size != snapshot.size:
-        volumes.resize(volume.uuid, snapshot.size)
-    volumes.client.call("bdev_lvol_set_parent", lvol_name=volume.uuid, parent_name=snapshot.uuid)
-    volumes.delete(empty, missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,8 +159,7 @@ async def revert(services: Services, entry: SnapshotEntry, dom: Domain) -> None:
         await admin.destroy(dom)
     await _released(services, dom)
     target = await services.target.of_volume(entry.held[0].volume)
-    for each in entry.held:
-        await target.roll_back(each)
+    await target.roll_back(entry.held)
     inside = await services.parse(lambda: domain_of(xml))
     present = await admin.xml(dom, XML_INACTIVE)
     if inside is None:

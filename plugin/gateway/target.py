@@ -248,8 +248,8 @@ class Target:
         """Deletes snapshots (UUIDs) that are there; what is above each gets what it had."""
         await self._run(lambda: lvolchain.merge(self._patient, snapshots))
 
-    async def roll_back(self, held: Held) -> None:
-        """Has a volume that nobody uses read as its snapshot; safe to repeat."""
+    async def roll_back(self, held: Sequence[Held]) -> None:
+        """Has volumes that nobody uses read as their snapshots; safe to repeat."""
         await self._run(lambda: lvolsnapshots.roll_back(self._patient, held))
 
     async def take_checkpoint(self, checkpoint: Checkpoint, besides: Sequence[Held]) -> None:

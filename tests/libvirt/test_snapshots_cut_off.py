@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.root, pytest.mark.vm]
 NAME = "cut"
 CALLS = {
     "snapshot-create-as": "virtlun_lvol_snapshot_together",
-    "snapshot-revert": "virtlun_lvol_roll_back",
+    "snapshot-revert": "virtlun_lvol_roll_back_together",
     "snapshot-delete": "bdev_lvol_delete",
 }
 AT_NIGHT = (

@@ -51,6 +51,15 @@ OPERATIONS: list[Call] = [
     ("bdev_lvol_set_parent", {"lvol_name": "lvs0/copy", "parent_name": "lvs0/s2"}),
     ("bdev_lvol_set_parent_bdev", {"lvol_name": "lvs0/copy", "parent_name": "image"}),
     ("virtlun_lvol_roll_back", {"lvol_name": "lvs0/vm", "snapshot_name": "lvs0/s1"}),
+    (
+        "virtlun_lvol_roll_back_together",
+        {
+            "rollbacks": [
+                {"lvol_name": "lvs0/vm", "snapshot_name": "lvs0/s1"},
+                {"lvol_name": "lvs0/copy", "snapshot_name": "lvs0/s2"},
+            ]
+        },
+    ),
     ("bdev_lvol_delete", {"name": "lvs0/s2"}),
     ("bdev_lvol_delete", {"name": "lvs0/copy"}),
     ("bdev_lvol_resize", {"name": "lvs0/vm", "size_in_mib": 1}),

@@ -322,7 +322,7 @@ fn act(store: &mut Store<Layers>, input: &mut Input<'_>) {
         13 => _ = store.set_parent(id, ids[number as usize % ids.len()]),
         14 => {
             let to = ids[number as usize % ids.len()];
-            _ = store.roll_back(id, to).map(|freed| store.release(freed));
+            _ = store.roll_back(&[(id, to)]).map(|freed| store.release(freed));
         }
         15 => _ = store.upgrade(),
         2 => _ = store.resize(id, number).map(|freed| store.release(freed)),

@@ -207,16 +207,8 @@ pub enum Error {
         /// Name of the snapshot.
         parent: String,
     },
-    /// A snapshot that the blob does not come from.
-    #[error("{snapshot} is not a snapshot of blob {name}; clone it to have what it has")]
-    NotItsSnapshot {
-        /// Name of the blob.
-        name: String,
-        /// Name of the snapshot.
-        snapshot: String,
-    },
-    /// More snapshots than one record can hold.
-    #[error("{count} snapshots at once are too many: at most {most} are possible")]
+    /// More blobs than one record can change.
+    #[error("{count} blobs at once are too many: at most {most} are possible")]
     TooMany {
         /// How many were asked for.
         count: u64,

@@ -339,36 +339,54 @@ impl<D: Disk> Store<D> {
         self.commit(txn)
     }
 
-    /// Has a blob read as a snapshot of it did, of its size: what it has of its own is free after
-    /// [`Store::release`]. Snapshots between the two stay.
+    /// Has each first blob read as the snapshot beside it does, of its size, all at one instant: what they
+    /// have of their own is free after [`Store::release`]. Other snapshots stay, so that they can be gone
+    /// back to as well. Whose snapshot it is, is the caller's to know.
     ///
     /// # Errors
-    /// [`Error::NotItsSnapshot`], [`Error::ReadOnly`] and others; then it reads as before.
-    pub fn roll_back(&mut self, id: BlobId, to: BlobId) -> Result<Freed, Error> {
+    /// [`Error::NotASnapshot`], [`Error::ReadOnly`], [`Error::TooMany`] and others; then all read as before.
+    pub fn roll_back(&mut self, all: &[(BlobId, BlobId)]) -> Result<Freed, Error> {
         self.alive()?;
-        let (blob, snapshot) = (self.get(id)?, self.get(to)?);
-        if blob.read_only() {
-            return Err(Error::ReadOnly { name: blob.name.clone() });
+        let mut blobs = BTreeSet::new();
+        for (id, to) in all {
+            let blob = self.get(*id)?;
+            if blob.read_only() || !blobs.insert(*id) {
+                return Err(Error::ReadOnly { name: blob.name.clone() });
+            }
+            self.parent_to_be(*to)?;
         }
-        let up = |blob: &&Blob| self.blobs.get(&blob.parent);
-        if !std::iter::successors(up(&blob), up).any(|ancestor| ancestor.id == to.0) {
-            let (name, snapshot) = (blob.name.clone(), snapshot.name.clone());
-            return Err(Error::NotItsSnapshot { name, snapshot });
+        let most = self.batch_max() as u64;
+        if all.len() as u64 > most {
+            return Err(Error::TooMany { count: all.len() as u64, most });
         }
-        let (old, size) = (blob.parent, snapshot.size);
+        let mut freed = Freed::default();
+        for (id, _) in all {
+            freed.append(self.all_of(id.0)?);
+        }
         let mut txn = Txn::default();
-        let freed = self.all_of(id.0)?;
-        let blob = self.blob_mut(id.0);
+        for (id, to) in all {
+            self.put_back(&mut txn, id.0, to.0);
+        }
+        if !all.is_empty() {
+            self.commit(txn)?;
+        }
+        Ok(freed)
+    }
+
+    /// A blob has nothing of its own any more, and reads as the snapshot `to`.
+    fn put_back(&mut self, txn: &mut Txn, id: u64, to: u64) {
+        let size = self.blobs[&to].size;
+        let blob = self.blob_mut(id);
         let chunks = std::mem::take(&mut blob.chunks);
         let indexes = std::mem::take(&mut blob.indexes);
         chunks.values().for_each(|chunk| txn.free(chunk.page));
         indexes.values().for_each(|index| txn.free(index.page));
+        let old = blob.parent;
         (blob.size, blob.allocated) = (size, 0);
-        (blob.parent, blob.external, blob.parent_clusters) = (to.0, None, size);
-        self.moved(id.0, old, to.0);
-        txn.touch(id.0, Part::Root);
-        self.commit(txn)?;
-        Ok(freed)
+        (blob.parent, blob.external, blob.parent_clusters) = (to, None, size);
+        blob.flags |= FLAG_THIN;
+        self.moved(id, old, to);
+        txn.touch(id, Part::Root);
     }
 
     pub(crate) fn moved(&mut self, blob: u64, from: u64, to: u64) {

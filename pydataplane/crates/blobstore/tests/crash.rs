@@ -195,7 +195,7 @@ fn crash_with_a_parent_outside_of_the_store_shows_it_or_what_was_written_and_nob
     steps.extend([Step::Snapshot(vec![(1, 10)]), Step::Write(1, 4 * PER_CLUSTER, 1)]);
     steps.extend([Step::Snapshot(vec![(1, 11)]), Step::Clone(10, 2), Step::Write(2, 9, 1)]);
     steps.extend([Step::Delete(2), Step::Delete(10), Step::Resize(1, 5), Step::Resize(1, 7)]);
-    steps.extend([Step::RollBack(1, 11), Step::CloneExternal(3, 3), Step::Write(3, 0, 1)]);
+    steps.extend([Step::RollBack(vec![(1, 11)]), Step::CloneExternal(3, 3), Step::Write(3, 0, 1)]);
     steps.extend([Step::Detach(3, true), Step::Delete(11), Step::Write(1, 5 * PER_CLUSTER, 2)]);
     steps.extend([Step::Sync, Step::Detach(1, false)]);
     let r = survives(&steps);
@@ -321,13 +321,44 @@ fn crash_in_a_rollback_leaves_the_blob_as_it_was_or_as_the_snapshot_is() {
     let mut steps = vec![create(1, 6, true), Step::Write(1, 0, 6 * PER_CLUSTER)];
     steps.extend([Step::Snapshot(vec![(1, 10)]), Step::Write(1, 3, 700), Step::Resize(1, 9)]);
     steps.extend([Step::Snapshot(vec![(1, 11)]), Step::Write(1, 8 * PER_CLUSTER, 7), Step::Sync]);
-    steps.extend([Step::RollBack(1, 11), Step::Write(1, 20, 2), Step::Sync]);
-    steps.extend([Step::RollBack(1, 10), Step::Write(1, 0, 1), Step::Sync]);
-    // It is no ancestor any more.
-    steps.extend([Step::RollBack(1, 11), Step::Delete(11), Step::RollBack(1, 10)]);
+    steps.extend([Step::RollBack(vec![(1, 11)]), Step::Write(1, 20, 2), Step::Sync]);
+    steps.extend([Step::RollBack(vec![(1, 10)]), Step::Write(1, 0, 1), Step::Sync]);
+    // It is no ancestor any more, and still what it was.
+    steps.extend([Step::RollBack(vec![(1, 11)]), Step::Delete(11), Step::RollBack(vec![(1, 10)])]);
     let r = survives(&steps);
     let last = &r.states.last().unwrap().1[&power::uuid_of(1)];
     assert_eq!((last.size, last.parent), (6, Some(power::uuid_of(10))));
+}
+
+#[test]
+fn crash_in_a_rollback_of_several_leaves_all_of_them_as_they_were_or_none() {
+    let mut steps = vec![create(1, 4, true), create(2, 5, false)];
+    steps.extend([Step::Write(1, 0, 4 * PER_CLUSTER), Step::Write(2, 5, 9)]);
+    steps.extend([
+        Step::Snapshot(vec![(1, 10), (2, 20)]),
+        Step::Write(1, 3, 7),
+        Step::Resize(2, 3),
+    ]);
+    steps.extend([
+        Step::Snapshot(vec![(1, 11), (2, 21)]),
+        Step::Write(1, 9, 7),
+        Step::Write(2, 5, 2),
+    ]);
+    // Both to the first one, to the second, which they are not made of any more, and one of them without a
+    // parent.
+    steps.extend([Step::RollBack(vec![(1, 10), (2, 20)]), Step::Write(2, 4 * PER_CLUSTER, 3)]);
+    steps.extend([Step::RollBack(vec![(1, 11), (2, 21)]), Step::Sync, Step::Detach(2, true)]);
+    steps.push(Step::RollBack(vec![(2, 20), (1, 10)]));
+    let r = survives(&steps);
+    let parents = |state: &power::State| {
+        let of = |serial| state.1.get(&power::uuid_of(serial)).and_then(|face| face.parent);
+        let names = [10, 11, 20, 21].map(|serial| (Some(power::uuid_of(serial)), serial));
+        [1, 2].map(|serial| names.iter().find(|(uuid, _)| *uuid == of(serial)).map(|(_, n)| *n))
+    };
+    let seen: BTreeSet<_> = r.states.iter().map(parents).collect();
+    let both = [[None, None], [Some(10), Some(20)], [Some(11), Some(21)], [Some(11), None]];
+    assert_eq!(seen, BTreeSet::from(both));
+    assert!(r.states.last().unwrap().1[&power::uuid_of(2)].thin);
 }
 
 #[test]
@@ -412,7 +443,7 @@ fn crash_in_short_scripts_leaves_each_operation_done_or_not_whatever_was_written
         create(6, 1, false),
         Step::Resize(3, 1),
         Step::Detach(2, true),
-        Step::RollBack(1, 10),
+        Step::RollBack(vec![(1, 10)]),
         Step::Together(vec![(1, 1, 1)], vec![(3, 0, 2)]),
         Step::SetXattr(3, "x".into(), vec![1; 2500]),
         Step::SetParentExternal(2, 4),

@@ -305,22 +305,21 @@ impl Meta {
         Ok(())
     }
 
-    /// Has a volume that nobody uses read as one of its snapshots.
-    pub fn roll_back(
-        &mut self,
-        op: &str,
-        volume: &Arc<Volume>,
-        snapshot: &Arc<Volume>,
-    ) -> Result<(), Error> {
+    /// Has each first volume, which nobody uses, read as the snapshot beside it, all at one instant.
+    pub fn roll_back(&mut self, op: &str, all: &[(Arc<Volume>, Arc<Volume>)]) -> Result<(), Error> {
         let store = self.store(op)?;
         let cluster_size = store.info().cluster_size;
-        let freed = store.roll_back(volume.blob(), snapshot.blob());
-        let freed = freed.map_err(|e| refused(e, op, cluster_size))?;
-        // Nobody uses it: who does next reads its map.
-        let version = volume.replace_view(snapshot.view().without_map());
-        self.moved(volume);
+        let blobs: Vec<_> = all.iter().map(|(volume, to)| (volume.blob(), to.blob())).collect();
+        let freed = store.roll_back(&blobs).map_err(|e| refused(e, op, cluster_size))?;
+        let mut users = Vec::new();
+        for (volume, snapshot) in all {
+            // Nobody uses it: who does next reads its map.
+            let version = volume.replace_view(snapshot.view().without_map());
+            self.moved(volume);
+            users.push((volume.clone(), version));
+        }
         self.keep_externals();
-        self.retire(vec![(volume.clone(), version)], freed);
+        self.retire(users, freed);
         Ok(())
     }
 

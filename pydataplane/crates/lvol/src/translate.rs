@@ -32,7 +32,6 @@ pub(crate) fn refused(e: StoreError, op: &str, cluster_size: u32) -> Error {
         | StoreError::OutOfRange { .. }
         | StoreError::OldFormat { .. }
         | StoreError::StillShared { .. }
-        | StoreError::NotItsSnapshot { .. }
         | StoreError::OtherSize { .. }
         | StoreError::TooMany { .. }) => Error::BadParameter { op, why: e.to_string() },
         e @ StoreError::Shrunk { .. } => Error::Shrunk { op, why: e.to_string() },
@@ -90,7 +89,6 @@ pub(crate) fn io_error(e: &StoreError) -> IoError {
         | StoreError::HasClones { .. }
         | StoreError::NoParent { .. }
         | StoreError::StillShared { .. }
-        | StoreError::NotItsSnapshot { .. }
         | StoreError::OtherSize { .. }
         | StoreError::TooMany { .. }
         | StoreError::TooLarge { .. } => IoError::WriteMedium,

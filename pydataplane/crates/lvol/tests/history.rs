@@ -305,6 +305,59 @@ fn a_volume_is_rolled_back_to_any_of_its_snapshots_when_nobody_uses_it() {
 }
 
 #[test]
+fn volumes_are_rolled_back_together_to_snapshots_of_any_branch_or_none_is() {
+    let rig = Rig::with_lvs(120);
+    let names = ["root", "data"];
+    let content =
+        |rig: &Rig| names.map(|n| read_tags(&mut rig.open(&format!("lvs0/{n}")), 7, 1)[0]);
+    names.iter().for_each(|name| drop(rig.create(name, 4, false).unwrap()));
+    for level in 1..3u64 {
+        for (name, tag) in names.iter().zip([level, 10 * level]) {
+            write(&mut rig.open(&format!("lvs0/{name}")), 7, tag);
+        }
+        let taken = names.map(|n| (format!("lvs0/{n}"), NewLvol::named(format!("{n}{level}"))));
+        let taken: Vec<_> = taken.iter().map(|(of, new)| (of.as_str(), new)).collect();
+        rig.lvstores.snapshot_together(&taken).unwrap();
+    }
+    let back = |rig: &Rig, level: u64| {
+        let all = names.map(|n| (format!("lvs0/{n}"), format!("lvs0/{n}{level}")));
+        let all: Vec<_> = all.iter().map(|(of, to)| (of.as_str(), to.as_str())).collect();
+        rig.lvstores.roll_back_together(&all)
+    };
+    back(&rig, 1).unwrap();
+    assert_eq!(content(&rig), [1, 10]);
+    // They are not made of the second ones any more; one of them, thick then, has no parent at all.
+    rig.lvstores.inflate("lvs0/data").unwrap();
+    back(&rig, 2).unwrap();
+    assert_eq!(content(&rig), [2, 20]);
+    write(&mut rig.open("lvs0/data"), 7, 77);
+
+    // Whatever is wrong with one of them, the other keeps what it has, and both are there.
+    let unchanged = |rig: &Rig| assert_eq!(content(rig), [2, 77]);
+    let claim = rig.registry.claim("lvs0/data", "a VM").unwrap();
+    let e = back(&rig, 1).unwrap_err();
+    assert!(e.errno() == -16 && e.to_string().contains("in use by a VM"), "{e}");
+    unchanged(&rig);
+    drop(claim);
+    for (second, to, said) in [
+        ("lvs0/data", "lvs0/root", "not a snapshot"),
+        ("lvs0/root", "lvs0/root2", "twice"),
+        ("lvs0/data", "lvs0/none", "none"),
+        ("lvs0/data1", "lvs0/data2", "read-only"),
+    ] {
+        let all = [("lvs0/root", "lvs0/root1"), (second, to)];
+        let e = rig.lvstores.roll_back_together(&all).unwrap_err();
+        assert!(e.to_string().contains(said), "{e}");
+        unchanged(&rig);
+    }
+    let rig = rig.restart();
+    rig.lvstores.examine("disk0").unwrap().unwrap();
+    unchanged(&rig);
+    back(&rig, 2).unwrap();
+    assert_eq!(content(&rig), [2, 20]);
+}
+
+#[test]
 fn another_parent_shows_where_nothing_is_of_its_own() {
     let rig = Rig::with_lvs(120);
     rig.create("image", 3, true).unwrap();

@@ -225,8 +225,8 @@ pub enum Step {
     CloneExternal(u32, u64),
     /// Gives a blob all that it lacks, or only what its parent itself has, and takes the parent from it.
     Detach(u32, bool),
-    /// The first to the snapshot that is the second.
-    RollBack(u32, u32),
+    /// At one instant: each first to the snapshot that is the second.
+    RollBack(Vec<(u32, u32)>),
     /// The first a clone of the second, whatever it was of.
     SetParent(u32, u32),
     /// The same, of what is outside of the store and has so many clusters.
@@ -349,18 +349,20 @@ pub fn record(before: Image, steps: &[Step]) -> Recorded {
                     history(&mut versions, *serial, *snapshot);
                 }
             }
-            Step::RollBack(serial, snapshot) => {
-                let of = |uuid: Uuid| move |((of, _), _): &(&(Uuid, u64), _)| *of == uuid;
-                let sectors: BTreeSet<u64> = versions
-                    .iter()
-                    .filter(|e| of(uuid_of(*serial))(e) || of(uuid_of(*snapshot))(e))
-                    .map(|((_, sector), _)| *sector)
-                    .collect();
-                for sector in sectors {
-                    let there = versions.get(&(uuid_of(*snapshot), sector));
-                    let tag = there.and_then(|all| all.last()).map_or(0, |v| v.tag);
-                    let v = versions.entry((uuid_of(*serial), sector)).or_default();
-                    v.push(Version { possible: start, acknowledged: mark, sure: mark, tag });
+            Step::RollBack(all) => {
+                for (serial, snapshot) in all {
+                    let of = |uuid: Uuid| move |((of, _), _): &(&(Uuid, u64), _)| *of == uuid;
+                    let sectors: BTreeSet<u64> = versions
+                        .iter()
+                        .filter(|e| of(uuid_of(*serial))(e) || of(uuid_of(*snapshot))(e))
+                        .map(|((_, sector), _)| *sector)
+                        .collect();
+                    for sector in sectors {
+                        let there = versions.get(&(uuid_of(*snapshot), sector));
+                        let tag = there.and_then(|all| all.last()).map_or(0, |v| v.tag);
+                        let v = versions.entry((uuid_of(*serial), sector)).or_default();
+                        v.push(Version { possible: start, acknowledged: mark, sure: mark, tag });
+                    }
                 }
             }
             Step::CloneExternal(serial, size) => {
@@ -469,8 +471,10 @@ fn run(store: &mut Store<TraceDisk>, step: &Step, tag: &mut u64) -> Result<(), E
         Step::CloneExternal(serial, size) => {
             store.clone_external(EXTERNAL, *size, &named(*serial)).map(drop)
         }
-        Step::RollBack(serial, snapshot) => {
-            let freed = store.roll_back(id(store, *serial)?, id(store, *snapshot)?)?;
+        Step::RollBack(all) => {
+            let all: Result<Vec<_>, Error> =
+                all.iter().map(|(serial, to)| Ok((id(store, *serial)?, id(store, *to)?))).collect();
+            let freed = store.roll_back(&all?)?;
             store.release(freed);
             Ok(())
         }
@@ -850,8 +854,12 @@ pub fn random_steps(seed: u64, len: usize) -> Vec<Step> {
             }
             28 => Step::Detach(serial, rng.below(2) == 0),
             29 => Step::Delete(any),
-            30 => Step::RollBack(any, serial),
-            31 => Step::RollBack(serial, any),
+            30 => Step::RollBack(vec![(any, serial)]),
+            31 => Step::RollBack(vec![(serial, any)]),
+            32 => {
+                let mut some = || rng.below(u64::from(next_serial.max(1))) as u32;
+                Step::RollBack(vec![(serial, some()), (any, some())])
+            }
             34 => Step::SetParent(serial, any),
             35 => Step::SetParentExternal(serial, rng.below(9)),
             36 if rng.below(3) == 0 => Step::ReadOnly(any),

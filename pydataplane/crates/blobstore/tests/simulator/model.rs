@@ -226,14 +226,7 @@ impl Model {
                 let shown = (0..size * PER_CLUSTER).filter(|sector| !own(sector));
                 cells.extend(shown.map(external_cell));
             }
-            Op::RollBack { serial, to } => {
-                let Some(size) = self.face_mut(*to).map(|face| face.size) else { return };
-                if let Some(face) = self.face_mut(*serial) {
-                    (face.size, face.parent) = (size, Some(uuid_of(*to)));
-                    face.external = None;
-                }
-                self.copy_cells(*to, *serial);
-            }
+            Op::RollBack(all) => all.iter().for_each(|(serial, to)| self.roll_back(*serial, *to)),
             Op::Sync => self.settle(),
             Op::RenameStore(name) => self.name.clone_from(name),
             Op::Grow { clusters, .. } => self.clusters = *clusters,
@@ -251,6 +244,15 @@ impl Model {
         (face.thin, face.parent, face.external) = (true, Some(of), None);
         self.faces.insert(of, taken);
         self.copy_cells(serial, snapshot);
+    }
+
+    fn roll_back(&mut self, serial: u32, to: u32) {
+        let Some(size) = self.face_mut(to).map(|face| face.size) else { return };
+        if let Some(face) = self.face_mut(serial) {
+            (face.size, face.thin) = (size, true);
+            (face.parent, face.external) = (Some(uuid_of(to)), None);
+        }
+        self.copy_cells(to, serial);
     }
 
     fn copy_cells(&mut self, from: u32, to: u32) {

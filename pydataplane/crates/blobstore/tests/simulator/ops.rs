@@ -72,10 +72,8 @@ pub enum Op {
         serial: u32,
         size: u64,
     },
-    RollBack {
-        serial: u32,
-        to: u32,
-    },
+    /// At one instant: each first to the snapshot that is the second.
+    RollBack(Vec<(u32, u32)>),
     Sync,
     RenameStore(String),
     /// The device gains so many bytes; the store has so many clusters for data then.
@@ -225,11 +223,15 @@ impl Chooser {
             24..=26 => Op::Clone { of: snapshot, serial: self.serial() },
             27 | 28 => Op::Detach { serial: any, all: self.rng.one_in(3) },
             29 => Op::SetParent { serial: any, parent: snapshot },
-            30 => Op::RollBack { serial: any, to: snapshot },
+            30 => Op::RollBack(vec![(any, snapshot)]),
             31 => {
                 let child = some_blob(model, &mut self.rng, |face| face.parent.is_some())?;
                 let parent = model.faces[&uuid_of(child)].parent.expect("it has one");
-                Op::RollBack { serial: child, to: (parent.as_u128() - 0xb10b_0000) as u32 }
+                let mut all = vec![(child, (parent.as_u128() - 0xb10b_0000) as u32)];
+                if any != child && self.rng.one_in(2) {
+                    all.push((any, snapshot));
+                }
+                Op::RollBack(all)
             }
             32..=34 => Op::Sync,
             35 => Op::RenameStore(format!("lvs{}", self.rng.below(3))),
@@ -328,8 +330,10 @@ pub fn run(store: &mut Store<Device>, op: &Op, freed: &mut Vec<Freed>) -> Result
         Op::SetParentExternal { serial, size } => {
             store.set_external_parent(id(store, *serial)?, EXTERNAL, *size)
         }
-        Op::RollBack { serial, to } => {
-            freed.push(store.roll_back(id(store, *serial)?, id(store, *to)?)?);
+        Op::RollBack(all) => {
+            let all = all.iter().map(|(serial, to)| Ok((id(store, *serial)?, id(store, *to)?)));
+            let all: Result<Vec<_>, Error> = all.collect();
+            freed.push(store.roll_back(&all?)?);
             Ok(())
         }
         Op::Sync => store.sync(),

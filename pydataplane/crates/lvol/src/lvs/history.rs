@@ -86,17 +86,43 @@ impl Lvs {
         self.register_whole(was)
     }
 
-    /// Has a volume that nobody uses read as one of its snapshots.
-    pub fn roll_back(&self, volume: &Arc<Volume>, snapshot: &Arc<Volume>) -> Result<(), Error> {
-        let op = format!("roll lvol {} back to {}", volume.alias(), snapshot.alias());
+    /// Refuses a snapshot that a volume is not made of.
+    pub fn made_of(&self, volume: &Arc<Volume>, snapshot: &Arc<Volume>) -> Result<(), Error> {
+        let up = |volume: &Arc<Volume>| volume.kin(|kin| kin.parent.clone());
+        if std::iter::successors(up(volume), up).any(|parent| Arc::ptr_eq(&parent, snapshot)) {
+            return Ok(());
+        }
+        let (lvol, snapshot) = (volume.alias(), snapshot.alias());
+        let why = format!("{snapshot} is not a snapshot of {lvol}; clone it to have what it has");
+        Err(Error::BadParameter { op: format!("roll lvol {lvol} back to {snapshot}"), why })
+    }
+
+    /// Has each first volume, which nobody uses, read as the snapshot beside it, all at one instant.
+    pub fn roll_back(&self, all: &[(Arc<Volume>, Arc<Volume>)]) -> Result<(), Error> {
+        let each = all.iter().map(|(volume, to)| format!("{} to {}", volume.alias(), to.alias()));
+        let op = format!("roll back lvol {}", each.collect::<Vec<_>>().join(" and "));
         let _turn = self.turn(&op)?;
-        self.not_zeroing(&op, &[&volume.id.uuid.to_string()])?;
-        self.hide(&op, volume)?;
-        let (job, blob, to) = (op.clone(), volume.clone(), snapshot.clone());
-        let done =
-            self.meta_within(Duration::MAX, &op, move |meta| meta.roll_back(&job, &blob, &to));
-        self.register(volume)?;
-        done
+        for (n, (volume, snapshot)) in all.iter().enumerate() {
+            if all[..n].iter().any(|(other, _)| Arc::ptr_eq(other, volume)) {
+                let why = format!("{} is there twice; name each lvol once", volume.alias());
+                return Err(Error::BadParameter { op, why });
+            }
+            self.not_zeroing(&op, &[&volume.id.uuid.to_string()])?;
+            self.same_key(&op, volume, snapshot)?;
+        }
+        let mut hidden = Vec::new();
+        let hide = |(volume, _): &(Arc<Volume>, _)| {
+            self.hide(&op, volume)?;
+            hidden.push(volume.clone());
+            Ok(())
+        };
+        let done = all.iter().try_for_each(hide).and_then(|()| {
+            let (job, all) = (op.clone(), all.to_vec());
+            self.meta_within(Duration::MAX, &op, move |meta| meta.roll_back(&job, &all))
+        });
+        // All of them, whatever one of them says.
+        let shown: Vec<_> = hidden.iter().map(|volume| self.register(volume)).collect();
+        done.and(shown.into_iter().collect())
     }
 
     /// Refuses `op` where it is with an lvol of another lvstore.

@@ -94,18 +94,39 @@ impl Lvstores {
         lvs.detach(&volume, false)
     }
 
-    /// Has an lvol that nobody uses read as one of its snapshots, with its size: what was written since
-    /// is lost, unless a snapshot that was taken later has it.
+    /// Has an lvol that nobody uses read as a snapshot which it is made of, with its size: what was written
+    /// since is lost, unless a snapshot that was taken later has it.
     ///
     /// # Errors
-    /// [`Error::NoLvol`], [`Error::InUse`], [`Error::BadParameter`] (no snapshot of it) and others; then
-    /// it reads as before.
+    /// As [`Lvstores::roll_back_together`], and [`Error::BadParameter`] where it is not made of it.
     pub fn roll_back(&self, lvol: &str, snapshot: &str) -> Result<LvolInfo, Error> {
         let (lvs, volume) = self.shared.find_lvol(lvol)?;
-        let (other, snapshot) = self.shared.find_lvol(snapshot)?;
-        lvs.same(&other, || format!("roll lvol {} back to {}", volume.alias(), snapshot.alias()))?;
-        lvs.roll_back(&volume, &snapshot)?;
+        let (other, to) = self.shared.find_lvol(snapshot)?;
+        lvs.same(&other, || format!("roll back lvol {} to {}", volume.alias(), to.alias()))?;
+        lvs.made_of(&volume, &to)?;
+        lvs.roll_back(&[(volume.clone(), to)])?;
         Ok(lvs.volume_info(&volume))
+    }
+
+    /// Has each first lvol, which nobody uses, read as the snapshot beside it, with that one's size, all at
+    /// one instant. Any snapshot of the lvstore will do: whose it is, is the caller's to know.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`], [`Error::NotASnapshot`], [`Error::InUse`], [`Error::BadParameter`] (not of one
+    /// lvstore, of one key, or one of them twice) and others; then all read as before.
+    pub fn roll_back_together(&self, all: &[(&str, &str)]) -> Result<(), Error> {
+        let mut of: Option<Arc<Lvs>> = None;
+        let mut volumes = Vec::new();
+        for (lvol, snapshot) in all {
+            let (lvs, volume) = self.shared.find_lvol(lvol)?;
+            let (other, to) = self.shared.find_lvol(snapshot)?;
+            let op = || format!("roll back lvol {lvol} to {snapshot} together with others");
+            let first = of.get_or_insert_with(|| lvs.clone());
+            first.same(&lvs, op)?;
+            first.same(&other, op)?;
+            volumes.push((volume, to));
+        }
+        of.map_or(Ok(()), |lvs| lvs.roll_back(&volumes))
     }
 
     /// Gives a thin lvol that nobody uses a snapshot of its size as its parent: where it has nothing of

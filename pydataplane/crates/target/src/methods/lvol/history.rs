@@ -211,8 +211,15 @@ struct SetParent {
 struct RollBack {
     /// UUID or LVSTORE/LVOL.
     lvol_name: String,
-    /// UUID or LVSTORE/LVOL of one of its snapshots.
+    /// UUID or LVSTORE/LVOL of the snapshot.
     snapshot_name: String,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RollBackTogether {
+    /// Each lvol, of one lvstore, and the snapshot that it is to read as.
+    rollbacks: Vec<RollBack>,
 }
 
 /// Adds the methods.
@@ -296,13 +303,29 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
     methods
         .add(
             "virtlun_lvol_roll_back",
-            "Have an lvol that nobody uses read as one of its snapshots, with its size; snapshots that were \
-             taken since stay.",
+            "Have an lvol that nobody uses read as a snapshot which it is made of, with its size; snapshots that \
+             were taken since stay.",
             Flags::LONG_WRITE,
             move |p: RollBack| {
                 not_awaited(&a, &p.lvol_name)?;
                 let done = a.lvstores.roll_back(&p.lvol_name, &p.snapshot_name);
                 done.map(|_| true).map_err(errors::lvol)
+            },
+        )
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::Inval, Errno::Perm, Errno::Io]);
+    let a = app.clone();
+    methods
+        .add(
+            "virtlun_lvol_roll_back_together",
+            "Have several lvols of one lvstore that nobody uses read as snapshots of it, each with its snapshot's \
+             size: all or none, also if the target or its host ends meanwhile. Whose snapshots they are is not \
+             looked at.",
+            Flags::LONG_WRITE,
+            move |p: RollBackTogether| {
+                let all = p.rollbacks.iter().map(|r| (&*r.lvol_name, &*r.snapshot_name));
+                let all: Vec<_> = all.collect();
+                all.iter().try_for_each(|(lvol, _)| not_awaited(&a, lvol))?;
+                a.lvstores.roll_back_together(&all).map(|()| true).map_err(errors::lvol)
             },
         )
         .errors(&[Errno::NoDev, Errno::Busy, Errno::Inval, Errno::Perm, Errno::Io]);
