@@ -852,6 +852,15 @@ class LvolSpace(TypedDict):
     """Of clusters of its snapshots that it shows, and of its own that a clone shows."""
 
 
+class RollBackOf(TypedDict):
+    """In the result of virtlun_lvol_roll_back_together."""
+
+    lvol_name: str
+    """UUID or LVSTORE/LVOL."""
+    snapshot_name: str
+    """UUID or LVSTORE/LVOL of the snapshot."""
+
+
 class SnapshotOf(TypedDict):
     """In the result of virtlun_lvol_snapshot_together."""
 
@@ -2312,8 +2321,8 @@ class Rpc(ABC):
         xattr_name: str,
     ) -> bool: ...
 
-    # Have an lvol that nobody uses read as one of its snapshots, with its size; snapshots that were
-    # taken since stay.
+    # Have an lvol that nobody uses read as a snapshot which it is made of, with its size; snapshots
+    # that were taken since stay.
     @overload
     def call(
         self,
@@ -2322,6 +2331,18 @@ class Rpc(ABC):
         *,
         lvol_name: str,
         snapshot_name: str,
+    ) -> bool: ...
+
+    # Have several lvols of one lvstore that nobody uses read as snapshots of it, each with its
+    # snapshot's size: all or none, also if the target or its host ends meanwhile. Whose snapshots
+    # they are is not looked at.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lvol_roll_back_together"],
+        /,
+        *,
+        rollbacks: list[RollBackOf],
     ) -> bool: ...
 
     # Set an xattr of an lvol.

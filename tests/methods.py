@@ -79,6 +79,7 @@ NAMES = {
     "virtlun_lvstore_dump": "DumpedLvstore",
     "virtlun_lvstore_dump.entries[]": "DumpEntry",
     "virtlun_lvol_snapshot_together(snapshots)[]": "SnapshotOf",
+    "virtlun_lvol_roll_back_together(rollbacks)[]": "RollBackOf",
     "virtlun_lun_copy_check[]": "LunCopy",
     "virtlun_vhost_get_stats[]": "ControllerStats",
     "virtlun_vhost_get_stats[].targets[]": "TargetStats",
