@@ -15,6 +15,7 @@ import click
 from plugin.cli import main
 from plugin.gateway.procedures import PROCEDURES, SHOWING, Access, By
 from plugin.gateway.procs import Proc
+from tests.docs.conformance import scsi_suite
 from tests.docs.e2e import storage_suite
 from tests.docs.links import ROOT
 from tests.support.target import binary
@@ -225,5 +226,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "storageclass.md": storage_class,
     "calls.md": calls,
     "e2e.md": lambda: NOTE + storage_suite(),
+    "conformance.md": lambda: NOTE + scsi_suite(),
 }
 """File of docs/pages/reference, and what makes it."""

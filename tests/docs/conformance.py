@@ -1,0 +1,99 @@
+"""The page on libiscsi's SCSI suite: made from the list of what it says of each disk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from tests.guest.conformance import LISTED, Kind, Reason
+
+FOLDER = "tests/guest"
+
+
+def scsi_suite() -> str:
+    """Returns the page, without the note on how it was made."""
+    every, passing, nowhere = len(LISTED.every), len(LISTED.passing()), LISTED.nowhere()
+    parts = [
+        "# SCSI conformance\n\nWhat the SCSI tests of libiscsi's `iscsi-test-cu` (release "
+        f"{LISTED.release}) say of our disks, from a Linux guest by SG_IO. Of its {every} tests "
+        f"{passing} pass on one of these disks at least. "
+        f"[conformance.yaml](../../../{FOLDER}/conformance.yaml) has what is expected of each test "
+        f"on each disk, and [a test](../../../{FOLDER}/test_conformance.py) compares each. A test "
+        "of which the suite skips everything counts as skipped, though the suite itself says that "
+        "it passed.\n",
+        "| disk | passed | skipped | failed by a mistake of the suite | failed otherwise |\n"
+        "| --- | --- | --- | --- | --- |",
+        *(_disk(disk) for disk in LISTED.tests),
+        "\nOf a write-protected disk the other tests are not begun, as they write.\n",
+        f"## What passes nowhere\n\nThe {len(nowhere)} other tests, and why.\n\n"
+        "| tests | outcome | because |\n| --- | --- | --- |",
+        *_nowhere(),
+        "\n## What is skipped on some disks\n\nThe rest passes on another disk, or fails there as "
+        "above.\n\n| disks | tests | because |\n| --- | --- | --- |",
+        *_elsewhere(),
+        "\n## What fails on some disks\n\nOthers pass, or skip it.\n\n"
+        "| disks | tests | because |\n| --- | --- | --- |",
+        *_partly(),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _disk(disk: str) -> str:
+    reasons = (LISTED.reason(disk, test) for test in LISTED.tests[disk])
+    counted = Counter(reason.kind if reason else None for reason in reasons)
+    skipped = counted[Kind.ELSEWHERE] + counted[Kind.SKIPPED]
+    counts = (counted[None], skipped, counted[Kind.MISTAKES], counted[Kind.DIFFERS])
+    return f"| {_code(disk)} | {' | '.join(map(str, counts))} |"
+
+
+_WORDS = {
+    Kind.SKIPPED: "skipped",
+    Kind.MISTAKES: "failed by a mistake of the suite",
+    Kind.DIFFERS: "failed otherwise",
+}
+
+
+def _nowhere() -> Iterator[str]:
+    tests: dict[tuple[str, str], list[str]] = {}
+    for test, reason in LISTED.nowhere().items():
+        tests.setdefault((_WORDS[reason.kind], reason.why), []).append(test)
+    for (outcome, why), names in tests.items():
+        yield f"| {_tests(names)} | {outcome} | {why} |"
+
+
+def _elsewhere() -> Iterator[str]:
+    for reason in LISTED.reasons:
+        if reason.kind is Kind.ELSEWHERE:
+            names = [test for test in LISTED.every if test in reason.tests]
+            yield f"| {_disks(reason)} | {_tests(names)} | {reason.why} |"
+
+
+def _partly() -> Iterator[str]:
+    passing = LISTED.passing()
+    for reason in LISTED.reasons:
+        names = [test for test in LISTED.every if test in reason.tests & passing]
+        if names and not reason.kind.skips:
+            yield f"| {_disks(reason)} | {_tests(names)} | {reason.why} |"
+
+
+def _disks(reason: Reason) -> str:
+    """Returns the disks of a reason that run one of its tests."""
+    running = [disk for disk, tests in LISTED.tests.items() if reason.tests & set(tests)]
+    others = [disk for disk in running if disk not in reason.disks]
+    if len(others) < len(running) / 2:
+        return f"all but {', '.join(map(_code, others))}"
+    return ", ".join(_code(disk) for disk in running if disk in reason.disks)
+
+
+def _code(disk: str) -> str:
+    """Returns a name that has commas, as a whole."""
+    return f"`{disk}`"
+
+
+def _tests(names: list[str]) -> str:
+    """Returns tests by their suites, each of which is named once."""
+    suites: dict[str, list[str]] = {}
+    for name in names:
+        suite, _, test = name.partition(".")
+        suites.setdefault(suite, []).append(test)
+    return "; ".join(f"{suite}: {', '.join(tests)}" for suite, tests in suites.items())
