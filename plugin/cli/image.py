@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import click
 
 from plugin.cli.output import bar, client, errors_as_sentences, json_option, show, size, text
 from plugin.cli.volume import shown
-from plugin.images import qemuimg
+from plugin.images import qemuimg, sums
 from plugin.images.coming import import_image
 from plugin.images.going import export_image
 from pydataplane.volumenames import parse_size
@@ -20,9 +22,27 @@ IMAGE_COLUMNS = [
     ("FORMAT", "format", text),
     ("SIZE", "size", size),
     ("ALLOCATED", "allocated", size),
+    ("SHA-256", "sha256", text),
 ]
 RANGE_COLUMNS = [("OFFSET", "offset", text), ("LENGTH", "length", size)]
 FORMAT = click.Choice(qemuimg.FORMATS)
+
+
+class _Sha256(click.ParamType[str]):
+    """A SHA-256 as sha256sum(1) and those who publish images write it."""
+
+    name = "HEX"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Reads one."""
+        if not re.fullmatch("[0-9a-fA-F]{64}", value):
+            self.fail(f"{value!r} has not the 64 hexadecimal digits of a SHA-256", param, ctx)
+        return value.lower()
+
+
+verify_option = click.option(
+    "--verify", is_flag=True, help="Compare the two in the end, and print the SHA-256 of both."
+)
 
 
 @click.command("import", short_help="Make a volume of an image, raw or qcow2.")
@@ -31,7 +51,8 @@ FORMAT = click.Choice(qemuimg.FORMATS)
 @click.option("--format", "form", type=FORMAT, help="Of FILE.  [default: what it looks like]")
 @click.option("--size", "size_text", metavar="SIZE", help="More than FILE has, such as 20G.")
 @click.option("--thin", is_flag=True, help="Allocate clusters when they are first written.")
-@click.option("--verify", is_flag=True, help="Compare the two in the end.")
+@click.option("--sha256", type=_Sha256(), help="Refuse FILE if it has another.")
+@verify_option
 @json_option
 @click.pass_obj
 @errors_as_sentences
@@ -42,33 +63,37 @@ def import_(
     form: str | None,
     size_text: str | None,
     thin: bool,
+    sha256: str | None,
     verify: bool,
     as_json: bool,
 ) -> None:
     """Make VOLUME (LVSTORE/NAME) with the contents of the image FILE.
 
-    Run it again after an interruption: it goes on where it was.
+    Run it again after an interruption: it goes on where it was. --sha256 is of the bytes of FILE,
+    as sha256sum tells it; --verify is of the disk that FILE holds, with the zeros of its holes.
     """
     source = qemuimg.probe(file, form)
     wanted = parse_size(size_text) if size_text else None
     with bar(f"importing {file.name}") as progress:
-        made = import_image(
+        if sha256 is not None:
+            sums.check(source.path, sha256, partial(progress, now=f"checking {file.name}"))
+        made, found = import_image(
             Volumes(client(socket)),
             source,
             volume,
             wanted,
             thin=thin,
-            verify=verify,
+            verify=partial(progress, now=f"verifying {volume}") if verify else None,
             progress=progress,
         )
-    shown([made], as_json)
+    shown([made], as_json, sha256=found)
 
 
 @click.command(short_help="Write a volume or snapshot to an image, raw or qcow2.")
 @click.argument("volume")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--format", "form", type=FORMAT, default="qcow2", show_default=True)
-@click.option("--verify", is_flag=True, help="Compare the two in the end.")
+@verify_option
 @json_option
 @click.pass_obj
 @errors_as_sentences
@@ -78,12 +103,20 @@ def export(socket: Path, volume: str, file: Path, form: str, verify: bool, as_js
     Run it again after an interruption: it goes on where it was, with what VOLUME had then.
     """
     with bar(f"exporting {volume}") as progress:
-        made = export_image(
-            Volumes(client(socket)), volume, file, form, verify=verify, progress=progress
+        made, found = export_image(
+            Volumes(client(socket)),
+            volume,
+            file,
+            form,
+            verify=partial(progress, now=f"verifying {file.name}") if verify else None,
+            progress=progress,
         )
     row = {"file": str(made.path), "format": made.format, "size": made.size}
     row["allocated"] = made.path.stat().st_blocks * 512
-    show([row], IMAGE_COLUMNS, as_json=as_json, empty="")
+    if found is not None:
+        row["sha256"] = found
+    columns = [column for column in IMAGE_COLUMNS if column[1] in row]
+    show([row], columns, as_json=as_json, empty="")
 
 
 @click.command(short_help="Show where a volume may differ from a snapshot.")

@@ -173,16 +173,22 @@ def text(value: Any) -> str:
 
 
 @contextmanager
-def bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Shows how far something has come, in bytes done and of all, on a terminal's stderr only."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+def bar(what: str) -> Iterator[Callable[..., None]]:
+    """Shows how far something has come, in bytes done and of all, on a terminal's stderr only.
+
+    What it yields is told both, and `now=` where something else is done by now.
+    """
+    name = TextColumn("{task.description}", markup=False)
+    columns = (name, BarColumn(), DownloadColumn(binary_units=True))
     console = Console(stderr=True, highlight=False)
     quiet = not console.is_terminal
     with Progress(
         *columns, TimeRemainingColumn(), console=console, transient=True, disable=quiet
     ) as shown:
         task = shown.add_task(what, total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total)
+        yield lambda done, total, now=what: shown.update(
+            task, completed=done, total=total, description=now
+        )
 
 
 def followed(what: str, work: Callable[[], R], look: Callable[[], tuple[int, int] | None]) -> R:

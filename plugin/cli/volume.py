@@ -35,6 +35,7 @@ COLUMNS = [
     ("OF", "of", text),
     ("KEY", "key", text),
     ("UUID", "uuid", text),
+    ("SHA-256", "sha256", text),
 ]
 
 
@@ -247,10 +248,11 @@ def shown(
     as_json: bool,
     space: Mapping[str, Space] | None = None,
     images: Mapping[str, str] | None = None,
+    sha256: str | None = None,
 ) -> None:
     """Prints volumes, with what they share where that is known.
 
-    `images` has the names of bdevs outside of an lvstore, by UUID.
+    `images` has the names of bdevs outside of an lvstore, by UUID; `sha256` is of what one holds.
     """
     rows = [{"path": item.path, **item.as_dict()} for item in found]
     encrypted = any(item.key for item in found)
@@ -267,12 +269,16 @@ def shown(
             row["key"] = f"{row['key'] or '-'}" + (", which is missing" if waits else "")
         known = space.get(row["uuid"]) if space else None
         row.update(known._asdict() if known else {})
+        if sha256 is not None:
+            row["sha256"] = sha256
     show(
         rows,
         [
             column
             for column in COLUMNS
-            if (space or column[1] not in Space._fields) and (encrypted or column[1] != "key")
+            if (space or column[1] not in Space._fields)
+            and (encrypted or column[1] != "key")
+            and (sha256 or column[1] != "sha256")
         ],
         as_json=as_json,
         empty="no volumes: make one with `virtlun volume create LVSTORE/NAME SIZE`",

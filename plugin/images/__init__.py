@@ -3,5 +3,6 @@
 - `qemuimg`: what qemu-img says of images, and copies;
 - `coming`: an image becomes a volume;
 - `going`: a volume becomes an image;
-- `pieces`: what is copied in one go, and how far a copy has come.
+- `pieces`: what is copied in one go, and how far a copy has come;
+- `sums`: checksums of both, by which they are verified.
 """

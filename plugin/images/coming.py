@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from pathlib import Path
 
-from plugin.images import pieces, qemuimg
+from plugin.images import pieces, qemuimg, sums
 from plugin.images.qemuimg import Image
 from pydataplane.errors import VolumeError, VolumeNotFoundError
 from pydataplane.lvols import Volume
@@ -28,13 +29,14 @@ def import_image(
     size: int | None,
     *,
     thin: bool,
-    verify: bool,
+    verify: pieces.Progress | None,
     progress: pieces.Progress,
-) -> Volume:
+) -> tuple[Volume, str | None]:
     """Makes the volume `reference` with the contents of an image, and zeros up to `size` bytes.
 
-    With `verify` the two are compared in the end. Safe to repeat after any interruption: it goes on
-    where it was, unless the image has changed.
+    With `verify`, which is told how far that has come, both are read in the end and compared, and
+    the SHA-256 of all that the volume holds is returned beside it. Safe to repeat after any
+    interruption: it goes on where it was, unless the image has changed.
 
     Raises:
         VolumeError: there is such a volume, the size is less than the image's, or the two differ.
@@ -48,7 +50,14 @@ def import_image(
     with suppress(VolumeNotFoundError):
         present = volumes.volume(reference)
         if _noted(volumes, present.uuid) == of | {"done": source.size}:
-            return _finished(volumes, present)
+            found = None
+            if verify is not None:
+                path = volumes.export(present.uuid, read_only=True)
+                try:
+                    found = _verified(source, present, path, verify)
+                finally:
+                    volumes.end_export(present.uuid)
+            return _finished(volumes, present), found
         raise VolumeError(f"volume {present.path} exists already: choose another name")
     volume, begin = _begun(
         volumes, f"{lvstore}/{with_suffix(name, SUFFIX)}", of, size or source.size, thin=thin
@@ -61,16 +70,34 @@ def import_image(
     try:
         target = Image(path, "raw", volume.size)
         pieces.copy(source, target, qemuimg.data_of(source), begin, note, progress)
-        difference = qemuimg.differ(source, target) if verify else None
-        # It was looked at first whether it names other files of this host.
-        if qemuimg.version_of(source.path) != source.version:
-            difference = "that was changed meanwhile; import it again"
+        found = _verified(source, volume, path, verify)
     finally:
         volumes.end_export(volume.uuid)
-    if difference:
-        raise VolumeError(f"volume {volume.path} is not as {source.path} is: {difference}")
     note(source.size)
-    return _finished(volumes, volumes.rename(volume.uuid, name))
+    return _finished(volumes, volumes.rename(volume.uuid, name)), found
+
+
+def _verified(
+    source: Image, volume: Volume, path: Path, verify: pieces.Progress | None
+) -> str | None:
+    """Returns the SHA-256 of a volume that `path` shows, with `verify`.
+
+    Raises:
+        VolumeError: its image has another, or has changed.
+    """
+    theirs = ours = None
+    if verify is not None:
+        theirs, ours = sums.contents(source, Image(path, "raw", volume.size), verify)
+    begin = f"volume {volume.path} is not as {source.path} is"
+    # It was looked at first whether it names other files of this host.
+    if qemuimg.version_of(source.path) != source.version:
+        raise VolumeError(f"{begin}: that was changed meanwhile; import it again")
+    if theirs != ours:
+        raise VolumeError(
+            f"{begin}: it has the SHA-256 {ours}, the image {theirs}; delete it, unless somebody "
+            "has written to it, and import it again"
+        )
+    return ours
 
 
 def _noted(volumes: Volumes, uuid: str) -> dict[str, object]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from plugin.images import pieces, qemuimg
+from plugin.images import pieces, qemuimg, sums
 from plugin.images.qemuimg import Image
 from pydataplane.errors import VolumeError, VolumeNotFoundError
 from pydataplane.lvols import Volume
@@ -30,13 +30,14 @@ def export_image(
     file: Path,
     form: str,
     *,
-    verify: bool,
+    verify: pieces.Progress | None,
     progress: pieces.Progress,
-) -> Image:
+) -> tuple[Image, str | None]:
     """Writes a volume, as it is now, or a snapshot to `file`, in use or not.
 
-    With `verify` image and volume are compared in the end. Safe to repeat after any interruption:
-    it goes on where it was, with what the volume had then.
+    With `verify`, which is told how far that has come, both are read in the end and compared, and
+    the SHA-256 of what the image holds is returned beside it. Safe to repeat after any
+    interruption: it goes on where it was, with what the volume had then.
 
     Raises:
         VolumeError: there is such a file, or the two differ.
@@ -61,15 +62,18 @@ def export_image(
         note(begin)
         data = chain.from_iterable(volumes.ranges(frozen.uuid))
         pieces.copy(source, target, data, begin, note, progress)
-        difference = qemuimg.differ(source, target) if verify else None
+        ours, theirs = sums.contents(source, target, verify) if verify else (None, None)
     finally:
         volumes.end_export(frozen.uuid)
-    if difference:
-        raise VolumeError(f"{part} is not as volume {of.path} is: {difference}")
+    if ours != theirs:
+        raise VolumeError(
+            f"{part} is not as volume {of.path} was: it has the SHA-256 {theirs}, the volume "
+            f"{ours}; delete it and export the volume again"
+        )
     volumes.delete(frozen.uuid)
     file.with_name(file.name + STATE).unlink()
     part.rename(file)
-    return Image(file.absolute(), form, frozen.size)
+    return Image(file.absolute(), form, frozen.size), theirs
 
 
 def _begun(

@@ -89,18 +89,26 @@ def copy(source: Image, target: Image, offset: int, length: int) -> None:
 
     The target must read as zeros there.
     """
+    _convert(_part(source, offset, length), _part(target, offset, length))
+
+
+def read(image: Image, offset: int, length: int) -> bytes:
+    """Returns some bytes of an image, from memory that holds them all."""
+    if image.format == "raw":
+        with image.path.open("rb") as file:
+            file.seek(offset)
+            # qemu-img takes the last sector for whole, with zeros.
+            return file.read(length).ljust(length, b"\0")
+    with os.fdopen(os.memfd_create("image"), "rb") as file:
+        os.truncate(file.fileno(), length)
+        held = Image(Path(f"/proc/{os.getpid()}/fd/{file.fileno()}"), "raw", length)
+        _convert(_part(image, offset, length), _part(held, 0, length))
+        return file.read()
+
+
+def _convert(source: str, target: str) -> None:
     words = ["convert", "-n", "--target-is-zero", "--image-opts", "--target-image-opts"]
-    run(*words, _part(source, offset, length), _part(target, offset, length))
-
-
-def differ(source: Image, target: Image) -> str | None:
-    """Compares two images; returns what qemu-img says of the first difference, None if none."""
-    words = ["compare", "-f", source.format, "-F", target.format, "--"]
-    done = _done(*words, str(source.path), str(target.path))
-    if done.returncode == 1:
-        return done.stdout.strip()
-    _check(done)
-    return None
+    run(*words, source, target)
 
 
 def run(*words: str) -> str:
@@ -109,25 +117,18 @@ def run(*words: str) -> str:
     Raises:
         VolumeError: it is not installed, or its last words.
     """
-    return _check(_done(*words))
-
-
-def _done(*words: str) -> subprocess.CompletedProcess[str]:
     command = ["setpriv", "--pdeathsig", "KILL", "qemu-img", *words]
     environment = os.environ | {"LC_ALL": "C.UTF-8"}
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     except FileNotFoundError as error:
         raise VolumeError(
             "qemu-img, which reads and writes images, is not installed: install qemu-utils"
         ) from error
-
-
-def _check(done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        words = lines[-1].removeprefix("qemu-img: ").removeprefix("setpriv: ")
-        raise VolumeError(f"qemu-img failed: {words}")
+        last = lines[-1].removeprefix("qemu-img: ").removeprefix("setpriv: ")
+        raise VolumeError(f"qemu-img failed: {last}")
     return done.stdout
 
 
