@@ -160,6 +160,42 @@ def test_full_and_what_has_changed_since_make_the_disk_again(domain: Host, agent
     assert domain.virsh("checkpoint-parent", NAME, "c2").strip() == "c1"
 
 
+def digest_of_volume(host: Host, volume: str) -> str:
+    """Returns the sum of all that a volume or a snapshot holds."""
+    uuid = host.volumes.volume(volume).uuid
+    path = host.volumes.export(uuid, read_only=True)
+    try:
+        return run(*host.libvirtd.command("md5sum", str(path))).split()[0]
+    finally:
+        host.volumes.end_export(uuid)
+
+
+def test_a_backup_is_restored_to_a_new_volume(domain: Host, agent: Agent) -> None:
+    full, since, flat = (domain.scratch / f"restored.{name}" for name in ("1", "2", "flat"))
+    backup(domain, to_file("sda", full), checkpoint="c1")
+    completed(domain)
+    agent.run(f"dd if=/dev/zero of={in_guest(agent, 'sda')} bs=1M seek=5 count=1 oflag=direct")
+    write(agent, "sda", at_mib=6)
+    write(agent, "sda", at_mib=30)
+    before = digest(agent, "sda")
+    backup(domain, to_file("sda", since), head="<incremental>c1</incremental>", checkpoint="c2")
+    write(agent, "sda", at_mib=6)  # after the instant, be it copied or not
+    write(agent, "sda", at_mib=28)
+    completed(domain)
+    run("qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", str(full), str(since))
+    run("qemu-img", "convert", "-O", "qcow2", str(since), str(flat))
+    # Where exports are seen.
+    command = [domain.program("virtlun"), "--socket", str(domain.paths.rpc_socket), "volume"]
+    words = ["import", str(flat), "lvs0/restored", "--thin", "--verify"]
+    run(*domain.libvirtd.command(*command, *words))
+    try:
+        assert digest_of_volume(domain, "lvs0/restored") == before
+        assert digest_of_volume(domain, "lvs0/sda@checkpoint-c2") == before
+        assert before not in (digest_of(str(full)), digest(agent, "sda"))
+    finally:
+        domain.volumes.delete("lvs0/restored")
+
+
 def nbd(socket: Path, export: str, bitmap: str = "") -> str:
     """Returns what qemu-img calls an NBD export, of which a bitmap may be looked at."""
     where = f"driver=nbd,export={export},server.type=unix,server.path={socket}"
@@ -205,6 +241,36 @@ def test_a_pull_serves_what_all_disks_had_at_one_instant(domain: Host, agent: Ag
     said = refused(domain, "backup-dumpxml", NAME)
     assert "no domain backup job present" in said
     assert "Cancelled" in domain.virsh("domjobinfo", NAME, "--completed")
+
+
+def test_the_dirty_parts_of_a_pull_make_the_disk_of_a_full_copy(domain: Host, agent: Agent) -> None:
+    socket = domain.scratch / "parts.sock"
+    server = f"<server transport='unix' socket='{socket}'/>"
+    copy = domain.scratch / "parts.raw"
+    backup(domain, "<disk name='sda'/>", mode="pull", head=server, checkpoint="c1")
+    run("qemu-img", "convert", "-O", "raw", "--image-opts", nbd(socket, "sda"), str(copy))
+    domain.virsh("domjobabort", NAME)
+    full = run("md5sum", str(copy)).split()[0]
+    agent.run(f"dd if=/dev/zero of={in_guest(agent, 'sda')} bs=1M seek=3 count=1 oflag=direct")
+    for at_mib in (7, 18, 31):
+        write(agent, "sda", at_mib=at_mib)
+    before = digest(agent, "sda")
+    changed = "<disk name='sda' backupmode='incremental' incremental='c1' exportbitmap='changed'/>"
+    backup(domain, changed, mode="pull", head=server, checkpoint="c2")
+    write(agent, "sda", at_mib=18)
+    write(agent, "sda", at_mib=24)
+    parts = dirty(socket, "sda", "changed")
+    assert parts == [(at_mib * MIB, MIB) for at_mib in (3, 7, 18, 31)]
+    for offset, length in parts:
+        part = f"driver=raw,offset={offset},size={length},file."
+        source = part + nbd(socket, "sda").replace(",", ",file.")  # NBD below "raw"
+        target = part + f"driver=file,file.filename={copy}"
+        words = ["convert", "-n", "--image-opts", "--target-image-opts", source, target]
+        run("qemu-img", *words)
+    domain.virsh("domjobabort", NAME)
+    assert run("md5sum", str(copy)).split()[0] == before
+    assert digest_of_volume(domain, "lvs0/sda@checkpoint-c2") == before
+    assert before not in (full, digest(agent, "sda"))
 
 
 def test_a_pull_over_tcp(domain: Host, agent: Agent) -> None:
