@@ -36,8 +36,11 @@ def options(
     """QEMU's options for the disk of a controller."""
     again = reconnect_option(emulator, 1000)
     return (
-        *("-chardev", f"socket,id=blk0,path={target.vhost_dir / controller},{again}"),
-        *("-device", f"vhost-user-blk-pci,id=disk0,chardev=blk0,num-queues={queues}"),
+        *("-chardev", f"socket,id={controller},path={target.vhost_dir / controller},{again}"),
+        *(
+            "-device",
+            f"vhost-user-blk-pci,id=disk-{controller},chardev={controller},num-queues={queues}",
+        ),
     )
 
 
