@@ -1,23 +1,325 @@
-"""sg3_utils' programs against our disks, from a real guest: what they ask for is what they get."""
+"""sg3_utils' and util-linux' programs against our disks, from a real guest.
+
+What they ask for is what they get, and what they say of it.
+"""
 
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
-from tests.guest.conftest import MIB, BootGuest, add, add_malloc, disk
+from tests.guest.conftest import MIB, add, add_malloc, disk
+from tests.guest.emulator import stock
+from tests.guest.image import Image
+from tests.guest.test_blk import options
 from tests.support.qemu import Guest
+from tests.support.scratch import short_directory
 from tests.support.target import Target
 
 pytestmark = pytest.mark.vm
 
 SIZE_MIB = 32
+SMALL_MIB = 8
 #: The programs look devices up by their numbers there.
 DEVICES = (
     "mkdir -p /dev/block; for disk in /sys/block/sd*; do"
     " ln -sf ../$(basename $disk) /dev/block/$(cat $disk/dev); done"
 )
+#: Files of 16 blocks, /tmp/a and so on, with nothing but that letter in them.
+FILES = "for name in a b x y; do head -c 8192 /dev/zero | tr '\\0' $name > /tmp/$name; done"
+
+#: Exit statuses, from sg3_utils(8).
+ILLEGAL_REQUEST = 5
+INVALID_OPERATION_CODE = 9
+MISCOMPARE = 14
+OUT_OF_RANGE = 22
+
+
+class Small(NamedTuple):
+    """A disk of `SMALL_MIB` on a volume.
+
+    `place` is the number of a LUN's target, or the guest's name of a virtio-blk disk.
+    """
+
+    volume: str
+    thin: bool
+    place: int | str
+
+
+SMALL = (
+    Small("lun-thin", True, 3),
+    Small("lun-thick", False, 4),
+    Small("blk-thin", True, "vda"),
+    Small("blk-thick", False, "vdb"),
+)
+
+
+class Step(NamedTuple):
+    """A command, and what it says and leaves; one that has no `says` says nothing.
+
+    In `command` stand the names of disks, such as `{thin}`. `holds` has a letter for each block of
+    the thin volume from `at` on, with which all of that block is filled; `.` means zeros.
+    """
+
+    command: str
+    says: str = ""
+    status: int = 0
+    at: int = 0
+    holds: str = ""
+
+
+def put(letter: str, at: int) -> Step:
+    """Fills 16 blocks of the thin volume from block `at` on."""
+    return Step(
+        f"dd if=/tmp/{letter} of={{thin}} bs=512 seek={at} oflag=direct",
+        r"16\+0 records out",
+        at=at,
+        holds=16 * letter,
+    )
+
+
+UNMAP_ALL = Step(f"sg_unmap --lba=0 --num={SIZE_MIB * 2048} --force {{thin}}", holds=16 * ".")
+
+#: What each does; none needs what another did before.
+PROGRAMS = {
+    "sg_readcap": (
+        Step(
+            "sg_readcap {thin}",
+            r"Last LBA=65535 .*=65536\n   Logical block length=512 bytes\n",
+        ),
+        Step(
+            "sg_readcap --16 {thin}",
+            r"prot_en=0(?s:.*)lbpme=1, lbprz=1\n(?s:.*)=65536\n(?s:.*)block length=4096 bytes",
+        ),
+        Step("sg_readcap --16 {thick}", "lbpme=0, lbprz=0"),
+    ),
+    "sg_opcodes": (
+        Step(
+            "sg_opcodes {thin}",
+            "(?s:.*)\\n".join(
+                (
+                    " 00 +6 .* Test Unit Ready",
+                    " 42 +10 .* Unmap",
+                    " 89 +16 .* Compare and write",
+                    r" 9e +12 +16 .* Get LBA status\(16\)",
+                    " a3 +f +12 .* Report timestamp",
+                )
+            ),
+        ),
+        Step("sg_opcodes --opcode=0x42 {thick}", "Unmap\n  Command is NOT supported"),
+        Step(
+            "sg_opcodes --opcode=0x93 {thin}", r"is supported(?s:.*)Usage data: 93 09( ff){12} 3f"
+        ),
+        Step("sg_opcodes --tmf {thin}", r"Logical unit reset\n    Query task\n"),
+    ),
+    "sg_turs": (
+        Step("sg_turs --number=2 {thin}", "Completed 2 Test Unit Ready commands with 0 errors"),
+    ),
+    "sg_requests": (
+        Step("sg_requests {thin}", "Fixed format, current; Sense key: No Sense"),
+        Step("sg_requests --desc {thin}", "Descriptor format, current; Sense key: No Sense"),
+    ),
+    "sg_sync": (
+        Step("sg_sync --16 --lba=8 --count=8 {thin}"),
+        Step("sg_sync --lba=65536 --count=1 {thin}", "LBA out of range", OUT_OF_RANGE),
+    ),
+    "sg_unmap": (
+        put("x", 2040),
+        Step("sg_unmap --lba=2042 --num=12 --force {thin}", at=2040, holds="xx............xx"),
+        # Two ranges.
+        Step(
+            "sg_unmap --lba=0,2055 --num=2041,9 --force {thin}", at=2040, holds=".x............x."
+        ),
+        Step("sg_unmap --lba=65535 --num=2 --force {thin}", "LBA out of range", OUT_OF_RANGE),
+        Step("sg_unmap --anchor --lba=0 --num=8 --force {thin}", "bad field", ILLEGAL_REQUEST),
+        Step("sg_unmap --lba=0 --num=8 --force {thick}", "not supported", INVALID_OPERATION_CODE),
+    ),
+    "sg_get_lba_status": (
+        UNMAP_ALL,
+        Step("sg_get_lba_status {thin}", r"LBA: 0x0+  blocks: +65536  deallocated\n"),
+        put("x", 2048),
+        Step(
+            "sg_get_lba_status --maxlen=200 {thin}",
+            r"0x0+  blocks: +2048  deallocated\n"
+            r".*0x0+800  blocks: +2048  mapped \(or unknown\)\n"
+            r".*0x0+1000  blocks: +61440  deallocated\n",
+        ),
+        Step("sg_get_lba_status --lba=2050 -bb {thin}", r"^0\n$"),
+        Step("sg_get_lba_status --brief {thick}", r"0x0+  0x4000  0  0\n"),
+        Step("sg_get_lba_status --lba=65536 {thin}", "LBA out of range", OUT_OF_RANGE),
+    ),
+    "sg_write_same": (
+        UNMAP_ALL,
+        put("x", 96),
+        Step(
+            "sg_write_same --10 --in=/tmp/y --xferlen=512 --lba=100 --num=8 {thin}",
+            at=96,
+            holds="xxxxyyyyyyyyxxxx",
+        ),
+        Step(
+            "sg_write_same --16 --in=/tmp/a --xferlen=512 --lba=102 --num=2 {thin}",
+            at=96,
+            holds="xxxxyyaayyyyxxxx",
+        ),
+        Step("sg_write_same --16 --ndob --lba=97 --num=3 {thin}", at=96, holds="x...yyaayyyyxxxx"),
+        # What is not zero is written, with UNMAP as well.
+        Step(
+            "sg_write_same --unmap --in=/tmp/b --xferlen=512 --lba=98 --num=1 {thin}",
+            at=96,
+            holds="x.b.yyaayyyyxxxx",
+        ),
+        Step("sg_write_same --10 --unmap --lba=0 --num=2048 {thin}", at=96, holds=16 * "."),
+        put("x", 2048),
+        # As many as page B0h says that one takes, and one more.
+        Step("sg_write_same --unmap --lba=2048 --num=32768 {thin}", at=2048, holds=16 * "."),
+        Step("sg_get_lba_status {thin}", r"LBA: 0x0+  blocks: +65536  deallocated\n"),
+        Step(
+            "sg_write_same --unmap --lba=0 --num=32769 {thin}", "Illegal request", ILLEGAL_REQUEST
+        ),
+        Step("sg_write_same --lba=0 --num=0 {thin}", "Illegal request", ILLEGAL_REQUEST),
+        Step("sg_write_same --anchor --lba=0 --num=8 {thin}", "Illegal request", ILLEGAL_REQUEST),
+        Step("sg_write_same --32 --lba=0 --num=8 {thin}", "Invalid opcode", INVALID_OPERATION_CODE),
+    ),
+    "sg_verify": (
+        put("x", 96),
+        Step("sg_verify --lba=96 --count=16 {thin}"),
+        Step("sg_verify --lba=65530 --count=7 {thin}", "LBA out of range", OUT_OF_RANGE),
+        Step("sg_verify --in=/tmp/x --ndo=8192 --count=16 --lba=96 {thin}"),
+        Step("sg_verify --16 --in=/tmp/x --ndo=8192 --count=16 --lba=96 {thin}"),
+        # One block for all.
+        Step("sg_verify --in=/tmp/x --ebytchk=3 --ndo=512 --count=16 --lba=96 {thin}"),
+        Step("sg_write_same --in=/tmp/y --xferlen=512 --lba=111 --num=1 {thin}"),
+        *(
+            Step(
+                f"sg_verify {option} --in=/tmp/x --count=16 --lba=96 {{thin}}",
+                "MISCOMPARE",
+                MISCOMPARE,
+            )
+            for option in ("--ndo=8192", "--16 --ndo=8192", "--16 --ebytchk=3 --ndo=512")
+        ),
+    ),
+    "sg_write_verify": (
+        put("x", 96),
+        Step(
+            "sg_write_verify --in=/tmp/y --ilen=2048 --num=4 --lba=98 {thin}",
+            at=96,
+            holds="xxyyyyxxxxxxxxxx",
+        ),
+        Step(
+            "sg_write_verify --16 --bytchk=1 --in=/tmp/a --ilen=1024 --num=2 --lba=99 {thin}",
+            at=96,
+            holds="xxyaayxxxxxxxxxx",
+        ),
+        Step(
+            "sg_write_verify --in=/tmp/y --num=16 --lba=65530 {thin}",
+            "LBA out of range",
+            OUT_OF_RANGE,
+        ),
+    ),
+    "sg_compare_and_write": (
+        put("x", 96),
+        Step(
+            "sg_compare_and_write --in=/tmp/x --inw=/tmp/y --num=15 --lba=96 {thin}",
+            at=96,
+            holds="yyyyyyyyyyyyyyyx",
+        ),
+        # They differ in the last block.
+        Step(
+            "sg_compare_and_write --in=/tmp/y --inw=/tmp/a --num=16 --lba=96 {thin}",
+            "Miscompare reported",
+            MISCOMPARE,
+            at=96,
+            holds="yyyyyyyyyyyyyyyx",
+        ),
+    ),
+    "sg_write_x --or": (
+        put("a", 96),
+        # 61h and 62h are 63h.
+        Step(
+            "sg_write_x --or --in=/tmp/b --lba=98 --num=4 {thin}", at=96, holds="aaccccaaaaaaaaaa"
+        ),
+    ),
+    "sg_dd": (
+        put("x", 96),
+        *(
+            step
+            for size, letter in ((6, "a"), (10, "b"), (12, "x"), (16, "y"))
+            for step in (
+                Step(
+                    f"sg_dd if=/tmp/{letter} of={{thin}} bs=512 seek=96 oflag=sgio cdbsz={size}",
+                    r"16\+0 records out",
+                    at=96,
+                    holds=16 * letter,
+                ),
+                Step(
+                    f"sg_dd if={{thin}} of=/tmp/read bs=512 skip=96 count=16 iflag=sgio"
+                    f" cdbsz={size} && cmp /tmp/read /tmp/{letter}",
+                    r"16\+0 records in",
+                ),
+            )
+        ),
+    ),
+    "sg_read": (
+        Step(
+            "sg_read if={thin} bs=512 count=64 blk_sgio=1 cdbsz=16",
+            r"64\+0 records in, SCSI READ commands issued: 1\n",
+        ),
+    ),
+    "sg_seek --pre-fetch": (
+        Step("sg_seek --pre-fetch --10 --lba=65535 {thin}"),
+        Step("sg_seek --pre-fetch --lba=65535 {thin}"),
+        Step("sg_seek --pre-fetch --lba=65536 {thin}", "LBA out of range", OUT_OF_RANGE),
+    ),
+    "sg_start": (
+        put("x", 96),
+        # It is ready all the same: there is nothing to be stopped.
+        Step("sg_start --stop {thin}", at=96, holds=16 * "x"),
+        Step("sg_turs --number=2 {thin}", "with 0 errors"),
+        Step("sg_start --start {thin}", at=96, holds=16 * "x"),
+        Step("sg_start --eject --verbose {thin}", "byte 4 bit 1", ILLEGAL_REQUEST),
+        Step("sg_start --pc=3 --verbose {thin}", "byte 4 bit 5", ILLEGAL_REQUEST),
+    ),
+    # By the generic device: when the last one closes a disk, Linux allows its removal.
+    "sg_prevent": (
+        Step("sg_prevent {removable}"),
+        Step("sg_start --eject --verbose {removable}", "removal prevented", ILLEGAL_REQUEST),
+        Step("sg_prevent --allow {removable}"),
+        Step("sg_start --eject {removable}"),
+        Step("sg_start --load {removable}"),
+        Step("sg_prevent --prevent=3 --verbose {removable}", "byte 4 bit 1", ILLEGAL_REQUEST),
+    ),
+    "sg_copy_results": (
+        Step(
+            "sg_copy_results --params {thin}",
+            r"Maximum segment descriptor count: 64\n(?s:.*)Copy from block device to block device",
+        ),
+        put("x", 96),
+        Step(
+            "sg_xcopy if={thin} of={thin} bs=512 count=16 skip=96 seek=200 list_id=7 id_usage=hold",
+            "16 blocks, 1 command",
+            at=200,
+            holds=16 * "x",
+        ),
+        Step(
+            "sg_copy_results --status --list_id=7 {thin}",
+            "Operation completed without errors\n    Segments processed: 1\n",
+        ),
+        Step("sg_copy_results --status --list_id=8 --verbose {thin}", "byte 2", ILLEGAL_REQUEST),
+    ),
+    "sg_reassign": (
+        Step("sg_reassign --grown {thin}", "Elements in grown defect list: 0"),
+        Step("sg_reassign --primary {thin}", "Elements in primary defect list: 0"),
+        Step("sg_reassign --address=1 {thin}", "Invalid opcode", INVALID_OPERATION_CODE),
+    ),
+    "sg_timestamp": (
+        Step("sg_timestamp --origin {thin}", "initialized by other method"),
+        Step("sg_timestamp --seconds=1 {thin}", "not supported", INVALID_OPERATION_CODE),
+    ),
+}
 
 
 def status(guest: Guest, command: str) -> tuple[int, str]:
@@ -37,15 +339,69 @@ def first_mib(guest: Guest, device: str) -> str:
     return guest.run(f"dd if={device} bs=1M count=1 iflag=direct 2> /dev/null | md5sum")
 
 
-@pytest.fixture
-def devices(target: Target, boot: BootGuest) -> tuple[Guest, str, str]:
-    """A guest with a RAM disk and a thin volume, as its devices."""
+def letters(guest: Guest, device: str, at: int, count: int) -> str:
+    """Returns the letters that blocks are filled with, as `Step.holds` has them."""
+    read = f"dd if={device} bs=512 skip={at} count={count} iflag=direct 2> /dev/null"
+    data = guest.run(read).replace("\0", ".")
+    each = [data[begin : begin + 512] for begin in range(0, len(data), 512)]
+    assert all(block == 512 * block[0] for block in each), each
+    return "".join(block[0] for block in each)
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    """A running target for all of these tests, with the controller `vm0`."""
+    with short_directory("vg-") as scratch:
+        target = Target(scratch).start()
+        target.rpc("vhost_create_scsi_controller", ctrlr="vm0")
+        yield target
+        status, words = target.stop(), target.words()
+        assert status == 0, words
+        assert "panicked" not in words, words
+
+
+@pytest.fixture(scope="module")
+def guest(target: Target, image: Image) -> Iterator[Guest]:
+    """A guest with LUNs and virtio-blk disks: RAM disks, thin and thick volumes."""
     add_malloc(target, 0, SIZE_MIB)
-    target.make_lvstore(size=2 * SIZE_MIB * MIB)
+    target.make_lvstore(size=2 * SIZE_MIB * MIB + 4 * SMALL_MIB * MIB)
     add(target, 1, target.make_thin("thin", SIZE_MIB))
-    guest = boot()
+    target.rpc("bdev_malloc_create", name="removable", num_blocks=2048, block_size=512)
+    add(target, 2, "removable", removable=True)
+    virtio_blk: list[str] = []
+    for small in SMALL:
+        bdev = f"lvs0/{small.volume}"
+        target.rpc(
+            "bdev_lvol_create",
+            lvs_name="lvs0",
+            lvol_name=small.volume,
+            size_in_mib=SMALL_MIB,
+            thin_provision=small.thin,
+        )
+        if isinstance(small.place, int):
+            add(target, small.place, bdev)
+        else:
+            target.rpc("vhost_create_blk_controller", ctrlr=small.volume, dev_name=bdev)
+            virtio_blk += options(target, stock(), controller=small.volume, queues=1)
+    with Guest(
+        image,
+        target.directory / "guest",
+        controllers=(target.vhost_dir / "vm0",),
+        extra=tuple(virtio_blk),
+    ) as guest:
+        for number in range(5):
+            disk(guest, number)
+        guest.run(DEVICES)
+        # Till then Linux itself prevents and allows the removal.
+        guest.agent.wait_for("dmesg | grep 'Attached SCSI removable disk'")
+        guest.run(FILES)
+        yield guest
+
+
+@pytest.fixture
+def devices(guest: Guest) -> tuple[Guest, str, str]:
+    """The guest with a RAM disk and a thin volume, as its devices."""
     ram, thin = (f"/dev/{disk(guest, number)}" for number in (0, 1))
-    guest.run(DEVICES)
     return guest, ram, thin
 
 
@@ -139,3 +495,77 @@ def test_ports_groups_logs_and_atomic_writes_are_told(
     assert status(guest, atomic.format(2 * blocks))[0] != 0
     read = f"dd if={thin} bs=512 skip={blocks} count={blocks} iflag=direct 2> /dev/null | md5sum"
     assert guest.run(read) == guest.run(f"head -c {512 * blocks} /tmp/data | md5sum")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_does_what_it_should_and_says_so(guest: Guest, program: str) -> None:
+    thin, thick = (f"/dev/{disk(guest, number)}" for number in (1, 4))
+    removable = f"/dev/{guest.run('ls /sys/bus/scsi/devices/0:0:2:0/scsi_generic').strip()}"
+    for step in PROGRAMS[program]:
+        command = step.command.format(thin=thin, thick=thick, removable=removable)
+        code, said = status(guest, command)
+        assert code == step.status, f"{command}: {code}\n{said}"
+        matches = re.search(step.says, said) if step.says else not said
+        assert matches, f"{command}\n{said}"
+        if step.holds:
+            assert letters(guest, thin, step.at, len(step.holds)) == step.holds, command
+
+
+def test_a_disks_clock_is_the_hosts(devices: tuple[Guest, str, str]) -> None:
+    guest, _, thin = devices
+    before = time.time()
+    told = int(works(guest, f"sg_timestamp {thin}")) / 1000
+    assert before - 0.001 <= told <= time.time()
+
+
+def test_the_cache_is_flushed(target: Target, devices: tuple[Guest, str, str]) -> None:
+    guest, _, thin = devices
+
+    def flushes() -> int:
+        (controller,) = target.rpc("virtlun_vhost_get_stats", name="vm0")
+        (of_thin,) = (each for each in controller["targets"] if each["scsi_target_num"] == 1)
+        count: int = of_thin["flushes"]
+        return count
+
+    for command in ("sg_sync", "sg_sync --16"):
+        before = flushes()
+        works(guest, f"{command} {thin}")
+        assert flushes() == before + 1
+
+
+@pytest.mark.parametrize("small", SMALL, ids=lambda small: small.volume)
+def test_zeroes_are_written_and_space_is_given_back(
+    target: Target, guest: Guest, small: Small
+) -> None:
+    name = disk(guest, small.place) if isinstance(small.place, int) else small.place
+
+    def attribute(path: str) -> str:
+        return guest.run(f"cat /sys/block/{name}/queue/{path}").strip()
+
+    def counts() -> tuple[int, int]:
+        """Bytes that are not zero, and clusters that the volume has."""
+        read = f"dd if=/dev/{name} bs=1M iflag=direct 2> /dev/null | tr -d '\\0' | wc -c"
+        (bdev,) = target.rpc("bdev_get_bdevs", name=f"lvs0/{small.volume}")
+        return int(guest.run(read)), bdev["driver_specific"]["lvol"]["num_allocated_clusters"]
+
+    def clusters(written: int) -> int:
+        return written if small.thin else SMALL_MIB
+
+    assert attribute("zoned") == "none"
+    assert int(attribute("write_zeroes_max_bytes")) > 0
+    assert (int(attribute("discard_max_bytes")) > 0) == small.thin
+    guest.run(
+        f"head -c {3 * MIB} /dev/zero | tr '\\0' x | dd of=/dev/{name} bs=1M iflag=fullblock"
+        " oflag=direct"
+    )
+    assert counts() == (3 * MIB, clusters(3))
+    # The middle one of three clusters, and a part of both others. The shell has a blkdiscard of its
+    # own, without -z.
+    offset, length = MIB - 65536, MIB + 2 * 65536
+    guest.run(f"/tools/blkdiscard -z -o {offset} -l {length} /dev/{name}")
+    assert counts() == (3 * MIB - length, clusters(2))
+    zeroed = f"dd if=/dev/{name} bs=64k skip={offset >> 16} count={length >> 16} iflag=direct"
+    assert guest.run(f"{zeroed} 2> /dev/null | tr -d '\\0' | wc -c").strip() == "0"
+    # All of it, for the most part without clusters before.
+    guest.run(f"/tools/blkdiscard -z /dev/{name}")
+    assert counts() == (0, clusters(0))
