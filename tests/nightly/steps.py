@@ -273,6 +273,14 @@ STEPS = {
         RUST,
         environment={"VIRTLUN_INTEGRITY_SEEDS": "50"},
     ),
+    "silent": Step(
+        "2000 seeds of one on a disk that loses, garbles and misplaces what is written to it",
+        10,
+        Lane.COMPUTING,
+        _cargo("test", "--quiet", "--locked", "-p", "integrity", "--lib", "silent"),
+        RUST,
+        environment={"VIRTLUN_INTEGRITY_SEEDS": "2000"},
+    ),
     "random-python": Step(
         f"property tests {RANDOM_ROUNDS} times, with new examples",
         10,

@@ -4,6 +4,7 @@ mod crash;
 mod damage;
 mod data;
 mod holes;
+mod silent;
 
 use crate::disk::{How, Integrity};
 use crate::keeper::Times;

@@ -7,10 +7,10 @@ use bdev::SyncChannel;
 use std::sync::Arc;
 
 /// SplitMix64.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, n: u64) -> u64 {
+    pub(super) fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -22,7 +22,7 @@ impl Random {
 /// Contents that each 512 bytes may have: those since the last flush, and that of then.
 struct Model(Vec<Vec<[u8; 512]>>);
 
-const PER: u64 = PAGE as u64 / 512;
+pub(super) const PER: u64 = PAGE as u64 / 512;
 
 impl Model {
     fn new() -> Model {
@@ -123,7 +123,7 @@ fn crashes(seeds: std::ops::Range<u64>, end: impl Fn(&Host, u64)) {
 }
 
 /// Seeds of the day; `VIRTLUN_INTEGRITY_SEEDS` says how many.
-fn seeds(few: u64) -> std::ops::Range<u64> {
+pub(super) fn seeds(few: u64) -> std::ops::Range<u64> {
     let asked = std::env::var("VIRTLUN_INTEGRITY_SEEDS").ok().and_then(|n| n.parse().ok());
     1..1 + asked.unwrap_or(few)
 }
