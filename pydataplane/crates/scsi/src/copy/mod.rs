@@ -23,10 +23,10 @@ use guestmem::Sg;
 use order::{BLOCK_TO_BLOCK, IDENTIFICATION, MAX_CSCDS, MAX_DESCRIPTORS, MAX_SEGMENTS};
 use parking_lot::{Mutex, RwLock};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
-use work::Ended;
+use work::{Done, Ended};
 
 /// 3PC (SPC-4 6.6.2).
 pub(crate) const THIRD_PARTY_COPY: u8 = 0x08;
@@ -41,7 +41,7 @@ struct CopyResult {
     list_id: u8,
     /// COPY MANAGER STATUS: 1, completed; 2, with errors.
     status: u8,
-    segments: u16,
+    done: Done,
 }
 
 /// What a unit has to do with copies.
@@ -118,8 +118,6 @@ pub(crate) struct Copying(Arc<State>);
 #[derive(Default)]
 struct State {
     cancelled: AtomicBool,
-    /// Segments that were copied.
-    segments: AtomicU32,
     ended: OnceLock<Result<(), Ended>>,
 }
 
@@ -175,11 +173,11 @@ pub(crate) fn begin(
     let state = Arc::new(State::default());
     let (works, asks) = (Arc::clone(&state), Arc::clone(unit));
     let work = move || {
-        let ended = work::carry_out(&order.segments, &works.cancelled, &works.segments);
+        let mut done = Done::default();
+        let ended = work::carry_out(&order.segments, &works.cancelled, &mut done);
         if let Some(list_id) = order.list_id {
-            let segments = works.segments.load(Ordering::Acquire) as u16;
             let status = if ended.is_ok() { 1 } else { 2 };
-            asks.copies.hold(CopyResult { list_id, status, segments });
+            asks.copies.hold(CopyResult { list_id, status, done });
         }
         _ = works.ended.set(ended);
     };
@@ -211,8 +209,13 @@ pub(crate) fn status(unit: &LunShared, cdb: &Cdb, data_in: &Sg) -> Result<u32, F
     let results = unit.copies.results.lock();
     let held = results.iter().find(|held| held.list_id == cdb.byte(2));
     let Some(held) = held else { return Err(Sense::invalid_cdb(2, None).into()) };
-    let [high, low] = held.segments.to_be_bytes();
-    send(data_in, cdb.be32(10) as usize, &[0, 0, 0, 8, held.status, high, low, 0, 0, 0, 0, 0])
+    let Done { segments, bytes } = held.done;
+    // TRANSFER COUNT UNITS: 0 is bytes, each next one 1024 times as much.
+    let units = (0..4u8).find(|units| bytes >> (10 * units) <= u64::from(u32::MAX)).unwrap_or(4);
+    let mut data = [0, 0, 0, 8, held.status, 0, 0, units, 0, 0, 0, 0];
+    data[5..7].copy_from_slice(&segments.to_be_bytes());
+    data[8..].copy_from_slice(&((bytes >> (10 * units)) as u32).to_be_bytes());
+    send(data_in, cdb.be32(10) as usize, &data)
 }
 
 /// RECEIVE COPY OPERATING PARAMETERS (SPC-4 6.19).

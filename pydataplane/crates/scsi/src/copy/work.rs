@@ -8,7 +8,7 @@ use crate::shared::{Gate, LunShared};
 use crate::volume::InFlight;
 use bdev::{AlignedBuf, SyncChannel, SyncError};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes of one read and write: whole blocks of any unit.
 const STEP: u64 = 1 << 20;
@@ -77,12 +77,21 @@ pub(crate) fn may_use(unit: &LunShared, writes: bool) -> Result<(), Sense> {
     if writes { crate::block::check_writable(unit) } else { Ok(()) }
 }
 
-/// Copies one segment after the other; `done` counts those that are. What is copied within a volume to where
-/// it overlaps is as if all of it had been read first.
+/// What has been copied.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Done {
+    /// Whole segments.
+    pub segments: u16,
+    /// Bytes that were written, of those and of the one that was not whole.
+    pub bytes: u64,
+}
+
+/// Copies one segment after the other, as `done` says. What is copied within a volume to where it overlaps is
+/// as if all of it had been read first.
 pub(crate) fn carry_out(
     segments: &[Segment],
     cancelled: &AtomicBool,
-    done: &AtomicU32,
+    done: &mut Done,
 ) -> Result<(), Ended> {
     let mut buffer = AlignedBuf::zeroed(STEP as usize);
     for segment in segments {
@@ -100,11 +109,12 @@ pub(crate) fn carry_out(
             let data = &mut buffer[..bytes as usize];
             step(&mut from, segment.from_at + at, &mut to, segment.to_at + at, data)?;
             left -= bytes;
+            done.bytes += bytes;
         }
         if segment.to.writes_through() && segment.bytes > 0 {
             to.io(SyncChannel::flush)?;
         }
-        done.fetch_add(1, Ordering::AcqRel);
+        done.segments += 1;
     }
     Ok(())
 }

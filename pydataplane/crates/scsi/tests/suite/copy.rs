@@ -113,7 +113,8 @@ fn blocks_are_copied_between_units_of_a_controller() {
     expected_b[5000 * 512..8000 * 512].copy_from_slice(&before_a[10 * 512..3010 * 512]);
     expected_a[8191 * 512..].copy_from_slice(&before_b[..512]);
     assert!(medium(&a) == expected_a && medium(&b) == expected_b);
-    assert_eq!(status(&mut unit, 9).good(), [0, 0, 0, 8, 1, 0, 2, 0, 0, 0, 0, 0]);
+    // TRANSFER COUNT: 3001 blocks, in bytes.
+    assert_eq!(status(&mut unit, 9).good(), [0, 0, 0, 8, 1, 0, 2, 0, 0, 0x17, 0x72, 0]);
     status(&mut unit, 8).invalid_cdb(2, None);
 }
 
