@@ -11,14 +11,16 @@ use crate::{IoContext, Poller, PollerId};
 pub(crate) struct RegisteredPoller {
     id: PollerId,
     pub(crate) poller: Box<dyn Poller>,
-    /// [`Cx::turns`] when it was added.
-    added: u64,
-    /// Turns in which it handled something.
+    /// How often it was polled.
+    pub(crate) runs: u64,
+    /// How often it handled something.
     pub(crate) busy: u64,
     /// [`Cx::turns`] at the last of them.
     pub(crate) busy_at: u64,
     /// It was told that others have work, too.
     pub(crate) contended: bool,
+    /// It is in [`Cx::with_work`].
+    pub(crate) listed: bool,
 }
 
 /// One line of `thread_get_pollers`.
@@ -41,15 +43,29 @@ pub struct Cx {
     pub(crate) places: Vec<RegisteredPoller>,
     /// Turns of the loop so far.
     pub(crate) turns: u64,
-    /// Pollers that had work in one of the last turns.
-    pub(crate) with_work: u32,
+    /// Places of the pollers that had work in one of the last turns.
+    pub(crate) with_work: Vec<usize>,
+    /// The place of the next one without that has its turn.
+    pub(crate) next: usize,
+    /// The next turn is of all.
+    pub(crate) look_at_all: bool,
     pub(crate) stop: bool,
     next_id: u64,
 }
 
 impl Cx {
     pub(crate) fn new(index: usize, io: IoContext) -> Self {
-        Cx { io, index, places: Vec::new(), turns: 0, with_work: 0, stop: false, next_id: 1 }
+        Cx {
+            io,
+            index,
+            places: Vec::new(),
+            turns: 0,
+            with_work: Vec::new(),
+            next: 0,
+            look_at_all: false,
+            stop: false,
+            next_id: 1,
+        }
     }
 
     /// This thread's context for bdev channels.
@@ -69,17 +85,23 @@ impl Cx {
         self.places.push(RegisteredPoller {
             id,
             poller,
-            added: self.turns,
+            runs: 0,
             busy: 0,
             busy_at: 0,
             contended: false,
+            listed: false,
         });
+        self.with_work.reserve(self.places.len());
         id
     }
 
     /// Removes a poller and returns it.
     pub fn remove_poller(&mut self, id: PollerId) -> Option<Box<dyn Poller>> {
         let at = self.places.iter().position(|p| p.id == id)?;
+        // The others move up: who has work is found anew.
+        self.with_work.clear();
+        self.places.iter_mut().for_each(|place| place.listed = false);
+        self.look_at_all = true;
         Some(self.places.remove(at).poller)
     }
 
@@ -95,7 +117,7 @@ impl Cx {
         let info = |p: &RegisteredPoller| PollerInfo {
             id: p.id,
             name: p.poller.name().to_owned(),
-            runs: self.turns - p.added,
+            runs: p.runs,
             busy: p.busy,
         };
         self.places.iter().map(info).collect()

@@ -2,7 +2,8 @@
 
 use std::any::Any;
 
-/// What a reactor runs in its loop. Owned by one reactor thread.
+/// What a reactor runs in its loop: in each turn while it handles something, else in turn with others that
+/// do not. Owned by one reactor thread.
 pub trait Poller: Any {
     /// Name shown by `thread_get_pollers`.
     fn name(&self) -> &str;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rustix::time::Timespec;
 
+use crate::cx::RegisteredPoller;
 use crate::mailbox::{MAILBOX_DEPTH, Mailbox};
 use crate::{Cx, ticks};
 
@@ -15,6 +16,10 @@ const CLOCK_EVERY: u32 = 16;
 
 /// A poller has work if it had some in one of so many turns: a guest that waits for its disk has none in most.
 const WITH_WORK_TURNS: u64 = 256;
+
+/// Pollers without work that have their turn beside all that have some. So one guest is served as fast beside
+/// many that do nothing, each of which is looked at a microsecond later.
+const IDLE_POLLERS: usize = 8;
 
 /// What wakes a reactor sooner than that after it fell asleep, in microseconds, may have waited for its CPU.
 const SOON_US: u64 = 20;
@@ -65,6 +70,8 @@ pub(crate) fn run(cx: &mut Cx, mailbox: &Mailbox, accounting: &Arc<Accounting>, 
     let mut doing = Doing::Idle;
     let mut idle_since = ticks::now();
     let mut until_clock = 0;
+    // Nothing was found since, either.
+    let mut looked_at_all = false;
     while !cx.stop {
         // A turn that finds work is busy from its start. While busy the clock is left alone: the
         // one idle turn that ends a busy stretch counts with it.
@@ -74,6 +81,7 @@ pub(crate) fn run(cx: &mut Cx, mailbox: &Mailbox, accounting: &Arc<Accounting>, 
                 doing = Doing::Busy;
                 accounting.switch(doing, begun);
             }
+            looked_at_all = false;
             continue;
         }
         if doing == Doing::Busy {
@@ -94,8 +102,14 @@ pub(crate) fn run(cx: &mut Cx, mailbox: &Mailbox, accounting: &Arc<Accounting>, 
         until_clock = CLOCK_EVERY;
         let now = ticks::now();
         if now.saturating_sub(idle_since) >= spin.now {
+            if cx.places.len() > IDLE_POLLERS && !looked_at_all {
+                // The io_uring may have something for one that had no turn since.
+                (cx.look_at_all, looked_at_all, until_clock) = (true, true, 0);
+                continue;
+            }
             let slept = sleep(cx, accounting);
             idle_since = ticks::now();
+            (cx.look_at_all, looked_at_all) = (true, false);
             if slept {
                 spin.slept(idle_since.saturating_sub(now));
             }
@@ -110,26 +124,53 @@ fn turn(cx: &mut Cx, mailbox: &Mailbox) -> u32 {
     let mut events = 0;
     if cx.io.sleeper().take() {
         events += messages(cx, mailbox);
+        cx.look_at_all = true;
     }
     cx.turns += 1;
-    let (now, before) = (cx.turns, cx.with_work);
-    cx.with_work = 0;
-    for place in &mut cx.places {
-        let has_work = place.busy > 0 && now - place.busy_at <= WITH_WORK_TURNS;
-        cx.with_work += u32::from(has_work);
-        let contended = before > u32::from(has_work);
-        if contended != place.contended {
-            place.contended = contended;
-            place.poller.set_contended(contended);
-        }
-        let n = place.poller.poll();
-        if n > 0 {
-            place.busy += 1;
-            place.busy_at = now;
-            events += n;
+    let busy = cx.with_work.len();
+    let mut n = 0;
+    while let Some(at) = cx.with_work.get(n).copied() {
+        let place = &mut cx.places[at];
+        events += poll(place, cx.turns, busy > 1);
+        if cx.turns - place.busy_at > WITH_WORK_TURNS {
+            place.listed = false;
+            cx.with_work.swap_remove(n);
+        } else {
+            n += 1;
         }
     }
+    let all = std::mem::take(&mut cx.look_at_all);
+    let idle = if all { cx.places.len() } else { IDLE_POLLERS.min(cx.places.len()) };
+    for _ in 0..idle {
+        cx.next = if cx.next + 1 < cx.places.len() { cx.next + 1 } else { 0 };
+        let place = &mut cx.places[cx.next];
+        if place.listed {
+            continue;
+        }
+        let found = poll(place, cx.turns, busy > 0);
+        if found > 0 {
+            place.listed = true;
+            cx.with_work.push(cx.next);
+        }
+        events += found;
+    }
     events + cx.io.flush()
+}
+
+/// Polls one poller in turn `now`; `contended`: others have work.
+#[inline(always)]
+fn poll(place: &mut RegisteredPoller, now: u64, contended: bool) -> u32 {
+    if contended != place.contended {
+        place.contended = contended;
+        place.poller.set_contended(contended);
+    }
+    place.runs += 1;
+    let found = place.poller.poll();
+    if found > 0 {
+        place.busy += 1;
+        place.busy_at = now;
+    }
+    found
 }
 
 /// Runs the messages that wait. The notification that brought us here counts as an event of its

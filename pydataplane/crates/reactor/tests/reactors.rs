@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::thread;
+use std::time::Duration;
 
 use reactor::{Handle, IoContext, Poller, Reactors};
 use rustix::event::{EventfdFlags, eventfd};
@@ -225,6 +226,89 @@ fn pollers_know_whether_others_have_work() {
         workers.iter().zip(works).for_each(|(worker, works)| worker.works.store(works, SeqCst));
         // Who had work lately counts for some turns; a test that hangs here fails.
         while workers.each_ref().map(|worker| worker.contended.load(SeqCst)) != contended {
+            thread::yield_now();
+        }
+    }
+    r.stop();
+}
+
+#[test]
+fn who_has_work_has_each_turn_and_the_others_have_theirs() {
+    const IDLE: usize = 100;
+    let r = start(1, Idle::Poll);
+    let h = &r.handles()[0];
+    let workers: Vec<_> = (0..=IDLE).map(|_| Worker::default()).collect();
+    for worker in workers.clone() {
+        _ = h.call(move |cx| cx.add_poller(Box::new(worker)));
+    }
+    let runs = || h.call(|cx| cx.pollers()).iter().map(|poller| poller.runs).collect::<Vec<_>>();
+    let since = |before: &[u64]| {
+        // For each message all are looked at.
+        thread::sleep(Duration::from_millis(2));
+        let now = runs();
+        before.iter().zip(now).map(|(before, now)| now - before).collect::<Vec<_>>()
+    };
+    for busy in [IDLE / 2, IDLE, 0] {
+        workers[busy].works.store(true, SeqCst);
+        let before = runs();
+        let mut polled = since(&before);
+        while polled[busy] < 10_000 {
+            polled = since(&before);
+        }
+        workers[busy].works.store(false, SeqCst);
+        let mut others = polled.clone();
+        let polled = others.remove(busy);
+        let (least, most) = (others.iter().min().unwrap(), others.iter().max().unwrap());
+        assert!(*least > polled / 100, "{least} of {polled}");
+        assert!(*most < polled / 4, "{most} of {polled}");
+        assert!(most - least < 1000, "{least} to {most}");
+    }
+    // One that is gone leaves the others theirs.
+    let id = h.call(|cx| cx.pollers())[7].id;
+    assert!(h.call(move |cx| cx.remove_poller(id).is_some()));
+    workers[IDLE].works.store(true, SeqCst);
+    let before = runs();
+    while *since(&before).last().unwrap() < 1000 || since(&before).contains(&0) {}
+    r.stop();
+}
+
+/// Hands something to another poller of its reactor, which nobody wakes for it.
+struct Giver {
+    from: Arc<AtomicBool>,
+    to: Arc<AtomicBool>,
+}
+
+impl Poller for Giver {
+    fn name(&self) -> &str {
+        "giver"
+    }
+    fn poll(&mut self) -> u32 {
+        let has = self.from.swap(false, SeqCst);
+        if has {
+            self.to.store(true, SeqCst);
+        }
+        u32::from(has)
+    }
+}
+
+#[test]
+fn no_reactor_sleeps_before_all_were_looked_at() {
+    const POLLERS: usize = 50;
+    let r = start(1, SLEEPY);
+    let h = &r.handles()[0];
+    let flags: Vec<Arc<AtomicBool>> = (0..=POLLERS).map(|_| Arc::default()).collect();
+    for n in 0..POLLERS {
+        // Each gives to the one that has its turn long after it, and most before.
+        let from = flags[n * 31 % POLLERS].clone();
+        let last = n * 31 % POLLERS + 1 == POLLERS;
+        let to = flags[if last { POLLERS } else { n * 31 % POLLERS + 1 }].clone();
+        _ = h.call(move |cx| cx.add_poller(Box::new(Giver { from, to })));
+    }
+    for _ in 0..200 {
+        let first = flags[0].clone();
+        h.call(move |_| first.store(true, SeqCst));
+        // A test that hangs here fails.
+        while !flags[POLLERS].swap(false, SeqCst) {
             thread::yield_now();
         }
     }
