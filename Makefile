@@ -119,6 +119,7 @@ bench: setup $(CACHE)/apt-bench.stamp ## Ours beside Debian's qemu-storage-daemo
 	@$(BIN)/python -m tests.bench.attach
 	@$(BIN)/python -m tests.bench.gateway $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.upgrade
+	@$(BIN)/python -m tests.bench.idle
 	@$(BIN)/python -m tests.bench.pauses
 	@$(BIN)/python -m tests.bench.pods $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.ublk $(filter --quick,$(ARGS))

@@ -1,8 +1,9 @@
 """`python -m tests.bench.idle`: what 64 guests cost that are connected and do nothing.
 
 "CPU" is what the target's process takes of one, in percent, while they do nothing and it sleeps.
-"first read" is how long a read of 4 KiB of one of them takes after half a second in which nobody
-did anything: the target has to wake up, and so has the guest, virtlun-bench's, for the answer.
+"first read" is how long a read of 4 KiB of a RAM disk takes one of them after half a second in
+which nobody did anything: the target has to wake up, and so has the guest, virtlun-bench's, for
+the answer.
 "QD1 beside" is the mean of one more guest's reads beside them, divided by that of such a guest
 alone: of a target that polls, on a null bdev, in turn. "start" is from the start of the target's
 process, which makes all of them anew, until it answers; their volumes are of one lvstore on a
@@ -20,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -99,17 +100,17 @@ def at_rest() -> list[Measured]:
             starts.append((time.monotonic() - begun) * 1e3)
         started = rss_kib(target.pid) * 1024 / 1e6
         with guests_of(target) as guests:
-            # The map of each volume is in memory from its first read on.
-            for guest in guests:
-                guest.cdb(READ_10, data_in_len=4096)
             time.sleep(PAUSE_S)
             before, begun = cpu_s(target.pid), time.monotonic()
             time.sleep(IDLE_S)
             share = (cpu_s(target.pid) - before) / (time.monotonic() - begun)
             first_us = []
-            for n in range(FIRST_READS):
+            target.rpc("bdev_malloc_create", name="ram", num_blocks=2048, block_size=512)
+            target.add_lun("vm-0", "ram", 1)
+            guests[0].ready(1)
+            for _ in range(FIRST_READS):
                 time.sleep(PAUSE_S)
-                answer = guests[n % GUESTS].cdb(READ_10, data_in_len=4096)
+                answer = guests[0].cdb(READ_10, target=1, data_in_len=4096)
                 assert (answer["response"], answer["status"]) == (0, 0), answer
                 first_us.append(float(answer["us"]))
             connected = rss_kib(target.pid) * 1024 / 1e6
@@ -135,7 +136,9 @@ def beside() -> Measured:
     ]
     points: dict[str, list[Point]] = {"alone": [], "beside": []}
     try:
-        makers = [partial(bench.ours_null, poll=True) for bench in benches]
+        makers: list[Callable[[], Subject]] = [
+            partial(bench.ours_null, poll=True) for bench in benches
+        ]
         with running(makers) as found, ExitStack() as stack:
             alone, crowded = found
             crowded.thaw()

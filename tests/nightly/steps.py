@@ -245,7 +245,7 @@ STEPS = {
         (*RUST, "tests/nightly/repeat.py"),
     ),
     "simulate": Step(
-        "10,000 seeds of the store on a device that fails in every way, all orders of short scripts",
+        "10,000 seeds of the store on a device that fails in all ways, and all orders of scripts",
         15,
         Lane.COMPUTING,
         _cargo(
@@ -322,6 +322,7 @@ STEPS = {
         "gateway", "the calls of 2,000 domains, by the gateway and directly", 30
     ),
     "bench-upgrade": _bench("upgrade", "the pause of an upgrade, and memory a peer", 5, "--goal"),
+    "bench-idle": _bench("idle", "what 64 guests cost that do nothing", 3),
     "bench-pauses": _bench("pauses", "how long a guest and a pod wait when their target goes", 5),
     "bench-pods": _bench("pods", "a pod's volume beside a plain loop device", 5),
     "bench-ublk": _bench("ublk", "a ublk device beside loop devices, in a guest", 10),
