@@ -2,7 +2,7 @@
 
 "CPU" is what the target's process takes of one, in percent, while they do nothing and it sleeps.
 "first read" is how long a read of 4 KiB of a RAM disk takes one of them after half a second in
-which nobody did anything: the target has to wake up, and so has the guest, virtlun-bench's, for
+which nobody did anything, and the target slept; the guest, virtlun-bench's, looks for
 the answer.
 "QD1 beside" is the mean of one more guest's reads beside them, divided by that of such a guest
 alone: of a target that polls, on a null bdev, in turn. "start" is from the start of the target's
@@ -110,7 +110,7 @@ def at_rest() -> list[Measured]:
             guests[0].ready(1)
             for _ in range(FIRST_READS):
                 time.sleep(PAUSE_S)
-                answer = guests[0].cdb(READ_10, target=1, data_in_len=4096)
+                answer = guests[0].cdb(READ_10, target=1, data_in_len=4096, poll=True)
                 assert (answer["response"], answer["status"]) == (0, 0), answer
                 first_us.append(float(answer["us"]))
             connected = rss_kib(target.pid) * 1024 / 1e6

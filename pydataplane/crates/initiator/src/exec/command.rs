@@ -44,6 +44,9 @@ pub struct Cdb {
     /// Milliseconds to wait.
     #[serde(default = "ten_seconds")]
     pub timeout_ms: u64,
+    /// Looks for the answer all the time instead of sleeping until it is called.
+    #[serde(default)]
+    pub poll: bool,
 }
 
 /// A virtio-blk request.

@@ -70,8 +70,11 @@ impl Script {
                 let session = self.session()?;
                 let queue = scsi::REQUESTS + cdb.queue;
                 let timeout = Duration::from_millis(cdb.timeout_ms);
-                let done = session.transact(queue, &frame(&cdb)?, timeout)?;
-                scsi_answer(&done)
+                let head = session.submit(queue, &frame(&cdb)?)?;
+                if cdb.poll {
+                    session.poll(queue, head, timeout)?;
+                }
+                scsi_answer(&session.wait(queue, head, timeout)?)
             }
             Command::Submit(cdb) => {
                 let queue = scsi::REQUESTS + cdb.queue;

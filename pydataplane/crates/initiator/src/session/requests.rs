@@ -197,6 +197,17 @@ impl Session {
         }
     }
 
+    /// Looks all the time whether the chain `head` of queue `index` has come back, until `most` is over.
+    pub fn poll(&mut self, index: usize, head: u16, most: Duration) -> Result<(), Error> {
+        let until = Instant::now() + most;
+        let is_pending = |queue: &Queue| queue.pending.get(&head).is_some_and(|p| p.done.is_none());
+        while is_pending(self.queue(index)?) && Instant::now() < until {
+            self.reap(index)?;
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
     /// Submits and waits.
     pub fn transact(
         &mut self,
