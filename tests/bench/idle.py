@@ -2,8 +2,9 @@
 
 "CPU" is what the target's process takes of one, in percent, while they do nothing and it sleeps.
 "first read" is how long a read of 4 KiB of a RAM disk takes one of them after half a second in
-which nobody did anything, and the target slept; the guest, virtlun-bench's, looks for
-the answer.
+which nobody did anything, and the target slept; the guest, virtlun-bench's, looks for the answer.
+"plain wake" is what this machine takes to wake a thread on another CPU after such a time, and to
+show its store to who looks for it: there is no way below that.
 "QD1 beside" is the mean of one more guest's reads beside them, divided by that of such a guest
 alone: of a target that polls, on a null bdev, in turn. "start" is from the start of the target's
 process, which makes all of them anew, until it answers; their volumes are of one lvstore on a
@@ -15,8 +16,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import mmap
 import os
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -80,6 +83,34 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def plain_wake_us() -> float:
+    """Returns how long another process, on a CPU of its own, takes to wake up and answer."""
+    kick, seen = os.eventfd(0), mmap.mmap(-1, mmap.PAGESIZE)
+    allowed = sorted(os.sched_getaffinity(0))
+    child = os.fork()
+    if child == 0:
+        os.sched_setaffinity(0, {allowed[0]})
+        while True:
+            os.eventfd_read(kick)
+            seen[0] ^= 1
+    took = []
+    try:
+        os.sched_setaffinity(0, {allowed[-1]})
+        for _ in range(FIRST_READS):
+            time.sleep(PAUSE_S)
+            before, begun = seen[0], time.perf_counter()
+            os.eventfd_write(kick, 1)
+            while seen[0] == before:
+                pass
+            took.append((time.perf_counter() - begun) * 1e6)
+    finally:
+        os.sched_setaffinity(0, allowed)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(kick)
+    return statistics.median(took)
+
+
 def at_rest() -> list[Measured]:
     """Measures a target whose guests do nothing, and its start."""
     directory = Path(tempfile.mkdtemp(prefix="vi-", dir="/tmp"))
@@ -120,6 +151,7 @@ def at_rest() -> list[Measured]:
     return [
         Measured("CPU", 100 * share, "%", 1.0),
         Measured("first read, median", statistics.median(first_us), "µs", 50.0),
+        Measured("plain wake, median", plain_wake_us(), "µs", math.inf),
         Measured("start, median", statistics.median(starts), "ms", 200.0),
         Measured("RSS, started", started, "MB", 60.0),
         Measured("RSS, connected", connected, "MB", math.inf),
