@@ -18,8 +18,8 @@ const CLOCK_EVERY: u32 = 16;
 const WITH_WORK_TURNS: u64 = 256;
 
 /// Pollers without work that have their turn beside all that have some. So one guest is served as fast beside
-/// many that do nothing, each of which is looked at a microsecond later.
-const IDLE_POLLERS: usize = 8;
+/// many that do nothing, each of which is looked at some turns later.
+const IDLE_POLLERS: usize = 2;
 
 /// What wakes a reactor sooner than that after it fell asleep, in microseconds, may have waited for its CPU.
 const SOON_US: u64 = 20;
