@@ -47,7 +47,8 @@ const VPD_THIRD_PARTY_COPY: u8 = 0x8F;
 const VPD_BLOCK_LIMITS: u8 = 0xB0;
 const VPD_CHARACTERISTICS: u8 = 0xB1;
 const VPD_PROVISIONING: u8 = 0xB2;
-/// Every page, in ascending order (SPC-4 7.8).
+/// Every page, in ascending order (SPC-4 7.8). Of SBC-4's there is no B3h (no referrals), B4h (nothing has a
+/// length of its own), B5h (a disk's utilization tells its wear, which is not ours to tell) nor B6h (no zones).
 const VPD_PAGES: [u8; 10] = [
     VPD_SUPPORTED,
     VPD_SERIAL,

@@ -45,7 +45,9 @@ fn spc4_4_2_5_6_an_allocation_length_cuts_and_is_never_an_error() {
 #[test]
 fn spc4_6_6_1_pages_that_are_not_there_are_invalid_fields() {
     let mut rig = Rig::new();
-    inquiry(&mut rig, Some(0x85), 255).invalid_cdb(2, None);
+    for page in [0x85, 0xB3, 0xB4, 0xB5, 0xB6] {
+        inquiry(&mut rig, Some(page), 255).invalid_cdb(2, None);
+    }
     rig.input(&[0x12, 0, 0x80, 0, 255, 0], 255).invalid_cdb(2, None); // a page without EVPD
     rig.input(&[0x12, 2, 0, 0, 255, 0], 255).invalid_cdb(1, Some(1)); // CMDDT is obsolete
 }
