@@ -113,7 +113,7 @@ kubernetes: $(CACHE)/apt-kubernetes.stamp setup
 
 .PHONY: bench
 bench: setup $(CACHE)/apt-bench.stamp ## Ours beside Debian's qemu-storage-daemon, with ratios (ARGS='--quick' for a short one)
-	@$(BIN)/python -m tests.bench $(ARGS)
+	@$(BIN)/python -m tests.bench --save $(CACHE)/bench/$$(date +%Y%m%d-%H%M%S).json $(ARGS)
 	@$(BIN)/python -m tests.bench.noisy $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.interrupts $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.attach

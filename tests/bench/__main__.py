@@ -15,6 +15,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +37,33 @@ PAIRS = [
 ]
 
 
-def subjects_of(bench: Bench, wanted: list[str]) -> list[Callable[[], Subject]]:
-    """What to start, by name; all that are possible here if `wanted` is empty."""
-    makers: dict[str, Callable[[], Subject]] = {
-        "virtlun null poll": lambda: bench.ours_null(poll=True),
-        "virtlun null": lambda: bench.ours_null(poll=False),
-        "virtlun malloc poll": bench.ours_malloc,
-        "virtlun lvol poll": bench.ours_lvol,
-        "virtlun file poll": lambda: bench.ours_file(poll=True),
-        "virtlun file": lambda: bench.ours_file(poll=False),
-    }
-    if shutil.which("qemu-storage-daemon"):
+OTHER = "other"
+"""What another build of our target is called."""
+
+
+OURS: dict[str, Callable[[Bench], Subject]] = {
+    "null poll": lambda bench: bench.ours_null(poll=True),
+    "null": lambda bench: bench.ours_null(poll=False),
+    "malloc poll": Bench.ours_malloc,
+    "lvol poll": Bench.ours_lvol,
+    "file poll": lambda bench: bench.ours_file(poll=True),
+    "file": lambda bench: bench.ours_file(poll=False),
+}
+"""What can be started of our target, by name without its label."""
+
+
+def subjects_of(
+    bench: Bench, against: Path | None, wanted: list[str]
+) -> list[Callable[[], Subject]]:
+    """What to start, by name; all that are possible here if `wanted` is empty.
+
+    `against` is another build of our target, which is the only peer then.
+    """
+    makers: dict[str, Callable[[], Subject]] = {}
+    builds = [bench, *([replace(bench, program=against, label=OTHER)] if against else [])]
+    for name, make in OURS.items():
+        makers |= {f"{build.label} {name}": partial(make, build) for build in builds}
+    if against is None and shutil.which("qemu-storage-daemon"):
         makers |= {
             "qsd null poll": lambda: bench.qsd_null(poll=True),
             "qsd null": lambda: bench.qsd_null(poll=False),
@@ -81,7 +99,7 @@ def run(arguments: argparse.Namespace, out: Console) -> list[Point]:
     points: list[Point] = []
     try:
         with (
-            running(subjects_of(bench, arguments.only)) as subjects,
+            running(subjects_of(bench, arguments.against, arguments.only)) as subjects,
             Progress(console=out, transient=True) as progress,
         ):
             total = arguments.rounds * len(arguments.rw) * len(DEPTHS) * len(subjects)
@@ -109,6 +127,13 @@ def main() -> int:
     parser.add_argument("--size-mib", type=int, default=512, help="size of the disks in MiB (512)")
     parser.add_argument("--rw", action="append", help="pattern (randread and randwrite)")
     parser.add_argument("--only", action="append", default=[], help="one target by name")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="PROGRAM",
+        help="the virtlun-target of another checkout instead of QEMU's daemon",
+    )
+    parser.add_argument("--save", type=Path, metavar="FILE", help="keep the points as JSON, too")
     arguments = parser.parse_args()
     arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
     arguments.time = arguments.time or (0.5 if arguments.quick else 1.0)
@@ -116,15 +141,22 @@ def main() -> int:
     out = Console(stderr=arguments.json, width=None if sys.stdout.isatty() else 160)
     where = machine()
     points = run(arguments, out)
+    told = json.dumps({"machine": where, "points": [p.as_json() for p in points]}, indent=1)
+    if arguments.save:
+        arguments.save.parent.mkdir(parents=True, exist_ok=True)
+        arguments.save.write_text(told + "\n")
     if arguments.json:
-        print(json.dumps({"machine": where, "points": [p.as_json() for p in points]}, indent=1))
+        print(told)
         return 0
     load = where["load"][0]
     out.print(f"{where['cpu']}, {where['cpus']} CPUs, Linux {where['kernel']}, load {load:.1f}")
     for rw in arguments.rw:
         out.print(table(points, rw))
-    out.print(ratios(points, PAIRS))
-    if not shutil.which("qemu-storage-daemon"):
+    pairs = (
+        [(f"virtlun {name}", f"{OTHER} {name}") for name in OURS] if arguments.against else PAIRS
+    )
+    out.print(ratios(points, pairs))
+    if not arguments.against and not shutil.which("qemu-storage-daemon"):
         out.print("qemu-storage-daemon is not installed (package qemu-system-common): no peer")
     return 0
 

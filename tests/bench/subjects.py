@@ -89,14 +89,19 @@ class Bench:
     size_mib: int
     cpu: int | None
     """Where targets poll."""
+    program: Path = field(default_factory=binary)
+    """Our target."""
+    label: str = "virtlun"
+    """What it is called."""
 
     def _ours(self, name: str, options: list[str], prepare: Callable[[Client], str]) -> Subject:
         """Starts our target; `prepare` makes a bdev and returns its name."""
+        name = f"{self.label} {name}"
         directory = self.scratch / name.replace(" ", "-")
         (directory / "vhost").mkdir(parents=True)
         rpc_socket, log = directory / "rpc.sock", directory / "log"
         command = [
-            *(str(binary()), "--rpc-socket", str(rpc_socket)),
+            *(str(self.program), "--rpc-socket", str(rpc_socket)),
             *("--vhost-dir", str(directory / "vhost"), "--state-dir", str(directory / "state")),
             *options,
         ]
@@ -132,7 +137,7 @@ class Bench:
             client.call("bdev_null_create", name="n", num_blocks=blocks, block_size=BLOCK_BYTES)
             return "n"
 
-        name = "virtlun null" + (" poll" if poll else "")
+        name = "null" + (" poll" if poll else "")
         return self._ours(name, ["--poll"] if poll else [], prepare)
 
     def ours_malloc(self) -> Subject:
@@ -143,7 +148,7 @@ class Bench:
             client.call("bdev_malloc_create", name="m", num_blocks=blocks, block_size=BLOCK_BYTES)
             return "m"
 
-        return self._ours("virtlun malloc poll", ["--poll"], prepare)
+        return self._ours("malloc poll", ["--poll"], prepare)
 
     def ours_lvol(self) -> Subject:
         """Our target on a thick volume of an lvstore on memory."""
@@ -157,17 +162,17 @@ class Bench:
             )
             return "lvs/vol"
 
-        return self._ours("virtlun lvol poll", ["--poll"], prepare)
+        return self._ours("lvol poll", ["--poll"], prepare)
 
     def ours_file(self, *, poll: bool) -> Subject:
         """Our target on a file in memory."""
-        path = self._file("ours-poll" if poll else "ours")
+        path = self._file(self.label + ("-poll" if poll else ""))
 
         def prepare(client: Client) -> str:
             client.call("bdev_uring_create", filename=str(path), name="f", block_size=BLOCK_BYTES)
             return "f"
 
-        name = "virtlun file" + (" poll" if poll else "")
+        name = "file" + (" poll" if poll else "")
         return self._ours(name, ["--poll"] if poll else [], prepare)
 
     def _file(self, name: str) -> Path:

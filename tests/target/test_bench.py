@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from tests.bench.measure import Point
 from tests.bench.report import grouped, ratios, table
-from tests.support.target import ROOT
+from tests.support.target import ROOT, binary
 
 
 def point(subject: str, iops: float, c2c: tuple[float, float] | None) -> Point:
@@ -78,6 +79,28 @@ def test_a_short_run_measures_every_depth(only: str) -> None:
     assert [p["depth"] for p in points] == [1, 8, 32, 128]
     assert all(p["iops"] > 0 and p["rss_mib"] > 0 for p in points)
     assert all(p["subject"] == only for p in points)
+
+
+def test_two_builds_are_measured_in_turn_and_the_points_are_kept(tmp_path: Path) -> None:
+    kept = tmp_path / "kept" / "points.json"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.bench", "--quick", "--time", "0.05", "--size-mib", "32"),
+            *("--against", str(binary()), "--save", str(kept)),
+            *("--only", "virtlun null", "--only", "other null"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(kept.read_text())
+    assert told["machine"]["cpus"] > 0
+    subjects = [point["subject"] for point in told["points"]]
+    assert subjects == ["virtlun null", "other null"] * 4
+    assert "ours / peer" in done.stdout
 
 
 def test_an_unknown_target_is_named() -> None:
