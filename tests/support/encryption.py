@@ -54,6 +54,23 @@ def assert_no_key(text: str) -> None:
             assert str(list(bytes.fromhex(part)))[1:-1] not in text, text
 
 
+def in_memory(target: Target, wanted: bytes) -> int:
+    """Returns how often bytes stand in the writable memory of the target."""
+    found = 0
+    with Path(f"/proc/{target.pid}/mem").open("rb", buffering=0) as memory:
+        for line in Path(f"/proc/{target.pid}/maps").read_text().splitlines():
+            place, access, *rest = line.split()
+            if not access.startswith("rw") or rest[-1] in ("[vvar]", "[vsyscall]"):
+                continue
+            begin, end = (int(each, 16) for each in place.split("-"))
+            if end - begin > 256 << 20:
+                continue  # reserved addresses, such as arenas of guests
+            with contextlib.suppress(OSError):
+                memory.seek(begin)
+                found += memory.read(end - begin).count(wanted)
+    return found
+
+
 def make_encrypted(target: Target, mib: int = 16, *, size: int = 64 << 20) -> Path:
     """Makes c0 on the thin volume lvs0/v0, with the key k0; returns the file of lvs0, of `size`."""
     file = target.make_lvstore(size=size)

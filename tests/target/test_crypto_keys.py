@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import random
@@ -23,6 +22,7 @@ from tests.support.encryption import (
     encrypt,
     give_key,
     guest,
+    in_memory,
     make_encrypted,
     marked,
     serve,
@@ -292,23 +292,6 @@ def test_the_process_has_no_key_after_it_was_destroyed(target: Target) -> None:
     target.rpc("accel_crypto_key_destroy", key_name="k0")
     assert in_memory(target, key) == 0
     assert in_memory(target, key.hex().encode()) == 0
-
-
-def in_memory(target: Target, wanted: bytes) -> int:
-    """Returns how often bytes stand in the writable memory of the target."""
-    found = 0
-    with Path(f"/proc/{target.pid}/mem").open("rb", buffering=0) as memory:
-        for line in Path(f"/proc/{target.pid}/maps").read_text().splitlines():
-            place, access, *rest = line.split()
-            if not access.startswith("rw") or rest[-1] in ("[vvar]", "[vsyscall]"):
-                continue
-            begin, end = (int(each, 16) for each in place.split("-"))
-            if end - begin > 256 * MIB:
-                continue  # reserved addresses, such as arenas of guests
-            with contextlib.suppress(OSError):
-                memory.seek(begin)
-                found += memory.read(end - begin).count(wanted)
-    return found
 
 
 def test_with_its_base_a_bdev_that_waits_is_forgotten(target: Target) -> None:

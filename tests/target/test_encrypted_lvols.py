@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import random
+import time
 from pathlib import Path
 
 import grpc
@@ -21,6 +23,7 @@ from tests.support.encryption import (
     code,
     give_key,
     guest,
+    in_memory,
     marked,
     serve,
     waiting_guest,
@@ -279,10 +282,17 @@ def test_an_upgrade_hands_the_key_over(target: Target, file: Path) -> None:
 
 
 def test_its_key_goes_with_the_last_that_has_it(target: Target) -> None:
+    """It is not in the target's memory any more."""
     target.make_lvstore()
     for delete_all in (False, True):
-        give_key(target, destroy_with_last=True)
+        key = random.Random(time.time_ns()).randbytes(32)
+        give_key(target, key=key.hex(), destroy_with_last=True)
         make(target, "v0")
+        serve(target, "lvs0/v0")
+        with guest(target) as vm:
+            vm.write(0, marked(4096))
+        assert in_memory(target, key) > 0, "the search finds nothing that is there"
+        target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
         target.rpc("bdev_lvol_snapshot", lvol_name="lvs0/v0", snapshot_name="s")
         if delete_all:
             target.rpc("bdev_lvol_delete_lvstore", lvs_name="lvs0")
@@ -291,6 +301,7 @@ def test_its_key_goes_with_the_last_that_has_it(target: Target) -> None:
             assert [each["name"] for each in target.rpc("accel_crypto_keys_get")] == ["k0"]
             target.rpc("bdev_lvol_delete", name="lvs0/s")
         assert target.rpc("accel_crypto_keys_get") == []
+        assert in_memory(target, key) == in_memory(target, key.hex().encode()) == 0
 
 
 def test_a_degraded_or_waiting_volume_is_in_the_model(target: Target, file: Path) -> None:
