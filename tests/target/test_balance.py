@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
+from click.testing import CliRunner
+
+from plugin.cli import main
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
@@ -34,4 +39,8 @@ def test_two_vms_that_keep_one_reactor_busy_have_one_each_in_the_end(
         for name in ("a", "b"):
             wait_for_requests(target, name, requests_of(target, name))
         assert (one.poll(), other.poll()) == (None, None), "a guest gave up"
+        words = ["--socket", str(target.rpc_socket), "top", "--count", "1", "--json"]
+        shown = json.loads(CliRunner().invoke(main, words).stdout)["reactors"]
+        assert [(each["cpu"], each["queues"]) for each in shown] == [(0, 1), (1, 1)]
+        assert all(each["busy"] > 0 for each in shown), shown
     assert "goes on on the reactor of CPU 1" in target.words()
