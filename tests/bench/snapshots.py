@@ -33,6 +33,12 @@ CLUSTER_MIB = 1
 IMAGE_MIB = 10 << 10
 LARGE_MIB = 1 << 20
 GIB = 1 << 30
+UNDER_LOAD_MS = 20.0
+"""No I/O of a guest takes longer while a snapshot is taken."""
+CALL_MS = 5.0
+"""No call about one of many lvols takes longer."""
+LOAD_S = 2.0
+"""Nor does the load of an lvstore with many."""
 
 
 @contextmanager
@@ -83,15 +89,29 @@ def read_ms(guest: Initiator, cluster: int) -> float:
     return (time.monotonic() - begun) * 1e3
 
 
-def row(table: Table, what: str, values: list[float]) -> None:
-    """Adds p50, p99 and the longest of some times."""
-    ordered = sorted(values)
-    p99 = ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
-    shown = (statistics.median(ordered), p99, ordered[-1])
-    table.add_row(what, str(len(ordered)), *(f"{value:.2f}" for value in shown))
+class Rows:
+    """Times of one thing after the other, in milliseconds, and what they are to stay below."""
+
+    def __init__(self) -> None:
+        """Begins without rows."""
+        self.table = Table(box=None, pad_edge=False, header_style="bold", title="milliseconds")
+        self.table.add_column("")
+        for title in ("times", "p50", "p99", "longest", "goal"):
+            self.table.add_column(title, justify="right")
+        self.missed: list[str] = []
+
+    def add(self, what: str, values: list[float], *, goal_ms: float | None = None) -> None:
+        """Adds p50, p99, which is to stay below the goal, and the longest of some times."""
+        ordered = sorted(values)
+        p99 = ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+        shown = (statistics.median(ordered), p99, ordered[-1])
+        goal = "" if goal_ms is None else f"{goal_ms:.0f}"
+        self.table.add_row(what, str(len(ordered)), *(f"{value:.2f}" for value in shown), goal)
+        if goal_ms is not None and p99 >= goal_ms:
+            self.missed.append(f"{what}: {p99:.1f} ms (p99), not below {goal_ms:.0f}")
 
 
-def under_snapshots(table: Table, rounds: int) -> None:
+def under_snapshots(rows: Rows, rounds: int) -> None:
     """A guest's I/O around snapshots of its large volume."""
     with lvstore(2 << 10) as target:
         volume = target.make_thin("vm", LARGE_MIB)
@@ -120,12 +140,12 @@ def under_snapshots(table: Table, rounds: int) -> None:
             finally:
                 stop.set()
                 worker.join()
-    row(table, "snapshot of 1 TiB under I/O", calls)
-    row(table, "longest read of the guest around each", reads)
-    row(table, "longest write of the guest around each", writes)
+    rows.add("snapshot of 1 TiB under I/O", calls)
+    rows.add("longest read of the guest around each", reads, goal_ms=UNDER_LOAD_MS)
+    rows.add("longest write of the guest around each", writes, goal_ms=UNDER_LOAD_MS)
 
 
-def image(table: Table, clones: int) -> None:
+def image(rows: Rows, clones: int) -> None:
     """Clones of an image."""
     with lvstore(64) as target:
         target.make_thin("image", IMAGE_MIB)
@@ -134,13 +154,13 @@ def image(table: Table, clones: int) -> None:
                 write_ms(guest, cluster)
         target.rpc("bdev_lvol_snapshot", lvol_name="lvs0/image", snapshot_name="golden")
         make = [clone_ms(target, n) for n in range(clones)]
-        row(table, f"clone of an image of 10 GiB (all: {sum(make):.0f} ms)", make)
+        rows.add(f"clone of an image of 10 GiB (all: {sum(make):.0f} ms)", make)
         for name, volume in (("clone", "lvs0/vm0"), ("thin volume", target.make_thin("new", 1024))):
             with guest_of(target, volume) as guest:
                 first = [write_ms(guest, n * 20) for n in range(50)]
                 again = [write_ms(guest, n * 20) for n in range(50)]
-            row(table, f"first write to a cluster of a {name}", first)
-            row(table, "  again", again)
+            rows.add(f"first write to a cluster of a {name}", first)
+            rows.add("  again", again)
 
 
 def clone_ms(target: Target, number: int) -> float:
@@ -149,13 +169,13 @@ def clone_ms(target: Target, number: int) -> float:
     return call_ms(target, "bdev_lvol_clone", **names)
 
 
-def many(table: Table, lvols: int) -> str:
+def many(rows: Rows, lvols: int) -> str:
     """Calls in an lvstore of many lvols, and its load; returns a sentence on that."""
     with lvstore(10 << 10) as target:
         target.make_thin("image", 1 << 10)
         target.rpc("bdev_lvol_snapshot", lvol_name="lvs0/image", snapshot_name="golden")
         create = [clone_ms(target, n) for n in range(lvols)]
-        row(table, f"clone, the last of {lvols}", create[-min(1000, lvols) :])
+        rows.add(f"clone, the last of {lvols}", create[-min(1000, lvols) :], goal_ms=CALL_MS)
         for method in ("bdev_lvol_snapshot", "bdev_lvol_resize", "bdev_lvol_delete"):
             times = []
             for n in range(100):
@@ -165,13 +185,15 @@ def many(table: Table, lvols: int) -> str:
                 elif method == "bdev_lvol_resize":
                     params["size_in_mib"] = 2 << 10
                 times.append(call_ms(target, method, **params))
-            row(table, f"{method} of {lvols} lvols", times)
+            rows.add(f"{method} of {lvols} lvols", times, goal_ms=CALL_MS)
         target.stop()
         begun = time.monotonic()
         target.start()
         while not target.rpc("bdev_lvol_get_lvstores"):
             time.sleep(0.01)
         took = time.monotonic() - begun
+        if took >= LOAD_S:
+            rows.missed.append(f"the lvstore is loaded in {took:.1f} s, not below {LOAD_S:.0f}")
         return (
             f"an lvstore of 10 TiB with {lvols} clones: loaded {took:.2f} s after the target's "
             f"start, which has {rss_kib(target.pid) / 1024:.0f} MiB then"
@@ -179,23 +201,25 @@ def many(table: Table, lvols: int) -> str:
 
 
 def main() -> int:
-    """Measures and prints the tables."""
+    """Measures and prints the tables; 1 if a row misses its goal with ``--goal``."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench.snapshots", description=(__doc__ or "").split("\n", 1)[0]
     )
     parser.add_argument("--quick", action="store_true", help="fewer of all")
-    quick = parser.parse_args().quick
-    calls = Table(box=None, pad_edge=False, header_style="bold", title="milliseconds")
-    calls.add_column("")
-    for title in ("times", "p50", "p99", "longest"):
-        calls.add_column(title, justify="right")
-    under_snapshots(calls, 10 if quick else 50)
-    image(calls, 100)
-    loaded = many(calls, 1000 if quick else 10_000)
+    parser.add_argument("--goal", action="store_true", help="fail if a row misses its goal")
+    arguments = parser.parse_args()
+    quick = arguments.quick
+    rows = Rows()
+    under_snapshots(rows, 10 if quick else 50)
+    image(rows, 100)
+    loaded = many(rows, 1000 if quick else 10_000)
     console = Console()
-    console.print(calls)
+    console.print(rows.table)
     console.print(loaded)
-    return 0
+    missed = rows.missed if arguments.goal else []
+    for sentence in missed:
+        print(sentence, file=sys.stderr)
+    return int(bool(missed))
 
 
 if __name__ == "__main__":
