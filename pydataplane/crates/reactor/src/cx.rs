@@ -5,7 +5,11 @@ use std::io;
 use std::os::fd::RawFd;
 
 use crate::context::borrow;
-use crate::{IoContext, Poller, PollerId};
+use crate::{IoContext, Poller, PollerId, ticks};
+
+/// How long pollers without work wait at most for those that have some, in microseconds, or for a turn that
+/// takes longer: then all are looked at.
+const LOOK_US: u64 = 20;
 
 /// A poller and what it did.
 pub(crate) struct RegisteredPoller {
@@ -49,6 +53,9 @@ pub struct Cx {
     pub(crate) next: usize,
     /// The next turn is of all.
     pub(crate) look_at_all: bool,
+    /// When the last such turn was, beside pollers with work, and after how long there is another, in ticks.
+    pub(crate) looked_at: u64,
+    pub(crate) look_ticks: u64,
     pub(crate) stop: bool,
     next_id: u64,
 }
@@ -63,6 +70,8 @@ impl Cx {
             with_work: Vec::new(),
             next: 0,
             look_at_all: false,
+            looked_at: 0,
+            look_ticks: ticks::from_us(LOOK_US),
             stop: false,
             next_id: 1,
         }

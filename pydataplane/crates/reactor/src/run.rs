@@ -128,6 +128,13 @@ fn turn(cx: &mut Cx, mailbox: &Mailbox) -> u32 {
     }
     cx.turns += 1;
     let busy = cx.with_work.len();
+    if busy > 0 && cx.places.len() > busy + IDLE_POLLERS {
+        let now = ticks::now();
+        cx.look_at_all |= now.saturating_sub(cx.looked_at) > cx.look_ticks;
+        if cx.look_at_all {
+            cx.looked_at = now;
+        }
+    }
     let mut n = 0;
     while let Some(at) = cx.with_work.get(n).copied() {
         let place = &mut cx.places[at];

@@ -272,6 +272,36 @@ fn who_has_work_has_each_turn_and_the_others_have_theirs() {
     r.stop();
 }
 
+/// Takes its time for each turn.
+struct Slow;
+
+impl Poller for Slow {
+    fn name(&self) -> &str {
+        "slow"
+    }
+    fn poll(&mut self) -> u32 {
+        thread::sleep(Duration::from_micros(100));
+        1
+    }
+}
+
+#[test]
+fn nobody_waits_for_more_than_a_turn_of_one_that_takes_its_time() {
+    let r = start(1, Idle::Poll);
+    let h = &r.handles()[0];
+    for _ in 0..100 {
+        _ = h.call(|cx| cx.add_poller(Box::new(Worker::default())));
+    }
+    _ = h.call(|cx| cx.add_poller(Box::new(Slow)));
+    let runs = || h.call(|cx| cx.pollers()).iter().map(|poller| poller.runs).collect::<Vec<_>>();
+    let before = runs();
+    thread::sleep(Duration::from_millis(100));
+    let mut since: Vec<_> = runs().iter().zip(before).map(|(now, before)| now - before).collect();
+    let slow = since.pop().unwrap();
+    assert!(slow > 10 && since.iter().all(|idle| idle.abs_diff(slow) <= 2), "{slow}: {since:?}");
+    r.stop();
+}
+
 /// Hands something to another poller of its reactor, which nobody wakes for it.
 struct Giver {
     from: Arc<AtomicBool>,
