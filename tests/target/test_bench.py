@@ -59,21 +59,26 @@ def test_points_of_different_modes_are_never_compared() -> None:
     assert rendered(table(points, "randread")).count("near") == 2
 
 
-@pytest.mark.parametrize(
-    "only", ["virtlun null", pytest.param("virtlun lvol poll", marks=pytest.mark.nightly)]
-)
-def test_a_short_run_measures_every_depth(only: str) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.bench", "--json", "--only", only),
-            *("--time", "0.05", "--rounds", "1", "--size-mib", "32", "--rw", "randrw"),
-        ],
+def run_bench(*options: str) -> subprocess.CompletedProcess[str]:
+    """Runs the benchmark."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.bench", *options],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+SHORT = ("--time", "0.05", "--rounds", "1", "--size-mib", "32", "--rw", "randrw")
+
+
+@pytest.mark.parametrize(
+    "only", ["virtlun null", pytest.param("virtlun lvol poll", marks=pytest.mark.nightly)]
+)
+def test_a_short_run_measures_every_depth(only: str) -> None:
+    done = run_bench("--json", "--only", only, *SHORT)
     assert done.returncode == 0, done.stderr
     points = json.loads(done.stdout)["points"]
     assert [p["depth"] for p in points] == [1, 8, 32, 128]
@@ -83,18 +88,8 @@ def test_a_short_run_measures_every_depth(only: str) -> None:
 
 def test_two_builds_are_measured_in_turn_and_the_points_are_kept(tmp_path: Path) -> None:
     kept = tmp_path / "kept" / "points.json"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.bench", "--quick", "--time", "0.05", "--size-mib", "32"),
-            *("--against", str(binary()), "--save", str(kept)),
-            *("--only", "virtlun null", "--only", "other null"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    both = ("--only", "virtlun null", "--only", "other null")
+    done = run_bench("--against", str(binary()), "--save", str(kept), *both, *SHORT)
     assert done.returncode == 0, done.stderr
     told = json.loads(kept.read_text())
     assert told["machine"]["cpus"] > 0
@@ -104,14 +99,7 @@ def test_two_builds_are_measured_in_turn_and_the_points_are_kept(tmp_path: Path)
 
 
 def test_an_unknown_target_is_named() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench", "--only", "nobody"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_bench("--only", "nobody")
     assert done.returncode == 1
     assert "no target nobody" in done.stderr
 
