@@ -364,29 +364,49 @@ impl<D: Disk> Store<D> {
             freed.append(self.all_of(id.0)?);
         }
         let mut txn = Txn::default();
-        for (id, to) in all {
-            self.put_back(&mut txn, id.0, to.0);
+        let before: Vec<Blob> =
+            all.iter().map(|(id, to)| self.put_back(&mut txn, id.0, to.0)).collect();
+        if all.is_empty() {
+            return Ok(freed);
         }
-        if !all.is_empty() {
-            self.commit(txn)?;
+        if let Err(e) = self.commit(txn) {
+            // Until the store is loaded again all of them are read as they were.
+            for blob in before {
+                self.moved(blob.id, self.blobs[&blob.id].parent, blob.parent);
+                self.blobs.insert(blob.id, blob);
+            }
+            return Err(e);
         }
         Ok(freed)
     }
 
-    /// A blob has nothing of its own any more, and reads as the snapshot `to`.
-    fn put_back(&mut self, txn: &mut Txn, id: u64, to: u64) {
+    /// A blob has nothing of its own any more, and reads as the snapshot `to`. Returns what it was.
+    fn put_back(&mut self, txn: &mut Txn, id: u64, to: u64) -> Blob {
         let size = self.blobs[&to].size;
-        let blob = self.blob_mut(id);
-        let chunks = std::mem::take(&mut blob.chunks);
-        let indexes = std::mem::take(&mut blob.indexes);
-        chunks.values().for_each(|chunk| txn.free(chunk.page));
-        indexes.values().for_each(|index| txn.free(index.page));
-        let old = blob.parent;
-        (blob.size, blob.allocated) = (size, 0);
-        (blob.parent, blob.external, blob.parent_clusters) = (to, None, size);
-        blob.flags |= FLAG_THIN;
-        self.moved(id, old, to);
+        let before = self.blobs.remove(&id).expect("the caller looked it up");
+        before.chunks.values().for_each(|chunk| txn.free(chunk.page));
+        before.indexes.values().for_each(|index| txn.free(index.page));
+        let now = Blob {
+            id,
+            root: before.root,
+            uuid: before.uuid,
+            name: before.name.clone(),
+            size,
+            allocated: 0,
+            flags: before.flags | FLAG_THIN,
+            parent: to,
+            external: None,
+            parent_clusters: size,
+            clones: BTreeSet::new(),
+            xattrs: before.xattrs.clone(),
+            xattr_pages: before.xattr_pages.clone(),
+            chunks: BTreeMap::new(),
+            indexes: BTreeMap::new(),
+        };
+        self.blobs.insert(id, now);
+        self.moved(id, before.parent, to);
         txn.touch(id, Part::Root);
+        before
     }
 
     pub(crate) fn moved(&mut self, blob: u64, from: u64, to: u64) {

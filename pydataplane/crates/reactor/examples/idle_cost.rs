@@ -1,4 +1,4 @@
-//! What a turn of the loop costs when nothing happens, by number of pollers, and how long a
+//! What it costs that each poller has a turn when nothing happens, by number of pollers, and how long a
 //! message to a spinning and to a sleeping reactor takes.
 //!
 //! `cargo run --release -p reactor --example idle_cost [CPU]`
@@ -37,7 +37,7 @@ fn main() -> std::io::Result<()> {
                 cx.add_poller(Box::new(IdleQueue { index, seen: 7 }));
             }
         });
-        // A marker that tells the number of turns.
+        // A marker that tells how often all had their turn.
         let id = h.call(|cx| cx.add_poller(Box::new(IdleQueue { index: Arc::default(), seen: 0 })));
         let runs =
             || h.call(move |cx| cx.pollers().into_iter().find(|p| p.id == id).map(|p| p.runs));
@@ -48,7 +48,7 @@ fn main() -> std::io::Result<()> {
             let (ns, b) = (t.elapsed().as_nanos() as f64, runs());
             best = best.min(ns / (b.unwrap_or(1) - a.unwrap_or(0)) as f64);
         }
-        println!("{:3} pollers: {best:.1} ns a turn", pollers + 1);
+        println!("{:3} pollers: {best:.1} ns until all had a turn", pollers + 1);
         r.stop();
     }
     for (label, idle) in [("spinning", Idle::Poll), ("sleeping", Idle::Adaptive { spin_us: 0 })] {

@@ -107,10 +107,9 @@ impl Cx {
     /// Removes a poller and returns it.
     pub fn remove_poller(&mut self, id: PollerId) -> Option<Box<dyn Poller>> {
         let at = self.places.iter().position(|p| p.id == id)?;
-        // The others move up: who has work is found anew.
-        self.with_work.clear();
-        self.places.iter_mut().for_each(|place| place.listed = false);
-        self.look_at_all = true;
+        // The others move up.
+        self.with_work.retain(|place| *place != at);
+        self.with_work.iter_mut().filter(|place| **place > at).for_each(|place| *place -= 1);
         Some(self.places.remove(at).poller)
     }
 

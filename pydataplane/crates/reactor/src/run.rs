@@ -15,7 +15,7 @@ use crate::{Cx, ticks};
 const CLOCK_EVERY: u32 = 16;
 
 /// A poller has work if it had some in one of so many turns: a guest that waits for its disk has none in most.
-const WITH_WORK_TURNS: u64 = 256;
+const WITH_WORK_TURNS: u64 = 1024;
 
 /// Pollers without work that have their turn beside all that have some. So one guest is served as fast beside
 /// many that do nothing, each of which is looked at some turns later.
@@ -73,7 +73,7 @@ pub(crate) fn run(cx: &mut Cx, mailbox: &Mailbox, accounting: &Arc<Accounting>, 
     // Nothing was found since, either.
     let mut looked_at_all = false;
     while !cx.stop {
-        // A turn that finds work is busy from its start. While busy the clock is left alone: the
+        // A turn that finds work is busy from its start. While busy the clock is left alone here: the
         // one idle turn that ends a busy stretch counts with it.
         let begun = if doing == Doing::Busy { 0 } else { ticks::now() };
         if turn(cx, mailbox) > 0 {
@@ -146,14 +146,16 @@ fn turn(cx: &mut Cx, mailbox: &Mailbox) -> u32 {
             n += 1;
         }
     }
+    let idle = cx.places.len() - cx.with_work.len();
     let all = std::mem::take(&mut cx.look_at_all);
-    let idle = if all { cx.places.len() } else { IDLE_POLLERS.min(cx.places.len()) };
-    for _ in 0..idle {
+    let mut left = if all { idle } else { IDLE_POLLERS.min(idle) };
+    while left > 0 {
         cx.next = if cx.next + 1 < cx.places.len() { cx.next + 1 } else { 0 };
         let place = &mut cx.places[cx.next];
         if place.listed {
             continue;
         }
+        left -= 1;
         let found = poll(place, cx.turns, busy > 0);
         if found > 0 {
             place.listed = true;

@@ -251,13 +251,12 @@ impl App {
     pub fn initialise(self: &Arc<Self>) -> Result<(), String> {
         self.initialise_with(|methods| {
             restore::recorded(self, methods, restore::Made::default());
-            match &self.config_file {
-                Some(path) => restore::file(self, methods, path),
-                None => Ok(()),
+            if let Some(path) = &self.config_file {
+                restore::file(self, methods, path)?;
             }
-        })?;
-        self.end_other_sessions();
-        Ok(())
+            self.end_other_sessions();
+            Ok(())
+        })
     }
 
     /// Has the holder let go of sessions of processes before that nobody goes on with. Waits for the

@@ -142,7 +142,8 @@ fn take_over(
         tracing::warn!("{e}");
     }
     let finished = arrived.finish(taken, &rpcsocket::of(&cli.rpc_socket));
-    // Guests do not wait for it. Before clients are answered: what they are told of a session is so.
+    // Before clients are answered, so that what they are told of a session is so: they wait for a second at
+    // most, guests do not.
     app.end_other_sessions();
     let outcome = match finished {
         Ok(parked) => Server::resume(parked, methods.clone()).map_err(Into::into),

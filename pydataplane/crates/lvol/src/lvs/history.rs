@@ -86,19 +86,13 @@ impl Lvs {
         self.register_whole(was)
     }
 
-    /// Refuses a snapshot that a volume is not made of.
-    pub fn made_of(&self, volume: &Arc<Volume>, snapshot: &Arc<Volume>) -> Result<(), Error> {
-        let up = |volume: &Arc<Volume>| volume.kin(|kin| kin.parent.clone());
-        if std::iter::successors(up(volume), up).any(|parent| Arc::ptr_eq(&parent, snapshot)) {
-            return Ok(());
-        }
-        let (lvol, snapshot) = (volume.alias(), snapshot.alias());
-        let why = format!("{snapshot} is not a snapshot of {lvol}; clone it to have what it has");
-        Err(Error::BadParameter { op: format!("roll lvol {lvol} back to {snapshot}"), why })
-    }
-
-    /// Has each first volume, which nobody uses, read as the snapshot beside it, all at one instant.
-    pub fn roll_back(&self, all: &[(Arc<Volume>, Arc<Volume>)]) -> Result<(), Error> {
+    /// Has each first volume, which nobody uses, read as the snapshot beside it, all at one instant; `made_of`:
+    /// only one that it is made of.
+    pub fn roll_back(
+        &self,
+        all: &[(Arc<Volume>, Arc<Volume>)],
+        made_of: bool,
+    ) -> Result<(), Error> {
         let each = all.iter().map(|(volume, to)| format!("{} to {}", volume.alias(), to.alias()));
         let op = format!("roll back lvol {}", each.collect::<Vec<_>>().join(" and "));
         let _turn = self.turn(&op)?;
@@ -109,6 +103,16 @@ impl Lvs {
             }
             self.not_zeroing(&op, &[&volume.id.uuid.to_string()])?;
             self.same_key(&op, volume, snapshot)?;
+            let why = match () {
+                () if made_of && !is_made_of(volume, snapshot) => {
+                    "is not a snapshot of it; clone it to have what it has"
+                }
+                () if snapshot.is_degraded() && !volume.is_degraded() => {
+                    "is degraded: its external parent is missing"
+                }
+                () => continue,
+            };
+            return Err(Error::BadParameter { op, why: format!("{} {why}", snapshot.alias()) });
         }
         let mut hidden = Vec::new();
         let hide = |(volume, _): &(Arc<Volume>, _)| {
@@ -166,6 +170,12 @@ impl Lvs {
         self.register(volume)?;
         Ok(self.volume_info(volume))
     }
+}
+
+/// Whether a volume reads as a snapshot where it, and those in between, have nothing of their own.
+fn is_made_of(volume: &Arc<Volume>, snapshot: &Arc<Volume>) -> bool {
+    let up = |volume: &Arc<Volume>| volume.kin(|kin| kin.parent.clone());
+    std::iter::successors(up(volume), up).any(|parent| Arc::ptr_eq(&parent, snapshot))
 }
 
 /// Refuses a volume that has all of its own: no parent would ever be read.

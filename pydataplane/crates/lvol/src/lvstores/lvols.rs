@@ -103,13 +103,13 @@ impl Lvstores {
         let (lvs, volume) = self.shared.find_lvol(lvol)?;
         let (other, to) = self.shared.find_lvol(snapshot)?;
         lvs.same(&other, || format!("roll back lvol {} to {}", volume.alias(), to.alias()))?;
-        lvs.made_of(&volume, &to)?;
-        lvs.roll_back(&[(volume.clone(), to)])?;
+        lvs.roll_back(&[(volume.clone(), to)], true)?;
         Ok(lvs.volume_info(&volume))
     }
 
     /// Has each first lvol, which nobody uses, read as the snapshot beside it, with that one's size, all at
-    /// one instant. Any snapshot of the lvstore will do: whose it is, is the caller's to know.
+    /// one instant; a thick one is thin then. Any snapshot of the lvstore will do: whose it is, is the
+    /// caller's to know.
     ///
     /// # Errors
     /// [`Error::NoLvol`], [`Error::NotASnapshot`], [`Error::InUse`], [`Error::BadParameter`] (not of one
@@ -126,7 +126,7 @@ impl Lvstores {
             first.same(&other, op)?;
             volumes.push((volume, to));
         }
-        of.map_or(Ok(()), |lvs| lvs.roll_back(&volumes))
+        of.map_or(Ok(()), |lvs| lvs.roll_back(&volumes, false))
     }
 
     /// Gives a thin lvol that nobody uses a snapshot of its size as its parent: where it has nothing of

@@ -209,13 +209,17 @@ pub(crate) fn status(unit: &LunShared, cdb: &Cdb, data_in: &Sg) -> Result<u32, F
     let results = unit.copies.results.lock();
     let held = results.iter().find(|held| held.list_id == cdb.byte(2));
     let Some(held) = held else { return Err(Sense::invalid_cdb(2, None).into()) };
-    let Done { segments, bytes } = held.done;
-    // TRANSFER COUNT UNITS: 0 is bytes, each next one 1024 times as much.
-    let units = (0..4u8).find(|units| bytes >> (10 * units) <= u64::from(u32::MAX)).unwrap_or(4);
+    let (units, count) = transfer_count(held.done.bytes);
     let mut data = [0, 0, 0, 8, held.status, 0, 0, units, 0, 0, 0, 0];
-    data[5..7].copy_from_slice(&segments.to_be_bytes());
-    data[8..].copy_from_slice(&((bytes >> (10 * units)) as u32).to_be_bytes());
+    data[5..7].copy_from_slice(&held.done.segments.to_be_bytes());
+    data[8..].copy_from_slice(&count.to_be_bytes());
     send(data_in, cdb.be32(10) as usize, &data)
+}
+
+/// TRANSFER COUNT UNITS, of which 0 is bytes and each next one 1024 times as much, and TRANSFER COUNT.
+fn transfer_count(bytes: u64) -> (u8, u32) {
+    let count = |units: u8| u32::try_from(bytes >> (10 * units)).map(|count| (units, count));
+    (0..=4).find_map(|units| count(units).ok()).expect("2^64 bytes are 2^24 times 2^40")
 }
 
 /// RECEIVE COPY OPERATING PARAMETERS (SPC-4 6.19).
@@ -264,4 +268,23 @@ pub(crate) fn page(unit: &LunShared, code: u8, reply: &mut Reply) {
     let data = &data[..96];
     reply.put(&[0, code, 0, data.len() as u8]);
     reply.put(data);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spc4_6_18_a_count_that_is_too_large_is_told_in_larger_units() {
+        for (bytes, told) in [
+            (0, (0, 0)),
+            (u64::from(u32::MAX), (0, u32::MAX)),
+            (1 << 32, (1, 1 << 22)),
+            ((1 << 42) - 1, (1, u32::MAX)),
+            (1 << 42, (2, 1 << 22)),
+            (u64::MAX, (4, (1 << 24) - 1)),
+        ] {
+            assert_eq!(transfer_count(bytes), told);
+        }
+    }
 }
