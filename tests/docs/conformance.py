@@ -21,14 +21,14 @@ def scsi_suite() -> str:
         f"on each disk, and [a test](../../../{FOLDER}/test_conformance.py) compares each. A test "
         "of which the suite skips everything counts as skipped, though the suite itself says that "
         "it passed.\n",
-        "| disk | passed | skipped | failed by a mistake of the suite | failed otherwise |\n"
+        "| disk | passed | skipped | failed by a mistake of the suite | deviates by design |\n"
         "| --- | --- | --- | --- | --- |",
         *(_disk(disk) for disk in LISTED.tests),
         "\nOf a write-protected disk the other tests are not begun, as they write.\n",
         f"## What passes nowhere\n\nThe {len(nowhere)} other tests, and why.\n\n"
         "| tests | outcome | because |\n| --- | --- | --- |",
         *_nowhere(),
-        "\n## What is skipped on some disks\n\nThe rest passes on another disk, or fails there as "
+        "\n## What is skipped on some disks\n\nEach passes on another disk, or fails there as "
         "above.\n\n| disks | tests | because |\n| --- | --- | --- |",
         *_elsewhere(),
         "\n## What fails on some disks\n\nOthers pass, or skip it.\n\n"
@@ -49,7 +49,7 @@ def _disk(disk: str) -> str:
 _WORDS = {
     Kind.SKIPPED: "skipped",
     Kind.MISTAKES: "failed by a mistake of the suite",
-    Kind.DIFFERS: "failed otherwise",
+    Kind.DIFFERS: "deviates by design",
 }
 
 

@@ -98,10 +98,12 @@ class Listed:
         Its last word is `passed` also where it skipped the test.
         """
         known = [each for each in self.reasons if test in each.tests]
-        if skipped := re.findall(r"\[SKIPPED\] *(.*)", said):
+        passed = re.search(r"\bpassed\s*$", said) is not None
+        skipped = re.findall(r"\[SKIPPED\] *(.*)", said)
+        if skipped and passed:
             fits = (each for each in known if each.kind.skips and each.says.search(said))
             unknown = f"skipped: {skipped[0]}"
-        elif re.search(r"\bpassed\s*$", said):
+        elif passed:
             return PASSES
         else:
             failed = set(re.findall(r"\[FAILED\] *(.*)", said))

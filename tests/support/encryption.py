@@ -67,7 +67,10 @@ def in_memory(target: Target, wanted: bytes) -> int:
                 continue  # reserved addresses, such as arenas of guests
             with contextlib.suppress(OSError):
                 memory.seek(begin)
-                found += memory.read(end - begin).count(wanted)
+                there = b""
+                while part := memory.read(end - begin - len(there)):
+                    there += part
+                found += there.count(wanted)
     return found
 
 

@@ -70,6 +70,12 @@ def test_each_disk_of_the_list_is_in_the_guest() -> None:
             "fails: [FAILED] READ10 command failed with MODE PARAMETERS CHANGED\n[FAILED] Other\n"
             "FAILED",
         ),
+        # Nor does a part that is skipped.
+        (
+            "Reserve6.Logout",
+            "  [SKIPPED] only supported for iSCSI backends\n[FAILED] Other\nFAILED",
+            "fails: [SKIPPED] only supported for iSCSI backends\n[FAILED] Other\nFAILED",
+        ),
         ("ReadOnly.ReadOnlySBC", "\nFAILED\n 1. file.c:1 - CU", "fails: FAILED\n 1. file.c:1 - CU"),
         ("Read6.Simple", "", "fails: "),
     ],

@@ -324,6 +324,49 @@ fn after_any_failed_metadata_access_the_store_refuses_every_change() {
 }
 
 #[test]
+fn blobs_whose_rollback_cannot_be_recorded_read_as_before() {
+    let closed = store(4 << 20).close().unwrap();
+    let mut failures = 0;
+    for left in 0..20 {
+        let mut s = Store::load(Failing { disk: closed.clone(), left: 1000 }).unwrap();
+        let snapshot = |name: &str| HistoryOptions {
+            name: name.into(),
+            uuid: Uuid::new_v4(),
+            xattrs: Default::default(),
+        };
+        let olds = ["a", "b"].map(|name| s.create(&blob(name, 2, true)).unwrap());
+        olds.iter().for_each(|old| s.write(*old, 0, &[1; 9]).unwrap());
+        let all = [(olds[0], snapshot("a1")), (olds[1], snapshot("b1"))];
+        let news = s.snapshot(&all).unwrap();
+        // One of them has no parent any more.
+        news.iter().for_each(|new| s.write(*new, 0, &[2; 9]).unwrap());
+        let lacking = s.lacking(news[1], true, 0, 5).unwrap();
+        s.supply(news[1], &lacking).unwrap();
+        s.detach(news[1], true).unwrap();
+        let infos = |s: &Store<Failing>| {
+            let all = olds.iter().chain(&news);
+            all.map(|id| s.blob(*id).unwrap()).collect::<Vec<_>>()
+        };
+        let before = infos(&s);
+        s.disk_mut().left = left;
+        let done = s.roll_back(&[(news[0], olds[0]), (news[1], olds[1])]);
+        s.disk_mut().left = 1000;
+        let expected = if done.is_err() { 2 } else { 1 };
+        if let Err(e) = done {
+            failures += 1;
+            assert!(matches!(e, Error::Metadata(_)), "{left}: {e}");
+            assert_eq!(infos(&s), before);
+        }
+        for new in &news {
+            let mut found = [0; 9];
+            s.read(*new, 0, &mut found).unwrap();
+            assert_eq!(found, [expected; 9], "{left}");
+        }
+    }
+    assert!((1..20).contains(&failures), "{failures}");
+}
+
+#[test]
 fn what_a_first_write_has_is_written_with_its_cluster() {
     let closed = store(4 << 20).close().unwrap();
     let mut s = Store::load(Failing { disk: closed, left: 1 << 20 }).unwrap();

@@ -122,10 +122,13 @@ fn crashes(seeds: std::ops::Range<u64>, end: impl Fn(&Host, u64)) {
     }
 }
 
-/// Seeds of the day; `VIRTLUN_INTEGRITY_SEEDS` says how many.
+/// Seeds of the day; `VIRTLUN_INTEGRITY_SEEDS` says how many, and `VIRTLUN_INTEGRITY_SEED` which one.
 pub(super) fn seeds(few: u64) -> std::ops::Range<u64> {
-    let asked = std::env::var("VIRTLUN_INTEGRITY_SEEDS").ok().and_then(|n| n.parse().ok());
-    1..1 + asked.unwrap_or(few)
+    let given = |name| std::env::var(name).ok().map(|n| n.parse().expect("a number"));
+    match given("VIRTLUN_INTEGRITY_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 1..1 + given("VIRTLUN_INTEGRITY_SEEDS").unwrap_or(few),
+    }
 }
 
 #[test]

@@ -317,9 +317,9 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
     methods
         .add(
             "virtlun_lvol_roll_back_together",
-            "Have several lvols of one lvstore that nobody uses read as snapshots of it, each with its snapshot's \
-             size: all or none, also if the target or its host ends meanwhile. Whose snapshots they are is not \
-             looked at.",
+            "Have several lvols of one lvstore that nobody uses read as snapshots in it, each with its snapshot's \
+             size and thin: all or none, also if the target or its host ends meanwhile. A snapshot need not be one \
+             of the lvol.",
             Flags::LONG_WRITE,
             move |p: RollBackTogether| {
                 let all = p.rollbacks.iter().map(|r| (&*r.lvol_name, &*r.snapshot_name));
