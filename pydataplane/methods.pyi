@@ -2333,9 +2333,9 @@ class Rpc(ABC):
         snapshot_name: str,
     ) -> bool: ...
 
-    # Have several lvols of one lvstore that nobody uses read as snapshots of it, each with its
-    # snapshot's size: all or none, also if the target or its host ends meanwhile. Whose snapshots
-    # they are is not looked at.
+    # Have several lvols of one lvstore that nobody uses read as snapshots in it, each with its
+    # snapshot's size and thin: all or none, also if the target or its host ends meanwhile. A
+    # snapshot need not be one of the lvol.
     @overload
     def call(
         self,
