@@ -54,7 +54,6 @@ BY_DAY = (
     "malloc, 512",
     "malloc, 4096",
     "thin volume, 512, two paths",
-    "thin volume, 4096",
     "file, 512",
 )
 
