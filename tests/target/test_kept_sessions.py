@@ -341,6 +341,21 @@ def test_one_that_takes_over_without_the_option_keeps_it_connected_and_no_longer
     ends(guest)
 
 
+def test_a_client_is_answered_when_what_was_kept_before_an_upgrade_is_let_go_of(
+    make_target: MakeTarget,
+) -> None:
+    with separate(make_target) as (target, guest, holder):
+        target.options = tuple(word for word in target.options if word != "--hold-sessions")
+        holder.send_signal(signal.SIGSTOP)
+        going_on = threading.Timer(0.3, holder.send_signal, [signal.SIGCONT])
+        going_on.start()
+        target.upgrade()
+        assert not target.is_kept("c0")
+        target.kill9()
+        going_on.join()
+        ends(guest)
+
+
 def test_what_was_kept_before_an_upgrade_is_not_gone_on_with(make_target: MakeTarget) -> None:
     """Another program took over, and the holder did not hear of it before that was killed, too."""
     with separate(make_target) as (target, guest, holder):
