@@ -222,7 +222,7 @@ fn designators(unit: &LunShared) -> Page {
     const UUID: u8 = 0xA;
     let uuid = unit.identity();
     let mut page = Page::new(VPD_DESIGNATORS);
-    let naa = unit.characteristics().wwn.map_or_else(|| local_naa(uuid), u64::to_be_bytes);
+    let naa = naa(unit);
     let mut by = [0; VENDOR_LEN];
     put_ascii(&mut by, vendor(unit));
     page.designator(BINARY, NAA, &[&naa]);
@@ -232,8 +232,13 @@ fn designators(unit: &LunShared) -> Page {
     page
 }
 
+/// The NAA designator of a unit.
+pub(crate) fn naa(unit: &LunShared) -> [u8; 8] {
+    unit.characteristics().wwn.map_or_else(|| local_naa(unit.identity()), u64::to_be_bytes)
+}
+
 /// NAA 3h, locally assigned (SPC-4 7.8.6.6): 60 bits, the two halves of the UUID XORed.
-pub(crate) fn local_naa(uuid: Uuid) -> [u8; 8] {
+fn local_naa(uuid: Uuid) -> [u8; 8] {
     let (high, low) = uuid.as_u64_pair();
     (((high ^ low) & 0x0FFF_FFFF_FFFF_FFFF) | 0x3000_0000_0000_0000).to_be_bytes()
 }

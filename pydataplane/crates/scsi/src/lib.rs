@@ -25,7 +25,8 @@
 //! | `sense`, `response`, `policy` | how a command ended; whether it is answered or waits |
 //! | `shared`, `nexus`, `options`, `characteristics` | a unit as all threads, and as one initiator, know it |
 //! | `volume`, `reservations`, `sanitize`, `records` | a volume as all its units share it; what outlives the process |
-//! | `copy` | EXTENDED COPY |
+//! | `copy` | EXTENDED COPY, and copies by ROD token (ODX) |
+//! | `watch` | what changes no block of a volume unnoticed |
 //! | `missing`, `well_known` | units that are not there, and the one of REPORT LUNS |
 //!
 //! # Calls
@@ -46,7 +47,7 @@
 //! `[flush] [step ...] [flush] [verify step ...]`, each a bdev I/O, one after the other. READ and WRITE are one
 //! step straight between the initiator's buffers and the bdev.
 //!
-//! What is no I/O of the thread's (a record that is to be kept, a SANITIZE, an EXTENDED COPY of `copy`) is done
+//! What is no I/O of the thread's (a record that is to be kept, a SANITIZE, a copy of `copy`) is done
 //! by a thread of its own, and the task is looked at again until that has ended.
 //!
 //! # Blocks
@@ -93,6 +94,7 @@ mod sense;
 mod shared;
 mod task;
 mod volume;
+mod watch;
 mod well_known;
 
 pub use characteristics::{Characteristics, CharacteristicsError};

@@ -14,7 +14,8 @@ use crate::response::{Fail, Outcome, Response, Status};
 use crate::sense::{Code, Field, Key, Sense, of_io_error};
 use crate::shared::{Gate, LunShared};
 use crate::task::Task;
-use crate::volume::{Exclusive, InFlight};
+use crate::volume::Exclusive;
+use crate::watch::InFlight;
 use awaited::Awaited;
 use bdev::{COPY_AT_ONCE, Channel, Checks, Completion, Io, IoError, Op, Protected, Submit, Tuples};
 use data::{compare, copy, or};
@@ -102,14 +103,14 @@ impl Lun {
     #[inline]
     pub fn start(&mut self, task: &mut Task) -> Outcome {
         let outcome = self.begin(task, Lun::plan);
-        self.counted(outcome)
+        self.counted(task, outcome)
     }
 
     /// The task is over, or goes on.
     #[inline]
-    fn counted(&self, mut outcome: Outcome) -> Outcome {
+    fn counted(&self, task: &Task, mut outcome: Outcome) -> Outcome {
         if outcome != Outcome::Pending {
-            self.in_flight.end();
+            self.in_flight.end(task.side, task.job.kind == Kind::Settle);
         }
         if let Outcome::Done(response) = &mut outcome
             && response.sense_len > 0
@@ -127,7 +128,9 @@ impl Lun {
         task: &mut Task,
         plan: impl FnOnce(&mut Lun, &Task) -> Result<Plan, Fail>,
     ) -> Outcome {
-        self.in_flight.begin();
+        task.side = self.shared.side();
+        task.job = Job::IDLE;
+        self.in_flight.begin(task.side);
         let epoch = self.shared.epoch();
         // A reset ends what had begun, whoever asked for it: others may have written there since.
         if task.suspended && task.epoch != epoch {
@@ -135,11 +138,11 @@ impl Lun {
         }
         task.suspended = false;
         task.epoch = epoch;
-        task.job = Job::IDLE;
         match plan(self, task) {
             Ok(Plan::Work(job)) => {
                 task.job = job;
                 if job.kind == Kind::Settle {
+                    self.in_flight.wait(task.side);
                     // A SANITIZE ends all tasks but itself.
                     task.epoch = self.shared.epoch();
                 }
@@ -169,7 +172,7 @@ impl Lun {
     #[inline]
     pub fn resume(&mut self, task: &mut Task, result: Result<(), IoError>) -> Outcome {
         let outcome = self.go_on(task, result);
-        self.counted(outcome)
+        self.counted(task, outcome)
     }
 
     #[inline]
@@ -218,6 +221,9 @@ impl Lun {
             };
             if task.stopped {
                 return self.fail(task, Fail::Bare(Status::TaskAborted));
+            }
+            if matches!(io.op, Op::Write | Op::Unmap | Op::WriteZeroes) {
+                self.shared.changes(task.job.lba, task.job.step);
             }
             let submitted = match task.job.kind {
                 Kind::Protected(op, protect) if io.op == op => {

@@ -1,6 +1,7 @@
 //! A logical unit as one initiator's session knows it: unit attentions that wait, and whether it
 //! prevents the removal of the medium.
 
+use crate::copy::Copies;
 use crate::reservations::NexusName;
 use crate::sense::{Code, Key, Sense};
 use crate::volume::Volume;
@@ -75,6 +76,8 @@ pub struct Nexus {
     seen_us: AtomicU64,
     /// What RESERVE(6) has reserved by its name is free when it ends.
     reserves: (Arc<Volume>, NexusName),
+    /// Copies that it has begun, and that end with it.
+    copies: Arc<Copies>,
 }
 
 impl Nexus {
@@ -82,9 +85,11 @@ impl Nexus {
         first: Option<UnitAttention>,
         preventers: Arc<Preventers>,
         reserves: (Arc<Volume>, NexusName),
+        copies: Arc<Copies>,
     ) -> Self {
         Nexus {
             reserves,
+            copies,
             pending: AtomicU32::new(first.map_or(0, |attention| attention as u32)),
             prevents: AtomicBool::new(false),
             preventers,
@@ -197,6 +202,7 @@ impl Drop for Nexus {
     fn drop(&mut self) {
         self.forget_prevention();
         self.forget_reserved();
+        self.copies.cancel();
     }
 }
 

@@ -67,9 +67,15 @@ pub(crate) enum Command {
     ModeSense10,
     PersistentReserveIn,
     PersistentReserveOut,
-    ExtendedCopy,
-    CopyStatus,
+    ExtendedCopy1,
+    ExtendedCopy4,
+    PopulateToken,
+    WriteUsingToken,
+    AbortCopy,
+    CopyStatus1,
     CopyParameters,
+    CopyStatus4,
+    TokenInformation,
     Read16,
     CompareAndWrite,
     Write16,
@@ -170,7 +176,10 @@ impl Kind {
             C::PreFetch10 | C::PreFetch16 | C::GetLbaStatus | C::LogSense => Kind::Other,
             C::ReportLuns | C::ReportOpcodes | C::ReportPortGroups => Kind::Other,
             C::Reserve6 | C::Release6 => Kind::Other,
-            C::ExtendedCopy | C::CopyStatus | C::CopyParameters => Kind::Other,
+            C::ExtendedCopy1 | C::ExtendedCopy4 | C::AbortCopy => Kind::Other,
+            C::PopulateToken | C::WriteUsingToken => Kind::Other,
+            C::CopyStatus1 | C::CopyStatus4 | C::TokenInformation => Kind::Other,
+            C::CopyParameters => Kind::Other,
             C::PersistentReserveIn | C::PersistentReserveOut => Kind::Other,
             C::ReportTaskManagement | C::ReportTimestamp => Kind::Other,
             C::SanitizeOverwrite | C::SanitizeBlockErase | C::SanitizeExit => Kind::Other,
@@ -289,14 +298,25 @@ pub(crate) static TABLE: [Entry; TABLE_LEN] = [
     action(0x5F, 0x05, Command::PersistentReserveOut, RESERVE_OUT),
     action(0x5F, 0x06, Command::PersistentReserveOut, RESERVE_OUT),
     action(0x5F, 0x07, Command::PersistentReserveOut, RESERVE_OUT),
-    // LID1.
-    action(0x83, 0x00, Command::ExtendedCopy,
+    action(0x83, 0x00, Command::ExtendedCopy1,
+        [0x1F, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
+    action(0x83, 0x01, Command::ExtendedCopy4,
         [0x1F, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
     // LIST IDENTIFIER.
-    action(0x84, 0x00, Command::CopyStatus,
+    action(0x83, 0x10, Command::PopulateToken,
+        [0x1F, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
+    action(0x83, 0x11, Command::WriteUsingToken,
+        [0x1F, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
+    action(0x83, 0x1C, Command::AbortCopy,
+        [0x1F, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+    action(0x84, 0x00, Command::CopyStatus1,
         [0x1F, 0xFF, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
     action(0x84, 0x03, Command::CopyParameters,
         [0x1F, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
+    action(0x84, 0x05, Command::CopyStatus4,
+        [0x1F, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
+    action(0x84, 0x07, Command::TokenInformation,
+        [0x1F, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
     entry(0x88, Command::Read16,
         [0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0]),
     // DPO, FUA; one byte of NUMBER OF LOGICAL BLOCKS.
@@ -386,7 +406,7 @@ static KINDS: [Kind; 256] = {
     kinds
 };
 
-const TABLE_LEN: usize = 64;
+const TABLE_LEN: usize = 70;
 
 /// The operation codes of [`TABLE`].
 const OPCODES: [u8; TABLE_LEN] = {

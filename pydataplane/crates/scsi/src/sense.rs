@@ -37,6 +37,7 @@ pub(crate) struct Code(pub(crate) u16);
 impl Code {
     pub(crate) const NO_ADDITIONAL_SENSE: Code = Code(0x0000);
     pub(crate) const IO_PROCESS_TERMINATED: Code = Code(0x0006);
+    pub(crate) const OPERATION_IN_PROGRESS: Code = Code(0x0016);
     pub(crate) const PERIPHERAL_DEVICE_WRITE_FAULT: Code = Code(0x0300);
     pub(crate) const SANITIZE_IN_PROGRESS: Code = Code(0x041B);
     pub(crate) const WRITE_ERROR: Code = Code(0x0C00);
@@ -49,6 +50,12 @@ impl Code {
     pub(crate) const MISCOMPARE_DURING_VERIFY: Code = Code(0x1D00);
     pub(crate) const INVALID_COMMAND_OPERATION_CODE: Code = Code(0x2000);
     pub(crate) const LBA_OUT_OF_RANGE: Code = Code(0x2100);
+    pub(crate) const UNSUPPORTED_TOKEN_TYPE: Code = Code(0x2301);
+    pub(crate) const TOKEN_UNKNOWN: Code = Code(0x2304);
+    pub(crate) const TOKEN_REVOKED: Code = Code(0x2306);
+    pub(crate) const TOKEN_EXPIRED: Code = Code(0x2307);
+    pub(crate) const TOKEN_DELETED: Code = Code(0x2309);
+    pub(crate) const INVALID_TOKEN_LENGTH: Code = Code(0x230A);
     pub(crate) const INVALID_FIELD_IN_CDB: Code = Code(0x2400);
     pub(crate) const LOGICAL_UNIT_NOT_SUPPORTED: Code = Code(0x2500);
     pub(crate) const INVALID_FIELD_IN_PARAMETER_LIST: Code = Code(0x2600);
@@ -76,6 +83,7 @@ impl Code {
     pub(crate) const MEDIUM_REMOVAL_PREVENTED: Code = Code(0x5302);
     pub(crate) const INSUFFICIENT_RESOURCES: Code = Code(0x5503);
     pub(crate) const INSUFFICIENT_REGISTRATION_RESOURCES: Code = Code(0x5504);
+    pub(crate) const INSUFFICIENT_RESOURCES_FOR_TOKEN: Code = Code(0x550D);
 
     const fn asc(self) -> u8 {
         (self.0 >> 8) as u8

@@ -10,6 +10,7 @@ use crate::options::{LunError, LunOptions, in_units, shift_of};
 use crate::policy::ErrorPolicy;
 use crate::reservations::{Access, NexusName};
 use crate::volume::{Volume, access_of};
+use crate::watch::{Counts, Range};
 use bdev::{Bdev, Features, ProtectionType};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -37,6 +38,8 @@ pub const MAX_WRITE_SAME_BLOCKS: u64 = 32 << 10;
 pub(crate) enum Gate {
     /// The volume is sanitized, or that has failed.
     Sanitize = 0x10,
+    /// None that knows: what changes blocks of the volume tells [`Volume::changes`].
+    Watched = 0x20,
 }
 
 /// Bits of a unit's gates that are of [`access_of`].
@@ -77,9 +80,11 @@ pub struct LunShared {
     gates: AtomicU32,
     /// [`Modes::bits`] of the volume's.
     modes: AtomicU32,
-    pub(crate) copies: copy::Copies,
+    pub(crate) copies: Arc<copy::Copies>,
+    /// On which side its threads count commands that begin (`watch`).
+    side: AtomicU32,
     /// Commands of each of its threads that are not over.
-    in_flight: Mutex<Vec<Weak<AtomicU32>>>,
+    in_flight: Mutex<Vec<Weak<Counts>>>,
 }
 
 impl LunShared {
@@ -138,7 +143,8 @@ impl LunShared {
             nexus_name: nexus.into(),
             gates: AtomicU32::new(0),
             modes: AtomicU32::new(0),
-            copies: copy::Copies::default(),
+            copies: Arc::default(),
+            side: AtomicU32::new(0),
             in_flight: Mutex::default(),
             bdev,
         });
@@ -203,7 +209,7 @@ impl LunShared {
     }
 
     /// Another thread counts its commands of the unit there.
-    pub(crate) fn counts(&self, in_flight: Weak<AtomicU32>) {
+    pub(crate) fn counts(&self, in_flight: Weak<Counts>) {
         let mut all = self.in_flight.lock();
         all.retain(|other| other.strong_count() > 0);
         all.push(in_flight);
@@ -216,8 +222,35 @@ impl LunShared {
 
     /// Commands of it that are not over, in all threads.
     pub(crate) fn commands_in_flight(&self) -> u32 {
-        let of = |count: Arc<AtomicU32>| count.load(Ordering::SeqCst);
-        self.in_flight.lock().iter().filter_map(Weak::upgrade).map(of).sum()
+        self.in_flight.lock().iter().filter_map(Weak::upgrade).map(|counts| counts.all()).sum()
+    }
+
+    /// Whether any thread has a command of it on that side that may change blocks.
+    pub(crate) fn is_writing(&self, side: u32) -> bool {
+        self.in_flight.lock().iter().filter_map(Weak::upgrade).any(|c| c.has_writing(side))
+    }
+
+    /// The side on which commands that begin are counted.
+    #[inline]
+    pub(crate) fn side(&self) -> u32 {
+        self.side.load(Ordering::Relaxed)
+    }
+
+    /// They are counted on that one from now on.
+    pub(crate) fn set_side(&self, side: u32) {
+        self.side.store(side, Ordering::SeqCst);
+    }
+
+    /// Blocks are about to change, from that block of the unit's on: before the I/O is submitted, and within a
+    /// command that is counted.
+    #[inline]
+    pub(crate) fn changes(&self, lba: u64, blocks: u64) {
+        if self.is_at(Gate::Watched) {
+            let block = u64::from(self.block_size);
+            let range =
+                Range { at: lba.saturating_mul(block), bytes: blocks.saturating_mul(block) };
+            self.volume.changes(self, range);
+        }
     }
 
     /// Every task in flight ends as TASK ABORTED once its outstanding I/O has ended.
@@ -272,9 +305,12 @@ impl LunShared {
     }
 
     /// Says whether another unit takes its place: then nothing is copied from or to it any more (EXTENDED
-    /// COPY). Waits for an I/O that is under way: for control threads.
+    /// COPY), and its ROD tokens are revoked. Waits for an I/O that is under way: for control threads.
     pub fn set_replaced(&self, replaced: bool) {
         self.copies.set_replaced(replaced);
+        if replaced {
+            self.volume.all_changes();
+        }
     }
 
     /// Takes the place of the unit `before`, whose sessions have nothing in flight and
@@ -309,7 +345,8 @@ impl LunShared {
         self.volume.go_on_sanitizing();
         let first = (!self.removable).then_some(UnitAttention::Reset);
         let reserves = (Arc::clone(&self.volume), Arc::clone(&self.nexus_name));
-        let nexus = Arc::new(Nexus::new(first, Arc::clone(&self.preventers), reserves));
+        let (preventers, copies) = (Arc::clone(&self.preventers), Arc::clone(&self.copies));
+        let nexus = Arc::new(Nexus::new(first, preventers, reserves, copies));
         let mut nexuses = self.nexuses();
         nexuses.retain(|n| n.strong_count() > 0);
         nexuses.push(Arc::downgrade(&nexus));
@@ -395,7 +432,11 @@ impl LunShared {
     /// size. Takes a lock: for control threads.
     pub fn notify_resized(&self) {
         let now = self.bdev.geometry().num_blocks >> self.bdev_shift;
-        if self.num_blocks.swap(now, Ordering::Release) != now {
+        let before = self.num_blocks.swap(now, Ordering::Release);
+        if now < before {
+            self.changes(now, u64::MAX);
+        }
+        if before != now {
             self.post(UnitAttention::CapacityChanged);
         }
     }
@@ -438,6 +479,7 @@ impl LunShared {
     pub fn reset_nexus(&self, nexus: &Nexus) {
         nexus.forget_prevention();
         nexus.forget_reserved();
+        self.copies.cancel();
         if !self.removable {
             nexus.post(UnitAttention::Reset);
         }

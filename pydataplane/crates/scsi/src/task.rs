@@ -36,6 +36,8 @@ pub struct Task {
     pub(crate) job: Job,
     /// Value of the unit's reset count when the command started.
     pub(crate) epoch: u32,
+    /// Where it is counted as under way (`watch`).
+    pub(crate) side: u32,
     pub(crate) aborted: bool,
     /// No further step starts.
     pub(crate) stopped: bool,
@@ -57,6 +59,7 @@ impl Task {
             tuples_in: Sg::EMPTY,
             job: Job::IDLE,
             epoch: 0,
+            side: 0,
             aborted: false,
             stopped: false,
             suspended: false,

@@ -12,9 +12,10 @@ use crate::response::Fail;
 use crate::sanitize::Sanitize;
 use crate::sense::{Code, Key, Sense};
 use crate::shared::LunShared;
+use crate::watch::Watches;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -33,6 +34,7 @@ pub(crate) struct Volume {
     records: Option<Arc<dyn RecordKeeper>>,
     pub(crate) sanitize: Sanitize,
     pub(crate) modes: ModeState,
+    pub(crate) watches: Watches,
 }
 
 #[derive(Default)]
@@ -72,9 +74,18 @@ impl Volume {
         let reserved = Reserved { reservations, ..Reserved::default() };
         let exclusive = AtomicBool::new(false);
         let reserved = Mutex::new(reserved);
-        let (sanitize, modes) = (Sanitize::new(), ModeState::default());
-        let volume = Volume { exclusive, reserved, keeping, uuid, records, sanitize, modes };
-        let volume = Arc::new(volume);
+        let (sanitize, modes, watches) =
+            (Sanitize::new(), ModeState::default(), Watches::default());
+        let volume = Arc::new(Volume {
+            exclusive,
+            reserved,
+            keeping,
+            uuid,
+            records,
+            sanitize,
+            modes,
+            watches,
+        });
         volumes.insert(uuid, Arc::downgrade(&volume));
         volume
     }
@@ -85,6 +96,8 @@ impl Volume {
         reserved.units.retain(|unit| unit.strong_count() > 0);
         reserved.units.push(Arc::downgrade(unit));
         unit.set_access(reserved.reservations.access(unit.nexus_name()));
+        drop(reserved);
+        self.tell_watched(unit);
     }
 
     /// Its UUID.
@@ -264,28 +277,6 @@ impl Settling {
         let is_quiet = self.aborted.iter().all(|unit| !unit.is_busy());
         let is_seen = self.aborted.is_empty() || self.since.elapsed() >= SEEN;
         Ok(saved == Saved::Yes && is_quiet && is_seen)
-    }
-}
-
-/// Commands of one thread that are not over, told to whoever has to wait for them: stored by that thread
-/// alone, without a lock.
-#[derive(Default)]
-pub(crate) struct InFlight(Arc<AtomicU32>);
-
-impl InFlight {
-    /// For others to look at.
-    pub(crate) fn shared(&self) -> Weak<AtomicU32> {
-        Arc::downgrade(&self.0)
-    }
-
-    #[inline]
-    pub(crate) fn begin(&self) {
-        self.0.store(self.0.load(Ordering::Relaxed) + 1, Ordering::Release);
-    }
-
-    #[inline]
-    pub(crate) fn end(&self) {
-        self.0.store(self.0.load(Ordering::Relaxed).saturating_sub(1), Ordering::Release);
     }
 }
 

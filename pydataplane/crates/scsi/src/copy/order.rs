@@ -1,4 +1,4 @@
-//! EXTENDED COPY(LID1) (SPC-4 6.4): what its parameter list orders.
+//! EXTENDED COPY, LID1 and LID4 (SPC-4 6.4, 6.5): what its parameter list orders.
 
 use crate::sense::{Code, Key, Sense};
 use crate::shared::LunShared;
@@ -9,12 +9,9 @@ pub(crate) const MAX_CSCDS: usize = 8;
 pub(crate) const MAX_SEGMENTS: usize = 64;
 /// MAXIMUM DESCRIPTOR LIST LENGTH, in bytes.
 pub(crate) const MAX_DESCRIPTORS: usize = MAX_CSCDS * CSCD_LEN + MAX_SEGMENTS * SEGMENT_LEN;
-/// Longest parameter list.
-pub(crate) const MAX_LIST: usize = HEADER_LEN + MAX_DESCRIPTORS;
 /// Blocks of a segment at most: what its field holds.
 pub(crate) const MAX_SEGMENT_BLOCKS: u64 = u16::MAX as u64;
 
-const HEADER_LEN: usize = 16;
 const CSCD_LEN: usize = 32;
 const SEGMENT_LEN: usize = 28;
 /// Identification descriptor CSCD descriptor, and block device to block device segment descriptor.
@@ -36,7 +33,85 @@ pub(crate) struct Segment {
 pub(crate) struct Order {
     pub(crate) segments: Vec<Segment>,
     /// LIST IDENTIFIER, by which the initiator asks what has become of it; `None`: it does not.
-    pub(crate) list_id: Option<u8>,
+    pub(crate) list_id: Option<u32>,
+    /// IMMED: the command ends when the copy has begun.
+    pub(crate) immediate: bool,
+}
+
+/// Which of the two parameter lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Lid1,
+    Lid4,
+}
+
+impl Format {
+    /// Bytes before the descriptors.
+    const fn header_len(self) -> usize {
+        match self {
+            Format::Lid1 => 16,
+            Format::Lid4 => 48,
+        }
+    }
+
+    /// Bytes of the longest parameter list.
+    pub(crate) const fn max_list(self) -> usize {
+        self.header_len() + MAX_DESCRIPTORS
+    }
+}
+
+/// What stands before the descriptors.
+pub(crate) struct Header {
+    /// Bytes of the descriptors.
+    pub(crate) cscds: usize,
+    pub(crate) segments: usize,
+    list_id: Option<u32>,
+    immediate: bool,
+}
+
+impl Header {
+    /// Reads it, of a list that may be longer than any that is taken.
+    ///
+    /// # Errors
+    /// INVALID FIELD IN PARAMETER LIST.
+    pub(crate) fn read(list: &[u8], format: Format) -> Result<Self, Sense> {
+        /// PARAMETER LIST FORMAT, HEADER CSCD DESCRIPTOR LIST LENGTH and TYPE CODE.
+        const FORMAT: u8 = 1;
+        const HEADER_CSCD_LEN: u16 = 32;
+        const HEADER_CSCD: u8 = 0xFF;
+        const IMMED: u8 = 0x01;
+        let length_error = Sense::illegal(Code::PARAMETER_LIST_LENGTH_ERROR);
+        let list = list.get(..format.header_len()).ok_or(length_error)?;
+        let (id, cscds, segments, inline_at, immediate) = match format {
+            Format::Lid1 => {
+                let (cscds, segments) = (be16(list, 2).into(), be32(list, 8) as usize);
+                (list[0].into(), cscds, segments, 12, false)
+            }
+            Format::Lid4 => {
+                for (at, is_right) in [
+                    (0, list[0] == FORMAT),
+                    (2, be16(list, 2) == HEADER_CSCD_LEN),
+                    (16, list[16] == HEADER_CSCD),
+                ] {
+                    if !is_right {
+                        return Err(Sense::invalid_parameter(at));
+                    }
+                }
+                let (cscds, segments) = (be16(list, 42).into(), be16(list, 44).into());
+                (be32(list, 20), cscds, segments, 46, list[15] & IMMED != 0)
+            }
+        };
+        if list[inline_at..].iter().take(4).any(|byte| *byte != 0) {
+            return Err(Sense::invalid_parameter(inline_at as u16)); // there is no inline data
+        }
+        let list_id = match list[1] >> 3 & 0b11 {
+            0 | 2 => Some(id),
+            // What nobody can ask for is not done beside who has asked for it.
+            3 if id == 0 && !immediate => None,
+            _ => return Err(Sense::invalid_parameter(1)),
+        };
+        Ok(Header { cscds, segments, list_id, immediate })
+    }
 }
 
 /// Finds the initiator's unit of a designator's type and bytes.
@@ -52,34 +127,28 @@ pub(crate) const fn aborted(code: Code) -> Sense {
 /// # Errors
 /// PARAMETER LIST LENGTH ERROR; TOO MANY or UNSUPPORTED descriptors; INVALID FIELD IN PARAMETER LIST; COPY ABORTED
 /// for a unit that the initiator does not have, and for blocks that it has not.
-pub(crate) fn read(list: &[u8], unit_of: UnitOf<'_>) -> Result<Order, Sense> {
+pub(crate) fn read(list: &[u8], format: Format, unit_of: UnitOf<'_>) -> Result<Order, Sense> {
     let length_error = Sense::illegal(Code::PARAMETER_LIST_LENGTH_ERROR);
-    let Some(header) = list.first_chunk::<HEADER_LEN>() else { return Err(length_error) };
-    let cscds = usize::from(u16::from_be_bytes([header[2], header[3]]));
-    let segments = be32(header, 8) as usize;
-    if header[12..] != [0; 4] {
-        return Err(Sense::invalid_parameter(12)); // there is no inline data
-    }
-    let end = segments.checked_add(HEADER_LEN + cscds);
+    let Header { cscds, segments, list_id, immediate } = Header::read(list, format)?;
+    let (at, begin) = (format.header_len(), format.header_len() + cscds);
+    let end = segments.checked_add(begin);
     if end.is_none_or(|end| end > list.len()) || cscds + segments > MAX_DESCRIPTORS {
         return Err(length_error);
     }
-    let list_id = match header[1] >> 3 & 0b11 {
-        0 | 2 => Some(header[0]),
-        3 if header[0] == 0 => None,
-        _ => return Err(Sense::invalid_parameter(1)),
-    };
-    let (cscds, rest) = list[HEADER_LEN..].split_at(cscds);
-    let units = units_of(cscds, unit_of)?;
-    let at = HEADER_LEN + cscds.len();
-    Ok(Order { segments: segments_of(&rest[..segments], at, &units)?, list_id })
+    let units = units_of(&list[at..begin], at, unit_of)?;
+    let segments = segments_of(&list[begin..begin + segments], begin, &units)?;
+    Ok(Order { segments, list_id, immediate })
 }
 
 /// The units that the descriptors name, in order; `None`: the initiator has no such one.
-fn units_of(descriptors: &[u8], unit_of: UnitOf<'_>) -> Result<Vec<Option<Arc<LunShared>>>, Sense> {
+fn units_of(
+    descriptors: &[u8],
+    begin: usize,
+    unit_of: UnitOf<'_>,
+) -> Result<Vec<Option<Arc<LunShared>>>, Sense> {
     let mut units = Vec::new();
     for (index, descriptor) in descriptors.chunks(CSCD_LEN).enumerate() {
-        let at = HEADER_LEN + index * CSCD_LEN;
+        let at = begin + index * CSCD_LEN;
         if descriptor[0] != IDENTIFICATION {
             return Err(Sense::illegal(Code::UNSUPPORTED_CSCD_DESCRIPTOR));
         }
@@ -144,14 +213,14 @@ fn segments_of(
     Ok(segments)
 }
 
-fn be16(bytes: &[u8], at: usize) -> u16 {
+pub(crate) fn be16(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
 
-fn be32(bytes: &[u8], at: usize) -> u32 {
+pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
     u32::from(be16(bytes, at)) << 16 | u32::from(be16(bytes, at + 2))
 }
 
-fn be64(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
     u64::from(be32(bytes, at)) << 32 | u64::from(be32(bytes, at + 4))
 }

@@ -1,17 +1,21 @@
-//! The work of an EXTENDED COPY, on a thread of its own with blocking I/O.
+//! The work of a copy, on a thread of its own with blocking I/O.
 
-use super::order::{Segment, aborted};
+use super::operation::Operation;
+pub(crate) use super::order::Segment;
+use super::order::aborted;
+use super::token::Token;
 use crate::opcode::{Cdb, Command};
 use crate::reservations::is_allowed;
 use crate::sense::{Code, Sense};
 use crate::shared::{Gate, LunShared};
-use crate::volume::InFlight;
+use crate::watch::{InFlight, Range};
 use bdev::{AlignedBuf, SyncChannel, SyncError};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes of one read and write: whole blocks of any unit.
 const STEP: u64 = 1 << 20;
+/// Bytes of one WriteZeroes. It ends at multiples of it, so that it does not cut clusters.
+const ZEROES_STEP: u64 = 32 << 20;
 
 /// Why the work ended before its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +24,29 @@ pub(crate) enum Ended {
     Failed(Sense),
     /// Its task was, or a reset of one of the units ended it.
     Cancelled,
+}
+
+/// An operation that goes on.
+pub(crate) struct Run {
+    pub(crate) operation: Arc<Operation>,
+    /// Who has ordered it.
+    unit: Arc<LunShared>,
+    epoch: u32,
+}
+
+impl Run {
+    pub(crate) fn new(unit: &Arc<LunShared>, operation: &Arc<Operation>) -> Self {
+        Run { operation: Arc::clone(operation), unit: Arc::clone(unit), epoch: unit.epoch() }
+    }
+
+    /// Whether it is still to go on.
+    ///
+    /// # Errors
+    /// It was cancelled, or the unit was reset.
+    pub(crate) fn check(&self) -> Result<(), Ended> {
+        let over = self.operation.is_cancelled() || self.unit.epoch() != self.epoch;
+        if over { Err(Ended::Cancelled) } else { Ok(()) }
+    }
 }
 
 /// A unit that is copied from or to: commands of it count there, for whoever waits until it has none.
@@ -51,15 +78,34 @@ impl Party {
         if *replaced {
             return Err(Ended::Failed(aborted(Code::COPY_TARGET_NOT_REACHABLE)));
         }
-        self.in_flight.begin();
+        let side = unit.side();
+        self.in_flight.begin(side);
         let done = match may_use(&unit, self.writes) {
             Err(sense) => Err(Ended::Failed(sense)),
             Ok(()) if unit.epoch() != self.epoch => Err(Ended::Cancelled),
             Ok(()) => run(&mut self.channel)
                 .map_err(|_| Ended::Failed(aborted(Code::NO_ADDITIONAL_SENSE))),
         };
-        self.in_flight.end();
+        self.in_flight.end(side, false);
         done
+    }
+
+    /// As [`Party::io`], of one that changes these bytes.
+    fn change(
+        &mut self,
+        range: Range,
+        run: impl FnOnce(&mut SyncChannel) -> Result<(), SyncError>,
+    ) -> Result<(), Ended> {
+        let unit = Arc::clone(&self.unit);
+        self.io(|channel| {
+            let block = u64::from(unit.block_size);
+            unit.changes(range.at / block, range.bytes / block);
+            run(channel)
+        })
+    }
+
+    fn is(&self, unit: &Arc<LunShared>) -> bool {
+        Arc::ptr_eq(&self.unit, unit)
     }
 
     fn lba(&self, at: u64) -> u64 {
@@ -77,56 +123,76 @@ pub(crate) fn may_use(unit: &LunShared, writes: bool) -> Result<(), Sense> {
     if writes { crate::block::check_writable(unit) } else { Ok(()) }
 }
 
-/// What has been copied.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Done {
-    /// Whole segments.
-    pub segments: u16,
-    /// Bytes that were written, of those and of the one that was not whole.
-    pub bytes: u64,
-}
-
-/// Copies one segment after the other, as `done` says. What is copied within a volume to where it overlaps is
-/// as if all of it had been read first.
+/// Copies one segment after the other, as it is counted. What is copied within a volume to where it overlaps is as
+/// if all of it had been read first. Of a token, nothing is written that is not what it stands for.
 pub(crate) fn carry_out(
     segments: &[Segment],
-    cancelled: &AtomicBool,
-    done: &mut Done,
+    token: Option<&Token>,
+    run: &Run,
 ) -> Result<(), Ended> {
     let mut buffer = AlignedBuf::zeroed(STEP as usize);
+    let mut parties: Option<(Party, Party)> = None;
     for segment in segments {
-        let mut from = Party::new(&segment.from, false)?;
-        let mut to = Party::new(&segment.to, true)?;
+        let (mut from, mut to) = match parties.take() {
+            Some((from, to)) if from.is(&segment.from) && to.is(&segment.to) => (from, to),
+            _ => (Party::new(&segment.from, false)?, Party::new(&segment.to, true)?),
+        };
         let same = segment.from.bdev().uuid() == segment.to.bdev().uuid();
         let backwards = same && segment.to_at > segment.from_at;
         let mut left = segment.bytes;
         while left > 0 {
-            if cancelled.load(Ordering::Acquire) {
-                return Err(Ended::Cancelled);
-            }
+            run.check()?;
             let bytes = left.min(STEP);
             let at = if backwards { left - bytes } else { segment.bytes - left };
             let data = &mut buffer[..bytes as usize];
-            step(&mut from, segment.from_at + at, &mut to, segment.to_at + at, data)?;
+            let (from_lba, to_at) = (from.lba(segment.from_at + at), segment.to_at + at);
+            from.io(|channel| channel.read(from_lba, data))?;
+            token.map_or(Ok(()), Token::check_amid)?;
+            let to_lba = to.lba(to_at);
+            to.change(Range { at: to_at, bytes }, |channel| channel.write(to_lba, data))?;
             left -= bytes;
-            done.bytes += bytes;
+            run.operation.count(bytes);
         }
         if segment.to.writes_through() && segment.bytes > 0 {
             to.io(SyncChannel::flush)?;
         }
-        done.segments += 1;
+        run.operation.count_segment();
+        parties = Some((from, to));
     }
     Ok(())
 }
 
-fn step(
-    from: &mut Party,
-    from_at: u64,
-    to: &mut Party,
-    to_at: u64,
-    data: &mut [u8],
+/// Writes zeros, by the bdev's own means where it has some.
+pub(crate) fn write_zeroes(
+    unit: &Arc<LunShared>,
+    ranges: &[Range],
+    run: &Run,
 ) -> Result<(), Ended> {
-    let (from_lba, to_lba) = (from.lba(from_at), to.lba(to_at));
-    from.io(|channel| channel.read(from_lba, data))?;
-    to.io(|channel| channel.write(to_lba, data))
+    let buffer = AlignedBuf::zeroed(STEP as usize);
+    let mut to = Party::new(unit, true)?;
+    let features = unit.features();
+    let most = match (features.write_zeroes, features.max_blocks) {
+        (false, _) => STEP,
+        (true, 0) => ZEROES_STEP,
+        (true, blocks) => ZEROES_STEP.min(u64::from(blocks) * u64::from(unit.block_size)),
+    };
+    for range in ranges {
+        let (mut at, end) = (range.at, range.at + range.bytes);
+        while at < end {
+            run.check()?;
+            let bytes = (end - at).min(most - at % most);
+            let lba = to.lba(at);
+            to.change(Range { at, bytes }, |channel| match features.write_zeroes {
+                true => channel.write_zeroes(lba, bytes / u64::from(channel.block_size())),
+                false => channel.write(lba, &buffer[..bytes as usize]),
+            })?;
+            at += bytes;
+            run.operation.count(bytes);
+        }
+        run.operation.count_segment();
+    }
+    if unit.writes_through() && !ranges.is_empty() {
+        to.io(SyncChannel::flush)?;
+    }
+    Ok(())
 }

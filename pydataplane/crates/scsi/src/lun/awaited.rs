@@ -12,7 +12,7 @@ pub(super) enum Awaited {
     Sanitize(sanitize::Awaited),
     /// Mode parameters.
     Modes(mode::Keeping),
-    /// An EXTENDED COPY, which has I/O of its own.
+    /// A copy, which has I/O of its own, or the making of a ROD token.
     Copy(copy::Copying),
 }
 

@@ -15,7 +15,7 @@ impl Lun {
     #[inline]
     pub fn start_plain(&mut self, task: &mut Task) -> Outcome {
         let outcome = self.begin(task, Lun::plan_plain);
-        self.counted(outcome)
+        self.counted(task, outcome)
     }
 
     #[inline]

@@ -117,8 +117,16 @@ impl Lun {
             Command::ReportTaskManagement => {
                 return report::task_management(cdb, data_in).map(Plan::Done);
             }
-            Command::ExtendedCopy => return self.extended_copy(task),
-            Command::CopyStatus => return copy::status(unit, cdb, data_in).map(Plan::Done),
+            Command::ExtendedCopy1
+            | Command::ExtendedCopy4
+            | Command::PopulateToken
+            | Command::WriteUsingToken => return self.copy(task, decoded.command),
+            Command::AbortCopy => return copy::abort(unit, cdb).map(Plan::Done),
+            Command::CopyStatus1 => return copy::status1(unit, cdb, data_in).map(Plan::Done),
+            Command::CopyStatus4 | Command::TokenInformation => {
+                let tokens = decoded.command == Command::TokenInformation;
+                return copy::status4(unit, cdb, tokens, data_in).map(Plan::Done);
+            }
             Command::CopyParameters => return copy::parameters(unit, cdb, data_in).map(Plan::Done),
             Command::ReportPortGroups => {
                 return ports::report_groups(unit, cdb, data_in).map(Plan::Done);
@@ -178,14 +186,16 @@ impl Lun {
         Ok(Plan::Work(Job { kind: Kind::Settle, moved: task.cdb.be32(5), ..Job::IDLE }))
     }
 
-    /// EXTENDED COPY(LID1) (SPC-4 6.4): the task waits until all is copied.
+    /// EXTENDED COPY (SPC-4 6.4, 6.5), POPULATE TOKEN and WRITE USING TOKEN (SBC-3 5.8, 5.48): the task waits
+    /// until that is done, or only begun, as it asks.
     #[cold]
-    fn extended_copy(&mut self, task: &Task) -> Result<Plan, Fail> {
+    fn copy(&mut self, task: &Task, command: Command) -> Result<Plan, Fail> {
         self.check_can_wait()?;
-        let begun = copy::begin(&self.shared, &task.cdb, &task.data_out)?;
-        let Some(copying) = begun else { return Ok(Plan::Done(0)) };
+        let moved = task.cdb.be32(10);
+        let begun = copy::begin(&self.shared, command, &task.cdb, &task.data_out)?;
+        let Some(copying) = begun else { return Ok(Plan::Done(moved)) };
         self.awaited = Some(Awaited::Copy(copying));
-        Ok(Plan::Work(Job { kind: Kind::Settle, moved: task.cdb.be32(10), ..Job::IDLE }))
+        Ok(Plan::Work(Job { kind: Kind::Settle, moved, ..Job::IDLE }))
     }
 
     /// MODE SELECT (SPC-4 6.10, 6.11): it counts at once, and the task waits until that is kept. A cache that is

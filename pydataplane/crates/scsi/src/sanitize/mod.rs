@@ -219,6 +219,9 @@ impl Volume {
     fn enter(&self, phase: Phase) {
         self.sanitize.phase.store(phase as u32, Ordering::SeqCst);
         self.units().iter().for_each(|unit| unit.set_gate(Gate::Sanitize, phase != Phase::Idle));
+        if phase == Phase::Running {
+            self.all_changes();
+        }
     }
 
     /// SANITIZE: nothing but it is done from now on.

@@ -274,9 +274,9 @@ fn spc4_6_19_and_7_8_17_what_is_told_of_copies_is_the_same() {
     assert_eq!((told.len(), told[3]), (46, 42));
     assert_eq!(told[8..12], [0, 8, 0, 64]);
     assert_eq!(told[43..], [2, 0x02, 0xE4]);
-    let page = unit.io(&[0x12, 1, 0x8F, 0, 255, 0], &[], 255);
+    let page = unit.io(&[0x12, 1, 0x8F, 4, 0, 0], &[], 1024);
     let page = page.good();
-    assert_eq!(usize::from(page[3]), page.len() - 4);
+    assert_eq!(usize::from(u16::from_be_bytes([page[2], page[3]])), page.len() - 4);
     let (mut rest, mut found) = (&page[4..], Vec::new());
     while !rest.is_empty() {
         let length = usize::from(u16::from_be_bytes([rest[2], rest[3]]));
@@ -285,8 +285,125 @@ fn spc4_6_19_and_7_8_17_what_is_told_of_copies_is_the_same() {
         rest = &rest[4 + length..];
     }
     let kinds: Vec<u16> = found.iter().map(|(kind, _)| *kind).collect();
-    assert_eq!(kinds, [0x0001, 0x0004, 0x0008, 0x000C, 0x8001]);
-    assert_eq!(found[0].1, [7, 0x83, 1, 0, 0x84, 2, 0, 3]);
-    assert_eq!(found[1].1[4..12], told[8..16]);
-    assert_eq!(found[4].1[8..12], told[16..20]);
+    assert_eq!(kinds, [0x0000, 0x0001, 0x0004, 0x0008, 0x000C, 0x0106, 0x0108, 0x8001]);
+    // 64 ranges, an hour, a minute, 256 MiB, 64 MiB.
+    assert_eq!(found[0].1[6..16], [0, 64, 0, 0, 14, 16, 0, 0, 0, 60]);
+    assert_eq!(
+        found[0].1[16..],
+        [(512u64 << 10).to_be_bytes(), (128u64 << 10).to_be_bytes()].concat()
+    );
+    let commands = [0x83, 5, 0, 1, 0x10, 0x11, 0x1C, 0x84, 4, 0, 3, 5, 7];
+    assert_eq!((found[1].1[0], &found[1].1[1..14]), (13, &commands[..]));
+    assert_eq!(found[2].1[4..12], told[8..16]);
+    assert_eq!(found[5].1[20..24], 3600u32.to_be_bytes());
+    assert_eq!(found[5].1[42..48], [0, 48, 0, 0, 0, 44]);
+    assert_eq!(found[5].1[52..60], (256u64 << 20).to_be_bytes());
+    // In and out; zeros, in.
+    assert_eq!(found[6].1[2..12], [0, 128, 0, 0x80, 0, 1, 3, 0, 0, 1][..]);
+    assert_eq!(found[6].1[68..73], [0xFF, 0xFF, 0, 1, 2]);
+    assert_eq!(found[7].1[8..12], told[16..20]);
+}
+
+/// The parameter list with a 4-byte list identifier.
+fn list4(flags: (u8, u8), list_id: u32, cscds: &[Vec<u8>], segments: &[Vec<u8>]) -> Vec<u8> {
+    let (cscds, segments) = (cscds.concat(), segments.concat());
+    let mut list = vec![0; 48];
+    (list[0], list[1], list[3], list[15], list[16]) = (1, flags.0, 32, flags.1, 0xFF);
+    list[20..24].copy_from_slice(&list_id.to_be_bytes());
+    list[42..44].copy_from_slice(&(cscds.len() as u16).to_be_bytes());
+    list[44..46].copy_from_slice(&(segments.len() as u16).to_be_bytes());
+    [list, cscds, segments].concat()
+}
+
+fn copy4(unit: &mut Unit, list: &[u8]) -> Answer {
+    let mut cdb = cdb(list.len());
+    cdb[1] = 1;
+    unit.io(&cdb, list, 0)
+}
+
+/// RECEIVE COPY STATUS(LID4).
+fn status4(unit: &mut Unit, list_id: u32) -> Answer {
+    let mut cdb = cdb16(0x84, 5, 0, 0);
+    cdb[2..6].copy_from_slice(&list_id.to_be_bytes());
+    cdb[13] = 255;
+    unit.io(&cdb, &[], 255)
+}
+
+#[test]
+fn spc4_6_5_a_copy_may_have_four_bytes_of_identifier() {
+    let [(a, mut unit), (b, _other)] = two();
+    let cscds = [cscd(&a, false), cscd(&b, true)];
+    let segments = [segment((0, 10), (1, 5000), 3000), segment((0, 0), (1, 0), 1)];
+    let mut expected = medium(&b);
+    expected[5000 * 512..8000 * 512].copy_from_slice(&medium(&a)[10 * 512..3010 * 512]);
+    expected[..512].copy_from_slice(&medium(&a)[..512]);
+    status4(&mut unit, 0x0102_0304).invalid_cdb(2, None);
+    copy4(&mut unit, &list4((0, 0), 0x0102_0304, &cscds, &segments)).good();
+    assert!(medium(&b) == expected);
+    let answer = status4(&mut unit, 0x0102_0304);
+    let told = answer.good();
+    assert_eq!((told.len(), told[3], told[4], told[5]), (32, 28, 1, 1));
+    assert_eq!(told[15], 0, "bytes");
+    assert_eq!(told[16..24], (3001u64 * 512).to_be_bytes());
+    assert_eq!(told[24..26], [0, 2]);
+    // One byte is four that are small.
+    copy(&mut unit, &list(&cscds, &segments)).good();
+    assert_eq!(status4(&mut unit, 9).good()[4..6], [0, 1]);
+    // With nothing to ask for.
+    copy4(&mut unit, &list4((0x18, 0), 0, &cscds, &segments)).good();
+    status4(&mut unit, 0).invalid_cdb(2, None);
+}
+
+#[test]
+fn what_is_copied_in_the_background_is_copied() {
+    let [(a, mut unit), (b, _other)] = two();
+    let mut expected = medium(&b);
+    expected[..4096 * 512].copy_from_slice(&medium(&a)[4096 * 512..]);
+    let one = segment((0, 4096), (1, 0), 4096);
+    copy4(&mut unit, &list4((0, 1), 77, &[cscd(&a, false), cscd(&b, false)], &[one])).good();
+    assert_eq!(until(&mut unit, 77)[4..6], [1, 1]);
+    assert!(medium(&b) == expected);
+}
+
+/// What is told when it has ended.
+fn until(unit: &mut Unit, list_id: u32) -> Vec<u8> {
+    let begun = std::time::Instant::now();
+    loop {
+        assert!(begun.elapsed() < crate::unit::DEADLINE, "it does not end");
+        let told = status4(unit, list_id).good().to_vec();
+        if told[5] & 0x10 == 0 {
+            return told;
+        }
+    }
+}
+
+#[test]
+fn parameter_lists_of_four_byte_identifiers_that_are_refused() {
+    let [(a, mut unit), (b, _other)] = two();
+    let cscds = [cscd(&a, false), cscd(&b, false)];
+    let one = segment((0, 0), (1, 0), 1);
+    let good = list4((0, 0), 5, &cscds, std::slice::from_ref(&one));
+    let with = |at: usize, value: u8| {
+        let mut list = good.clone();
+        list[at] = value;
+        list
+    };
+    let many = |count: usize, what: &Vec<u8>| vec![what.clone(); count];
+    for (list, expected) in [
+        (good[..47].to_vec(), LIST_LENGTH),
+        (good[..good.len() - 1].to_vec(), LIST_LENGTH),
+        (with(0, 0), LIST_FIELD),  // another format
+        (with(3, 0), LIST_FIELD),  // no header CSCD descriptor
+        (with(16, 0), LIST_FIELD), // of another type
+        (with(47, 1), LIST_FIELD), // inline data
+        (with(1, 0x18), LIST_FIELD),
+        (list4((0x18, 1), 0, &cscds, &[]), LIST_FIELD), // nobody could ask for it
+        (list4((0, 0), 5, &many(9, &cscds[0]), &many(1, &one)), (0x5, 0x2606)),
+        (list4((0, 0), 5, &cscds, &many(65, &one)), (0x5, 0x2608)),
+        (with(48, 0xE0), (0x5, 0x2607)),
+        (with(48 + 64, 0x03), (0x5, 0x2609)),
+    ] {
+        assert_eq!(copy4(&mut unit, &list).sense(), expected, "{list:x?}");
+    }
+    copy4(&mut unit, &good).good();
 }

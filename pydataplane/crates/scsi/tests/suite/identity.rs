@@ -58,7 +58,7 @@ fn spc4_7_8_page_00_names_every_page_and_each_names_itself() {
     let list = inquiry(&mut rig, Some(0), 255).good().to_vec();
     assert_eq!(list, [0, 0, 0, 10, 0x00, 0x80, 0x83, 0x86, 0x87, 0x88, 0x8F, 0xB0, 0xB1, 0xB2]);
     for page in &list[4..] {
-        let answer = inquiry(&mut rig, Some(*page), 255);
+        let answer = rig.input(&[0x12, 1, *page, 4, 0, 0], 1024);
         let data = answer.good();
         assert_eq!(data[..2], [0, *page]);
         assert_eq!(usize::from(u16::from_be_bytes([data[2], data[3]])), data.len() - 4);

@@ -22,4 +22,5 @@ mod sanitize;
 mod select;
 mod tasks;
 mod together;
+mod token;
 mod unit;
