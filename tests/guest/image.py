@@ -63,6 +63,8 @@ ON_DEMAND = ("loop",)
 #: Debian programs that go into the guest beside busybox, with the libraries that they need.
 TOOLS = (
     "blkdiscard",
+    "ddpt",
+    "ddptctl",
     "lsblk",
     "mkfs.ext4",
     "resize2fs",

@@ -6,6 +6,7 @@ What they ask for is what they get, and what they say of it.
 from __future__ import annotations
 
 import re
+import struct
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -420,6 +421,102 @@ def test_blocks_are_copied_without_the_guest(devices: tuple[Guest, str, str]) ->
     told = works(guest, f"sg_vpd --page=tpc {thin}")
     assert "Extended copy(LID1)" in told
     assert "CSCD: Identification Descriptor" in told
+
+
+class Tokens(NamedTuple):
+    """POPULATE TOKEN and WRITE USING TOKEN in a guest, by sg_raw.
+
+    ddpt 0.97 puts the ranges of both a byte too early (`do_pop_tok`, `do_wut` of ddpt_xcopy.c), so
+    that it asks for what is 256 times as far and as long. What it reads is right: pages, tokens,
+    and what has become of a copy.
+    """
+
+    guest: Guest
+
+    def order(self, device: str, action: int, list_id: int, *parts: bytes | str) -> tuple[int, str]:
+        """Sends a parameter list of bytes and of the guest's files, each a token."""
+        words = [
+            f"cat {part}"
+            if isinstance(part, str)
+            else "printf '" + "".join(f"\\{byte:03o}" for byte in part) + "'"
+            for part in parts
+        ]
+        length = sum(512 if isinstance(part, str) else len(part) for part in parts)
+        cdb = struct.pack(">BB4xIIxx", 0x83, action, list_id, length).hex(" ")
+        send = f"sg_raw --send={length} --infile=/tmp/list {device} {cdb}"
+        return status(self.guest, f"{{ {'; '.join(words)}; }} > /tmp/list; {send}")
+
+    def make(self, device: str, token: str, *ranges: tuple[int, int]) -> None:
+        """Makes a token of ranges, each a block's number and how many, and puts it into a file."""
+        head = struct.pack(">HBxII2xH", 14 + 16 * len(ranges), 0, 0, 0, 16 * len(ranges))
+        code, said = self.order(device, 0x10, 257, head, descriptors(*ranges))
+        assert code == 0, said
+        said = works(self.guest, f"ddptctl --receive --verbose --rtf={token} {device}")
+        assert "completed without errors" in said, said
+        assert f"transfer count of {sum(count for _, count in ranges)} " in said, said
+
+    def write(
+        self,
+        device: str,
+        token: str | bytes,
+        *ranges: tuple[int, int],
+        offset: int = 0,
+        immediate: bool = False,
+    ) -> tuple[int, str]:
+        """Writes what the token stands for, from block `offset` of it on."""
+        length = 16 * len(ranges)
+        head = struct.pack(">HB5xQ", 534 + length, immediate, offset)
+        tail = struct.pack(">6xH", length)
+        return self.order(device, 0x11, 258, head, token, tail, descriptors(*ranges))
+
+
+def descriptors(*ranges: tuple[int, int]) -> bytes:
+    """Block device range descriptors (SBC-3 5.8.3)."""
+    return b"".join(struct.pack(">QI4x", lba, count) for lba, count in ranges)
+
+
+def test_blocks_are_copied_by_tokens(devices: tuple[Guest, str, str]) -> None:
+    guest, ram, thin = devices
+    tokens = Tokens(guest)
+    guest.run(
+        f"head -c 4194304 /dev/urandom > /tmp/data; dd if=/tmp/data of={ram} oflag=direct bs=1M"
+    )
+    expected = guest.run("md5sum < /tmp/data")
+    told = works(guest, f"ddptctl --info {thin}")
+    assert "Write using token" in told
+    assert "Maximum Range Descriptors: 64\n" in told
+    assert re.search(r"change vulnerable .*\n.*\n +Token In: yes\n +Token Out: yes", told), told
+    # From one disk to the other, in ranges that differ.
+    tokens.make(ram, "/tmp/token", (0, 5000), (5000, 3192))
+    assert "point in time copy - change vulnerable" in works(
+        guest, "ddptctl --info --rtf=/tmp/token"
+    )
+    code, said = tokens.write(thin, "/tmp/token", (8192, 1000), (9192, 7192))
+    assert code == 0, said
+    read = f"dd if={thin} bs=8k skip={{}} count=512 iflag=direct 2> /dev/null | md5sum"
+    assert guest.run(read.format(512)) == expected
+    # Zeros need none.
+    zeros = struct.pack(">I2xH504x", 0xFFFF0001, 504)
+    code, said = tokens.write(thin, zeros, (8192, 8192))
+    assert code == 0, said
+    assert guest.run(read.format(512)) == guest.run("head -c 4194304 /dev/zero | md5sum")
+    # A part of it; and in the background.
+    code, said = tokens.write(thin, "/tmp/token", (0, 16), offset=100)
+    assert code == 0, said
+    part = guest.run(f"dd if={thin} bs=512 count=16 iflag=direct 2> /dev/null | md5sum")
+    assert part == guest.run("dd if=/tmp/data bs=512 skip=100 count=16 2> /dev/null | md5sum")
+    code, said = tokens.write(thin, "/tmp/token", (16, 8192), immediate=True)
+    assert code == 0, said
+    works(guest, f"ddptctl --poll --list_id=258 {thin}")
+    assert guest.run(read.format(1)) == expected
+    # It is good until one of its blocks is written, and no other one.
+    tokens.make(ram, "/tmp/other", (0, 8), (8192, 8))
+    guest.run(f"dd if=/dev/zero of={ram} bs=512 seek=8000 count=1 oflag=direct")
+    code, said = tokens.write(thin, "/tmp/token", (0, 1))
+    assert code != 0
+    assert "token revoked" in said, said
+    code, said = tokens.write(thin, "/tmp/other", (0, 16))
+    assert code == 0, said
 
 
 def test_a_disk_is_sanitized(target: Target, devices: tuple[Guest, str, str]) -> None:
