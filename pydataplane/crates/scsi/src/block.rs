@@ -89,10 +89,11 @@ impl PlanContext<'_> {
         Ok(())
     }
 
-    /// As [`PlanContext::take_bounce`], for a job that nobody's like it may come between; BUSY while
-    /// another one does.
+    /// As [`PlanContext::take_bounce`], for a job that nothing may come between which changes its blocks; BUSY
+    /// while another one is such, or a ROD token is made.
     fn take_alone(&mut self, job: &mut Job) -> Result<(), Fail> {
-        if !*self.bounce_free || !self.exclusive.take() {
+        let range = self.unit.range(job.lba, job.left);
+        if !*self.bounce_free || !self.exclusive.take(range) {
             return Err(Fail::Bare(Status::Busy));
         }
         job.exclusive = true;

@@ -110,7 +110,7 @@ impl Lun {
     #[inline]
     fn counted(&self, task: &Task, mut outcome: Outcome) -> Outcome {
         if outcome != Outcome::Pending {
-            self.in_flight.end(task.side, task.job.kind == Kind::Settle);
+            self.in_flight.end(task.side, task.waits);
         }
         if let Outcome::Done(response) = &mut outcome
             && response.sense_len > 0
@@ -129,6 +129,7 @@ impl Lun {
         plan: impl FnOnce(&mut Lun, &Task) -> Result<Plan, Fail>,
     ) -> Outcome {
         task.side = self.shared.side();
+        task.waits = false;
         task.job = Job::IDLE;
         self.in_flight.begin(task.side);
         let epoch = self.shared.epoch();
@@ -141,8 +142,11 @@ impl Lun {
         match plan(self, task) {
             Ok(Plan::Work(job)) => {
                 task.job = job;
-                if job.kind == Kind::Settle {
+                if job.kind == Kind::Settle || job.exclusive {
+                    task.waits = true;
                     self.in_flight.wait(task.side);
+                }
+                if job.kind == Kind::Settle {
                     // A SANITIZE ends all tasks but itself.
                     task.epoch = self.shared.epoch();
                 }
@@ -223,7 +227,12 @@ impl Lun {
                 return self.fail(task, Fail::Bare(Status::TaskAborted));
             }
             if matches!(io.op, Op::Write | Op::Unmap | Op::WriteZeroes) {
-                self.shared.changes(task.job.lba, task.job.step);
+                let (lba, blocks) = (task.job.lba, task.job.step);
+                if !task.job.exclusive && self.shared.is_kept_from(task.side, lba, blocks) {
+                    task.job.step = 0;
+                    break;
+                }
+                self.shared.changes(lba, blocks);
             }
             let submitted = match task.job.kind {
                 Kind::Protected(op, protect) if io.op == op => {
@@ -304,6 +313,9 @@ impl Lun {
         }
         if let (Kind::Settle, Some(awaited)) = (job.kind, &self.awaited) {
             return Ok(if awaited.is_over()? { Next::End } else { Next::Wait });
+        }
+        if job.exclusive && !self.exclusive.is_quiet() {
+            return Ok(Next::Wait);
         }
         if matches!(job.kind, Kind::UnmapList) {
             while job.left == 0 && job.index < job.count {

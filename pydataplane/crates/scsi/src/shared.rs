@@ -40,6 +40,8 @@ pub(crate) enum Gate {
     Sanitize = 0x10,
     /// None that knows: what changes blocks of the volume tells [`Volume::changes`].
     Watched = 0x20,
+    /// None but one that changes blocks of which some are kept ([`Volume::keep_blocks`]).
+    Kept = 0x40,
 }
 
 /// Bits of a unit's gates that are of [`access_of`].
@@ -208,6 +210,18 @@ impl LunShared {
         self.characteristics.write_through || self.has_mode(Modes::NO_CACHE)
     }
 
+    /// Whether a command, counted on that side, is to wait before it changes these blocks.
+    #[inline]
+    pub(crate) fn is_kept_from(&self, side: u32, lba: u64, blocks: u64) -> bool {
+        self.is_at(Gate::Kept) && self.volume.is_kept_from(self, side, self.range(lba, blocks))
+    }
+
+    /// Blocks in bytes.
+    pub(crate) fn range(&self, lba: u64, blocks: u64) -> Range {
+        let block = u64::from(self.block_size);
+        Range { at: lba.saturating_mul(block), bytes: blocks.saturating_mul(block) }
+    }
+
     /// Another thread counts its commands of the unit there.
     pub(crate) fn counts(&self, in_flight: Weak<Counts>) {
         let mut all = self.in_flight.lock();
@@ -246,10 +260,7 @@ impl LunShared {
     #[inline]
     pub(crate) fn changes(&self, lba: u64, blocks: u64) {
         if self.is_at(Gate::Watched) {
-            let block = u64::from(self.block_size);
-            let range =
-                Range { at: lba.saturating_mul(block), bytes: blocks.saturating_mul(block) };
-            self.volume.changes(self, range);
+            self.volume.changes(self, self.range(lba, blocks));
         }
     }
 

@@ -38,6 +38,8 @@ pub struct Task {
     pub(crate) epoch: u32,
     /// Where it is counted as under way (`watch`).
     pub(crate) side: u32,
+    /// It is not waited for there.
+    pub(crate) waits: bool,
     pub(crate) aborted: bool,
     /// No further step starts.
     pub(crate) stopped: bool,
@@ -60,6 +62,7 @@ impl Task {
             job: Job::IDLE,
             epoch: 0,
             side: 0,
+            waits: false,
             aborted: false,
             stopped: false,
             suspended: false,

@@ -12,10 +12,9 @@ use crate::response::Fail;
 use crate::sanitize::Sanitize;
 use crate::sense::{Code, Key, Sense};
 use crate::shared::LunShared;
-use crate::watch::Watches;
+use crate::watch::{Kept, Range, Watches};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -26,8 +25,6 @@ const SEEN: Duration = Duration::from_millis(1);
 
 /// State of a volume that is the same for all initiators. Found by the volume's UUID.
 pub(crate) struct Volume {
-    /// A command that reads, decides and writes is under way.
-    exclusive: AtomicBool,
     reserved: Mutex<Reserved>,
     keeping: Option<Keeping>,
     uuid: Uuid,
@@ -72,20 +69,11 @@ impl Volume {
         let keeping = keeper.map(|keeper| Keeping::new(keeper, uuid));
         let reservations = keeping.as_ref().map_or_else(Reservations::default, Keeping::kept);
         let reserved = Reserved { reservations, ..Reserved::default() };
-        let exclusive = AtomicBool::new(false);
         let reserved = Mutex::new(reserved);
         let (sanitize, modes, watches) =
             (Sanitize::new(), ModeState::default(), Watches::default());
-        let volume = Arc::new(Volume {
-            exclusive,
-            reserved,
-            keeping,
-            uuid,
-            records,
-            sanitize,
-            modes,
-            watches,
-        });
+        let volume =
+            Arc::new(Volume { reserved, keeping, uuid, records, sanitize, modes, watches });
         volumes.insert(uuid, Arc::downgrade(&volume));
         volume
     }
@@ -281,35 +269,34 @@ impl Settling {
 }
 
 /// A thread's right to read, decide and write alone (COMPARE AND WRITE, ORWRITE), for one of its tasks at
-/// a time. Ordinary writes are not kept out, as with other targets: who coordinates by such commands
-/// writes what they protect only by them, or while he has what they gave him.
+/// a time: whatever changes the same blocks is over before, or waits.
 pub(crate) struct Exclusive {
     volume: Arc<Volume>,
-    held: bool,
+    kept: Option<Kept>,
 }
 
 impl Exclusive {
     pub(crate) fn new(volume: Arc<Volume>) -> Self {
-        Exclusive { volume, held: false }
+        Exclusive { volume, kept: None }
     }
 
-    /// Takes it; `false`: another task has it, of any initiator.
-    pub(crate) fn take(&mut self) -> bool {
-        self.held = !self.volume.exclusive.swap(true, Ordering::Acquire);
-        self.held
+    /// Takes it for these blocks; `false`: another task has it, of any initiator, or it is not for now.
+    pub(crate) fn take(&mut self, range: Range) -> bool {
+        if self.kept.is_none() {
+            self.kept = self.volume.keep_blocks(range);
+            return self.kept.is_some();
+        }
+        false
+    }
+
+    /// Whether what began before it was taken is over.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.kept.as_ref().is_none_or(Kept::is_quiet)
     }
 
     /// Gives it back.
     pub(crate) fn give_back(&mut self) {
-        if std::mem::take(&mut self.held) {
-            self.volume.exclusive.store(false, Ordering::Release);
-        }
-    }
-}
-
-impl Drop for Exclusive {
-    fn drop(&mut self) {
-        self.give_back();
+        self.kept = None;
     }
 }
 

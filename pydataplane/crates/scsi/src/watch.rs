@@ -1,5 +1,5 @@
-//! Blocks of a volume that must not change unnoticed, as a ROD token stands for them (`copy::token`); and what
-//! waits until the I/O that is under way has ended.
+//! Blocks of a volume that must not change unnoticed, as a ROD token stands for them (`copy::token`), or not at all,
+//! while a command reads, decides and writes; and what waits until the I/O that is under way has ended.
 //!
 //! # Why no change is missed
 //! Whoever watches puts its ranges into a slot, sets [`Gate::Watched`] of all units of the volume, and then waits
@@ -10,6 +10,12 @@
 //!
 //! While nothing is watched an I/O finds no gate, which it looks for anyhow. Nothing here locks or allocates on
 //! an I/O thread but [`Mutex::try_lock`], when the last watch has gone.
+//!
+//! # Why nothing comes between
+//! COMPARE AND WRITE and ORWRITE keep their blocks ([`Volume::keep_blocks`]): the range, [`Gate::Kept`], and the same wait.
+//! What began after the wait did and would change these blocks gives way until they are let go; what began before
+//! does not, as it is waited for. One at a time keeps blocks or settles; who would be the second is answered BUSY,
+//! and so nobody waits for one who waits for him.
 //!
 //! # Commands that are under way
 //! Each thread counts its own, without a lock, on one of two sides, which its unit names. Who waits has a unit
@@ -118,8 +124,10 @@ pub(crate) struct Watches {
     slots: OnceLock<Box<[Slot]>>,
     /// A watch begins, or a gate is set or opened.
     changing: Mutex<()>,
-    /// [`Volume::settle`], one after the other.
-    settling: Mutex<()>,
+    /// [`Volume::settle`] and [`Volume::keep_blocks`], one after the other.
+    settling: AtomicBool,
+    /// First byte that is kept, and the one after the last.
+    kept: (AtomicU64, AtomicU64),
 }
 
 impl Watches {
@@ -129,6 +137,60 @@ impl Watches {
 
     fn any(&self) -> bool {
         self.slots().iter().any(Slot::is_live)
+    }
+
+    /// Whether any of these bytes is kept.
+    fn keeps(&self, range: Range) -> bool {
+        let (first, last) = (&self.kept.0, &self.kept.1);
+        let end = range.at.saturating_add(range.bytes);
+        first.load(Ordering::SeqCst) < end && range.at < last.load(Ordering::SeqCst)
+    }
+
+    fn set_kept(&self, range: Range) {
+        // Empty in between.
+        self.kept.1.store(0, Ordering::SeqCst);
+        self.kept.0.store(range.at, Ordering::SeqCst);
+        self.kept.1.store(range.at.saturating_add(range.bytes), Ordering::SeqCst);
+    }
+
+    /// The right to name sides; `None`: another one has it.
+    fn settling(&self) -> Option<Settling<'_>> {
+        (!self.settling.swap(true, Ordering::Acquire)).then(|| Settling(self))
+    }
+}
+
+/// Gives back the right to name sides.
+struct Settling<'a>(&'a Watches);
+
+impl Drop for Settling<'_> {
+    fn drop(&mut self) {
+        self.0.settling.store(false, Ordering::Release);
+    }
+}
+
+/// Blocks that nothing else changes as long as it is there.
+pub(crate) struct Kept {
+    volume: Arc<Volume>,
+    /// Units, and the side on which what is waited for is counted.
+    waits: Vec<(Arc<LunShared>, u32)>,
+    since: Instant,
+}
+
+impl Kept {
+    /// Whether what began before has ended.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.since.elapsed() >= SEEN
+            && self.waits.iter().all(|(unit, side)| !unit.is_writing(*side))
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let watches = &self.volume.watches;
+        let _changing = watches.changing.lock();
+        watches.set_kept(Range { at: 0, bytes: 0 });
+        self.volume.units().iter().for_each(|unit| unit.set_gate(Gate::Kept, false));
+        watches.settling.store(false, Ordering::Release);
     }
 }
 
@@ -246,6 +308,39 @@ impl Volume {
         if self.watches.any() {
             unit.set_gate(Gate::Watched, true);
         }
+        if self.watches.keeps(Range { at: 0, bytes: u64::MAX }) {
+            unit.set_gate(Gate::Kept, true);
+        }
+    }
+
+    /// Keeps blocks for one command, which may go on when that [is quiet](Kept::is_quiet) and is not waited for itself
+    /// ([`InFlight::wait`]); `None`: not now. Takes locks that are held for microseconds, and allocates.
+    pub(crate) fn keep_blocks(self: &Arc<Self>, range: Range) -> Option<Kept> {
+        let settling = self.watches.settling()?;
+        let units = self.units();
+        // What another one, who was cancelled, has left on the other side.
+        if units.iter().any(|unit| unit.is_writing(unit.side() ^ 1)) {
+            return None;
+        }
+        let changing = self.watches.changing.lock();
+        self.watches.set_kept(range);
+        self.units().iter().for_each(|unit| unit.set_gate(Gate::Kept, true));
+        drop(changing);
+        let turn = |unit: Arc<LunShared>| {
+            let side = unit.side();
+            unit.set_side(side ^ 1);
+            (unit, side)
+        };
+        let waits = units.into_iter().map(turn).collect();
+        std::mem::forget(settling);
+        Some(Kept { volume: Arc::clone(self), waits, since: Instant::now() })
+    }
+
+    /// Whether a command, counted on that side, is to wait before it changes these blocks. For a unit at
+    /// [`Gate::Kept`], on any thread.
+    #[cold]
+    pub(crate) fn is_kept_from(&self, unit: &LunShared, side: u32, range: Range) -> bool {
+        self.watches.keeps(range) && unit.side() == side
     }
 
     /// Waits until all commands of all units of the volume have ended that may not have seen what was stored
@@ -261,9 +356,9 @@ impl Volume {
             true
         };
         let settling = loop {
-            match self.watches.settling.try_lock_for(SEEN) {
+            match self.watches.settling() {
                 Some(settling) => break settling,
-                None if goes_on() => {}
+                None if goes_on() => thread::sleep(SEEN),
                 None => return false,
             }
         };
@@ -326,7 +421,7 @@ impl InFlight {
         of.store(of.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
-    /// It waits for work of other threads from now on.
+    /// It waits for work of other threads, or for all that began before it, from now on.
     #[cold]
     pub(crate) fn wait(&self, side: u32) {
         let of = self.0.of(side);

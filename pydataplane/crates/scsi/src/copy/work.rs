@@ -11,11 +11,16 @@ use crate::shared::{Gate, LunShared};
 use crate::watch::{InFlight, Range};
 use bdev::{AlignedBuf, SyncChannel, SyncError};
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 /// Bytes of one read and write: whole blocks of any unit.
 const STEP: u64 = 1 << 20;
 /// Bytes of one WriteZeroes. It ends at multiples of it, so that it does not cut clusters.
 const ZEROES_STEP: u64 = 32 << 20;
+
+/// Between two looks at what is waited for.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Why the work ended before its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,41 +72,41 @@ impl Party {
         Ok(Party { unit: Arc::clone(unit), channel, in_flight, epoch: unit.epoch(), writes })
     }
 
-    /// One I/O of it, if that is still for now.
+    /// One I/O of it, if that is still for now; `changes`: the bytes that it changes. Waits while they are kept.
     fn io(
         &mut self,
+        changes: Option<Range>,
         run: impl FnOnce(&mut SyncChannel) -> Result<(), SyncError>,
     ) -> Result<(), Ended> {
         let unit = Arc::clone(&self.unit);
-        // Held as long as the I/O takes.
-        let replaced = unit.copies.replaced.read();
-        if *replaced {
-            return Err(Ended::Failed(aborted(Code::COPY_TARGET_NOT_REACHABLE)));
+        let block = u64::from(unit.block_size);
+        let blocks = changes.map(|range| (range.at / block, range.bytes / block));
+        loop {
+            // Held as long as the I/O takes.
+            let replaced = unit.copies.replaced.read();
+            if *replaced {
+                return Err(Ended::Failed(aborted(Code::COPY_TARGET_NOT_REACHABLE)));
+            }
+            let side = unit.side();
+            self.in_flight.begin(side);
+            if blocks.is_some_and(|(lba, blocks)| unit.is_kept_from(side, lba, blocks)) {
+                self.in_flight.end(side, false);
+                drop(replaced);
+                thread::sleep(PAUSE);
+                continue;
+            }
+            let done = match may_use(&unit, self.writes) {
+                Err(sense) => Err(Ended::Failed(sense)),
+                Ok(()) if unit.epoch() != self.epoch => Err(Ended::Cancelled),
+                Ok(()) => {
+                    blocks.iter().for_each(|(lba, blocks)| unit.changes(*lba, *blocks));
+                    run(&mut self.channel)
+                        .map_err(|_| Ended::Failed(aborted(Code::NO_ADDITIONAL_SENSE)))
+                }
+            };
+            self.in_flight.end(side, false);
+            return done;
         }
-        let side = unit.side();
-        self.in_flight.begin(side);
-        let done = match may_use(&unit, self.writes) {
-            Err(sense) => Err(Ended::Failed(sense)),
-            Ok(()) if unit.epoch() != self.epoch => Err(Ended::Cancelled),
-            Ok(()) => run(&mut self.channel)
-                .map_err(|_| Ended::Failed(aborted(Code::NO_ADDITIONAL_SENSE))),
-        };
-        self.in_flight.end(side, false);
-        done
-    }
-
-    /// As [`Party::io`], of one that changes these bytes.
-    fn change(
-        &mut self,
-        range: Range,
-        run: impl FnOnce(&mut SyncChannel) -> Result<(), SyncError>,
-    ) -> Result<(), Ended> {
-        let unit = Arc::clone(&self.unit);
-        self.io(|channel| {
-            let block = u64::from(unit.block_size);
-            unit.changes(range.at / block, range.bytes / block);
-            run(channel)
-        })
     }
 
     fn is(&self, unit: &Arc<LunShared>) -> bool {
@@ -146,15 +151,15 @@ pub(crate) fn carry_out(
             let at = if backwards { left - bytes } else { segment.bytes - left };
             let data = &mut buffer[..bytes as usize];
             let (from_lba, to_at) = (from.lba(segment.from_at + at), segment.to_at + at);
-            from.io(|channel| channel.read(from_lba, data))?;
+            from.io(None, |channel| channel.read(from_lba, data))?;
             token.map_or(Ok(()), Token::check_amid)?;
             let to_lba = to.lba(to_at);
-            to.change(Range { at: to_at, bytes }, |channel| channel.write(to_lba, data))?;
+            to.io(Some(Range { at: to_at, bytes }), |channel| channel.write(to_lba, data))?;
             left -= bytes;
             run.operation.count(bytes);
         }
         if segment.to.writes_through() && segment.bytes > 0 {
-            to.io(SyncChannel::flush)?;
+            to.io(None, SyncChannel::flush)?;
         }
         run.operation.count_segment();
         parties = Some((from, to));
@@ -182,7 +187,7 @@ pub(crate) fn write_zeroes(
             run.check()?;
             let bytes = (end - at).min(most - at % most);
             let lba = to.lba(at);
-            to.change(Range { at, bytes }, |channel| match features.write_zeroes {
+            to.io(Some(Range { at, bytes }), |channel| match features.write_zeroes {
                 true => channel.write_zeroes(lba, bytes / u64::from(channel.block_size())),
                 false => channel.write(lba, &buffer[..bytes as usize]),
             })?;
@@ -192,7 +197,7 @@ pub(crate) fn write_zeroes(
         run.operation.count_segment();
     }
     if unit.writes_through() && !ranges.is_empty() {
-        to.io(SyncChannel::flush)?;
+        to.io(None, SyncChannel::flush)?;
     }
     Ok(())
 }

@@ -1,8 +1,12 @@
 //! Commands that do more than one thing: WRITE AND VERIFY, COMPARE AND WRITE, ORWRITE; and PRE-FETCH.
 
 use crate::rig::*;
-use bdev::{Features, IoError, Op};
-use scsi::{LunOptions, Outcome, Status, Task};
+use crate::unit::{DEADLINE, Unit};
+use bdev::{Bdev, Features, IoError, Malloc, MallocOptions, Op};
+use scsi::{LunOptions, Outcome, Response, Status, Task};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 fn pattern(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 3 + i / 512) as u8 ^ seed).collect()
@@ -150,20 +154,161 @@ fn one_compare_and_write_of_a_volume_at_a_time_whoever_asks() {
         assert_eq!(answer.response().status, Status::Busy);
     }
     let mut done = Vec::with_capacity(1);
-    for last in [false, true] {
-        done.clear();
-        assert_eq!(rig.lun.poll(&mut done), 1);
-        let outcome = rig.lun.resume(&mut task, Ok(()));
-        assert_eq!(matches!(outcome, Outcome::Done(r) if r.status == Status::Good), last);
-    }
+    to_the_end(&mut rig, &mut task);
     other.output(&compare_and_write(0, 9, 1), &[0; 1024]).good();
 
     // A session that ends in the middle keeps nobody out.
     assert_eq!(rig.lun.start(&mut task), Outcome::Pending);
-    done.clear();
     assert_eq!(rig.lun.poll(&mut done), 1);
     drop(rig);
     other.output(&compare_and_write(0, 9, 1), &[0; 1024]).good();
+}
+
+/// Goes on with a task until it is over, GOOD.
+#[track_caller]
+fn to_the_end(rig: &mut Rig, task: &mut Task) {
+    let begun = Instant::now();
+    let mut done = Vec::with_capacity(1);
+    let mut outcome = Outcome::Pending;
+    while outcome == Outcome::Pending {
+        assert!(begun.elapsed() < DEADLINE, "it does not end");
+        done.clear();
+        if rig.lun.poll(&mut done) > 0 {
+            outcome = rig.lun.resume(task, done[0].result);
+        }
+    }
+    assert!(matches!(outcome, Outcome::Done(r) if r.status == Status::Good), "{outcome:?}");
+}
+
+/// Looks after a task as often as it takes to see that it waits.
+fn waits(rig: &mut Rig, task: &mut Task) {
+    let mut done = Vec::with_capacity(1);
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(1));
+        done.clear();
+        if rig.lun.poll(&mut done) > 0 {
+            assert_eq!(rig.lun.resume(task, done[0].result), Outcome::Pending);
+        }
+    }
+}
+
+fn begin(rig: &mut Rig, tag: u64, cdb: &[u8], data: &[u8]) -> (Box<Task>, Buffer) {
+    let out = Buffer::new(data, data.len().max(1));
+    let mut task = Box::new(Task::new(tag));
+    task.prepare(&pad(cdb), out.sg(), Buffer::new(&[], 1).sg());
+    assert_eq!(rig.lun.start(&mut task), Outcome::Pending);
+    (task, out)
+}
+
+#[test]
+fn what_would_change_the_blocks_of_a_compare_and_write_waits_until_it_is_over() {
+    let mut rig = Setup { mode: Mode::Later, ..Setup::default() }.build();
+    let mut other = rig.another_unit(LunOptions::default());
+    let new = [[0; 1024], [7; 1024]].concat();
+    let (mut both, _data) = begin(&mut rig, 1, &compare_and_write(0, 8, 2), &new);
+    rig.asked();
+    // Each of them has a block of it.
+    let unmap = [&[0, 22, 0, 16, 0, 0, 0, 0][..], &8u64.to_be_bytes(), &[0, 0, 0, 1, 0, 0, 0, 0]];
+    for (cdb, data) in [
+        (cdb10(0x2A, 0, 9, 4).to_vec(), vec![9; 2048]),
+        (cdb16(0x93, 0, 9, 1).to_vec(), vec![9; 512]),
+        (vec![0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], unmap.concat()),
+    ] {
+        let (mut task, _out) = begin(&mut other, 2, &cdb, &data);
+        waits(&mut other, &mut task);
+        assert_eq!(other.asked(), []);
+        task.abort();
+        let mut done = Vec::with_capacity(1);
+        other.lun.poll(&mut done);
+        _ = other.lun.resume(&mut task, Ok(()));
+    }
+    let (mut write, _out) = begin(&mut other, 2, &cdb10(0x2A, 0, 9, 4), &[9; 2048]);
+    waits(&mut other, &mut write);
+    // Others do not.
+    let mut third = rig.another_unit(LunOptions::default());
+    let (mut apart, _more) = begin(&mut third, 3, &cdb10(0x2A, 0, 10, 1), &[5; 512]);
+    assert_eq!(third.asked(), [(Op::Write, 10, 1, false)]);
+    to_the_end(&mut third, &mut apart);
+    to_the_end(&mut rig, &mut both);
+    to_the_end(&mut other, &mut write);
+    let medium = rig.medium();
+    assert_eq!((medium[8 * 512], medium[9 * 512], medium[10 * 512]), (7, 9, 9));
+}
+
+#[test]
+fn a_compare_and_write_waits_for_the_writes_that_began_before() {
+    let mut rig = Setup { mode: Mode::Later, ..Setup::default() }.build();
+    let mut other = rig.another_unit(LunOptions::default());
+    let (mut write, _out) = begin(&mut other, 2, &cdb10(0x2A, 0, 8, 1), &[9; 512]);
+    // What one that was given up has waited for, the next one waits for, too.
+    for _ in 0..2 {
+        let mut done = Vec::with_capacity(1);
+        let data = [[9; 512], [7; 512]].concat();
+        rig.asked();
+        let out = Buffer::new(&data, 512);
+        let mut both = Task::new(1);
+        both.prepare(&pad(&compare_and_write(0, 8, 1)), out.sg(), Buffer::new(&[], 1).sg());
+        if rig.lun.start(&mut both) == Outcome::Done(Response::bare(Status::Busy)) {
+            continue;
+        }
+        waits(&mut rig, &mut both);
+        assert_eq!(rig.asked(), []);
+        both.abort();
+        rig.lun.poll(&mut done);
+        _ = rig.lun.resume(&mut both, Ok(()));
+    }
+    to_the_end(&mut other, &mut write);
+    let data = [[9; 512], [7; 512]].concat();
+    let (mut both, _data) = begin(&mut rig, 1, &compare_and_write(0, 8, 1), &data);
+    to_the_end(&mut rig, &mut both);
+    assert_eq!(rig.medium()[8 * 512], 7);
+}
+
+#[test]
+fn no_plain_write_is_lost_beside_compare_and_write_of_other_threads() {
+    const ROUNDS: u32 = 1500;
+    /// Many, so that there is time between comparing and writing them.
+    const BLOCKS: u8 = 100;
+    const BYTES: usize = BLOCKS as usize * 512;
+    const COUNTERS: u8 = 2;
+    let options = MallocOptions {
+        name: "counted".to_owned(),
+        block_size: 512,
+        physical_block_size: 0,
+        num_blocks: 256,
+        uuid: None,
+    };
+    let disk: Arc<dyn Bdev> = Malloc::create(options).unwrap();
+    let over = AtomicBool::new(false);
+    let read =
+        |unit: &mut Unit| unit.io(&cdb10(0x28, 0, 8, BLOCKS.into()), &[], BYTES).good().to_vec();
+    std::thread::scope(|scope| {
+        // They count in the first byte, and change nothing of which that byte is odd.
+        for _ in 0..COUNTERS {
+            scope.spawn(|| {
+                let mut unit = Unit::new(&disk, LunOptions::default());
+                while !over.load(Ordering::Relaxed) {
+                    let now = read(&mut unit);
+                    if now[0] % 2 == 0 {
+                        let next = vec![now[0].wrapping_add(2); BYTES];
+                        _ = unit.io(&compare_and_write(0, 8, BLOCKS), &[now, next].concat(), 0);
+                    }
+                }
+            });
+        }
+        let mut unit = Unit::new(&disk, LunOptions::default());
+        let lost: u32 = (0..ROUNDS)
+            .map(|round| {
+                let data = vec![(round as u8) | 1; BYTES];
+                unit.io(&cdb10(0x2A, 0, 8, BLOCKS.into()), &data, 0).good();
+                let is_lost = read(&mut unit) != data;
+                unit.io(&cdb10(0x2A, 0, 8, BLOCKS.into()), &[0; BYTES], 0).good();
+                u32::from(is_lost)
+            })
+            .sum();
+        over.store(true, Ordering::Relaxed);
+        assert_eq!(lost, 0, "of {ROUNDS}");
+    });
 }
 
 #[test]
