@@ -53,5 +53,5 @@ pub use place::{bind, leave};
 pub use poller::{Poller, PollerId};
 pub use run::{Idle, Stats};
 pub use threads::{Handle, Reactors, Stopped};
-pub use uring::{Full, TURN_BYTES, Uring, UringClient};
+pub use uring::{FileName, Full, TURN_BYTES, Uring, UringClient};
 pub use waker::Waker;

@@ -24,6 +24,7 @@
 //! `user_data` is the client's index, its generation and its token, so that a completion never
 //! reaches a client that came later into the same place.
 
+mod files;
 mod shares;
 mod sleeping;
 
@@ -36,10 +37,12 @@ use std::sync::atomic::{Ordering, fence};
 use io_uring::{EnterFlags, IoUring, cqueue, squeue};
 use rustix::thread::CpuSet;
 
+use self::files::Files;
 use self::shares::Shares;
 use self::sleeping::Watch;
 use crate::Owner;
 
+pub use self::files::FileName;
 pub use self::shares::TURN_BYTES;
 
 /// Entries queued between two submissions at most; a fuller queue is submitted early.
@@ -89,6 +92,7 @@ struct Ring {
     in_flight: u32,
     /// Who may hand over a part of a large transfer.
     shares: Shares,
+    files: Files,
     /// The end of a turn matters to `shares`.
     shared: bool,
     /// What ends a sleep inside the kernel's enter.
@@ -122,6 +126,7 @@ impl Uring {
             inline: 0,
             in_flight: 0,
             shares: Shares::new(),
+            files: Files::new(),
             shared: false,
             watches,
             deferred,
@@ -202,6 +207,7 @@ impl Uring {
             next: 0,
             in_order: false,
             place: (index as u64) << 48 | u64::from(place.0) << 32,
+            file: None,
             owner,
             depth,
             outstanding: 0,
@@ -314,6 +320,8 @@ pub struct UringClient {
     in_order: bool,
     /// Index and generation, in place in `user_data`.
     place: u64,
+    /// What [`UringClient::use_file`] was given.
+    file: Option<FileName>,
     /// Whose its I/O is.
     owner: Option<Owner>,
     depth: u32,
@@ -357,6 +365,20 @@ impl UringClient {
     /// Whose its I/O is; `None`: nobody's.
     pub fn owner(&self) -> Option<Owner> {
         self.owner
+    }
+
+    /// How this client's entries name the file of `fd`, of which it has one: where the kernel can, by a
+    /// number that the ring knows until the client is dropped. It makes a system call.
+    ///
+    /// What the kernel's workers carry out by itself, as an fsync, gains nothing by the number: they would
+    /// take the ring's lock to look it up.
+    ///
+    /// # Panics
+    /// It has one already.
+    pub fn use_file(&mut self, fd: BorrowedFd<'_>) -> FileName {
+        assert!(self.file.is_none(), "a client has one file");
+        let ring = &mut *self.ring.borrow_mut();
+        *self.file.insert(ring.files.take(&ring.ring, fd))
     }
 
     /// This client's place in the ring's list, also in `user_data`.
@@ -436,7 +458,11 @@ impl Drop for UringClient {
             ring.enter(1);
             ring.harvest();
         }
-        self.ring.borrow_mut().clients[index].1 = None;
+        let ring = &mut *self.ring.borrow_mut();
+        if let Some(name) = self.file {
+            ring.files.release(&ring.ring, name);
+        }
+        ring.clients[index].1 = None;
     }
 }
 

@@ -17,13 +17,13 @@ mod steps;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use guestmem::IoVec;
 use io_uring::{opcode, squeue, types};
-use reactor::{Full, IoContext, UringClient, Waker};
+use reactor::{FileName, Full, IoContext, UringClient, Waker};
 
 use self::flushing::{FDATASYNC, Flushing};
 use self::large::{Cut, Large, SMALL};
@@ -55,6 +55,8 @@ const TRANSFER_MAX: usize = 2047 << 20;
 pub(super) struct FileChannel {
     // First, because dropping it waits until the kernel has let go of all the rest.
     uring: UringClient,
+    /// How reads and writes name the file.
+    file: FileName,
     slots: Slots<Slot>,
     /// Slots whose next step could not be pushed yet.
     again: Vec<u16>,
@@ -247,8 +249,15 @@ impl FileChannel {
         stats: ChannelStats,
         io: &IoContext,
     ) -> io::Result<Self> {
+        let mut uring = io.uring()?.client_of(io.owner(), u32::from(DEPTH) + 1 + PIECES_MAX);
+        // Their workers, or nobody, would look it up.
+        let file = match shared.in_memory || shared.submit_waits {
+            true => FileName::of(shared.fd.as_fd()),
+            false => uring.use_file(shared.fd.as_fd()),
+        };
         Ok(FileChannel {
-            uring: io.uring()?.client_of(io.owner(), u32::from(DEPTH) + 1 + PIECES_MAX),
+            uring,
+            file,
             slots: Slots::new(DEPTH, |_| Slot::new(Io::flush(0), Step::Plain, 0)),
             again: Vec::with_capacity(usize::from(DEPTH)),
             held: VecDeque::with_capacity(usize::from(DEPTH)),
@@ -297,7 +306,7 @@ impl FileChannel {
         if slot.is_range() {
             slot.next_part(&self.shared);
         }
-        let (entry, weight) = slot.entry(&self.shared, &mut self.bounces, self.zeroes);
+        let (entry, weight) = slot.entry(&self.shared, self.file, &mut self.bounces, self.zeroes);
         let (entry, weight) = self.shared.by_worker(entry, weight);
         let waits = waits || self.uring.needs_worker(weight);
         if waits && self.working.is_full() {
@@ -413,8 +422,14 @@ impl Slot {
     /// The submission entry of the next step, and its weight: the bytes that the kernel pins or copies
     /// before the call returns.
     #[inline]
-    fn entry(&self, shared: &Shared, bounces: &mut Bounces, zeroes: &Ram) -> (squeue::Entry, u32) {
-        let fd = types::Fd(shared.fd.as_raw_fd());
+    fn entry(
+        &self,
+        shared: &Shared,
+        file: FileName,
+        bounces: &mut Bounces,
+        zeroes: &Ram,
+    ) -> (squeue::Entry, u32) {
+        let fd = file.number();
         let io = &self.io;
         let block = u64::from(shared.block_size);
         let offset = io.lba * block + self.done;
@@ -432,7 +447,7 @@ impl Slot {
                     let from = bounces.base(b);
                     opcode::Write::new(fd, from, len as u32).offset(offset).rw_flags(dsync).build()
                 };
-                (entry, BOUNCE_SIZE as u32)
+                (file.mark(entry), BOUNCE_SIZE as u32)
             }
             // The whole of it, from or to the caller's own memory.
             (Op::Read | Op::Write, _) => {
@@ -446,19 +461,22 @@ impl Slot {
                         .build(),
                     (op, runs) => of_runs(op, runs, fd, offset, dsync),
                 };
-                (entry, io.sg.len() as u32)
+                (file.mark(entry), io.sg.len() as u32)
             }
-            // A fallocate goes to a worker by itself, and zeros are not pinned.
-            (Op::Unmap, _) => {
-                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-                (opcode::Fallocate::new(fd, self.parts.len()).offset(offset).mode(mode).build(), 0)
-            }
+            // Zeros are not pinned.
             (Op::WriteZeroes, Step::Zeroing) => {
                 let len = left.min(ZEROES as u64) as u32;
-                (opcode::Write::new(fd, zeroes.at(0, ZEROES), len).offset(offset).build(), 0)
+                let entry = opcode::Write::new(fd, zeroes.at(0, ZEROES), len).offset(offset);
+                (file.mark(entry.build()), 0)
             }
-            (Op::WriteZeroes, _) => {
-                let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+            (Op::Unmap | Op::WriteZeroes, _) => {
+                let mode = libc::FALLOC_FL_KEEP_SIZE
+                    | match io.op {
+                        Op::Unmap => libc::FALLOC_FL_PUNCH_HOLE,
+                        _ => libc::FALLOC_FL_ZERO_RANGE,
+                    };
+                // It goes to a worker by itself, which looks the file up.
+                let fd = types::Fd(shared.fd.as_raw_fd());
                 (opcode::Fallocate::new(fd, self.parts.len()).offset(offset).mode(mode).build(), 0)
             }
         }

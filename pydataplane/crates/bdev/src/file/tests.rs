@@ -1,4 +1,5 @@
 use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -307,6 +308,48 @@ fn a_file_that_is_closed_is_free_whoever_still_refers_to_it() {
         let _refers = first.shared.fd.try_clone().unwrap();
         drop(first);
         FileBdev::create(options(&path, 512)).unwrap();
+    }
+}
+
+/// The kernel grants a write lease on a file that nobody else has open, be it by a descriptor, or because
+/// an io_uring knows it.
+#[test]
+fn a_file_that_is_closed_is_open_nowhere_while_its_threads_ring_goes_on() {
+    let dir = &dirs()[0];
+    let path = file(dir, 64 << 10);
+    let is_free = || {
+        let mine = OpenOptions::new().write(true).open(&path).unwrap();
+        // SAFETY: an open descriptor and no memory.
+        let set =
+            |lease: libc::c_int| unsafe { libc::fcntl(mine.as_raw_fd(), libc::F_SETLEASE, lease) };
+        set(libc::F_WRLCK) == 0 && set(libc::F_UNLCK) == 0
+    };
+    let io = IoContext::new().unwrap();
+    assert!(is_free());
+    for _ in 0..2 {
+        let disk = FileBdev::create(options(&path, 512)).unwrap();
+        let mut buf = AlignedBuf::zeroed(4096);
+        let mut channels: Vec<_> = (0..3).map(|_| disk.open(&io).unwrap()).collect();
+        for channel in &mut channels {
+            // SAFETY: `buf` outlives the I/O.
+            let iov = unsafe { [IoVec::new(buf.as_mut_ptr(), 4096)] };
+            // SAFETY: so does the list.
+            let sg = unsafe { Sg::new(&iov) };
+            let read = Io { op: Op::Read, fua: false, lba: 8, blocks: 8, sg, tag: 1 };
+            assert_eq!(channel.submit(&read), Submit::Pending);
+            assert_eq!(wait(&io, &mut **channel).result, Ok(()));
+        }
+        drop(disk);
+        while let Some(channel) = channels.pop() {
+            assert!(!is_free(), "a channel has it");
+            drop(channel);
+        }
+        // A child of another test may have it until it executes its program.
+        let end = Instant::now() + Duration::from_secs(60);
+        while !is_free() {
+            assert!(Instant::now() < end, "it is open still");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 

@@ -20,11 +20,10 @@
 //! ended, the I/O begins again as a whole, in the way that knows about errors.
 
 use std::collections::VecDeque;
-use std::os::fd::AsRawFd;
 
 use guestmem::Sg;
-use io_uring::{opcode, squeue, types};
-use reactor::TURN_BYTES;
+use io_uring::{opcode, squeue};
+use reactor::{FileName, TURN_BYTES};
 
 use super::{DEPTH, FileChannel, Shared, Slot, Step, of_runs};
 use crate::file::larges::Pieces;
@@ -123,11 +122,11 @@ impl Cut {
 
 impl Slot {
     /// The submission entry of a piece.
-    fn piece(&self, shared: &Shared, piece: &Piece) -> squeue::Entry {
-        let fd = types::Fd(shared.fd.as_raw_fd());
+    fn piece(&self, shared: &Shared, file: FileName, piece: &Piece) -> squeue::Entry {
+        let fd = file.number();
         let offset = self.io.lba * u64::from(shared.block_size) + piece.at;
         let runs = &self.io.sg.as_slice()[piece.first..piece.first + piece.runs];
-        match runs {
+        let entry = match runs {
             [run] => {
                 // SAFETY: a piece is within its run.
                 let (at, len) = (unsafe { run.base().add(piece.within) }, piece.len as u32);
@@ -137,7 +136,8 @@ impl Slot {
                 }
             }
             runs => of_runs(self.io.op, runs, fd, offset, 0),
-        }
+        };
+        file.mark(entry)
     }
 }
 
@@ -180,7 +180,8 @@ impl FileChannel {
                 // Whoever looks again must not be asleep until the disk is through.
                 return self.waker.wake();
             }
-            let (entry, weight) = self.shared.by_worker(slot.piece(&self.shared, &piece), 0);
+            let (entry, weight) =
+                self.shared.by_worker(slot.piece(&self.shared, self.file, &piece), 0);
             #[cfg(test)]
             self.pushed.push(super::tests::Pushed::of(&entry));
             let token = u32::from(n) | (piece.len as u32 / UNIT) << 16;

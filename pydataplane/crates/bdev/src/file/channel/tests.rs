@@ -145,6 +145,39 @@ fn polled(channel: &mut FileChannel, io: &IoContext) -> (u64, Result<(), IoError
 }
 
 #[test]
+fn reads_and_writes_name_the_file_by_the_rings_number_where_it_has_one() {
+    let mut rig = rig();
+    let registers = rig.channel.file.is_registered();
+    if !registers {
+        println!("skipped: rings register files since Linux 6.15");
+    }
+    let slot = |op| {
+        let io = Io { op, fua: false, lba: 0, blocks: 1, sg: Sg::EMPTY, tag: 0 };
+        Slot::new(io, Step::Plain, 0)
+    };
+    let channel = &mut rig.channel;
+    for (op, by_number) in [
+        (Op::Read, registers),
+        (Op::Write, registers),
+        // One of the kernel's workers would look it up.
+        (Op::Unmap, false),
+        (Op::WriteZeroes, false),
+    ] {
+        let (file, zeroes) = (channel.file, channel.zeroes);
+        let (entry, _) = slot(op).entry(&channel.shared, file, &mut channel.bounces, zeroes);
+        // SAFETY: an entry is the 64 bytes of the kernel's structure, without padding.
+        let bytes: &[u8; 64] = unsafe { &*std::ptr::from_ref(&entry).cast() };
+        let fixed = bytes[1] & squeue::Flags::FIXED_FILE.bits() != 0;
+        assert_eq!(fixed, by_number, "{op:?}");
+        let fd = i32::from_ne_bytes(*bytes[4..].first_chunk().expect("64 bytes"));
+        assert_eq!(fd == channel.shared.fd.as_raw_fd(), !fixed, "{op:?}");
+    }
+    // Only where the submission itself looks it up.
+    assert!(!rig_on(|shared| shared.in_memory = true).channel.file.is_registered());
+    assert!(!rig_on(|shared| shared.submit_waits = true).channel.file.is_registered());
+}
+
+#[test]
 fn a_failed_flush_fails_those_that_wait_for_it_and_all_later_ones() {
     let ([mut a, mut b], shared, io, _file) = two_channels();
     assert_eq!(a.submit(&Io::flush(1)), Submit::Pending);
