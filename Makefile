@@ -33,7 +33,7 @@ RUST_SOURCES := $(shell find pydataplane/Cargo.toml pydataplane/Cargo.lock pydat
 APT_PACKAGES := build-essential busybox-static ca-certificates cpio dbus-daemon ddpt e2fsprogs kmod \
 	libiscsi-bin libsasl2-modules libssl-dev libvirt-clients libvirt-daemon-system libvirt-dev linux-libc-dev lz4 mount \
 	pkg-config polkitd python3-dev python3-venv qemu-system-x86 qemu-utils sasl2-bin sg3-utils strace \
-	systemd util-linux virtinst xfsprogs xz-utils zstd
+	systemd util-linux valgrind virtinst xfsprogs xz-utils zstd
 # And of what measures, and the tests of the night.
 BENCH_PACKAGES := fio rocksdb-tools
 

@@ -1,7 +1,9 @@
 //! What the SCSI layer costs: nanoseconds of CPU per READ(10) and WRITE(10) of 4 KiB through a logical
 //! unit, on a channel that does nothing, beside that channel alone.
 //!
-//! `cargo run --release -p scsi --example read_cost`
+//! `cargo run --release -p scsi --example read_cost`. `read_cost read|write COUNT` makes so many of the second
+//! kind (pending, polled, resumed) and says nothing, for what counts instructions
+//! (`python -m tests.bench.instructions`).
 
 use bdev::{Bdev, Channel, Completion, Features, Geometry, Io, IoError, Op, OpenError, Submit};
 use guestmem::{Bounce, Sg};
@@ -75,7 +77,11 @@ fn cpu_ns() -> i64 {
     now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
-fn measure(what: &str, mut one: impl FnMut(u32)) {
+/// Times `one`, or, if `only` is a number, does it so often.
+fn measure(only: Option<u32>, what: &str, mut one: impl FnMut(u32)) {
+    if let Some(count) = only {
+        return (0..count).for_each(one);
+    }
     (0..ROUNDS / 10).for_each(&mut one);
     let begun = cpu_ns();
     (0..ROUNDS).for_each(&mut one);
@@ -91,6 +97,9 @@ fn cdb(opcode: u8, lba: u32) -> [u8; CDB_LEN] {
 }
 
 fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let wanted = arguments.next();
+    let only = arguments.next().map(|count| count.parse().expect("a number of I/Os"));
     let buffer = Bounce::new();
     let data = buffer.sg(4096).expect("a whole number of sectors");
     let shared = LunShared::new(Arc::new(Nothing), LunOptions::default()).expect("a valid unit");
@@ -106,21 +115,30 @@ fn main() {
 
     let mut channel: Box<dyn Channel> =
         Box::new(NothingChannel { pending: false, tag: 0, done: false });
-    measure("channel alone", |i| {
+    let timed = only.is_none();
+    let alone = |i: u32| {
         let io = Io { op: Op::Read, fua: false, lba: i.into(), blocks: 8, sg: data, tag: 0 };
         let _ = black_box(channel.submit(&io));
-    });
+    };
+    if timed {
+        measure(only, "channel alone", alone);
+    }
     for (name, opcode, sg_out, sg_in) in
         [("READ(10)", 0x28, Sg::EMPTY, data), ("WRITE(10)", 0x2A, data, Sg::EMPTY)]
     {
-        let (mut lun, mut task) = unit(false);
-        measure(&format!("{name}, done at once"), |i| {
-            task.prepare(&cdb(opcode, i), sg_out, sg_in);
-            let _ = black_box(lun.start(black_box(&mut task)));
-        });
+        if wanted.as_ref().is_some_and(|wanted| !name.to_lowercase().starts_with(wanted)) {
+            continue;
+        }
+        if timed {
+            let (mut lun, mut task) = unit(false);
+            measure(only, &format!("{name}, done at once"), |i| {
+                task.prepare(&cdb(opcode, i), sg_out, sg_in);
+                let _ = black_box(lun.start(black_box(&mut task)));
+            });
+        }
         let (mut lun, mut task) = unit(true);
         let mut done = Vec::with_capacity(8);
-        measure(&format!("{name}, pending, polled, resumed"), |i| {
+        measure(only, &format!("{name}, pending, polled, resumed"), |i| {
             task.prepare(&cdb(opcode, i), sg_out, sg_in);
             let _ = black_box(lun.start(black_box(&mut task)));
             done.clear();
@@ -128,5 +146,7 @@ fn main() {
             let _ = black_box(lun.resume(&mut task, done[0].result));
         });
     }
-    println!("a task has {} bytes", size_of::<Task>());
+    if timed {
+        println!("a task has {} bytes", size_of::<Task>());
+    }
 }

@@ -1,4 +1,6 @@
-//! Nanoseconds of thread CPU time that one request costs in the ring.
+//! Nanoseconds of thread CPU time that one request costs in the ring: `cargo run --release -p virtqueue
+//! --example ring_cost`. `ring_cost read|write COUNT` takes so many requests through it and says nothing, for
+//! what counts instructions (`python -m tests.bench.instructions`).
 //!
 //! One request: pop, walk (51 byte header, 108 byte response, 4 KiB of data), copy the header
 //! out, write the 12 byte head of the response, give the chain back, publish, and decide on a
@@ -21,6 +23,8 @@ const HEADERS: u64 = 0x10_0000;
 const DATA: u64 = 1 << 32;
 const ROUNDS: usize = 60;
 const BATCHES: usize = 2_000;
+/// Requests that a poller takes at a time.
+const BATCH: u16 = 32;
 
 fn thread_ns() -> u64 {
     let t = clock_gettime(ClockId::ThreadCPUTime);
@@ -29,6 +33,25 @@ fn thread_ns() -> u64 {
 
 /// The least nanoseconds per request over all rounds.
 fn measure(regions: usize, indirect: bool, batch: u16, tracked: bool) -> f64 {
+    let ring = Ring { regions, indirect, batch, tracked, write: false };
+    run(&ring, ROUNDS, BATCHES, thread_ns)
+}
+
+/// What a ring is like.
+struct Ring {
+    regions: usize,
+    /// Chains are in tables of their own.
+    indirect: bool,
+    /// Requests that come at a time.
+    batch: u16,
+    /// There is an in-flight region.
+    tracked: bool,
+    /// The data is the driver's.
+    write: bool,
+}
+
+fn run(ring: &Ring, rounds: usize, batches: usize, now: fn() -> u64) -> f64 {
+    let &Ring { regions, indirect, batch, tracked, write } = ring;
     let mut areas = vec![(0, 256 << 20), (DATA, 256 << 20)];
     areas.extend((2..regions as u64).map(|i| ((1 << 40) + (i << 30), 1 << 20)));
     let memory = Arc::new(GuestMemory::memfd(&areas).expect("memory"));
@@ -45,8 +68,14 @@ fn measure(regions: usize, indirect: bool, batch: u16, tracked: bool) -> f64 {
         let header = HEADERS + i * 256;
         put(base, step, Desc::new(header, 51, Desc::NEXT, step as u16 + 1));
         let flags = Desc::NEXT | Desc::WRITE;
-        put(base, step + 1, Desc::new(header + 64, 108, flags, step as u16 + 2));
-        put(base, step + 2, Desc::new(DATA + i * 4096, 4096, Desc::WRITE, 0));
+        let data = DATA + i * 4096;
+        if write {
+            put(base, step + 1, Desc::new(data, 4096, Desc::NEXT, step as u16 + 2));
+            put(base, step + 2, Desc::new(header + 64, 108, Desc::WRITE, 0));
+        } else {
+            put(base, step + 1, Desc::new(header + 64, 108, flags, step as u16 + 2));
+            put(base, step + 2, Desc::new(data, 4096, Desc::WRITE, 0));
+        }
     }
     let config = QueueConfig {
         size: SIZE,
@@ -76,9 +105,9 @@ fn measure(regions: usize, indirect: bool, batch: u16, tracked: bool) -> f64 {
     let mut heads = [Head::default(); 64];
     let mut idx = 0u16;
     let mut best = f64::MAX;
-    for _ in 0..ROUNDS {
-        let start = thread_ns();
-        for _ in 0..BATCHES {
+    for _ in 0..rounds {
+        let start = now();
+        for _ in 0..batches {
             idx = idx.wrapping_add(batch);
             avail.store_release_u16(2, idx).expect("idx");
             let taken = queue.pop(&mut heads).expect("pop");
@@ -90,17 +119,26 @@ fn measure(regions: usize, indirect: bool, batch: u16, tracked: bool) -> f64 {
                 black_box(&header);
                 black_box(halves.writable.1);
                 segments.writable().copy_from_slice(0, &[0u8; 12]);
-                queue.push_used(head.index(), 4204);
+                queue.push_used(head.index(), if write { 108 } else { 4204 });
             }
             black_box(queue.publish());
         }
-        let spent = thread_ns() - start;
-        best = best.min(spent as f64 / (BATCHES * usize::from(batch)) as f64);
+        let spent = now() - start;
+        best = best.min(spent as f64 / (batches * usize::from(batch)) as f64);
     }
     best
 }
 
 fn main() {
+    let mut arguments = std::env::args().skip(1);
+    if let (Some(op), Some(count)) = (arguments.next(), arguments.next()) {
+        let count: usize = count.parse().expect("a number of requests");
+        let write = op == "write";
+        let ring = Ring { regions: 2, indirect: true, batch: BATCH, tracked: true, write };
+        // valgrind has no clock that rustix could ask.
+        run(&ring, 1, count / usize::from(BATCH), || 0);
+        return;
+    }
     println!(
         "{:>8} {:>9} {:>6} {:>11} {:>11}",
         "regions", "chain", "batch", "ns/request", "in flight"

@@ -1,0 +1,41 @@
+"""What a request costs each stage, in instructions: at most 5 % more than is accepted."""
+
+from __future__ import annotations
+
+import platform
+import warnings
+
+import pytest
+
+from tests.bench import instructions
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the counts are those of x86_64")
+@pytest.mark.timeout(1800)  # Where cargo has built otherwise, it builds anew.
+def test_no_stage_takes_more_instructions_than_is_accepted() -> None:
+    counted, worse, better = instructions.check()
+    assert not worse, "\n".join(worse)
+    assert all(count > 0 for operations in counted.values() for count in operations.values())
+    for sentence in better:
+        warnings.warn(sentence, stacklevel=1)
+
+
+def test_a_stage_that_takes_5_percent_more_or_less_is_named() -> None:
+    old = {"ring": {"read": 1000, "write": 1000}, "SCSI": {"read": 100, "write": 100}}
+    new = {"ring": {"read": 1051, "write": 1050}, "SCSI": {"read": 94, "write": 95}}
+    accept = "python -m tests.bench.instructions --accept"
+    assert instructions.compare(old, new) == (
+        [
+            "READ, ring: 1051 instructions instead of 1000; "
+            f"find out why, or accept it with {accept}"
+        ],
+        [f"READ, SCSI: 94 instructions instead of 100; keep it with {accept}"],
+    )
+    worse, _ = instructions.compare({"ring": old["ring"]}, {"SCSI": new["SCSI"]})
+    assert [sentence.split(":")[0] for sentence in worse] == ["READ, SCSI", "WRITE, SCSI", "ring"]
+
+
+def test_the_documentation_says_what_is_accepted() -> None:
+    _, counts = instructions.expected()
+    assert counts.keys() == instructions.STAGES.keys()
+    assert instructions.table(counts) in instructions.PAGE.read_text()
