@@ -5,14 +5,27 @@ use std::ops::Range;
 
 use reactor::Waker;
 
-use super::{Fault, SECTOR};
-use crate::{Features, Geometry, Io, IoError, Op};
+use super::Fault;
+use crate::{Features, Geometry, Io, IoError, Op, TUPLE_LEN};
 
-/// The content of [`SECTOR`] bytes.
-pub(super) type Sector = [u8; SECTOR];
+/// The unit that a power cut keeps or loses, in bytes; a block of another length is one by itself.
+const SECTOR: usize = 512;
+/// Bytes of the longest one: a sector with a tuple.
+const LONGEST: usize = SECTOR + TUPLE_LEN;
+
+/// The content of one; what is beyond its end is not used.
+pub(super) type Sector = [u8; LONGEST];
+
+/// Bytes of a sector of a disk with such blocks.
+pub(super) fn sector_of(block_size: u32) -> usize {
+    let block = block_size as usize;
+    if block.is_multiple_of(SECTOR) { SECTOR } else { block }
+}
 
 /// What a disk holds, and what is to happen to it.
 pub(super) struct State {
+    /// Bytes of a sector.
+    pub(super) sector: usize,
     /// What reads see.
     pub(super) volatile: Vec<u8>,
     /// What certainly survives a power cut.
@@ -43,7 +56,7 @@ impl State {
 
     pub(super) fn put(&mut self, at: usize, data: &Sector, visible: bool) {
         if visible {
-            self.volatile[at * SECTOR..][..SECTOR].copy_from_slice(data);
+            self.volatile[at * self.sector..][..self.sector].copy_from_slice(&data[..self.sector]);
         }
         self.unflushed.entry(at).or_default().push(*data);
     }
@@ -51,7 +64,7 @@ impl State {
     pub(super) fn make_durable(&mut self, sectors: Range<usize>) {
         for at in sectors {
             if self.unflushed.remove(&at).is_some() {
-                let r = at * SECTOR..(at + 1) * SECTOR;
+                let r = at * self.sector..(at + 1) * self.sector;
                 let (durable, volatile) = (&mut self.durable, &self.volatile);
                 durable[r.clone()].copy_from_slice(&volatile[r]);
             }
@@ -94,7 +107,7 @@ impl State {
             }
             return Err(e);
         }
-        let per_block = block_size as usize / SECTOR;
+        let per_block = block_size as usize / self.sector;
         let first = io.lba as usize * per_block;
         let sectors = first..first + io.blocks as usize * per_block;
         let changes = io.op.is_write() || io.op == Op::Flush;
@@ -108,13 +121,13 @@ impl State {
         }
         match io.op {
             Op::Read => {
-                io.sg.copy_from_slice(0, &self.volatile[first * SECTOR..][..io.sg.len()]);
+                io.sg.copy_from_slice(0, &self.volatile[first * self.sector..][..io.sg.len()]);
             }
             Op::Write | Op::Unmap | Op::WriteZeroes => {
                 for (i, at) in sectors.clone().enumerate() {
-                    let mut data = [0; SECTOR];
+                    let mut data = [0; LONGEST];
                     if io.op == Op::Write {
-                        io.sg.copy_to_slice(i * SECTOR, &mut data);
+                        io.sg.copy_to_slice(i * self.sector, &mut data[..self.sector]);
                     }
                     self.put(at, &data, !last_breath);
                 }
@@ -125,7 +138,7 @@ impl State {
             Op::Flush if last_breath => {}
             Op::Flush => {
                 self.flushes += 1;
-                self.make_durable(0..self.volatile.len() / SECTOR);
+                self.make_durable(0..self.volatile.len() / self.sector);
             }
         }
         if last_breath {

@@ -29,10 +29,7 @@ use crate::{
 };
 
 pub use holes::Holes;
-use medium::State;
-
-/// The unit that a power cut keeps or loses, in bytes.
-pub const SECTOR: usize = 512;
+use medium::{State, sector_of};
 
 /// Most I/Os that a deferred channel holds.
 const DEPTH: usize = 256;
@@ -100,6 +97,7 @@ impl FaultBdev {
             boot: None,
         };
         let state = State {
+            sector: sector_of(block_size),
             durable: image.clone(),
             volatile: image,
             unflushed: BTreeMap::new(),
@@ -180,7 +178,8 @@ impl FaultBdev {
                 _ => random.below(versions.len() as u64 + 1) as usize,
             };
             if let Some(v) = choice.checked_sub(1).and_then(|i| versions.get(i)) {
-                s.durable[at * SECTOR..][..SECTOR].copy_from_slice(&v[..]);
+                let sector = s.sector;
+                s.durable[at * sector..][..sector].copy_from_slice(&v[..sector]);
             }
         }
         s.volatile = s.durable.clone();
@@ -211,8 +210,9 @@ impl FaultBdev {
         let mut s = self.lock();
         s.volatile[offset] ^= mask;
         s.durable[offset] ^= mask;
-        if let Some(v) = s.unflushed.get_mut(&(offset / SECTOR)).and_then(|v| v.last_mut()) {
-            v[offset % SECTOR] ^= mask;
+        let sector = s.sector;
+        if let Some(v) = s.unflushed.get_mut(&(offset / sector)).and_then(|v| v.last_mut()) {
+            v[offset % sector] ^= mask;
         }
     }
 
@@ -226,7 +226,8 @@ impl FaultBdev {
         let mut s = self.lock();
         s.volatile.resize(bytes, 0);
         s.durable.resize(bytes, 0);
-        s.unflushed.retain(|at, _| at * SECTOR < bytes);
+        let sector = s.sector;
+        s.unflushed.retain(|at, _| at * sector < bytes);
     }
 
     /// From now on I/Os of channels opened afterwards are `Pending`, do their work in `poll`, one
@@ -283,6 +284,7 @@ impl Bdev for FaultBdev {
             waiting: VecDeque::with_capacity(DEPTH),
             stats: self.stats.channel(),
             latch: self.latch.clone(),
+            waker: io.waker(),
         }))
     }
     fn driver_specific(&self) -> Value {
@@ -304,6 +306,8 @@ struct FaultChannel {
     waiting: VecDeque<Io>,
     stats: ChannelStats,
     latch: Arc<FlushLatch>,
+    /// Keeps the thread awake while there is something to do.
+    waker: Waker,
 }
 
 impl FaultChannel {
@@ -354,6 +358,9 @@ impl Channel for FaultChannel {
         let at = random.below(self.waiting.len() as u64) as usize;
         let Some(io) = self.waiting.swap_remove_back(at) else { return 0 };
         done.push(Completion { tag: io.tag, result: self.run(&io), ticks: 0, ended: 0 });
+        if !self.waiting.is_empty() {
+            self.waker.wake();
+        }
         1
     }
 }
@@ -380,7 +387,7 @@ mod tests {
     use crate::{AlignedBuf, SyncChannel};
 
     fn filled(byte: u8) -> AlignedBuf {
-        let mut b = AlignedBuf::zeroed(SECTOR);
+        let mut b = AlignedBuf::zeroed(512);
         b.fill(byte);
         b
     }
