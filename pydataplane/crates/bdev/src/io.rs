@@ -123,8 +123,8 @@ pub trait Channel {
     fn submit_protected(&mut self, _io: &Io, _with: &Protected) -> Submit {
         Submit::Done(Err(IoError::Unsupported))
     }
-    /// The first block of the I/O named `tag` whose protection information is what it failed for, once, and
-    /// soon after it ended.
+    /// Which block of the I/O named `tag`, counted from its first one, is the first whose protection
+    /// information is what it failed for, once, and soon after it ended.
     fn mismatch(&mut self, _tag: u64) -> Option<u64> {
         None
     }

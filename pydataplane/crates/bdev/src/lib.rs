@@ -65,7 +65,9 @@ pub use malloc::{Malloc, MallocOptions};
 pub use null::Null;
 pub use owned::{Finished, OwnedChannel};
 pub use pieces::{PIECES, Pieces};
-pub use protection::{Checks, Protected, Protection, ProtectionType, TUPLE_LEN, Tuples};
+pub use protection::{
+    Checks, Mismatches, Protected, Protection, ProtectionType, TUPLE_LEN, Tuples,
+};
 pub use registry::{
     Claim, ClaimMode, Event, Registry, RegistryError, Subscription, UNREGISTER_TIMEOUT,
     aliases_changed,

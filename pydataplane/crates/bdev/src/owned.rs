@@ -8,7 +8,8 @@ use guestmem::{IoVec, Sg};
 use reactor::{IoContext, Owner, Waker, ticks};
 
 use crate::{
-    AlignedBuf, Bdev, Channel, Completion, Io, IoError, Limits, Op, OpenError, Slots, Submit,
+    AlignedBuf, Bdev, Channel, Completion, Io, IoError, Limits, Op, OpenError, Protected, Slots,
+    Submit,
 };
 
 /// Longest single wait for a completion before the device is polled again, in microseconds.
@@ -27,6 +28,7 @@ pub struct Finished<T> {
 
 struct Slot<T> {
     io: Io,
+    with: Option<Protected>,
     /// What `io.sg` points to; its address is stable because slots are boxed as a whole.
     iov: [IoVec; 1],
     buf: Option<AlignedBuf>,
@@ -81,6 +83,7 @@ impl<T> OwnedChannel<T> {
         let channel = bdev.open(&io.owned_by(Owner::new()))?;
         let slot = |_| Slot {
             io: Io::flush(0),
+            with: None,
             iov: [IoVec::EMPTY],
             buf: None,
             token: None,
@@ -136,13 +139,30 @@ impl<T> OwnedChannel<T> {
         buf: Option<AlignedBuf>,
         token: T,
     ) -> Option<Finished<T>> {
+        self.submit_with(op, lba, blocks, buf, None, token)
+    }
+
+    /// As [`OwnedChannel::submit`], with protection information, which lies in `buf` as `with` says.
+    ///
+    /// # Panics
+    /// See there.
+    pub fn submit_with(
+        &mut self,
+        op: Op,
+        lba: u64,
+        blocks: u64,
+        buf: Option<AlignedBuf>,
+        with: Option<Protected>,
+        token: T,
+    ) -> Option<Finished<T>> {
+        let block = self.block_size as usize;
+        let block = with.map_or(block, |with| with.in_list(block));
         let at = self.slots.take().expect("the caller looked whether there is room");
         let slot = &mut self.slots[at];
         slot.buf = buf;
         slot.token = Some(token);
         let data = matches!(op, Op::Read | Op::Write);
-        let len =
-            usize::try_from(blocks).ok().and_then(|b| b.checked_mul(self.block_size as usize));
+        let len = usize::try_from(blocks).ok().and_then(|b| b.checked_mul(block));
         let mut sg = Sg::EMPTY;
         if data {
             let Some((len, buf)) = len.zip(slot.buf.as_mut()).filter(|(l, b)| *l <= b.len()) else {
@@ -154,6 +174,7 @@ impl<T> OwnedChannel<T> {
             sg = unsafe { Sg::new(&slot.iov) };
         }
         slot.io = Io { op, fua: false, lba, blocks, sg, tag: u64::from(at) };
+        slot.with = with;
         slot.counted = false;
         if self.limited_until != 0 || self.is_over_limit(at) {
             self.refused.push_back(at);
@@ -183,7 +204,12 @@ impl<T> OwnedChannel<T> {
     }
 
     fn start(&mut self, at: u16) -> Option<Finished<T>> {
-        match self.channel.submit(&self.slots[at].io) {
+        let slot = &self.slots[at];
+        let submit = match &slot.with {
+            None => self.channel.submit(&slot.io),
+            Some(with) => self.channel.submit_protected(&slot.io, with),
+        };
+        match submit {
             Submit::Done(result) => return Some(self.finish(at, result)),
             Submit::Pending => {}
             Submit::Full => self.refused.push_back(at),

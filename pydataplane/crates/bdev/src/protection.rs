@@ -1,10 +1,15 @@
 //! What a device with protection information says of it, and what an I/O that brings or wants some has
 //! beside its data (SBC-4 4.22). The tuples themselves are of the crate `protection`.
 
+use crate::{Features, Geometry, Io, IoError};
 use guestmem::Sg;
+use std::collections::VecDeque;
 
 /// Bytes of the protection information of a block: guard, application tag, reference tag.
 pub const TUPLE_LEN: usize = 8;
+
+/// The tuple of a block that nobody wrote.
+const UNWRITTEN: [u8; TUPLE_LEN] = [0xFF; TUPLE_LEN];
 
 /// What the tags of a device's tuples mean (SBC-4 4.22.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,11 +54,12 @@ impl Checks {
 pub enum Tuples {
     /// Nowhere: the device makes those of a write, and keeps those of a read for itself.
     None,
-    /// In a list of their own, one after the other.
-    Apart(Sg),
+    /// In a list of their own, one after the other; that of the first block comes after so many others.
+    Apart(Sg, u64),
     /// Each behind its block, in the list of the data.
     Behind,
-    /// Of a write: this one is every block's; with type 1 the block's number is added to its reference tag.
+    /// Of a write: this one is every block's; with type 1 the block's number, as its reference tag has it,
+    /// is added to its reference tag.
     Like([u8; TUPLE_LEN]),
 }
 
@@ -64,9 +70,116 @@ pub struct Protected {
     pub tuples: Tuples,
     /// What is checked of them, before anything is written, or given to whoever reads.
     pub checks: Checks,
+    /// The lower half of the number that the first block has for whoever submits the I/O: what the
+    /// reference tags of its tuples count from, with type 1. The device moves them to its own numbers and
+    /// back, so that a wrong one stays as wrong as it is. `None`: the device's number.
+    pub first: Option<u32>,
 }
 
 impl Protected {
     /// An I/O without tuples of its own.
-    pub const PLAIN: Protected = Protected { tuples: Tuples::None, checks: Checks::ALL };
+    pub const PLAIN: Protected = Protected::new(Tuples::None, Checks::ALL);
+
+    /// One with tuples that have the device's own block numbers.
+    pub const fn new(tuples: Tuples, checks: Checks) -> Protected {
+        Protected { tuples, checks, first: None }
+    }
+
+    /// Checks an I/O with it against a device, as [`Io::check`], and its lists, which may be longer than
+    /// it takes.
+    ///
+    /// # Errors
+    /// It is over with that.
+    pub fn check(&self, io: &Io, geometry: &Geometry, features: &Features) -> Result<(), IoError> {
+        match self.tuples {
+            Tuples::None | Tuples::Like(_) => io.check(geometry, features),
+            Tuples::Behind => {
+                let block_size = geometry.block_size + TUPLE_LEN as u32;
+                io.check_room(&Geometry { block_size, ..*geometry }, features)
+            }
+            Tuples::Apart(list, skipped) => {
+                io.check_room(geometry, features)?;
+                let there = (list.len() / TUPLE_LEN) as u64;
+                match skipped.checked_add(io.blocks).is_some_and(|end| end <= there) {
+                    true => Ok(()),
+                    false => Err(IoError::BadLength),
+                }
+            }
+        }
+    }
+
+    /// That of what is `blocks` blocks further in the I/O, which begins at `lba`.
+    #[must_use]
+    pub fn further(&self, lba: u64, blocks: u64) -> Protected {
+        let first = self.first.unwrap_or(lba as u32).wrapping_add(blocks as u32);
+        let tuples = match self.tuples {
+            Tuples::Apart(list, skipped) => Tuples::Apart(list, skipped + blocks),
+            other => other,
+        };
+        Protected { tuples, first: Some(first), ..*self }
+    }
+
+    /// Gives whoever reads the tuples of blocks that nobody wrote, by which nothing is checked (SBC-4
+    /// 4.22.2): of `blocks` blocks of `block` bytes, from the I/O's block `from` on.
+    pub fn give_unwritten(&self, sg: &Sg, from: u64, blocks: u64, block: usize) {
+        for nth in from..from + blocks {
+            match self.tuples {
+                Tuples::None | Tuples::Like(_) => return,
+                Tuples::Apart(list, skipped) => {
+                    list.copy_from_slice((skipped + nth) as usize * TUPLE_LEN, &UNWRITTEN);
+                }
+                Tuples::Behind => {
+                    let at = nth as usize * (block + TUPLE_LEN) + block;
+                    sg.copy_from_slice(at, &UNWRITTEN);
+                }
+            }
+        }
+    }
+
+    /// Bytes that a block of `block` bytes has in the list of the data.
+    pub fn in_list(&self, block: usize) -> usize {
+        match self.tuples {
+            Tuples::Behind => block + TUPLE_LEN,
+            Tuples::None | Tuples::Apart(..) | Tuples::Like(_) => block,
+        }
+    }
+}
+
+/// I/Os whose mismatch is known until somebody asks.
+const MISMATCHES: usize = 64;
+
+/// What [`crate::Channel::mismatch`] tells: tags of I/Os that failed, and which of their blocks was wrong. The
+/// oldest goes when there are many; it never allocates after it was made.
+pub struct Mismatches(VecDeque<(u64, u64)>);
+
+impl Default for Mismatches {
+    fn default() -> Self {
+        Mismatches(VecDeque::with_capacity(MISMATCHES))
+    }
+}
+
+impl Mismatches {
+    /// Keeps that of the I/O named `tag`.
+    #[cold]
+    pub fn keep(&mut self, tag: u64, block: u64) {
+        // Nobody asked for that of an earlier one with this name.
+        self.take(tag);
+        if self.0.len() == MISMATCHES {
+            self.0.pop_front();
+        }
+        self.0.push_back((tag, block));
+    }
+
+    /// Tells it, once.
+    pub fn take(&mut self, tag: u64) -> Option<u64> {
+        let found = self.0.iter().position(|(of, _)| *of == tag)?;
+        self.0.remove(found).map(|(_, block)| block)
+    }
+}
+
+impl IoError {
+    /// Whether a block's protection information is what was wrong.
+    pub fn is_mismatch(self) -> bool {
+        matches!(self, IoError::Guard | IoError::AppTag | IoError::RefTag)
+    }
 }

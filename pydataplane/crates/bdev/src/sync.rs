@@ -8,7 +8,10 @@ use std::ptr::NonNull;
 use guestmem::{IoVec, Sg};
 use reactor::IoContext;
 
-use crate::{Bdev, Channel, Completion, Geometry, Io, IoError, Op, OpenError, Submit};
+use crate::{
+    Bdev, Channel, Checks, Completion, Geometry, Io, IoError, Op, OpenError, Protected, Submit,
+    Tuples,
+};
 
 /// Alignment of [`AlignedBuf`], in bytes: a page, which satisfies every O_DIRECT device.
 pub const BUF_ALIGN: usize = 4096;
@@ -151,7 +154,40 @@ impl SyncChannel {
     /// # Errors
     /// [`SyncError`]; [`IoError::BadLength`] when `buf` is not whole blocks.
     pub fn read(&mut self, lba: u64, buf: &mut [u8]) -> Result<(), SyncError> {
-        self.transfer(Op::Read, lba, buf.as_mut_ptr(), buf.len(), false)
+        self.transfer(Op::Read, lba, buf.as_mut_ptr(), buf.len(), false, None)
+    }
+
+    /// As [`SyncChannel::read`], of blocks with their protection information, each behind its block.
+    ///
+    /// # Errors
+    /// As there; [`IoError::Unsupported`] where the blocks have none.
+    pub fn read_protected(
+        &mut self,
+        lba: u64,
+        buf: &mut [u8],
+        checks: Checks,
+    ) -> Result<(), SyncError> {
+        let with = Some(Protected::new(Tuples::Behind, checks));
+        self.transfer(Op::Read, lba, buf.as_mut_ptr(), buf.len(), false, with)
+    }
+
+    /// As [`SyncChannel::write`], of blocks with their protection information, each behind its block.
+    ///
+    /// # Errors
+    /// As [`SyncChannel::read_protected`].
+    pub fn write_protected(
+        &mut self,
+        lba: u64,
+        buf: &[u8],
+        checks: Checks,
+    ) -> Result<(), SyncError> {
+        let with = Some(Protected::new(Tuples::Behind, checks));
+        self.transfer(Op::Write, lba, buf.as_ptr().cast_mut(), buf.len(), false, with)
+    }
+
+    /// As [`Channel::mismatch`], of the last I/O.
+    pub fn mismatch(&mut self) -> Option<u64> {
+        self.channel.mismatch(0)
     }
 
     /// Writes `buf` from block `lba` on; durable after the next [`SyncChannel::flush`].
@@ -159,7 +195,7 @@ impl SyncChannel {
     /// # Errors
     /// As [`SyncChannel::read`].
     pub fn write(&mut self, lba: u64, buf: &[u8]) -> Result<(), SyncError> {
-        self.transfer(Op::Write, lba, buf.as_ptr().cast_mut(), buf.len(), false)
+        self.transfer(Op::Write, lba, buf.as_ptr().cast_mut(), buf.len(), false, None)
     }
 
     /// As [`SyncChannel::write`], and durable when it returns.
@@ -167,7 +203,7 @@ impl SyncChannel {
     /// # Errors
     /// As [`SyncChannel::read`]; [`IoError::Unsupported`] without [`crate::Features::fua`].
     pub fn write_fua(&mut self, lba: u64, buf: &[u8]) -> Result<(), SyncError> {
-        self.transfer(Op::Write, lba, buf.as_ptr().cast_mut(), buf.len(), true)
+        self.transfer(Op::Write, lba, buf.as_ptr().cast_mut(), buf.len(), true, None)
     }
 
     /// Makes all completed writes durable.
@@ -175,7 +211,7 @@ impl SyncChannel {
     /// # Errors
     /// [`SyncError`] with [`IoError::Flush`]: earlier writes may be lost.
     pub fn flush(&mut self) -> Result<(), SyncError> {
-        self.run(Op::Flush, 0, 0, Sg::EMPTY, false)
+        self.run(Op::Flush, 0, 0, Sg::EMPTY, false, None)
     }
 
     /// Deallocates blocks.
@@ -183,7 +219,7 @@ impl SyncChannel {
     /// # Errors
     /// [`SyncError`]; [`IoError::Unsupported`] without [`crate::Features::unmap`].
     pub fn unmap(&mut self, lba: u64, blocks: u64) -> Result<(), SyncError> {
-        self.run(Op::Unmap, lba, blocks, Sg::EMPTY, false)
+        self.run(Op::Unmap, lba, blocks, Sg::EMPTY, false, None)
     }
 
     /// Makes blocks read as zeros.
@@ -191,7 +227,7 @@ impl SyncChannel {
     /// # Errors
     /// [`SyncError`]; [`IoError::Unsupported`] without [`crate::Features::write_zeroes`].
     pub fn write_zeroes(&mut self, lba: u64, blocks: u64) -> Result<(), SyncError> {
-        self.run(Op::WriteZeroes, lba, blocks, Sg::EMPTY, false)
+        self.run(Op::WriteZeroes, lba, blocks, Sg::EMPTY, false, None)
     }
 
     fn transfer(
@@ -201,8 +237,10 @@ impl SyncChannel {
         base: *mut u8,
         len: usize,
         fua: bool,
+        with: Option<Protected>,
     ) -> Result<(), SyncError> {
         let block = self.geometry.block_size as usize;
+        let block = with.map_or(block, |with| with.in_list(block));
         if !len.is_multiple_of(block) {
             return Err(self.failed(op, lba, (len / block) as u64, IoError::BadLength));
         }
@@ -211,17 +249,29 @@ impl SyncChannel {
         let iov = unsafe { [IoVec::new(base, len)] };
         // SAFETY: `iov` lives until `run` has returned.
         let sg = unsafe { Sg::new(&iov) };
-        self.run(op, lba, (len / block) as u64, sg, fua)
+        self.run(op, lba, (len / block) as u64, sg, fua, with)
     }
 
     fn failed(&self, op: Op, lba: u64, blocks: u64, cause: IoError) -> SyncError {
         SyncError { name: self.name.clone(), op, lba, blocks, cause }
     }
 
-    fn run(&mut self, op: Op, lba: u64, blocks: u64, sg: Sg, fua: bool) -> Result<(), SyncError> {
+    fn run(
+        &mut self,
+        op: Op,
+        lba: u64,
+        blocks: u64,
+        sg: Sg,
+        fua: bool,
+        with: Option<Protected>,
+    ) -> Result<(), SyncError> {
         let io = Io { op, fua, lba, blocks, sg, tag: 0 };
         let result = loop {
-            match self.channel.submit(&io) {
+            let submit = match &with {
+                None => self.channel.submit(&io),
+                Some(with) => self.channel.submit_protected(&io, with),
+            };
+            match submit {
                 Submit::Done(result) => break result,
                 Submit::Pending => break self.finish(),
                 // Nothing of ours is in flight, but what lies below may wait for being polled.

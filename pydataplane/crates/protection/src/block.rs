@@ -10,6 +10,11 @@ fn stored(tuple: [u8; TUPLE_LEN]) -> [u8; TUPLE_LEN] {
     tuple.map(|byte| !byte)
 }
 
+/// The number of the `nth` block of an I/O for whoever submits it, which is block `lba` here.
+fn number(with: &Protected, nth: usize, lba: u64) -> u64 {
+    with.first.map_or(lba, |first| u64::from(first.wrapping_add(nth as u32)))
+}
+
 /// Data and tuple.
 fn cut(block: &mut [u8]) -> (&mut [u8], &mut [u8; TUPLE_LEN]) {
     block.split_last_chunk_mut().expect("a block has a tuple")
@@ -26,19 +31,20 @@ pub(crate) fn take(
 ) -> Result<(), Mismatch> {
     let len = block.len();
     let (data, last) = cut(block);
+    let number = number(with, nth, lba);
     let given = match with.tuples {
         Tuples::Like(like) => {
             sg.copy_to_slice(nth * data.len(), data);
-            Tuple::from_bytes(like).at(kind, lba).to_bytes()
+            Tuple::from_bytes(like).at(kind, number).to_bytes()
         }
         Tuples::None => {
             sg.copy_to_slice(nth * data.len(), data);
             *last = stored(Tuple::of(kind, lba, data).to_bytes());
             return Ok(());
         }
-        Tuples::Apart(tuples) => {
+        Tuples::Apart(tuples, skipped) => {
             sg.copy_to_slice(nth * data.len(), data);
-            tuples.copy_to_slice(nth * TUPLE_LEN, last);
+            tuples.copy_to_slice((skipped as usize + nth) * TUPLE_LEN, last);
             *last
         }
         Tuples::Behind => {
@@ -47,8 +53,9 @@ pub(crate) fn take(
             *last
         }
     };
-    Tuple::from_bytes(given).check(kind, with.checks, lba, data)?;
-    *last = stored(given);
+    let given = Tuple::from_bytes(given);
+    given.check(kind, with.checks, number, data)?;
+    *last = stored(given.moved(kind, number, lba).to_bytes());
     Ok(())
 }
 
@@ -62,15 +69,16 @@ pub(crate) fn give(
 ) -> Result<(), Mismatch> {
     let len = block.len();
     let (data, last) = cut(block);
-    let tuple = stored(*last);
-    Tuple::from_bytes(tuple).check(kind, with.checks, lba, data)?;
+    let tuple = Tuple::from_bytes(stored(*last));
+    tuple.check(kind, with.checks, lba, data)?;
+    let tuple = tuple.moved(kind, lba, number(with, nth, lba)).to_bytes();
     match with.tuples {
         Tuples::None | Tuples::Like(_) => {
             sg.copy_from_slice(nth * data.len(), data);
         }
-        Tuples::Apart(tuples) => {
+        Tuples::Apart(tuples, skipped) => {
             sg.copy_from_slice(nth * data.len(), data);
-            tuples.copy_from_slice(nth * TUPLE_LEN, &tuple);
+            tuples.copy_from_slice((skipped as usize + nth) * TUPLE_LEN, &tuple);
         }
         Tuples::Behind => {
             sg.copy_from_slice(nth * len, data);

@@ -9,19 +9,16 @@ use crate::block;
 use crate::tuple::Mismatch;
 use crate::writing::Writer;
 use bdev::{
-    Bdev, COPY_AT_ONCE, Channel, Completion, InPieces, Io, IoError, Layer, PIECES, Part, Pieces,
-    Protected, ProtectionType, Received, Stats, Submit, TUPLE_LEN, Tuples,
+    Bdev, COPY_AT_ONCE, Channel, Completion, InPieces, Io, IoError, Layer, Mismatches, PIECES,
+    Part, Pieces, Protected, ProtectionType, Received, Stats, Submit, TUPLE_LEN,
 };
 use reactor::{Waker, ticks};
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Times that a block is read whose tuple is wrong: the page cache may show one half written.
 const TRIES: u8 = 8;
 /// How long that goes on while it may be being written, in milliseconds.
 const WRITTEN_MS: u64 = 1000;
-/// I/Os whose mismatch is known until somebody asks.
-const MISMATCHES: usize = 64;
 
 pub(crate) struct ProtectedChannel(InPieces<Protecting>);
 
@@ -33,8 +30,7 @@ struct Protecting {
     longest: u64,
     /// Of each piece.
     known: Box<[Known]>,
-    /// Tags of I/Os that failed, and the block that was wrong; the oldest goes when it is full.
-    mismatches: VecDeque<(u64, u64)>,
+    mismatches: Mismatches,
     writer: Writer,
     below: Arc<dyn Bdev>,
 }
@@ -65,9 +61,7 @@ impl Channel for ProtectedChannel {
     }
 
     fn mismatch(&mut self, tag: u64) -> Option<u64> {
-        let mismatches = &mut self.0.layer.mismatches;
-        let found = mismatches.iter().position(|(of, _)| *of == tag)?;
-        mismatches.remove(found).map(|(_, lba)| lba)
+        self.0.layer.mismatches.take(tag)
     }
 }
 
@@ -92,7 +86,7 @@ impl ProtectedChannel {
             block: whole - TUPLE_LEN,
             longest,
             known: vec![Known::default(); usize::from(PIECES)].into(),
-            mismatches: VecDeque::with_capacity(MISMATCHES),
+            mismatches: Mismatches::default(),
             writer,
             below,
         };
@@ -119,20 +113,8 @@ impl Layer for Protecting {
     /// Also the lists of an I/O against each other.
     fn check(&self, io: &Io, with: &Protected) -> Result<(), IoError> {
         let (mut geometry, features) = (self.below.geometry(), self.below.features());
-        if !matches!(with.tuples, Tuples::Behind) {
-            geometry.block_size = self.block as u32;
-        }
-        match with.tuples {
-            Tuples::None | Tuples::Like(_) => io.check(&geometry, &features),
-            Tuples::Behind => io.check_room(&geometry, &features),
-            Tuples::Apart(list) => {
-                io.check_room(&geometry, &features)?;
-                match (list.len() / TUPLE_LEN) as u64 >= io.blocks {
-                    true => Ok(()),
-                    false => Err(IoError::BadLength),
-                }
-            }
-        }
+        geometry.block_size = self.block as u32;
+        with.check(io, &geometry, &features)
     }
 
     fn fill(&mut self, part: Part<'_, Protected>) -> Result<(), IoError> {
@@ -211,10 +193,7 @@ impl Protecting {
     #[cold]
     fn mismatched(&mut self, io: &Io, is_first: bool, mismatch: Mismatch, lba: u64) -> IoError {
         if is_first {
-            if self.mismatches.len() == MISMATCHES {
-                self.mismatches.pop_front();
-            }
-            self.mismatches.push_back((io.tag, lba));
+            self.mismatches.keep(io.tag, lba - io.lba);
         }
         mismatch.into()
     }

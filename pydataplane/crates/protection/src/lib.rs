@@ -8,6 +8,9 @@
 //! Below, a tuple lies behind the data of its block, with its bits inverted: zeros are a block that was
 //! never written, whose tuple is of FFh, by which nothing is checked.
 //!
+//! Who lies on such a disk and has numbers of its own for the blocks (an lvol) says so with each I/O
+//! ([`bdev::Protected::first`]): its tuples are compared with those, and have the disk's own below.
+//!
 //! | what became of the block | found by |
 //! | --- | --- |
 //! | its data changed | the guard |

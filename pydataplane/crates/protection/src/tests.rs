@@ -82,6 +82,19 @@ impl Waiting {
         tuples: Option<&mut [u8]>,
         checks: Checks,
     ) -> Result<(), (IoError, Option<u64>)> {
+        self.run_as(op, (lba, blocks), data, tuples, checks, None)
+    }
+
+    /// The same, of one whose first block has another number for who asks.
+    fn run_as(
+        &mut self,
+        op: Op,
+        (lba, blocks): (u64, u64),
+        data: &mut [u8],
+        tuples: Option<&mut [u8]>,
+        checks: Checks,
+        first: Option<u32>,
+    ) -> Result<(), (IoError, Option<u64>)> {
         // In runs that end within blocks and tuples.
         fn runs(bytes: &mut [u8], len: usize) -> Vec<IoVec> {
             // SAFETY: the bytes outlive the I/O, which ends within `run`.
@@ -91,11 +104,29 @@ impl Waiting {
         let of_tuples = tuples.map(|t| runs(t, 13));
         // SAFETY: the lists outlive the I/O, too.
         let (sg, tuples) = unsafe {
-            let apart = |list: &Vec<IoVec>| Tuples::Apart(Sg::new(list));
+            let apart = |list: &Vec<IoVec>| Tuples::Apart(Sg::new(list), 0);
             (Sg::new(&of_data), of_tuples.as_ref().map_or(Tuples::Behind, apart))
         };
         let io = Io { op, fua: false, lba, blocks, sg, tag: 7 };
-        let result = match self.channel.submit_protected(&io, &Protected { tuples, checks }) {
+        let with = Protected { first, ..Protected::new(tuples, checks) };
+        self.ended(&io, &with).map_err(|e| (e, self.channel.mismatch(7).map(|nth| lba + nth)))
+    }
+
+    /// A write of blocks that have one tuple.
+    fn like(&mut self, lba: u64, data: &mut [u8], like: [u8; TUPLE_LEN], first: Option<u32>) {
+        // SAFETY: the data outlives the I/O, which ends within this.
+        let runs = [unsafe { IoVec::new(data.as_mut_ptr(), data.len()) }];
+        // SAFETY: so do the runs.
+        let sg = unsafe { Sg::new(&runs) };
+        let blocks = (data.len() / 512) as u64;
+        let io = Io { op: Op::Write, fua: false, lba, blocks, sg, tag: 7 };
+        let with = Protected { first, ..Protected::new(Tuples::Like(like), Checks::ALL) };
+        self.ended(&io, &with).unwrap();
+    }
+
+    /// How an I/O ends.
+    fn ended(&mut self, io: &Io, with: &Protected) -> Result<(), IoError> {
+        match self.channel.submit_protected(io, with) {
             Submit::Done(result) => result,
             Submit::Full => panic!("there is room"),
             Submit::Pending => {
@@ -106,8 +137,7 @@ impl Waiting {
                 assert_eq!(done[0].tag, 7);
                 done[0].result
             }
-        };
-        result.map_err(|e| (e, self.channel.mismatch(7)))
+        }
     }
 }
 
@@ -276,6 +306,66 @@ fn tuples_of_the_writer_are_compared_kept_and_given_back() {
         let data_alone = w.run(Op::Read, (9, 240), &mut data, None, all);
         assert_eq!(data_alone, Err((IoError::BadLength, None)));
     });
+}
+
+#[test]
+fn blocks_may_have_other_numbers_for_who_asks_and_no_tag_becomes_right_by_it() {
+    for kind in [Type1, Type3] {
+        let disk = memory(kind, 512);
+        let mut w = Waiting::open(&*disk);
+        // Eight from block 100 on, which are 7 and the following ones to who asks.
+        let mut data = pattern(8 * 512, 1);
+        let tuple = |nth: usize, data: &[u8]| Tuple {
+            app_tag: 9,
+            ..Tuple::of(kind, 7 + nth as u64, &data[nth * 512..(nth + 1) * 512])
+        };
+        let good: Vec<u8> = (0..8).flat_map(|n| tuple(n, &data).to_bytes()).collect();
+        let mut run = |op, first, tuples: &mut Vec<u8>, checks| {
+            w.run_as(op, (100, 8), &mut data, Some(tuples), checks, first)
+        };
+        run(Op::Write, Some(7), &mut good.clone(), Checks::ALL).unwrap();
+        let mut back = vec![0; 64];
+        run(Op::Read, Some(7), &mut back, Checks::ALL).unwrap();
+        assert_eq!(back, good);
+        run(Op::Read, None, &mut back, Checks::ALL).unwrap();
+        assert_eq!(
+            back[..8],
+            Tuple {
+                ref_tag: if kind == Type1 { 100 } else { !0 },
+                ..tuple(0, &pattern(8 * 512, 1))
+            }
+            .to_bytes()
+        );
+        // The disk's own number is as wrong as any other to who has another one, and stays wrong; one that is
+        // not to be checked is given back as it was, as one that was never written is.
+        let mut odd = good.clone();
+        odd[8..16]
+            .copy_from_slice(&Tuple { ref_tag: 101, ..tuple(1, &pattern(8 * 512, 1)) }.to_bytes());
+        odd[16..24].copy_from_slice(&[1, 2, 0xFF, 0xFF, 3, 4, 5, 6]);
+        odd[24..32].copy_from_slice(&[0xFF; 8]);
+        let ends = run(Op::Write, Some(7), &mut odd.clone(), Checks::ALL);
+        let without = Checks { guard: false, reference: false, ..Checks::ALL };
+        if kind == Type1 {
+            assert_eq!(ends, Err((IoError::RefTag, Some(101))));
+        }
+        run(Op::Write, Some(7), &mut odd.clone(), without).unwrap();
+        run(Op::Read, Some(7), &mut back, without).unwrap();
+        assert_eq!(back, odd);
+        if kind == Type1 {
+            for first in [Some(7), None] {
+                let ends = run(Op::Read, first, &mut back, Checks::ALL);
+                assert_eq!(ends, Err((IoError::RefTag, Some(101))));
+            }
+        }
+        // The tuple of each block, counted from the one that it is to who asks.
+        let block = pattern(512, 3);
+        let mut same: Vec<u8> = (0..8).flat_map(|_| block.to_vec()).collect();
+        let like = Tuple::of(kind, 7, &block).like(kind, 7).to_bytes();
+        w.like(100, &mut same, like, Some(7));
+        w.run_as(Op::Read, (100, 8), &mut same, Some(&mut back), Checks::ALL, Some(7)).unwrap();
+        let expected = |nth: u64| Tuple::of(kind, 7 + nth, &block).to_bytes();
+        assert_eq!(back, (0..8).flat_map(expected).collect::<Vec<_>>());
+    }
 }
 
 #[test]

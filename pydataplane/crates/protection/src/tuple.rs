@@ -81,6 +81,19 @@ impl Tuple {
         }
     }
 
+    /// What is block `from` in it, made block `to`: a reference tag that is wrong stays as wrong as it is. So
+    /// does that of a block which is not to be checked, as it is.
+    #[inline]
+    pub fn moved(self, kind: ProtectionType, from: u64, to: u64) -> Tuple {
+        match kind {
+            ProtectionType::Type1 if !self.escapes(kind) => {
+                let by = (to as u32).wrapping_sub(from as u32);
+                Tuple { ref_tag: self.ref_tag.wrapping_add(by), ..self }
+            }
+            ProtectionType::Type1 | ProtectionType::Type3 => self,
+        }
+    }
+
     /// As it lies behind the block, or in a list of tuples.
     #[inline]
     pub fn from_bytes(bytes: [u8; TUPLE_LEN]) -> Tuple {

@@ -239,12 +239,12 @@ impl Lun {
                     self.channel.submit_protected(&io, &protect.of(op, task))
                 }
                 Kind::Checked(checks) if io.op == Op::Read => {
-                    let with = Protected { tuples: Tuples::None, checks };
+                    let with = Protected::new(Tuples::None, checks);
                     self.channel.submit_protected(&io, &with)
                 }
                 Kind::FillLike(tuple) if io.op == Op::Write => {
                     // It was checked, as far as it was to be.
-                    let with = Protected { tuples: Tuples::Like(tuple), checks: Checks::NONE };
+                    let with = Protected::new(Tuples::Like(tuple), Checks::NONE);
                     self.channel.submit_protected(&io, &with)
                 }
                 _ => self.channel.submit(&io),
@@ -489,9 +489,10 @@ impl Lun {
         };
         if !self.shared.error_policy.waits(failed, error) {
             let mut sense = of_io_error(error);
-            if let IoError::Guard | IoError::AppTag | IoError::RefTag = error {
+            if error.is_mismatch() {
                 let at = self.channel.mismatch(task.tag);
-                sense.field = at.map(|lba| Field::Block(lba >> self.shared.bdev_shift));
+                let block = |nth: u64| job.lba + (nth >> self.shared.bdev_shift);
+                sense.field = at.map(|nth| Field::Block(block(nth)));
             }
             return self.fail(task, Fail::Check(sense));
         }

@@ -37,8 +37,8 @@ impl Protect {
     /// What a step of `task` is for the bdev.
     pub(crate) fn of(self, op: Op, task: &Task) -> Protected {
         let list = if op == Op::Read { task.tuples_in } else { task.tuples_out };
-        let tuples = if self.apart { Tuples::Apart(list) } else { Tuples::Behind };
-        Protected { tuples, checks: self.checks }
+        let tuples = if self.apart { Tuples::Apart(list, 0) } else { Tuples::Behind };
+        Protected::new(tuples, self.checks)
     }
 
     /// Bytes of a block in the list of the data.
