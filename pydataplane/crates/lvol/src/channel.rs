@@ -20,8 +20,8 @@ use crate::parts::Parts;
 use crate::ranges;
 use crate::volume::Volume;
 use bdev::{
-    Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Late, Op, Slots, Stats,
-    Submit,
+    Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Late, Mismatches, Op,
+    Protected, Slots, Stats, Submit,
 };
 use outside::Outside;
 use reactor::IoContext;
@@ -60,6 +60,10 @@ pub(crate) struct LvolChannel {
     /// Finished I/Os that did not fit in the caller's list.
     late: Late,
     base_done: Vec<Completion>,
+    /// Which blocks were wrong; `None`: the volume has no protection information.
+    mismatches: Option<Mismatches>,
+    /// Data of a first write goes along with what its cluster is filled with.
+    merges: bool,
     /// The base ends I/Os within `submit`, as the last one shows; else it measures how long they take.
     at_once: bool,
     stats: ChannelStats,
@@ -70,6 +74,8 @@ pub(crate) struct LvolChannel {
 #[derive(Clone, Copy)]
 struct Slot {
     io: Io,
+    /// What it has beside its data, where it is in pieces and has that.
+    with: Option<Protected>,
     pin: Pin,
     /// Blocks from the start that were dealt with: done, or sent on.
     cursor: u64,
@@ -94,35 +100,18 @@ struct Run {
 impl Channel for LvolChannel {
     #[inline]
     fn submit(&mut self, io: &Io) -> Submit {
-        self.choose_map();
-        let checked = self.usable.and_then(|()| io.check(&self.geometry, &self.features));
-        let submit = match checked {
-            Err(e) => {
-                self.stats.error(e);
-                Submit::Done(Err(e))
-            }
-            Ok(()) if matches!(io.op, Op::Flush) => match self.volume.is_settled() {
-                true => self.pass(io, 0),
-                false => self.take(io),
-            },
-            Ok(()) if io.blocks == 0 => Submit::Done(Ok(())),
-            Ok(()) => {
-                let run = self.run(io.op, io.lba, io.blocks);
-                match run.lba {
-                    Some(lba)
-                        if run.blocks == io.blocks
-                            && (!io.fua || self.volume.is_settled())
-                            && (matches!(io.op, Op::Read | Op::Write)
-                                || !self.volume.id.unmaps) =>
-                    {
-                        self.pass(io, lba)
-                    }
-                    _ => self.take(io),
-                }
-            }
-        };
-        self.pins.relax();
-        submit
+        self.begin(io, None)
+    }
+
+    fn submit_protected(&mut self, io: &Io, with: &Protected) -> Submit {
+        if self.mismatches.is_none() {
+            return Submit::Done(Err(IoError::Unsupported));
+        }
+        self.begin(io, Some(with).filter(|_| matches!(io.op, Op::Read | Op::Write)))
+    }
+
+    fn mismatch(&mut self, tag: u64) -> Option<u64> {
+        self.mismatches.as_mut()?.take(tag)
     }
 
     #[inline]
@@ -179,7 +168,7 @@ impl LvolChannel {
     ) -> Self {
         let shared = volume.add_channel(io.waker());
         let view = volume.view();
-        let slot = |_| Slot::new(Io::flush(0), 0);
+        let slot = |_| Slot::new(Io::flush(0), None, 0);
         LvolChannel {
             base,
             outside: Outside::open(&view, io, volume.geometry().block_size),
@@ -197,9 +186,53 @@ impl LvolChannel {
             asked: 0,
             late: Late::with_capacity(SLOTS as u16),
             base_done: Vec::with_capacity(BASE_DONE),
+            mismatches: volume.protection().map(|_| Mismatches::default()),
+            merges: volume.base.protection().is_none(),
             at_once: true,
             stats: stats.channel(),
             volume,
+        }
+    }
+
+    /// Begins an I/O.
+    #[inline(always)]
+    fn begin(&mut self, io: &Io, with: Option<&Protected>) -> Submit {
+        self.choose_map();
+        let checked = self.usable.and_then(|()| self.check(io, with));
+        let submit = match checked {
+            Err(e) => {
+                self.stats.error(e);
+                Submit::Done(Err(e))
+            }
+            Ok(()) if matches!(io.op, Op::Flush) => match self.volume.is_settled() {
+                true => self.pass(io, 0, None),
+                false => self.take(io, with),
+            },
+            Ok(()) if io.blocks == 0 => Submit::Done(Ok(())),
+            Ok(()) => {
+                let run = self.run(io.op, io.lba, io.blocks);
+                match run.lba {
+                    Some(lba)
+                        if run.blocks == io.blocks
+                            && (!io.fua || self.volume.is_settled())
+                            && (matches!(io.op, Op::Read | Op::Write)
+                                || !self.volume.id.unmaps) =>
+                    {
+                        self.pass(io, lba, with)
+                    }
+                    _ => self.take(io, with),
+                }
+            }
+        };
+        self.pins.relax();
+        submit
+    }
+
+    #[inline]
+    fn check(&self, io: &Io, with: Option<&Protected>) -> Result<(), IoError> {
+        match with {
+            None => io.check(&self.geometry, &self.features),
+            Some(with) => with.check(io, &self.geometry, &self.features),
         }
     }
 
@@ -253,13 +286,22 @@ impl LvolChannel {
 
     /// Passes an I/O on as a whole, at another LBA.
     #[inline]
-    fn pass(&mut self, io: &Io, lba: u64) -> Submit {
+    fn pass(&mut self, io: &Io, lba: u64, with: Option<&Protected>) -> Submit {
         let Some(at) = self.slots.next_free() else { return Submit::Full };
         let begun = if self.at_once { self.stats.begin() } else { None };
-        let submit = self.base.submit(&Io { lba, tag: u64::from(at), ..*io });
+        let below = Io { lba, tag: u64::from(at), ..*io };
+        let submit = match with {
+            None => self.base.submit(&below),
+            Some(with) => self.base.submit_protected(&below, &with.further(io.lba, 0)),
+        };
         self.at_once = matches!(submit, Submit::Done(_));
         match submit {
-            Submit::Done(result) => self.stats.end(io, self.geometry.block_size, begun, result),
+            Submit::Done(result) => {
+                if let Err(error) = result {
+                    self.note(error, u64::from(at), io.tag, 0);
+                }
+                self.stats.end(io, self.geometry.block_size, begun, result);
+            }
             Submit::Pending => {
                 self.slots.take();
                 let slot = &mut self.slots[at];
@@ -269,6 +311,18 @@ impl LvolChannel {
             Submit::Full => {}
         }
         submit
+    }
+
+    /// Keeps which block was wrong of what failed below under the tag `below`, and is part of the I/O named
+    /// `tag`, from its block `from` on.
+    #[cold]
+    fn note(&mut self, error: IoError, below: u64, tag: u64, from: u64) {
+        if let Some(mismatches) = &mut self.mismatches
+            && error.is_mismatch()
+            && let Some(block) = self.base.mismatch(below)
+        {
+            mismatches.keep(tag, from + block);
+        }
     }
 
     /// Takes all that the base bdev finished: what stayed there would not keep a thread awake whose
@@ -285,6 +339,9 @@ impl LvolChannel {
                 }
                 // Passed on as a whole: as the base did it, so it is.
                 let at = c.tag as u16;
+                if let Err(error) = c.result {
+                    self.note(error, c.tag, self.slots[at].io.tag, 0);
+                }
                 self.pins.end(self.slots[at].pin);
                 self.finish(at, c.result, c.ticks, c.ended, done);
             }
@@ -315,10 +372,11 @@ impl LvolChannel {
 
 impl Slot {
     /// An I/O of which nothing is done yet, begun at `started` (in ticks).
-    fn new(io: Io, started: u64) -> Self {
+    fn new(io: Io, with: Option<Protected>, started: u64) -> Self {
         let pin = Pin::default();
         Slot {
             io,
+            with,
             pin,
             cursor: 0,
             pending: 0,

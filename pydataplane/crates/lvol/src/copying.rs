@@ -2,7 +2,7 @@
 //! have is left out (shallow copy).
 
 use crate::error::Error;
-use bdev::{AlignedBuf, Claim, ClaimMode, Registry, RegistryError, SyncChannel};
+use bdev::{AlignedBuf, Checks, Claim, ClaimMode, Registry, RegistryError, SyncChannel, TUPLE_LEN};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -121,12 +121,16 @@ fn check(op: &str, from: &Claim, to: &Claim) -> Result<(), Error> {
     Err(Error::BadParameter { op: op.to_owned(), why })
 }
 
-/// Copies, and makes it durable.
+/// Copies, and makes it durable. Protection information comes along where the bdev has the same.
 fn copy(plan: &Plan, from: &Claim, to: &Claim, copied: &AtomicU64) -> Result<(), String> {
     let mut source = SyncChannel::open(&**from.bdev()).map_err(|e| e.to_string())?;
     let mut target = SyncChannel::open(&**to.bdev()).map_err(|e| e.to_string())?;
     let (read, written) = (u64::from(source.block_size()), u64::from(target.block_size()));
-    let mut buf = AlignedBuf::zeroed(plan.cluster_size.min(STEP) as usize);
+    let kinds = [from, to].map(|claim| claim.bdev().protection().map(|its| its.kind));
+    let carries = kinds[0].is_some() && kinds[0] == kinds[1] && read == written;
+    let step = plan.cluster_size.min(STEP);
+    let tuples = if carries { (step / read) as usize * TUPLE_LEN } else { 0 };
+    let mut buf = AlignedBuf::zeroed(step as usize + tuples);
     for cluster in &plan.clusters {
         // Who removes one of them waits for this.
         for bdev in [from.bdev(), to.bdev()] {
@@ -134,10 +138,17 @@ fn copy(plan: &Plan, from: &Claim, to: &Claim, copied: &AtomicU64) -> Result<(),
                 return Err(format!("bdev {} was removed", bdev.name()));
             }
         }
-        for within in (0..plan.cluster_size).step_by(buf.len()) {
+        for within in (0..plan.cluster_size).step_by(step as usize) {
             let at = cluster * plan.cluster_size + within;
-            source.read(at / read, &mut buf).map_err(|e| e.to_string())?;
-            target.write(at / written, &buf).map_err(|e| e.to_string())?;
+            let copied = match carries {
+                true => source
+                    .read_protected(at / read, &mut buf, Checks::ALL)
+                    .and_then(|()| target.write_protected(at / written, &buf, Checks::ALL)),
+                false => {
+                    source.read(at / read, &mut buf).and_then(|()| target.write(at / written, &buf))
+                }
+            };
+            copied.map_err(|e| e.to_string())?;
         }
         copied.fetch_add(1, Ordering::Relaxed);
     }

@@ -32,6 +32,11 @@
 //! | `translate` | the blobstore's errors as [`Error`]s and those of an I/O | any |
 //! | `info`, `error` | what callers give and get | any |
 //!
+//! Where the bdev's blocks have protection information, so have a volume's, unless it is encrypted: what a
+//! guest has beside its blocks goes with them to the bdev and back (`channel`), which compares it and moves
+//! reference tags between the volume's numbers and its own ([`bdev::Protected::first`]). Copies take it along as
+//! it is (`disk/copy`). Nothing of it is in the store.
+//!
 //! Errors: [`Error`], one sentence each. After a metadata write or any flush of the bdev has failed the
 //! lvstore takes no more changes and every flush fails ([`bdev::FlushLatch`]), until somebody clears
 //! that; other I/O to allocated clusters goes on. So it does where the lvstore is loaded while that is

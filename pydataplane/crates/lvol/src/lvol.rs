@@ -2,7 +2,7 @@
 
 use crate::channel::LvolChannel;
 use crate::volume::Volume;
-use bdev::{Bdev, Channel, Features, FlushLatch, Geometry, OpenError, Sparse, Stats};
+use bdev::{Bdev, Channel, Features, FlushLatch, Geometry, OpenError, Protection, Sparse, Stats};
 use crypto::Key;
 use reactor::IoContext;
 use serde_json::{Value, json};
@@ -103,5 +103,9 @@ impl Bdev for Lvol {
 
     fn sparse(&self) -> Option<&dyn Sparse> {
         Some(&*self.volume)
+    }
+
+    fn protection(&self) -> Option<Protection> {
+        self.volume.protection()
     }
 }

@@ -13,6 +13,8 @@ const PART_RUNS: usize = 64;
 
 struct Part {
     slot: u16,
+    /// Where in its I/O it begins, in blocks.
+    cursor: u64,
     pin: Pin,
     taken: bool,
 }
@@ -34,7 +36,7 @@ pub(crate) struct Cut {
 
 impl Parts {
     pub fn new() -> Self {
-        let part = |_| Part { slot: 0, pin: Pin::default(), taken: false };
+        let part = |_| Part { slot: 0, cursor: 0, pin: Pin::default(), taken: false };
         let runs = IoVec::empty(usize::from(PARTS) * PART_RUNS);
         Parts { parts: Slots::new(PARTS, part), runs }
     }
@@ -77,9 +79,14 @@ impl Parts {
         Some(Cut { part: at, sg, blocks })
     }
 
-    /// The piece is in flight.
-    pub fn pin(&mut self, part: u16, pin: Pin) {
-        self.parts[part].pin = pin;
+    /// The piece is in flight, and begins at that block of its I/O.
+    pub fn pin(&mut self, part: u16, pin: Pin, cursor: u64) {
+        (self.parts[part].pin, self.parts[part].cursor) = (pin, cursor);
+    }
+
+    /// Where in its I/O a piece begins that is in flight, in blocks.
+    pub fn cursor(&self, part: u16) -> u64 {
+        self.parts[part].cursor
     }
 
     /// The piece is over; returns its I/O's slot.

@@ -7,7 +7,7 @@ use crate::encryption::{ENCRYPTION_XATTR, Encryption};
 use crate::external::External;
 use crate::map::{Map, View};
 use crate::ranges;
-use bdev::{Bdev, Features, Geometry, Run, Sparse, Stats, aliases_changed};
+use bdev::{Bdev, Features, Geometry, Protection, Run, Sparse, Stats, aliases_changed};
 use blobstore::{BlobId, BlobInfo, Error as StoreError, Store, StoreInfo};
 use crossbeam_queue::ArrayQueue;
 use parking_lot::{Condvar, Mutex};
@@ -291,6 +291,13 @@ impl Volume {
             max_blocks: base.max_blocks,
             boot: base.boot,
         }
+    }
+
+    /// What its blocks have, as its base has it. An encrypted one's is of what lies there, which is not what
+    /// is written to it, so it shows none.
+    pub fn protection(&self) -> Option<Protection> {
+        let its = self.base.protection().filter(|_| self.id.encryption.is_none());
+        its.map(|protection| Protection { interleaved: false, ..protection })
     }
 
     /// Whether clusters that are not needed go back to the store: not of one that has become thick.

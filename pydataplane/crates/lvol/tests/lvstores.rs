@@ -540,7 +540,7 @@ fn several_lvstores_live_side_by_side_and_one_leaves_with_its_bdev() {
 fn a_subscriber_may_examine_every_new_bdev() {
     let rig = Rig::with_lvs(64);
     rig.create("a", 40, false).unwrap();
-    let Rig { registry, disk, lvstores } = rig;
+    let Rig { registry, disk, lvstores, .. } = rig;
     drop((registry, lvstores));
     let registry = bdev::Registry::new();
     let lvstores = Arc::new(lvol::Lvstores::new(registry.clone()));
@@ -564,7 +564,7 @@ fn operations_do_not_wait_for_ever_behind_one_whose_bdev_does_not_answer() {
     registry.register(disk.clone()).unwrap();
     let lvstores = Lvstores::with_timeout(registry.clone(), Duration::from_millis(50));
     lvstores.create_lvstore("disk0", "lvs0", &options()).unwrap();
-    let rig = Rig { registry, disk, lvstores };
+    let rig = Rig { registry, disk, lvstores, kind: None };
     for name in ["a", "b", "c"] {
         rig.create(name, 1, true).unwrap();
     }

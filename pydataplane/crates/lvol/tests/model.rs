@@ -7,11 +7,15 @@
 mod common;
 
 use bdev::testing::FaultBdev;
-use bdev::{Channel, Completion, Io, IoError, Op, Submit};
-use common::{CLUSTER, PER_CLUSTER, Rig, tags};
+use bdev::{
+    Channel, Checks, Completion, Io, IoError, Op, Protected, ProtectionType, Submit, TUPLE_LEN,
+    Tuples,
+};
+use common::{CLUSTER, PER_CLUSTER, Rig, WITH_TUPLE, tags};
 use guestmem::{Bounce, Sg};
 use lvol::NewLvol;
 use proptest::prelude::*;
+use protection::Tuple;
 use reactor::IoContext;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +27,11 @@ const LARGEST: u64 = 12;
 const VOLUMES: usize = 7;
 /// Contents of a block of which more than one value is right.
 const UNKNOWN: u64 = u64::MAX;
+/// The first one of an I/O's; before it are those of the image.
+const FIRST_TAG: u64 = 4096;
+const _: () = assert!(FIRST_TAG > common::IMAGE * PER_CLUSTER);
+/// Blocks of one I/O whose tuples lie behind them: as many as fit into its buffer.
+const BEHIND: u64 = (Bounce::LEN / WITH_TUPLE) as u64 - 1;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -84,6 +93,52 @@ struct Flight {
     /// The volume was cut or removed below it: it may fail, and what it wrote is not known.
     doomed: bool,
     buf: Bounce,
+    carried: Carried,
+}
+
+/// How an I/O has tuples.
+enum Carried {
+    Not,
+    Apart(Bounce),
+    Behind,
+}
+
+/// Those of a write with that value, by the number of the I/O: every third has none.
+fn carried(value: u64, blocks: u64) -> Carried {
+    match value % 3 {
+        1 => Carried::Apart(Bounce::new()),
+        2 if blocks <= BEHIND => Carried::Behind,
+        _ => Carried::Not,
+    }
+}
+
+/// The first `len` bytes of a buffer, or more.
+fn room(buf: &Bounce, len: usize) -> Sg {
+    buf.sg(len.next_multiple_of(Bounce::GRAIN)).unwrap()
+}
+
+/// The tuple of a block with that value, which was written with it.
+fn tuple(kind: ProtectionType, lba: u64, value: u64) -> Tuple {
+    let data = common::tagged(value, 1);
+    let tuple = Tuple { app_tag: value as u16 & 0x7FFF, ..Tuple::of(kind, lba, &data) };
+    match kind {
+        ProtectionType::Type1 => tuple,
+        ProtectionType::Type3 => Tuple { ref_tag: value as u32 * 7, ..tuple },
+    }
+}
+
+/// The tuple that a block has which has that value: its writer's, or the one that was made for it. Zeros
+/// were never written, or are not any more; and nobody knows of the image.
+fn is_its(kind: ProtectionType, lba: u64, value: u64, found: Tuple) -> bool {
+    let made = Tuple::of(kind, lba, &common::tagged(value, 1));
+    let given = tuple(kind, lba, value);
+    match (value, value % 3) {
+        (0, _) => found == Tuple::UNWRITTEN,
+        (1..FIRST_TAG, _) => found == Tuple::UNWRITTEN || found == made,
+        (_, 0) => found == made,
+        (_, 1) => found == given,
+        _ => found == given || found == made,
+    }
 }
 
 impl Flight {
@@ -103,6 +158,7 @@ struct Live {
     /// What is unmapped may stay as it is: it has had a snapshot, or became thick.
     vague: bool,
     read_only: bool,
+    kind: Option<ProtectionType>,
     channel: Box<dyn Channel>,
     /// By block.
     model: Vec<u64>,
@@ -119,8 +175,8 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u64) -> World {
-        let rig = Rig::new(80);
+    fn new(seed: u64, kind: Option<ProtectionType>) -> World {
+        let rig = Rig::of_kind(80, kind);
         rig.disk.defer(Some(seed));
         rig.lvstores.create_lvstore("disk0", "lvs0", &common::options()).unwrap();
         let image = common::image();
@@ -132,7 +188,7 @@ impl World {
             image,
             io,
             volumes: (0..VOLUMES).map(|_| None).collect(),
-            next_tag: 1,
+            next_tag: FIRST_TAG,
             names: 0,
         }
     }
@@ -193,8 +249,19 @@ impl World {
                 let model = vec![0; (size * PER_CLUSTER) as usize];
                 let flights = Vec::new();
                 let (uuid, unmaps, vague, read_only) = (info.uuid, thin, false, false);
-                let live =
-                    Live { uuid, name, thin, unmaps, vague, read_only, channel, model, flights };
+                let kind = self.rig.kind;
+                let live = Live {
+                    uuid,
+                    name,
+                    thin,
+                    unmaps,
+                    vague,
+                    read_only,
+                    kind,
+                    channel,
+                    model,
+                    flights,
+                };
                 self.volumes[at] = Some(live);
             }
             Err(e) => {
@@ -211,8 +278,19 @@ impl World {
         let channel = self.rig.bdev(&info.alias).open(&self.io).unwrap();
         let (uuid, name, thin) = (info.uuid, info.name.clone(), info.is_thin_provisioned);
         let (unmaps, vague, flights) = (thin, true, Vec::new());
-        self.volumes[at] =
-            Some(Live { uuid, name, thin, unmaps, vague, read_only, channel, model, flights });
+        let kind = self.rig.kind;
+        self.volumes[at] = Some(Live {
+            uuid,
+            name,
+            thin,
+            unmaps,
+            vague,
+            read_only,
+            kind,
+            channel,
+            model,
+            flights,
+        });
     }
 
     fn snapshot(&mut self, v: usize) {
@@ -354,16 +432,48 @@ impl World {
             Op::Read | Op::Write => buf.sg((blocks * common::BLOCK) as usize).unwrap(),
             _ => Sg::EMPTY,
         };
-        if op == Op::Write {
-            sg.copy_from_slice(0, &common::tagged(value, blocks));
-        }
-        let io = Io { op, fua: value.is_multiple_of(7), lba, blocks, sg, tag: value };
+        let mut io = Io { op, fua: value.is_multiple_of(7), lba, blocks, sg, tag: value };
         self.next_tag += 1;
-        let flight = Flight { tag: value, op, lba, blocks, value, doomed: false, buf };
+        let kind = self.rig.kind.filter(|_| matches!(op, Op::Read | Op::Write));
+        let carried = kind.map_or(Carried::Not, |_| carried(value, blocks));
+        let (per_block, tuples) = match &carried {
+            Carried::Not => (common::BLOCK as usize, Tuples::None),
+            // From the third on.
+            Carried::Apart(buf) => (
+                common::BLOCK as usize,
+                Tuples::Apart(room(buf, (blocks as usize + 2) * TUPLE_LEN), 2),
+            ),
+            Carried::Behind => {
+                io.sg = room(&buf, blocks as usize * WITH_TUPLE);
+                (WITH_TUPLE, Tuples::Behind)
+            }
+        };
+        if op == Op::Write {
+            let block = common::tagged(value, 1);
+            for nth in 0..blocks as usize {
+                io.sg.copy_from_slice(nth * per_block, &block);
+                let Some(kind) = kind else { continue };
+                let tuple = tuple(kind, lba + nth as u64, value).to_bytes();
+                match tuples {
+                    Tuples::Apart(list, at) => {
+                        list.copy_from_slice((nth + at as usize) * TUPLE_LEN, &tuple)
+                    }
+                    Tuples::Behind => io.sg.copy_from_slice(nth * per_block + block.len(), &tuple),
+                    Tuples::None | Tuples::Like(_) => 0,
+                };
+            }
+        }
+        let with = Protected::new(tuples, Checks::ALL);
+        let flight = Flight { tag: value, op, lba, blocks, value, doomed: false, buf, carried };
         loop {
-            match live.channel.submit(&io) {
+            let submit = match flight.carried {
+                Carried::Not => live.channel.submit(&io),
+                Carried::Apart(_) | Carried::Behind => live.channel.submit_protected(&io, &with),
+            };
+            match submit {
                 Submit::Done(result) => {
-                    finish((live.unmaps, live.vague), &mut live.model, &flight, result);
+                    let abilities = (live.unmaps, live.vague, live.kind);
+                    finish(abilities, &mut live.model, &flight, result);
                     return;
                 }
                 Submit::Pending => break,
@@ -397,7 +507,8 @@ impl World {
         let open = |(uuid, name, thin, vague, read_only, model): (Uuid, _, bool, _, _, _)| {
             let channel = self.rig.bdev(&uuid.to_string()).open(&self.io).unwrap();
             let (unmaps, flights) = (thin, Vec::new());
-            Live { uuid, name, thin, unmaps, vague, read_only, channel, model, flights }
+            let kind = self.rig.kind;
+            Live { uuid, name, thin, unmaps, vague, read_only, kind, channel, model, flights }
         };
         self.volumes = models.into_iter().map(|m| m.map(open)).collect();
     }
@@ -471,13 +582,13 @@ fn poll_one(live: &mut Live) {
     for c in done {
         let at = live.flights.iter().position(|f| f.tag == c.tag).expect("it was submitted");
         let flight = live.flights.swap_remove(at);
-        finish((live.unmaps, live.vague), &mut live.model, &flight, c.result);
+        finish((live.unmaps, live.vague, live.kind), &mut live.model, &flight, c.result);
     }
 }
 
 /// Compares a finished I/O with the model, and the model follows it.
 fn finish(
-    (unmaps, vague): (bool, bool),
+    (unmaps, vague, kind): (bool, bool, Option<ProtectionType>),
     model: &mut [u64],
     flight: &Flight,
     result: Result<(), IoError>,
@@ -500,8 +611,7 @@ fn finish(
         }
         Ok(()) => match flight.op {
             Op::Read => {
-                let mut found = vec![0; (flight.blocks * common::BLOCK) as usize];
-                flight.buf.sg(found.len()).unwrap().copy_to_slice(0, &mut found);
+                let found = read_by(flight, kind);
                 for (i, (found, expected)) in tags(&found).iter().zip(&model[range]).enumerate() {
                     assert!(
                         expected == found || *expected == UNKNOWN,
@@ -522,6 +632,35 @@ fn finish(
     }
 }
 
+/// The data of a read, whose blocks have their tuples.
+fn read_by(flight: &Flight, kind: Option<ProtectionType>) -> Vec<u8> {
+    let (block, blocks) = (common::BLOCK as usize, flight.blocks as usize);
+    let mut data = vec![0; blocks * block];
+    for (nth, data) in data.chunks_mut(block).enumerate() {
+        let mut tuple = [0; TUPLE_LEN];
+        match &flight.carried {
+            Carried::Not => {
+                flight.buf.sg(blocks * block).unwrap().copy_to_slice(nth * block, data);
+                continue;
+            }
+            Carried::Apart(list) => {
+                flight.buf.sg(blocks * block).unwrap().copy_to_slice(nth * block, data);
+                let list = room(list, (blocks + 2) * TUPLE_LEN);
+                list.copy_to_slice((nth + 2) * TUPLE_LEN, &mut tuple);
+            }
+            Carried::Behind => {
+                let list = room(&flight.buf, blocks * WITH_TUPLE);
+                list.copy_to_slice(nth * WITH_TUPLE, data);
+                list.copy_to_slice(nth * WITH_TUPLE + block, &mut tuple);
+            }
+        }
+        let (lba, value, tuple) =
+            (flight.lba + nth as u64, tags(data)[0], Tuple::from_bytes(tuple));
+        assert!(is_its(kind.unwrap(), lba, value, tuple), "block {lba}: {value} with {tuple:?}");
+    }
+    data
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
 
@@ -530,7 +669,26 @@ proptest! {
         seed in any::<u64>(),
         steps in prop::collection::vec(step(), 1..90),
     ) {
-        let mut world = World::new(seed);
+        let mut world = World::new(seed, None);
+        for step in &steps {
+            world.run(step);
+        }
+        world.check();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// And those on a disk with protection information have what each block was written with.
+    #[test]
+    fn volumes_keep_the_protection_information_of_their_blocks(
+        seed in any::<u64>(),
+        third in any::<bool>(),
+        steps in prop::collection::vec(step(), 1..90),
+    ) {
+        let kind = if third { ProtectionType::Type3 } else { ProtectionType::Type1 };
+        let mut world = World::new(seed, Some(kind));
         for step in &steps {
             world.run(step);
         }

@@ -1,7 +1,8 @@
 //! Reads of what an external parent shows: pieces that go to a queue pair on that bdev.
 //!
 //! The queue pair is opened with the channel, or when the bdev has come again. A parent that is missing,
-//! or fails, is a medium that cannot be read, for the parts that it shows.
+//! or fails, is a medium that cannot be read, for the parts that it shows. Those have no protection information,
+//! even where the parent has some.
 
 use super::pieces::Step;
 use super::{BASE_DONE, LvolChannel};
@@ -104,13 +105,21 @@ impl LvolChannel {
         let Some(outside) = &mut self.outside else { return self.unreadable(at) };
         let (ratio, max_blocks) = (outside.ratio, outside.max_blocks);
         let Some(channel) = outside.ready(&self.view, block) else { return self.unreadable(at) };
-        let (offset, blocks) = (cursor as usize * block as usize, blocks.min(max_blocks));
-        let Some(cut) = self.parts.cut(at, &io.sg, offset, blocks, block as usize) else {
+        let block = block as usize;
+        let with = self.slots[at].with;
+        let in_list = with.map_or(block, |with| with.in_list(block));
+        // With tuples between the blocks, it is one at a time.
+        let most = if in_list == block { max_blocks } else { 1 };
+        let (offset, blocks) = (cursor as usize * in_list, blocks.min(most));
+        let Some(cut) = self.parts.cut(at, &io.sg, offset, blocks, block) else {
             return Step::Wait;
         };
         if cut.blocks == 0 {
             self.slots[at].result = Err(IoError::Resources);
             return Step::On;
+        }
+        if let Some(with) = with {
+            with.give_unwritten(&io.sg, cursor, cut.blocks, block);
         }
         let (lba, blocks) = ((io.lba + cursor) * ratio, cut.blocks * ratio);
         let tag = u64::from(cut.part);

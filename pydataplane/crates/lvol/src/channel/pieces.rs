@@ -8,7 +8,7 @@
 use super::{LvolChannel, PART_TAG, Run, Slot};
 use crate::asked::{Reply, Request, Want};
 use crate::data::Data;
-use bdev::{COPY_AT_ONCE, Completion, Io, IoError, Op, Submit};
+use bdev::{COPY_AT_ONCE, Completion, Io, IoError, Op, Protected, Submit};
 use guestmem::Sg;
 use reactor::ticks;
 use std::sync::atomic::{Ordering, fence};
@@ -25,10 +25,10 @@ pub(super) enum Step {
 
 impl LvolChannel {
     /// Takes a slot for an I/O that cannot be passed on as a whole, and goes as far as it can.
-    pub(super) fn take(&mut self, io: &Io) -> Submit {
+    pub(super) fn take(&mut self, io: &Io, with: Option<&Protected>) -> Submit {
         let Some(at) = self.slots.take() else { return Submit::Full };
         let begun = self.stats.begin();
-        self.slots[at] = Slot::new(*io, begun.unwrap_or_else(ticks::now));
+        self.slots[at] = Slot::new(*io, with.copied(), begun.unwrap_or_else(ticks::now));
         self.advance(at);
         if !self.is_over(at) {
             return Submit::Pending;
@@ -44,9 +44,9 @@ impl LvolChannel {
     fn advance(&mut self, at: u16) {
         // What an earlier part of the I/O met ends it, and so does a smaller or deleted volume.
         while self.slots[at].cursor < self.slots[at].io.blocks {
-            let io = self.slots[at].io;
-            let result = self.slots[at].result.and(self.usable);
-            if let Err(e) = result.and_then(|()| io.check(&self.geometry, &self.features)) {
+            let Slot { io, with, result, .. } = self.slots[at];
+            let result = result.and(self.usable);
+            if let Err(e) = result.and_then(|()| self.check(&io, with.as_ref())) {
                 self.slots[at].result = Err(e);
                 self.slots[at].cursor = io.blocks;
                 return;
@@ -70,9 +70,10 @@ impl LvolChannel {
     }
 
     fn step(&mut self, at: u16, io: &Io) -> Step {
-        let cursor = self.slots[at].cursor;
+        let Slot { cursor, with, .. } = self.slots[at];
         let run = self.run(io.op, io.lba + cursor, io.blocks - cursor);
         let block = self.geometry.block_size as usize;
+        let in_list = with.map_or(block, |with| with.in_list(block));
         match (io.op, run.lba) {
             (Op::Read, None) => {
                 let (outside, alike) = self.unallocated(io.lba + cursor, run.blocks);
@@ -81,7 +82,10 @@ impl LvolChannel {
                 }
                 // A piece a turn: zeroing megabytes at once would keep everybody else waiting.
                 let blocks = alike.min((COPY_AT_ONCE / block) as u64);
-                io.sg.zero(cursor as usize * block, blocks as usize * block);
+                io.sg.zero(cursor as usize * in_list, blocks as usize * in_list);
+                if let Some(with) = with {
+                    with.give_unwritten(&io.sg, cursor, blocks, block);
+                }
                 let slot = &mut self.slots[at];
                 slot.cursor += blocks;
                 if blocks < alike {
@@ -102,8 +106,8 @@ impl LvolChannel {
             }
             (Op::Unmap | Op::WriteZeroes, None) => self.hide_step(at, io, run),
             (Op::Read | Op::Write, Some(lba)) => {
-                let offset = cursor as usize * block;
-                let Some(cut) = self.parts.cut(at, &io.sg, offset, run.blocks, block) else {
+                let offset = cursor as usize * in_list;
+                let Some(cut) = self.parts.cut(at, &io.sg, offset, run.blocks, in_list) else {
                     return Step::Wait;
                 };
                 if cut.blocks == 0 {
@@ -111,7 +115,8 @@ impl LvolChannel {
                     slot.result = Err(IoError::Resources);
                     return Step::On;
                 }
-                self.send(at, cut.part, Io { lba, blocks: cut.blocks, sg: cut.sg, ..*io })
+                let with = with.map(|with| with.further(io.lba, cursor));
+                self.send(at, cut.part, Io { lba, blocks: cut.blocks, sg: cut.sg, ..*io }, with)
             }
             (Op::Unmap | Op::WriteZeroes, Some(lba)) => self.unmap_step(at, io, run, lba),
             (Op::Flush, _) => unreachable!("a flush has no blocks"),
@@ -120,13 +125,16 @@ impl LvolChannel {
 
     /// What a write has from `cursor` on, all of it in `cluster`, with its first byte there. `None`: it is
     /// written when the cluster is there. So it is where that shows zeros: a disk is told of those without
-    /// data, and two more copies of the guest's cost more than what a second write does.
+    /// data, and two more copies of the guest's cost more than what a second write does. And where blocks
+    /// have protection information, which is compared with the data by the base, and copied without.
     fn copied(&self, io: &Io, cursor: u64, cluster: u64) -> Option<(u64, Data)> {
         let block = u64::from(self.geometry.block_size);
         let shift = self.volume.id.shift;
         let view = &self.view;
         // Without its map it may show a parent.
-        if !view.is_away() && view.source(cluster) == 0 && !view.is_external(cluster) {
+        if !self.merges
+            || !view.is_away() && view.source(cluster) == 0 && !view.is_external(cluster)
+        {
             return None;
         }
         let at = io.lba + cursor - (cluster << shift);
@@ -186,7 +194,7 @@ impl LvolChannel {
             return Step::On;
         }
         let Some(cut) = self.parts.cut(at, &Sg::EMPTY, 0, 1, 0) else { return Step::Wait };
-        self.send(at, cut.part, Io { lba, blocks, ..*io })
+        self.send(at, cut.part, Io { lba, blocks, ..*io }, None)
     }
 
     /// Parks an I/O until the volume's map is in memory, and what it writes to is allocated.
@@ -223,17 +231,22 @@ impl LvolChannel {
     }
 
     /// Sends a piece to the base bdev.
-    fn send(&mut self, at: u16, part: u16, io: Io) -> Step {
+    fn send(&mut self, at: u16, part: u16, io: Io, with: Option<Protected>) -> Step {
         let io = Io { tag: PART_TAG | u64::from(part), ..io };
-        match self.base.submit(&io) {
+        let submit = match &with {
+            None => self.base.submit(&io),
+            Some(with) => self.base.submit_protected(&io, with),
+        };
+        match submit {
             Submit::Done(result) => {
+                self.note_part(at, io.tag, self.slots[at].cursor, result);
                 self.parts.give_back(part);
                 self.slots[at].cursor += io.blocks;
                 self.merge(at, result);
             }
             Submit::Pending => {
                 let pin = self.pins.begin();
-                self.parts.pin(part, pin);
+                self.parts.pin(part, pin, self.slots[at].cursor);
                 self.slots[at].cursor += io.blocks;
                 self.slots[at].pending += 1;
             }
@@ -243,6 +256,14 @@ impl LvolChannel {
             }
         }
         Step::On
+    }
+
+    /// Keeps which block was wrong, if a piece is the first of its I/O that failed.
+    #[inline]
+    fn note_part(&mut self, at: u16, tag: u64, cursor: u64, result: Result<(), IoError>) {
+        if let (Err(error), Ok(())) = (result, self.slots[at].result) {
+            self.note(error, tag, self.slots[at].io.tag, cursor);
+        }
     }
 
     /// Keeps the first error.
@@ -279,7 +300,9 @@ impl LvolChannel {
 
     /// The base bdev finished a piece.
     pub(super) fn part_ended(&mut self, c: &Completion, done: &mut Vec<Completion>) {
+        let cursor = self.parts.cursor(c.tag as u16);
         let (at, pin) = self.parts.give_back(c.tag as u16);
+        self.note_part(at, c.tag, cursor, c.result);
         self.pins.end(pin);
         self.slots[at].pending -= 1;
         self.merge(at, c.result);

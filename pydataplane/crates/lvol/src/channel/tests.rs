@@ -120,7 +120,7 @@ fn what_was_asked_for_a_volume_that_goes_away_ends() {
     done.clear();
     io.wait(0).unwrap();
     let at = channel.slots.take().unwrap();
-    channel.slots[at] = Slot::new(write(&buf, 4), 0);
+    channel.slots[at] = Slot::new(write(&buf, 4), None, 0);
     channel.ask(Request::of(at, Want::Allocate, 0, 4));
     let begun = std::time::Instant::now();
     io.wait(600_000_000).unwrap();

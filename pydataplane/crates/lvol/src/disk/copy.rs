@@ -1,11 +1,19 @@
 //! Ranges that are filled within a bdev, or from another, several pieces at a time.
+//!
+//! What is copied within a bdev with protection information is copied with it, and nothing is compared: a
+//! block that was damaged is not made right by it, and who reads it finds out.
 
-use bdev::{AlignedBuf, Bdev, Finished, IoError, Op, OpenError, OwnedChannel};
+use bdev::{
+    AlignedBuf, Bdev, Checks, Finished, IoError, Op, OpenError, OwnedChannel, Protected, TUPLE_LEN,
+    Tuples,
+};
 use blobstore::Fill;
 
 /// Pieces under way at a time, and bytes of one at most.
 const DEPTH: u16 = 32;
 const PIECE: u64 = 128 << 10;
+/// Where the protection information of a piece is that is copied with it.
+const TUPLES: Tuples = Tuples::Behind;
 /// How long nothing is waited for where nothing is in flight, in microseconds: that does not happen.
 const IDLE_US: u64 = 1000;
 
@@ -19,6 +27,8 @@ struct Piece {
     /// First byte that is read; `None`: nothing is, or it was.
     reads: Option<u64>,
     to: u64,
+    /// First byte of what it was copied from, where its protection information comes with it.
+    carried: Option<u64>,
 }
 
 /// What failed: the operation, and the first byte that it was of.
@@ -54,6 +64,8 @@ pub(super) struct Copier {
     block: u64,
     /// Bytes of a piece.
     piece: u64,
+    /// Its blocks have protection information.
+    is_protected: bool,
     spare: Vec<AlignedBuf>,
 }
 
@@ -63,12 +75,13 @@ impl Copier {
     pub fn open(bdev: &dyn Bdev, block: u64, longest: u64) -> Result<Self, OpenError> {
         let channel = OwnedChannel::open(bdev, DEPTH)?;
         let piece = PIECE.min(longest / block * block);
-        Ok(Copier { channel, block, piece, spare: Vec::new() })
+        let is_protected = bdev.protection().is_some();
+        Ok(Copier { channel, block, piece, is_protected, spare: Vec::new() })
     }
 
     /// Fills ranges of `len` bytes. Ends when nothing is under way any more.
     pub fn fill(&mut self, fills: &[Fill<'_>], len: u64) -> Result<(), Failed> {
-        let mut left = pieces(fills, len, self.piece);
+        let mut left = pieces(fills, len, self.piece, self.is_protected);
         let (mut over, mut result) = (Vec::new(), Ok(()));
         loop {
             while result.is_ok()
@@ -80,7 +93,8 @@ impl Copier {
                 over.extend(match piece.reads {
                     Some(from) => {
                         let (lba, blocks) = (from / self.block, piece.len / self.block);
-                        self.channel.submit(Op::Read, lba, blocks, Some(buf), piece)
+                        let with = piece.carried.map(|_| Protected::new(TUPLES, Checks::NONE));
+                        self.channel.submit_with(Op::Read, lba, blocks, Some(buf), with, piece)
                     }
                     None => self.write(fills, piece, buf),
                 });
@@ -116,7 +130,7 @@ impl Copier {
         len: u64,
     ) -> Result<(), Failed> {
         let step = self.piece.min(source.longest / self.block * self.block).max(self.block);
-        let all: Vec<Piece> = pieces(fills, len, step).collect();
+        let all: Vec<Piece> = pieces(fills, len, step, false).collect();
         for some in all.chunks(usize::from(DEPTH)) {
             let mut over = Vec::new();
             for piece in some {
@@ -149,7 +163,8 @@ impl Copier {
     }
 
     fn buf(&mut self) -> AlignedBuf {
-        let piece = self.piece as usize;
+        let tuples = if self.is_protected { self.piece / self.block } else { 0 };
+        let piece = self.piece as usize + tuples as usize * TUPLE_LEN;
         self.spare.pop().unwrap_or_else(|| AlignedBuf::zeroed(piece))
     }
 
@@ -160,18 +175,27 @@ impl Copier {
         piece: Piece,
         mut buf: AlignedBuf,
     ) -> Option<Finished<Piece>> {
-        fills[piece.range].complete(piece.at, &mut buf[..piece.len as usize]);
         let (lba, blocks) = (piece.to / self.block, piece.len / self.block);
-        self.channel.submit(Op::Write, lba, blocks, Some(buf), piece)
+        let with = piece.carried.map(|from| {
+            let first = Some((from / self.block) as u32);
+            Protected { first, ..Protected::new(TUPLES, Checks::NONE) }
+        });
+        if with.is_none() {
+            fills[piece.range].complete(piece.at, &mut buf[..piece.len as usize]);
+        }
+        self.channel.submit_with(Op::Write, lba, blocks, Some(buf), with, piece)
     }
 }
 
-/// Ranges of `len` bytes in pieces of `step` bytes at most; none is read yet.
-fn pieces(fills: &[Fill<'_>], len: u64, step: u64) -> impl Iterator<Item = Piece> {
+/// Ranges of `len` bytes in pieces of `step` bytes at most; none is read yet. Where something lies over a
+/// range, protection information is not carried: it is compared, and made anew.
+fn pieces(fills: &[Fill<'_>], len: u64, step: u64, carries: bool) -> impl Iterator<Item = Piece> {
     fills.iter().enumerate().flat_map(move |(range, fill)| {
         (0..len).step_by(step as usize).map(move |at| {
             let len = step.min(len - at);
-            Piece { range, at, len, reads: fill.read_from(at, len), to: fill.to + at }
+            let reads = fill.read_from(at, len);
+            let carried = reads.filter(|_| carries && fill.over.is_empty());
+            Piece { range, at, len, reads, to: fill.to + at, carried }
         })
     })
 }

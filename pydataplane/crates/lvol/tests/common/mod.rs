@@ -2,8 +2,9 @@
 #![allow(dead_code)] // each test binary uses a part
 
 use bdev::testing::FaultBdev;
-use bdev::{AlignedBuf, Bdev, Registry, SyncChannel};
+use bdev::{AlignedBuf, Bdev, Protection, ProtectionType, Registry, SyncChannel, TUPLE_LEN};
 use lvol::{ClearMethod, LvolInfo, LvolOptions, LvstoreOptions, Lvstores};
+use protection::ProtectedDisk;
 use std::sync::Arc;
 
 pub const BLOCK: u64 = 512;
@@ -11,11 +12,21 @@ pub const CLUSTER: u64 = 64 << 10;
 /// Blocks of a cluster.
 pub const PER_CLUSTER: u64 = CLUSTER / BLOCK;
 
+/// Bytes of a block and its tuple.
+pub const WITH_TUPLE: usize = BLOCK as usize + TUPLE_LEN;
+
+/// The bdev whose blocks lie on `below` with their tuples.
+pub fn protected(below: Arc<dyn Bdev>, kind: ProtectionType) -> Arc<ProtectedDisk> {
+    ProtectedDisk::new(below, Protection { kind, interleaved: true, at_head: false })
+}
+
 /// A registry with a fault-injecting disk `disk0` and a manager of lvstores.
 pub struct Rig {
     pub registry: Registry,
     pub disk: Arc<FaultBdev>,
     pub lvstores: Lvstores,
+    /// Of the disk's protection information, if `disk0` has that.
+    pub kind: Option<ProtectionType>,
 }
 
 impl Rig {
@@ -24,10 +35,25 @@ impl Rig {
         Rig::on(FaultBdev::new("disk0", BLOCK as u32, clusters * PER_CLUSTER))
     }
 
+    /// On a disk of `clusters` clusters, whose blocks have a tuple behind them where it has a `kind`.
+    pub fn of_kind(clusters: u64, kind: Option<ProtectionType>) -> Rig {
+        let Some(kind) = kind else { return Rig::new(clusters) };
+        let bytes = clusters as usize * PER_CLUSTER as usize * WITH_TUPLE;
+        let disk = FaultBdev::with_image("disk0", WITH_TUPLE as u32, vec![0; bytes]);
+        Rig::again(disk, Some(kind))
+    }
+
     pub fn on(disk: Arc<FaultBdev>) -> Rig {
+        Rig::again(disk, None)
+    }
+
+    fn again(disk: Arc<FaultBdev>, kind: Option<ProtectionType>) -> Rig {
         let registry = Registry::new();
-        registry.register(disk.clone()).unwrap();
-        Rig { lvstores: Lvstores::new(registry.clone()), registry, disk }
+        match kind {
+            None => registry.register(disk.clone()).unwrap(),
+            Some(kind) => registry.register(protected(disk.clone(), kind)).unwrap(),
+        };
+        Rig { lvstores: Lvstores::new(registry.clone()), registry, disk, kind }
     }
 
     pub fn with_lvs(clusters: u64) -> Rig {
@@ -59,10 +85,10 @@ impl Rig {
 
     /// Another process: the same disk, nothing else.
     pub fn restart(self) -> Rig {
-        let disk = self.disk.clone();
+        let (disk, kind) = (self.disk.clone(), self.kind);
         drop(self);
         disk.revive();
-        Rig::on(disk)
+        Rig::again(disk, kind)
     }
 }
 
