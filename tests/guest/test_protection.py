@@ -45,6 +45,17 @@ def make(target: Target, number: int, dif_type: int, mib: int = 16, block_size: 
     return file
 
 
+def make_volume(target: Target, number: int, dif_type: int) -> str:
+    """Shows a thin volume of an lvstore on such a file as target `number` of `vm0`."""
+    name, store = f"base{number}", f"lvs{number}"
+    file = target.make_file(f"{name}.img", 40 * MIB // 512 * 520)
+    target.rpc("bdev_aio_create", name=name, filename=str(file), dif_type=dif_type)
+    target.rpc("bdev_lvol_create_lvstore", bdev_name=name, lvs_name=store, cluster_sz=MIB)
+    target.make_thin("v", 16, store)
+    add(target, number, f"{store}/v")
+    return f"{store}/v"
+
+
 def block_of(file: Path, lba: int, block_size: int = 512) -> bytes:
     """A block as it lies in the file, with its tuple, whose bits are inverted."""
     with file.open("rb") as opened:
@@ -76,8 +87,10 @@ def test_linux_writes_and_reads_with_it(target: Target, boot: BootGuest) -> None
     files = {1: make(target, 1, 1), 2: make(target, 2, 3), 3: make(target, 3, 1, block_size=4096)}
     target.rpc("bdev_malloc_create", name="plain", num_blocks=32768, block_size=512)
     add(target, 4, "plain")
+    volume = make_volume(target, 5, 1)
     guest = boot(extra=T10_PI)
     formats = {1: "T10-DIF-TYPE1-CRC", 2: "T10-DIF-TYPE3-CRC", 3: "T10-DIF-TYPE1-CRC"}
+    formats[5] = "T10-DIF-TYPE1-CRC"
     for number, format_ in formats.items():
         name = disk(guest, number)
         assert integrity(guest, name, "format") == format_
@@ -94,6 +107,16 @@ def test_linux_writes_and_reads_with_it(target: Target, boot: BootGuest) -> None
         guest.run("umount /mnt && echo 3 > /proc/sys/vm/drop_caches")
         guest.run(f"mount /dev/{name} /mnt")
         assert guest.run("md5sum < /mnt/file") == written
+        if number == 5:
+            # From here on what is written goes into clusters that are copied first.
+            target.rpc("bdev_lvol_snapshot", lvol_name=volume, snapshot_name="s")
+            guest.run("dd if=/dev/urandom of=/mnt/file bs=4k count=9 seek=50 conv=notrunc && sync")
+            written = guest.run("md5sum < /mnt/file")
+            guest.run("umount /mnt && echo 3 > /proc/sys/vm/drop_caches")
+            guest.run(f"mount /dev/{name} /mnt")
+            assert guest.run("md5sum < /mnt/file") == written
+            guest.run("umount /mnt")
+            continue
         guest.run("umount /mnt")
         block_size = 4096 if number == 3 else 512
         # The superblock, 1024 bytes from the beginning.

@@ -6,9 +6,11 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.encryption import give_key
 from tests.support.initiator import Initiator
 from tests.support.target import Target
 
@@ -208,3 +210,108 @@ def test_an_lvstore_lies_on_it_and_an_upgrade_keeps_what_is_in_memory(target: Ta
         assert vm.read(1000, 300) == stamped(1, 300)
     (shown,) = target.rpc("bdev_get_bdevs", name="m0")
     assert (shown["block_size"], shown["dif_type"]) == (520, 1)
+
+
+@pytest.fixture
+def volume(target: Target) -> Path:
+    """The file of an lvstore with protection information; `vm` has its thin volume lvs0/v0."""
+    file = target.make_file("p0.img", (64 << 20) // 512 * 520)
+    target.rpc("bdev_aio_create", name="p0", filename=str(file), dif_type=1)
+    store = {"bdev_name": "p0", "lvs_name": "lvs0", "cluster_sz": 1 << 20}
+    target.rpc("bdev_lvol_create_lvstore", **store)
+    target.make_thin("v0", 16)
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
+    target.add_lun("vm", "lvs0/v0")
+    return file
+
+
+def places(file: Path, block: bytes) -> list[int]:
+    """The numbers of the blocks of a file that have this data."""
+    content = file.read_bytes()
+    return [at // 520 for at in range(0, len(content), 520) if content[at : at + 512] == block]
+
+
+def field(lba: int, blocks: int, opcode: int) -> bytes:
+    """A READ(10) or WRITE(10) of blocks with their tuples behind them."""
+    return bytes([opcode, 0x20, *lba.to_bytes(4, "big"), 0, *blocks.to_bytes(2, "big"), 0])
+
+
+def refused(vm: Initiator, cdb: bytes, **data: Any) -> tuple[tuple[int, int], int]:
+    """What a command fails with, and at which block."""
+    answer = vm.cdb(cdb, **data)
+    assert (answer["status"], answer["sense"][2] & 15) == (CHECK, ABORTED_COMMAND), answer
+    assert answer["sense"][0] == 0xF0
+    lba = int.from_bytes(answer["sense"][3:7], "big")
+    return (answer["sense"][12], answer["sense"][13]), lba
+
+
+def test_a_volume_carries_what_a_guest_has_and_tells_its_own_blocks(
+    target: Target, volume: Path
+) -> None:
+    (shown,) = target.rpc("bdev_get_bdevs", name="lvs0/v0")
+    of_metadata = {"block_size": 512, "md_size": 8, "md_interleave": False, "dif_type": 1}
+    assert {name: shown[name] for name in of_metadata} == of_metadata
+    # Over the end of a cluster.
+    lba, data = 2044, stamped(5, 8)
+    blocks = [data[n * 512 : (n + 1) * 512] for n in range(8)]
+    both = b"".join(block + tuple_of(lba + n, block, 77) for n, block in enumerate(blocks))
+    with guest(target) as vm:
+        # What nobody wrote is not checked.
+        nothing = vm.cdb(field(lba, 1, 0x28), data_in_len=520)["data_in"]
+        assert nothing == bytes(512) + b"\xff" * 8
+        assert vm.cdb(field(lba, 8, 0x2A), data_out=both)["status"] == 0
+        assert vm.cdb(field(lba, 8, 0x28), data_in_len=len(both))["data_in"] == both
+        bad = bytearray(both)
+        bad[6 * 520 + 519] ^= 1
+        assert refused(vm, field(lba, 8, 0x2A), data_out=bytes(bad)) == (REFERENCE_TAG, lba + 6)
+        # In the file it is a block of the file's; damaged, it is one of the volume's.
+        (at,) = places(volume, blocks[5])
+        assert at != lba + 5
+        inverted = bytes(~byte & 0xFF for byte in tuple_of(at, blocks[5], 77))
+        assert block_of(volume, at) == blocks[5] + inverted
+        put(volume, at, bytes([1]) + block_of(volume, at)[1:])
+        read = bytes([0x28, 0, *lba.to_bytes(4, "big"), 0, 0, 8, 0])
+        wrong = (GUARD, lba + 5)
+        assert refused(vm, read, data_in_len=8 * 512) == wrong
+        assert refused(vm, field(lba, 8, 0x28), data_in_len=len(both)) == wrong
+        # It comes along with its neighbours, and does not become right by that.
+        target.rpc("bdev_lvol_snapshot", lvol_name="lvs0/v0", snapshot_name="s0")
+        vm.write(lba + 4, blocks[0])
+        assert len(places(volume, blocks[6])) == 2
+        assert refused(vm, read, data_in_len=8 * 512) == wrong
+        assert vm.cdb(field(lba + 6, 2, 0x28), data_in_len=2 * 520)["data_in"] == both[6 * 520 :]
+    target.upgrade()
+    with guest(target) as vm:
+        assert refused(vm, read, data_in_len=8 * 512) == wrong
+        assert vm.cdb(field(lba, 4, 0x28), data_in_len=4 * 520)["data_in"] == both[: 4 * 520]
+    target.rpc("bdev_malloc_create", name="m0", num_blocks=32768, block_size=512)
+    copied = {"ctrlr": "vm", "scsi_target_num": 0, "dst_bdev_name": "m0"}
+    why = target.fails("virtlun_lun_copy_start", **copied).args[0]
+    assert "has protection information, which a copy cannot take along" in why
+    target.rpc("vhost_delete_controller", ctrlr="vm", force=True)
+    with target.exported("lvs0/v0") as exported, exported.open("rb", 0) as opened:
+        opened.seek(lba * 512)
+        assert opened.read(2048) == data[:2048]
+
+
+def test_volumes_whose_data_is_not_what_lies_there_have_none_to_show(
+    target: Target, volume: Path
+) -> None:
+    """Neither encrypted ones nor those of an lvstore with checksums, whatever lies below them."""
+    give_key(target)
+    encrypted = {"lvs_name": "lvs0", "lvol_name": "secret", "size_in_mib": 4, "key_name": "k0"}
+    target.rpc("bdev_lvol_create", thin_provision=True, **encrypted)
+    metadata = {"md_size": 8, "dif_type": 1}
+    target.rpc("bdev_malloc_create", name="m1", num_blocks=131072, block_size=512, **metadata)
+    target.rpc("virtlun_integrity_create", base_bdev_name="m1", name="checked")
+    target.rpc("bdev_lvol_create_lvstore", bdev_name="checked", lvs_name="lvs1")
+    target.make_thin("v1", 4, "lvs1")
+    for number, name in enumerate(("lvs0/secret", "lvs1/v1"), 1):
+        assert "md_size" not in target.rpc("bdev_get_bdevs", name=name)[0]
+        target.add_lun("vm", name, number)
+    with guest(target) as vm:
+        for number in (1, 2):
+            vm.ready(target=number)
+            vm.write(3, stamped(number, 4), target=number)
+            assert vm.read(3, 4, target=number) == stamped(number, 4)
+    assert not places(volume, stamped(1, 1)), "it is not encrypted"
