@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.guest.conftest import BootGuest, add, add_known, add_malloc, checksum, disk
+from tests.guest.emulator import Emulator, stock
+from tests.guest.image import Image
 from tests.support.agent import GuestError
+from tests.support.qemu import Guest
 from tests.support.target import Target
 
 pytestmark = pytest.mark.vm
@@ -125,6 +128,31 @@ def test_the_whole_range_of_targets_is_scanned(target: Target, boot: BootGuest) 
     assert disk(guest, 0) and disk(guest, 254)
     luns = guest.run("sg_luns /dev/sg0")
     assert "0000000000000000" in luns
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_boot_that_lost_its_timer_is_done_again_once(
+    image: Image, scratch: Path, lost: int
+) -> None:
+    """A stand-in for QEMU's fault, which no test can bring about: Linux's words, and no more."""
+    started, console = scratch / "started", scratch / "guest/console.log"
+    program = scratch / "qemu"
+    program.write_text(
+        "#!/bin/sh\n"
+        f"echo >>{started}\n"
+        f'if [ $(wc -l <{started}) -gt {lost} ]; then exec qemu-system-x86_64 "$@"; fi\n'
+        f'echo "rcu: rcu_preempt kthread timer wakeup didn\'t happen" >{console}\n'
+        "exec sleep 60\n"
+    )
+    program.chmod(0o755)
+    emulator = Emulator(program, stock().version)
+    if lost == 1:
+        with Guest(image, scratch / "guest", emulator=emulator) as guest:
+            assert guest.run("echo up") == "up\n"
+    else:
+        with pytest.raises(GuestError, match="a timer of the guest never fired"):
+            Guest(image, scratch / "guest", emulator=emulator)
+    assert started.read_text() == "\n\n"
 
 
 @pytest.mark.nightly
