@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from tests.support import mounts
 from tests.support.examples import Judge
 
 KUBERNETES = "tests/kubernetes/"
@@ -57,7 +58,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A run of all tests fails where one of the examples was left out."""
+    """Tests have mounts of their own; a run of all fails where an example was left out."""
+    mounts.have_own()
     config.pluginmanager.register(Judge(config), "examples")
 
 
