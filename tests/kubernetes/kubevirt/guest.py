@@ -38,3 +38,10 @@ def write(agent: Agent, disk: str, mib: int = 4) -> str:
     agent.run(f"dd if=/dev/urandom of=/tmp/data bs=1M count={mib} 2>/dev/null")
     agent.run(f"dd if=/tmp/data of=/dev/{disk} bs=1M seek={at} oflag=direct")
     return agent.run("md5sum < /tmp/data").split()[0]
+
+
+def read(agent: Agent, disk: str, mib: int = 4) -> str:
+    """Returns the checksum of what is at the end of a disk, read past the page cache."""
+    at = size(agent, disk) - mib
+    command = f"dd if=/dev/{disk} bs=1M skip={at} iflag=direct 2>/dev/null | md5sum"
+    return agent.run(command).split()[0]
