@@ -1909,6 +1909,7 @@ class Rpc(ABC):
         readonly: bool | None = ...,
         serial: str | None = ...,
         shareable: bool | None = ...,
+        socket: str | None = ...,
         socket_gid: int | None = ...,
         transport: str | None = ...,
         uuid: str | None = ...,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import stat
 import struct
@@ -256,6 +257,39 @@ def test_the_group_of_a_socket_is_kept(target: Target) -> None:
         assert stat.S_IMODE(socket_path.parent.stat().st_mode) == 0o755
         target.kill9()
         target.start()
+
+
+def test_the_socket_of_a_disk_can_be_in_the_folder_of_a_controller(target: Target) -> None:
+    target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1", own_folder=True)
+    disk = {"ctrlr": "vm-1.0", "dev_name": "m0", "socket_gid": 4242}
+    for below in ("/tmp/x", "../x", "a/b/c", "vm-1/", "vm-1/../x", "./x", "", "a//b"):
+        error = target.fails("vhost_create_blk_controller", **disk, socket=below)
+        assert isinstance(error, RpcError)
+        assert (error.code, "is not NAME or FOLDER/NAME" in error.message) == (-22, True), below
+    target.fails("vhost_create_blk_controller", **disk, socket="vm-1/s", own_folder=True)
+    # One that is taken.
+    target.fails("vhost_create_blk_controller", **disk, socket="vm-1/vhost.sock")
+    target.rpc("vhost_create_blk_controller", **disk, socket="vm-1/vhost.sock.0")
+    path = target.vhost_dir / "vm-1/vhost.sock.0"
+    for restart in (target.kill9, target.upgrade, target.stop):
+        (shown,) = target.rpc("vhost_get_controllers", name="vm-1.0")
+        assert shown["socket"] == str(path)
+        assert (path.stat().st_gid, stat.S_IMODE(path.stat().st_mode)) == (4242, 0o660)
+        with Initiator(path) as guest:
+            guest.send("connect", kind="blk")
+            assert guest.send("capacity")["blocks"] == 2048
+        restart()
+        if restart != target.upgrade:
+            target.start()
+    target.rpc("vhost_delete_controller", ctrlr="vm-1.0")
+    assert [each.name for each in path.parent.iterdir()] == ["vhost.sock"]
+    # As after a boot of the host, when the folder of sockets is empty.
+    target.rpc("vhost_create_blk_controller", **disk, socket="elsewhere/s")
+    target.stop()
+    shutil.rmtree(target.vhost_dir)
+    target.start()
+    assert (target.vhost_dir / "elsewhere/s").is_socket()
 
 
 def test_a_controller_that_is_refused_leaves_no_folder(target: Target) -> None:

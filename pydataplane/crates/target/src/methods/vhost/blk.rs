@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The method.
@@ -74,6 +74,10 @@ pub(super) struct Create {
     /// As own_folder of vhost_create_scsi_controller (ours). Default: false
     #[serde(default, skip_serializing_if = "Option::is_none")]
     own_folder: Option<bool>,
+    /// Where its socket is in the folder of sockets: NAME, or NAME in a folder of there, FOLDER/NAME, as in that
+    /// of another controller's own (ours). Default: the controller's name
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    socket: Option<String>,
     /// As socket_gid of vhost_create_scsi_controller (ours). Default: as the target's options say
     #[serde(default, skip_serializing_if = "Option::is_none")]
     socket_gid: Option<u32>,
@@ -104,19 +108,48 @@ impl Create {
     }
 }
 
-/// Its folder, if it has one, and how it is made.
-fn options(app: &App, p: &Create) -> Result<(Option<PathBuf>, ControllerOptions), Error> {
+/// Where its socket is to be, in a folder of its own or where `socket` says; `None`: under its name.
+fn socket_of(app: &App, p: &Create) -> Result<Option<PathBuf>, Error> {
+    let Some(below) = &p.socket else {
+        let folder = own_folder(app, &p.ctrlr).filter(|_| p.own_folder == Some(true));
+        return Ok(folder.map(|folder| folder.join(OWN_SOCKET)));
+    };
+    let mut parts = below.split('/');
+    let named = parts.all(|part| !matches!(part, "" | "." | "..") && !part.contains('\0'));
+    if !named || below.split('/').count() > 2 || p.own_folder == Some(true) {
+        return Err(Error::os(
+            Errno::Inval,
+            format_args!(
+                "socket {below:?} is not NAME or FOLDER/NAME, or own_folder is set as well: give one of both"
+            ),
+        ));
+    }
+    Ok(Some(app.paths.vhost_dir.join(below)))
+}
+
+/// How it is made.
+fn options(app: &App, p: &Create) -> Result<ControllerOptions, Error> {
     let cpus = cpus_of(app, &p.ctrlr, p.cpumask.as_deref())?;
-    let folder = own_folder(app, &p.ctrlr).filter(|_| p.own_folder == Some(true));
-    let options = ControllerOptions {
+    Ok(ControllerOptions {
         cpus,
         // Until it is recorded, and with it whose it is.
         delay: true,
-        socket: folder.as_ref().map(|folder| folder.join(OWN_SOCKET)),
+        socket: socket_of(app, p)?,
         socket_gid: p.socket_gid,
         ..ControllerOptions::default()
+    })
+}
+
+/// Makes the folder that a socket has, if it is not that of all; returns it if it was not there.
+fn folder_of(app: &App, options: &ControllerOptions) -> Result<Option<PathBuf>, Error> {
+    let folder = options.socket.as_deref().and_then(Path::parent);
+    let Some(folder) = folder.filter(|folder| *folder != app.paths.vhost_dir) else {
+        return Ok(None);
     };
-    Ok((folder, options))
+    // One that was there may be mounted elsewhere.
+    let made = (!folder.exists()).then(|| folder.to_owned());
+    make_folder(folder)?;
+    Ok(made)
 }
 
 /// Makes the controller of a recorded call, not started and still without its disk.
@@ -126,19 +159,16 @@ fn options(app: &App, p: &Create) -> Result<(Option<PathBuf>, ControllerOptions)
 pub fn expect(app: &App, call: &Call) -> Result<(), Error> {
     let params = Value::Object(call.params.clone());
     let p: Create = serde_json::from_value(params).map_err(|e| Error::os(Errno::Inval, e))?;
-    let (_, options) = options(app, &p)?;
+    let options = options(app, &p)?;
+    folder_of(app, &options)?;
     app.controllers.expect_blk(&p.ctrlr, options).map_err(errors::controller)
 }
 
 fn create(app: &App, mut p: Create) -> Result<bool, Error> {
     p.check()?;
     let bdev = app.bdev(&p.dev_name)?;
-    let (folder, options) = options(app, &p)?;
-    // One that was there may be mounted elsewhere.
-    let made = folder.clone().filter(|folder| !folder.exists());
-    if let Some(folder) = &folder {
-        make_folder(folder)?;
-    }
+    let options = options(app, &p)?;
+    let made = folder_of(app, &options)?;
     let mut disk = TargetOptions {
         serial: p.serial.clone(),
         read_only: p.readonly.unwrap_or(false),
