@@ -88,6 +88,39 @@ class VhostControllers:
         )
         return number
 
+    def create_disk(
+        self,
+        name: str,
+        volume: str,
+        *,
+        socket: str,
+        socket_gid: int,
+        owner_uid: int,
+        block_size: int = BLOCK_BYTES,
+        serial: str | None = None,
+        read_only: bool = False,
+    ) -> None:
+        """Makes a controller whose guest has a volume as a virtio-blk disk, if it is not there.
+
+        Its socket is `socket`, in the folder of another controller: FOLDER/NAME. The rest as of
+        `create` and `add`.
+        """
+        try:
+            self._client.call(
+                "vhost_create_blk_controller",
+                ctrlr=name,
+                dev_name=volume,
+                readonly=read_only,
+                serial=serial,
+                block_size=block_size if block_size != BLOCK_BYTES else None,
+                socket=socket,
+                socket_gid=socket_gid,
+                owner_uid=owner_uid,
+            )
+        except RpcError as error:
+            if error.code != EXISTS:
+                raise
+
     def find(self, name: str) -> methods.Controller | None:
         """Returns what vhost_get_controllers tells of one; None if it is not there."""
         try:
@@ -114,13 +147,13 @@ class VhostControllers:
             answer = self._answer = _Answer(run, Path(status["vhost_dir"]))
         return answer.directory / name
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, *, force: bool = False) -> None:
         """Deletes a controller, and its folder if nothing else is in it.
 
-        Idempotent; one with a guest is refused.
+        Idempotent; one with a guest is refused, but with `force`.
         """
         try:
-            self._client.call("vhost_delete_controller", ctrlr=name)
+            self._client.call("vhost_delete_controller", ctrlr=name, force=force or None)
         except RpcError as error:
             if error.code != NO_DEVICE:
                 raise

@@ -12,9 +12,10 @@ import platform
 import re
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-DEVICE = b"vhost-user-scsi-pci\0"
+SCSI, BLK = b"vhost-user-scsi-pci\0", b"vhost-user-blk-pci\0"
+"""The devices' names, as they stand in the program."""
 VERSION = re.compile(rb"QEMU emulator version (\d{1,3})\.(\d{1,3})[^\d]")
 RECONNECTS = (8, 2)
 """The first version whose vhost-user-scsi connects again; an earlier one that is told to does not
@@ -51,6 +52,8 @@ class Qemu:
     """Major and minor number; None if the program does not say it."""
     vhost_user_scsi: bool
     """Whether it has the device vhost-user-scsi-pci; of a wrapper that is not known: False."""
+    vhost_user_blk: bool
+    """Whether it has the device vhost-user-blk-pci; likewise."""
     is_wrapper: bool = False
     """Whether it has only told the version of another program, which it starts."""
 
@@ -131,7 +134,7 @@ def of(path: str) -> Qemu | None:
         for number in opened:
             os.close(number)
     if found.version is None and _is_wrapper(path, status):
-        return Qemu(path, _version(_answer(path)), found.vhost_user_scsi, is_wrapper=True)
+        return replace(found, version=_version(_answer(path)), is_wrapper=True)
     if len(_known) >= KNOWN_MAX:
         _known.clear()
     _known[path] = key, found
@@ -144,17 +147,18 @@ def search(number: int, path: str) -> Qemu:
     Raises:
         OSError: it cannot be read.
     """
-    device, version, place, tail = False, None, 0, b""
-    while place < PROGRAM_BYTES_MAX and not (device and version):
+    scsi, blk, version, place, tail = False, False, None, 0, b""
+    while place < PROGRAM_BYTES_MAX and not (scsi and blk and version):
         chunk = os.pread(number, CHUNK_BYTES, place)
         if not chunk:
             break
         place += len(chunk)
         text = tail + chunk
-        device = device or DEVICE in text
+        scsi = scsi or SCSI in text
+        blk = blk or BLK in text
         version = version or _version(text)
         tail = text[-OVERLAP_BYTES:]
-    return Qemu(path, version, device)
+    return Qemu(path, version, scsi, blk)
 
 
 def _version(text: bytes) -> tuple[int, int] | None:

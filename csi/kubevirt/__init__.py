@@ -1,5 +1,7 @@
 """Virtual machines of KubeVirt: their volumes as LUNs of one vhost-user-scsi controller each.
 
+Where QEMU has no vhost-user-scsi, a claim is a virtio-blk disk with a controller of its own.
+
     kubelet ---- inline volume ----> inline ------\
     virt-handler -- node hooks ----> nodehook ----+--> controllers --> the node's targets
     VmVolume objects (vmvolume) ------------------/
@@ -7,6 +9,6 @@
 
 `controllers` is the only one that changes a target, each pod's own by `podcontrollers`; `placement`
 chooses it when the inline volume is published. `nodehook` decides which volumes of a
-starting machine become LUNs and writes it into `document`, which the sidecar reads in the
+starting machine become LUNs or disks, and writes it into `document`, which the sidecar reads in the
 controller's folder, where it finds the socket as well.
 """

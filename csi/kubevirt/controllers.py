@@ -14,7 +14,7 @@ from pathlib import Path
 
 from csi.errors import Failure
 from csi.hostdevice import HostDevice
-from csi.kubevirt.lun import Lun
+from csi.kubevirt.lun import BlkDisk, Lun
 from csi.kubevirt.podcontrollers import PodControllers, controller_name
 from csi.kubevirt.podlocks import PodLocks
 from csi.locks import VolumeLocks
@@ -106,6 +106,10 @@ class VmControllers:
         """
         return self._at(pod).luns(pod)
 
+    def disks(self, pod: str) -> list[BlkDisk]:
+        """Returns the virtio-blk disks of the pod's machine, by number."""
+        return self._at(pod).disks(pod)
+
     def shown(self, volume: str) -> list[tuple[str, Lun]]:
         """Returns the pods that have a volume as a LUN, with it."""
         return self._on[id(self._targets.of(volume))].shown(volume)
@@ -117,6 +121,7 @@ class VmControllers:
         pod: str,
         volume: str,
         *,
+        blk: bool = False,
         serial: str | None = None,
         read_only: bool = False,
         block_size: int | None = None,
@@ -124,7 +129,7 @@ class VmControllers:
         """Makes a claim of the pod a LUN of its controller, as PodControllers.hand_over."""
         with self.hold(pod):
             return self._at(pod).hand_over(
-                pod, volume, serial=serial, read_only=read_only, block_size=block_size
+                pod, volume, blk=blk, serial=serial, read_only=read_only, block_size=block_size
             )
 
     def give_back(self, pod: str, volume: str) -> None:

@@ -23,6 +23,7 @@ HOOK_SOCKET = "hook.sock"
 MODE = 0o644
 """The sidecar is not root; there is no secret in it."""
 BYTES_MAX = 1 << 20
+SOCKET_NAME = r"^[A-Za-z0-9._-]{1,64}$"
 
 
 class LunOf(BaseModel):
@@ -36,6 +37,17 @@ class LunOf(BaseModel):
     """UUID of the volume."""
 
 
+class BlkOf(BaseModel):
+    """A volume of the machine that is a virtio-blk disk, through a socket of its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    socket: str = Field(pattern=SOCKET_NAME)
+    """The socket's name in the folder of this document."""
+    volume: str
+    """UUID of the volume."""
+
+
 class Controller(BaseModel):
     """What a virtual machine has of its pod's controller."""
 
@@ -43,14 +55,16 @@ class Controller(BaseModel):
 
     version: Literal[1] = 1
     """Of this document."""
-    socket: str = Field(default="vhost.sock", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    socket: str = Field(default="vhost.sock", pattern=SOCKET_NAME)
     """The socket's name in the folder of this document."""
     reconnect_s: int = Field(default=0, ge=0, le=60)
     """How long QEMU waits before it connects again, seconds; 0: it cannot."""
     absent: str | None = None
-    """Why the machine cannot have the controller; then there is no LUN either."""
+    """Why the machine cannot have the controller; then there is no LUN, at most `disks`."""
     luns: dict[str, LunOf] = {}
     """By the name of the volume in the VirtualMachineInstance; their disks leave the domain."""
+    disks: dict[str, BlkOf] = {}
+    """Likewise, where QEMU has virtio-blk alone; their disks in the domain become these."""
     left: dict[str, str] = {}
     """Volumes of ours that stay block devices of the machine, and why."""
 

@@ -22,7 +22,7 @@ from csi.proto import kubevirt_callbacks_pb2 as callbacks
 from csi.proto import kubevirt_info_pb2 as info
 from csi.proto import kubevirt_plugin_pb2 as pb
 from pydataplane.domain.errors import TranslateError
-from pydataplane.domain.translate import Settings, carry
+from pydataplane.domain.translate import Settings, carry, carry_blk
 
 FOLDER = Path("/var/run/virtlun")
 NODE_HOOK_PATH = "/kubevirt.hooks.plugins.v1alpha1.NodeHookService/ExecuteNodeHook"
@@ -43,6 +43,8 @@ class Folder:
     def mutate(self, domain: bytes, vmi: bytes) -> bytes:
         """Puts the controller into a domain, and takes the disks out that are its LUNs.
 
+        Or makes vhost-user-blk devices of those that are virtio-blk disks.
+
         virt-launcher asks up to three times for one start, later with what libvirt made of the
         domain before; the disks are gone from it then, and what boots is told by `vmi` alone.
 
@@ -59,13 +61,20 @@ class Folder:
             return domain
         for name, why in found.left.items():
             log.warning("left as it is", volume=name, reason=why)
-        if found.absent is not None:
+        if found.absent is not None and not found.disks:
             log.warning("no controller", reason=found.absent)
             return domain
         settings = Settings(max_queues=MAX_QUEUES, reconnect_s=found.reconnect_s)
         luns = {f"ua-{name}": lun.target for name, lun in found.luns.items()}
         try:
             text = domain.decode()
+            if found.disks:
+                sockets = {
+                    f"ua-{name}": str(self._path / of.socket) for name, of in found.disks.items()
+                }
+                changed = carry_blk(text, sockets, settings).encode()
+                log.info("virtio-blk disks", sockets={n: d.socket for n, d in found.disks.items()})
+                return changed
             booted = machine.boot_disk(vmi, found.luns)
             socket = str(self._path / found.socket)
             changed = carry(text, socket, luns, settings, f"ua-{booted}").encode()

@@ -1,4 +1,4 @@
-"""A LUN of a launcher pod's controller as the driver sees it, and why a volume is not one."""
+"""What a launcher pod's machine has of its volumes, as the driver sees it, and why not one."""
 
 from __future__ import annotations
 
@@ -47,3 +47,13 @@ class Lun:
     guest_seen_at: float | None
     """The guest has read its capacity, for the first time in this session."""
     resize_event_at: float | None
+
+
+@dataclass(frozen=True)
+class BlkDisk:
+    """A claim of the pod that is a virtio-blk disk, by a controller of its own."""
+
+    number: int
+    """From 0; its controller is the pod's with this behind it."""
+    volume: str | None
+    """UUID of the volume; None if its bdev is gone."""

@@ -28,6 +28,8 @@ class MachineVolume:
     """The claim's name, in the machine's namespace."""
     serial: str | None
     read_only: bool
+    bus: str
+    """libvirt's name of the bus that the disk asks for; empty: none."""
     block_size: int | None
     """Bytes of a logical block that the disk asks for; None: as the claim has it."""
     unsuited: str | None
@@ -132,6 +134,7 @@ def _volume(name: str, claim: str, disk: Object, *, read_only: bool) -> MachineV
         claim=claim,
         serial=serial,
         read_only=read_only or bool(device.get("readonly")),
+        bus=str(device.get("bus") or ""),
         # Else nothing, or matchVolume: what pods see, which is what a LUN has anyway.
         block_size=size,
         unsuited=unsuited,

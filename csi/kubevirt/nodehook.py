@@ -2,7 +2,7 @@
 
 | hook point | what is done |
 | --- | --- |
-| PreVMStart | makes LUNs of its claims and writes the document; on every sync until it runs |
+| PreVMStart | makes LUNs or virtio-blk disks of its claims, and writes the document; on each sync |
 | PostVMStop | makes ordinary claims of them again |
 | PreMigrationSource | refuses a machine with LUNs: their volumes are on this node |
 | PreMigrationTarget | writes the document, without LUNs, for the pod that it is to move to |
@@ -21,10 +21,10 @@ from csi.errors import Code, Failure, precondition
 from csi.kubevirt import document, machine
 from csi.kubevirt.claims import ClaimSource, claim_of, unfit
 from csi.kubevirt.controllers import VmControllers
-from csi.kubevirt.document import Controller, LunOf
+from csi.kubevirt.document import BlkOf, Controller, LunOf
 from csi.kubevirt.lun import StaysOnKernelFace
 from csi.kubevirt.machine import MachineVolume
-from csi.kubevirt.podcontrollers import POD_UID
+from csi.kubevirt.podcontrollers import POD_UID, disk_socket
 from csi.kubevirt.pods import Pod
 from csi.objects import Object, Vmi
 from csi.proto import kubevirt_plugin_pb2 as pb
@@ -116,7 +116,8 @@ class NodeHook:
         It asks a sidecar at the target as for a start. Whether the machine has LUNs is not known
         there, and if it has, its guest would lose them.
         """
-        if vmi.migrating and self._find_qemu(pod).vhost_user_scsi:
+        qemu = self._find_qemu(pod)
+        if vmi.migrating and (qemu.vhost_user_scsi or qemu.vhost_user_blk):
             raise precondition(
                 f"virtual machine {vmi.namespace}/{vmi.name} cannot be migrated: this KubeVirt "
                 "asks no node whether the machine has its volumes as LUNs; stop it and start it "
@@ -128,33 +129,44 @@ class NodeHook:
         document.remove(self._controllers.folder(pod))
 
     def _pre_migration(self, vmi: Vmi, pod: str) -> None:
-        luns = self._controllers.luns(pod)
-        if luns:
+        luns, disks = self._controllers.luns(pod), self._controllers.disks(pod)
+        if luns or disks:
+            kind = "LUNs" if luns else "virtio-blk disks"
             raise precondition(
-                f"virtual machine {vmi.namespace}/{vmi.name} cannot be migrated: it has LUNs "
-                f"({len(luns)}), whose volumes are on node {self._node} and which no other one "
-                "can reach; delete the migration, or the VmVolumes of a machine without claims"
+                f"virtual machine {vmi.namespace}/{vmi.name} cannot be migrated: it has {kind} "
+                f"({len(luns) + len(disks)}), whose volumes are on node {self._node} and which no "
+                "other one can reach; delete the migration, or the VmVolumes of a machine without "
+                "claims"
             )
 
     def _pre_migration_target(self, _: Vmi, pod: str) -> None:
         """Lets the pod have what a machine without LUNs has; one with LUNs never gets here."""
         folder = self._controllers.folder(pod)
         if document.read(folder) is None:
-            document.write(folder, self._controller(pod))
+            document.write(folder, _controller(self._find_qemu(pod)))
 
     def _decide(self, vmi: Vmi, pod: str) -> Controller:
-        """Makes LUNs of what can be one."""
-        controller = self._controller(pod)
+        """Makes LUNs, or virtio-blk disks, of what can be one."""
+        qemu = self._find_qemu(pod)
+        controller = _controller(qemu)
+        blk = qemu.vhost_user_blk and not qemu.vhost_user_scsi
         luns: dict[str, LunOf] = {}
+        disks: dict[str, BlkOf] = {}
         left: dict[str, str] = {}
         for volume in machine.volumes(vmi):
             claim = claim_of(self._cluster, vmi, volume)
             if claim.handle is None:  # not of ours
                 continue
-            why = controller.absent or unfit(volume, claim)
+            if blk:
+                why = unfit(volume, claim) or _unfit_for_blk(volume, qemu)
+            else:
+                why = controller.absent or unfit(volume, claim)
             if why is None:
                 try:
-                    luns[volume.name] = self._hand_over(pod, volume, claim.handle)
+                    if blk:
+                        disks[volume.name] = self._hand_over_blk(pod, volume, claim.handle)
+                    else:
+                        luns[volume.name] = self._hand_over(pod, volume, claim.handle)
                 except StaysOnKernelFace as error:
                     why = str(error)
             if why is not None:
@@ -162,11 +174,11 @@ class NodeHook:
                     f"claim {vmi.namespace}/{volume.claim} is no LUN of virtual machine "
                     f"{vmi.name} and stays as KubeVirt gives it: {why}"
                 )
-        return controller.model_copy(update={"luns": luns, "left": left})
+        return controller.model_copy(update={"luns": luns, "disks": disks, "left": left})
 
     def _repeat(self, present: Controller, vmi: Vmi, pod: str) -> Controller:
         """Makes sure of what was decided for this pod; the domain may have been made by it."""
-        if not present.luns:
+        if not present.luns and not present.disks:
             return present
         volumes = {volume.name: volume for volume in machine.volumes(vmi)}
         luns = {
@@ -174,7 +186,13 @@ class NodeHook:
             for name, lun in present.luns.items()
             if name in volumes
         }
-        return present.model_copy(update={"luns": present.luns | luns})
+        disks = {
+            name: self._hand_over_blk(pod, volumes[name], disk.volume)
+            for name, disk in present.disks.items()
+            if name in volumes
+        }
+        update = {"luns": present.luns | luns, "disks": present.disks | disks}
+        return present.model_copy(update=update)
 
     def _hand_over(self, pod: str, volume: MachineVolume, handle: str) -> LunOf:
         target = self._controllers.hand_over(
@@ -186,23 +204,26 @@ class NodeHook:
         )
         return LunOf(target=target, volume=handle)
 
-    def _controller(self, pod: str) -> Controller:
-        """Returns what can be said of a pod's controller before its volumes are looked at."""
-        qemu = self._find_qemu(pod)
-        if qemu.vhost_user_scsi:
-            return Controller(reconnect_s=RECONNECT_S if qemu.reconnects else 0)
-        return Controller(
-            absent=f"QEMU of its launcher ({qemu.path}) has no vhost-user-scsi-pci device; use a "
-            "virt-launcher image whose QEMU is built with CONFIG_VHOST_USER_SCSI"
+    def _hand_over_blk(self, pod: str, volume: MachineVolume, handle: str) -> BlkOf:
+        number = self._controllers.hand_over(
+            pod,
+            handle,
+            blk=True,
+            serial=volume.serial,
+            read_only=volume.read_only,
+            block_size=volume.block_size,
         )
+        return BlkOf(socket=disk_socket(number), volume=handle)
 
     def _tell(self, vmi: Vmi, pod: str, controller: Controller) -> None:
         """Says where people look what became of the machine's volumes."""
         bound = log.bind(vmi=f"{vmi.namespace}/{vmi.name}", pod=pod)
         for name, lun in controller.luns.items():
             bound.info("handed over", volume=name, lvol=lun.volume, scsi_target=lun.target)
+        for name, disk in controller.disks.items():
+            bound.info("handed over", volume=name, lvol=disk.volume, socket=disk.socket)
         said = [(VOLUME_LEFT, sentence) for sentence in controller.left.values()]
-        if controller.absent and not said:
+        if controller.absent and not said and not controller.disks:
             said = [(NO_CONTROLLER, f"there is no controller for LUNs: {controller.absent}")]
         for reason, sentence in said:
             bound.warning("not on the controller", reason=sentence)
@@ -210,3 +231,25 @@ class NodeHook:
                 self._cluster.event(vmi.object, reason, sentence, warning=True, node=self._node)
             except ClusterError as error:
                 bound.warning("no event", reason=str(error))
+
+
+def _controller(qemu: Qemu) -> Controller:
+    """Returns what can be said of a pod's controller before its volumes are looked at."""
+    if qemu.vhost_user_scsi:
+        return Controller(reconnect_s=RECONNECT_S if qemu.reconnects else 0)
+    return Controller(
+        # vhost-user-blk connects again in any version.
+        reconnect_s=RECONNECT_S if qemu.vhost_user_blk else 0,
+        absent=f"QEMU of its launcher ({qemu.path}) has no vhost-user-scsi-pci device; use a "
+        "virt-launcher image whose QEMU is built with CONFIG_VHOST_USER_SCSI",
+    )
+
+
+def _unfit_for_blk(volume: MachineVolume, qemu: Qemu) -> str | None:
+    """Returns why a volume cannot be a virtio-blk disk; None if it can."""
+    if volume.bus == "virtio":
+        return None
+    return (
+        f"QEMU of its launcher ({qemu.path}) has no vhost-user-scsi-pci device, and the disk's bus "
+        f"is '{volume.bus or 'not set'}': give it bus virtio, for which vhost-user-blk-pci is there"
+    )

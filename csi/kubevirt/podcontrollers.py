@@ -3,26 +3,29 @@
 A claim of a machine is an ordinary one on the kernel face until it is handed over: its export is
 parked (it serves reads, refuses writes and lets go of the volume), and the volume becomes a LUN of
 the pod's controller. Giving it back does the reverse. A volume that no pod has on the kernel face
-is attached and detached instead.
+is attached and detached instead. Where the machine's QEMU has no vhost-user-scsi a claim is handed
+over as a virtio-blk disk: a controller of its own, whose socket is in the pod's folder, too.
 
 Nothing is written down: what a pod has is asked of the target, and a LUN whose volume has an export
-is one that was handed over. So each method may be repeated after a crash at any point. The caller
-(csi.kubevirt.controllers) holds the pod's lock; methods take the volume's, which never waits
-(ABORTED: try again).
+is one that was handed over, as every virtio-blk disk is. So each method may be repeated after a
+crash at any point. The caller (csi.kubevirt.controllers) holds the pod's lock; methods take the
+volume's, which never waits (ABORTED: try again).
 """
 
 from __future__ import annotations
 
 import re
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 from csi import mounts
 from csi.errors import Failure, invalid, not_found, precondition
 from csi.hostdevice import HostDevice
 from csi.hosterrors import HostError
 from csi.kubevirt import document
-from csi.kubevirt.lun import InUse, Lun, StaysOnKernelFace
+from csi.kubevirt.lun import BlkDisk, InUse, Lun, StaysOnKernelFace
 from csi.locks import VolumeLocks
 from csi.mounts import Mount
 from csi.targets import Targets
@@ -36,6 +39,7 @@ from pydataplane.volumes import Volumes
 PREFIX = "pod-"
 LAUNCHER_UID = LAUNCHER_GID = 107
 """User and group of KubeVirt's virt-launcher and its QEMU."""
+Shown = TypeVar("Shown", Lun, BlkDisk)
 POD_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -74,8 +78,9 @@ class PodControllers:
         Raises:
             Failure: FAILED_PRECONDITION, a virtual machine is still connected.
         """
-        found = self._controllers.find(controller_name(pod))
-        if found is not None and found["sessions"]:
+        own = controller_name(pod)
+        names = {own, *(_disk_controller(pod, disk.number) for disk in self.disks(pod))}
+        if any(each["ctrlr"] in names and each["sessions"] for each in self._controllers.all()):
             raise precondition(
                 f"the virtual machine of pod {pod} is still connected to its controller: it "
                 "goes when QEMU has ended"
@@ -86,7 +91,7 @@ class PodControllers:
             for entry in folder.iterdir():
                 if entry.name != SOCKET:
                     entry.unlink(missing_ok=True)
-        self._controllers.delete(controller_name(pod))
+        self._controllers.delete(own)
         with suppress(FileNotFoundError):
             (folder / SOCKET).unlink(missing_ok=True)
             folder.rmdir()
@@ -116,7 +121,7 @@ class PodControllers:
 
     def shown(self, volume: str) -> list[tuple[str, Lun]]:
         """Returns the pods that have a volume as a LUN, with it."""
-        pods = {name.removeprefix(PREFIX) for name, shown in self._all_luns() if shown == volume}
+        pods = {name.removeprefix(PREFIX) for name, shown in self._all_shown() if shown == volume}
         found = []
         for pod in sorted(filter(POD_UID.fullmatch, pods)):
             with suppress(Failure):  # it went meanwhile
@@ -145,6 +150,17 @@ class PodControllers:
             key=lambda lun: lun.target,
         )
 
+    def disks(self, pod: str) -> list[BlkDisk]:
+        """Returns the pod's virtio-blk disks, by number."""
+        prefix = f"{controller_name(pod)}."
+        found = (
+            BlkDisk(int(number), each["backend_specific"]["block"]["bdev"])
+            for each in self._controllers.all()
+            if each["ctrlr"].startswith(prefix)
+            and (number := each["ctrlr"].removeprefix(prefix)).isdecimal()
+        )
+        return sorted(found, key=lambda disk: disk.number)
+
     # Claims of the pod, which are on the kernel face
 
     def hand_over(
@@ -152,6 +168,7 @@ class PodControllers:
         pod: str,
         volume: str,
         *,
+        blk: bool = False,
         serial: str | None = None,
         read_only: bool = False,
         block_size: int | None = None,
@@ -159,7 +176,8 @@ class PodControllers:
         """Makes a claim of the pod a LUN of its controller, and returns the target's number.
 
         Its logical blocks are those that pods see; `block_size` is what the machine's disk asks
-        for, in bytes, if it does.
+        for, in bytes, if it does. With `blk` it becomes a virtio-blk disk, and its number is
+        returned.
 
         Raises:
             Failure: FAILED_PRECONDITION, it is not published to the pod, or another pod has it as a
@@ -168,15 +186,18 @@ class PodControllers:
                 the disk asks for other blocks than pods see, or a LUN cannot have those.
         """
         with self._volumes.hold(volume):
-            present = _of(self.luns(pod), volume)
+            luns = self.luns(pod)
+            disks = self.disks(pod)
             writable = self._mounts(volume, kinds=(False,))
             found = writable + self._mounts(volume, kinds=(True,))
             if not any(_is_block_of(pod, mount) for mount in found):
                 raise precondition(
                     f"volume {volume} is not published to pod {pod} as a block device"
                 )
-            if present is not None:
-                return present.target
+            if (lun := _of(luns, volume)) is not None:
+                return lun.target
+            if (disk := _of(disks, volume)) is not None:
+                return disk.number
             if why := self._elsewhere(pod, volume):
                 raise StaysOnKernelFace(why)
             self._check_no_lun(pod, volume)
@@ -196,6 +217,19 @@ class PodControllers:
             self._devices.flush(volume)
             self._client.call("virtlun_export_park", bdev_name=volume)
             try:
+                if blk:
+                    number = _free(disks)
+                    self._controllers.create_disk(
+                        _disk_controller(pod, number),
+                        volume,
+                        socket=f"{controller_name(pod)}/{disk_socket(number)}",
+                        socket_gid=LAUNCHER_GID,
+                        owner_uid=LAUNCHER_UID,
+                        block_size=blocks,
+                        serial=serial,
+                        read_only=read_only,
+                    )
+                    return number
                 return self._controllers.add(
                     controller_name(pod),
                     volume,
@@ -209,7 +243,7 @@ class PodControllers:
                 raise
 
     def give_back(self, pod: str, volume: str) -> None:
-        """Makes a handed over LUN of the pod an ordinary claim again; idempotent.
+        """Makes a handed over LUN or disk of the pod an ordinary claim again; idempotent.
 
         Raises:
             Failure: ABORTED, the volume is being worked on.
@@ -217,6 +251,8 @@ class PodControllers:
         with self._volumes.hold(volume):
             if self.exists(pod) and (lun := _of(self.luns(pod), volume)) and lun.handed_over:
                 self._remove(pod, lun)
+            if disk := _of(self.disks(pod), volume):
+                self._remove_disk(pod, disk)
 
     # Volumes that are on no other face
 
@@ -280,11 +316,14 @@ class PodControllers:
                 self._remove(pod, lun, unless_prevented=unless_used and lun.removable)
 
     def clear(self, pod: str) -> None:
-        """Removes every LUN of the pod, and unparks what was handed over; idempotent.
+        """Removes every LUN and disk of the pod, and unparks what was handed over; idempotent.
 
         Raises:
             Failure: ABORTED, one of the volumes is being worked on.
         """
+        for disk in self.disks(pod):
+            with self._volumes.hold(disk.volume or _disk_controller(pod, disk.number)):
+                self._remove_disk(pod, disk)
         for lun in self.luns(pod) if self.exists(pod) else ():
             with self._volumes.hold(lun.volume):
                 self._remove(pod, lun)
@@ -296,9 +335,9 @@ class PodControllers:
         One that is being worked on is left: whoever does so is about to show it.
         """
         parked = {volume for volume, is_parked in self._exports().items() if is_parked}
-        for volume in parked - {lun for _, lun in self._all_luns()}:
+        for volume in parked - {shown for _, shown in self._all_shown()}:
             with suppress(Failure), self._volumes.hold(volume):
-                if volume not in {lun for _, lun in self._all_luns()}:
+                if volume not in {shown for _, shown in self._all_shown()}:
                     self._unpark(volume)
 
     def _block_size(self, volume: str) -> int:
@@ -334,6 +373,11 @@ class PodControllers:
                 raise
         self._unpark(lun.volume)
 
+    def _remove_disk(self, pod: str, disk: BlkDisk) -> None:
+        self._controllers.delete(_disk_controller(pod, disk.number), force=True)
+        if disk.volume is not None:
+            self._unpark(disk.volume)
+
     def _unpark(self, volume: str) -> None:
         """Gives the volume to the kernel face again, if it is on it.
 
@@ -364,21 +408,24 @@ class PodControllers:
 
     def _check_no_lun(self, pod: str, volume: str) -> None:
         """Raises FAILED_PRECONDITION if another controller shows the volume."""
-        for name, shown in self._all_luns():
+        for name, shown in self._all_shown():
             if shown == volume:
                 raise precondition(
-                    f"volume {volume} is a LUN of controller {name} and cannot be one of pod "
+                    f"volume {volume} is a disk of controller {name} and cannot be one of pod "
                     f"{pod}: stop the virtual machine that has it, or detach it there"
                 )
 
-    def _all_luns(self) -> list[tuple[str, str]]:
-        """Returns controller and bdev of every LUN of the target."""
-        return [
-            (found["ctrlr"], lun["bdev_name"])
-            for found in self._controllers.all()
-            for target in found["backend_specific"].get("scsi", ())
-            for lun in target["luns"]
-        ]
+    def _all_shown(self) -> list[tuple[str, str]]:
+        """Returns controller and bdev of every LUN and virtio-blk disk of the target."""
+        shown = []
+        for found in self._controllers.all():
+            specific = found["backend_specific"]
+            for target in specific.get("scsi", ()):
+                shown += [(found["ctrlr"], lun["bdev_name"]) for lun in target["luns"]]
+            bdev = specific["block"]["bdev"] if "block" in specific else None
+            if bdev is not None:
+                shown.append((found["ctrlr"], bdev))
+        return shown
 
     def _exports(self) -> dict[str, bool]:
         """Returns the volumes on the kernel face, and whether each is parked."""
@@ -407,8 +454,22 @@ def _is_block_of(pod: str, mount: Mount) -> bool:
     return mount.fs_type == "devtmpfs" and pod in Path(mount.target).parts
 
 
-def _of(luns: list[Lun], volume: str) -> Lun | None:
-    return next((lun for lun in luns if lun.volume == volume), None)
+def _of(shown: list[Shown], volume: str) -> Shown | None:
+    return next((each for each in shown if each.volume == volume), None)
+
+
+def _free(disks: list[BlkDisk]) -> int:
+    taken = {disk.number for disk in disks}
+    return next(number for number in count() if number not in taken)
+
+
+def _disk_controller(pod: str, number: int) -> str:
+    return f"{controller_name(pod)}.{number}"
+
+
+def disk_socket(number: int) -> str:
+    """Returns the name of a virtio-blk disk's socket in the pod's folder."""
+    return f"{SOCKET}.{number}"
 
 
 def _lun(target: int, lun: methods.Lun, exported: dict[str, bool]) -> Lun:

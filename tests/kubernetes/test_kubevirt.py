@@ -28,7 +28,7 @@ from tests.kubernetes.kubevirt.claims import (
     wait_phase,
 )
 from tests.kubernetes.kubevirt.examples import FOLDER, LEGACY_VM, VM, machine, nothing_left
-from tests.kubernetes.kubevirt.guest import OURS, disk_at, size, vendor, wait_size, write
+from tests.kubernetes.kubevirt.guest import OURS, disk_at, read, size, vendor, wait_size, write
 from tests.kubernetes.kubevirt.objects import QEMU, VIRT_CONTROLLER
 from tests.kubernetes.kubevirt.simulator import KubeVirt, Machine
 from tests.kubernetes.sandbox import SandboxError
@@ -221,22 +221,36 @@ def test_a_machine_of_an_older_kubevirt_boots_with_its_own_sidecar(kubevirt: Kub
         kubevirt.legacy = False
 
 
-@pytest.mark.nightly
-def test_a_qemu_without_the_device_boots_from_the_block_device(
-    kubevirt: KubeVirt, tmp_path: Path
-) -> None:
-    """As some distributions build it; one sentence says so, and a VmVolume that it cannot."""
-    cluster = kubevirt.cluster
-    lesser = tmp_path / "qemu-without-vhost-user-scsi"
+def without(folder: Path, *devices: bytes) -> Path:
+    """Returns a QEMU that lacks devices, as some distributions build it."""
     program = QEMU.read_bytes()
-    assert b"vhost-user-scsi-pci\0" in program
-    lesser.write_bytes(program.replace(b"vhost-user-scsi-pci\0", b"vhost-user-gone-pci\0"))
+    for device in devices:
+        assert device + b"\0" in program
+        program = program.replace(device + b"\0", device.replace(b"user", b"gone") + b"\0")
+    lesser = folder / "-".join(["qemu-without", *(device.decode() for device in devices)])
+    lesser.write_bytes(program)
     lesser.chmod(0o755)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    with machine(kubevirt, qemu=lesser) as vm, cluster.applied(claim("data")):
+    for each in (folder, *folder.parents[:2]):
+        each.chmod(0o755)
+    return lesser
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("bus", ["virtio", "scsi"])
+def test_a_qemu_without_either_device_boots_from_the_block_device(
+    kubevirt: KubeVirt, tmp_path: Path, bus: str
+) -> None:
+    """One sentence says so, and a VmVolume that it cannot. With bus scsi it takes no virtio-blk."""
+    cluster = kubevirt.cluster
+    devices = [b"vhost-user-scsi-pci", *([b"vhost-user-blk-pci"] if bus == "virtio" else [])]
+    manifest, disk = VM.replace("bus: scsi", f"bus: {bus}"), "sda" if bus == "scsi" else "vda"
+    with (
+        machine(kubevirt, manifest, qemu=without(tmp_path, *devices)) as vm,
+        cluster.applied(claim("data")),
+    ):
         agent = vm.start()
-        assert (vendor(agent, "sda"), size(agent, "sda")) == ("QEMU", 64)
+        assert size(agent, disk) == 64
+        assert vm.xml().find("devices/disk[@type='block']") is not None
         wait_event(cluster, "vm", "VolumeStays", vm.uid)
         said = [
             line for line in events(cluster, "vm", vm.uid).splitlines() if "VolumeStays" in line
@@ -250,6 +264,33 @@ def test_a_qemu_without_the_device_boots_from_the_block_device(
         cluster.delete("vmvolume", "more")
         cluster.delete("virtualmachine", "vm", wait=False)
         vm.stop()
+
+
+def test_a_qemu_without_vhost_user_scsi_has_its_claims_as_virtio_blk_disks(
+    kubevirt: KubeVirt, tmp_path: Path
+) -> None:
+    """As in KubeVirt's own launcher. They grow under the guest, and are claims again afterwards."""
+    cluster, deployment = kubevirt.cluster, kubevirt.deployment
+    manifest = VM.replace("bus: scsi}", "bus: virtio}\n              serial: BOOT-1")
+    with machine(kubevirt, manifest, qemu=without(tmp_path, b"vhost-user-scsi-pci")) as vm:
+        agent = vm.start()
+        assert vm.failures == [], vm.failures
+        assert events(cluster, "vm", vm.uid) == ""
+        assert [disk.get("type") for disk in vm.xml().findall("devices/disk")] == ["vhostuser"]
+        assert size(agent, "vda") == 64
+        assert agent.run("cat /sys/block/vda/serial").strip() == "BOOT-1"
+        written = write(agent, "vda")
+        grow(cluster, "boot", 96)
+        wait_size(agent, "vda", 96)
+        cluster.wait("pvc/boot", "jsonpath={.status.capacity.storage}=96Mi")
+        # A target that is killed meanwhile is a pause.
+        deployment.kill("virtlun-target")
+        assert read(agent, "vda") != ""
+        cluster.delete("virtualmachine", "vm", wait=False)
+        vm.stop()
+        census.wait_nothing(deployment)
+        assert deployment.exports() == []
+        assert read_in_a_pod(cluster, "boot", 60) == written
 
 
 @pytest.mark.nightly

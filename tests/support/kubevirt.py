@@ -47,7 +47,8 @@ NAMESPACE = "default"
 MIB = 1 << 20
 QEMU = b"\0QEMU emulator version 9.1.0 (a test's)\0vhost-user-scsi-pci\0"
 OLD_QEMU = b"\0QEMU emulator version 7.2.22 (a test's)\0vhost-user-scsi-pci\0"
-POOR_QEMU = b"\0QEMU emulator version 9.1.0 (a test's)\0vhost-user-blk-pci\0"
+BLK_QEMU = b"\0QEMU emulator version 9.1.0 (a test's)\0vhost-user-blk-pci\0"
+POOR_QEMU = b"\0QEMU emulator version 9.1.0 (a test's)\0virtio-blk-pci\0"
 
 
 class Api:
@@ -291,6 +292,12 @@ class Host:
         """Returns the volumes that a pod has as LUNs, by target number, by the claims' names."""
         names = {handle: name for name, handle in self.handles.items()}
         return {lun.target: names[lun.volume] for lun in self.controllers.luns(pod)}
+
+    def disks(self, pod: str) -> dict[int, str]:
+        """Returns the volumes that a pod has as virtio-blk disks, likewise."""
+        names = {handle: name for name, handle in self.handles.items()}
+        found = self.controllers.disks(pod)
+        return {disk.number: names[disk.volume] for disk in found if disk.volume}
 
     def parked(self) -> list[str]:
         """Returns the claims whose exports are parked."""

@@ -29,10 +29,12 @@ from pydataplane.client import Client
 from pydataplane.errors import TargetError
 from tests.support.initiator import Initiator
 from tests.support.kubevirt import (
+    BLK_QEMU,
     MIB,
     NOTHING,
     OLD_QEMU,
     POOR_QEMU,
+    QEMU,
     Host,
     Strike,
     Struck,
@@ -205,6 +207,7 @@ def test_the_pod_sees_its_socket_and_may_connect(host: Host) -> None:
         "reconnect_s": 1,
         "absent": None,
         "luns": {},
+        "disks": {},
         "left": {},
     }
     end(host, [pod])
@@ -363,7 +366,7 @@ def test_a_lun_of_one_pod_is_refused_to_another(host: Host) -> None:
     host.publish("boot", other)
     vmi = host.machine("boot", pods=(other,), name="second")
     sentence = refused(lambda: host.call("PreVMStart", vmi), Code.FAILED_PRECONDITION)
-    assert f"is a LUN of controller pod-{one}" in sentence
+    assert f"is a disk of controller pod-{one}" in sentence
     assert document.read(host.inline_path(other)) is None
     host.unpublish("boot", one)
     host.call("PreVMStart", vmi)
@@ -415,6 +418,7 @@ def test_the_serial_number_of_the_disk_is_that_of_the_lun(host: Host) -> None:
 
 
 def test_without_the_device_in_qemu_the_claim_stays_and_that_is_said(host: Host) -> None:
+    """With neither vhost-user-scsi nor vhost-user-blk."""
     host.claim("boot")
     pod = host.launcher(POOR_QEMU)
     path = host.publish("boot", pod)
@@ -432,6 +436,87 @@ def test_without_the_device_in_qemu_the_claim_stays_and_that_is_said(host: Host)
     sentence = refused(lambda: host.controllers.attach(pod, extra), Code.FAILED_PRECONDITION)
     assert "has no vhost-user-scsi-pci device" in sentence
     assert host.luns(pod) == {}
+    end(host, [pod], "boot")
+
+
+def test_without_vhost_user_scsi_claims_become_virtio_blk_disks(host: Host) -> None:
+    pod = host.launcher(BLK_QEMU)
+    for name in ("boot", "data", "sata"):
+        host.claim(name)
+        put(host.publish(name, pod), f"{name} of an importer".encode().ljust(BLOCK, b"."))
+    vmi = host.machine("boot", "data", "sata", pods=(pod,))
+    of_boot, _, of_sata = vmi["spec"]["domain"]["devices"]["disks"]
+    of_boot["serial"] = "BOOT-1"
+    of_sata["disk"]["bus"] = "sata"
+
+    for _ in range(2):
+        host.call("PreVMStart", vmi)
+        assert host.disks(pod) == {0: "boot", 1: "data"}
+        assert (host.luns(pod), host.parked()) == ({}, ["boot", "data"])
+    found = controller_json(host, pod)
+    assert {name: disk.socket for name, disk in found.disks.items()} == {
+        "boot": "vhost.sock.0",
+        "data": "vhost.sock.1",
+    }
+    assert (found.luns, found.reconnect_s) == ({}, 1)
+    assert "the disk's bus is 'sata': give it bus virtio" in found.left["sata"]
+    assert [reason for _, reason, _ in host.api.events] == ["VolumeStaysBlockDevice"]
+    for number, name in enumerate(("boot", "data")):
+        socket = host.folder(pod) / f"vhost.sock.{number}"
+        assert (stat.S_IMODE(socket.stat().st_mode), socket.stat().st_gid) == (0o660, LAUNCHER_GID)
+        with Initiator(socket) as guest:
+            guest.send("connect", kind="blk")
+            assert read_blk(guest).startswith(f"{name} of an importer".encode())
+            guest.send(
+                "blk", kind=1, sector=0, data_out=f"{name} of the guest".encode().ljust(BLOCK)
+            )
+            # It is the machine's, so nobody takes its folder away.
+            sentence = refused(lambda: host.unpublish_inline(pod), Code.FAILED_PRECONDITION)
+            assert "still connected" in sentence
+    extra = host.claim("extra")
+    sentence = refused(lambda: host.controllers.attach(pod, extra), Code.FAILED_PRECONDITION)
+    assert "has no vhost-user-scsi-pci device" in sentence
+    sentence = refused(lambda: host.call("PreMigrationSource", vmi), Code.FAILED_PRECONDITION)
+    assert "it has virtio-blk disks (2)" in sentence
+    other = host.launcher()
+    refusal = refused(
+        lambda: host.controllers.attach(other, host.handles["boot"]), Code.FAILED_PRECONDITION
+    )
+    assert f"is a disk of controller pod-{pod}.0" in refusal
+
+    host.target.kill9()
+    host.target.start()
+    host.restart()
+    assert host.disks(pod) == {0: "boot", 1: "data"}
+    host.call("PostVMStop", vmi)
+    assert (host.disks(pod), host.parked()) == ({}, [])
+    for name in ("boot", "data"):
+        path = host.publish(name, pod)
+        assert get(path, BLOCK).startswith(f"{name} of the guest".encode())
+        put(path, b"mine again".ljust(BLOCK, b"."))
+    end(host, [pod, other], "boot", "data", "sata")
+
+
+def read_blk(guest: Initiator) -> bytes:
+    """Returns the first block of a virtio-blk disk, by VIRTIO_BLK_T_IN (virtio 1.2, 5.2.6)."""
+    answer = guest.send("blk", kind=0, sector=0, data_in_len=BLOCK)
+    assert answer["status"] == 0
+    data: bytes = answer["data_in"]
+    return data
+
+
+def test_a_claim_grows_while_it_is_a_virtio_blk_disk(host: Host) -> None:
+    host.claim("boot")
+    pod = host.launcher(BLK_QEMU)
+    host.publish("boot", pod)
+    vmi = host.machine("boot", pods=(pod,))
+    host.call("PreVMStart", vmi)
+    with Initiator(host.folder(pod) / "vhost.sock.0") as guest:
+        guest.send("connect", kind="blk")
+        assert guest.send("capacity")["blocks"] == 64 * MIB // BLOCK
+        host.expand("boot", 96 * MIB)
+        assert guest.send("capacity")["blocks"] == 96 * MIB // BLOCK
+    host.call("PostVMStop", vmi)
     end(host, [pod], "boot")
 
 
@@ -484,13 +569,14 @@ def test_a_machine_with_luns_is_not_migrated_and_one_without_is(host: Host) -> N
 
 def test_a_kubevirt_that_asks_no_node_may_not_migrate(host: Host) -> None:
     """It asks the sidecar at the target as for a start; only there can it be refused."""
-    pods = [host.launcher() for _ in range(2)] + [host.launcher(POOR_QEMU)]
+    pods = [host.launcher() for _ in range(2)] + [host.launcher(POOR_QEMU), host.launcher(BLK_QEMU)]
     vmi = host.machine()
-    host.node_hook = host.hook(Pod(pods[0], "default", "target", hook_in_pod=True))
     vmi["status"]["migrationState"] = {"migrationUid": "m", "targetNode": host.name}
-    sentence = refused(lambda: host.call("PreVMStart", vmi), Code.FAILED_PRECONDITION)
-    assert "default/vm cannot be migrated: this KubeVirt asks no node" in sentence
-    assert document.read(host.inline_path(pods[0])) is None
+    for pod in (pods[0], pods[3]):
+        host.node_hook = host.hook(Pod(pod, "default", "target", hook_in_pod=True))
+        sentence = refused(lambda: host.call("PreVMStart", vmi), Code.FAILED_PRECONDITION)
+        assert "default/vm cannot be migrated: this KubeVirt asks no node" in sentence
+        assert document.read(host.inline_path(pod)) is None
     host.node_hook = host.hook(Pod(pods[1], "default", "later", hook_in_pod=True))
     vmi["status"]["migrationState"]["completed"] = True
     host.call("PreVMStart", vmi)
@@ -554,6 +640,7 @@ def crashes(
         undo()
 
 
+@pytest.mark.parametrize("qemu", [QEMU, BLK_QEMU], ids=["scsi", "blk"])
 @pytest.mark.parametrize(
     ("when", "what"),
     [
@@ -563,26 +650,33 @@ def crashes(
         pytest.param("after", "target", marks=pytest.mark.nightly),
     ],
 )
-def test_a_crash_at_any_point_is_mended_by_the_next_call(host: Host, what: str, when: str) -> None:
-    pod = host.launcher()
+def test_a_crash_at_any_point_is_mended_by_the_next_call(
+    host: Host, what: str, when: str, qemu: bytes
+) -> None:
+    pod = host.launcher(qemu)
     vmi = host.machine("boot", "data", pods=(pod,))
+
+    def has() -> dict[int, str]:
+        return host.luns(pod) | host.disks(pod)
 
     def start() -> None:
         host.publish_inline(pod)
         for name in ("boot", "data"):
             host.publish(name, pod)
         host.call("PreVMStart", vmi)
-        written = controller_json(host, pod).luns
-        assert {lun.target: name for name, lun in written.items()} == host.luns(pod)
-        assert sorted(host.luns(pod).values()) == host.parked() == ["boot", "data"]
+        written = controller_json(host, pod)
+        numbers = {lun.target: name for name, lun in written.luns.items()}
+        numbers |= {int(disk.socket[-1]): name for name, disk in written.disks.items()}
+        assert numbers == has()
+        assert sorted(has().values()) == host.parked() == ["boot", "data"]
 
     def hand_over() -> None:
         host.call("PreVMStart", vmi)
-        assert sorted(host.luns(pod).values()) == host.parked() == ["boot", "data"]
+        assert sorted(has().values()) == host.parked() == ["boot", "data"]
 
     def stop() -> None:
         host.call("PostVMStop", vmi)
-        assert host.luns(pod) == {}
+        assert has() == {}
         assert host.parked() == []
 
     def gone() -> None:
@@ -676,7 +770,7 @@ def test_volumes_are_attached_and_detached_beside_the_claims(host: Host) -> None
     assert (boot.handed_over, added.handed_over) == (True, False)
     assert (added.serial, added.removable, added.read_only) == ("EXTRA", True, False)
     sentence = refused(lambda: host.controllers.attach(other, extra), Code.FAILED_PRECONDITION)
-    assert f"is a LUN of controller pod-{pod}" in sentence
+    assert f"is a disk of controller pod-{pod}" in sentence
     refused(lambda: host.publish("extra", other), Code.FAILED_PRECONDITION)
     for _ in range(2):
         host.controllers.detach(pod, extra)

@@ -31,8 +31,8 @@ def program(path: Path, content: bytes = NEWER, mode: int = 0o755) -> str:
 
 def test_only_8_2_and_newer_reconnect(tmp_path: Path) -> None:
     older, newer = program(tmp_path / "older", OLDER), program(tmp_path / "newer")
-    assert emulator.of(older) == emulator.Qemu(older, (8, 1), True)
-    assert emulator.of(newer) == emulator.Qemu(newer, (8, 2), True)
+    assert emulator.of(older) == emulator.Qemu(older, (8, 1), True, vhost_user_blk=False)
+    assert emulator.of(newer) == emulator.Qemu(newer, (8, 2), True, vhost_user_blk=False)
     assert not emulator.reconnects(older, "x86_64")
     assert emulator.reconnects(newer, "x86_64")
 

@@ -15,6 +15,7 @@ from pydataplane import emulator
 POD = "6f7c4f1e-33a5-4c5e-9a5c-0d1f2e3a4b5c"
 OTHER = "11111111-2222-4333-8444-555555555555"
 SCSI = b"vhost-user-scsi-pci\0"
+BLK = b"vhost-user-blk-pci\0"
 VERSION = b"QEMU emulator version 9.1.50 (rc)\n"
 
 
@@ -43,7 +44,7 @@ def test_the_program_of_the_pod_is_found_beside_other_processes(
     process(tmp_path, 11)  # the pause container
     program(process(tmp_path, 12, systemd=systemd), b"\x7fELF" + VERSION + SCSI)
     found = probe.find(POD, tmp_path)
-    assert found == emulator.Qemu("/usr/libexec/qemu-kvm", (9, 1), True)
+    assert found == emulator.Qemu("/usr/libexec/qemu-kvm", (9, 1), True, vhost_user_blk=False)
     assert found.reconnects
 
 
@@ -56,6 +57,8 @@ def test_the_program_of_the_pod_is_found_beside_other_processes(
         (b"QEMU emulator version 10.0\nvhost-user-scsi-pci-base\0", (10, 0), False, True),
         (b"../hw/virtio/vhost-user-scsi-pci.c\0", None, False, False),
         (b"", None, False, False),
+        (b"QEMU emulator version 9.1.0\n" + BLK, (9, 1), False, True),
+        (b"QEMU emulator version 9.1.0\n" + BLK + SCSI, (9, 1), True, True),
     ],
 )
 def test_device_and_version_are_told_apart_from_what_looks_like_them(
@@ -68,6 +71,7 @@ def test_device_and_version_are_told_apart_from_what_looks_like_them(
     program(process(tmp_path, 1), content)
     found = probe.find(POD, tmp_path)
     assert (found.version, found.vhost_user_scsi, found.reconnects) == (version, device, reconnects)
+    assert found.vhost_user_blk == (BLK in content)
 
 
 @pytest.mark.parametrize("offset", range(-30, 10, 3))

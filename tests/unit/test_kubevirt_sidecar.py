@@ -20,7 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 from structlog.testing import capture_logs
 
 from csi.kubevirt import document
-from csi.kubevirt.document import Controller, LunOf
+from csi.kubevirt.document import BlkOf, Controller, LunOf
 from csi.kubevirt.domainhook import Callbacks, DomainHook, Folder, Info, LauncherHook
 from csi.metrics import Metrics
 from csi.proto import kubevirt_callbacks_pb2 as callbacks
@@ -184,6 +184,20 @@ def test_the_program_serves_a_plugin(scratch: Path) -> None:
     assert disks(program.mutate()) == ["ua-virtlun-scsi0", "ua-cloudinit"]
     program.close()
     assert any(entry.get("luns") == {"rootdisk": 4, "data": 0} for entry in program.log)
+
+
+def test_disks_of_a_qemu_without_vhost_user_scsi_become_virtio_blk_devices(
+    plugin: Sidecar,
+) -> None:
+    """There is no controller for LUNs then; `data` stays as KubeVirt gives it."""
+    of = BlkOf(socket="vhost.sock.0", volume=LUNS["rootdisk"].volume)
+    document.write(plugin.folder, Controller(absent="no such device", disks={"rootdisk": of}))
+    for _ in range(2):
+        xml = plugin.mutate()
+        assert disks(xml) == ["ua-rootdisk", "ua-data", "ua-cloudinit"]
+        assert f'path="{plugin.folder}/vhost.sock.0"' in xml
+        assert "override" not in xml
+        assert '<source dev="/dev/data">' in xml
 
 
 def test_the_program_serves_a_hook_sidecar_and_ends_with_the_machine(scratch: Path) -> None:

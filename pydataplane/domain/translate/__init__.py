@@ -11,10 +11,10 @@ Pure: no clock, and no I/O but what Settings.qemu_reconnects does. Three views o
 `define` goes from the first to the second and the third, `present` from the second back to the
 first, `plan` from the second to the third. `attach`, `detach`, `update` and `tuned` change the
 second, and `refitted` brings it up to date with this host's QEMU.
-`carry` is for KubeVirt, where the account of our disks is kept outside of the domain.
+`carry` and `carry_blk` are for KubeVirt, where the account of our disks is kept elsewhere.
 
 Callers: plugin.gateway for every call that shows or takes XML, plugin.cli for plans, csi.kubevirt
-for `carry`. plugin.hook reads plans by `xml`, of which this package is made, too.
+for these. plugin.hook reads plans by `xml`, of which this package is made, too.
 
 Text is edited in place by byte position: what needs no change keeps every byte, quote, comment,
 CDATA section, entity and namespace prefix. XML that is not well formed, or not a <domain> of type
@@ -32,7 +32,7 @@ from pydataplane.domain.names import (
     PREFIX,
     controller_name,
 )
-from pydataplane.domain.translate.carrying import carry
+from pydataplane.domain.translate.carrying import carry, carry_blk
 from pydataplane.domain.translate.changing import (
     attach,
     detach,
@@ -84,6 +84,7 @@ __all__ = [
     "VolumeRef",
     "attach",
     "carry",
+    "carry_blk",
     "check_memory",
     "controller_name",
     "define",

@@ -1,24 +1,26 @@
-"""A domain whose disks are LUNs already, for callers that keep account of them elsewhere.
+"""A domain whose disks are the target's already, for callers that keep account of them elsewhere.
 
-KubeVirt's hook: the disks leave the domain, the carrier and shared memory come in, everything else
-keeps its bytes. Nothing is written into <metadata>, which is KubeVirt's, so there is no way back;
-a domain is made anew for each run.
+KubeVirt's hook: the disks leave the domain, the carrier and shared memory come in, or each becomes
+a vhost-user-blk device; everything else keeps its bytes. Nothing is written into <metadata>, which
+is KubeVirt's, so there is no way back; a domain is made anew for each run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Settings
 from pydataplane.domain.names import MAX_SOCKET_PATH_BYTES
 from pydataplane.domain.translate import memory
 from pydataplane.domain.translate.defining import Current, place, queues
+from pydataplane.domain.xml import blkdisk
 from pydataplane.domain.xml import boot as boots
 from pydataplane.domain.xml import carrier as carriers
 from pydataplane.domain.xml import disk as disks
 from pydataplane.domain.xml import view as views
 from pydataplane.domain.xml.carrier import Carrier
+from pydataplane.domain.xml.disk import Disk
 from pydataplane.domain.xml.document import Edits, layout
 from pydataplane.domain.xml.view import View
 
@@ -49,35 +51,14 @@ def carry(
         TranslateError: BAD_XML, it is no such domain or lacks one of the disks; UNSUPPORTED, its
             memory cannot be shared, or the path is too long for a socket.
     """
-    view = views.parse(domain_xml)
-    kind = view.domain.at("os", "type") if view is not None else None
-    if view is None or kind is None or view.domain.attrs.get("type") not in ("qemu", "kvm"):
-        raise TranslateError(
-            Refusal.BAD_XML, "the hook was not given the XML of a QEMU domain; see its caller's log"
-        )
+    view = _read(domain_xml)
     domain = view.domain
-    if kind.attrs.get("arch", "").startswith("s390"):
-        raise TranslateError(
-            Refusal.UNSUPPORTED,
-            f"domain '{view.name}' cannot have a virtlun controller: {kind.attrs['arch']} has no"
-            " PCI; use volumes of the kernel face alone",
-        )
-    if len(socket.encode()) > MAX_SOCKET_PATH_BYTES:
-        raise TranslateError(
-            Refusal.UNSUPPORTED,
-            f"the socket's path {socket} is longer than {MAX_SOCKET_PATH_BYTES} bytes; mount the"
-            " folder at a shorter one",
-        )
+    _check_path(socket)
     if view.carrier is not None:
         return _renewed(view, view.carrier, socket, luns.get(boot_disk or "", 0), settings)
     nodes = view.disk_nodes()
     read = [disks.read(node) for node in nodes]
-    if missing := luns.keys() - {disk.alias for disk in read}:
-        raise TranslateError(
-            Refusal.BAD_XML,
-            f"domain '{view.name}' has no disk {', '.join(sorted(missing))}, whose volume is a LUN"
-            " of its controller; has another hook taken it out?",
-        )
+    _check_all_there(view, luns.keys(), read)
     edits = Edits(view.document)
     memory.share(domain, edits)
     boot = boots.choose([(disk, disk.alias in luns) for disk in read])
@@ -90,6 +71,74 @@ def carry(
     place(view, nodes, carrier, read, Current(), settings, edits)
     carriers.add_override(domain, carrier, edits)
     return edits.apply()
+
+
+def carry_blk(domain_xml: str, sockets: Mapping[str, str], settings: Settings) -> str:
+    """Makes vhost-user-blk devices of disks, where QEMU has no vhost-user-scsi.
+
+    Each keeps its place, boot order, alias and address. One that is a vhostuser disk already comes
+    back whole, as `carry` says of the carrier.
+
+    Args:
+        domain_xml: of a QEMU or KVM domain with PCI.
+        sockets: alias of each disk (`ua-...`), and its socket as QEMU sees it.
+        settings: how many queues, and how QEMU reconnects.
+
+    Raises:
+        TranslateError: as `carry`.
+    """
+    view = _read(domain_xml)
+    nodes = view.disk_nodes()
+    read = [disks.read(node) for node in nodes]
+    _check_all_there(view, sockets.keys(), read)
+    edits = Edits(view.document)
+    memory.share(view.domain, edits)
+    again_s = blkdisk.reconnect_s(settings)
+    count = queues(view.domain, settings)
+    for node, disk in zip(nodes, read, strict=True):
+        socket = sockets.get(disk.alias or "")
+        if socket is None:
+            continue
+        _check_path(socket)
+        dev = node.value("target", "dev") or "vda"
+        lines = blkdisk.device_lines(view.document, node, dev, socket, count, again_s)
+        edits.replace(node.start, node.end, layout(lines, view.document.indent(node)))
+    return edits.apply()
+
+
+def _read(domain_xml: str) -> View:
+    """Returns a domain that can have devices of ours."""
+    view = views.parse(domain_xml)
+    kind = view.domain.at("os", "type") if view is not None else None
+    if view is None or kind is None or view.domain.attrs.get("type") not in ("qemu", "kvm"):
+        raise TranslateError(
+            Refusal.BAD_XML, "the hook was not given the XML of a QEMU domain; see its caller's log"
+        )
+    if kind.attrs.get("arch", "").startswith("s390"):
+        raise TranslateError(
+            Refusal.UNSUPPORTED,
+            f"domain '{view.name}' cannot have a virtlun controller: {kind.attrs['arch']} has no"
+            " PCI; use volumes of the kernel face alone",
+        )
+    return view
+
+
+def _check_path(socket: str) -> None:
+    if len(socket.encode()) > MAX_SOCKET_PATH_BYTES:
+        raise TranslateError(
+            Refusal.UNSUPPORTED,
+            f"the socket's path {socket} is longer than {MAX_SOCKET_PATH_BYTES} bytes; mount the"
+            " folder at a shorter one",
+        )
+
+
+def _check_all_there(view: View, aliases: Set[str], read: Sequence[Disk]) -> None:
+    if missing := aliases - {disk.alias for disk in read if disk.alias}:
+        raise TranslateError(
+            Refusal.BAD_XML,
+            f"domain '{view.name}' has no disk {', '.join(sorted(missing))}, whose volume its pod's"
+            " target serves; has another hook taken it out?",
+        )
 
 
 def _renewed(view: View, present: Carrier, socket: str, target: int, settings: Settings) -> str:

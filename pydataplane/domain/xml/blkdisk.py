@@ -56,12 +56,22 @@ def disk_lines(
         again_s: the reconnect interval, seconds; 0 for none.
     """
     socket = blk_controller_name(controller_socket, lun.target)
+    return device_lines(document, node, lun.dev, socket, queues, again_s)
+
+
+def device_lines(
+    document: Document, node: Node, dev: str, socket: str, queues: int, again_s: int
+) -> Lines:
+    """Returns the vhost-user-blk device that takes a <disk>'s place, as `disk_lines`.
+
+    `dev` is its target dev, `socket` the path of its controller's socket.
+    """
     result: Lines = [
         (0, "<disk type='vhostuser' device='disk'>"),
         (1, f"<driver name='qemu' type='raw' queues='{queues}'/>"),
     ]
     result += [(depth + 1, line) for depth, line in source_lines(socket, again_s)]
-    result.append((1, f"<target dev='{lun.dev}' bus='virtio'/>"))
+    result.append((1, f"<target dev='{dev}' bus='virtio'/>"))
     boot, alias, address = node.child("boot"), node.child("alias"), node.child("address")
     if boot is not None:
         result.append((1, document.source(boot)))

@@ -64,7 +64,7 @@ def luns(deployment: Deployment) -> tuple[str, ...]:
         sorted(
             str(lun["bdev_name"])
             for one in deployment.client.call("vhost_get_controllers")
-            for target in one["backend_specific"]["scsi"]
+            for target in one["backend_specific"].get("scsi", ())
             for lun in target["luns"]
         )
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pydataplane.domain.errors import Refusal, TranslateError
-from pydataplane.domain.translate import Settings, carry
+from pydataplane.domain.translate import Settings, carry, carry_blk
 from tests.unit.translate.domains import tree
 
 SOCKET = "/var/run/virtlun/vhost.sock"
@@ -229,3 +229,68 @@ def test_what_kubevirt_makes_of_the_answer_is_still_the_controller() -> None:
     xml = carried(REWRITTEN, rootdisk=2)
     assert disks(xml) == ["ua-virtlun-scsi0"]
     assert properties(xml) == properties(REWRITTEN)
+
+
+SOCKETS = {"ua-rootdisk": f"{SOCKET}.0", "ua-data": f"{SOCKET}.1"}
+READ_BACK = """\
+    <disk type="vhostuser" device="disk">
+      <driver name="qemu" type="raw"></driver>
+      <target dev="vdb" bus="virtio"></target>
+      <boot order="1"></boot>
+      <alias name="ua-data"></alias>
+      <address type="pci" domain="0x0000" bus="0x04" slot="0x00" function="0x0"></address>
+    </disk>
+"""
+
+
+def test_disks_become_vhost_user_blk_devices_where_they_stand() -> None:
+    booted = DOMAIN.replace('<alias name="ua-data">', '<boot order="1"/><alias name="ua-data">')
+    xml = carry_blk(booted, SOCKETS, Settings(max_queues=3))
+    root = tree(xml)
+    assert disks(xml) == ["ua-rootdisk", "ua-data", "ua-cloudinit"]
+    assert root.find(f"{QEMU}override") is None
+    assert root.find("memoryBacking/source[@type='memfd']") is not None
+    assert root.find("memoryBacking/access[@mode='shared']") is not None
+    for disk, dev, socket in zip(
+        root.findall("devices/disk"), ("vda", "vdb"), SOCKETS.values(), strict=False
+    ):
+        source, target = disk.find("source"), disk.find("target")
+        driver, again = disk.find("driver"), disk.find("source/reconnect")
+        assert disk.get("type") == "vhostuser"
+        assert source is not None and dict(source.items()) == {"type": "unix", "path": socket}
+        assert target is not None and dict(target.items()) == {"dev": dev, "bus": "virtio"}
+        assert driver is not None and driver.get("queues") == "3"
+        # vhost-user-blk connects again, whatever the version.
+        assert again is not None and again.get("timeout") == "1"
+    assert [each.get("order") for each in root.findall("devices/disk/boot")] == ["1"]
+    assert CLOUD_INIT in xml and "<!-- kept -->" in xml
+    assert carry_blk(xml, SOCKETS, Settings(max_queues=3)) == xml
+
+
+def test_a_vhost_user_blk_device_that_kubevirt_has_read_back_is_made_whole() -> None:
+    xml = carry_blk(DOMAIN.replace(DATA_DISK, READ_BACK), SOCKETS, SETTINGS)
+    (found,) = [
+        disk
+        for disk in tree(xml).findall("devices/disk")
+        if disk.find("alias[@name='ua-data']") is not None
+    ]
+    assert {child.tag for child in found} >= {"driver", "source", "boot", "alias", "address"}
+    source, address = found.find("source"), found.find("address")
+    assert source is not None and source.get("path") == SOCKETS["ua-data"]
+    assert address is not None and address.get("bus") == "0x04"
+
+
+@pytest.mark.parametrize(
+    ("sockets", "xml", "words"),
+    [
+        ({"ua-gone": SOCKET}, DOMAIN, "has no disk ua-gone"),
+        ({"ua-data": f"/{'x' * 107}"}, DOMAIN, "mount the folder at a shorter one"),
+        ({"ua-data": SOCKET}, DOMAIN.replace("x86_64", "s390x"), "no PCI"),
+        ({"ua-data": SOCKET}, "<domain", "not given the XML of a QEMU domain"),
+    ],
+)
+def test_what_cannot_be_a_vhost_user_blk_device_is_said(
+    sockets: dict[str, str], xml: str, words: str
+) -> None:
+    with pytest.raises(TranslateError, match=words):
+        carry_blk(xml, sockets, SETTINGS)
