@@ -96,7 +96,9 @@ def write(folder: Path, controller: Controller) -> None:
     number, name = tempfile.mkstemp(dir=folder, prefix=f".{FILE}.")
     try:
         with os.fdopen(number, "wb") as file:
-            file.write(controller.model_dump_json(indent=2).encode() + b"\n")
+            # A sidecar of before there were any refuses the field.
+            unknown = None if controller.disks else {"disks"}
+            file.write(controller.model_dump_json(indent=2, exclude=unknown).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
             os.fchmod(file.fileno(), MODE)

@@ -207,7 +207,6 @@ def test_the_pod_sees_its_socket_and_may_connect(host: Host) -> None:
         "reconnect_s": 1,
         "absent": None,
         "luns": {},
-        "disks": {},
         "left": {},
     }
     end(host, [pod])

@@ -11,7 +11,7 @@ import pytest
 
 from csi.hosterrors import HostError
 from csi.kubevirt import document
-from csi.kubevirt.document import Controller, LunOf
+from csi.kubevirt.document import BlkOf, Controller, LunOf
 from csi.proto.__main__ import ROOT
 
 SCHEMA = ROOT / "schemas/kubevirt/controller.schema.json"
@@ -28,13 +28,22 @@ def test_the_schema_is_the_model_s() -> None:
     )
 
 
-@pytest.mark.parametrize("found", [Controller(), FULL, Controller(absent="no device")])
+DISKS = Controller(
+    absent="no device",
+    disks={"boot": BlkOf(socket="vhost.sock.0", volume="0f0e0d0c-0b0a-4908-8706-050403020100")},
+)
+
+
+@pytest.mark.parametrize("found", [Controller(), FULL, Controller(absent="no device"), DISKS])
 def test_what_is_written_is_read_again_by_everyone(tmp_path: Path, found: Controller) -> None:
     assert document.read(tmp_path) is None
     document.write(tmp_path, found)
     assert document.read(tmp_path) == found
     path = tmp_path / document.FILE
-    jsonschema.validate(json.loads(path.read_text()), document.schema())
+    written = json.loads(path.read_text())
+    jsonschema.validate(written, document.schema())
+    # A sidecar of before there were virtio-blk disks knows no such field.
+    assert ("disks" in written) == bool(found.disks)
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
     assert [each.name for each in tmp_path.iterdir()] == [document.FILE]
     document.remove(tmp_path)
@@ -67,6 +76,7 @@ def test_a_failed_write_leaves_the_old_document(
         '{"later": 1}',
         '{"socket": "../vhost.sock"}',
         '{"luns": {"a": {"target": 255, "volume": ""}}}',
+        '{"disks": {"a": {"socket": "../vhost.sock.0", "volume": ""}}}',
     ],
 )
 def test_another_version_or_a_torn_document_is_refused(tmp_path: Path, text: str) -> None:
