@@ -128,10 +128,9 @@ impl Lun {
         task: &mut Task,
         plan: impl FnOnce(&mut Lun, &Task) -> Result<Plan, Fail>,
     ) -> Outcome {
-        task.side = self.shared.side();
+        task.side = self.in_flight.begin(&self.shared);
         task.waits = false;
         task.job = Job::IDLE;
-        self.in_flight.begin(task.side);
         let epoch = self.shared.epoch();
         // A reset ends what had begun, whoever asked for it: others may have written there since.
         if task.suspended && task.epoch != epoch {

@@ -66,6 +66,7 @@ impl Volume {
         if let Some(there) = volumes.get(&uuid).and_then(Weak::upgrade) {
             return there;
         }
+        crate::watch::has_barrier();
         let keeping = keeper.map(|keeper| Keeping::new(keeper, uuid));
         let reservations = keeping.as_ref().map_or_else(Reservations::default, Keeping::kept);
         let reserved = Reserved { reservations, ..Reserved::default() };

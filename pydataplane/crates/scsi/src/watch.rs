@@ -20,13 +20,16 @@
 //! # Commands that are under way
 //! Each thread counts its own, without a lock, on one of two sides, which its unit names. Who waits has a unit
 //! name the other side, and waits until the first one has none left: what begins meanwhile counts on the other,
-//! so that this ends on a busy unit, too. What waits itself for work of other threads, and has no write of its
+//! so that this ends on a busy unit, too. A thread counts, and then looks whether the side is still that one: by a
+//! barrier of all threads after the change ([`everyone_sees`]) it is counted where it is waited for, or sees the
+//! other side, and whatever was stored before that. What waits itself for work of other threads, and has no write of its
 //! own, is not waited for.
 
 use crate::shared::{Gate, LunShared};
 use crate::volume::Volume;
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use rustix::thread::{MembarrierCommand, membarrier};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,9 +38,21 @@ use std::time::{Duration, Instant};
 const MAX_WATCHES: usize = 64;
 /// Ranges of a watch.
 pub(crate) const MAX_RANGES: usize = 64;
-/// How long a thread may take to see what another has stored, at most, and between two looks at what is waited
-/// for.
-const SEEN: Duration = Duration::from_millis(1);
+/// Between two looks at what is waited for; and longer than a thread takes to see what another has stored.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Whether a barrier of all threads can be had, which is found out, and asked for, at the first call: that may take
+/// milliseconds.
+pub(crate) fn has_barrier() -> bool {
+    static REGISTERED: OnceLock<bool> = OnceLock::new();
+    *REGISTERED.get_or_init(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok())
+}
+
+/// From now on every thread sees what was stored before, and what it had stored by then is seen here
+/// (membarrier(2)): microseconds. `false`: the kernel has no such call, and that is so after [`PAUSE`].
+fn everyone_sees() -> bool {
+    has_barrier() && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
+}
 
 /// Bytes of a volume: the first one, and how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,13 +188,14 @@ pub(crate) struct Kept {
     volume: Arc<Volume>,
     /// Units, and the side on which what is waited for is counted.
     waits: Vec<(Arc<LunShared>, u32)>,
-    since: Instant,
+    /// Not everyone may have seen it before.
+    seen: Option<Instant>,
 }
 
 impl Kept {
     /// Whether what began before has ended.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.since.elapsed() >= SEEN
+        self.seen.is_none_or(|seen| Instant::now() >= seen)
             && self.waits.iter().all(|(unit, side)| !unit.is_writing(*side))
     }
 }
@@ -333,7 +349,8 @@ impl Volume {
         };
         let waits = units.into_iter().map(turn).collect();
         std::mem::forget(settling);
-        Some(Kept { volume: Arc::clone(self), waits, since: Instant::now() })
+        let seen = (!everyone_sees()).then(|| Instant::now() + PAUSE);
+        Some(Kept { volume: Arc::clone(self), waits, seen })
     }
 
     /// Whether a command, counted on that side, is to wait before it changes these blocks. For a unit at
@@ -351,14 +368,14 @@ impl Volume {
                 if !goes_on() {
                     return false;
                 }
-                thread::sleep(SEEN);
+                thread::sleep(PAUSE);
             }
             true
         };
         let settling = loop {
             match self.watches.settling() {
                 Some(settling) => break settling,
-                None if goes_on() => thread::sleep(SEEN),
+                None if goes_on() => thread::sleep(PAUSE),
                 None => return false,
             }
         };
@@ -369,7 +386,9 @@ impl Volume {
                 return false;
             }
             unit.set_side(side ^ 1);
-            thread::sleep(SEEN);
+            if !everyone_sees() {
+                thread::sleep(PAUSE);
+            }
             if !wait(&|| !unit.is_writing(side)) {
                 return false;
             }
@@ -414,11 +433,20 @@ impl InFlight {
         Arc::downgrade(&self.0)
     }
 
-    /// A command begins, on the side that the unit names now.
+    /// A command of `unit` begins, on the side that it names now, which is returned.
     #[inline]
-    pub(crate) fn begin(&self, side: u32) {
-        let of = self.0.of(side);
-        of.store(of.load(Ordering::Relaxed) + 1, Ordering::Release);
+    pub(crate) fn begin(&self, unit: &LunShared) -> u32 {
+        loop {
+            let side = unit.side();
+            let of = self.0.of(side);
+            of.store(of.load(Ordering::Relaxed) + 1, Ordering::Release);
+            // What comes first here is first for everybody, as of [`everyone_sees`].
+            compiler_fence(Ordering::SeqCst);
+            if unit.side() == side {
+                return side;
+            }
+            self.end(side, false);
+        }
     }
 
     /// It waits for work of other threads, or for all that began before it, from now on.

@@ -87,8 +87,7 @@ impl Party {
             if *replaced {
                 return Err(Ended::Failed(aborted(Code::COPY_TARGET_NOT_REACHABLE)));
             }
-            let side = unit.side();
-            self.in_flight.begin(side);
+            let side = self.in_flight.begin(&unit);
             if blocks.is_some_and(|(lba, blocks)| unit.is_kept_from(side, lba, blocks)) {
                 self.in_flight.end(side, false);
                 drop(replaced);
