@@ -26,6 +26,7 @@
 //! | `shared`, `nexus`, `options`, `characteristics` | a unit as all threads, and as one initiator, know it |
 //! | `volume`, `reservations`, `sanitize`, `records` | a volume as all its units share it; what outlives the process |
 //! | `copy` | EXTENDED COPY, and copies by ROD token (ODX) |
+//! | `aside` | threads that work for commands |
 //! | `watch` | blocks of a volume that do not change unnoticed, or not at all |
 //! | `missing`, `well_known` | units that are not there, and the one of REPORT LUNS |
 //!
@@ -69,6 +70,7 @@
 
 #![forbid(unsafe_code)]
 
+mod aside;
 mod block;
 mod characteristics;
 mod copy;

@@ -211,6 +211,10 @@ impl Lun {
                 {
                     return self.fail(task, Fail::Bare(Status::TaskAborted));
                 }
+                // It has done nothing yet, and others' I/O is not to be waited for.
+                Next::Wait if task.stopped && task.job.exclusive => {
+                    return self.fail(task, Fail::Bare(Status::TaskAborted));
+                }
                 Next::Wait => {
                     if task.stopped {
                         self.must_wait(task);

@@ -213,7 +213,12 @@ impl LunShared {
     /// Whether a command, counted on that side, is to wait before it changes these blocks.
     #[inline]
     pub(crate) fn is_kept_from(&self, side: u32, lba: u64, blocks: u64) -> bool {
-        self.is_at(Gate::Kept) && self.volume.is_kept_from(self, side, self.range(lba, blocks))
+        self.is_at(Gate::Kept) && self.is_range_kept_from(side, self.range(lba, blocks))
+    }
+
+    /// As [`LunShared::is_kept_from`], of these bytes.
+    pub(crate) fn is_range_kept_from(&self, side: u32, range: Range) -> bool {
+        self.is_at(Gate::Kept) && self.volume.is_kept_from(self, side, range)
     }
 
     /// Blocks in bytes.
@@ -247,7 +252,8 @@ impl LunShared {
     /// The side on which commands that begin are counted.
     #[inline]
     pub(crate) fn side(&self) -> u32 {
-        self.side.load(Ordering::Relaxed)
+        // Who sees a side sees all that was stored before it was named.
+        self.side.load(Ordering::Acquire)
     }
 
     /// They are counted on that one from now on.
@@ -260,7 +266,14 @@ impl LunShared {
     #[inline]
     pub(crate) fn changes(&self, lba: u64, blocks: u64) {
         if self.is_at(Gate::Watched) {
-            self.volume.changes(self, self.range(lba, blocks));
+            self.range_changes(self.range(lba, blocks));
+        }
+    }
+
+    /// As [`LunShared::changes`], of these bytes.
+    pub(crate) fn range_changes(&self, range: Range) {
+        if self.is_at(Gate::Watched) {
+            self.volume.changes(self, range);
         }
     }
 

@@ -183,15 +183,14 @@ impl Volume {
     fn save(self: &Arc<Self>, change: u64) {
         let Some(keeping) = &self.keeping else { return };
         let volume = Arc::clone(self);
-        let thread = std::thread::Builder::new().name("reservations".to_owned());
-        let begun = thread.spawn(move || {
+        let begun = crate::aside::run("reservations", move || {
             let now = || {
                 let reserved = volume.reserved.lock();
                 (reserved.changes, reserved.reservations.clone())
             };
             volume.keeping.iter().for_each(|keeping| keeping.save(now));
         });
-        if begun.is_err() {
+        if !begun {
             keeping.give_up(change);
         }
     }

@@ -8,8 +8,8 @@
 //! before the medium changes; or its command had begun before the gate was there, and is waited for. What is read
 //! between the end of the wait and a look at the slot that finds it unmarked is what the blocks were all the time.
 //!
-//! While nothing is watched an I/O finds no gate, which it looks for anyhow. Nothing here locks or allocates on
-//! an I/O thread but [`Mutex::try_lock`], when the last watch has gone.
+//! While nothing is watched or kept an I/O finds no gate, which it looks for anyhow, and neither locks nor allocates
+//! here. Whoever keeps blocks, on an I/O thread too, takes locks that are held for microseconds, and allocates.
 //!
 //! # Why nothing comes between
 //! COMPARE AND WRITE and ORWRITE keep their blocks ([`Volume::keep_blocks`]): the range, [`Gate::Kept`], and the same wait.
@@ -187,7 +187,7 @@ impl Drop for Settling<'_> {
 pub(crate) struct Kept {
     volume: Arc<Volume>,
     /// Units, and the side on which what is waited for is counted.
-    waits: Vec<(Arc<LunShared>, u32)>,
+    waits: Vec<(Weak<LunShared>, u32)>,
     /// Not everyone may have seen it before.
     seen: Option<Instant>,
 }
@@ -196,7 +196,10 @@ impl Kept {
     /// Whether what began before has ended.
     pub(crate) fn is_quiet(&self) -> bool {
         self.seen.is_none_or(|seen| Instant::now() >= seen)
-            && self.waits.iter().all(|(unit, side)| !unit.is_writing(*side))
+            && self
+                .waits
+                .iter()
+                .all(|(unit, side)| unit.upgrade().is_none_or(|unit| !unit.is_writing(*side)))
     }
 }
 
@@ -333,21 +336,22 @@ impl Volume {
     /// ([`InFlight::wait`]); `None`: not now. Takes locks that are held for microseconds, and allocates.
     pub(crate) fn keep_blocks(self: &Arc<Self>, range: Range) -> Option<Kept> {
         let settling = self.watches.settling()?;
-        let units = self.units();
         // What another one, who was cancelled, has left on the other side.
-        if units.iter().any(|unit| unit.is_writing(unit.side() ^ 1)) {
+        if self.units().iter().any(|unit| unit.is_writing(unit.side() ^ 1)) {
             return None;
         }
         let changing = self.watches.changing.lock();
         self.watches.set_kept(range);
-        self.units().iter().for_each(|unit| unit.set_gate(Gate::Kept, true));
+        // One that joins from now on has the gate, and nothing under way.
+        let units = self.units();
+        units.iter().for_each(|unit| unit.set_gate(Gate::Kept, true));
         drop(changing);
-        let turn = |unit: Arc<LunShared>| {
+        let turn = |unit: &Arc<LunShared>| {
             let side = unit.side();
             unit.set_side(side ^ 1);
-            (unit, side)
+            (Arc::downgrade(unit), side)
         };
-        let waits = units.into_iter().map(turn).collect();
+        let waits = units.iter().map(turn).collect();
         std::mem::forget(settling);
         let seen = (!everyone_sees()).then(|| Instant::now() + PAUSE);
         Some(Kept { volume: Arc::clone(self), waits, seen })

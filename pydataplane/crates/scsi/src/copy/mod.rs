@@ -20,8 +20,9 @@
 //! virtio-blk. What is written to the volume by other ways (an export, a unit with another UUID, the layers below)
 //! is not: a token then stands for what is read when it is used.
 //!
-//! Each copy has a thread of its own. With IMMED the command has ended before; a reset of the unit and the end of
-//! the session end the copy.
+//! Each copy has a thread of its own, and what writes has a task that waits for it, with IMMED too: so whatever ends
+//! tasks (an abort, a reset, a guest's new start, the end of the session) ends the copy, and waits for its present
+//! I/O. POPULATE TOKEN with IMMED, which writes nothing, goes on by itself.
 
 mod operation;
 mod order;
@@ -30,6 +31,7 @@ mod ranges;
 mod token;
 mod work;
 
+use crate::aside;
 use crate::block::check_writable;
 use crate::inquiry::naa;
 use crate::opcode::{Cdb, Command};
@@ -44,7 +46,6 @@ pub(crate) use page::{page, parameters};
 use parking_lot::Mutex;
 use ranges::{Populate, WriteUsing, total};
 use std::sync::{Arc, OnceLock, Weak};
-use std::thread;
 use token::Token;
 use work::{Ended, Run, Segment};
 
@@ -59,6 +60,7 @@ fn units() -> &'static Mutex<Vec<Weak<LunShared>>> {
 
 /// The unit can be named by others of its controller.
 pub(crate) fn register(unit: &Arc<LunShared>) {
+    aside::here();
     let mut units = units().lock();
     units.retain(|unit| unit.strong_count() > 0);
     units.push(Arc::downgrade(unit));
@@ -135,12 +137,12 @@ fn extended_copy(
     list: &[u8],
 ) -> Result<Option<Copying>, Fail> {
     let unit_of = |kind, designator: &_| find(unit, kind, designator);
-    let Order { segments, list_id, immediate } = order::read(list, format, &unit_of)?;
+    let Order { segments, list_id } = order::read(list, format, &unit_of)?;
     for segment in &segments {
         work::may_use(&segment.from, false)?;
         work::may_use(&segment.to, true)?;
     }
-    let operation = Operation::new(cdb, list_id, immediate);
+    let operation = Operation::new(cdb, list_id, false);
     start(unit, operation, move |run| work::carry_out(&segments, None, run))
 }
 
@@ -175,8 +177,8 @@ fn populate(unit: &Arc<LunShared>, cdb: &Cdb, list: &[u8]) -> Result<Option<Copy
 /// WRITE USING TOKEN (SBC-3 5.48): as much as the token has data for.
 fn write_using(unit: &Arc<LunShared>, cdb: &Cdb, list: &[u8]) -> Result<Option<Copying>, Fail> {
     check_writable(unit)?;
-    let WriteUsing { immediate, delete, offset, token, ranges } = WriteUsing::read(list, unit)?;
-    let operation = Operation::new(cdb, Some(cdb.be32(6)), immediate);
+    let WriteUsing { delete, offset, token, ranges } = WriteUsing::read(list, unit)?;
+    let operation = Operation::new(cdb, Some(cdb.be32(6)), false);
     if token::is_of_zeros(token)? {
         let to = Arc::clone(unit);
         return start(unit, operation, move |run| work::write_zeroes(&to, &ranges, run));
@@ -189,9 +191,13 @@ fn write_using(unit: &Arc<LunShared>, cdb: &Cdb, list: &[u8]) -> Result<Option<C
     if offset >= has {
         return Err(Sense::invalid_parameter(8).into());
     }
-    let block = u64::from(from.block_size);
+    // Segments are whole blocks of both.
+    let (block, of_target) = (u64::from(from.block_size), u64::from(unit.block_size));
     if !offset.is_multiple_of(block) || !ranges.iter().all(|r| r.bytes.is_multiple_of(block)) {
         return Err(Sense::invalid_parameter(ranges::WRITE_LENGTH_AT).into());
+    }
+    if !token.ranges.iter().all(|range| range.bytes.is_multiple_of(of_target)) {
+        return Err(Sense::invalid_parameter(ranges::TOKEN_AT).into());
     }
     let segments = segments(&from, &token.ranges, offset, unit, &ranges);
     operation.set_short(total(&ranges) > has - offset);
@@ -254,7 +260,7 @@ fn start(
         let ended = work(&run);
         run.operation.end(ended);
     };
-    if thread::Builder::new().name("copy".to_owned()).spawn(body).is_err() {
+    if !aside::run("copy", body) {
         unit.copies.forget(&operation);
         return Err(Fail::Bare(Status::Busy));
     }

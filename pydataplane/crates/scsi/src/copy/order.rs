@@ -34,8 +34,6 @@ pub(crate) struct Order {
     pub(crate) segments: Vec<Segment>,
     /// LIST IDENTIFIER, by which the initiator asks what has become of it; `None`: it does not.
     pub(crate) list_id: Option<u32>,
-    /// IMMED: the command ends when the copy has begun.
-    pub(crate) immediate: bool,
 }
 
 /// Which of the two parameter lists.
@@ -66,7 +64,6 @@ pub(crate) struct Header {
     pub(crate) cscds: usize,
     pub(crate) segments: usize,
     list_id: Option<u32>,
-    immediate: bool,
 }
 
 impl Header {
@@ -110,7 +107,7 @@ impl Header {
             3 if id == 0 && !immediate => None,
             _ => return Err(Sense::invalid_parameter(1)),
         };
-        Ok(Header { cscds, segments, list_id, immediate })
+        Ok(Header { cscds, segments, list_id })
     }
 }
 
@@ -129,7 +126,7 @@ pub(crate) const fn aborted(code: Code) -> Sense {
 /// for a unit that the initiator does not have, and for blocks that it has not.
 pub(crate) fn read(list: &[u8], format: Format, unit_of: UnitOf<'_>) -> Result<Order, Sense> {
     let length_error = Sense::illegal(Code::PARAMETER_LIST_LENGTH_ERROR);
-    let Header { cscds, segments, list_id, immediate } = Header::read(list, format)?;
+    let Header { cscds, segments, list_id } = Header::read(list, format)?;
     let (at, begin) = (format.header_len(), format.header_len() + cscds);
     let end = segments.checked_add(begin);
     if end.is_none_or(|end| end > list.len()) || cscds + segments > MAX_DESCRIPTORS {
@@ -137,7 +134,7 @@ pub(crate) fn read(list: &[u8], format: Format, unit_of: UnitOf<'_>) -> Result<O
     }
     let units = units_of(&list[at..begin], at, unit_of)?;
     let segments = segments_of(&list[begin..begin + segments], begin, &units)?;
-    Ok(Order { segments, list_id, immediate })
+    Ok(Order { segments, list_id })
 }
 
 /// The units that the descriptors name, in order; `None`: the initiator has no such one.

@@ -56,7 +56,6 @@ impl Populate {
 
 /// WRITE USING TOKEN.
 pub(crate) struct WriteUsing<'a> {
-    pub(crate) immediate: bool,
     /// The token is not needed any more.
     pub(crate) delete: bool,
     /// Bytes of the token's data before those that are written.
@@ -73,7 +72,6 @@ impl<'a> WriteUsing<'a> {
         let ranges = ranges(list, WRITE_HEADER, unit)?;
         let offset = be64(list, 8).checked_mul(unit.block_size.into());
         Ok(WriteUsing {
-            immediate: list[2] & IMMED != 0,
             delete: list[2] & DEL_TKN != 0,
             offset: offset.ok_or(Sense::invalid_parameter(8))?,
             token: list[16..].first_chunk().ok_or(length_error())?,
@@ -82,7 +80,8 @@ impl<'a> WriteUsing<'a> {
     }
 }
 
-/// Where in a WRITE USING TOKEN parameter list the length of its ranges is.
+/// Where in a WRITE USING TOKEN parameter list the token is, and the length of its ranges.
+pub(crate) const TOKEN_AT: u16 = 16;
 pub(crate) const WRITE_LENGTH_AT: u16 = WRITE_HEADER as u16 - 2;
 
 const fn length_error() -> Sense {

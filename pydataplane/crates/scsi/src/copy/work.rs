@@ -75,20 +75,20 @@ impl Party {
     /// One I/O of it, if that is still for now; `changes`: the bytes that it changes. Waits while they are kept.
     fn io(
         &mut self,
+        run: &Run,
         changes: Option<Range>,
-        run: impl FnOnce(&mut SyncChannel) -> Result<(), SyncError>,
+        io: impl FnOnce(&mut SyncChannel) -> Result<(), SyncError>,
     ) -> Result<(), Ended> {
         let unit = Arc::clone(&self.unit);
-        let block = u64::from(unit.block_size);
-        let blocks = changes.map(|range| (range.at / block, range.bytes / block));
         loop {
+            run.check()?;
             // Held as long as the I/O takes.
             let replaced = unit.copies.replaced.read();
             if *replaced {
                 return Err(Ended::Failed(aborted(Code::COPY_TARGET_NOT_REACHABLE)));
             }
             let side = self.in_flight.begin(&unit);
-            if blocks.is_some_and(|(lba, blocks)| unit.is_kept_from(side, lba, blocks)) {
+            if changes.is_some_and(|range| unit.is_range_kept_from(side, range)) {
                 self.in_flight.end(side, false);
                 drop(replaced);
                 thread::sleep(PAUSE);
@@ -98,8 +98,8 @@ impl Party {
                 Err(sense) => Err(Ended::Failed(sense)),
                 Ok(()) if unit.epoch() != self.epoch => Err(Ended::Cancelled),
                 Ok(()) => {
-                    blocks.iter().for_each(|(lba, blocks)| unit.changes(*lba, *blocks));
-                    run(&mut self.channel)
+                    changes.iter().for_each(|range| unit.range_changes(*range));
+                    io(&mut self.channel)
                         .map_err(|_| Ended::Failed(aborted(Code::NO_ADDITIONAL_SENSE)))
                 }
             };
@@ -145,20 +145,19 @@ pub(crate) fn carry_out(
         let backwards = same && segment.to_at > segment.from_at;
         let mut left = segment.bytes;
         while left > 0 {
-            run.check()?;
             let bytes = left.min(STEP);
             let at = if backwards { left - bytes } else { segment.bytes - left };
             let data = &mut buffer[..bytes as usize];
             let (from_lba, to_at) = (from.lba(segment.from_at + at), segment.to_at + at);
-            from.io(None, |channel| channel.read(from_lba, data))?;
+            from.io(run, None, |channel| channel.read(from_lba, data))?;
             token.map_or(Ok(()), Token::check_amid)?;
             let to_lba = to.lba(to_at);
-            to.io(Some(Range { at: to_at, bytes }), |channel| channel.write(to_lba, data))?;
+            to.io(run, Some(Range { at: to_at, bytes }), |channel| channel.write(to_lba, data))?;
             left -= bytes;
             run.operation.count(bytes);
         }
         if segment.to.writes_through() && segment.bytes > 0 {
-            to.io(None, SyncChannel::flush)?;
+            to.io(run, None, SyncChannel::flush)?;
         }
         run.operation.count_segment();
         parties = Some((from, to));
@@ -183,10 +182,9 @@ pub(crate) fn write_zeroes(
     for range in ranges {
         let (mut at, end) = (range.at, range.at + range.bytes);
         while at < end {
-            run.check()?;
             let bytes = (end - at).min(most - at % most);
             let lba = to.lba(at);
-            to.io(Some(Range { at, bytes }), |channel| match features.write_zeroes {
+            to.io(run, Some(Range { at, bytes }), |channel| match features.write_zeroes {
                 true => channel.write_zeroes(lba, bytes / u64::from(channel.block_size())),
                 false => channel.write(lba, &buffer[..bytes as usize]),
             })?;
@@ -196,7 +194,7 @@ pub(crate) fn write_zeroes(
         run.operation.count_segment();
     }
     if unit.writes_through() && !ranges.is_empty() {
-        to.io(None, SyncChannel::flush)?;
+        to.io(run, None, SyncChannel::flush)?;
     }
     Ok(())
 }

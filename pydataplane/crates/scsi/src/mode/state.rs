@@ -10,7 +10,6 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
 use uuid::Uuid;
 
 /// What can be set, as it differs from the default.
@@ -161,7 +160,7 @@ impl Volume {
             let state = if volume.keep_now() { Keeping::KEPT } else { Keeping::FAILED };
             tells.store(state, Ordering::Release);
         };
-        if thread::Builder::new().name("modes".to_owned()).spawn(keep).is_err() {
+        if !crate::aside::run("modes", keep) {
             told.store(Keeping::FAILED, Ordering::Release);
         }
         Keeping(told)

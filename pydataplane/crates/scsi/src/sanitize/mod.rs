@@ -298,7 +298,7 @@ impl Volume {
     fn begin(self: &Arc<Self>, operation: Option<Arc<Operation>>, before: Option<Order>) -> bool {
         let volume = Arc::clone(self);
         let work = move || volume.work(operation.as_deref(), before);
-        thread::Builder::new().name("sanitize".to_owned()).spawn(work).is_ok()
+        crate::aside::run("sanitize", work)
     }
 
     fn work(self: &Arc<Self>, operation: Option<&Operation>, before: Option<Order>) {

@@ -5,7 +5,7 @@ use crate::unit::{DEADLINE, Unit};
 use bdev::{Bdev, Features, IoError, Malloc, MallocOptions, Op};
 use scsi::{LunOptions, Outcome, Response, Status, Task};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 fn pattern(seed: u8, len: usize) -> Vec<u8> {
@@ -240,15 +240,17 @@ fn a_compare_and_write_waits_for_the_writes_that_began_before() {
     let mut rig = Setup { mode: Mode::Later, ..Setup::default() }.build();
     let mut other = rig.another_unit(LunOptions::default());
     let (mut write, _out) = begin(&mut other, 2, &cdb10(0x2A, 0, 8, 1), &[9; 512]);
-    // What one that was given up has waited for, the next one waits for, too.
-    for _ in 0..2 {
+    // While what one that was given up has waited for goes on, the next one is refused.
+    for given_up in [false, true] {
         let mut done = Vec::with_capacity(1);
         let data = [[9; 512], [7; 512]].concat();
         rig.asked();
         let out = Buffer::new(&data, 512);
         let mut both = Task::new(1);
         both.prepare(&pad(&compare_and_write(0, 8, 1)), out.sg(), Buffer::new(&[], 1).sg());
-        if rig.lun.start(&mut both) == Outcome::Done(Response::bare(Status::Busy)) {
+        let outcome = rig.lun.start(&mut both);
+        if given_up {
+            assert_eq!(outcome, Outcome::Done(Response::bare(Status::Busy)));
             continue;
         }
         waits(&mut rig, &mut both);
@@ -280,6 +282,7 @@ fn no_plain_write_is_lost_beside_compare_and_write_of_other_threads() {
     };
     let disk: Arc<dyn Bdev> = Malloc::create(options).unwrap();
     let over = AtomicBool::new(false);
+    let counted = AtomicU32::new(0);
     let read =
         |unit: &mut Unit| unit.io(&cdb10(0x28, 0, 8, BLOCKS.into()), &[], BYTES).good().to_vec();
     std::thread::scope(|scope| {
@@ -291,7 +294,12 @@ fn no_plain_write_is_lost_beside_compare_and_write_of_other_threads() {
                     let now = read(&mut unit);
                     if now[0] % 2 == 0 {
                         let next = vec![now[0].wrapping_add(2); BYTES];
-                        _ = unit.io(&compare_and_write(0, 8, BLOCKS), &[now, next].concat(), 0);
+                        let data = [now, next].concat();
+                        let done = unit.io(&compare_and_write(0, 8, BLOCKS), &data, 0);
+                        counted.fetch_add(
+                            u32::from(done.response().status == Status::Good),
+                            Ordering::Relaxed,
+                        );
                     }
                 }
             });
@@ -308,6 +316,7 @@ fn no_plain_write_is_lost_beside_compare_and_write_of_other_threads() {
             .sum();
         over.store(true, Ordering::Relaxed);
         assert_eq!(lost, 0, "of {ROUNDS}");
+        assert_ne!(counted.load(Ordering::Relaxed), 0, "nobody counted anything");
     });
 }
 

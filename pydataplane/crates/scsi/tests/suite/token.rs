@@ -505,14 +505,34 @@ fn zeros_need_no_token() {
 }
 
 #[test]
-fn what_is_done_in_the_background_is_done() {
+fn with_immed_a_token_is_made_in_the_background_and_what_writes_is_waited_for() {
     let [(a, mut source), (b, mut target)] = two();
     populate(&mut source, 6, &populate_list(IMMED, 0, &[(0, 4096)])).good();
     let token = ended(&mut source, 6)[38..].to_vec();
     write(&mut target, 6, &write_list(IMMED, 0, &token, &[(4096, 4096)])).good();
-    let told = ended(&mut target, 6);
-    assert_eq!((told[5], &told[16..24]), (1, &4096u64.to_be_bytes()[..]));
     assert!(medium(&b)[4096 * 512..] == medium(&a)[..4096 * 512]);
+    let told = information(&mut target, 6).good().to_vec();
+    assert_eq!((told[5], &told[16..24]), (1, &4096u64.to_be_bytes()[..]));
+}
+
+#[test]
+fn what_is_copied_is_whole_blocks_of_both_units() {
+    let controller = Uuid::new_v4();
+    let (a, b) = (disk(0), disk(1));
+    let mut source = Unit::new(&a, on(&format!("{controller}:0")));
+    let large = LunOptions { block_size: Some(4096), ..on(&format!("{controller}:1")) };
+    let mut target = Unit::new(&b, large);
+    let pieces = (0..8).map(|nth| (nth * 2, 1)).collect::<Vec<_>>();
+    let token = token_for(&mut source, 0, &pieces);
+    assert_eq!(write(&mut target, 2, &write_list(0, 0, &token, &[(1, 1)])).sense(), LIST_FIELD);
+    let token = token_for(&mut source, 0, &[(3, 8), (40, 16)]);
+    // And what the target's tokens stand for has changed.
+    let changed = token_for(&mut target, 0, &[(2, 1)]);
+    write(&mut target, 2, &write_list(0, 0, &token, &[(1, 3)])).good();
+    let (from, to) = (medium(&a), medium(&b));
+    assert!(to[4096..2 * 4096] == from[3 * 512..11 * 512]);
+    assert!(to[2 * 4096..4 * 4096] == from[40 * 512..56 * 512]);
+    assert_eq!(write(&mut source, 3, &write_list(0, 0, &changed, &[(0, 8)])).sense(), REVOKED);
 }
 
 #[test]
