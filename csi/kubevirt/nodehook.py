@@ -171,8 +171,8 @@ class NodeHook:
                     why = str(error)
             if why is not None:
                 left[volume.name] = (
-                    f"claim {vmi.namespace}/{volume.claim} is no LUN of virtual machine "
-                    f"{vmi.name} and stays as KubeVirt gives it: {why}"
+                    f"claim {vmi.namespace}/{volume.claim} is no disk of virtlun in virtual "
+                    f"machine {vmi.name} and stays as KubeVirt gives it: {why}"
                 )
         return controller.model_copy(update={"luns": luns, "disks": disks, "left": left})
 

@@ -216,9 +216,9 @@ class PodControllers:
             read_only = read_only or not writable
             self._devices.flush(volume)
             self._client.call("virtlun_export_park", bdev_name=volume)
+            number = _free(disks)
             try:
                 if blk:
-                    number = _free(disks)
                     self._controllers.create_disk(
                         _disk_controller(pod, number),
                         volume,
@@ -239,6 +239,8 @@ class PodControllers:
                     removable=False,
                 )
             except RpcError:
+                if blk:  # it may be there, and not whole
+                    self._controllers.delete(_disk_controller(pod, number), force=True)
                 self._unpark(volume)
                 raise
 

@@ -26,7 +26,7 @@ from csi.kubevirt.podcontrollers import LAUNCHER_GID
 from csi.kubevirt.pods import Pod
 from csi.proto import csi_pb2 as pb
 from pydataplane.client import Client
-from pydataplane.errors import TargetError
+from pydataplane.errors import RpcError, TargetError
 from tests.support.initiator import Initiator
 from tests.support.kubevirt import (
     BLK_QEMU,
@@ -502,6 +502,29 @@ def read_blk(guest: Initiator) -> bytes:
     assert answer["status"] == 0
     data: bytes = answer["data_in"]
     return data
+
+
+def test_a_virtio_blk_disk_that_is_not_made_whole_is_none(host: Host) -> None:
+    """The target may refuse when the controller is there already; then nobody has the volume."""
+    host.claim("boot")
+    pod = host.launcher(BLK_QEMU)
+    path = host.publish("boot", pod)
+    vmi = host.machine("boot", pods=(pod,))
+
+    def refuse() -> None:
+        raise RpcError(-5, "no user has that number", "vhost_create_blk_controller")
+
+    client = Strike(host.target.rpc_socket, "after", 2, refuse)
+    host.restart(client)
+    with pytest.raises(RpcError, match="no user has that number"):
+        host.call("PreVMStart", vmi)
+    assert client.calls[1] == "vhost_create_blk_controller"
+    assert (host.disks(pod), host.parked()) == ({}, [])
+    put(path, b"a claim")
+    host.call("PreVMStart", vmi)
+    assert (host.disks(pod), host.parked()) == ({0: "boot"}, ["boot"])
+    host.call("PostVMStop", vmi)
+    end(host, [pod], "boot")
 
 
 def test_a_claim_grows_while_it_is_a_virtio_blk_disk(host: Host) -> None:

@@ -140,6 +140,13 @@ fn options(app: &App, p: &Create) -> Result<ControllerOptions, Error> {
     })
 }
 
+/// The folder of sockets' that the socket of a recorded call is in, if it was named.
+pub(super) fn folder(app: &App, call: &Call) -> Option<PathBuf> {
+    let below = Path::new(call.params.get("socket")?.as_str()?);
+    let folder = below.parent().filter(|folder| !folder.as_os_str().is_empty())?;
+    Some(app.paths.vhost_dir.join(folder))
+}
+
 /// Makes the folder that a socket has, if it is not that of all; returns it if it was not there.
 fn folder_of(app: &App, options: &ControllerOptions) -> Result<Option<PathBuf>, Error> {
     let folder = options.socket.as_deref().and_then(Path::parent);
