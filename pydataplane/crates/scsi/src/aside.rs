@@ -1,6 +1,6 @@
 //! Work of commands that takes long, or that waits: each on a thread of its own. Threads begin where the one runs
-//! that starts them, and a reactor's has one processor, which is all guests'; so they go to those of the thread
-//! that made the first unit, which is no reactor's.
+//! that starts them, and a reactor may be bound to one processor, which is all guests'; so they go where the
+//! thread may run that made the first unit, which is no reactor's.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::OnceLock;

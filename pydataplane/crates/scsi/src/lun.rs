@@ -98,8 +98,8 @@ impl Lun {
         &self.shared
     }
 
-    /// Starts `task`, or starts it again after [`Outcome::Suspended`]. Never blocks; allocates for a change
-    /// of reservations alone.
+    /// Starts `task`, or starts it again after [`Outcome::Suspended`]. Never blocks; allocates for what is rare: a
+    /// change of reservations, a copy, COMPARE AND WRITE.
     #[inline]
     pub fn start(&mut self, task: &mut Task) -> Outcome {
         let outcome = self.begin(task, Lun::plan);
@@ -307,7 +307,7 @@ impl Lun {
 
     /// The next I/O of the task's job.
     #[inline]
-    fn next(&self, task: &mut Task) -> Result<Next, Fail> {
+    fn next(&mut self, task: &mut Task) -> Result<Next, Fail> {
         let job = &mut task.job;
         let mut io = Io::flush(task.tag);
         if job.flush_before {

@@ -337,6 +337,13 @@ impl LunShared {
         }
     }
 
+    /// The unit is removed: nothing more is copied from or to it. Waits for an I/O that is under way, a second at
+    /// most: for control threads.
+    pub fn end_copies(&self) {
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+        self.copies.end(Duration::from_secs(1));
+    }
+
     /// Takes the place of the unit `before`, whose sessions have nothing in flight and
     /// [follow](Nexus::follow): resets that were counted there are not forgotten.
     pub fn replace(&self, before: &LunShared) {

@@ -290,8 +290,8 @@ impl Exclusive {
     }
 
     /// Whether what began before it was taken is over.
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.kept.as_ref().is_none_or(Kept::is_quiet)
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        self.kept.as_mut().is_none_or(Kept::is_quiet)
     }
 
     /// Gives it back.

@@ -193,13 +193,18 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Whether what began before has ended.
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.seen.is_none_or(|seen| Instant::now() >= seen)
-            && self
-                .waits
-                .iter()
-                .all(|(unit, side)| unit.upgrade().is_none_or(|unit| !unit.is_writing(*side)))
+    /// Whether what began before has ended; once it has, that stays so.
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        let goes_on = |(unit, side): &(Weak<LunShared>, u32)| {
+            unit.upgrade().is_some_and(|unit| unit.is_writing(*side))
+        };
+        if self.seen.is_some_and(|seen| Instant::now() < seen) || self.waits.iter().any(goes_on) {
+            return false;
+        }
+        // A thread may count on such a side for a moment, until it looks again.
+        self.waits.clear();
+        self.seen = None;
+        true
     }
 }
 

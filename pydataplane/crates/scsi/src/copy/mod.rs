@@ -22,7 +22,7 @@
 //!
 //! Each copy has a thread of its own, and what writes has a task that waits for it, with IMMED too: so whatever ends
 //! tasks (an abort, a reset, a guest's new start, the end of the session) ends the copy, and waits for its present
-//! I/O. POPULATE TOKEN with IMMED, which writes nothing, goes on by itself.
+//! I/O; so does the detach of a unit that is copied from or to. POPULATE TOKEN with IMMED, which writes nothing, goes on by itself.
 
 mod operation;
 mod order;
@@ -196,10 +196,10 @@ fn write_using(unit: &Arc<LunShared>, cdb: &Cdb, list: &[u8]) -> Result<Option<C
     if !offset.is_multiple_of(block) || !ranges.iter().all(|r| r.bytes.is_multiple_of(block)) {
         return Err(Sense::invalid_parameter(ranges::WRITE_LENGTH_AT).into());
     }
-    if !token.ranges.iter().all(|range| range.bytes.is_multiple_of(of_target)) {
+    let segments = segments(&from, &token.ranges, offset, unit, &ranges);
+    if !segments.iter().all(|segment| segment.bytes.is_multiple_of(of_target)) {
         return Err(Sense::invalid_parameter(ranges::TOKEN_AT).into());
     }
-    let segments = segments(&from, &token.ranges, offset, unit, &ranges);
     operation.set_short(total(&ranges) > has - offset);
     start(unit, operation, move |run| {
         let in_use = token.watch().in_use();

@@ -12,6 +12,7 @@ use parking_lot::{Mutex, RwLock};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// Operations of a unit that an initiator may ask for: those that go on, and the last ones.
 const MAX_HELD: usize = 16;
@@ -140,6 +141,13 @@ impl Copies {
     /// Whether nothing is to be copied from or to the unit; waits for the present I/O.
     pub(crate) fn set_replaced(&self, replaced: bool) {
         *self.replaced.write() = replaced;
+    }
+
+    /// As `set_replaced(true)`, if the present I/O ends within `most`.
+    pub(crate) fn end(&self, most: Duration) {
+        if let Some(mut replaced) = self.replaced.try_write_for(most) {
+            *replaced = true;
+        }
     }
 
     /// Whether nothing is, as far as that is known at once: for I/O threads.

@@ -187,7 +187,7 @@ impl Lun {
     }
 
     /// EXTENDED COPY (SPC-4 6.4, 6.5), POPULATE TOKEN and WRITE USING TOKEN (SBC-3 5.8, 5.48): the task waits
-    /// until that is done, or only begun, as it asks.
+    /// until that is done; POPULATE TOKEN with IMMED does not.
     #[cold]
     fn copy(&mut self, task: &Task, command: Command) -> Result<Plan, Fail> {
         self.check_can_wait()?;

@@ -299,7 +299,10 @@ impl Device {
     /// Closes the unit of a target that was left and has drained.
     pub(crate) fn close(&mut self, target: u8) {
         self.workers.iter().for_each(|w| w.call(move |p| p.remove_unit(target)));
-        self.attached[usize::from(target)] = None;
+        if let Some(attached) = self.attached[usize::from(target)].take() {
+            // What another unit was told to copy from it or to it is none of its requests.
+            attached.shared.end_copies();
+        }
     }
 
     /// The driver started afresh, as after a reboot of the guest: what it prevented is over, and it
