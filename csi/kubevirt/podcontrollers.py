@@ -239,9 +239,11 @@ class PodControllers:
                     removable=False,
                 )
             except RpcError:
-                if blk:  # it may be there, and not whole
-                    self._controllers.delete(_disk_controller(pod, number), force=True)
-                self._unpark(volume)
+                try:
+                    if blk:
+                        self._discard(_disk_controller(pod, number), volume)
+                finally:
+                    self._unpark(volume)
                 raise
 
     def give_back(self, pod: str, volume: str) -> None:
@@ -374,6 +376,12 @@ class PodControllers:
             if error.code != NO_DEVICE:
                 raise
         self._unpark(lun.volume)
+
+    def _discard(self, controller: str, volume: str) -> None:
+        """Deletes a disk's controller that may be there and not whole, if it is this volume's."""
+        found = self._controllers.find(controller)
+        if found is not None and found["backend_specific"]["block"]["bdev"] == volume:
+            self._controllers.delete(controller, force=True)
 
     def _remove_disk(self, pod: str, disk: BlkDisk) -> None:
         self._controllers.delete(_disk_controller(pod, disk.number), force=True)

@@ -328,7 +328,6 @@ fn remove_target(app: &App, p: &RemoveTarget) -> Result<bool, Error> {
 
 fn delete(app: &App, p: &Delete) -> Result<bool, Error> {
     let key = state::controller_key(&p.ctrlr);
-    let folder = app.config().get(&key).and_then(|item| blk::folder(app, &item.call));
     let deleted = app.controllers.delete(&p.ctrlr, p.force.unwrap_or(false));
     // It is gone but for the I/O, and does not come back.
     let lingers = matches!(deleted, Err(ControllerError::StillEnding { .. }));
@@ -344,7 +343,6 @@ fn delete(app: &App, p: &Delete) -> Result<bool, Error> {
     });
     // Only an empty folder is removed, and a socket that is none is left alone.
     _ = own_folder(app, &p.ctrlr).map(fs::remove_dir);
-    _ = folder.map(fs::remove_dir);
     match deleted {
         Err(e) if lingers => Err(errors::controller(e)),
         _ => Ok(true),

@@ -140,13 +140,6 @@ fn options(app: &App, p: &Create) -> Result<ControllerOptions, Error> {
     })
 }
 
-/// The folder of sockets' that the socket of a recorded call is in, if it was named.
-pub(super) fn folder(app: &App, call: &Call) -> Option<PathBuf> {
-    let below = Path::new(call.params.get("socket")?.as_str()?);
-    let folder = below.parent().filter(|folder| !folder.as_os_str().is_empty())?;
-    Some(app.paths.vhost_dir.join(folder))
-}
-
 /// Makes the folder that a socket has, if it is not that of all; returns it if it was not there.
 fn folder_of(app: &App, options: &ControllerOptions) -> Result<Option<PathBuf>, Error> {
     let folder = options.socket.as_deref().and_then(Path::parent);
@@ -198,13 +191,23 @@ fn create(app: &App, mut p: Create) -> Result<bool, Error> {
     // An alias can change; the name stays.
     p.dev_name = bdev.name().to_owned();
     app.config().record(CREATE, &p);
+    if let Err(why) = begin(app, &p, delay) {
+        // It is whole, or not there.
+        _ = super::delete(app, &super::Delete { ctrlr: p.ctrlr, force: Some(true) });
+        return Err(why);
+    }
+    Ok(true)
+}
+
+/// What follows when it is recorded: whose it is, and that VMs may connect.
+fn begin(app: &App, p: &Create, delay: Option<bool>) -> Result<(), Error> {
     if p.owner_uid.is_some() {
         owner::name_user(app, &p.ctrlr, p.owner_uid)?;
     }
     if delay != Some(true) {
         app.controllers.start(&p.ctrlr).map_err(errors::controller)?;
     }
-    Ok(true)
+    Ok(())
 }
 
 /// Adds the method.
