@@ -236,33 +236,17 @@ impl World {
     }
 
     fn create(&mut self, size: u64, thin: bool) {
-        let Some(at) = self.volumes.iter().position(Option::is_none) else { return };
+        if self.volumes.iter().all(Option::is_some) {
+            return;
+        }
         self.names += 1;
         let name = format!("v{}", self.names);
-        let created = {
-            let name = name.clone();
-            self.control(move |rig| rig.create(&name, size, thin))
-        };
+        let created = self.control(move |rig| rig.create(&name, size, thin));
         match created {
             Ok(info) => {
-                let channel = self.rig.bdev(&info.alias).open(&self.io).unwrap();
                 let model = vec![0; (size * PER_CLUSTER) as usize];
-                let flights = Vec::new();
-                let (uuid, unmaps, vague, read_only) = (info.uuid, thin, false, false);
-                let kind = self.rig.kind;
-                let live = Live {
-                    uuid,
-                    name,
-                    thin,
-                    unmaps,
-                    vague,
-                    read_only,
-                    kind,
-                    channel,
-                    model,
-                    flights,
-                };
-                self.volumes[at] = Some(live);
+                let made = self.add(&info, model, false);
+                made.vague = false;
             }
             Err(e) => {
                 assert!(matches!(e, lvol::Error::NoSpace { .. }), "{e}");
@@ -272,14 +256,14 @@ impl World {
         }
     }
 
-    /// A volume that came to be of another, which is read as `model`.
-    fn add(&mut self, info: &lvol::LvolInfo, model: Vec<u64>, read_only: bool) {
+    /// A new volume, which is read as `model`, and may share what it has with another one.
+    fn add(&mut self, info: &lvol::LvolInfo, model: Vec<u64>, read_only: bool) -> &mut Live {
         let at = self.volumes.iter().position(Option::is_none).expect("looked for before");
         let channel = self.rig.bdev(&info.alias).open(&self.io).unwrap();
         let (uuid, name, thin) = (info.uuid, info.name.clone(), info.is_thin_provisioned);
         let (unmaps, vague, flights) = (thin, true, Vec::new());
         let kind = self.rig.kind;
-        self.volumes[at] = Some(Live {
+        self.volumes[at].insert(Live {
             uuid,
             name,
             thin,
@@ -290,7 +274,7 @@ impl World {
             channel,
             model,
             flights,
-        });
+        })
     }
 
     fn snapshot(&mut self, v: usize) {

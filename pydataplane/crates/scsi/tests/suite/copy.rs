@@ -1,56 +1,16 @@
 //! EXTENDED COPY and RECEIVE COPY RESULTS (SPC-4 6.4, 6.17 to 6.22), between units with channels of their own.
 
 use crate::rig::*;
-use crate::unit::Unit;
-use bdev::{Bdev, Malloc, MallocOptions, SyncChannel};
-use scsi::{LunOptions, LunShared, Outcome, Response, Status, Task};
+use crate::unit::{BLOCKS, Unit, disk, medium, on, two};
+use bdev::Bdev;
+use scsi::{LunShared, Outcome, Response, Status, Task};
 use std::sync::Arc;
-use uuid::Uuid;
 
-const BLOCKS: u64 = 8192;
 const LIST_FIELD: (u8, u16) = (0x5, 0x2600);
 const LIST_LENGTH: (u8, u16) = (0x5, 0x1A00);
 const NOT_REACHABLE: (u8, u16) = (0xA, 0x0D02);
 const ABORTED: (u8, u16) = (0xA, 0);
 const CONFLICT: Outcome = Outcome::Done(Response::bare(Status::ReservationConflict));
-
-/// A disk of which each block is another.
-fn disk(first: u8) -> Arc<dyn Bdev> {
-    let name = Uuid::new_v4().to_string();
-    let options = MallocOptions {
-        name,
-        block_size: 512,
-        physical_block_size: 0,
-        num_blocks: BLOCKS,
-        uuid: None,
-    };
-    let disk: Arc<dyn Bdev> = Malloc::create(options).unwrap();
-    let data: Vec<u8> = (0..BLOCKS)
-        .flat_map(|block| [first, block as u8, (block >> 8) as u8, 7].repeat(128))
-        .collect();
-    SyncChannel::open(&*disk).unwrap().write(0, &data).unwrap();
-    disk
-}
-
-fn medium(disk: &Arc<dyn Bdev>) -> Vec<u8> {
-    let mut data = vec![0; BLOCKS as usize * 512];
-    SyncChannel::open(&**disk).unwrap().read(0, &mut data).unwrap();
-    data
-}
-
-fn on(nexus: &str) -> LunOptions {
-    LunOptions { nexus: Some(nexus.to_owned()), ..LunOptions::default() }
-}
-
-/// Units of two disks on one controller.
-fn two() -> [(Arc<dyn Bdev>, Unit); 2] {
-    let controller = Uuid::new_v4();
-    [0, 1].map(|number| {
-        let disk = disk(number);
-        let unit = Unit::new(&disk, on(&format!("{controller}:{number}")));
-        (disk, unit)
-    })
-}
 
 /// An identification descriptor of a unit: the first designator of its page 83h, or the UUID.
 fn cscd(disk: &Arc<dyn Bdev>, by_uuid: bool) -> Vec<u8> {

@@ -1,56 +1,18 @@
 //! ROD tokens (SPC-4 5.17.6; SBC-3 4.28): POPULATE TOKEN, WRITE USING TOKEN, RECEIVE ROD TOKEN INFORMATION.
 
 use crate::rig::*;
-use crate::unit::{DEADLINE, Unit};
-use bdev::{Bdev, Malloc, MallocOptions, SyncChannel};
+use crate::unit::{BLOCKS, DEADLINE, Unit, disk, medium, on, two};
 use scsi::{LunOptions, Outcome, Plain, Response, Status, Task};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
-const BLOCKS: u64 = 8192;
 const LIST_FIELD: (u8, u16) = (0x5, 0x2600);
 const LIST_LENGTH: (u8, u16) = (0x5, 0x1A00);
 const TOO_MANY: (u8, u16) = (0x5, 0x2608);
 const UNKNOWN: (u8, u16) = (0x5, 0x2304);
 const REVOKED: (u8, u16) = (0x5, 0x2306);
 const IMMED: u8 = 0x01;
-
-fn disk(first: u8) -> Arc<dyn Bdev> {
-    let options = MallocOptions {
-        name: Uuid::new_v4().to_string(),
-        block_size: 512,
-        physical_block_size: 0,
-        num_blocks: BLOCKS,
-        uuid: None,
-    };
-    let disk: Arc<dyn Bdev> = Malloc::create(options).unwrap();
-    let data: Vec<u8> = (0..BLOCKS)
-        .flat_map(|block| [first, block as u8, (block >> 8) as u8, 7].repeat(128))
-        .collect();
-    SyncChannel::open(&*disk).unwrap().write(0, &data).unwrap();
-    disk
-}
-
-fn medium(disk: &Arc<dyn Bdev>) -> Vec<u8> {
-    let mut data = vec![0; BLOCKS as usize * 512];
-    SyncChannel::open(&**disk).unwrap().read(0, &mut data).unwrap();
-    data
-}
-
-fn on(nexus: &str) -> LunOptions {
-    LunOptions { nexus: Some(nexus.to_owned()), ..LunOptions::default() }
-}
-
-fn two() -> [(Arc<dyn Bdev>, Unit); 2] {
-    let controller = Uuid::new_v4();
-    [0, 1].map(|number| {
-        let disk = disk(number);
-        let unit = Unit::new(&disk, on(&format!("{controller}:{number}")));
-        (disk, unit)
-    })
-}
 
 type Range = (u64, u32);
 

@@ -1,13 +1,55 @@
 //! A unit on a real disk, for what opens channels of its own on other threads.
 
 use crate::rig::*;
-use bdev::Bdev;
+use bdev::{Bdev, Malloc, MallocOptions, SyncChannel};
 use reactor::IoContext;
 use scsi::{Lun, LunOptions, LunShared, Outcome, Task};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use uuid::Uuid;
 
 pub const DEADLINE: Duration = Duration::from_secs(60);
+/// Of a [`disk`].
+pub const BLOCKS: u64 = 8192;
+
+/// A disk of which each block is another.
+pub fn disk(first: u8) -> Arc<dyn Bdev> {
+    let options = MallocOptions {
+        name: Uuid::new_v4().to_string(),
+        block_size: 512,
+        physical_block_size: 0,
+        num_blocks: BLOCKS,
+        uuid: None,
+    };
+    let disk: Arc<dyn Bdev> = Malloc::create(options).unwrap();
+    let data: Vec<u8> = (0..BLOCKS)
+        .flat_map(|block| [first, block as u8, (block >> 8) as u8, 7].repeat(128))
+        .collect();
+    SyncChannel::open(&*disk).unwrap().write(0, &data).unwrap();
+    disk
+}
+
+/// All that a [`disk`] has.
+pub fn medium(disk: &Arc<dyn Bdev>) -> Vec<u8> {
+    let mut data = vec![0; BLOCKS as usize * 512];
+    SyncChannel::open(&**disk).unwrap().read(0, &mut data).unwrap();
+    data
+}
+
+/// A unit of that nexus.
+pub fn on(nexus: &str) -> LunOptions {
+    LunOptions { nexus: Some(nexus.to_owned()), ..LunOptions::default() }
+}
+
+/// Units of two disks on one controller.
+pub fn two() -> [(Arc<dyn Bdev>, Unit); 2] {
+    let controller = Uuid::new_v4();
+    [0, 1].map(|number| {
+        let disk = disk(number);
+        let unit = Unit::new(&disk, on(&format!("{controller}:{number}")));
+        (disk, unit)
+    })
+}
 
 pub struct Unit {
     pub shared: Arc<LunShared>,
