@@ -195,25 +195,21 @@ class NodeHook:
         return present.model_copy(update=update)
 
     def _hand_over(self, pod: str, volume: MachineVolume, handle: str) -> LunOf:
-        target = self._controllers.hand_over(
-            pod,
-            handle,
-            serial=volume.serial,
-            read_only=volume.read_only,
-            block_size=volume.block_size,
-        )
-        return LunOf(target=target, volume=handle)
+        return LunOf(target=self._number(pod, volume, handle, blk=False), volume=handle)
 
     def _hand_over_blk(self, pod: str, volume: MachineVolume, handle: str) -> BlkOf:
-        number = self._controllers.hand_over(
+        number = self._number(pod, volume, handle, blk=True)
+        return BlkOf(socket=disk_socket(number), volume=handle)
+
+    def _number(self, pod: str, volume: MachineVolume, handle: str, *, blk: bool) -> int:
+        return self._controllers.hand_over(
             pod,
             handle,
-            blk=True,
+            blk=blk,
             serial=volume.serial,
             read_only=volume.read_only,
             block_size=volume.block_size,
         )
-        return BlkOf(socket=disk_socket(number), volume=handle)
 
     def _tell(self, vmi: Vmi, pod: str, controller: Controller) -> None:
         """Says where people look what became of the machine's volumes."""
