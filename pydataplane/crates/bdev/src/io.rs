@@ -203,22 +203,6 @@ impl Io {
     /// granted.
     #[inline]
     pub fn check(&self, geometry: &Geometry, features: &Features) -> Result<(), IoError> {
-        self.check_with(geometry, features, |bytes| bytes == self.sg.len() as u64)
-    }
-
-    /// As [`Io::check`], of one whose list may be longer than its blocks ([`Channel::submit_protected`]).
-    #[inline]
-    pub fn check_room(&self, geometry: &Geometry, features: &Features) -> Result<(), IoError> {
-        self.check_with(geometry, features, |bytes| bytes <= self.sg.len() as u64)
-    }
-
-    #[inline(always)]
-    fn check_with(
-        &self,
-        geometry: &Geometry,
-        features: &Features,
-        fits: impl Fn(u64) -> bool,
-    ) -> Result<(), IoError> {
         if matches!(self.op, Op::Flush) {
             return Ok(());
         }
@@ -226,19 +210,33 @@ impl Io {
             Some(end) if end <= geometry.num_blocks => {}
             _ => return Err(IoError::OutOfRange),
         }
-        match self.op {
-            Op::Read | Op::Write => {
-                let bytes = self.blocks.checked_mul(u64::from(geometry.block_size));
-                if !bytes.is_some_and(&fits) {
-                    return Err(IoError::BadLength);
-                }
-                if matches!(self.op, Op::Read) {
-                    return Ok(());
-                }
+        if matches!(self.op, Op::Read | Op::Write) {
+            let bytes = self.blocks.checked_mul(u64::from(geometry.block_size));
+            if bytes != Some(self.sg.len() as u64) {
+                return Err(IoError::BadLength);
             }
+        }
+        if matches!(self.op, Op::Read) { Ok(()) } else { self.check_change(features) }
+    }
+
+    /// As [`Io::check`], of one whose list may be longer than its blocks ([`Channel::submit_protected`]).
+    pub fn check_room(&self, geometry: &Geometry, features: &Features) -> Result<(), IoError> {
+        match self.check(geometry, features) {
+            Err(IoError::BadLength) if self.bytes(geometry.block_size) < self.sg.len() as u64 => {
+                self.check_change(features)
+            }
+            checked => checked,
+        }
+    }
+
+    /// Whether the device does what this asks for, beside reading.
+    #[inline]
+    fn check_change(&self, features: &Features) -> Result<(), IoError> {
+        match self.op {
+            Op::Read | Op::Flush => return Ok(()),
             Op::Unmap if !features.unmap => return Err(IoError::Unsupported),
             Op::WriteZeroes if !features.write_zeroes => return Err(IoError::Unsupported),
-            Op::Unmap | Op::WriteZeroes | Op::Flush => {}
+            Op::Write | Op::Unmap | Op::WriteZeroes => {}
         }
         if features.read_only {
             return Err(IoError::ReadOnly);

@@ -229,9 +229,23 @@ impl ChannelStats {
     /// Counts an I/O that took `ticks`.
     #[inline]
     pub fn record(&mut self, op: Op, bytes: u64, ticks: u64, result: Result<(), IoError>) {
-        match result {
-            Ok(()) => self.count(op, bytes, Some((ticks, 1))),
-            Err(e) => self.error(e),
+        if let Err(e) = result {
+            return self.error(e);
+        }
+        let c = &self.counters.ops[op as usize];
+        bump(&c.ops, 1);
+        bump(&c.bytes, bytes);
+        let epoch = self.stats.epoch.load(Relaxed);
+        if self.counters.epoch.load(Relaxed) != epoch {
+            self.forget_extremes(epoch);
+        }
+        bump(&c.ticks, ticks);
+        if ticks > c.max.load(Relaxed) {
+            c.max.store(ticks, Relaxed);
+        }
+        let min = c.min.load(Relaxed);
+        if min == 0 || ticks < min {
+            c.min.store(ticks.max(1), Relaxed);
         }
     }
 
@@ -261,35 +275,20 @@ impl ChannelStats {
         begun: Option<u64>,
         result: Result<(), IoError>,
     ) {
-        match result {
-            Ok(()) => {
-                let ticks = begun.map(|t| reactor::ticks::now().saturating_sub(t));
-                let timed = ticks.map(|ticks| (ticks, u64::from(SYNC_SAMPLE)));
-                self.count(io.op, io.bytes(block_size), timed);
+        let bytes = io.bytes(block_size);
+        let c = &self.counters.ops[io.op as usize];
+        match (result, begun) {
+            (Err(e), _) => self.error(e),
+            (Ok(()), None) => {
+                bump(&c.ops, 1);
+                bump(&c.bytes, bytes);
             }
-            Err(e) => self.error(e),
-        }
-    }
-
-    /// Counts an I/O that succeeded; `timed` is how long it took, in ticks, and for how many it
-    /// counts.
-    #[inline]
-    fn count(&mut self, op: Op, bytes: u64, timed: Option<(u64, u64)>) {
-        let c = &self.counters.ops[op as usize];
-        bump(&c.ops, 1);
-        bump(&c.bytes, bytes);
-        let Some((ticks, weight)) = timed else { return };
-        let epoch = self.stats.epoch.load(Relaxed);
-        if self.counters.epoch.load(Relaxed) != epoch {
-            self.forget_extremes(epoch);
-        }
-        bump(&c.ticks, ticks * weight);
-        if ticks > c.max.load(Relaxed) {
-            c.max.store(ticks, Relaxed);
-        }
-        let min = c.min.load(Relaxed);
-        if min == 0 || ticks < min {
-            c.min.store(ticks.max(1), Relaxed);
+            (Ok(()), Some(begun)) => {
+                let ticks = reactor::ticks::now().saturating_sub(begun);
+                // The others' time.
+                bump(&c.ticks, ticks * u64::from(SYNC_SAMPLE - 1));
+                self.record(io.op, bytes, ticks, result);
+            }
         }
     }
 

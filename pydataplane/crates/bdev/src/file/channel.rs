@@ -211,9 +211,13 @@ impl Channel for FileChannel {
                 continue;
             }
             let slot = &self.slots[n];
-            let end = match slot.step {
-                _ if slot.is_whole(result) => Some(Ok(())),
-                Step::Pieces => self.piece_ended(n, token, result),
+            let (io, is_all) = (&slot.io, usize::try_from(result) == Ok(slot.io.sg.len()));
+            let end = match (slot.step, io.op) {
+                // All of its bytes at once, as most have it.
+                (Step::Plain, Op::Read | Op::Write) if is_all && !io.fua && !slot.worker => {
+                    Some(Ok(()))
+                }
+                (Step::Pieces, _) => self.piece_ended(n, token, result),
                 _ => self.stepped(n, result),
             };
             if let Some(end) = end {
@@ -306,8 +310,11 @@ impl FileChannel {
         if slot.is_range() {
             slot.next_part(&self.shared);
         }
-        let (entry, weight) = slot.entry(&self.shared, self.file, &mut self.bounces, self.zeroes);
-        let (entry, weight) = self.shared.by_worker(entry, weight);
+        let (mut entry, mut weight) =
+            slot.entry(&self.shared, self.file, &mut self.bounces, self.zeroes);
+        if self.shared.submit_waits {
+            (entry, weight) = (entry.flags(squeue::Flags::ASYNC), 0);
+        }
         let waits = waits || self.uring.needs_worker(weight);
         if waits && self.working.is_full() {
             slot.worker = true;
@@ -409,16 +416,6 @@ impl Slot {
         }
     }
 
-    /// Whether the kernel's `result` ends it: a read or write of all its bytes at once, as most are.
-    #[inline]
-    fn is_whole(&self, result: i32) -> bool {
-        self.step == Step::Plain
-            && !self.worker
-            && !self.io.fua
-            && matches!(self.io.op, Op::Read | Op::Write)
-            && usize::try_from(result) == Ok(self.io.sg.len())
-    }
-
     /// The submission entry of the next step, and its weight: the bytes that the kernel pins or copies
     /// before the call returns.
     #[inline]
@@ -480,14 +477,6 @@ impl Slot {
                 (opcode::Fallocate::new(fd, self.parts.len()).offset(offset).mode(mode).build(), 0)
             }
         }
-    }
-}
-
-impl Shared {
-    /// `entry` and its weight, given to one of the kernel's workers where the submission would wait.
-    #[inline]
-    fn by_worker(&self, entry: squeue::Entry, weight: u32) -> (squeue::Entry, u32) {
-        if self.submit_waits { (entry.flags(squeue::Flags::ASYNC), 0) } else { (entry, weight) }
     }
 }
 

@@ -180,13 +180,15 @@ impl FileChannel {
                 // Whoever looks again must not be asleep until the disk is through.
                 return self.waker.wake();
             }
-            let (entry, weight) =
-                self.shared.by_worker(slot.piece(&self.shared, self.file, &piece), 0);
+            let mut entry = slot.piece(&self.shared, self.file, &piece);
+            if submit_waits {
+                entry = entry.flags(squeue::Flags::ASYNC);
+            }
             #[cfg(test)]
             self.pushed.push(super::tests::Pushed::of(&entry));
             let token = u32::from(n) | (piece.len as u32 / UNIT) << 16;
             // SAFETY: as in `push`; the list of runs is the caller's.
-            if unsafe { self.uring.push(entry, token, weight) }.is_err() {
+            if unsafe { self.uring.push(entry, token, 0) }.is_err() {
                 self.share.end(None);
                 if self.large.pieces.flying() == 0 {
                     self.waker.wake();
