@@ -1,19 +1,12 @@
-//! Descriptors, and the walk along a chain of them.
+//! Descriptors, and what can be wrong with a chain of them.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
-use crate::queue::SplitQueue;
-use crate::segments::{Gathered, Segments};
 
 /// Descriptors that a queue may have here (2.7: at most 32768; QEMU's limit is 1024).
 pub const MAX_QUEUE_SIZE: u16 = 1024;
 
 /// Bytes of a descriptor.
 pub(crate) const DESC_LEN: usize = 16;
-
-const F_NEXT: u16 = 1;
-const F_WRITE: u16 = 2;
-const F_INDIRECT: u16 = 4;
 
 /// `struct virtq_desc` (2.7.5), as the guest wrote it: little-endian.
 #[derive(
@@ -29,11 +22,11 @@ pub struct Desc {
 
 impl Desc {
     /// Goes on with the descriptor `next`.
-    pub const NEXT: u16 = F_NEXT;
+    pub const NEXT: u16 = 1;
     /// The device may write the buffer (and not read it).
-    pub const WRITE: u16 = F_WRITE;
+    pub const WRITE: u16 = 2;
     /// The buffer is a table of descriptors.
-    pub const INDIRECT: u16 = F_INDIRECT;
+    pub const INDIRECT: u16 = 4;
 
     /// A descriptor in guest byte order.
     pub fn new(addr: u64, len: u32, flags: u16, next: u16) -> Desc {
@@ -140,86 +133,4 @@ pub enum ChainError {
     /// More than 2^32 - 1 bytes in all (2.7.5).
     #[error("a chain of 4 GiB or more")]
     TooLong,
-}
-
-impl SplitQueue {
-    /// Walks the chain of `head` into `segments`. On an error these have nothing of the chain, of which
-    /// nothing may be used; give it back with `push_used(head, 0)`, unless it is [`ChainError::BadHead`].
-    ///
-    /// A descriptor beyond its table, whose index the driver wrote, is found by the table's own range; a
-    /// circle by the number of descriptors that the table has.
-    #[inline]
-    pub fn walk(&self, head: &Head, segments: &mut Segments) -> Result<(), ChainError> {
-        segments.begin(&self.memory);
-        if head.index >= self.size {
-            return Err(ChainError::BadHead { head: head.index, size: self.size });
-        }
-        let mut table = self.desc;
-        let mut left = u32::from(self.size);
-        let mut within_indirect = false;
-        let mut desc = head.first;
-        let (mut readable, mut writable) = (Gathered::default(), Gathered::default());
-        loop {
-            let (addr, len, flags) = (desc.addr(), desc.len(), desc.flags());
-            if flags & F_INDIRECT != 0 {
-                if within_indirect {
-                    return Err(ChainError::NestedIndirect);
-                }
-                if !self.indirect {
-                    return Err(ChainError::IndirectNotNegotiated);
-                }
-                if flags & F_NEXT != 0 {
-                    return Err(ChainError::IndirectWithNext);
-                }
-                // F_WRITE is ignored here, as 2.7.5.3.2 says.
-                if len == 0 || len % DESC_LEN as u32 != 0 {
-                    return Err(ChainError::IndirectLength(len));
-                }
-                let bad = ChainError::BadAddress { addr, len };
-                table = self.memory.range(addr, u64::from(len)).ok_or(bad)?;
-                within_indirect = true;
-                left = len / DESC_LEN as u32;
-                desc = table.get(0).map_err(|_| bad)?;
-                continue;
-            }
-            if len == 0 {
-                return Err(ChainError::ZeroLength);
-            }
-            let part = if flags & F_WRITE != 0 {
-                &mut writable
-            } else if writable.runs != 0 {
-                return Err(ChainError::ReadableAfterWritable);
-            } else {
-                &mut readable
-            };
-            let (mut at, mut rest) = (addr, u64::from(len));
-            while rest > 0 {
-                // A buffer goes on in the next region, and never around the end of all addresses.
-                let run = self.memory.run(at, rest).filter(|_| at >= addr);
-                let run = run.ok_or(ChainError::BadAddress { addr, len })?;
-                (at, rest) = (at.wrapping_add(run.len() as u64), rest - run.len() as u64);
-                // SAFETY: `Segments` keeps the memory that the run came from.
-                if !segments.push(unsafe { run.to_iovec() }) {
-                    return Err(ChainError::TooManySegments { limit: segments.limit() as u32 });
-                }
-                part.runs += 1;
-            }
-            part.bytes += u64::from(len);
-            if flags & F_NEXT == 0 {
-                break;
-            }
-            left -= 1;
-            if left == 0 {
-                return Err(ChainError::Loop);
-            }
-            let next = desc.next();
-            let bad = || ChainError::BadNext { next, size: (table.len() / DESC_LEN) as u32 };
-            desc = table.get(usize::from(next) * DESC_LEN).map_err(|_| bad())?;
-        }
-        if readable.bytes + writable.bytes > u64::from(u32::MAX) {
-            return Err(ChainError::TooLong);
-        }
-        segments.finish(readable, writable);
-        Ok(())
-    }
 }

@@ -17,7 +17,8 @@
 //! | file | noun |
 //! | --- | --- |
 //! | `queue` | the rings of one queue |
-//! | `chain`, `segments` | descriptors, and the memory that a chain of them has |
+//! | `chain` | descriptors, and what can be wrong with a chain of them |
+//! | `segments` | the memory of one chain: the walk along it, and cuts |
 //! | `inflight` | requests in flight, in memory that outlives the process |
 //! | `steps`, `crash` | tests: a process that is killed after any store |
 //!

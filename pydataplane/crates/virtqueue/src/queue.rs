@@ -96,7 +96,7 @@ pub enum QueueError {
     },
 }
 
-/// The device's side of a split virtqueue. How it walks a chain is in `chain`.
+/// The device's side of a split virtqueue. How it walks a chain is in `segments`.
 #[derive(Debug)]
 pub struct SplitQueue {
     pub(crate) desc: GuestRange<'static>,
@@ -299,7 +299,7 @@ impl SplitQueue {
                 false => Desc::default(),
             };
             if head.first.flags() & Desc::INDIRECT != 0
-                && let Some(table) = self.memory.range(head.first.addr(), DESC_LEN as u64)
+                && let Some(table) = self.memory.run(head.first.addr(), DESC_LEN as u64)
             {
                 table.prefetch(0);
             }

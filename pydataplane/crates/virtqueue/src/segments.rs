@@ -1,4 +1,4 @@
-//! The memory of one chain.
+//! The memory of one chain: gathered by a walk along its descriptors, and cut into headers and data.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -7,19 +7,28 @@ use std::sync::Arc;
 
 use guestmem::{GuestMemory, IoVec, Sg, prefetch, prefetch_write};
 
+use crate::chain::{ChainError, DESC_LEN, Desc, Head};
+use crate::queue::SplitQueue;
+
 /// Runs that one chain may have: virtio-scsi's seg_max of 126 data runs, header and response,
 /// and room for runs that cross regions.
 pub const MAX_SEGMENTS: usize = 136;
-/// Entries beyond the limit, for two cuts of each part.
-const SPLITS: usize = 4;
+/// Cuts of each part of a chain, at most.
+const CUTS: usize = 2;
+/// Entries beyond the limit: behind each part one for each cut.
+const SPARE: usize = 2 * CUTS;
 
-/// One part of a chain: entries `start..end`, of `bytes` bytes.
+/// One part of a chain, or what a cut has made of it: entries `start..end`, of `bytes` bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Part {
-    start: u32,
-    end: u32,
-    bytes: u32,
+    start: usize,
+    end: usize,
+    bytes: usize,
 }
+
+/// Which part.
+const READABLE: usize = 0;
+const WRITABLE: usize = 1;
 
 /// Both parts of a chain, or what was left of them, each cut in two: see [`Segments::split`].
 #[derive(Clone, Copy, Debug)]
@@ -28,13 +37,6 @@ pub struct Halves {
     pub readable: (Sg, Sg),
     /// The device-writable runs before the cut, and those after it.
     pub writable: (Sg, Sg),
-}
-
-/// What a walk along a chain has found of one part.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Gathered {
-    pub(crate) runs: u32,
-    pub(crate) bytes: u64,
 }
 
 /// The runs of one chain: the device-readable ones, then the device-writable ones (2.7.4.2).
@@ -46,13 +48,10 @@ pub(crate) struct Gathered {
 /// slot does neither while an I/O is under way.
 pub struct Segments {
     iov: Room,
-    /// Entries of a chain that is being walked.
-    pushed: usize,
-    readable: Part,
-    writable: Part,
+    parts: [Part; 2],
     /// What of both is behind the last cut.
-    left: (Part, Part),
-    cuts: u8,
+    left: [Part; 2],
+    cuts: usize,
     memory: Option<Arc<GuestMemory>>,
 }
 
@@ -71,6 +70,100 @@ impl fmt::Debug for Segments {
     }
 }
 
+impl SplitQueue {
+    /// Walks the chain of `head` into `segments`. On an error these have nothing of the chain, of which
+    /// nothing may be used; give it back with `push_used(head, 0)`, unless it is [`ChainError::BadHead`].
+    ///
+    /// A descriptor beyond its table, whose index the driver wrote, is found by the table's own range; a
+    /// circle by the number of descriptors that the table has.
+    #[inline]
+    pub fn walk(&self, head: &Head, segments: &mut Segments) -> Result<(), ChainError> {
+        (segments.parts, segments.left, segments.cuts) = Default::default();
+        if head.index >= self.size {
+            return Err(ChainError::BadHead { head: head.index, size: self.size });
+        }
+        // Before any run of it stands in the list.
+        if !segments.memory.as_ref().is_some_and(|memory| Arc::ptr_eq(memory, &self.memory)) {
+            segments.memory = Some(Arc::clone(&self.memory));
+        }
+        let limit = segments.limit();
+        let mut table = self.desc;
+        let mut left = u32::from(self.size);
+        let mut within_indirect = false;
+        let mut desc = head.first;
+        let (mut parts, mut which, mut runs) = ([Part::default(); 2], READABLE, 0);
+        loop {
+            let (addr, len, flags) = (desc.addr(), desc.len(), desc.flags());
+            if flags & Desc::INDIRECT != 0 {
+                if within_indirect {
+                    return Err(ChainError::NestedIndirect);
+                }
+                if !self.indirect {
+                    return Err(ChainError::IndirectNotNegotiated);
+                }
+                if flags & Desc::NEXT != 0 {
+                    return Err(ChainError::IndirectWithNext);
+                }
+                // WRITE is ignored here, as 2.7.5.3.2 says.
+                if len == 0 || len % DESC_LEN as u32 != 0 {
+                    return Err(ChainError::IndirectLength(len));
+                }
+                let bad = ChainError::BadAddress { addr, len };
+                let run = self.memory.run(addr, u64::from(len));
+                table = run.filter(|run| run.len() == len as usize).ok_or(bad)?;
+                within_indirect = true;
+                left = len / DESC_LEN as u32;
+                desc = table.get(0).map_err(|_| bad)?;
+                continue;
+            }
+            if len == 0 {
+                return Err(ChainError::ZeroLength);
+            }
+            match (flags & Desc::WRITE != 0, which) {
+                (true, READABLE) => {
+                    which = WRITABLE;
+                    parts[WRITABLE].start = parts[READABLE].end + CUTS;
+                    parts[WRITABLE].end = parts[WRITABLE].start;
+                }
+                (false, WRITABLE) => return Err(ChainError::ReadableAfterWritable),
+                _ => {}
+            }
+            let part = &mut parts[which];
+            let (mut at, mut rest) = (addr, u64::from(len));
+            while rest > 0 {
+                // A buffer goes on in the next region, and never around the end of all addresses.
+                let run = self.memory.run(at, rest).filter(|_| at >= addr);
+                let run = run.ok_or(ChainError::BadAddress { addr, len })?;
+                (at, rest) = (at.wrapping_add(run.len() as u64), rest - run.len() as u64);
+                if runs == limit {
+                    return Err(ChainError::TooManySegments { limit: limit as u32 });
+                }
+                // SAFETY: `Segments` keeps the memory that the run came from.
+                segments.iov[part.end] = unsafe { run.to_iovec() };
+                (part.end, runs) = (part.end + 1, runs + 1);
+            }
+            part.bytes += len as usize;
+            if flags & Desc::NEXT == 0 {
+                break;
+            }
+            left -= 1;
+            if left == 0 {
+                return Err(ChainError::Loop);
+            }
+            let next = desc.next();
+            let bad = || ChainError::BadNext { next, size: (table.len() / DESC_LEN) as u32 };
+            desc = table.get(usize::from(next) * DESC_LEN).map_err(|_| bad())?;
+        }
+        if parts[READABLE].bytes + parts[WRITABLE].bytes > u32::MAX as usize {
+            return Err(ChainError::TooLong);
+        }
+        (segments.parts, segments.left) = (parts, parts);
+        prefetch(segments.iov[parts[READABLE].start].base());
+        prefetch_write(segments.iov[parts[WRITABLE].start].base());
+        Ok(())
+    }
+}
+
 impl Segments {
     /// Room for a chain of [`MAX_SEGMENTS`] runs.
     pub fn new() -> Segments {
@@ -79,145 +172,104 @@ impl Segments {
 
     /// Room for a chain of `limit` runs.
     pub fn with_limit(limit: usize) -> Segments {
-        Segments::of(Room::many(1, limit + SPLITS).next().expect("one was asked for"))
+        Segments::of(Room::many(1, limit + SPARE).next().expect("one was asked for"))
     }
 
     /// `count` times room for a chain of `limit` runs, in one allocation whose pages the
     /// system provides when they are first used: most rings never hold as many runs as they could.
     pub fn many(count: usize, limit: usize) -> impl ExactSizeIterator<Item = Segments> {
-        Room::many(count, limit + SPLITS).map(Segments::of)
+        Room::many(count, limit + SPARE).map(Segments::of)
     }
 
     fn of(iov: Room) -> Segments {
-        let (readable, writable) = (Part::default(), Part::default());
-        let left = (readable, writable);
-        Segments { iov, pushed: 0, readable, writable, left, cuts: 0, memory: None }
+        let (parts, left) = Default::default();
+        Segments { iov, parts, left, cuts: 0, memory: None }
     }
 
     /// Runs that a chain may have.
     #[inline]
     pub fn limit(&self) -> usize {
-        self.iov.len() - SPLITS
+        self.iov.len() - SPARE
     }
 
     /// Forgets the chain and lets go of the guest memory (when the memory table changes).
     pub fn clear(&mut self) {
-        self.readable = Part::default();
-        self.writable = Part::default();
-        self.cuts = 0;
+        (self.parts, self.left, self.cuts) = Default::default();
         self.memory = None;
-    }
-
-    /// Starts a chain in `memory`; until [`Segments::finish`] it is an empty one.
-    #[inline(always)]
-    pub(crate) fn begin(&mut self, memory: &Arc<GuestMemory>) {
-        self.readable = Part::default();
-        self.writable = Part::default();
-        (self.pushed, self.cuts) = (0, 0);
-        if !self.memory.as_ref().is_some_and(|m| Arc::ptr_eq(m, memory)) {
-            self.memory = Some(Arc::clone(memory));
-        }
-    }
-
-    /// Appends a run; the caller keeps readable before writable. `false`: too many.
-    #[inline(always)]
-    pub(crate) fn push(&mut self, run: IoVec) -> bool {
-        if self.pushed >= self.limit() {
-            return false;
-        }
-        self.iov[self.pushed] = run;
-        self.pushed += 1;
-        true
-    }
-
-    /// Ends a chain that has these two parts, each less than 4 GiB, and prefetches where they begin.
-    #[inline(always)]
-    pub(crate) fn finish(&mut self, readable: Gathered, writable: Gathered) {
-        debug_assert_eq!(readable.runs as usize + writable.runs as usize, self.pushed);
-        let (mid, end) = (readable.runs, readable.runs + writable.runs);
-        self.readable = Part { start: 0, end: mid, bytes: readable.bytes as u32 };
-        self.writable = Part { start: mid, end, bytes: writable.bytes as u32 };
-        if let Some(run) = self.iov.first() {
-            prefetch(run.base());
-        }
-        if let Some(run) = self.iov.get(mid as usize) {
-            prefetch_write(run.base());
-        }
     }
 
     /// Bytes that the device may read.
     #[inline]
     pub fn readable_len(&self) -> u32 {
-        self.readable.bytes
+        self.parts[READABLE].bytes as u32
     }
 
     /// Bytes that the device may write.
     #[inline]
     pub fn writable_len(&self) -> u32 {
-        self.writable.bytes
+        self.parts[WRITABLE].bytes as u32
     }
 
     /// All device-readable runs.
     #[inline]
     pub fn readable(&self) -> Sg {
-        self.sg(self.readable)
+        self.sg(self.parts[READABLE])
     }
 
     /// All device-writable runs.
     #[inline]
     pub fn writable(&self) -> Sg {
-        self.sg(self.writable)
+        self.sg(self.parts[WRITABLE])
     }
 
-    /// Cuts the readable part after `readable` bytes and the writable one after `writable`, once a chain.
-    /// `None`: one of them is shorter, or they were cut before; nothing changed.
+    /// Cuts what is left of both parts, of a new chain all of them: the readable one after `readable` bytes
+    /// and the writable one after `writable`, for a first and a second header. `None`: one of them is
+    /// shorter, or both headers were cut off before; nothing changed.
     #[inline]
     pub fn split(&mut self, readable: usize, writable: usize) -> Option<Halves> {
-        let enough =
-            readable <= self.readable.bytes as usize && writable <= self.writable.bytes as usize;
-        if self.cuts != 0 || !enough {
+        let [first, second] = &self.left;
+        if self.cuts == CUTS || readable > first.bytes || writable > second.bytes {
             return None;
         }
-        Some(self.cut_both((self.readable, self.writable), (readable, writable)))
-    }
-
-    /// Cuts what [`Segments::split`] has left of both parts, once a chain: the device-writable list before
-    /// that cut is of no use any more. `None`: one of them is shorter, there was no first cut, or there was
-    /// a second one; nothing changed.
-    pub fn split_again(&mut self, readable: usize, writable: usize) -> Option<Halves> {
-        let left = self.left;
-        let enough = readable <= left.0.bytes as usize && writable <= left.1.bytes as usize;
-        if self.cuts != 1 || !enough {
-            return None;
-        }
-        Some(self.cut_both(left, (readable, writable)))
-    }
-
-    #[inline(always)]
-    fn cut_both(&mut self, parts: (Part, Part), bytes: (usize, usize)) -> Halves {
         self.cuts += 1;
-        let (mut first, mut second) = parts;
-        let (mut at, grown) = self.cut(second, bytes.1);
-        second.end += grown;
-        self.writable.end += grown;
-        let (readable_at, grown) = self.cut(first, bytes.0);
-        // The writable part lies behind.
-        first.end += grown;
-        self.readable.end += grown;
-        (second.start, second.end, at) = (second.start + grown, second.end + grown, at + grown);
-        (self.writable.start, self.writable.end) =
-            (self.writable.start + grown, self.writable.end + grown);
-        let halves = |part: Part, at: u32, bytes: usize| {
-            let head = Part { start: part.start, end: at, bytes: bytes as u32 };
-            (head, Part { start: at, end: part.end, bytes: part.bytes - bytes as u32 })
-        };
-        let (readable, writable) =
-            (halves(first, readable_at, bytes.0), halves(second, at, bytes.1));
-        self.left = (readable.1, writable.1);
-        Halves {
-            readable: (self.sg(readable.0), self.sg(readable.1)),
-            writable: (self.sg(writable.0), self.sg(writable.1)),
+        let readable = self.cut(READABLE, readable);
+        let writable = self.cut(WRITABLE, writable);
+        Some(Halves { readable, writable })
+    }
+
+    /// Cuts what is left of a part after `bytes` bytes, no more than it has. A run that is on both sides
+    /// becomes two, for which there is a spare entry.
+    #[inline(always)]
+    fn cut(&mut self, which: usize, bytes: usize) -> (Sg, Sg) {
+        let left = self.left[which];
+        let (mut at, mut end, mut rest) = (left.start, left.end, bytes);
+        while rest > 0 {
+            let run = self.iov[at];
+            at += 1;
+            if rest < run.len() {
+                self.iov.copy_within(at..end, at + 1);
+                end += 1;
+                // SAFETY: both are parts of a run that is valid as long as the whole.
+                (self.iov[at - 1], self.iov[at]) = unsafe {
+                    let behind = run.base().add(rest);
+                    (IoVec::new(run.base(), rest), IoVec::new(behind, run.len() - rest))
+                };
+                break;
+            }
+            rest -= run.len();
         }
+        let head = Part { start: left.start, end: at, bytes };
+        let tail = Part { start: at, end, bytes: left.bytes - bytes };
+        (self.left[which], self.parts[which].end) = (tail, end);
+        (self.sg(head), self.sg(tail))
+    }
+
+    #[inline]
+    fn sg(&self, part: Part) -> Sg {
+        // SAFETY: the entries are a part of an allocation that stays in place, the runs lie in memory that
+        // `self.memory` keeps mapped, and the type's contract keeps both until the I/O is over. `bytes` is
+        // their sum: `walk` has that of each part, and `cut` divides it where it says.
+        unsafe { Sg::with_len(&self.iov[part.start..part.end], part.bytes) }
     }
 
     /// Marks `len` writable bytes from byte `offset` in the dirty log, if migration is under way.
@@ -233,7 +285,8 @@ impl Segments {
 
     #[cold]
     fn mark_in(&self, memory: &GuestMemory, mut offset: usize, mut len: usize) {
-        for run in &self.iov[self.writable.start as usize..self.writable.end as usize] {
+        let part = self.parts[WRITABLE];
+        for run in &self.iov[part.start..part.end] {
             if len == 0 {
                 return;
             }
@@ -241,49 +294,11 @@ impl Segments {
                 offset -= run.len();
                 continue;
             }
-            let part = len.min(run.len() - offset);
-            memory.mark_dirty_host(run, offset, part);
+            let marked = len.min(run.len() - offset);
+            memory.mark_dirty_host(run, offset, marked);
             offset = 0;
-            len -= part;
+            len -= marked;
         }
-    }
-
-    #[inline]
-    fn sg(&self, part: Part) -> Sg {
-        // SAFETY: the entries are a part of an allocation that stays in place, the runs lie in memory that
-        // `self.memory` keeps mapped, and the type's contract keeps both until the I/O is over. `bytes` is
-        // their sum: `finish` has that of each part, and `split` cuts where it says.
-        unsafe {
-            let runs = &self.iov[part.start as usize..part.end as usize];
-            Sg::with_len(runs, part.bytes as usize)
-        }
-    }
-
-    /// Makes `bytes`, no more than `part` has, a boundary between two of its entries: the index of the one
-    /// behind it, and how many entries were inserted. There is room: two spare entries for each part, and
-    /// each part is cut at most twice.
-    #[inline]
-    fn cut(&mut self, part: Part, bytes: usize) -> (u32, u32) {
-        let mut left = bytes;
-        for at in part.start..part.end {
-            if left == 0 {
-                return (at, 0);
-            }
-            let run = self.iov[at as usize];
-            if left < run.len() {
-                let (at, end) = (at as usize, self.writable.end as usize);
-                self.iov.copy_within(at..end, at + 1);
-                // SAFETY: both are parts of a run that is valid as long as the whole.
-                let (head, tail) = unsafe {
-                    let rest = run.base().add(left);
-                    (IoVec::new(run.base(), left), IoVec::new(rest, run.len() - left))
-                };
-                (self.iov[at], self.iov[at + 1]) = (head, tail);
-                return (at as u32 + 1, 1);
-            }
-            left -= run.len();
-        }
-        (part.end, 0)
     }
 }
 

@@ -514,7 +514,6 @@ fn clause_2_7_4_any_framing_splits_by_offset() {
     let mut header = [0; 51];
     assert_eq!(halves.readable.0.copy_to_slice(0, &mut header), 51);
     assert_eq!(header[..], bytes[..51]);
-    assert!(segments.split(1, 1).is_none(), "only once a chain");
     assert_eq!(driver.runs(halves.readable.0), [(DATA, 50), (DATA + 50, 1)]);
     assert_eq!(driver.runs(halves.readable.1), [(DATA + 51, 4)]);
     assert_eq!(driver.runs(halves.writable.0), [(DATA + 0x100, 100), (DATA + 0x200, 8)]);
@@ -654,11 +653,10 @@ fn a_chain_is_cut_a_second_time_behind_the_first_cut() {
         // No more room than the chain has: the cuts have their own.
         let mut segments = Segments::with_limit(4);
         assert_eq!(walk_one(&mut driver.queue(), &mut segments), Ok(()));
-        assert!(segments.split_again(0, 0).is_none(), "not before the first cut");
         assert!(segments.split(51, 108).is_some());
-        assert!(segments.split_again(30, 0).is_none() && segments.split_again(0, 51).is_none());
-        let halves = segments.split_again(out, into).expect("what is left is long enough");
-        assert!(segments.split_again(0, 0).is_none(), "only once");
+        assert!(segments.split(30, 0).is_none() && segments.split(0, 51).is_none());
+        let halves = segments.split(out, into).expect("what is left is long enough");
+        assert!(segments.split(0, 0).is_none(), "no third time");
         assert_eq!(driver.runs(halves.readable.0), readable[0]);
         assert_eq!(driver.runs(halves.readable.1), readable[1]);
         assert_eq!(driver.runs(halves.writable.0), [writable[0]]);

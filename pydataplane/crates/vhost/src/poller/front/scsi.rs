@@ -53,7 +53,7 @@ fn read_protected(slot: &mut Slot) -> Option<(RequestHeader, Sg, Sg)> {
     halves.readable.0.copy_to_slice(0, &mut bytes);
     let header: ProtectedRequestHeader = zerocopy::transmute!(bytes);
     let (out, into) = (header.pi_bytesout.get() as usize, header.pi_bytesin.get() as usize);
-    let halves = slot.segments.split_again(out, into)?;
+    let halves = slot.segments.split(out, into)?;
     slot.task.set_tuples(halves.readable.0, halves.writable.0);
     let mut plain = [0u8; header_size(false)];
     let (head, cdb) = plain.split_at_mut(header.head.len());
