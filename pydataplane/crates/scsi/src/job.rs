@@ -95,4 +95,13 @@ impl Job {
         bounce: false,
         exclusive: false,
     };
+
+    /// Whether nothing is left to be done or waited for, when a step has ended.
+    #[inline]
+    pub(crate) fn is_over(&self) -> bool {
+        self.left == 0
+            && !self.flush_after
+            && self.verify.is_none()
+            && !matches!(self.kind, Kind::UnmapList | Kind::Settle)
+    }
 }

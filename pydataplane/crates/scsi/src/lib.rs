@@ -39,7 +39,7 @@
 //!   lun.poll(&mut done); for c in done { lun.resume(slot[c.tag].task, c.result) }
 //! shared.notify_resized() / reset()    any thread
 //! ```
-//! A transport without CDBs has [`Task::prepare_plain`] and [`Lun::start_plain`]: the same jobs, policies and
+//! A transport without CDBs has [`Task::prepare_plain`]: the same jobs, policies and
 //! reservations, without unit attentions.
 //!
 //! # One command

@@ -99,46 +99,25 @@ impl Lun {
     }
 
     /// Starts `task`, or starts it again after [`Outcome::Suspended`]. Never blocks; allocates for what is rare: a
-    /// change of reservations, a copy, COMPARE AND WRITE.
+    /// change of reservations, a copy, COMPARE AND WRITE. A status other than GOOD of one without a CDB
+    /// ([`Task::prepare_plain`]) says no more than that it failed; BUSY and TASK SET FULL: nothing was done, or
+    /// all of it may be done again.
     #[inline]
     pub fn start(&mut self, task: &mut Task) -> Outcome {
-        let outcome = self.begin(task, Lun::plan);
-        self.counted(task, outcome)
-    }
-
-    /// The task is over, or goes on.
-    #[inline]
-    fn counted(&self, task: &Task, mut outcome: Outcome) -> Outcome {
-        if outcome != Outcome::Pending {
-            self.in_flight.end(task.side, task.waits);
-        }
-        if let Outcome::Done(response) = &mut outcome
-            && response.sense_len > 0
-            && self.shared.has_mode(Modes::DESCRIPTOR_SENSE)
-        {
-            response.in_descriptors();
-        }
-        outcome
-    }
-
-    /// Starts a task that takes what `plan` says; what comes of it is to be [`Lun::counted`].
-    #[inline(always)]
-    fn begin(
-        &mut self,
-        task: &mut Task,
-        plan: impl FnOnce(&mut Lun, &Task) -> Result<Plan, Fail>,
-    ) -> Outcome {
         task.side = self.in_flight.begin(&self.shared);
         task.waits = false;
         task.job = Job::IDLE;
         let epoch = self.shared.epoch();
         // A reset ends what had begun, whoever asked for it: others may have written there since.
-        if task.suspended && task.epoch != epoch {
-            return self.fail(task, Fail::Bare(Status::TaskAborted));
-        }
+        let was_reset = task.suspended && task.epoch != epoch;
         task.suspended = false;
         task.epoch = epoch;
-        match plan(self, task) {
+        let plan = match task.plain {
+            _ if was_reset => Err(Fail::Bare(Status::TaskAborted)),
+            None => self.plan(task),
+            Some(plain) => self.plan_plain(task, plain),
+        };
+        match plan {
             Ok(Plan::Work(job)) => {
                 task.job = job;
                 if job.kind == Kind::Settle || job.exclusive {
@@ -151,8 +130,8 @@ impl Lun {
                 }
                 self.advance(task)
             }
-            Ok(Plan::Done(transferred)) => good(transferred),
-            Err(fail) => fail.into(),
+            Ok(Plan::Done(transferred)) => self.end(task, transferred),
+            Err(fail) => self.fail(task, fail),
         }
     }
 
@@ -174,12 +153,6 @@ impl Lun {
     /// Goes on with `task` after its I/O ended: answers, or starts the next step.
     #[inline]
     pub fn resume(&mut self, task: &mut Task, result: Result<(), IoError>) -> Outcome {
-        let outcome = self.go_on(task, result);
-        self.counted(task, outcome)
-    }
-
-    #[inline]
-    fn go_on(&mut self, task: &mut Task, result: Result<(), IoError>) -> Outcome {
         if task.aborted || task.epoch != self.shared.epoch() {
             if self.must_wait(task) {
                 return self.give_way(task);
@@ -190,6 +163,8 @@ impl Lun {
             return self.io_failed(task, error);
         }
         match self.stepped(task) {
+            // Most have one I/O.
+            Ok(()) if task.job.is_over() => self.end(task, task.job.moved),
             Ok(()) => self.advance(task),
             Err(fail) => self.fail(task, fail),
         }
@@ -221,10 +196,7 @@ impl Lun {
                     }
                     break;
                 }
-                Next::End => {
-                    self.release(task);
-                    return good(task.job.moved);
-                }
+                Next::End => return self.end(task, task.job.moved),
             };
             if task.stopped {
                 return self.fail(task, Fail::Bare(Status::TaskAborted));
@@ -514,11 +486,27 @@ impl Lun {
     #[cold]
     fn fail(&mut self, task: &mut Task, fail: Fail) -> Outcome {
         self.release(task);
-        fail.into()
+        let mut outcome = Outcome::from(fail);
+        if let Outcome::Done(response) = &mut outcome
+            && response.sense_len > 0
+            && self.shared.has_mode(Modes::DESCRIPTOR_SENSE)
+        {
+            response.in_descriptors();
+        }
+        outcome
     }
 
+    /// Ends the task as GOOD, with so many bytes moved.
+    #[inline]
+    fn end(&mut self, task: &mut Task, transferred: u32) -> Outcome {
+        self.release(task);
+        Outcome::Done(Response { transferred, ..Response::GOOD })
+    }
+
+    /// The task is over: nobody waits for it any more, and what it had is for others.
     #[inline]
     fn release(&mut self, task: &mut Task) {
+        self.in_flight.end(task.side, task.waits);
         if task.job.bounce {
             task.job.bounce = false;
             self.bounce_free = true;
@@ -531,10 +519,4 @@ impl Lun {
             self.awaited = None;
         }
     }
-}
-
-/// The end of a command that moved `transferred` bytes.
-#[inline]
-fn good(transferred: u32) -> Outcome {
-    Outcome::Done(Response { transferred, ..Response::GOOD })
 }

@@ -420,11 +420,13 @@ const OPCODES: [u8; TABLE_LEN] = {
     opcodes
 };
 
-/// A decoded command. Its reserved bits are checked by [`Decoded::check`], after unit attentions.
+/// A decoded command.
 #[derive(Clone, Copy)]
 pub(crate) struct Decoded {
-    row: usize,
     pub(crate) command: Command,
+    /// Bits of the CDB that are set and mean nothing to the command, byte 0 lowest: reserved ones, and
+    /// features that the unit does not have. It is refused for them ([`Decoded::check`]), after unit attentions.
+    pub(crate) wrong: u128,
 }
 
 /// Finds the command; an unknown one is INVALID COMMAND OPERATION CODE, an unknown service action
@@ -449,24 +451,23 @@ pub(crate) fn decode(cdb: &Cdb, abilities: &Abilities) -> Result<Decoded, Sense>
             None => Sense::illegal(Code::INVALID_COMMAND_OPERATION_CODE),
         });
     }
-    Ok(Decoded { row, command: found.command })
+    let low = u64::from_le_bytes(*cdb.0.first_chunk().expect("a CDB has 32 bytes"));
+    let high = u64::from_le_bytes(*cdb.0[8..].first_chunk().expect("a CDB has 32 bytes"));
+    let wrong = (u128::from(high) << 64 | u128::from(low)) & REJECT[row];
+    Ok(Decoded { command: found.command, wrong })
 }
 
 impl Decoded {
-    /// Refuses set bits that mean nothing to the command: reserved ones, and features that the
-    /// unit does not have. `but`: bits of byte 1 that mean something although the table says no.
-    #[inline]
-    pub(crate) fn check(self, cdb: &Cdb, but: u8) -> Result<(), Sense> {
-        let low = u64::from_le_bytes(*cdb.0.first_chunk().expect("a CDB has 32 bytes"));
-        let high = u64::from_le_bytes(*cdb.0[8..].first_chunk().expect("a CDB has 32 bytes"));
-        let wrong =
-            (u128::from(high) << 64 | u128::from(low)) & REJECT[self.row] & !(u128::from(but) << 8);
-        if wrong == 0 { Ok(()) } else { Err(first_wrong(wrong)) }
+    /// Refuses bits that mean nothing.
+    pub(crate) fn check(self) -> Result<(), Sense> {
+        if self.wrong == 0 { Ok(()) } else { Err(first_wrong(self.wrong)) }
     }
 
-    /// As [`Decoded::check`], of a command to a unit with protection information.
-    pub(crate) fn check_protected(self, cdb: &Cdb) -> Result<(), Sense> {
-        self.check(cdb, if self.command.has_field() { FIELD } else { 0 })
+    /// As [`Decoded::check`], of a command to a unit with protection information, whose field means something
+    /// although the table says no.
+    pub(crate) fn check_protected(self) -> Result<(), Sense> {
+        let field = if self.command.has_field() { FIELD } else { 0 };
+        Decoded { wrong: self.wrong & !(u128::from(field) << 8), ..self }.check()
     }
 }
 

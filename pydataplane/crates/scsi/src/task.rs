@@ -18,16 +18,13 @@ pub struct Plain {
     pub blocks: u64,
 }
 
-impl Plain {
-    const FLUSH: Plain = Plain { op: Op::Flush, durable: false, lba: 0, blocks: 0 };
-}
-
 /// One command in flight. The transport embeds it in its preallocated request slot, calls
 /// [`Task::prepare`] for each new command and leaves the rest to [`crate::Lun`].
 pub struct Task {
     pub(crate) tag: u64,
     pub(crate) cdb: Cdb,
-    pub(crate) plain: Plain,
+    /// What it is instead of a CDB.
+    pub(crate) plain: Option<Plain>,
     pub(crate) data_out: Sg,
     pub(crate) data_in: Sg,
     /// Protection information in lists of its own; empty where the transport has none.
@@ -54,7 +51,7 @@ impl Task {
         Task {
             tag,
             cdb: Cdb([0; CDB_LEN]),
-            plain: Plain::FLUSH,
+            plain: None,
             data_out: Sg::EMPTY,
             data_in: Sg::EMPTY,
             tuples_out: Sg::EMPTY,
@@ -75,6 +72,7 @@ impl Task {
     #[inline]
     pub fn prepare(&mut self, cdb: &[u8; CDB_LEN], data_out: Sg, data_in: Sg) {
         self.cdb = Cdb(*cdb);
+        self.plain = None;
         self.data_out = data_out;
         self.data_in = data_in;
         self.aborted = false;
@@ -96,10 +94,10 @@ impl Task {
         (self.tuples_out.len(), self.tuples_in.len())
     }
 
-    /// As [`Task::prepare`], for a transport without CDBs: [`crate::Lun::start_plain`] starts it.
+    /// As [`Task::prepare`], for a transport without CDBs.
     #[inline]
     pub fn prepare_plain(&mut self, plain: Plain, data_out: Sg, data_in: Sg) {
-        self.plain = plain;
+        self.plain = Some(plain);
         self.data_out = data_out;
         self.data_in = data_in;
         self.aborted = false;

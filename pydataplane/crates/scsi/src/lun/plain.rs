@@ -4,24 +4,17 @@ use super::plan::check_gates;
 use super::{Lun, Plan};
 use crate::block::{self, Extent, PlanContext};
 use crate::opcode::Command;
-use crate::response::{Fail, Outcome};
+use crate::response::Fail;
 use crate::sense::{Code, Sense};
 use crate::task::{Plain, Task};
 use bdev::Op;
 
 impl Lun {
-    /// As [`Lun::start`], of a task of [`Task::prepare_plain`]. A status other than GOOD says no more than
-    /// that it failed; BUSY and TASK SET FULL: nothing was done, or all of it may be done again.
+    /// Checks the request and says what it takes.
     #[inline]
-    pub fn start_plain(&mut self, task: &mut Task) -> Outcome {
-        let outcome = self.begin(task, Lun::plan_plain);
-        self.counted(task, outcome)
-    }
-
-    #[inline]
-    fn plan_plain(&mut self, task: &Task) -> Result<Plan, Fail> {
+    pub(super) fn plan_plain(&mut self, task: &Task, plain: Plain) -> Result<Plan, Fail> {
         let unit = &*self.shared;
-        let Plain { op, durable, lba, blocks } = task.plain;
+        let Plain { op, durable, lba, blocks } = plain;
         if unit.has_gates() {
             // As the command that does the same. It has no nexus that could be registered.
             check_gates(unit, command_of(op), &task.cdb)?;

@@ -27,8 +27,8 @@ impl Lun {
             return Err(sense.into());
         }
         let decoded = decoded?;
-        if let Err(sense) = decoded.check(cdb, 0) {
-            return self.plan_protected(task, decoded, sense);
+        if decoded.wrong != 0 {
+            return self.plan_protected(task, decoded);
         }
         if unit.has_gates() {
             check_gates(unit, decoded.command, cdb)?;
@@ -148,20 +148,15 @@ impl Lun {
         Ok(Plan::Work(job))
     }
 
-    /// A command that is refused by `sense`, unless what is wrong is the field of protection information, and
-    /// the unit has some.
+    /// A command with bits that mean nothing, for which it is refused, unless what is wrong is the field of
+    /// protection information, and the unit has some.
     #[cold]
-    fn plan_protected(
-        &mut self,
-        task: &Task,
-        decoded: Decoded,
-        sense: Sense,
-    ) -> Result<Plan, Fail> {
+    fn plan_protected(&mut self, task: &Task, decoded: Decoded) -> Result<Plan, Fail> {
         let (unit, cdb) = (&*self.shared, &task.cdb);
         if unit.protection.is_none() || cdb.byte(1) & FIELD == 0 {
-            return Err(sense.into());
+            decoded.check()?;
         }
-        decoded.check_protected(cdb)?;
+        decoded.check_protected()?;
         if unit.has_gates() {
             check_gates(unit, decoded.command, cdb)?;
         }

@@ -207,7 +207,7 @@ fn a_change_of_its_blocks_revokes_a_token_and_no_other_does() {
             let out = Buffer::new(&[0x77; 2048], 700);
             let mut task = Task::new(7);
             task.prepare_plain(plain, out.sg(), Buffer::new(&[], 1).sg());
-            let outcome = unit.lun.start_plain(&mut task);
+            let outcome = unit.lun.start(&mut task);
             let Outcome::Done(response) = unit.until_over(&mut task, outcome) else { panic!() };
             assert_eq!(response.status, Status::Good);
         }),

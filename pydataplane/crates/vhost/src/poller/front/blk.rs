@@ -82,7 +82,7 @@ impl FrontEnd for Blk {
 
     #[inline(always)]
     fn start(lun: &mut Lun, task: &mut Task, _attribute: u8) -> Outcome {
-        lun.start_plain(task)
+        lun.start(task)
     }
 
     #[inline(always)]
