@@ -13,6 +13,12 @@ impl Late {
         Late(VecDeque::with_capacity(usize::from(slots)))
     }
 
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Puts those of before into `done`, as far as that has room; whether that were all.
     #[inline]
     pub fn hand_over(&mut self, done: &mut Vec<Completion>) -> bool {

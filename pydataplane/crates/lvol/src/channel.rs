@@ -23,6 +23,7 @@ use bdev::{
     Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Late, Mismatches, Op,
     Protected, Slots, Stats, Submit,
 };
+use blobstore::HOLE;
 use outside::Outside;
 use reactor::IoContext;
 use std::collections::VecDeque;
@@ -117,7 +118,7 @@ impl Channel for LvolChannel {
     #[inline]
     fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
         let before = done.len();
-        if !self.late.hand_over(done) {
+        if !self.late.is_empty() && !self.late.hand_over(done) {
             return (done.len() - before) as u32;
         }
         if self.pins.in_flight() > 0 {
@@ -261,9 +262,12 @@ impl LvolChannel {
     /// goes to clusters of its own only.
     #[inline]
     fn run(&self, op: Op, lba: u64, blocks: u64) -> Run {
-        let place = |cluster| match op {
-            Op::Read => self.view.source(cluster),
-            _ => self.view.own(cluster),
+        let place = |cluster| {
+            let entry = match op {
+                Op::Read => self.view.entry(cluster),
+                _ => self.view.own.get(cluster),
+            };
+            if entry == HOLE { 0 } else { entry }
         };
         let shift = self.volume.id.shift;
         let per_cluster = 1u64 << shift;

@@ -154,7 +154,7 @@ impl View {
     /// What stands for `cluster`, in its own map or that of a snapshot: the device's cluster, 0 or
     /// [`HOLE`].
     #[inline]
-    fn entry(&self, cluster: u64) -> u32 {
+    pub fn entry(&self, cluster: u64) -> u32 {
         match (self.own.get(cluster), &self.shown) {
             (0, Some((shown, before))) if cluster < *before => shown.get(cluster),
             (own, _) => own,
