@@ -11,7 +11,7 @@
 //! follows and nothing that waited begins, and no other session does until all of it has ended: a
 //! guest that connects again finds its requests submitted again after that, never overtaken by what
 //! was late. What may still land in its memory is what was with devices, no more than a session may
-//! have there (`poller/room`), in the buffers of requests that were never answered. A guest that is
+//! have there (`poller/in_flight`), in the buffers of requests that were never answered. A guest that is
 //! reset meanwhile may have other things there: only a device that owns the bus could stop that.
 
 use std::time::Duration;

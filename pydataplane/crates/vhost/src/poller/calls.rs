@@ -4,6 +4,8 @@
 //! while more of the queue is in flight: a driver that has an answer to all that it asked for would
 //! wait for nothing.
 
+use std::os::fd::AsFd;
+
 use super::{DevicePoller, RequestQueue};
 use crate::coalescing::{Coalescing, IOPS_THRESHOLD};
 
@@ -93,42 +95,24 @@ impl DevicePoller {
     #[inline]
     pub(super) fn publish(&mut self, at: usize) {
         let queue = &mut self.queues[at];
-        let wanted = !queue.muted && queue.ring.wants_call();
-        let waits = wanted && self.puts_off(at);
-        let queue = &mut self.queues[at];
-        queue.pace.waits = waits;
-        if waits {
-            self.held = true;
+        queue.pace.waits = false;
+        if queue.muted {
             return;
         }
-        if wanted {
+        if queue.ring.wants_call() {
+            if !self.paused && queue.has_more() && queue.holds_call(self.coalescing.get()) {
+                (queue.pace.waits, self.held) = (true, true);
+                return;
+            }
             queue.pace.called(reactor::ticks::now);
-            let called = queue.call();
             self.counters.interrupts.add(1);
-            if called.is_err() {
+            if let Some(fd) = &queue.call
+                && reactor::eventfd::signal(fd.as_fd()).is_err()
+            {
                 self.blocked();
             }
         }
-        let queue = &mut self.queues[at];
-        if !queue.muted {
-            queue.ring.mark_published();
-        }
-    }
-
-    /// Whether a call that the guest wants is to wait.
-    fn puts_off(&mut self, at: usize) -> bool {
-        let queue = &mut self.queues[at];
-        let setting = self.coalescing.get();
-        if matches!(setting, Coalescing::Fixed { delay_base_us: 0, .. }) {
-            queue.pace.delay = 0;
-            return false;
-        }
-        if self.paused || !queue.has_more() {
-            return false;
-        }
-        let depth = queue.in_flight + u32::from(queue.ring.unpublished());
-        let used = queue.ring.next_used();
-        queue.pace.holds(setting, used, depth, reactor::ticks::now())
+        self.queues[at].ring.mark_published();
     }
 
     /// Makes the calls that have waited for long enough, all of a poller that is paused.
@@ -162,7 +146,17 @@ impl DevicePoller {
 impl RequestQueue {
     /// Whether more of it is to end: it is in flight, or waits in the ring.
     fn has_more(&self) -> bool {
-        self.in_flight != 0 || self.has_work()
+        self.in_flight != 0 || (self.open && self.ring.has_work())
+    }
+
+    /// Whether a call that the guest wants is to wait for more.
+    fn holds_call(&mut self, setting: Coalescing) -> bool {
+        if matches!(setting, Coalescing::Fixed { delay_base_us: 0, .. }) {
+            self.pace.delay = 0;
+            return false;
+        }
+        let depth = self.in_flight + u32::from(self.ring.unpublished());
+        self.pace.holds(setting, self.ring.next_used(), depth, reactor::ticks::now())
     }
 }
 

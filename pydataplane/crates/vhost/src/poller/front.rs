@@ -9,7 +9,7 @@
 mod blk;
 mod scsi;
 
-use ::scsi::{Lun, Outcome, Task};
+use ::scsi::Outcome;
 use virtqueue::Segments;
 
 use super::DevicePoller;
@@ -17,6 +17,16 @@ use super::slot::Slot;
 
 pub(super) use blk::Blk;
 pub(super) use scsi::{ProtectedScsi, Scsi};
+
+/// What a chain is.
+pub(super) enum Read {
+    /// A request for a unit, which is in its slot.
+    Request,
+    /// One that ends at once; `Err`: with a response code of virtio-scsi's.
+    End(Result<Outcome, u8>),
+    /// Too short to be one.
+    Nothing,
+}
 
 /// How a request was answered.
 pub(super) struct Answer {
@@ -34,11 +44,9 @@ pub(super) trait FrontEnd {
     /// no status for that.
     const WAITS_FOR_DEVICE: bool;
 
-    /// Begins the request of slot `index`, whose chain was walked: header, unit. Whether it ended.
-    fn begin(poller: &mut DevicePoller, at: usize, index: u16, now: u64) -> bool;
-
-    /// Gives a request with that task attribute to its unit.
-    fn start(lun: &mut Lun, task: &mut Task, attribute: u8) -> Outcome;
+    /// Reads the request of slot `index`, whose chain was walked: what it asks, of which unit, how it is to be
+    /// ordered, its data and their length.
+    fn read(poller: &mut DevicePoller, index: u16) -> Read;
 
     /// Writes the response of a request that ended so; `stopping`: its queue is.
     fn answer(slot: &mut Slot, end: Result<Outcome, u8>, stopping: bool) -> Answer;

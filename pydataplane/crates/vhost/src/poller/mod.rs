@@ -1,10 +1,10 @@
 //! The I/O path: one request from the available ring to the used ring, in order, in this file.
 //!
 //! ```text
-//! poll ── take ──> look ──> begin ──> Lun::start ──┬─ Done ──> finish ──> push_used ──┐
-//!      │                      │                    └─ Pending: the slot waits         │
-//!      │                      └─ not yet: see `waiting`                               │
-//!      └─ reap ──> Lun::poll ──> Lun::resume ── Done ─> finish ──> push_used ─────────┴─> publish
+//! poll ── take ──> look ──> begin ──> start ──┬─ Done ──> finish ──> push_used ──┐
+//!      │                      │               └─ Pending: the slot waits         │
+//!      │                      └─ not yet: see `waiting`                          │
+//!      └─ reap ──> Lun::poll ──> resume ── Done ─> finish ──> push_used ─────────┴─> publish
 //! ```
 //! A request whose I/O failed may wait for somebody to do something about it: see `suspended`.
 //!
@@ -12,7 +12,7 @@
 //! ([`TURN_US`], [`CONTENDED_TURN_US`]), to which what the reactor has to submit at its end is added beforehand; by requests
 //! ([`MAX_TAKEN`]); and devices copy no more than [`bdev::COPY_AT_ONCE`] bytes at once. What is over
 //! waits in its ring or its slot. How much data a session has with devices is bounded as well: see
-//! `room`.
+//! `in_flight`.
 //!
 //! A [`DevicePoller`] belongs to one reactor: it owns the request queues of one session that were
 //! given to this reactor and a channel of its own to each logical unit. Nothing on this path
@@ -23,10 +23,9 @@
 mod calls;
 mod failure;
 mod front;
-mod load;
+mod in_flight;
 mod orders;
 mod queue;
-mod room;
 mod slot;
 mod suspended;
 mod units;
@@ -37,10 +36,10 @@ use std::sync::Arc;
 use bdev::{Completion, Slots};
 use reactor::Poller;
 use scsi::{Outcome, Response, Status};
-use virtqueue::Head;
+use virtqueue::{ChainError, Head};
 
 use crate::coalescing::SharedCoalescing;
-use crate::defs::{response, task_attribute};
+use crate::defs::response;
 use crate::failure::Failure;
 use crate::front::Front;
 use crate::mailbox::Notice;
@@ -52,7 +51,8 @@ pub(crate) use units::Unit;
 
 pub(crate) use slot::{Chains, Slot, make as make_slots};
 
-use front::{Answer, Blk, FrontEnd, ProtectedScsi, Scsi};
+use front::{Answer, Blk, FrontEnd, ProtectedScsi, Read, Scsi};
+use in_flight::Obstacle;
 use units::Units;
 
 /// Requests taken from one queue before they are published and the next queue has its turn.
@@ -187,7 +187,8 @@ impl DevicePoller {
                     self.first = at;
                     break;
                 }
-                if self.queues[at].has_work() {
+                let queue = &self.queues[at];
+                if queue.open && queue.ring.has_work() {
                     let (taken, over) = self.take::<F>(at, &mut turn_end);
                     events += taken;
                     if over {
@@ -245,7 +246,7 @@ impl DevicePoller {
             let mut good = [0; AHEAD];
             let (mut looked, mut bad) = (0, None);
             for n in group.clone() {
-                match self.queues[at].look(&mut self.slots, &self.heads[n]) {
+                match self.look(at, n) {
                     Ok(slot) => good[looked] = slot,
                     Err(failure) => {
                         bad = Some((n, failure));
@@ -255,7 +256,7 @@ impl DevicePoller {
                 looked += 1;
             }
             for slot in &good[..looked] {
-                if !F::begin(self, at, *slot, now) {
+                if !self.begin::<F>(at, *slot, now) {
                     // Pending: submitted when the clock is not looked at any more.
                     end -= self.submission_ticks;
                 }
@@ -275,51 +276,78 @@ impl DevicePoller {
         (count as u32, over)
     }
 
-    /// A request with `bytes` of data, prepared in its slot, is one of the unit `target` from now on.
-    /// `at_once`: it may begin. Whether it ended.
+    /// Walks the chain of the `n`th head into a slot, which makes the processor fetch its header. Returns
+    /// the slot.
     #[inline(always)]
-    fn accept<F: FrontEnd>(
-        &mut self,
-        (at, index): (usize, u16),
-        (target, bytes): (u8, u32),
-        now: u64,
-        at_once: bool,
-    ) -> bool {
-        let slot = &mut self.slots[index];
-        (slot.target, slot.bytes) = (target, bytes);
-        (slot.begun, slot.order) = (now, self.taken);
-        (slot.ended_by, slot.busy, slot.counted) = (response::OK, true, at_once);
-        self.taken += 1;
-        self.queues[at].in_flight += 1;
-        if at_once {
-            return self.start::<F>(at, index, now);
+    fn look(&mut self, at: usize, n: usize) -> Result<u16, Failure> {
+        let (queue, head) = (&mut self.queues[at], self.heads[n]);
+        let Some(of_head) = queue.slots.get_mut(usize::from(head.index())) else {
+            let (head, size) = (head.index(), queue.ring.size());
+            return Err(Failure::Chain(ChainError::BadHead { head, size }));
+        };
+        if *of_head != queue::NONE {
+            return Err(Failure::HeadInUse(head.index()));
         }
-        self.postpone(index);
+        let index = self.slots.take();
+        let index = index.expect("there is a slot for each descriptor, or for all that wait");
+        let slot = &mut self.slots[index];
+        (slot.queue, slot.head, slot.at) = (queue.index, head.index(), at as u16);
+        if let Err(why) = queue.ring.walk(&head, &mut slot.segments) {
+            self.slots.give_back(index);
+            return Err(Failure::Chain(why));
+        }
+        *of_head = index;
+        Ok(index)
+    }
+
+    /// Begins the request of a slot, whose chain was walked, unless it has to wait. Whether it ended, or waits
+    /// here.
+    #[inline(always)]
+    fn begin<F: FrontEnd>(&mut self, at: usize, index: u16, now: u64) -> bool {
+        let end = match F::read(self, index) {
+            Read::Nothing => {
+                self.counters.malformed.add(1);
+                self.queues[at].refuse::<F>(&mut self.slots, index);
+                return true;
+            }
+            Read::End(end) => end,
+            Read::Request => {
+                let slot = &mut self.slots[index];
+                slot.counted = false;
+                let admitted = self.units.admit(slot.target, slot.wants(), false);
+                if admitted != Err(Obstacle::Nowhere) {
+                    (slot.begun, slot.order) = (now, self.taken);
+                    (slot.ended_by, slot.busy) = (response::OK, true);
+                    slot.counted = admitted.is_ok();
+                    self.taken += 1;
+                    self.queues[at].in_flight += 1;
+                    if admitted.is_ok() {
+                        return self.start::<F>(at, index, now);
+                    }
+                    self.postpone(index);
+                    return true;
+                }
+                Err(response::BAD_TARGET)
+            }
+        };
+        let ticks = self.sample(now);
+        self.finish::<F>(at, index, end, ticks);
         true
     }
 
-    /// Gives a request to its unit. Whether it ended.
+    /// Gives a request to its unit. Whether it ended, or waits here.
     #[inline(always)]
     fn start<F: FrontEnd>(&mut self, at: usize, index: u16, now: u64) -> bool {
-        let slot = &mut self.slots[index];
-        let target = slot.target;
-        let Some(unit) = self.units.at(target) else { return true };
-        let outcome = F::start(&mut unit.lun, &mut slot.task, slot.attribute);
-        if let Outcome::Suspended(error) = outcome {
-            self.suspend(at, index, error);
-            return true;
+        let Some(outcome) = self.units.start(&mut self.slots[index]) else { return true };
+        match outcome {
+            Outcome::Pending => return false,
+            Outcome::Suspended(error) => self.suspend(at, index, error),
+            _ if F::WAITS_FOR_DEVICE && is_put_off(&outcome) => self.put_off(at, index, outcome),
+            _ => {
+                let ticks = self.sample(now);
+                self.finish::<F>(at, index, Ok(outcome), ticks);
+            }
         }
-        if F::WAITS_FOR_DEVICE && is_put_off(&outcome) {
-            self.put_off(at, index, outcome);
-            return true;
-        }
-        if matches!(outcome, Outcome::Pending) {
-            let (bytes, ordered) = (slot.bytes, slot.attribute == task_attribute::ORDERED);
-            slot.generation = self.units.started(target, u64::from(bytes), ordered);
-            return false;
-        }
-        let ticks = self.sample(now);
-        self.finish::<F>(at, index, Ok(outcome), ticks);
         true
     }
 
@@ -345,7 +373,7 @@ impl DevicePoller {
                 events += unit.lun.poll(&mut done);
             }
             for completion in done.drain(..) {
-                self.resume::<F>(target, &completion);
+                self.resume::<F>(&completion);
             }
             self.done = done;
             // A unit that became idle leaves the list, and another takes its place.
@@ -368,35 +396,30 @@ impl DevicePoller {
 
     /// Goes on with the request whose I/O ended.
     #[inline]
-    fn resume<F: FrontEnd>(&mut self, target: u8, completion: &Completion) {
+    fn resume<F: FrontEnd>(&mut self, completion: &Completion) {
         let (at, index) = self.position(completion.tag);
         let slot = &mut self.slots[index];
-        let Some(unit) = self.units.at(target) else { return };
-        match unit.lun.resume(&mut slot.task, completion.result) {
-            Outcome::Pending => {}
-            outcome => {
-                // With this one's end there is room for what the device did not take.
-                let ordered = F::WAITS_FOR_DEVICE || slot.attribute == task_attribute::ORDERED;
-                let begun = slot.begun;
-                self.units.ended(target, u64::from(slot.bytes), slot.generation, ordered);
-                if let Outcome::Suspended(error) = outcome {
-                    return self.suspend(at, index, error);
-                }
-                if F::WAITS_FOR_DEVICE && is_put_off(&outcome) {
-                    return self.put_off(at, index, outcome);
-                }
-                if F::WAITS_FOR_DEVICE && self.overtakes(at, index, &outcome) {
-                    return;
-                }
-                // The device has read the clock, if it took any time.
-                let ended = match completion.ended {
-                    0 => reactor::ticks::now(),
-                    ended => ended,
-                };
-                let timed = Some((ended.saturating_sub(begun), 1));
-                self.finish::<F>(at, index, Ok(outcome), timed);
-            }
+        let begun = slot.begun;
+        // With its end there is room for what the device did not take.
+        let resumed = self.units.resume(slot, completion.result, F::WAITS_FOR_DEVICE);
+        let outcome = match resumed {
+            None | Some(Outcome::Pending) => return,
+            Some(Outcome::Suspended(error)) => return self.suspend(at, index, error),
+            Some(outcome) => outcome,
+        };
+        if F::WAITS_FOR_DEVICE && is_put_off(&outcome) {
+            return self.put_off(at, index, outcome);
         }
+        if F::WAITS_FOR_DEVICE && self.overtakes(at, index, &outcome) {
+            return;
+        }
+        // The device has read the clock, if it took any time.
+        let ended = match completion.ended {
+            0 => reactor::ticks::now(),
+            ended => ended,
+        };
+        let timed = Some((ended.saturating_sub(begun), 1));
+        self.finish::<F>(at, index, Ok(outcome), timed);
     }
 
     /// Writes the response of a request and puts it into the used ring. `Err` is a response code of
@@ -457,9 +480,7 @@ impl DevicePoller {
     #[inline]
     fn position(&self, tag: u64) -> (usize, u16) {
         let index = tag as u16;
-        let queue = self.slots[index].queue;
-        let at = self.queues.iter().position(|q| q.index == queue);
-        (at.expect("a queue with requests in flight stays"), index)
+        (self.slots[index].at.into(), index)
     }
 }
 

@@ -255,9 +255,17 @@ impl DevicePoller {
     pub(crate) fn remove_queue(&mut self, index: u16, marks_last: bool) -> Option<RequestQueue> {
         let at = self.queues.iter().position(|q| q.index == index)?;
         self.give_back(at, marks_last);
+        Some(self.take_out(at))
+    }
+
+    /// Takes a queue out of which nothing is in flight; the last one stands in its place from now on.
+    fn take_out(&mut self, at: usize) -> RequestQueue {
         let queue = self.queues.swap_remove(at);
-        assert_eq!(queue.in_flight, 0, "queue {index} is removed before it was drained");
-        Some(queue)
+        assert_eq!(queue.in_flight, 0, "queue {} is taken out before it was drained", queue.index);
+        let last = self.queues.len();
+        let moved = self.slots.iter_mut().filter(|slot| usize::from(slot.at) == last);
+        moved.for_each(|slot| slot.at = at as u16);
+        queue
     }
 
     /// Takes no requests of a queue until it is unparked, and keeps those of it that were taken and have
@@ -288,7 +296,7 @@ impl DevicePoller {
         let at = self.queues.iter().position(leaves)?;
         // Nothing of it is in flight, so no call of it waits any longer.
         self.publish(at);
-        let mut queue = self.queues.swap_remove(at);
+        let mut queue = self.take_out(at);
         queue.unpark();
         Some(queue)
     }
@@ -428,9 +436,9 @@ impl DevicePoller {
         }
         for completion in done.drain(..) {
             match self.front {
-                Front::Scsi if self.protected => self.resume::<ProtectedScsi>(target, &completion),
-                Front::Scsi => self.resume::<Scsi>(target, &completion),
-                Front::Blk => self.resume::<Blk>(target, &completion),
+                Front::Scsi if self.protected => self.resume::<ProtectedScsi>(&completion),
+                Front::Scsi => self.resume::<Scsi>(&completion),
+                Front::Blk => self.resume::<Blk>(&completion),
             }
         }
         self.done = done;

@@ -6,17 +6,16 @@ use std::sync::Arc;
 use bdev::Slots;
 use guestmem::GuestMemory;
 use reactor::eventfd::Blocked;
-use virtqueue::{ChainError, ConfigError, Head, QueueConfig, SplitQueue};
+use virtqueue::{ConfigError, QueueConfig, SplitQueue};
 
 use super::Drain;
 use super::calls::Pace;
 use super::front::FrontEnd;
 use super::slot::Slot;
-use crate::failure::Failure;
 use crate::placement::Placement;
 
 /// No slot: a pool has fewer.
-const NONE: u16 = u16::MAX;
+pub(super) const NONE: u16 = u16::MAX;
 
 /// What a request queue is made of.
 #[derive(Debug)]
@@ -37,13 +36,13 @@ pub(crate) struct RequestQueue {
     pub(super) index: u16,
     pub(super) ring: SplitQueue,
     /// Of each descriptor the slot of the chain that it is the head of, while that is in flight.
-    slots: Box<[u16]>,
+    pub(super) slots: Box<[u16]>,
     pub(super) in_flight: u32,
     pub(super) pace: Pace,
     /// Where its requests are counted.
     placement: Arc<Placement>,
     /// Takes requests. Not while it is being stopped or parked, nor after the guest broke the rules.
-    open: bool,
+    pub(super) open: bool,
     /// It takes none until it goes on, here or on another reactor.
     parked: bool,
     /// What ends is not told to the guest.
@@ -58,7 +57,7 @@ pub(crate) struct RequestQueue {
     kept: Vec<(u64, u16)>,
     config: QueueConfig,
     kick: Option<OwnedFd>,
-    call: Option<OwnedFd>,
+    pub(super) call: Option<OwnedFd>,
 }
 
 impl RequestQueue {
@@ -84,35 +83,6 @@ impl RequestQueue {
             kick: setup.kick,
             call: setup.call,
         }
-    }
-
-    /// Whether the guest added requests that may be taken. At most one read of guest memory.
-    #[inline(always)]
-    pub(super) fn has_work(&self) -> bool {
-        self.open && self.ring.has_work()
-    }
-
-    /// Walks the chain of `head` into a slot, which makes the processor fetch its header. Returns
-    /// the slot.
-    #[inline(always)]
-    pub(super) fn look(&mut self, slots: &mut Slots<Slot>, head: &Head) -> Result<u16, Failure> {
-        let index = head.index();
-        let Some(of_head) = self.slots.get_mut(usize::from(index)) else {
-            let size = self.ring.size();
-            return Err(Failure::Chain(ChainError::BadHead { head: index, size }));
-        };
-        if *of_head != NONE {
-            return Err(Failure::HeadInUse(index));
-        }
-        let at = slots.take().expect("there is a slot for each descriptor, or for all that wait");
-        let slot = &mut slots[at];
-        (slot.queue, slot.head) = (self.index, index);
-        if let Err(why) = self.ring.walk(head, &mut slot.segments) {
-            slots.give_back(at);
-            return Err(Failure::Chain(why));
-        }
-        *of_head = at;
-        Ok(at)
     }
 
     /// The request of a slot has ended: the slot is free. Whether one of `drains`, of which there is
@@ -176,8 +146,7 @@ impl RequestQueue {
         self.vacate(slots, at, &mut []);
     }
 
-    /// Calls the guest.
-    #[inline]
+    /// Calls the guest, whatever it wants.
     pub(super) fn call(&mut self) -> Result<(), Blocked> {
         match &self.call {
             Some(fd) => reactor::eventfd::signal(fd.as_fd()),

@@ -13,7 +13,7 @@ use bdev::Slots;
 use scsi::{Kind, Task};
 use virtqueue::{MAX_SEGMENTS, Segments};
 
-use super::units::Wants;
+use super::in_flight::Wants;
 use super::{BATCH, MAX_TAKEN};
 use crate::defs::{SEG_MAX, response};
 
@@ -27,6 +27,8 @@ pub(crate) struct Slot {
     /// Its virtqueue, and the head of its chain.
     pub(super) queue: u16,
     pub(super) head: u16,
+    /// Where that queue stands among those of the poller.
+    pub(super) at: u16,
     /// When it was taken, in ticks.
     pub(super) begun: u64,
     /// How many were taken before it.
@@ -41,7 +43,7 @@ pub(crate) struct Slot {
     pub(super) attribute: u8,
     /// Bytes of its data.
     pub(super) bytes: u32,
-    /// The generation in which its unit got it ([`super::load`]).
+    /// The generation in which its unit got it ([`super::in_flight`]).
     pub(super) generation: u32,
     /// It counts in its volume's limits.
     pub(super) counted: bool,
@@ -61,6 +63,7 @@ impl Slot {
             segments,
             queue: 0,
             head: 0,
+            at: 0,
             begun: 0,
             order: 0,
             id: 0,

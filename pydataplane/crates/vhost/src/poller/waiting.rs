@@ -1,7 +1,7 @@
 //! Requests that were taken and do not begin yet.
 //!
 //! A request waits in its slot, in the list of its unit, while the unit or the session has as much
-//! with devices as it may ([`super::room`]), while the volume does as much as it may
+//! with devices as it may ([`super::in_flight`]), while the volume does as much as it may
 //! ([`bdev::Limits`]), or while its task attribute says so (SAM-5 8.6): a
 //! request that is ORDERED begins when all earlier ones of the unit have ended, and later ones begin
 //! when it has; one that is HEAD OF QUEUE goes before all that wait. So a unit whose disk does not answer

@@ -373,6 +373,27 @@ fn many_requests_in_flight_on_several_queues_and_reactors() {
 }
 
 #[test]
+fn a_queue_that_stops_leaves_what_others_have_in_flight_to_them() {
+    let (host, gate) = Host::gated(1);
+    let mut guest = Guest::start(&host.socket(), LINUX, 3);
+    guest.ready(0);
+    for stopped in 2..5 {
+        guest.write_blocks(0, 7, &pattern(stopped as u8, 512));
+        gate.shut();
+        let others = (2..5).filter(|queue| *queue != stopped);
+        let read = |queue| guest.submit(queue, flat(0), 1, &rw10(0x28, 7, 1), &[], 512);
+        let requests: Vec<_> = others.map(read).collect();
+        gate.wait_for(2);
+        let base = guest.peer.base(stopped as u32);
+        gate.open();
+        for request in &requests {
+            assert_eq!(guest.finish(request).data, pattern(stopped as u8, 512));
+        }
+        guest.describe_queue(stopped, base as u16, false);
+    }
+}
+
+#[test]
 fn calls_are_suppressed_as_the_driver_asks() {
     let host = Host::with_disk(1);
     // VIRTQ_AVAIL_F_NO_INTERRUPT without EVENT_IDX.

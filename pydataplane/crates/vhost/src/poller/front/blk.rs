@@ -5,16 +5,15 @@
 //! of another of its requests, and what a stop must not leave half done ends before it, or stays marked
 //! as in flight; what waits because an I/O failed is given back to whoever goes on (`poller/suspended`).
 
-use ::scsi::{Kind, Lun, Outcome, Plain, Response, Status, Task};
+use ::scsi::{Kind, Lun, Outcome, Plain, Response, Status};
 use bdev::Op;
 use virtio_blk::{Access, HEADER_SIZE, Header, ID_SIZE, Request, SECTOR, status};
 use virtqueue::Segments;
 
-use super::{Answer, FrontEnd};
+use super::{Answer, FrontEnd, Read};
 use crate::defs::response;
 use crate::front::DISK;
 use crate::poller::slot::Slot;
-use crate::poller::units::Wants;
 use crate::poller::{DevicePoller, MAX_DATA};
 
 /// Bytes of a response.
@@ -30,59 +29,46 @@ impl FrontEnd for Blk {
     const WAITS_FOR_DEVICE: bool = true;
 
     #[inline(always)]
-    fn begin(poller: &mut DevicePoller, at: usize, index: u16, now: u64) -> bool {
+    fn read(poller: &mut DevicePoller, index: u16) -> Read {
         let slot = &mut poller.slots[index];
 
         // The header is copied out of guest memory once; from here on only the copy is looked at.
         let mut bytes = [0u8; HEADER_SIZE];
         let space = (slot.segments.writable_len() as usize).checked_sub(STATUS);
         let halves = space.and_then(|space| slot.segments.split(HEADER_SIZE, space));
-        let Some(halves) = halves else {
-            poller.counters.malformed.add(1);
-            poller.queues[at].refuse::<Self>(&mut poller.slots, index);
-            return true;
-        };
+        let Some(halves) = halves else { return Read::Nothing };
         halves.readable.0.copy_to_slice(0, &mut bytes);
         let header: Header = zerocopy::transmute!(bytes);
         let (data_out, data_in) = (halves.readable.1, halves.writable.0);
 
-        let end = match (poller.units.find(DISK), Request::decode(&header, &data_out, &data_in)) {
-            (None, _) => Err(response::BAD_TARGET),
-            (Some(_), Err(status)) => Err(refusal(status)),
-            (Some(unit), Ok(Request::Id)) => {
+        let Some(unit) = poller.units.find(DISK) else {
+            return Read::End(Err(response::BAD_TARGET));
+        };
+        let access = match Request::decode(&header, &data_out, &data_in) {
+            Err(status) => return Read::End(Err(refusal(status))),
+            Ok(Request::Id) => {
                 let mut id = [0; ID_SIZE];
                 let serial = unit.lun.shared().serial().as_bytes();
                 let len = serial.len().min(ID_SIZE);
                 id[..len].copy_from_slice(&serial[..len]);
                 let transferred = data_in.copy_from_slice(0, &id[..ID_SIZE.min(data_in.len())]);
                 let transferred = transferred as u32;
-                Ok(Outcome::Done(Response { transferred, ..Response::bare(Status::Good) }))
+                let answer = Response { transferred, ..Response::bare(Status::Good) };
+                return Read::End(Ok(Outcome::Done(answer)));
             }
-            (Some(unit), Ok(Request::Access(access))) => {
-                match plain(&unit.lun, access, poller.write_through) {
-                    Err(status) => Err(refusal(status)),
-                    Ok(task) => {
-                        // Of longer buffers none is taken.
-                        let bytes = (data_out.len() + data_in.len()).min(MAX_DATA) as u32;
-                        let kind = kind_of(access.op);
-                        let wants = Wants { kind, attribute: SIMPLE, bytes, counted: false };
-                        let admitted = poller.units.admits(DISK, wants);
-                        slot.task.prepare_plain(task, data_out, data_in);
-                        (slot.id, slot.attribute, slot.kind) = (0, SIMPLE, kind);
-                        let at_once = admitted == Some(true);
-                        return poller.accept::<Self>((at, index), (DISK, bytes), now, at_once);
-                    }
-                }
-            }
+            Ok(Request::Access(access)) => access,
         };
-        let ticks = poller.sample(now);
-        poller.finish::<Self>(at, index, end, ticks);
-        true
-    }
-
-    #[inline(always)]
-    fn start(lun: &mut Lun, task: &mut Task, _attribute: u8) -> Outcome {
-        lun.start(task)
+        match plain(&unit.lun, access, poller.write_through) {
+            Err(status) => Read::End(Err(refusal(status))),
+            Ok(plain) => {
+                slot.task.prepare_plain(plain, data_out, data_in);
+                (slot.target, slot.id, slot.attribute) = (DISK, 0, SIMPLE);
+                slot.kind = kind_of(access.op);
+                // Of longer buffers none is taken.
+                slot.bytes = (data_out.len() + data_in.len()).min(MAX_DATA) as u32;
+                Read::Request
+            }
+        }
     }
 
     #[inline(always)]

@@ -1,18 +1,15 @@
 //! virtio-scsi (virtio 1.2 5.6.6): a header with a CDB, data to the device, response, data from it; with
 //! VIRTIO_SCSI_F_T10_PI, protection information before the data each way.
 
-use ::scsi::{Kind, Lun, Outcome, Response, Status, Task, missing_lun};
-use guestmem::Sg;
-use virtqueue::Segments;
+use ::scsi::{Kind, Outcome, Response, Status, missing_lun};
+use virtqueue::{Halves, Segments};
 use zerocopy::IntoBytes;
 
-use super::{Answer, FrontEnd};
+use super::{Answer, FrontEnd, Read};
 use crate::defs::{
     LunAddress, ProtectedRequestHeader, RESPONSE_SIZE, RequestHeader, ResponseHeader, response,
-    task_attribute,
 };
 use crate::poller::slot::Slot;
-use crate::poller::units::Wants;
 use crate::poller::{DevicePoller, MAX_DATA};
 
 /// Bytes of a request that can have been written: the response and the longest transfer.
@@ -36,18 +33,9 @@ const fn header_size(protected: bool) -> usize {
     }
 }
 
-/// What a request is: header, data to the device, and space for data from it. `None`: it is too short.
-#[inline(always)]
-fn read(slot: &mut Slot) -> Option<(RequestHeader, Sg, Sg)> {
-    // The header is copied out of guest memory once; from here on only the copy is looked at.
-    let mut bytes = [0u8; header_size(false)];
-    let halves = slot.segments.split(bytes.len(), RESPONSE_SIZE)?;
-    halves.readable.0.copy_to_slice(0, &mut bytes);
-    Some((zerocopy::transmute!(bytes), halves.readable.1, halves.writable.1))
-}
-
-/// As [`read`], with protection information before the data each way.
-fn read_protected(slot: &mut Slot) -> Option<(RequestHeader, Sg, Sg)> {
+/// Cuts off the header of a request and the protection information before its data each way; the header
+/// becomes `plain`, one without it.
+fn read_protected(slot: &mut Slot, plain: &mut [u8; header_size(false)]) -> Option<Halves> {
     let mut bytes = [0u8; header_size(true)];
     let halves = slot.segments.split(bytes.len(), RESPONSE_SIZE)?;
     halves.readable.0.copy_to_slice(0, &mut bytes);
@@ -55,59 +43,47 @@ fn read_protected(slot: &mut Slot) -> Option<(RequestHeader, Sg, Sg)> {
     let (out, into) = (header.pi_bytesout.get() as usize, header.pi_bytesin.get() as usize);
     let halves = slot.segments.split(out, into)?;
     slot.task.set_tuples(halves.readable.0, halves.writable.0);
-    let mut plain = [0u8; header_size(false)];
     let (head, cdb) = plain.split_at_mut(header.head.len());
     head.copy_from_slice(&header.head);
     cdb.copy_from_slice(&header.cdb);
-    Some((zerocopy::transmute!(plain), halves.readable.1, halves.writable.1))
+    Some(halves)
 }
 
 impl<const PI: bool> FrontEnd for ScsiWith<PI> {
     const WAITS_FOR_DEVICE: bool = false;
 
     #[inline(always)]
-    fn begin(poller: &mut DevicePoller, at: usize, index: u16, now: u64) -> bool {
+    fn read(poller: &mut DevicePoller, index: u16) -> Read {
         let slot = &mut poller.slots[index];
 
-        let read = if PI { read_protected(slot) } else { read(slot) };
-        let Some((header, data_out, data_in)) = read else {
-            poller.counters.malformed.add(1);
-            poller.queues[at].refuse::<Self>(&mut poller.slots, index);
-            return true;
+        // The header is copied out of guest memory once; from here on only the copy is looked at.
+        let mut bytes = [0u8; header_size(false)];
+        let halves = if PI {
+            read_protected(slot, &mut bytes)
+        } else {
+            let halves = slot.segments.split(bytes.len(), RESPONSE_SIZE);
+            halves.inspect(|halves| _ = halves.readable.0.copy_to_slice(0, &mut bytes))
         };
+        let Some(Halves { readable: (_, data_out), writable: (_, data_in) }) = halves else {
+            return Read::Nothing;
+        };
+        let header: RequestHeader = zerocopy::transmute!(bytes);
 
-        let outcome = match LunAddress::decode(&header.lun) {
+        match LunAddress::decode(&header.lun) {
             LunAddress::Unit { target, lun: 0 } => {
+                slot.task.prepare(&header.cdb, data_out, data_in);
+                (slot.target, slot.id, slot.attribute) =
+                    (target, header.id.get(), header.task_attr);
+                slot.kind = Kind::of(header.cdb[0]);
                 // Of longer buffers no command takes more.
-                let bytes = (data_out.len() + data_in.len()).min(MAX_DATA) as u32;
-                let (kind, attribute) = (Kind::of(header.cdb[0]), header.task_attr);
-                let wants = Wants { kind, attribute, bytes, counted: false };
-                match poller.units.admits(target, wants) {
-                    Some(at_once) => {
-                        slot.task.prepare(&header.cdb, data_out, data_in);
-                        (slot.id, slot.attribute) = (header.id.get(), attribute);
-                        slot.kind = kind;
-                        return poller.accept::<Self>((at, index), (target, bytes), now, at_once);
-                    }
-                    None => Err(response::BAD_TARGET),
-                }
+                slot.bytes = (data_out.len() + data_in.len()).min(MAX_DATA) as u32;
+                Read::Request
             }
-            LunAddress::Unit { target, .. } if poller.units.find(target).is_some() => {
-                Ok(missing_lun(&header.cdb, &data_in))
+            LunAddress::Unit { target, .. } if !poller.units.is_hidden(target) => {
+                Read::End(Ok(missing_lun(&header.cdb, &data_in)))
             }
-            LunAddress::ReportLuns => Ok(poller.units.well_known(&header.cdb, &data_in)),
-            LunAddress::Unit { .. } | LunAddress::Invalid => Err(response::BAD_TARGET),
-        };
-        let ticks = poller.sample(now);
-        poller.finish::<Self>(at, index, outcome, ticks);
-        true
-    }
-
-    #[inline(always)]
-    fn start(lun: &mut Lun, task: &mut Task, attribute: u8) -> Outcome {
-        match attribute {
-            task_attribute::ACA => Outcome::Done(Response::no_aca()),
-            _ => lun.start(task),
+            LunAddress::ReportLuns => Read::End(Ok(poller.units.well_known(&header.cdb, &data_in))),
+            LunAddress::Unit { .. } | LunAddress::Invalid => Read::End(Err(response::BAD_TARGET)),
         }
     }
 
