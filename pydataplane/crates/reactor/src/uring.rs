@@ -387,8 +387,9 @@ impl UringClient {
     }
 
     /// Queues `entry`; its completion carries `token`. `weight`: the bytes that the kernel pins or copies
-    /// before the submission returns, for direct or buffered transfers; 0 where it does neither. `Err` when the ring or this client's depth
-    /// is full: try again after the next poll.
+    /// before the submission returns, for direct or buffered transfers; 0 where it does neither. Returns whether
+    /// one of the kernel's workers has it, as those of the turn are too many. `Err` when the ring or this
+    /// client's depth is full: try again after the next poll.
     ///
     /// # Errors
     /// [`Full`].
@@ -401,17 +402,18 @@ impl UringClient {
         entry: squeue::Entry,
         token: u32,
         weight: u32,
-    ) -> Result<(), Full> {
+    ) -> Result<bool, Full> {
         if self.outstanding == self.depth {
             return Err(Full);
         }
         let mut entry = entry.user_data(self.place | u64::from(token));
         let mut ring = self.ring.borrow_mut();
         let inline = ring.inline.saturating_add(weight);
-        if weight <= INLINE_SMALL || inline <= INLINE_BYTES {
-            ring.inline = inline;
-        } else {
+        let by_worker = weight > INLINE_SMALL && inline > INLINE_BYTES;
+        if by_worker {
             entry = entry.flags(squeue::Flags::ASYNC);
+        } else {
+            ring.inline = inline;
         }
         // SAFETY: passed on to the caller.
         if unsafe { ring.ring.submission().push(&entry) }.is_err() {
@@ -422,7 +424,7 @@ impl UringClient {
         ring.queued += 1;
         ring.in_flight += 1;
         self.outstanding += 1;
-        Ok(())
+        Ok(by_worker)
     }
 
     /// The next completion that was handed out to this client, as (token, result: bytes or

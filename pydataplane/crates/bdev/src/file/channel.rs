@@ -31,7 +31,7 @@ use self::ranges::Parts;
 use self::steps::{ZEROES, zeroes};
 use super::bounce::{BOUNCE_SIZE, Bounce, Bounces};
 use super::larges::{PIECES_MAX, Pieces};
-use super::owners::Share;
+use super::room::Share;
 use super::{Shared, memory};
 use crate::ram::Ram;
 use crate::{
@@ -315,8 +315,7 @@ impl FileChannel {
         if self.shared.submit_waits {
             (entry, weight) = (entry.flags(squeue::Flags::ASYNC), 0);
         }
-        let waits = waits || self.uring.needs_worker(weight);
-        if waits && self.working.is_full() {
+        if self.working.is_full() && self.uring.needs_worker(weight) {
             slot.worker = true;
             return Err(Full);
         }
@@ -325,8 +324,8 @@ impl FileChannel {
         // SAFETY: the caller's memory is valid until the I/O completes (`Sg::new`); bounce
         // buffers, zeros and the file live as long as this channel, whose client waits in its
         // drop, which comes first.
-        unsafe { self.uring.push(entry, u32::from(n), weight) }?;
-        if waits {
+        let by_worker = unsafe { self.uring.push(entry, u32::from(n), weight) }?;
+        if waits || by_worker {
             slot.worker = true;
             self.working.add();
         }

@@ -5,8 +5,7 @@
 //! the disk below. What is beyond the share waits in its channel, in order. Alone, an owner has no limit.
 //! The target's own I/O (metadata) has no owner, and is neither counted nor limited.
 //!
-//! An owner's channels have turns ([`super::room`]): a busy disk of a guest, which asks again in the moment in
-//! which there is room, does not keep the guest's other disks from the kernel for as long as it is busy.
+//! What a channel has of its owner's share, and how the owner's channels have turns, is in [`super::room`].
 //!
 //! No lock in the way of an I/O: a look at all owners, once in [`LOOK_US`], is left out when somebody else
 //! has them.
@@ -18,33 +17,34 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use parking_lot::Mutex;
-use reactor::{Owner, Waker};
+use reactor::Owner;
 
-use self::policy::{NO_LIMIT, Policy, Seen};
-use super::room::{Room, RoomShare};
+pub(super) use self::policy::NO_LIMIT;
+use self::policy::{Policy, Seen};
+use super::room::Room;
 
 /// Between two looks.
 const LOOK_US: u64 = 1000;
 /// An owner is active for so long after its last request.
 const ACTIVE_US: u64 = 50_000;
 /// What an owner has with the disk, all its channels together.
-struct Counts {
-    owner: Owner,
+pub(super) struct Counts {
+    pub(super) owner: Owner,
     /// Requests in the kernel, or pieces of large ones.
-    room: Room,
+    pub(super) room: Room,
     /// When it last asked for one, in ticks.
-    asked: AtomicU64,
+    pub(super) asked: AtomicU64,
     /// A request had to wait since the last look.
-    pressed: AtomicBool,
+    pub(super) pressed: AtomicBool,
     /// Requests that ended since the last look, and the time that they took in ticks.
-    ended: AtomicU64,
-    ticks: AtomicU64,
+    pub(super) ended: AtomicU64,
+    pub(super) ticks: AtomicU64,
 }
 
 /// The owners of a file's requests.
 pub(super) struct Owners {
     /// What each may have in the kernel.
-    share: AtomicU32,
+    pub(super) share: AtomicU32,
     /// When to look again, in ticks.
     next_look: AtomicU64,
     look_ticks: u64,
@@ -70,7 +70,7 @@ impl Owners {
     }
 
     /// The counts of `owner`, for one more of its channels.
-    fn counts_of(&self, owner: Owner) -> Arc<Counts> {
+    pub(super) fn counts_of(&self, owner: Owner) -> Arc<Counts> {
         let mut all = self.all.lock();
         if let Some(counts) = all.list.iter().find(|counts| counts.owner == owner) {
             return Arc::clone(counts);
@@ -87,9 +87,20 @@ impl Owners {
         counts
     }
 
+    /// One channel less has `counts`, its own of them.
+    pub(super) fn leave(&self, counts: Arc<Counts>) {
+        let mut all = self.all.lock();
+        // This one, and that in the list.
+        if Arc::strong_count(&counts) == 2 {
+            all.list.retain(|other| other.owner != counts.owner);
+        }
+        // Before others count.
+        drop(counts);
+    }
+
     /// Decides anew what each may have, if it is time and nobody else does.
     #[inline]
-    fn look(&self, now: u64) {
+    pub(super) fn look(&self, now: u64) {
         if now >= self.next_look.load(Relaxed) {
             self.look_now(now);
         }
@@ -127,85 +138,13 @@ impl Owners {
     }
 }
 
-/// What a channel knows of its owner's counts. Dropped after its ring: then the kernel has nothing of it.
-pub(super) struct Share {
-    shared: Arc<super::Shared>,
-    /// `None`: without an owner.
-    counts: Option<Arc<Counts>>,
-    share: RoomShare,
-}
-
-impl Share {
-    /// Of a channel of `owner`'s on `shared`, whose thread `waker` wakes.
-    pub(super) fn new(shared: Arc<super::Shared>, owner: Option<Owner>, waker: Waker) -> Self {
-        let counts = owner.map(|owner| shared.owners.counts_of(owner));
-        Share { shared, counts, share: RoomShare::new(waker) }
-    }
-
-    /// Whether the kernel may be given one more request at `now`, in ticks, which is then counted until
-    /// [`Share::end`].
-    #[inline]
-    pub(super) fn begin(&mut self, now: u64) -> bool {
-        let Some(counts) = &self.counts else { return true };
-        let owners = &self.shared.owners;
-        counts.asked.store(now, Relaxed);
-        owners.look(now);
-        let share = owners.share.load(Relaxed);
-        let there = self.share.begin(&counts.room, (share != NO_LIMIT).then_some(share));
-        if !there {
-            counts.pressed.store(true, Relaxed);
-        }
-        there
-    }
-
-    #[cfg(test)]
-    pub(super) fn owner(&self) -> Option<Owner> {
-        self.counts.as_ref().map(|counts| counts.owner)
-    }
-
-    /// One that began is no longer in the kernel. `took`: how long it was there, in ticks, if that says
-    /// something about the disk.
-    #[inline]
-    pub(super) fn end(&mut self, took: Option<u64>) {
-        let Some(counts) = &self.counts else { return };
-        let owners = &self.shared.owners;
-        if let Some(ticks) = took
-            && owners.share.load(Relaxed) != NO_LIMIT
-        {
-            counts.ended.fetch_add(1, Relaxed);
-            counts.ticks.fetch_add(ticks, Relaxed);
-        }
-        self.share.end(&counts.room, || owners.share.load(Relaxed));
-    }
-
-    /// The channel has requests that wait. Has its thread woken when it may begin one, if nothing of the
-    /// channel is in the kernel whose end does that.
-    pub(super) fn wait(&mut self) {
-        let Some(counts) = &self.counts else { return };
-        self.share.wait(&counts.room, self.shared.owners.share.load(Relaxed));
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        let Some(counts) = self.counts.take() else { return };
-        let owners = &self.shared.owners;
-        self.share.close(&counts.room, owners.share.load(Relaxed));
-        let mut all = owners.all.lock();
-        // This one, and that in the list.
-        if Arc::strong_count(&counts) == 2 {
-            all.list.retain(|other| other.owner != counts.owner);
-        }
-        // Before others count.
-        drop(counts);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::open::open;
+    use super::super::room::Share;
     use super::policy::FLOOR;
     use super::*;
+    use reactor::Waker;
 
     fn waker() -> Waker {
         reactor::IoContext::new().unwrap().waker()

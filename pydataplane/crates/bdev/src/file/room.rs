@@ -1,4 +1,6 @@
-//! Room for what an owner may have with its disk at a time, given to its channels in turn.
+//! Room for what an owner may have with its disk at a time, given to its channels in turn: a busy disk of a guest,
+//! which asks again in the moment in which there is room, does not keep the guest's other disks from the kernel for
+//! as long as it is busy.
 //!
 //! A channel that has something there looks again when that ends. One that has nothing, and finds no room,
 //! stands in the owner's queue; room goes to the first of that queue before anybody else may take it, and its
@@ -9,7 +11,10 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use crossbeam_queue::ArrayQueue;
-use reactor::Waker;
+use reactor::{Owner, Waker};
+
+use super::Shared;
+use super::owners::{Counts, NO_LIMIT};
 
 /// Channels of one owner that can wait without looking again and again.
 const WAITERS: usize = 256;
@@ -150,5 +155,73 @@ impl RoomShare {
         let unused = u32::from(self.waiter.given.swap(GONE, SeqCst) == GIVEN);
         room.taken.fetch_sub(std::mem::take(&mut self.held) + unused, SeqCst);
         room.hand_out(limit);
+    }
+}
+
+/// What a channel knows of its owner's counts. Dropped after its ring: then the kernel has nothing of it.
+pub(super) struct Share {
+    pub(super) shared: Arc<Shared>,
+    /// `None`: without an owner.
+    counts: Option<Arc<Counts>>,
+    share: RoomShare,
+}
+
+impl Share {
+    /// Of a channel of `owner`'s on `shared`, whose thread `waker` wakes.
+    pub(super) fn new(shared: Arc<Shared>, owner: Option<Owner>, waker: Waker) -> Self {
+        let counts = owner.map(|owner| shared.owners.counts_of(owner));
+        Share { shared, counts, share: RoomShare::new(waker) }
+    }
+
+    /// Whether the kernel may be given one more request at `now`, in ticks, which is then counted until
+    /// [`Share::end`].
+    #[inline]
+    pub(super) fn begin(&mut self, now: u64) -> bool {
+        let Some(counts) = &self.counts else { return true };
+        let owners = &self.shared.owners;
+        counts.asked.store(now, Relaxed);
+        owners.look(now);
+        let share = owners.share.load(Relaxed);
+        let there = self.share.begin(&counts.room, (share != NO_LIMIT).then_some(share));
+        if !there {
+            counts.pressed.store(true, Relaxed);
+        }
+        there
+    }
+
+    #[cfg(test)]
+    pub(super) fn owner(&self) -> Option<Owner> {
+        self.counts.as_ref().map(|counts| counts.owner)
+    }
+
+    /// One that began is no longer in the kernel. `took`: how long it was there, in ticks, if that says
+    /// something about the disk.
+    #[inline]
+    pub(super) fn end(&mut self, took: Option<u64>) {
+        let Some(counts) = &self.counts else { return };
+        let owners = &self.shared.owners;
+        if let Some(ticks) = took
+            && owners.share.load(Relaxed) != NO_LIMIT
+        {
+            counts.ended.fetch_add(1, Relaxed);
+            counts.ticks.fetch_add(ticks, Relaxed);
+        }
+        self.share.end(&counts.room, || owners.share.load(Relaxed));
+    }
+
+    /// The channel has requests that wait. Has its thread woken when it may begin one, if nothing of the
+    /// channel is in the kernel whose end does that.
+    pub(super) fn wait(&mut self) {
+        let Some(counts) = &self.counts else { return };
+        self.share.wait(&counts.room, self.shared.owners.share.load(Relaxed));
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let Some(counts) = self.counts.take() else { return };
+        let owners = &self.shared.owners;
+        self.share.close(&counts.room, owners.share.load(Relaxed));
+        owners.leave(counts);
     }
 }

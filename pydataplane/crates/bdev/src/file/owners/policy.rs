@@ -14,7 +14,7 @@
 /// Requests that each owner may always have with the disk.
 pub(super) const FLOOR: u32 = 4;
 /// No limit.
-pub(super) const NO_LIMIT: u32 = u32::MAX;
+pub(in crate::file) const NO_LIMIT: u32 = u32::MAX;
 /// As many as a channel takes: a limit of so many is none for most.
 const MOST: u32 = 256;
 /// Requests that have to end before their time says anything.
