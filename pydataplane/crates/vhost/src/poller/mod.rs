@@ -307,7 +307,8 @@ impl DevicePoller {
         let end = match F::read(self, index) {
             Read::Nothing => {
                 self.counters.malformed.add(1);
-                self.queues[at].refuse::<F>(&mut self.slots, index);
+                self.queues[at].refuse::<F>(&self.slots[index]);
+                self.vacate(at, index);
                 return true;
             }
             Read::End(end) => end,
@@ -439,8 +440,7 @@ impl DevicePoller {
         let stays_marked = queue.leaving && slot.ended_by == response::OK && is_half_done(&end);
         if queue.muted || stays_marked {
             // Paused: this one was in flight.
-            self.drained |= queue.vacate(&mut self.slots, index, &mut self.drains);
-            return;
+            return self.vacate(at, index);
         }
         let Answer { is_good, transferred, used } = F::answer(slot, end, queue.stopping);
         if slot.busy
@@ -452,7 +452,24 @@ impl DevicePoller {
             self.counters.errors.add(1);
         }
         queue.ring.push_used(slot.head, used);
-        self.drained |= queue.vacate(&mut self.slots, index, &mut self.drains);
+        self.vacate(at, index);
+    }
+
+    /// The request of a slot has ended: the slot is free, and who waits for it as the last one is answered
+    /// when the turn is over.
+    #[inline]
+    fn vacate(&mut self, at: usize, index: u16) {
+        let (queue, slot) = (&mut self.queues[at], &mut self.slots[index]);
+        if slot.busy {
+            queue.in_flight -= 1;
+            // There is none most of the time.
+            for drain in &mut self.drains {
+                self.drained |= drain.note(slot);
+            }
+        }
+        slot.busy = false;
+        queue.slots[usize::from(slot.head)] = queue::NONE;
+        self.slots.give_back(index);
     }
 
     /// As [`DevicePoller::finish`], of whichever front end.

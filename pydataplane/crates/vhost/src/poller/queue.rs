@@ -3,12 +3,10 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use bdev::Slots;
 use guestmem::GuestMemory;
 use reactor::eventfd::Blocked;
 use virtqueue::{ConfigError, QueueConfig, SplitQueue};
 
-use super::Drain;
 use super::calls::Pace;
 use super::front::FrontEnd;
 use super::slot::Slot;
@@ -85,35 +83,10 @@ impl RequestQueue {
         }
     }
 
-    /// The request of a slot has ended: the slot is free. Whether one of `drains`, of which there is
-    /// none most of the time, has waited for it as the last one.
-    #[inline]
-    pub(super) fn vacate(
-        &mut self,
-        slots: &mut Slots<Slot>,
-        at: u16,
-        drains: &mut [Drain],
-    ) -> bool {
-        let slot = &mut slots[at];
-        let mut last = false;
-        if slot.busy {
-            self.in_flight -= 1;
-            for drain in drains {
-                last |= drain.note(slot);
-            }
-        }
-        slot.busy = false;
-        self.slots[usize::from(slot.head)] = NONE;
-        slots.give_back(at);
-        last
-    }
-
     /// The request of a slot is not answered: it waits for the queue to go on, or whoever does instead.
-    /// As [`RequestQueue::vacate`].
     #[cold]
-    pub(super) fn keep(&mut self, slots: &mut Slots<Slot>, at: u16, drains: &mut [Drain]) -> bool {
-        self.kept.push((slots[at].order, slots[at].head));
-        self.vacate(slots, at, drains)
+    pub(super) fn keep(&mut self, slot: &Slot) {
+        self.kept.push((slot.order, slot.head));
     }
 
     /// Whether a request was kept that was taken before the one with that `order`.
@@ -139,11 +112,9 @@ impl RequestQueue {
 
     /// Answers a chain that is whole but too short to be a request.
     #[cold]
-    pub(super) fn refuse<F: FrontEnd>(&mut self, slots: &mut Slots<Slot>, at: u16) {
-        let Slot { segments, head, .. } = &slots[at];
-        let written = F::refuse(segments);
-        self.ring.push_used(*head, written);
-        self.vacate(slots, at, &mut []);
+    pub(super) fn refuse<F: FrontEnd>(&mut self, slot: &Slot) {
+        let written = F::refuse(&slot.segments);
+        self.ring.push_used(slot.head, written);
     }
 
     /// Calls the guest, whatever it wants.

@@ -175,7 +175,8 @@ impl DevicePoller {
 
     /// The request of a slot, which stands in no list, is kept.
     fn keep(&mut self, at: usize, index: u16) {
-        self.drained |= self.queues[at].keep(&mut self.slots, index, &mut self.drains);
+        self.queues[at].keep(&self.slots[index]);
+        self.vacate(at, index);
     }
 
     /// Keeps what waits to begin on `target`, of one queue `only` or of all.
