@@ -1,5 +1,7 @@
 """`python -m tests.bench`: our target beside Debian's qemu-storage-daemon, with the same initiator.
 
+Or, with `--spdk`, beside SPDK's vhost target, of which Debian has no package.
+
 Each point is measured in turn over all targets, round after round, while the others are frozen,
 and carries the cache-line round trip of the two cores: a hypervisor that moves virtual CPUs
 changes results by up to three times, so only points of the same mode are compared.
@@ -25,7 +27,7 @@ from rich.progress import Progress
 
 from tests.bench.measure import Point, measure
 from tests.bench.report import ratios, table
-from tests.bench.subjects import Bench, Subject, running
+from tests.bench.subjects import SPDK_PROGRAM, Bench, Subject, running
 
 DEPTHS = (1, 8, 32, 128)
 PAIRS = [
@@ -34,6 +36,15 @@ PAIRS = [
     ("virtlun file", "qsd file threads"),
     ("virtlun file", "qsd file io_uring"),
     ("virtlun file poll", "qsd file io_uring poll"),
+]
+SPDK_PAIRS = [
+    ("virtlun null poll", "spdk null"),
+    ("virtlun blk null poll", "spdk blk null"),
+    ("virtlun malloc poll", "spdk malloc"),
+    ("virtlun blk malloc poll", "spdk blk malloc"),
+    ("virtlun lvol poll", "spdk lvol"),
+    ("virtlun file poll", "spdk file aio"),
+    ("virtlun file poll", "spdk file uring"),
 ]
 
 
@@ -44,12 +55,23 @@ OTHER = "other"
 OURS: dict[str, Callable[[Bench], Subject]] = {
     "null poll": lambda bench: bench.ours_null(poll=True),
     "null": lambda bench: bench.ours_null(poll=False),
+    "blk null poll": lambda bench: bench.ours_null(poll=True, blk=True),
     "malloc poll": Bench.ours_malloc,
+    "blk malloc poll": lambda bench: bench.ours_malloc(blk=True),
     "lvol poll": Bench.ours_lvol,
     "file poll": lambda bench: bench.ours_file(poll=True),
     "file": lambda bench: bench.ours_file(poll=False),
 }
 """What can be started of our target, by name without its label."""
+
+
+def check_spdk(directory: Path) -> None:
+    """Ends the program with a sentence where SPDK's target is not there, or cannot start."""
+    program = directory / SPDK_PROGRAM
+    if not program.exists():
+        raise SystemExit(f"{program} is not there: build SPDK with ./configure and make")
+    if not int(Path("/proc/sys/vm/nr_hugepages").read_text()):
+        raise SystemExit("SPDK needs huge pages: sysctl vm.nr_hugepages=8000 for all its targets")
 
 
 def subjects_of(
@@ -63,7 +85,18 @@ def subjects_of(
     builds = [bench, *([replace(bench, program=against, label=OTHER)] if against else [])]
     for name, make in OURS.items():
         makers |= {f"{build.label} {name}": partial(make, build) for build in builds}
-    if against is None and shutil.which("qemu-storage-daemon"):
+    if bench.spdk is not None:
+        check_spdk(bench.spdk)
+        makers |= {
+            "spdk null": bench.spdk_null,
+            "spdk blk null": lambda: bench.spdk_null(blk=True),
+            "spdk malloc": bench.spdk_malloc,
+            "spdk blk malloc": lambda: bench.spdk_malloc(blk=True),
+            "spdk lvol": bench.spdk_lvol,
+            "spdk file aio": lambda: bench.spdk_file("bdev_aio_create"),
+            "spdk file uring": lambda: bench.spdk_file("bdev_uring_create"),
+        }
+    elif against is None and shutil.which("qemu-storage-daemon"):
         makers |= {
             "qsd null poll": lambda: bench.qsd_null(poll=True),
             "qsd null": lambda: bench.qsd_null(poll=False),
@@ -95,7 +128,8 @@ def run(arguments: argparse.Namespace, out: Console) -> list[Point]:
     memory = Path(tempfile.mkdtemp(prefix="vbench-", dir="/dev/shm"))
     allowed = sorted(os.sched_getaffinity(0))
     cpus = (allowed[0], allowed[1]) if len(allowed) > 1 else None
-    bench = Bench(scratch, memory, arguments.size_mib, cpus[1] if cpus else None)
+    cpu = cpus[1] if cpus else None
+    bench = Bench(scratch, memory, arguments.size_mib, cpu, spdk=arguments.spdk)
     points: list[Point] = []
     try:
         with (
@@ -133,6 +167,12 @@ def main() -> int:
         metavar="PROGRAM",
         help="the virtlun-target of another checkout instead of QEMU's daemon",
     )
+    parser.add_argument(
+        "--spdk",
+        type=Path,
+        metavar="DIRECTORY",
+        help="SPDK, built there, instead of QEMU's daemon; needs huge pages (vm.nr_hugepages)",
+    )
     parser.add_argument("--save", type=Path, metavar="FILE", help="keep the points as JSON, too")
     arguments = parser.parse_args()
     arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
@@ -152,11 +192,11 @@ def main() -> int:
     out.print(f"{where['cpu']}, {where['cpus']} CPUs, Linux {where['kernel']}, load {load:.1f}")
     for rw in arguments.rw:
         out.print(table(points, rw))
-    pairs = (
-        [(f"virtlun {name}", f"{OTHER} {name}") for name in OURS] if arguments.against else PAIRS
-    )
+    pairs = SPDK_PAIRS if arguments.spdk else PAIRS
+    if arguments.against:
+        pairs = [(f"virtlun {name}", f"{OTHER} {name}") for name in OURS]
     out.print(ratios(points, pairs))
-    if not arguments.against and not shutil.which("qemu-storage-daemon"):
+    if pairs is PAIRS and not shutil.which("qemu-storage-daemon"):
         out.print("qemu-storage-daemon is not installed (package qemu-system-common): no peer")
     return 0
 

@@ -59,7 +59,9 @@ class BenchFailed(RuntimeError):
 
 def _command(subject: Subject, *options: str) -> list[str]:
     command = [str(binary("virtlun-bench")), "run", str(subject.socket), "--heavy", "--json"]
-    return [*command, *(["--blk"] if subject.blk else []), *options]
+    kind = ["--blk"] if subject.blk else []
+    memory = ["--hugepages"] if subject.huge else []
+    return [*command, *kind, *memory, *options]
 
 
 def fill(subject: Subject) -> None:

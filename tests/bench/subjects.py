@@ -10,14 +10,22 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pydataplane.client import Client
+from pydataplane.errors import TargetError
 from tests.support.target import binary
 
 START_DEADLINE_S = 20.0
 BLOCK_BYTES = 512
 POLL_MAX_NS = 1_000_000
 """How long QEMU's storage daemon spins in the variants that poll."""
+LVSTORE_MIB = 256
+"""What the bdev below an lvstore has more than its volume."""
+SPDK_PROGRAM = "build/bin/vhost"
+"""SPDK's target, below its folder."""
+SPDK_MIB = 512
+"""Huge pages of SPDK's target beside its disk in memory."""
 
 
 @dataclass
@@ -30,6 +38,8 @@ class Subject:
     blk: bool
     rpc: Client | None = None
     """Ours only: for its own account of busy time."""
+    huge: bool = False
+    """Whether the guest's memory is in huge pages, which SPDK needs of it."""
     filled: bool = field(default=False)
 
     @property
@@ -79,6 +89,31 @@ def wait_for(path: Path, process: subprocess.Popen[bytes], log: Path) -> None:
         time.sleep(0.01)
 
 
+def wait_until_ready(client: Client) -> None:
+    """Waits until SPDK's target, whose socket is there, has started."""
+    end = time.monotonic() + START_DEADLINE_S
+    while True:
+        try:
+            client.call("framework_wait_init")
+        except (OSError, TargetError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
+def serve(client: Client, bdev: str, *, blk: bool) -> None:
+    """Makes the controller `bench` with this bdev, as a LUN or as a virtio-blk disk."""
+    if blk:
+        client.call("vhost_create_blk_controller", ctrlr="bench", dev_name=bdev)
+        return
+    client.call("vhost_create_scsi_controller", ctrlr="bench")
+    client.call(
+        "vhost_scsi_controller_add_target", ctrlr="bench", scsi_target_num=0, bdev_name=bdev
+    )
+
+
 @dataclass(frozen=True)
 class Bench:
     """What all subjects have in common."""
@@ -93,8 +128,17 @@ class Bench:
     """Our target."""
     label: str = "virtlun"
     """What it is called."""
+    spdk: Path | None = None
+    """SPDK's folder, where it was built."""
 
-    def _ours(self, name: str, options: list[str], prepare: Callable[[Client], str]) -> Subject:
+    def _ours(
+        self,
+        name: str,
+        options: list[str],
+        prepare: Callable[[Client], str],
+        *,
+        blk: bool = False,
+    ) -> Subject:
         """Starts our target; `prepare` makes a bdev and returns its name."""
         name = f"{self.label} {name}"
         directory = self.scratch / name.replace(" ", "-")
@@ -112,57 +156,48 @@ class Bench:
         try:
             wait_for(rpc_socket, process, log)
             client = Client(rpc_socket)
-            bdev = prepare(client)
-            client.call("vhost_create_scsi_controller", ctrlr="bench")
-            client.call(
-                "vhost_scsi_controller_add_target",
-                ctrlr="bench",
-                scsi_target_num=0,
-                bdev_name=bdev,
-            )
+            serve(client, prepare(client), blk=blk)
         except BaseException:
             process.kill()
             process.wait()
             raise
-        return Subject(name, directory / "vhost" / "bench", process, blk=False, rpc=client)
+        socket, huge = directory / "vhost" / "bench", self.spdk is not None
+        return Subject(name, socket, process, blk=blk, rpc=client, huge=huge)
 
     def _blocks(self) -> int:
         return self.size_mib * 1024 * 1024 // BLOCK_BYTES
 
-    def ours_null(self, *, poll: bool) -> Subject:
+    def _null(self, client: Client) -> str:
+        """Makes a bdev that does nothing, as each `prepare` that follows; returns its name."""
+        client.call("bdev_null_create", name="n", num_blocks=self._blocks(), block_size=BLOCK_BYTES)
+        return "n"
+
+    def _malloc(self, client: Client, more_mib: int = 0) -> str:
+        """Makes a bdev in memory."""
+        blocks = self._blocks() + more_mib * 1024 * 1024 // BLOCK_BYTES
+        client.call("bdev_malloc_create", name="m", num_blocks=blocks, block_size=BLOCK_BYTES)
+        return "m"
+
+    def _lvol(self, client: Client) -> str:
+        """Makes a thick volume of an lvstore in memory."""
+        base = self._malloc(client, LVSTORE_MIB)
+        client.call("bdev_lvol_create_lvstore", bdev_name=base, lvs_name="lvs")
+        client.call("bdev_lvol_create", lvs_name="lvs", lvol_name="vol", size_in_mib=self.size_mib)
+        return "lvs/vol"
+
+    def ours_null(self, *, poll: bool, blk: bool = False) -> Subject:
         """Our target on a bdev that does nothing."""
+        name = ("blk " if blk else "") + "null" + (" poll" if poll else "")
+        return self._ours(name, ["--poll"] if poll else [], self._null, blk=blk)
 
-        def prepare(client: Client) -> str:
-            blocks = self._blocks()
-            client.call("bdev_null_create", name="n", num_blocks=blocks, block_size=BLOCK_BYTES)
-            return "n"
-
-        name = "null" + (" poll" if poll else "")
-        return self._ours(name, ["--poll"] if poll else [], prepare)
-
-    def ours_malloc(self) -> Subject:
+    def ours_malloc(self, *, blk: bool = False) -> Subject:
         """Our target on memory."""
-
-        def prepare(client: Client) -> str:
-            blocks = self._blocks()
-            client.call("bdev_malloc_create", name="m", num_blocks=blocks, block_size=BLOCK_BYTES)
-            return "m"
-
-        return self._ours("malloc poll", ["--poll"], prepare)
+        name = ("blk " if blk else "") + "malloc poll"
+        return self._ours(name, ["--poll"], self._malloc, blk=blk)
 
     def ours_lvol(self) -> Subject:
         """Our target on a thick volume of an lvstore on memory."""
-
-        def prepare(client: Client) -> str:
-            blocks = self._blocks() + 256 * 1024 * 1024 // BLOCK_BYTES
-            client.call("bdev_malloc_create", name="m", num_blocks=blocks, block_size=BLOCK_BYTES)
-            client.call("bdev_lvol_create_lvstore", bdev_name="m", lvs_name="lvs")
-            client.call(
-                "bdev_lvol_create", lvs_name="lvs", lvol_name="vol", size_in_mib=self.size_mib
-            )
-            return "lvs/vol"
-
-        return self._ours("lvol poll", ["--poll"], prepare)
+        return self._ours("lvol poll", ["--poll"], self._lvol)
 
     def ours_file(self, *, poll: bool) -> Subject:
         """Our target on a file in memory."""
@@ -174,6 +209,53 @@ class Bench:
 
         name = "file" + (" poll" if poll else "")
         return self._ours(name, ["--poll"] if poll else [], prepare)
+
+    def _spdk(self, name: str, prepare: Callable[[Client], str], *, blk: bool = False) -> Subject:
+        """Starts SPDK's target, which always polls; `prepare` makes a bdev and returns its name."""
+        assert self.spdk is not None
+        name = f"spdk {name}"
+        directory = self.scratch / name.replace(" ", "-")
+        directory.mkdir()
+        rpc_socket, log = directory / "rpc.sock", directory / "log"
+        memory_mib = self.size_mib + SPDK_MIB
+        command = [
+            *(str(self.spdk / SPDK_PROGRAM), "-r", str(rpc_socket), "-S", str(directory)),
+            *("-m", hex(1 << (self.cpu or 0)), "--disable-cpumask-locks", "-s", str(memory_mib)),
+        ]
+        process = spawn(command, log, None)
+        try:
+            wait_for(rpc_socket, process, log)
+            client = Client(rpc_socket)
+            wait_until_ready(client)
+            serve(client, prepare(client), blk=blk)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        return Subject(name, directory / "bench", process, blk=blk, rpc=client, huge=True)
+
+    def spdk_null(self, *, blk: bool = False) -> Subject:
+        """SPDK's target on a bdev that does nothing."""
+        return self._spdk(("blk " if blk else "") + "null", self._null, blk=blk)
+
+    def spdk_malloc(self, *, blk: bool = False) -> Subject:
+        """SPDK's target on memory."""
+        return self._spdk(("blk " if blk else "") + "malloc", self._malloc, blk=blk)
+
+    def spdk_lvol(self) -> Subject:
+        """SPDK's target on a thick volume of an lvstore on memory."""
+        return self._spdk("lvol", self._lvol)
+
+    def spdk_file(self, method: Literal["bdev_aio_create", "bdev_uring_create"]) -> Subject:
+        """SPDK's target on a file in memory, of a bdev that `method` makes."""
+        module = method.split("_")[1]
+        path = self._file("spdk-" + module)
+
+        def prepare(client: Client) -> str:
+            client.call(method, filename=str(path), name="f", block_size=BLOCK_BYTES)
+            return "f"
+
+        return self._spdk(f"file {module}", prepare)
 
     def _file(self, name: str) -> Path:
         path = self.memory / name

@@ -104,6 +104,12 @@ def test_an_unknown_target_is_named() -> None:
     assert "no target nobody" in done.stderr
 
 
+def test_an_spdk_that_was_not_built_is_named(tmp_path: Path) -> None:
+    done = run_bench("--spdk", str(tmp_path))
+    assert done.returncode == 1
+    assert f"{tmp_path}/build/bin/vhost is not there: build SPDK" in done.stderr
+
+
 def run_noisy(victim: str, names: list[str], *more: str) -> subprocess.CompletedProcess[str]:
     """Runs the noisy neighbour's benchmark for short rows, as JSON."""
     only = [option for name in names for option in ("--only", name)]
