@@ -254,7 +254,13 @@ impl SplitQueue {
     /// Whether [`SplitQueue::pop`] has something to take. At most one read of guest memory.
     #[inline(always)]
     pub fn has_work(&self) -> bool {
-        self.seen_avail != self.next_avail || index(&self.avail) != self.next_avail
+        self.has_seen_more() || index(&self.avail) != self.next_avail
+    }
+
+    /// Whether chains are known that [`SplitQueue::pop`] has not taken yet. Reads no guest memory.
+    #[inline(always)]
+    pub fn has_seen_more(&self) -> bool {
+        self.seen_avail != self.next_avail
     }
 
     /// Takes up to `heads.len()` chains; returns how many. Reads the available index only when

@@ -71,10 +71,13 @@ const SUBMISSION_US: u64 = 1;
 /// that task management looks at no more than these, and no more slots are needed. Linux keeps 128 in
 /// flight on each unit.
 const MAX_TAKEN: u32 = 1024;
-/// Requests of a batch that go together: their chains are walked before the first of them begins,
-/// so that the processor fetches all their headers at once, and those that ended are shown to the
-/// driver before the next ones. Fewer would move the ring's cache line to and fro more often.
-const AHEAD: usize = 4;
+/// Requests of a batch that go together: their chains are walked before the first of them begins, so
+/// that the processor fetches all their headers, and the lines that their responses are written to, at
+/// once. With fewer it waits for these where the driver is on a core that is far away.
+const AHEAD: usize = 8;
+/// A small batch goes in two halves, of no fewer than these: the driver goes on with the first half
+/// while the second is served.
+const AHEAD_LEAST: usize = 4;
 /// Bytes of data of the longest transfer.
 const MAX_DATA: usize = scsi::MAX_TRANSFER_BYTES as usize;
 /// Completions taken from one logical unit at a time.
@@ -230,6 +233,7 @@ impl DevicePoller {
                 return (1, false);
             }
         };
+        let ahead = (popped / 2).clamp(AHEAD_LEAST, AHEAD);
         let (mut count, mut over) = (popped, false);
         let mut next = 0;
         while next < popped {
@@ -239,10 +243,14 @@ impl DevicePoller {
                     (count, over) = (next, true);
                     break;
                 }
-                // A driver that looks by itself goes on with these at the same time.
-                self.queues[at].ring.show();
+                // A driver that looks by itself goes on with these at the same time. One that has more in
+                // the ring needs not: this moves the ring's cache line to and fro.
+                let ring = &mut self.queues[at].ring;
+                if !ring.has_seen_more() {
+                    ring.show();
+                }
             }
-            let group = next..popped.min(next + AHEAD);
+            let group = next..popped.min(next + ahead);
             let mut good = [0; AHEAD];
             let (mut looked, mut bad) = (0, None);
             for n in group.clone() {
