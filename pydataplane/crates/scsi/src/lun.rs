@@ -31,6 +31,12 @@ const RANGE_STEP_BYTES: u64 = 32 << 20;
 const STEPS_PER_CALL: u32 = 8;
 /// Tasks that can wait for their next turn; the next one is answered BUSY.
 const MAX_YIELDED: usize = 128;
+/// Tasks that can wait for work of other threads: all copies that a unit may have, and as many others. The next
+/// one is answered BUSY before it has begun.
+const MAX_AWAITED: usize = 2 * crate::copy::MAX_OPERATIONS;
+/// Places among those that wait for their turn which are for tasks that must not end BUSY: those of
+/// [`MAX_AWAITED`], and the one that may keep blocks.
+const MAX_KEPT_PLACES: usize = MAX_AWAITED + 1;
 
 /// A logical unit as one thread sees it: shared identity and attentions, and a channel of its own.
 ///
@@ -51,8 +57,8 @@ pub struct Lun {
     /// As the bounce buffer, given back when no I/O is left.
     exclusive: Exclusive,
     in_flight: InFlight,
-    /// What a task waits for that is no I/O of this thread; one at a time, others are answered BUSY.
-    awaited: Option<Awaited>,
+    /// What tasks wait for that is no I/O of this thread, by their tags.
+    awaited: Vec<(u64, Awaited)>,
     /// Tags of tasks that gave others their turn.
     yielded: VecDeque<u64>,
 }
@@ -82,14 +88,14 @@ impl Lun {
         Lun {
             channel,
             in_flight,
-            awaited: None,
+            awaited: Vec::with_capacity(MAX_AWAITED),
             max_transfer: shared.max_transfer_blocks(),
             exclusive: Exclusive::new(Arc::clone(&shared.volume)),
             shared,
             nexus,
             bounce: Bounce::new(),
             bounce_free: true,
-            yielded: VecDeque::with_capacity(MAX_YIELDED),
+            yielded: VecDeque::with_capacity(MAX_YIELDED + MAX_KEPT_PLACES),
         }
     }
 
@@ -182,7 +188,7 @@ impl Lun {
             let io = match next {
                 Next::Submit(io) => io,
                 Next::Wait
-                    if task.stopped && self.awaited.as_ref().is_some_and(Awaited::is_long) =>
+                    if task.stopped && self.awaited_of(task).is_some_and(Awaited::is_long) =>
                 {
                     return self.fail(task, Fail::Bare(Status::TaskAborted));
                 }
@@ -251,10 +257,7 @@ impl Lun {
     /// The task waits for I/O that is not the channel's, which ends soon now.
     #[cold]
     fn must_wait(&self, task: &Task) -> bool {
-        let Some(Awaited::Copy(copying)) = &self.awaited else { return false };
-        if task.job.kind != Kind::Settle {
-            return false;
-        }
+        let Some(Awaited::Copy(copying)) = self.awaited_of(task) else { return false };
         copying.cancel();
         copying.is_over() == Ok(false)
     }
@@ -267,10 +270,17 @@ impl Lun {
         self.fail(task, sense.map_or(Fail::Bare(Status::TaskAborted), Fail::Check))
     }
 
+    /// What the task waits for that is no I/O of this thread.
+    fn awaited_of(&self, task: &Task) -> Option<&Awaited> {
+        let mut mine = self.awaited.iter().filter(|_| task.job.kind == Kind::Settle);
+        mine.find(|(tag, _)| *tag == task.tag).map(|(_, awaited)| awaited)
+    }
+
     /// Lets other tasks of the thread run before this one's next step.
     #[cold]
     fn give_way(&mut self, task: &mut Task) -> Outcome {
-        if self.yielded.len() == MAX_YIELDED {
+        let has_place = task.job.kind == Kind::Settle || task.job.exclusive;
+        if !has_place && self.yielded.len() >= MAX_YIELDED {
             return self.fail(task, Fail::Bare(Status::Busy));
         }
         self.yielded.push_back(task.tag);
@@ -286,8 +296,9 @@ impl Lun {
             job.flush_before = false;
             return Ok(Next::Submit(io));
         }
-        if let (Kind::Settle, Some(awaited)) = (job.kind, &self.awaited) {
-            return Ok(if awaited.is_over()? { Next::End } else { Next::Wait });
+        if job.kind == Kind::Settle {
+            let is_over = self.awaited_of(task).map_or(Ok(true), Awaited::is_over)?;
+            return Ok(if is_over { Next::End } else { Next::Wait });
         }
         if job.exclusive && !self.exclusive.is_quiet() {
             return Ok(Next::Wait);
@@ -346,7 +357,7 @@ impl Lun {
                 io.op = Op::Write;
                 io.fua = job.fua;
             }
-            Kind::Settle => return Ok(Next::End),
+            Kind::Settle => unreachable!("it has no I/O but a flush"),
             Kind::WriteBounced => {
                 (job.step, io.sg) = self.bounce_step(job)?;
                 io.op = Op::Write;
@@ -516,7 +527,7 @@ impl Lun {
             self.exclusive.give_back();
         }
         if task.job.kind == Kind::Settle {
-            self.awaited = None;
+            self.awaited.retain(|(tag, _)| *tag != task.tag);
         }
     }
 }

@@ -40,7 +40,7 @@ use crate::sense::{Code, Sense};
 use crate::shared::LunShared;
 use guestmem::Sg;
 use operation::Operation;
-pub(crate) use operation::{Copies, Copying, abort, status1, status4};
+pub(crate) use operation::{Copies, Copying, MAX_OPERATIONS, abort, status1, status4};
 use order::{Format, Header, MAX_CSCDS, MAX_DESCRIPTORS, Order};
 pub(crate) use page::{page, parameters};
 use parking_lot::Mutex;

@@ -1,6 +1,6 @@
 //! What a command takes: its CDB is decoded and checked, and it is answered from memory or becomes a job.
 
-use super::{Awaited, Lun, MAX_YIELDED, Plan};
+use super::{Awaited, Lun, MAX_AWAITED, Plan};
 use crate::block::{self, Extent, PlanContext};
 use crate::job::{Job, Kind};
 use crate::mode::Modes;
@@ -177,7 +177,7 @@ impl Lun {
         self.check_can_wait()?;
         let volume = &self.shared.volume;
         let order = reservations::parse(&task.cdb, &task.data_out, volume.can_persist())?;
-        self.awaited = Some(Awaited::Settling(volume.order(&self.shared, order)?));
+        self.waits_for(task, Awaited::Settling(volume.order(&self.shared, order)?));
         Ok(Plan::Work(Job { kind: Kind::Settle, moved: task.cdb.be32(5), ..Job::IDLE }))
     }
 
@@ -189,7 +189,7 @@ impl Lun {
         let moved = task.cdb.be32(10);
         let begun = copy::begin(&self.shared, command, &task.cdb, &task.data_out)?;
         let Some(copying) = begun else { return Ok(Plan::Done(moved)) };
-        self.awaited = Some(Awaited::Copy(copying));
+        self.waits_for(task, Awaited::Copy(copying));
         Ok(Plan::Work(Job { kind: Kind::Settle, moved, ..Job::IDLE }))
     }
 
@@ -209,8 +209,8 @@ impl Lun {
         let moved = if is_long { u32::from(cdb.be16(7)) } else { cdb.byte(4).into() };
         let change = |modes| list.apply(unit, modes);
         let (before, keeping) = unit.volume.select_modes(&self.nexus, save, change)?;
-        self.awaited = Some(Awaited::Modes(keeping));
         let flush_before = !before.no_cache && unit.has_mode(Modes::NO_CACHE);
+        self.waits_for(task, Awaited::Modes(keeping));
         Ok(Plan::Work(Job { kind: Kind::Settle, flush_before, moved, ..Job::IDLE }))
     }
 
@@ -230,16 +230,20 @@ impl Lun {
         };
         let moved = u32::from(cdb.be16(7));
         let Some(awaited) = awaited else { return Ok(Plan::Done(moved)) };
-        self.awaited = Some(Awaited::Sanitize(awaited));
+        self.waits_for(task, Awaited::Sanitize(awaited));
         Ok(Plan::Work(Job { kind: Kind::Settle, moved, ..Job::IDLE }))
     }
 
     /// A command can begin that will have to wait; BUSY where it could not, before it has changed anything.
     fn check_can_wait(&self) -> Result<(), Fail> {
-        match self.awaited.is_some() || self.yielded.len() == MAX_YIELDED {
-            true => Err(Fail::Bare(Status::Busy)),
-            false => Ok(()),
+        match self.awaited.len() < MAX_AWAITED {
+            true => Ok(()),
+            false => Err(Fail::Bare(Status::Busy)),
         }
+    }
+
+    fn waits_for(&mut self, task: &Task, awaited: Awaited) {
+        self.awaited.push((task.tag, awaited));
     }
 }
 

@@ -1,7 +1,7 @@
 //! EXTENDED COPY and RECEIVE COPY RESULTS (SPC-4 6.4, 6.17 to 6.22), between units with channels of their own.
 
 use crate::rig::*;
-use crate::unit::{BLOCKS, Unit, disk, medium, on, two};
+use crate::unit::{BLOCKS, Held, Unit, disk, medium, on, two, two_of};
 use bdev::Bdev;
 use scsi::{LunShared, Outcome, Response, Status, Task};
 use std::sync::Arc;
@@ -354,4 +354,92 @@ fn parameter_lists_of_four_byte_identifiers_that_are_refused() {
         assert_eq!(copy4(&mut unit, &list).sense(), expected, "{list:x?}");
     }
     copy4(&mut unit, &good).good();
+}
+
+#[test]
+fn other_commands_of_threads_are_done_while_copies_go_on() {
+    let gate = Held::new(disk(0));
+    let [(a, mut unit), (b, _other)] = two_of([gate.clone(), disk(1)]);
+    let cscds = [cscd(&a, false), cscd(&b, false)];
+    let mut expected = medium(&b);
+    expected[..4096 * 512].copy_from_slice(&medium(&a)[..4096 * 512]);
+    let of = |id: u8| {
+        let mut list = list(&cscds, &[segment((0, 0), (1, 0), 4096)]);
+        list[0] = id;
+        list
+    };
+    let cdb = cdb(of(0).len());
+    let (mut first, _out) = unit.begin(1, &cdb, &of(1));
+    let (mut second, _more) = unit.begin(2, &cdb, &of(2));
+    gate.until_held(2);
+    // PERSISTENT RESERVE OUT, and MODE SELECT of the caching page: the write cache is off.
+    let keys = [&[0; 8], &1u64.to_be_bytes()[..], &[0; 8]].concat();
+    let no_cache = [&[0; 4][..], &[8, 18], &[0; 18]].concat();
+    for (cdb, data) in [
+        (&[0x5F, 0, 0, 0, 0, 0, 0, 0, 24, 0][..], &keys),
+        (&[0x15, 0x10, 0, 0, 24, 0][..], &no_cache),
+    ] {
+        let (out, mut task) = (Buffer::new(data, 24), Task::new(3));
+        task.prepare(&pad(cdb), out.sg(), Buffer::new(&[], 1).sg());
+        let outcome = unit.lun.start(&mut task);
+        let others = &mut [&mut *first, &mut *second];
+        let outcome = unit.until_over_beside(&mut task, outcome, others);
+        assert!(matches!(outcome, Outcome::Done(r) if r.status == Status::Good), "{outcome:?}");
+    }
+    // Each unit has eight copies at most.
+    let mut more: Vec<_> = (3..9).map(|n| unit.begin(n, &cdb, &of(n as u8))).collect();
+    let out = Buffer::new(&of(9), 4096);
+    let mut ninth = Task::new(9);
+    ninth.prepare(&pad(&cdb), out.sg(), Buffer::new(&[], 1).sg());
+    assert_eq!(unit.lun.start(&mut ninth), Outcome::Done(Response::bare(Status::Busy)));
+    gate.let_go(u64::MAX);
+    let mut tasks: Vec<&mut Task> = vec![&mut first, &mut second];
+    tasks.extend(more.iter_mut().map(|(task, _)| &mut **task));
+    let mut done = Vec::with_capacity(1);
+    while !tasks.is_empty() {
+        done.clear();
+        unit.lun.poll(&mut done);
+        for of in &done {
+            let at = tasks.iter().position(|task| task.tag() == of.tag).unwrap();
+            match unit.lun.resume(tasks[at], of.result) {
+                Outcome::Pending => {}
+                Outcome::Done(Response { status: Status::Good, .. }) => drop(tasks.remove(at)),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert!(medium(&b) == expected);
+}
+
+#[test]
+fn an_aborted_copy_is_told_over_when_its_io_is_however_many_tasks_wait_for_their_turn() {
+    let gate = Held::new(disk(0));
+    let [(a, mut unit), (b, _other)] = two_of([gate.clone(), disk(1)]);
+    let before = medium(&b);
+    let order = list(&[cscd(&a, false), cscd(&b, false)], &[segment((0, 0), (1, 0), 4096)]);
+    let (mut task, _out) = unit.begin(1, &cdb(order.len()), &order);
+    gate.until_held(1);
+    // UNMAPs of more ranges than are done in a turn.
+    let mut done = Vec::with_capacity(1);
+    assert_eq!(unit.lun.poll(&mut done), 1);
+    let ranges = [&8000u64.to_be_bytes()[..], &[0, 0, 0, 1, 0, 0, 0, 0]].concat().repeat(9);
+    let ranges = [&[0, 150, 0, 144, 0, 0, 0, 0][..], &ranges].concat();
+    let unmap = cdb10(0x42, 0, 0, ranges.len() as u16);
+    let others: Vec<_> = (2..130).map(|tag| unit.begin(tag, &unmap, &ranges)).collect();
+    assert_eq!(others.len(), 128);
+    assert_eq!(unit.lun.resume(&mut task, done[0].result), Outcome::Pending);
+    task.abort();
+    loop {
+        done.clear();
+        assert_eq!(unit.lun.poll(&mut done), 1);
+        if done[0].tag == 1 {
+            break;
+        }
+    }
+    assert_eq!(unit.lun.resume(&mut task, done[0].result), Outcome::Pending);
+    // What it reads is not written any more.
+    gate.let_go(1);
+    let outcome = unit.until_over(&mut task, Outcome::Pending);
+    assert_eq!(outcome, Outcome::Done(Response::bare(Status::TaskAborted)));
+    assert!(medium(&b) == before);
 }

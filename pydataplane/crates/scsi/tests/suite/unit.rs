@@ -1,10 +1,13 @@
 //! A unit on a real disk, for what opens channels of its own on other threads.
 
 use crate::rig::*;
-use bdev::{Bdev, Malloc, MallocOptions, SyncChannel};
+use bdev::{
+    Bdev, Channel, Completion, Features, Geometry, Io, Malloc, MallocOptions, OpenError, Submit,
+    SyncChannel,
+};
 use reactor::IoContext;
 use scsi::{Lun, LunOptions, LunShared, Outcome, Task};
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -43,10 +46,15 @@ pub fn on(nexus: &str) -> LunOptions {
 
 /// Units of two disks on one controller.
 pub fn two() -> [(Arc<dyn Bdev>, Unit); 2] {
+    two_of([disk(0), disk(1)])
+}
+
+/// Units of those disks on one controller.
+pub fn two_of(disks: [Arc<dyn Bdev>; 2]) -> [(Arc<dyn Bdev>, Unit); 2] {
     let controller = Uuid::new_v4();
-    [0, 1].map(|number| {
-        let disk = disk(number);
-        let unit = Unit::new(&disk, on(&format!("{controller}:{number}")));
+    let mut number = 0..;
+    disks.map(|disk| {
+        let unit = Unit::new(&disk, on(&format!("{controller}:{}", number.next().unwrap())));
         (disk, unit)
     })
 }
@@ -84,16 +92,129 @@ impl Unit {
     }
 
     /// Goes on with a task until it is over.
-    pub fn until_over(&mut self, task: &mut Task, mut outcome: Outcome) -> Outcome {
+    pub fn until_over(&mut self, task: &mut Task, outcome: Outcome) -> Outcome {
+        self.until_over_beside(task, outcome, &mut [])
+    }
+
+    /// The same, and gives others, which do not end meanwhile, their turns.
+    pub fn until_over_beside(
+        &mut self,
+        task: &mut Task,
+        mut outcome: Outcome,
+        others: &mut [&mut Task],
+    ) -> Outcome {
         let begun = Instant::now();
         let mut done = Vec::with_capacity(4);
         while outcome == Outcome::Pending {
             assert!(begun.elapsed() < DEADLINE, "it does not end");
             done.clear();
-            if self.lun.poll(&mut done) > 0 {
-                outcome = self.lun.resume(task, done[0].result);
+            self.lun.poll(&mut done);
+            for of in &done {
+                match others.iter_mut().find(|other| other.tag() == of.tag) {
+                    Some(other) => {
+                        assert_eq!(self.lun.resume(other, of.result), Outcome::Pending);
+                    }
+                    None => outcome = self.lun.resume(task, of.result),
+                }
             }
         }
         outcome
+    }
+
+    /// A command that goes on, of that tag, with its data.
+    #[track_caller]
+    pub fn begin(&mut self, tag: u64, cdb: &[u8], data: &[u8]) -> (Box<Task>, Buffer) {
+        let out = Buffer::new(data, data.len().max(1));
+        let mut task = Box::new(Task::new(tag));
+        task.prepare(&pad(cdb), out.sg(), Buffer::new(&[], 1).sg());
+        assert_eq!(self.lun.start(&mut task), Outcome::Pending);
+        (task, out)
+    }
+}
+
+/// A disk on which the threads that copy do as many I/Os as they are let, and wait for the next one.
+pub struct Held {
+    disk: Arc<dyn Bdev>,
+    gate: Arc<Gate>,
+}
+
+#[derive(Default)]
+struct Gate {
+    /// I/Os that may begin, and those that wait to.
+    counts: Mutex<(u64, u64)>,
+    changed: Condvar,
+}
+
+struct HeldChannel {
+    channel: Box<dyn Channel>,
+    gate: Arc<Gate>,
+}
+
+impl Held {
+    /// With room for no I/O yet.
+    pub fn new(disk: Arc<dyn Bdev>) -> Arc<Held> {
+        Arc::new(Held { disk, gate: Arc::default() })
+    }
+
+    /// So many more I/Os may begin.
+    pub fn let_go(&self, ios: u64) {
+        let mut counts = self.gate.counts.lock().unwrap();
+        counts.0 = counts.0.saturating_add(ios);
+        self.gate.changed.notify_all();
+    }
+
+    /// All that were let go have begun, and `threads` wait for another one.
+    pub fn until_held(&self, threads: u64) {
+        let counts = self.gate.counts.lock().unwrap();
+        let is_over = |counts: &mut (u64, u64)| *counts != (0, threads);
+        let (_counts, late) =
+            self.gate.changed.wait_timeout_while(counts, DEADLINE, is_over).unwrap();
+        assert!(!late.timed_out(), "nobody waits");
+    }
+}
+
+impl Bdev for Held {
+    fn name(&self) -> &str {
+        self.disk.name()
+    }
+    fn aliases(&self) -> Vec<String> {
+        Vec::new()
+    }
+    fn uuid(&self) -> Uuid {
+        self.disk.uuid()
+    }
+    fn product_name(&self) -> &'static str {
+        self.disk.product_name()
+    }
+    fn geometry(&self) -> Geometry {
+        self.disk.geometry()
+    }
+    fn features(&self) -> Features {
+        self.disk.features()
+    }
+    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+        let channel = self.disk.open(io)?;
+        Ok(Box::new(HeldChannel { channel, gate: Arc::clone(&self.gate) }))
+    }
+    fn driver_specific(&self) -> serde_json::Value {
+        serde_json::Value::Null
+    }
+}
+
+impl Channel for HeldChannel {
+    fn submit(&mut self, io: &Io) -> Submit {
+        if std::thread::current().name() == Some("copy") {
+            let mut counts = self.gate.counts.lock().unwrap();
+            counts.1 += 1;
+            self.gate.changed.notify_all();
+            counts = self.gate.changed.wait_while(counts, |counts| counts.0 == 0).unwrap();
+            *counts = (counts.0 - 1, counts.1 - 1);
+            self.gate.changed.notify_all();
+        }
+        self.channel.submit(io)
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
+        self.channel.poll(done)
     }
 }
