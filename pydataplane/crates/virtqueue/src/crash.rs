@@ -88,10 +88,12 @@ impl Store {
 }
 
 /// What the driver knows.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Driver {
     /// Heads outstanding, in the order in which they were made available.
     outstanding: VecDeque<u16>,
+    /// Those among them that the device has marked as unrepeatable.
+    unrepeatable: Vec<u16>,
     /// Entries of the used ring seen.
     seen: u16,
 }
@@ -104,6 +106,7 @@ impl Driver {
             let head = store.u16(USED + 4 + u64::from(self.seen % SIZE) * 8);
             let at = self.outstanding.iter().position(|h| *h == head);
             self.outstanding.remove(at.expect("a head that is outstanding ends once"));
+            self.unrepeatable.retain(|marked| *marked != head);
             ended.push(head);
             self.seen = self.seen.wrapping_add(1);
         }
@@ -154,13 +157,18 @@ fn live_and_die(seed: u64, turns: u32) -> u32 {
         let left = Store::new();
         left.put_bytes(&seen.bytes());
         let known = known.borrow();
-        let mut driver = Driver { outstanding: known.outstanding.clone(), seen: known.seen };
+        let mut driver = known.clone();
         driver.see(&left);
         let fresh = left.region.range(8, 2).expect("version").get::<u16>(0) == Ok(0);
         if !fresh {
             *count.borrow_mut() += 1;
-            let taken = take_all(&mut left.device());
+            let mut device = left.device();
+            let taken = take_all(&mut device);
             assert_eq!(driver.outstanding, taken, "seed {seed}");
+            for head in taken {
+                let is_marked = driver.unrepeatable.contains(&head);
+                assert_eq!(device.was_unrepeatable(head), is_marked, "seed {seed}, head {head}");
+            }
         }
     };
     steps::watch(look);
@@ -206,6 +214,11 @@ fn live_and_die(seed: u64, turns: u32) -> u32 {
             13 | 14 => {
                 let _ = device.publish();
                 free.extend(driver.borrow_mut().see(&store));
+                if !taken.is_empty() {
+                    let head = taken[usize::from(numbers.below(taken.len() as u16))];
+                    driver.borrow_mut().unrepeatable.push(head);
+                    device.mark_unrepeatable(head);
+                }
             }
             _ => {
                 // It dies: what it pushed and did not show is taken again, as all else.

@@ -9,13 +9,14 @@
 //! ```text
 //! QueueRegionSplit, at multiples of 64 bytes      DescStateSplit, 16 bytes, one a descriptor
 //!   0  u64 features         0                       0  u8  inflight  1: taken and not used
-//!   8  u16 version          1; 0: not yet used      6  u16 next      the head before in its batch
-//!  10  u16 desc_num         entries of desc         8  u64 counter   when it was taken
+//!   8  u16 version          1; 0: not yet used      1  u8  (padding) 1: cannot be done a second time
+//!  10  u16 desc_num         entries of desc         6  u16 next      the head before in its batch
+//!                                                   8  u64 counter   when it was taken
 //!  12  u16 last_batch_head  the last head pushed
 //!  14  u16 used_idx         index of the used ring
 //!  16  desc[desc_num]
 //! ```
-//! All in the machine's byte order. The front end can write any byte at any time: each value is
+//! Byte 1 is ours alone; to others it is padding. It counts while `inflight` does. All in the machine's byte order. The front end can write any byte at any time: each value is
 //! read once, checked, then used.
 //!
 //! A process that is killed has made its stores up to some instruction and none behind it, so it
@@ -43,6 +44,9 @@ const DESC: usize = 16;
 /// Bytes of a `DescStateSplit`.
 const STATE: usize = 16;
 const INFLIGHT: usize = 0;
+const UNREPEATABLE: usize = 1;
+/// Both at once: what was marked as unrepeatable under the same head is over.
+const TAKEN: u16 = u16::from_ne_bytes([1, 0]);
 const NEXT: usize = 6;
 const COUNTER: usize = 8;
 /// Each queue's part begins at a multiple of this many bytes, as with other back ends.
@@ -204,7 +208,12 @@ pub enum Left {
     /// Nothing: the region is new.
     Fresh,
     /// These heads were in flight, the first taken first.
-    InFlight(Box<[u16]>),
+    InFlight {
+        /// All of them.
+        heads: Box<[u16]>,
+        /// Those that cannot be done a second time.
+        unrepeatable: Box<[u16]>,
+    },
 }
 
 /// One queue's `QueueRegionSplit`.
@@ -315,7 +324,17 @@ impl Inflight {
             self.number(head);
             step!();
         }
-        Ok(Left::InFlight(heads.into_iter().map(|(_, head)| head).collect()))
+        let heads: Box<[u16]> = heads.into_iter().map(|(_, head)| head).collect();
+        let mark = |head: u16| self.region.get::<u8>(state(head) + UNREPEATABLE).expect(CHECKED);
+        let unrepeatable = heads.iter().copied().filter(|head| mark(*head) == 1).collect();
+        Ok(Left::InFlight { heads, unrepeatable })
+    }
+
+    /// `head`, which is in flight, cannot be done a second time. Before anything is done that makes it so.
+    pub(crate) fn mark_unrepeatable(&mut self, head: u16) {
+        self.region.put(state(head) + UNREPEATABLE, 1u8).expect(CHECKED);
+        step!();
+        compiler_fence(Ordering::SeqCst);
     }
 
     /// Begins to use a new region. The version comes last: until then it is a new one.
@@ -339,7 +358,7 @@ impl Inflight {
     pub(crate) fn take(&mut self, head: u16) {
         self.number(head);
         step!();
-        self.set_inflight(head, 1);
+        self.put(state(head) + INFLIGHT, TAKEN);
         compiler_fence(Ordering::SeqCst);
     }
 

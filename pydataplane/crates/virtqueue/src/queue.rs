@@ -123,6 +123,8 @@ pub struct SplitQueue {
     /// Chains that were in flight when the queue was set up, in order. They come before what is in
     /// the available ring, as its last entries before `seen_avail`, while `replaying`.
     replay: Box<[u16]>,
+    /// Those of them that were marked as unrepeatable.
+    unrepeatable: Box<[u16]>,
     replaying: bool,
     /// Keeps what the ranges above point to; the last field, dropped last.
     pub(crate) memory: Arc<GuestMemory>,
@@ -169,6 +171,7 @@ impl SplitQueue {
             used_log: config.used_log,
             inflight: None,
             replay: Box::default(),
+            unrepeatable: Box::default(),
             replaying: false,
             memory,
         })
@@ -181,14 +184,35 @@ impl SplitQueue {
     pub fn track(&mut self, mut inflight: Inflight) -> Result<bool, InflightError> {
         let left = inflight.recover(self.size, self.next_used, index(&self.avail))?;
         self.inflight = Some(inflight);
-        let Left::InFlight(heads) = left else { return Ok(false) };
+        let Left::InFlight { heads, unrepeatable } = left else { return Ok(false) };
         // Whoever was killed may have stored the index and not logged it.
         self.mark_used(0, 4);
         self.next_avail = self.next_used;
         self.seen_avail = self.next_used.wrapping_add(heads.len() as u16);
         self.replaying = !heads.is_empty();
         self.replay = heads;
+        self.unrepeatable = unrepeatable;
         Ok(true)
+    }
+
+    /// Whether what was taken last was taken before.
+    #[inline]
+    pub fn is_replaying(&self) -> bool {
+        self.replaying
+    }
+
+    /// Whether the chain `head`, which was in flight when the queue was set up, was
+    /// [marked so](SplitQueue::mark_unrepeatable).
+    pub fn was_unrepeatable(&self, head: u16) -> bool {
+        self.unrepeatable.contains(&head)
+    }
+
+    /// From now on the chain `head`, which was taken, cannot be done a second time: whoever finds it in flight is told.
+    #[cold]
+    pub fn mark_unrepeatable(&mut self, head: u16) {
+        if let Some(inflight) = &mut self.inflight {
+            inflight.mark_unrepeatable(head);
+        }
     }
 
     /// Chains that were in flight when the queue was set up and have not been taken again yet.
