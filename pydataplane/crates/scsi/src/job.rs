@@ -76,6 +76,8 @@ pub(crate) struct Job {
     pub(crate) bounce: bool,
     /// The task owns the volume's [`crate::volume::Exclusive`].
     pub(crate) exclusive: bool,
+    /// From the task's next turn on it cannot be done a second time: it changes what it goes by.
+    pub(crate) unrepeatable: bool,
 }
 
 impl Job {
@@ -94,6 +96,7 @@ impl Job {
         count: 0,
         bounce: false,
         exclusive: false,
+        unrepeatable: false,
     };
 
     /// Whether nothing is left to be done or waited for, when a step has ended.

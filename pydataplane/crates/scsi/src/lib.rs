@@ -75,6 +75,7 @@ mod block;
 mod characteristics;
 mod copy;
 mod inquiry;
+mod interrupted;
 mod job;
 mod log;
 mod lun;
@@ -100,6 +101,7 @@ mod watch;
 mod well_known;
 
 pub use characteristics::{Characteristics, CharacteristicsError};
+pub use interrupted::interrupted;
 pub use lun::Lun;
 pub use missing::missing_lun;
 pub use nexus::{Nexus, NexusState, UnitAttention};

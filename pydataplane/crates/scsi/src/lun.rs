@@ -129,10 +129,13 @@ impl Lun {
                 if job.kind == Kind::Settle || job.exclusive {
                     task.waits = true;
                     self.in_flight.wait(task.side);
-                }
-                if job.kind == Kind::Settle {
-                    // A SANITIZE ends all tasks but itself.
-                    task.epoch = self.shared.epoch();
+                    if job.kind == Kind::Settle {
+                        // A SANITIZE ends all tasks but itself.
+                        task.epoch = self.shared.epoch();
+                    }
+                    if self.may_become_unrepeatable(task) {
+                        return self.give_way(task);
+                    }
                 }
                 self.advance(task)
             }
@@ -204,12 +207,17 @@ impl Lun {
                 }
                 Next::End => return self.end(task, task.job.moved),
             };
-            if task.stopped {
+            if task.stopped && !task.job.unrepeatable {
                 return self.fail(task, Fail::Bare(Status::TaskAborted));
             }
             if matches!(io.op, Op::Write | Op::Unmap | Op::WriteZeroes) {
                 let (lba, blocks) = (task.job.lba, task.job.step);
-                if !task.job.exclusive && self.shared.is_kept_from(task.side, lba, blocks) {
+                let waits = match task.job.exclusive {
+                    true => task.job.kind == Kind::WriteBounced && !task.job.unrepeatable,
+                    false => self.shared.is_kept_from(task.side, lba, blocks),
+                };
+                if waits {
+                    task.job.unrepeatable = task.job.exclusive;
                     task.job.step = 0;
                     break;
                 }
@@ -232,6 +240,11 @@ impl Lun {
             };
             let stepped = match submitted {
                 Submit::Pending => return Outcome::Pending,
+                Submit::Full if task.job.unrepeatable => {
+                    task.job.flush_after |= task.job.step == 0;
+                    task.job.step = 0;
+                    break;
+                }
                 Submit::Full => Err(Fail::Bare(Status::TaskSetFull)),
                 Submit::Done(Err(error)) => return self.io_failed(task, error),
                 Submit::Done(Ok(())) => {
@@ -254,12 +267,20 @@ impl Lun {
         self.give_way(task)
     }
 
+    /// Whether the task [may not be done a second time](Task::is_unrepeatable) some time: then it is not only
+    /// [`Lun::start`] after which it is pending.
+    #[cold]
+    fn may_become_unrepeatable(&self, task: &Task) -> bool {
+        let copies = matches!(self.awaited_of(task), Some(Awaited::Copy(_)));
+        copies || task.job.kind == Kind::CompareThenWrite
+    }
+
     /// The task waits for I/O that is not the channel's, which ends soon now.
     #[cold]
     fn must_wait(&self, task: &Task) -> bool {
         let Some(Awaited::Copy(copying)) = self.awaited_of(task) else { return false };
         copying.cancel();
-        copying.is_over() == Ok(false)
+        copying.is_over(false) == Ok(false)
     }
 
     /// Ends a task that was aborted, or that a reset or a SANITIZE has ended.
@@ -297,8 +318,7 @@ impl Lun {
             return Ok(Next::Submit(io));
         }
         if job.kind == Kind::Settle {
-            let is_over = self.awaited_of(task).map_or(Ok(true), Awaited::is_over)?;
-            return Ok(if is_over { Next::End } else { Next::Wait });
+            return self.next_awaited(task);
         }
         if job.exclusive && !self.exclusive.is_quiet() {
             return Ok(Next::Wait);
@@ -372,6 +392,21 @@ impl Lun {
         io.lba = job.lba << self.shared.bdev_shift;
         io.blocks = job.step << self.shared.bdev_shift;
         Ok(Next::Submit(io))
+    }
+
+    /// What comes of what the task waits for.
+    #[cold]
+    fn next_awaited(&self, task: &mut Task) -> Result<Next, Fail> {
+        let Some(awaited) = self.awaited_of(task) else { return Ok(Next::End) };
+        if let Awaited::Copy(copying) = awaited
+            && copying.is_unrepeatable()
+        {
+            match task.job.unrepeatable {
+                true => copying.let_begin(),
+                false => task.job.unrepeatable = true,
+            }
+        }
+        Ok(if awaited.is_over(task.stopped)? { Next::End } else { Next::Wait })
     }
 
     /// Blocks of the next Unmap or WriteZeroes.
@@ -473,7 +508,9 @@ impl Lun {
             (_, true) => Failed::Read,
             (_, false) => Failed::Write,
         };
-        if !self.shared.error_policy.waits(failed, error) {
+        // Of one that has written and is to be flushed alone the write would be done again.
+        let told = job.unrepeatable && failed == Failed::Flush;
+        if told || !self.shared.error_policy.waits(failed, error) {
             let mut sense = of_io_error(error);
             if error.is_mismatch() {
                 let at = self.channel.mismatch(task.tag);

@@ -123,8 +123,18 @@ impl Task {
         self.aborted
     }
 
+    /// Whether it cannot be done a second time: COMPARE AND WRITE would find what it has written itself, a copy onto
+    /// its own source would copy what it has copied. So it is before its first change, when [`crate::Lun::resume`]
+    /// says that it is pending: a transport that has requests done again after a crash notes that then
+    /// ([`crate::interrupted`]).
+    pub fn is_unrepeatable(&self) -> bool {
+        self.job.unrepeatable
+    }
+
     /// Starts no further step: a task whose outstanding I/O is its last one ends as that does, any
-    /// other as [`crate::Status::TaskAborted`], for the transport to do it again later.
+    /// other as [`crate::Status::TaskAborted`], for the transport to do it again later. One that
+    /// [cannot be](Task::is_unrepeatable) goes on to its end if that is soon (COMPARE AND WRITE), or is told
+    /// (COPY ABORTED).
     pub fn stop(&mut self) {
         self.stopped = true;
     }

@@ -23,6 +23,10 @@
 //! Each copy has a thread of its own, and what writes has a task that waits for it, with IMMED too: so whatever ends
 //! tasks (an abort, a reset, a guest's new start, the end of the session) ends the copy, and waits for its present
 //! I/O; so does the detach of a unit that is copied from or to. POPULATE TOKEN with IMMED, which writes nothing, goes on by itself.
+//!
+//! An EXTENDED COPY that writes where it has read would do something else if it was done a second time. It begins
+//! when its transport knows that ([`crate::Task::is_unrepeatable`]), and where its task is to stop, to be done again, it
+//! ends as COPY ABORTED if it has written.
 
 mod operation;
 mod order;
@@ -41,6 +45,7 @@ use crate::shared::LunShared;
 use guestmem::Sg;
 use operation::Operation;
 pub(crate) use operation::{Copies, Copying, MAX_OPERATIONS, abort, status1, status4};
+pub(crate) use order::aborted;
 use order::{Format, Header, MAX_CSCDS, MAX_DESCRIPTORS, Order};
 pub(crate) use page::{page, parameters};
 use parking_lot::Mutex;
@@ -142,8 +147,12 @@ fn extended_copy(
         work::may_use(&segment.from, false)?;
         work::may_use(&segment.to, true)?;
     }
-    let operation = Operation::new(cdb, list_id, false);
-    start(unit, operation, move |run| work::carry_out(&segments, None, run))
+    let mut operation = Operation::new(cdb, list_id, false);
+    operation.set_unrepeatable(order::is_unrepeatable(&segments));
+    start(unit, operation, move |run| {
+        run.wait_to_begin()?;
+        work::carry_out(&segments, None, run)
+    })
 }
 
 /// POPULATE TOKEN (SBC-3 5.8): the token is handed out when nothing that began before can change its blocks.

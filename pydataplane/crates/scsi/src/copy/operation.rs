@@ -1,5 +1,6 @@
 //! What was ordered to be copied, and has come of it, for RECEIVE COPY STATUS and RECEIVE ROD TOKEN INFORMATION.
 
+use super::order::aborted;
 use super::token::{MAX_TOKENS, TOKEN_LEN, Token};
 use super::work::Ended;
 use crate::opcode::Cdb;
@@ -28,6 +29,9 @@ pub(crate) struct Operation {
     pub(crate) immediate: bool,
     /// It has less data than it was to write.
     short: AtomicBool,
+    /// It cannot be done a second time, and waits until it may begin.
+    unrepeatable: bool,
+    may_begin: AtomicBool,
     cancelled: AtomicBool,
     segments: AtomicU32,
     bytes: AtomicU64,
@@ -42,12 +46,24 @@ impl Operation {
             action: cdb.byte(1) & 0x1F,
             immediate,
             short: AtomicBool::new(false),
+            unrepeatable: false,
+            may_begin: AtomicBool::new(false),
             cancelled: AtomicBool::new(false),
             segments: AtomicU32::new(0),
             bytes: AtomicU64::new(0),
             token: OnceLock::new(),
             ended: OnceLock::new(),
         }
+    }
+
+    /// It changes what it copies: done a second time, it would do something else.
+    pub(crate) fn set_unrepeatable(&mut self, unrepeatable: bool) {
+        self.unrepeatable = unrepeatable;
+    }
+
+    /// Whether it may change something.
+    pub(crate) fn may_begin(&self) -> bool {
+        !self.unrepeatable || self.may_begin.load(Ordering::Acquire)
     }
 
     /// It will write less than was asked for.
@@ -101,15 +117,31 @@ impl Copying {
         Copying(operation)
     }
 
-    /// Whether it has ended.
+    /// [`Operation::set_unrepeatable`].
+    pub(crate) fn is_unrepeatable(&self) -> bool {
+        self.0.unrepeatable
+    }
+
+    /// It was waited for that nobody does it a second time.
+    pub(crate) fn let_begin(&self) {
+        self.0.may_begin.store(true, Ordering::Release);
+    }
+
+    /// Whether it has ended; `stopped`: its task was to stop, and is done again where that is possible.
     ///
     /// # Errors
     /// It failed, or was cancelled.
-    pub(crate) fn is_over(&self) -> Result<bool, Fail> {
+    pub(crate) fn is_over(&self, stopped: bool) -> Result<bool, Fail> {
         match self.0.ended.get() {
             None => Ok(false),
             Some(Ok(())) => Ok(true),
             Some(Err(Ended::Failed(sense))) => Err((*sense).into()),
+            Some(Err(Ended::Cancelled)) if stopped && self.0.unrepeatable => {
+                Err(match self.0.done() {
+                    (0, _) => Fail::Bare(Status::Busy),
+                    _ => aborted(Code::IO_PROCESS_TERMINATED).into(),
+                })
+            }
             Some(Err(Ended::Cancelled)) => Err(Fail::Bare(Status::TaskAborted)),
         }
     }

@@ -29,6 +29,32 @@ pub(crate) struct Segment {
     pub(crate) bytes: u64,
 }
 
+impl Segment {
+    /// Whether it copies within one disk.
+    pub(crate) fn is_within_one(&self) -> bool {
+        are_same(&self.from, &self.to)
+    }
+
+    /// Whether `self` writes where `read` is read.
+    fn overwrites(&self, read: &Segment) -> bool {
+        let (to, from) =
+            (self.to_at..self.to_at + self.bytes, read.from_at..read.from_at + read.bytes);
+        are_same(&self.to, &read.from) && to.start < from.end && from.start < to.end
+    }
+}
+
+fn are_same(a: &LunShared, b: &LunShared) -> bool {
+    a.bdev().uuid() == b.bdev().uuid()
+}
+
+/// Whether the segments, done a second time, could copy other data: one of them writes where it has been read.
+pub(crate) fn is_unrepeatable(segments: &[Segment]) -> bool {
+    let overwrites = |(nth, segment): (usize, &Segment)| {
+        segments[..=nth].iter().any(|read| segment.overwrites(read))
+    };
+    segments.iter().enumerate().any(overwrites)
+}
+
 /// A parameter list, read.
 pub(crate) struct Order {
     pub(crate) segments: Vec<Segment>,

@@ -52,6 +52,18 @@ impl Run {
         let over = self.operation.is_cancelled() || self.unit.epoch() != self.epoch;
         if over { Err(Ended::Cancelled) } else { Ok(()) }
     }
+
+    /// Waits until it may change something.
+    ///
+    /// # Errors
+    /// As of [`Run::check`].
+    pub(crate) fn wait_to_begin(&self) -> Result<(), Ended> {
+        while !self.operation.may_begin() {
+            self.check()?;
+            thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
 }
 
 /// A unit that is copied from or to: commands of it count there, for whoever waits until it has none.
@@ -141,8 +153,7 @@ pub(crate) fn carry_out(
             Some((from, to)) if from.is(&segment.from) && to.is(&segment.to) => (from, to),
             _ => (Party::new(&segment.from, false)?, Party::new(&segment.to, true)?),
         };
-        let same = segment.from.bdev().uuid() == segment.to.bdev().uuid();
-        let backwards = same && segment.to_at > segment.from_at;
+        let backwards = segment.is_within_one() && segment.to_at > segment.from_at;
         let mut left = segment.bytes;
         while left > 0 {
             let bytes = left.min(STEP);

@@ -17,13 +17,13 @@ pub(super) enum Awaited {
 }
 
 impl Awaited {
-    /// Whether the task is over.
-    pub(super) fn is_over(&self) -> Result<bool, Fail> {
+    /// Whether the task is over; `stopped`: it was to stop.
+    pub(super) fn is_over(&self, stopped: bool) -> Result<bool, Fail> {
         match self {
             Awaited::Settling(settling) => settling.is_over(),
             Awaited::Sanitize(sanitize) => sanitize.is_over(),
             Awaited::Modes(keeping) => keeping.is_over(),
-            Awaited::Copy(copying) => copying.is_over(),
+            Awaited::Copy(copying) => copying.is_over(stopped),
         }
     }
 

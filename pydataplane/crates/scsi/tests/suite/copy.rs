@@ -443,3 +443,65 @@ fn an_aborted_copy_is_told_over_when_its_io_is_however_many_tasks_wait_for_their
     assert_eq!(outcome, Outcome::Done(Response::bare(Status::TaskAborted)));
     assert!(medium(&b) == before);
 }
+
+/// A copy of 4000 blocks that is to stop once so many I/Os of it have begun, of which the last one is let go then.
+fn stopped(to: u64, ios: u64) -> (Outcome, bool) {
+    let gate = Held::new(disk(0));
+    let [(a, mut unit), _other] = two_of([gate.clone(), disk(1)]);
+    let order = list(&[cscd(&a, false)], &[segment((0, 0), (0, to), 4000)]);
+    let (mut task, _out) = unit.begin(1, &cdb(order.len()), &order);
+    if ios > 0 {
+        let mut done = Vec::with_capacity(1);
+        for _ in 0..2 {
+            done.clear();
+            unit.lun.poll(&mut done);
+            assert_eq!(unit.lun.resume(&mut task, Ok(())), Outcome::Pending);
+        }
+        gate.let_go(ios - 1);
+        gate.until_held(1);
+    }
+    let unrepeatable = task.is_unrepeatable();
+    task.stop();
+    gate.let_go(1);
+    (unit.until_over(&mut task, Outcome::Pending), unrepeatable)
+}
+
+#[test]
+fn spc4_6_4_a_copy_onto_its_own_source_that_is_stopped_is_not_done_again_but_told() {
+    // Nothing was changed yet.
+    for ios in [0, 1] {
+        let (outcome, unrepeatable) = stopped(100, ios);
+        assert_eq!(outcome, Outcome::Done(Response::bare(Status::Busy)));
+        assert_eq!(unrepeatable, ios > 0);
+    }
+    let (outcome, unrepeatable) = stopped(100, 3);
+    assert_eq!(Answer { outcome, data: Vec::new() }.sense(), (0xA, 0x0006));
+    assert!(unrepeatable);
+    // Done again, this one copies the same.
+    let (outcome, unrepeatable) = stopped(4000, 3);
+    assert_eq!(outcome, Outcome::Done(Response::bare(Status::TaskAborted)));
+    assert!(!unrepeatable);
+}
+
+#[test]
+fn what_a_segment_reads_that_a_later_one_writes_makes_a_copy_unrepeatable() {
+    let (near, far) = (segment((0, 0), (1, 0), 8), segment((1, 0), (0, 4), 8));
+    let away = segment((1, 0), (0, 8), 8);
+    for (segments, expected) in [
+        (vec![near.clone()], false),
+        (vec![near.clone(), away], false),
+        (vec![near.clone(), far.clone()], true),
+        (vec![far, near], true),
+        (vec![segment((0, 0), (1, 0), 8), segment((1, 0), (1, 8), 8)], false),
+    ] {
+        let [(a, mut unit), (b, _other)] = two();
+        let order = list(&[cscd(&a, false), cscd(&b, false)], &segments);
+        let (mut task, _out) = unit.begin(1, &cdb(order.len()), &order);
+        let mut done = Vec::with_capacity(1);
+        unit.lun.poll(&mut done);
+        let outcome = unit.lun.resume(&mut task, Ok(()));
+        assert_eq!(task.is_unrepeatable(), expected, "{segments:x?}");
+        let outcome = unit.until_over(&mut task, outcome);
+        assert!(matches!(outcome, Outcome::Done(r) if r.status == Status::Good), "{outcome:?}");
+    }
+}

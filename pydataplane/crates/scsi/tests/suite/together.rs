@@ -3,7 +3,7 @@
 use crate::rig::*;
 use crate::unit::{DEADLINE, Unit};
 use bdev::{Bdev, Features, IoError, Malloc, MallocOptions, Op};
-use scsi::{LunOptions, Outcome, Response, Status, Task};
+use scsi::{ErrorPolicy, LunOptions, Outcome, Response, Status, Task, WaitFor};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -109,6 +109,84 @@ fn sbc3_5_2_compare_and_write_with_fua_is_durable() {
     rig.output(&compare_and_write(0x08, 0, 1), &zeros).good();
     let asked = [(Op::Read, 0, 1, false), (Op::Write, 0, 1, false), (Op::Flush, 0, 0, false)];
     assert_eq!(rig.asked(), asked);
+}
+
+/// A COMPARE AND WRITE with FUA of zeros that become sevens, on a disk that has none, when its turn has come to write.
+fn about_to_write(rig: &mut Rig) -> (Box<Task>, Buffer) {
+    let (mut task, out) =
+        begin(rig, 1, &compare_and_write(0x08, 0, 1), &[[0; 512], [7; 512]].concat());
+    let mut done = Vec::with_capacity(1);
+    while !task.is_unrepeatable() {
+        assert_eq!(rig.asked().iter().find(|(op, ..)| *op == Op::Write), None);
+        done.clear();
+        if rig.lun.poll(&mut done) > 0 {
+            assert_eq!(rig.lun.resume(&mut task, done[0].result), Outcome::Pending);
+        }
+    }
+    (task, out)
+}
+
+fn without_fua(options: LunOptions) -> Rig {
+    let features = Features { fua: false, ..ALL_FEATURES };
+    Setup { features, options, mode: Mode::Later, ..Setup::default() }.build()
+}
+
+#[test]
+fn a_compare_and_write_that_has_begun_to_write_does_not_stop_before_its_end() {
+    const WRITTEN: [(Op, u64, u64, bool); 2] = [(Op::Write, 0, 1, false), (Op::Flush, 0, 0, false)];
+    // Before it writes, and before it flushes.
+    for steps in [0, 1] {
+        let mut rig = without_fua(LunOptions::default());
+        let (mut task, _out) = about_to_write(&mut rig);
+        rig.asked();
+        let mut done = Vec::with_capacity(1);
+        for _ in 0..steps {
+            rig.lun.poll(&mut done);
+            assert_eq!(rig.lun.resume(&mut task, done[0].result), Outcome::Pending);
+        }
+        task.stop();
+        to_the_end(&mut rig, &mut task);
+        assert_eq!(rig.asked(), WRITTEN);
+    }
+    // Nor where the disk has no room for its flush at once.
+    let mut rig = without_fua(LunOptions::default());
+    let (mut task, _out) = about_to_write(&mut rig);
+    let mut done = Vec::with_capacity(1);
+    rig.lun.poll(&mut done);
+    assert_eq!(rig.lun.resume(&mut task, done[0].result), Outcome::Pending);
+    rig.state.borrow_mut().mode = Mode::Full;
+    for _ in 0..3 {
+        done.clear();
+        assert_eq!(rig.lun.poll(&mut done), 1);
+        assert_eq!(rig.lun.resume(&mut task, done[0].result), Outcome::Pending);
+    }
+    rig.state.borrow_mut().mode = Mode::Later;
+    rig.asked();
+    to_the_end(&mut rig, &mut task);
+    assert_eq!(rig.asked(), WRITTEN[1..]);
+    // One that has only read stops.
+    let mut rig = without_fua(LunOptions::default());
+    let (mut task, _out) = begin(&mut rig, 1, &compare_and_write(0x08, 0, 1), &[0; 1024]);
+    task.stop();
+    done.clear();
+    assert_eq!(rig.lun.poll(&mut done), 1);
+    let outcome = rig.lun.resume(&mut task, done[0].result);
+    assert_eq!(outcome, Outcome::Done(Response::bare(Status::TaskAborted)));
+}
+
+#[test]
+fn a_compare_and_write_whose_flush_fails_is_told_and_does_not_begin_again() {
+    let error_policy = ErrorPolicy { write: WaitFor::Repair, read: WaitFor::Repair };
+    let mut rig = without_fua(LunOptions { error_policy, ..LunOptions::default() });
+    let (mut task, _out) = about_to_write(&mut rig);
+    rig.fail(1, IoError::Resources);
+    let (mut done, mut outcome) = (Vec::with_capacity(1), Outcome::Pending);
+    while outcome == Outcome::Pending {
+        done.clear();
+        assert_eq!(rig.lun.poll(&mut done), 1);
+        outcome = rig.lun.resume(&mut task, done[0].result);
+    }
+    assert_eq!(Answer { outcome, data: Vec::new() }.sense(), (0xB, 0x5503));
 }
 
 #[test]

@@ -235,6 +235,7 @@ impl DevicePoller {
         };
         let ahead = (popped / 2).clamp(AHEAD_LEAST, AHEAD);
         let (mut count, mut over) = (popped, false);
+        let again = self.queues[at].ring.is_replaying();
         let mut next = 0;
         while next < popped {
             if next > 0 {
@@ -264,6 +265,9 @@ impl DevicePoller {
                 looked += 1;
             }
             for slot in &good[..looked] {
+                if again && self.end_interrupted::<F>(at, *slot) {
+                    continue;
+                }
                 if !self.begin::<F>(at, *slot, now) {
                     // Pending: submitted when the clock is not looked at any more.
                     end -= self.submission_ticks;
@@ -282,6 +286,18 @@ impl DevicePoller {
         self.queues[at].count(count as u64);
         self.publish(at);
         (count as u32, over)
+    }
+
+    /// Answers a request that was in flight in another process and cannot be done a second time. Whether it did.
+    #[cold]
+    fn end_interrupted<F: FrontEnd>(&mut self, at: usize, index: u16) -> bool {
+        let slot = &mut self.slots[index];
+        if !self.queues[at].ring.was_unrepeatable(slot.head) {
+            return false;
+        }
+        let Some(outcome) = F::interrupted(slot) else { return false };
+        self.finish::<F>(at, index, Ok(outcome), None);
+        true
     }
 
     /// Walks the chain of the `n`th head into a slot, which makes the processor fetch its header. Returns
@@ -412,7 +428,13 @@ impl DevicePoller {
         // With its end there is room for what the device did not take.
         let resumed = self.units.resume(slot, completion.result, F::WAITS_FOR_DEVICE);
         let outcome = match resumed {
-            None | Some(Outcome::Pending) => return,
+            None => return,
+            Some(Outcome::Pending) => {
+                if slot.task.is_unrepeatable() {
+                    self.queues[at].ring.mark_unrepeatable(slot.head);
+                }
+                return;
+            }
             Some(Outcome::Suspended(error)) => return self.suspend(at, index, error),
             Some(outcome) => outcome,
         };

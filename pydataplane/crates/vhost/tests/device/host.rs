@@ -272,6 +272,12 @@ impl Turnstile {
         wait_until("an I/O waits", || self.shared.lock().unwrap().waiting == waiting);
     }
 
+    /// Whether all that were let through are, and another one stands before it.
+    pub fn is_at_end(&self) -> bool {
+        let passes = self.shared.lock().unwrap();
+        (passes.waiting, passes.allowed) == (1, 0)
+    }
+
     /// Lets so many more through.
     pub fn let_through(&self, count: usize) {
         self.shared.lock().unwrap().allowed += count;

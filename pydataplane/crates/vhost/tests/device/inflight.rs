@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use guestmem::{GuestMemory, RegionSpec};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use uuid::Uuid;
 use vhost_scsi::Timeouts;
 
 use crate::guest::*;
@@ -68,6 +69,12 @@ impl Region {
     /// Marks a head as in flight.
     pub fn mark(&self, queue: usize, head: u16) {
         self.put(queue, 16 + 16 * u64::from(head), 1);
+    }
+
+    /// Whether a head is marked as one that cannot be done a second time.
+    pub fn is_unrepeatable(&self, queue: usize, head: u16) -> bool {
+        let at = PART * queue as u64 + 16 + 16 * u64::from(head) + 1;
+        self.memory.range(at, 1).unwrap().get::<u8>(0).unwrap() == 1
     }
 
     /// Heads marked as in flight, in the order of their counters.
@@ -201,6 +208,67 @@ fn requests_in_flight_are_submitted_again_in_their_order_and_once() {
     assert_eq!(guest.read_blocks(0, 8, 1).data, [99; 512]);
     assert_eq!((guest.try_used(2), guest.try_used(3)), (None, None));
     assert_eq!((region.marked(2), region.marked(3)), (vec![], vec![]));
+}
+
+/// What a guest is told of a command that a killed target leaves, as the second I/O of its disk is under way: I/Os
+/// before that, and whether the command is marked by then.
+fn interrupted(cdb: &[u8], data: &[u8], before: usize) -> (Reply, bool) {
+    let first = Host::new(1);
+    let disk = first.turnstile("turnstile");
+    first.add(0, "turnstile");
+    let (mut guest, region) = tracked(&first);
+    guest.ready(0);
+    let request = guest.submit(2, flat(0), 1, cdb, data, 0);
+    disk.let_through(before);
+    wait_until("all but one I/O are done", || disk.is_at_end());
+    let marked = region.is_unrepeatable(2, request.head);
+    assert_eq!(region.marked(2), [request.head]);
+    guest.peer.shutdown();
+
+    // The first one stands still meanwhile.
+    let second = Host::new(1);
+    second.turnstile("turnstile").let_through(100);
+    second.add(0, "turnstile");
+    go_on(&mut guest, &region, &second);
+    let (head, written) = guest.used(2);
+    assert_eq!(head, request.head);
+    let reply = guest.reply(&request, written);
+    wait_until("the mark is cleared", || region.marked(2).is_empty());
+    disk.let_through(100);
+    (reply, marked)
+}
+
+/// EXTENDED COPY of 8 blocks within the disk, from its first one on.
+fn copy_to(lba: u64) -> (Vec<u8>, Vec<u8>) {
+    let disk = Uuid::new_v5(&Uuid::NAMESPACE_OID, b"turnstile");
+    let cscd =
+        [&[0xE4, 0, 0, 0, 1, 0xA, 0, 18, 0x10, 0], &disk.as_bytes()[..], &[0, 0, 0, 0, 2, 0]];
+    let segment = [&[2, 0, 0, 0x18, 0, 0, 0, 0, 0, 0, 0, 8][..], &[0; 8], &lba.to_be_bytes()];
+    let header = [[9, 0, 0, 32], [0; 4], [0, 0, 0, 28], [0; 4]].concat();
+    let list = [header, cscd.concat(), segment.concat()].concat();
+    let mut cdb = vec![0; 16];
+    (cdb[0], cdb[13]) = (0x83, list.len() as u8);
+    (cdb, list)
+}
+
+#[test]
+fn what_cannot_be_done_a_second_time_is_told_by_the_next_back_end() {
+    let mut compare_and_write = vec![0; 16];
+    (compare_and_write[0], compare_and_write[13]) = (0x89, 1);
+    let told = |(reply, marked): (Reply, bool)| {
+        let key = (reply.sense[2] & 15, u16::from_be_bytes([reply.sense[12], reply.sense[13]]));
+        (reply.response, reply.status, key, marked)
+    };
+    const CHECK: u8 = 2;
+    let new_session = (0, CHECK, (6, 0x2900), false);
+    // As it reads it is submitted again, and hears that the session is new.
+    assert_eq!(told(interrupted(&compare_and_write, &[0; 1024], 0)), new_session);
+    let terminated = (0, CHECK, (0xB, 0x0006), true);
+    assert_eq!(told(interrupted(&compare_and_write, &[0; 1024], 1)), terminated);
+    let (cdb, list) = copy_to(8);
+    assert_eq!(told(interrupted(&cdb, &list, 1)), new_session);
+    let (cdb, list) = copy_to(4);
+    assert_eq!(told(interrupted(&cdb, &list, 1)), (0, CHECK, (0xA, 0x0006), true));
 }
 
 #[test]

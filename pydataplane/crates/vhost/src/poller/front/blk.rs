@@ -95,6 +95,10 @@ impl FrontEnd for Blk {
         Answer { is_good: code == status::OK, transferred, used }
     }
 
+    fn interrupted(_: &mut Slot) -> Option<Outcome> {
+        None
+    }
+
     #[cold]
     fn refuse(segments: &Segments) -> u32 {
         let len = segments.writable_len();

@@ -1,7 +1,7 @@
 //! virtio-scsi (virtio 1.2 5.6.6): a header with a CDB, data to the device, response, data from it; with
 //! VIRTIO_SCSI_F_T10_PI, protection information before the data each way.
 
-use ::scsi::{Kind, Outcome, Response, Status, missing_lun};
+use ::scsi::{Kind, Outcome, Response, Status, interrupted, missing_lun};
 use virtqueue::{Halves, Segments};
 use zerocopy::IntoBytes;
 
@@ -49,25 +49,29 @@ fn read_protected(slot: &mut Slot, plain: &mut [u8; header_size(false)]) -> Opti
     Some(halves)
 }
 
+/// A request's header, and what is behind header and response. `None`: it is too short.
+#[inline(always)]
+fn header_and_data<const PI: bool>(slot: &mut Slot) -> Option<(RequestHeader, Halves)> {
+    // The header is copied out of guest memory once; from here on only the copy is looked at.
+    let mut bytes = [0u8; header_size(false)];
+    let halves = if PI {
+        read_protected(slot, &mut bytes)?
+    } else {
+        let halves = slot.segments.split(bytes.len(), RESPONSE_SIZE)?;
+        halves.readable.0.copy_to_slice(0, &mut bytes);
+        halves
+    };
+    Some((zerocopy::transmute!(bytes), halves))
+}
+
 impl<const PI: bool> FrontEnd for ScsiWith<PI> {
     const WAITS_FOR_DEVICE: bool = false;
 
     #[inline(always)]
     fn read(poller: &mut DevicePoller, index: u16) -> Read {
         let slot = &mut poller.slots[index];
-
-        // The header is copied out of guest memory once; from here on only the copy is looked at.
-        let mut bytes = [0u8; header_size(false)];
-        let halves = if PI {
-            read_protected(slot, &mut bytes)
-        } else {
-            let halves = slot.segments.split(bytes.len(), RESPONSE_SIZE);
-            halves.inspect(|halves| _ = halves.readable.0.copy_to_slice(0, &mut bytes))
-        };
-        let Some(Halves { readable: (_, data_out), writable: (_, data_in) }) = halves else {
-            return Read::Nothing;
-        };
-        let header: RequestHeader = zerocopy::transmute!(bytes);
+        let Some((header, halves)) = header_and_data::<PI>(slot) else { return Read::Nothing };
+        let Halves { readable: (_, data_out), writable: (_, data_in) } = halves;
 
         match LunAddress::decode(&header.lun) {
             LunAddress::Unit { target, lun: 0 } => {
@@ -137,6 +141,12 @@ impl<const PI: bool> FrontEnd for ScsiWith<PI> {
         // The whole response area counts as written, as with QEMU's and the kernel's devices.
         let used = (RESPONSE_SIZE + tuples.1) as u32 + transferred.min(data_in);
         Answer { is_good, transferred, used }
+    }
+
+    #[cold]
+    fn interrupted(slot: &mut Slot) -> Option<Outcome> {
+        let (header, _) = header_and_data::<PI>(slot)?;
+        Some(interrupted(&header.cdb))
     }
 
     #[cold]
