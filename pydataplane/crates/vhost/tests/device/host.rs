@@ -184,6 +184,15 @@ impl Gate {
         self.0.stats().unwrap().snapshot().op(Op::Read).ops
     }
 
+    /// Writes that went through.
+    pub fn writes(&self) -> u64 {
+        self.0.stats().unwrap().snapshot().op(Op::Write).ops
+    }
+
+    pub fn uuid(&self) -> Uuid {
+        self.0.uuid()
+    }
+
     /// I/Os that wait at the gate.
     pub fn waiting(&self) -> usize {
         self.0.held()

@@ -8,6 +8,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_get_seals, fstat, ftruncate, memfd
 use uuid::Uuid;
 use vhost_scsi::Timeouts;
 
+use crate::copying::extended_copy;
 use crate::guest::*;
 use crate::handover::move_on;
 use crate::host::*;
@@ -241,14 +242,7 @@ fn interrupted(cdb: &[u8], data: &[u8], before: usize) -> (Reply, bool) {
 /// EXTENDED COPY of 8 blocks within the disk, from its first one on.
 fn copy_to(lba: u64) -> (Vec<u8>, Vec<u8>) {
     let disk = Uuid::new_v5(&Uuid::NAMESPACE_OID, b"turnstile");
-    let cscd =
-        [&[0xE4, 0, 0, 0, 1, 0xA, 0, 18, 0x10, 0], &disk.as_bytes()[..], &[0, 0, 0, 0, 2, 0]];
-    let segment = [&[2, 0, 0, 0x18, 0, 0, 0, 0, 0, 0, 0, 8][..], &[0; 8], &lba.to_be_bytes()];
-    let header = [[9, 0, 0, 32], [0; 4], [0, 0, 0, 28], [0; 4]].concat();
-    let list = [header, cscd.concat(), segment.concat()].concat();
-    let mut cdb = vec![0; 16];
-    (cdb[0], cdb[13]) = (0x83, list.len() as u8);
-    (cdb, list)
+    extended_copy((disk, 0), (disk, lba), 8)
 }
 
 #[test]

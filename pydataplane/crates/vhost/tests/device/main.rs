@@ -6,6 +6,7 @@ mod blk_overtaken;
 mod blk_suspended;
 mod coalescing;
 mod control;
+mod copying;
 mod events;
 mod fair;
 mod fuzz;
