@@ -9,8 +9,8 @@ use guestmem::{IoVec, Sg};
 use reactor::IoContext;
 
 use crate::{
-    Bdev, Channel, Checks, Completion, Geometry, Io, IoError, Op, OpenError, Protected, Submit,
-    Tuples,
+    Bdev, Channel, Checks, Completion, Geometry, Io, IoError, Op, OpenError, Protected, Run,
+    Submit, Tuples,
 };
 
 /// Alignment of [`AlignedBuf`], in bytes: a page, which satisfies every O_DIRECT device.
@@ -228,6 +228,11 @@ impl SyncChannel {
     /// [`SyncError`]; [`IoError::Unsupported`] without [`crate::Features::write_zeroes`].
     pub fn write_zeroes(&mut self, lba: u64, blocks: u64) -> Result<(), SyncError> {
         self.run(Op::WriteZeroes, lba, blocks, Sg::EMPTY, false, None)
+    }
+
+    /// As [`Channel::sparse_run`].
+    pub fn sparse_run(&mut self, lba: u64, blocks: u64) -> Run {
+        self.channel.sparse_run(lba, blocks)
     }
 
     fn transfer(

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Bytes of one read and write: whole blocks of any unit.
 const STEP: u64 = 1 << 20;
-/// Bytes of one WriteZeroes. It ends at multiples of it, so that it does not cut clusters.
+/// Bytes of one WriteZeroes or Unmap. It ends at multiples of it, so that it does not cut clusters.
 const ZEROES_STEP: u64 = 32 << 20;
 
 /// Between two looks at what is waited for.
@@ -125,7 +125,53 @@ impl Party {
     }
 
     fn lba(&self, at: u64) -> u64 {
-        at / u64::from(self.channel.block_size())
+        at / self.block()
+    }
+
+    /// Bytes of a block of its bdev.
+    fn block(&self) -> u64 {
+        self.channel.block_size().into()
+    }
+
+    /// Whether the bytes from `at` on have no room, and read as zeros, or may hold anything; and how many there are at
+    /// least, of at most `most`, that are so.
+    fn alike(&mut self, run: &Run, at: u64, most: u64) -> Result<(bool, u64), Ended> {
+        let (lba, blocks) = (self.lba(at), self.lba(most));
+        let (mut hole, mut bytes) = (false, 0);
+        let block = self.block();
+        self.io(run, None, |channel| {
+            let found = channel.sparse_run(lba, blocks);
+            (hole, bytes) = (found.hole, found.blocks.min(blocks) * block);
+            Ok(())
+        })?;
+        Ok((hole, bytes))
+    }
+
+    /// Whether zeros need not be written to it as data.
+    fn can_zero(&self) -> bool {
+        self.unit.features().write_zeroes
+    }
+
+    /// Bytes from `at` on that are zeroed at a time.
+    fn most_zeros(&self, at: u64) -> u64 {
+        let features = self.unit.features();
+        let most = match (features.write_zeroes, features.max_blocks) {
+            (false, _) => STEP,
+            (true, 0) => ZEROES_STEP,
+            (true, blocks) => ZEROES_STEP.min(u64::from(blocks) * u64::from(self.unit.block_size)),
+        };
+        most - at % most
+    }
+
+    /// Makes bytes of it read as zeros, if that is still for now; where it is thin, they need no room then.
+    fn zero(&mut self, run: &Run, at: u64, bytes: u64) -> Result<(), Ended> {
+        let (lba, blocks) = (self.lba(at), self.lba(bytes));
+        let features = *self.unit.features();
+        let unmaps = features.thin && features.unmap && features.unmap_zeroes;
+        self.io(run, Some(Range { at, bytes }), |channel| match unmaps {
+            true => channel.unmap(lba, blocks),
+            false => channel.write_zeroes(lba, blocks),
+        })
     }
 }
 
@@ -139,8 +185,39 @@ pub(crate) fn may_use(unit: &LunShared, writes: bool) -> Result<(), Sense> {
     if writes { crate::block::check_writable(unit) } else { Ok(()) }
 }
 
+/// What is copied next of a segment.
+struct Next {
+    /// From the segment's beginning, in bytes.
+    at: u64,
+    bytes: u64,
+    /// The source has nothing there.
+    hole: bool,
+}
+
+/// The next bytes of a segment of which `left` are left, from its end on if it goes `backwards`.
+fn next(
+    run: &Run,
+    segment: &Segment,
+    (from, to): (&mut Party, &Party),
+    left: u64,
+    backwards: bool,
+) -> Result<Next, Ended> {
+    let at = if backwards { left.saturating_sub(STEP) } else { segment.bytes - left };
+    let most = if backwards { left - at } else { left };
+    let (hole, alike) = from.alike(run, segment.from_at + at, most)?;
+    let alike = alike / to.block() * to.block();
+    Ok(match (hole && to.can_zero(), alike) {
+        (true, 1..) if !backwards || alike == most => {
+            Next { at, bytes: alike.min(to.most_zeros(segment.to_at + at)), hole: true }
+        }
+        (_, 1..) if !backwards => Next { at, bytes: alike.min(STEP), hole: false },
+        _ => Next { at, bytes: most.min(STEP), hole: false },
+    })
+}
+
 /// Copies one segment after the other, as it is counted. What is copied within a volume to where it overlaps is as
-/// if all of it had been read first. Of a token, nothing is written that is not what it stands for.
+/// if all of it had been read first. What the source has no room for is neither read nor written, but zeroed. Of a
+/// token, nothing is written that is not what it stands for.
 pub(crate) fn carry_out(
     segments: &[Segment],
     token: Option<&Token>,
@@ -156,14 +233,19 @@ pub(crate) fn carry_out(
         let backwards = segment.is_within_one() && segment.to_at > segment.from_at;
         let mut left = segment.bytes;
         while left > 0 {
-            let bytes = left.min(STEP);
-            let at = if backwards { left - bytes } else { segment.bytes - left };
-            let data = &mut buffer[..bytes as usize];
+            let Next { at, bytes, hole } = next(run, segment, (&mut from, &to), left, backwards)?;
             let (from_lba, to_at) = (from.lba(segment.from_at + at), segment.to_at + at);
-            from.io(run, None, |channel| channel.read(from_lba, data))?;
-            token.map_or(Ok(()), Token::check_amid)?;
-            let to_lba = to.lba(to_at);
-            to.io(run, Some(Range { at: to_at, bytes }), |channel| channel.write(to_lba, data))?;
+            if hole {
+                token.map_or(Ok(()), Token::check_amid)?;
+                to.zero(run, to_at, bytes)?;
+            } else {
+                let data = &mut buffer[..bytes as usize];
+                from.io(run, None, |channel| channel.read(from_lba, data))?;
+                token.map_or(Ok(()), Token::check_amid)?;
+                let to_lba = to.lba(to_at);
+                let changes = Some(Range { at: to_at, bytes });
+                to.io(run, changes, |channel| channel.write(to_lba, data))?;
+            }
             left -= bytes;
             run.operation.count(bytes);
         }
@@ -184,21 +266,17 @@ pub(crate) fn write_zeroes(
 ) -> Result<(), Ended> {
     let buffer = AlignedBuf::zeroed(STEP as usize);
     let mut to = Party::new(unit, true)?;
-    let features = unit.features();
-    let most = match (features.write_zeroes, features.max_blocks) {
-        (false, _) => STEP,
-        (true, 0) => ZEROES_STEP,
-        (true, blocks) => ZEROES_STEP.min(u64::from(blocks) * u64::from(unit.block_size)),
-    };
     for range in ranges {
         let (mut at, end) = (range.at, range.at + range.bytes);
         while at < end {
-            let bytes = (end - at).min(most - at % most);
-            let lba = to.lba(at);
-            to.io(run, Some(Range { at, bytes }), |channel| match features.write_zeroes {
-                true => channel.write_zeroes(lba, bytes / u64::from(channel.block_size())),
-                false => channel.write(lba, &buffer[..bytes as usize]),
-            })?;
+            let bytes = (end - at).min(to.most_zeros(at));
+            if to.can_zero() {
+                to.zero(run, at, bytes)?;
+            } else {
+                let lba = to.lba(at);
+                let data = &buffer[..bytes as usize];
+                to.io(run, Some(Range { at, bytes }), |channel| channel.write(lba, data))?;
+            }
             at += bytes;
             run.operation.count(bytes);
         }

@@ -1,8 +1,9 @@
 //! EXTENDED COPY and RECEIVE COPY RESULTS (SPC-4 6.4, 6.17 to 6.22), between units with channels of their own.
 
 use crate::rig::*;
-use crate::unit::{BLOCKS, Held, Unit, disk, medium, on, two, two_of};
-use bdev::Bdev;
+use crate::unit::{BLOCKS, Held, Unit, disk, malloc, medium, on, two, two_of};
+use bdev::testing::Holes;
+use bdev::{Bdev, Op, SyncChannel};
 use scsi::{LunShared, Outcome, Response, Status, Task};
 use std::sync::Arc;
 
@@ -503,5 +504,46 @@ fn what_a_segment_reads_that_a_later_one_writes_makes_a_copy_unrepeatable() {
         assert_eq!(task.is_unrepeatable(), expected, "{segments:x?}");
         let outcome = unit.until_over(&mut task, outcome);
         assert!(matches!(outcome, Outcome::Done(r) if r.status == Status::Good), "{outcome:?}");
+    }
+}
+
+#[test]
+fn what_the_source_has_no_room_for_is_zeroed_and_neither_read_nor_written() {
+    // A hole that begins within what is read at a time, and one in the middle of that.
+    let source = malloc(0);
+    let mut channel = SyncChannel::open(&*source).unwrap();
+    let holes = [100..6000, 6500..6508];
+    for hole in &holes {
+        channel.write_zeroes(hole.start, hole.end - hole.start).unwrap();
+    }
+    for (from, to, within) in [(0, 8, false), (50, 0, true), (0, 50, true)] {
+        let source = Held::new(Holes::new(source.clone(), &holes));
+        let target = Held::new(disk(1));
+        let [(a, mut unit), (b, _other)] = two_of([source.clone(), target.clone()]);
+        source.let_go(u64::MAX);
+        target.let_go(u64::MAX);
+        let source_had = medium(&a);
+        let (disk, on, asked) = if within { (&a, 0, &source) } else { (&b, 1, &target) };
+        let mut expected = medium(disk);
+        expected[to * 512..][..8000 * 512].copy_from_slice(&source_had[from * 512..][..8000 * 512]);
+        let segment = segment((0, from as u64), (on, to as u64), 8000);
+        copy(&mut unit, &list(&[cscd(&a, false), cscd(&b, false)], &[segment])).good();
+        assert!(medium(disk) == expected, "from {from} to {to}");
+        let of = |held: &Held, op| {
+            held.asked().into_iter().filter(|io| io.0 == op).map(|io| io.2).sum::<u64>()
+        };
+        // The disk is thin.
+        let (read, written) = (of(&source, Op::Read), of(asked, Op::Write));
+        assert_eq!((read, written + of(asked, Op::Unmap)), (written, 8000));
+        match (within, to > from) {
+            // From the end on, in steps of 2048 blocks.
+            (true, true) => assert_eq!(read, 8000 - 2 * 2048),
+            _ => assert_eq!(read, 8000 - 5900 - 8),
+        }
+        if !within {
+            assert_eq!(of(&target, Op::Unmap), 5908);
+        }
+        // What the next round begins with.
+        channel.write(0, &source_had).unwrap();
     }
 }

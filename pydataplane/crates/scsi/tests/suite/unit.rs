@@ -2,8 +2,8 @@
 
 use crate::rig::*;
 use bdev::{
-    Bdev, Channel, Completion, Features, Geometry, Io, Malloc, MallocOptions, OpenError, Submit,
-    SyncChannel,
+    Bdev, Channel, Completion, Features, Geometry, Io, Malloc, MallocOptions, Op, OpenError, Run,
+    Submit, SyncChannel,
 };
 use reactor::IoContext;
 use scsi::{Lun, LunOptions, LunShared, Outcome, Task};
@@ -17,6 +17,11 @@ pub const BLOCKS: u64 = 8192;
 
 /// A disk of which each block is another.
 pub fn disk(first: u8) -> Arc<dyn Bdev> {
+    malloc(first)
+}
+
+/// The same, as what it is.
+pub fn malloc(first: u8) -> Arc<Malloc> {
     let options = MallocOptions {
         name: Uuid::new_v4().to_string(),
         block_size: 512,
@@ -24,7 +29,7 @@ pub fn disk(first: u8) -> Arc<dyn Bdev> {
         num_blocks: BLOCKS,
         uuid: None,
     };
-    let disk: Arc<dyn Bdev> = Malloc::create(options).unwrap();
+    let disk = Malloc::create(options).unwrap();
     let data: Vec<u8> = (0..BLOCKS)
         .flat_map(|block| [first, block as u8, (block >> 8) as u8, 7].repeat(128))
         .collect();
@@ -143,6 +148,8 @@ struct Gate {
     /// I/Os that may begin, and those that wait to.
     counts: Mutex<(u64, u64)>,
     changed: Condvar,
+    /// Operation, first block and blocks of those that have begun.
+    asked: Mutex<Vec<(Op, u64, u64)>>,
 }
 
 struct HeldChannel {
@@ -161,6 +168,11 @@ impl Held {
         let mut counts = self.gate.counts.lock().unwrap();
         counts.0 = counts.0.saturating_add(ios);
         self.gate.changed.notify_all();
+    }
+
+    /// What threads that copy have asked for so far.
+    pub fn asked(&self) -> Vec<(Op, u64, u64)> {
+        self.gate.asked.lock().unwrap().clone()
     }
 
     /// All that were let go have begun, and `threads` wait for another one.
@@ -209,6 +221,7 @@ impl Channel for HeldChannel {
             self.gate.changed.notify_all();
             counts = self.gate.changed.wait_while(counts, |counts| counts.0 == 0).unwrap();
             *counts = (counts.0 - 1, counts.1 - 1);
+            self.gate.asked.lock().unwrap().push((io.op, io.lba, io.blocks));
             self.gate.changed.notify_all();
         }
         self.channel.submit(io)
@@ -216,5 +229,9 @@ impl Channel for HeldChannel {
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
         self.channel.poll(done)
+    }
+
+    fn sparse_run(&mut self, lba: u64, blocks: u64) -> Run {
+        self.channel.sparse_run(lba, blocks)
     }
 }
