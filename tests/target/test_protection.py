@@ -13,6 +13,7 @@ import pytest
 from tests.support.encryption import give_key
 from tests.support.initiator import Initiator
 from tests.support.target import Target
+from tests.support.wait import until
 
 CHECK, ABORTED_COMMAND = 2, 0xB
 GUARD, REFERENCE_TAG = (0x10, 1), (0x10, 3)
@@ -146,7 +147,7 @@ def test_a_guest_reads_and_writes_blocks_with_their_tuples(target: Target) -> No
     target.rpc("bdev_aio_create", name="o0", filename=str(target.directory / "other.img"))
     copied = {"ctrlr": "vm", "scsi_target_num": 0, "dst_bdev_name": "o0"}
     why = target.fails("virtlun_lun_copy_start", **copied).args[0]
-    assert "has protection information, which a copy cannot take along" in why
+    assert "bdev p0 has protection information, and bdev o0 has none" in why
 
 
 def test_type_3_knows_no_places(target: Target) -> None:
@@ -231,6 +232,12 @@ def places(file: Path, block: bytes) -> list[int]:
     return [at // 520 for at in range(0, len(content), 520) if content[at : at + 512] == block]
 
 
+def tupled(data: bytes, lba: int) -> bytes:
+    """Blocks from `lba` on with their tuples behind them."""
+    blocks = [data[at : at + 512] for at in range(0, len(data), 512)]
+    return b"".join(block + tuple_of(lba + n, block, 77) for n, block in enumerate(blocks))
+
+
 def field(lba: int, blocks: int, opcode: int) -> bytes:
     """A READ(10) or WRITE(10) of blocks with their tuples behind them."""
     return bytes([opcode, 0x20, *lba.to_bytes(4, "big"), 0, *blocks.to_bytes(2, "big"), 0])
@@ -254,7 +261,7 @@ def test_a_volume_carries_what_a_guest_has_and_tells_its_own_blocks(
     # Over the end of a cluster.
     lba, data = 2044, stamped(5, 8)
     blocks = [data[n * 512 : (n + 1) * 512] for n in range(8)]
-    both = b"".join(block + tuple_of(lba + n, block, 77) for n, block in enumerate(blocks))
+    both = tupled(data, lba)
     with guest(target) as vm:
         # What nobody wrote is not checked.
         nothing = vm.cdb(field(lba, 1, 0x28), data_in_len=520)["data_in"]
@@ -284,14 +291,37 @@ def test_a_volume_carries_what_a_guest_has_and_tells_its_own_blocks(
     with guest(target) as vm:
         assert refused(vm, read, data_in_len=8 * 512) == wrong
         assert vm.cdb(field(lba, 4, 0x28), data_in_len=4 * 520)["data_in"] == both[: 4 * 520]
-    target.rpc("bdev_malloc_create", name="m0", num_blocks=32768, block_size=512)
-    copied = {"ctrlr": "vm", "scsi_target_num": 0, "dst_bdev_name": "m0"}
-    why = target.fails("virtlun_lun_copy_start", **copied).args[0]
-    assert "has protection information, which a copy cannot take along" in why
     target.rpc("vhost_delete_controller", ctrlr="vm", force=True)
     with target.exported("lvs0/v0") as exported, exported.open("rb", 0) as opened:
         opened.seek(lba * 512)
         assert opened.read(2048) == data[:2048]
+
+
+def test_a_copy_takes_tuples_along_right_or_wrong(target: Target, volume: Path) -> None:
+    lba, data = 2044, stamped(5, 8)
+    both = tupled(data, lba)
+    with guest(target) as vm:
+        assert vm.cdb(field(lba, 8, 0x2A), data_out=both)["status"] == 0
+        (at,) = places(volume, data[5 * 512 : 6 * 512])
+        put(volume, at, bytes([1]) + block_of(volume, at)[1:])
+        of = {"ctrlr": "vm", "scsi_target_num": 0}
+        target.rpc("bdev_malloc_create", name="m0", num_blocks=32768, block_size=512)
+        why = target.fails("virtlun_lun_copy_start", **of, dst_bdev_name="m0").args[0]
+        assert "has protection information, and bdev m0 has none" in why
+        second = target.make_file("p1.img", (64 << 20) // 512 * 520)
+        target.rpc("bdev_aio_create", name="p1", filename=str(second), dif_type=1)
+        store = {"bdev_name": "p1", "lvs_name": "lvs1", "cluster_sz": 1 << 20}
+        target.rpc("bdev_lvol_create_lvstore", **store)
+        target.make_thin("v1", 16, "lvs1")
+        target.rpc("virtlun_lun_copy_start", **of, dst_bdev_name="lvs1/v1")
+        until(lambda: target.rpc("virtlun_lun_copy_check", **of)[0]["state"] == "ready", "ready")
+        written = tupled(data, 20)
+        assert vm.cdb(field(20, 8, 0x2A), data_out=written)["status"] == 0
+        target.rpc("virtlun_lun_copy_pivot", **of)
+        for first, there in ((lba, both[: 4 * 520]), (lba + 6, both[6 * 520 :]), (20, written)):
+            read = field(first, len(there) // 520, 0x28)
+            assert vm.cdb(read, data_in_len=len(there))["data_in"] == there
+        assert refused(vm, field(lba, 8, 0x28), data_in_len=len(both)) == (GUARD, lba + 5)
 
 
 def test_volumes_whose_data_is_not_what_lies_there_have_none_to_show(

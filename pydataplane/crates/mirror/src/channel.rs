@@ -8,8 +8,10 @@
 
 use crate::pieces::{PIECE, Pieces};
 use crate::shared::{Phase, Shared, Watched};
-use bdev::{COPY_AT_ONCE, Channel, Completion, Io, IoError, Late, Op, Slots, Submit};
-use guestmem::Sg;
+use bdev::{
+    COPY_AT_ONCE, Channel, Completion, Io, IoError, Late, Mismatches, Op, Protected, Slots, Submit,
+    TUPLE_LEN, Tuples,
+};
 use reactor::{Waker, ticks};
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -25,6 +27,8 @@ const DONE: usize = 64;
 #[derive(Clone)]
 struct Slot {
     io: Io,
+    /// What a read or write has beside its data.
+    with: Option<Protected>,
     /// Counts I/Os: of two writes the earlier one has the lower number.
     number: u64,
     /// When it came, in ticks.
@@ -36,6 +40,8 @@ struct Slot {
     chunks: Option<RangeInclusive<u32>>,
     /// The destination has to have it, too.
     mirrored: bool,
+    /// It did not take all of it, as its protection information is wrong there.
+    refused: bool,
     /// Bytes from the start that the destination was given.
     cursor: u64,
     /// Pieces that are not over.
@@ -68,15 +74,17 @@ enum Begun {
 }
 
 impl Slot {
-    fn new(io: Io) -> Self {
+    fn new(io: Io, with: Option<&Protected>) -> Self {
         Slot {
             io,
+            with: with.copied(),
             number: 0,
             started: 0,
             state: State::Free,
             source: None,
             chunks: None,
             mirrored: false,
+            refused: false,
             cursor: 0,
             pending: 0,
             prepared: None,
@@ -84,6 +92,11 @@ impl Slot {
             since: 0,
         }
     }
+}
+
+/// Whether the unit gives tuples of its own, one of each block.
+fn brings_tuples(with: &Protected) -> bool {
+    matches!(with.tuples, Tuples::Apart(..) | Tuples::Behind)
 }
 
 pub(crate) struct MirrorChannel {
@@ -104,6 +117,7 @@ pub(crate) struct MirrorChannel {
     /// Slots, with their numbers, that waited for the copier or the destination, in that order.
     since: VecDeque<(u16, u64)>,
     late: Late,
+    mismatches: Mismatches,
     below: Vec<Completion>,
     /// I/Os that the source has.
     with_source: u32,
@@ -118,46 +132,18 @@ pub(crate) struct MirrorChannel {
 impl Channel for MirrorChannel {
     #[inline]
     fn submit(&mut self, io: &Io) -> Submit {
-        if self.over || io.op == Op::Read {
-            return self.pass(io);
+        self.take(io, None)
+    }
+
+    fn submit_protected(&mut self, io: &Io, with: &Protected) -> Submit {
+        if !self.shared.tuples {
+            return Submit::Done(Err(IoError::Unsupported));
         }
-        if io.op == Op::Flush && self.shared.phase() != Phase::Ready {
-            return self.pass(io);
-        }
-        // The whole of it, before the destination has a part.
-        let (source, at) = (&self.shared.source, self.slots.next_free());
-        if let Err(e) = io.check(&source.geometry(), &source.features()) {
-            return Submit::Done(Err(e));
-        }
-        if io.op != Op::Flush && io.blocks == 0 {
-            return Submit::Done(Ok(()));
-        }
-        let Some(at) = at else { return Submit::Full };
-        self.turn = COPY_AT_ONCE;
-        self.numbers += 1;
-        let (number, started) = (self.numbers, ticks::now());
-        self.slots[at] = Slot { number, started, ..Slot::new(*io) };
-        self.slots.take();
-        match self.begin(at) {
-            Begun::Full => {
-                self.slots[at].state = State::Free;
-                self.slots.give_back(at);
-                return Submit::Full;
-            }
-            Begun::Later => self.park(at),
-            Begun::Going => {}
-        }
-        if self.shared.is_over() {
-            self.copy_is_over();
-        }
-        self.note_oldest();
-        match self.ended(at) {
-            Some(result) => {
-                self.release(at);
-                Submit::Done(result)
-            }
-            None => Submit::Pending,
-        }
+        self.take(io, Some(with).filter(|_| matches!(io.op, Op::Read | Op::Write)))
+    }
+
+    fn mismatch(&mut self, tag: u64) -> Option<u64> {
+        self.mismatches.take(tag)
     }
 
     #[inline]
@@ -216,12 +202,13 @@ impl MirrorChannel {
             watched: shared.add_channel(waker.clone()),
             shared,
             waker,
-            slots: Slots::new(SLOTS, |_| Slot::new(Io::flush(0))),
+            slots: Slots::new(SLOTS, |_| Slot::new(Io::flush(0), None)),
             numbers: 0,
             parked: VecDeque::with_capacity(slots),
             waiting: VecDeque::with_capacity(slots),
             since: VecDeque::with_capacity(2 * slots),
             late: Late::with_capacity(SLOTS),
+            mismatches: Mismatches::default(),
             below: Vec::with_capacity(DONE),
             with_source: 0,
             turn: 0,
@@ -229,17 +216,89 @@ impl MirrorChannel {
         }
     }
 
+    /// Takes an I/O of the unit's.
+    #[inline]
+    fn take(&mut self, io: &Io, with: Option<&Protected>) -> Submit {
+        if self.over || io.op == Op::Read {
+            return self.pass(io, with);
+        }
+        if io.op == Op::Flush && self.shared.phase() != Phase::Ready {
+            return self.pass(io, with);
+        }
+        // The whole of it, before the destination has a part.
+        let (source, at) = (&self.shared.source, self.slots.next_free());
+        let (geometry, features) = (source.geometry(), source.features());
+        let checked = match with {
+            None => io.check(&geometry, &features),
+            Some(with) => with.check(io, &geometry, &features),
+        };
+        if let Err(e) = checked {
+            return Submit::Done(Err(e));
+        }
+        if io.op != Op::Flush && io.blocks == 0 {
+            return Submit::Done(Ok(()));
+        }
+        let Some(at) = at else { return Submit::Full };
+        self.turn = COPY_AT_ONCE;
+        self.numbers += 1;
+        let (number, started) = (self.numbers, ticks::now());
+        self.slots[at] = Slot { number, started, ..Slot::new(*io, with) };
+        self.slots.take();
+        match self.begin(at) {
+            Begun::Full => {
+                self.slots[at].state = State::Free;
+                self.slots.give_back(at);
+                return Submit::Full;
+            }
+            Begun::Later => self.park(at),
+            Begun::Going => {}
+        }
+        if self.shared.is_over() {
+            self.copy_is_over();
+        }
+        self.note_oldest();
+        match self.ended(at) {
+            Some(result) => {
+                self.release(at);
+                Submit::Done(result)
+            }
+            None => Submit::Pending,
+        }
+    }
+
     /// Gives the source alone an I/O, as it is.
-    fn pass(&mut self, io: &Io) -> Submit {
+    fn pass(&mut self, io: &Io, with: Option<&Protected>) -> Submit {
         let Some(at) = self.slots.next_free() else { return Submit::Full };
-        let submit = self.source.submit(&Io { tag: u64::from(at), ..*io });
+        let submit = self.give_source(at, io, with);
         if submit == Submit::Pending {
             self.slots.take();
             let (started, state) = (ticks::now(), State::Going);
-            self.slots[at] = Slot { started, state, ..Slot::new(*io) };
+            self.slots[at] = Slot { started, state, ..Slot::new(*io, with) };
             self.with_source += 1;
         }
         submit
+    }
+
+    /// Gives the source an I/O under the number of its slot.
+    fn give_source(&mut self, at: u16, io: &Io, with: Option<&Protected>) -> Submit {
+        let given = Io { tag: u64::from(at), ..*io };
+        let submit = match with {
+            None => self.source.submit(&given),
+            Some(with) => self.source.submit_protected(&given, with),
+        };
+        if let Submit::Done(result) = submit {
+            self.keep_mismatch(at, io.tag, result);
+        }
+        submit
+    }
+
+    /// The source ended the I/O of a slot, the unit's with that tag, so.
+    fn keep_mismatch(&mut self, at: u16, tag: u64, result: Result<(), IoError>) {
+        if result.is_err_and(IoError::is_mismatch)
+            && let Some(block) = self.source.mismatch(u64::from(at))
+        {
+            self.mismatches.keep(tag, block);
+        }
     }
 
     /// Has an I/O that may not begin yet wait.
@@ -253,7 +312,7 @@ impl MirrorChannel {
 
     /// Begins an I/O: with the source, and where that is needed with the destination.
     fn begin(&mut self, at: u16) -> Begun {
-        let (io, number) = (self.slots[at].io, self.slots[at].number);
+        let Slot { io, with, number, .. } = self.slots[at];
         let over = self.over || self.shared.is_over();
         let mut mirrored = !over && io.op == Op::Flush;
         let mut chunks = None;
@@ -270,7 +329,7 @@ impl MirrorChannel {
             }
             (mirrored, chunks) = (copied, Some(range));
         }
-        let source = match self.source.submit(&Io { tag: u64::from(at), ..io }) {
+        let source = match self.give_source(at, &io, with.as_ref()) {
             Submit::Done(result) => Some(result),
             Submit::Pending => {
                 self.with_source += 1;
@@ -379,8 +438,13 @@ impl MirrorChannel {
             blocks => u64::from(blocks) * self.shared.block,
         };
         let left = self.bytes_of(io) - cursor;
+        let block = self.shared.block;
+        let room = match self.shared.tuples {
+            true => PIECE as u64 / (block + TUPLE_LEN as u64) * block,
+            false => PIECE as u64,
+        };
         match io.op {
-            Op::Write => left.min(longest).min(PIECE as u64),
+            Op::Write => left.min(longest).min(room),
             _ => left.min(longest),
         }
     }
@@ -388,13 +452,30 @@ impl MirrorChannel {
     /// The piece at `cursor`; `None`: there is no memory, or its turn is over.
     fn prepare(&mut self, at: u16, io: &Io, cursor: u64) -> Option<u16> {
         if io.op != Op::Write {
-            return self.pieces.take(at, &Sg::EMPTY, 0, 0);
+            return self.pieces.take(at, 0, |_| {});
         }
         if self.turn == 0 {
             return None;
         }
-        let len = self.length_at(io, cursor) as usize;
-        let piece = self.pieces.take(at, &io.sg, cursor as usize, len)?;
+        let (len, from) = (self.length_at(io, cursor) as usize, cursor as usize);
+        let Some(with) = self.slots[at].with.filter(brings_tuples) else {
+            let piece = self.pieces.take(at, len, |to| _ = io.sg.copy_to_slice(from, to))?;
+            self.turn = self.turn.saturating_sub(len);
+            return Some(piece);
+        };
+        let block = self.shared.block as usize;
+        let (whole, first) = (block + TUPLE_LEN, from / block);
+        let len = len / block * whole;
+        let piece = self.pieces.take(at, len, |to| match with.tuples {
+            Tuples::Apart(tuples, skipped) => {
+                for (nth, one) in to.chunks_exact_mut(whole).enumerate() {
+                    let (data, tuple) = one.split_at_mut(block);
+                    io.sg.copy_to_slice((first + nth) * block, data);
+                    tuples.copy_to_slice((skipped as usize + first + nth) * TUPLE_LEN, tuple);
+                }
+            }
+            _ => _ = io.sg.copy_to_slice(first * whole, to),
+        })?;
         self.turn = self.turn.saturating_sub(len);
         Some(piece)
     }
@@ -417,12 +498,21 @@ impl MirrorChannel {
             sg: self.pieces.sg(piece),
             tag: u64::from(piece),
         };
+        let with = self.slots[at].with.map(|with| {
+            let further = with.further(io.lba, cursor / block);
+            let tuples = if brings_tuples(&with) { Tuples::Behind } else { with.tuples };
+            Protected { tuples, ..further }
+        });
         let Some(destination) = &mut self.destination else { return false };
-        match destination.submit(&given) {
+        let submit = match with {
+            None => destination.submit(&given),
+            Some(with) => destination.submit_protected(&given, &with),
+        };
+        match submit {
             Submit::Done(result) => {
                 self.slots[at].cursor += length;
                 self.pieces.give_back(piece);
-                self.note(result);
+                self.note(at, result);
             }
             Submit::Pending => {
                 self.slots[at].cursor += length;
@@ -436,8 +526,17 @@ impl MirrorChannel {
         true
     }
 
-    /// The destination ended something so: an error is the end of the copy.
-    fn note(&self, result: Result<(), IoError>) {
+    /// The destination ended something of an I/O so: an error is the end of the copy, unless the source finds the same
+    /// wrong with it.
+    fn note(&mut self, at: u16, result: Result<(), IoError>) {
+        if result.is_err_and(IoError::is_mismatch) {
+            self.slots[at].refused = true;
+        } else {
+            self.note_failure(result);
+        }
+    }
+
+    fn note_failure(&self, result: Result<(), IoError>) {
         if let Err(error) = result {
             let (from, to) = (self.shared.source.name(), self.shared.destination.name());
             self.shared.fail(format!("the copy of bdev {from} ended, as of bdev {to} {error}"));
@@ -486,6 +585,10 @@ impl MirrorChannel {
     fn release(&mut self, at: u16) {
         let slot = &mut self.slots[at];
         slot.state = State::Free;
+        if slot.refused && slot.source == Some(Ok(())) {
+            self.note_failure(Err(IoError::Guard));
+        }
+        let slot = &mut self.slots[at];
         if let Some(chunks) = slot.chunks.take() {
             self.shared.chunks.end_write(chunks);
         }
@@ -500,6 +603,7 @@ impl MirrorChannel {
             self.with_source -= below.len() as u32;
             for c in &below {
                 let at = c.tag as u16;
+                self.keep_mismatch(at, self.slots[at].io.tag, c.result);
                 self.slots[at].source = Some(c.result);
                 self.finish_if_over(at, done);
             }
@@ -525,7 +629,7 @@ impl MirrorChannel {
                     continue;
                 };
                 self.slots[at].pending -= 1;
-                self.note(c.result);
+                self.note(at, c.result);
                 self.finish_if_over(at, done);
             }
             if below.len() < DONE {

@@ -3,7 +3,7 @@
 use crate::chunks::MIN_CHUNK;
 use crate::disk::{Map, MapPage};
 use crate::shared::Shared;
-use bdev::{AlignedBuf, Finished, Op, OwnedChannel};
+use bdev::{AlignedBuf, Checks, Finished, Op, OwnedChannel, Protected, TUPLE_LEN, Tuples};
 use reactor::ticks;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -216,10 +216,12 @@ impl Copier<'_> {
                     Step::Zero => self.zero(piece, &mut over),
                     _ => {
                         let buf = self.spare.pop();
-                        let buf = buf.unwrap_or_else(|| AlignedBuf::zeroed(PIECE as usize));
-                        let block = self.shared.source_block;
+                        let longest = self.in_memory(PIECE);
+                        let buf = buf.unwrap_or_else(|| AlignedBuf::zeroed(longest));
+                        let (block, with) = (self.shared.source_block, self.with());
                         let (lba, blocks) = (piece.from / block, piece.len / block);
-                        read.extend(self.from.submit(Op::Read, lba, blocks, Some(buf), piece));
+                        let buf = Some(buf);
+                        read.extend(self.from.submit_with(Op::Read, lba, blocks, buf, with, piece));
                     }
                 }
                 next = left.next();
@@ -250,8 +252,13 @@ impl Copier<'_> {
 
     /// Gives the destination what was read.
     fn write(&mut self, piece: Piece, buf: AlignedBuf, over: &mut Vec<Finished<Piece>>) {
-        let features = &self.shared.features;
-        if features.thin && is_zero(&buf[..piece.len as usize]) {
+        let (features, block) = (&self.shared.features, self.shared.block as usize);
+        let read = &buf[..self.in_memory(piece.len)];
+        let is_nothing = match self.shared.tuples {
+            true => is_unwritten(read, block),
+            false => is_zero(read),
+        };
+        if features.thin && is_nothing {
             self.spare.push(buf);
             if !piece.empty {
                 self.zero(piece, over);
@@ -261,7 +268,20 @@ impl Copier<'_> {
         let block = self.shared.block;
         let (lba, blocks) = (piece.from / block, piece.len / block);
         let piece = Piece { step: Step::Write, ..piece };
-        over.extend(self.to.submit(Op::Write, lba, blocks, Some(buf), piece));
+        let with = self.with();
+        over.extend(self.to.submit_with(Op::Write, lba, blocks, Some(buf), with, piece));
+    }
+
+    /// What a piece has beside its data: the blocks' tuples, which are taken along as they are.
+    fn with(&self) -> Option<Protected> {
+        self.shared.tuples.then_some(Protected::new(Tuples::Behind, Checks::NONE))
+    }
+
+    /// Bytes that `len` bytes of the source are in memory.
+    fn in_memory(&self, len: u64) -> usize {
+        let tuples =
+            if self.shared.tuples { len / self.shared.block * TUPLE_LEN as u64 } else { 0 };
+        (len + tuples) as usize
     }
 
     /// Makes the destination read as zeros.
@@ -450,6 +470,15 @@ fn cut_up(piece: Piece, longest: u64) -> impl Iterator<Item = Piece> {
         let len = longest.min(end - from);
         Piece { from, len, ..piece }
     })
+}
+
+/// Whether these are blocks with the tuples of what nobody wrote, or unmapped.
+fn is_unwritten(bytes: &[u8], block: usize) -> bool {
+    let is_unwritten = |whole: &[u8]| {
+        let (data, tuple) = whole.split_at(block);
+        tuple == [0xFF; TUPLE_LEN] && is_zero(data)
+    };
+    bytes.chunks(block + TUPLE_LEN).all(is_unwritten)
 }
 
 fn is_zero(bytes: &[u8]) -> bool {

@@ -3,7 +3,7 @@
 use crate::channel::MirrorChannel;
 use crate::copier;
 use crate::shared::{Phase, Progress, Shared};
-use bdev::{Bdev, Channel, Features, FlushLatch, Geometry, OpenError, Sparse, Stats};
+use bdev::{Bdev, Channel, Features, FlushLatch, Geometry, OpenError, Protection, Sparse, Stats};
 use reactor::IoContext;
 use serde_json::Value;
 use std::sync::Arc;
@@ -63,6 +63,24 @@ pub enum MirrorError {
         /// Bytes of its blocks.
         ours: u32,
     },
+    /// The source's protection information has no place there.
+    #[error(
+        "bdev {source_name} has protection information, and bdev {name} has none: copy it to one that has"
+    )]
+    NoProtection {
+        /// Name of the destination.
+        name: String,
+        /// Name of the source.
+        source_name: String,
+    },
+    /// It would mean something else there.
+    #[error("bdev {source_name} and bdev {name} have protection information of different types")]
+    OtherProtection {
+        /// Name of the destination.
+        name: String,
+        /// Name of the source.
+        source_name: String,
+    },
     /// It cannot be made to read as zeros.
     #[error("bdev {0} cannot write zeros by itself")]
     Zeroes(String),
@@ -93,11 +111,28 @@ impl Mirror {
         if !features.write_zeroes {
             return Err(MirrorError::Zeroes(name()));
         }
-        if !ours.block_size.is_multiple_of(its.block_size) {
+        let source_name = || source.name().to_owned();
+        let protection = source.protection();
+        if let Some(protection) = protection {
+            let there = destination.protection();
+            let (name, source_name) = (name(), source_name());
+            match there {
+                None => return Err(MirrorError::NoProtection { name, source_name }),
+                Some(there) if there.kind != protection.kind => {
+                    return Err(MirrorError::OtherProtection { name, source_name });
+                }
+                Some(_) => {}
+            }
+        }
+        let fits = match protection {
+            Some(_) => ours.block_size == its.block_size,
+            None => ours.block_size.is_multiple_of(its.block_size),
+        };
+        if !fits {
             return Err(MirrorError::Blocks {
                 name: name(),
                 its: its.block_size,
-                source_name: source.name().to_owned(),
+                source_name: source_name(),
                 ours: ours.block_size,
             });
         }
@@ -221,5 +256,8 @@ impl Bdev for Mirror {
     }
     fn flush_latch(&self) -> Option<&FlushLatch> {
         self.shared.source.flush_latch()
+    }
+    fn protection(&self) -> Option<Protection> {
+        self.shared.source.protection()
     }
 }

@@ -38,6 +38,12 @@
 //! wait for the destination are complete as their source says, and from then on all go to the source
 //! alone. The guest's I/O never fails because of a copy.
 //!
+//! # Protection information
+//! Tuples of the source's blocks are copied as they are, unchecked, to a destination that has some of the same type:
+//! what is wrong stays as wrong. Those that the unit brings go to both, and both check them as it asks. What the
+//! source does not take, as it is wrong, the destination does not either, and that is no error of the copy; it is one
+//! where the source took it.
+//!
 //! # Zeros
 //! Parts that a [`Map`] of the source says nothing was written to are not read, and what reads as zeros is
 //! not written where the destination is thin, but unmapped, unless its own map says that it has nothing

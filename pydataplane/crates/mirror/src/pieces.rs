@@ -32,9 +32,9 @@ impl Pieces {
         Pieces { pieces: Slots::new(PIECES, piece), runs: IoVec::empty(usize::from(PIECES)) }
     }
 
-    /// Takes a piece of the I/O of `slot`, with the `len` bytes (at most [`PIECE`]) of `data` from byte
-    /// `from` on. `None`: all are under way.
-    pub fn take(&mut self, slot: u16, data: &Sg, from: usize, len: usize) -> Option<u16> {
+    /// Takes a piece of the I/O of `slot`, with `len` bytes (at most [`PIECE`]) that `fill` puts there. `None`: all
+    /// are under way.
+    pub fn take(&mut self, slot: u16, len: usize, fill: impl FnOnce(&mut [u8])) -> Option<u16> {
         assert!(len <= PIECE, "a piece has {PIECE} bytes at most");
         let at = self.pieces.take()?;
         let piece = &mut self.pieces[at];
@@ -42,7 +42,7 @@ impl Pieces {
         (piece.slot, piece.len, piece.taken) = (Some(slot), len, true);
         if len > 0 {
             let memory = piece.memory.get_or_insert_with(|| AlignedBuf::untouched(PIECE));
-            data.copy_to_slice(from, &mut memory[..len]);
+            fill(&mut memory[..len]);
             // SAFETY: memory that this piece keeps, and nobody else touches while it is taken; it outlives
             // all I/O, as the channel of the destination is dropped first, or never with these.
             self.runs[usize::from(at)] = unsafe { IoVec::new(memory.as_mut_ptr(), len) };
@@ -100,23 +100,23 @@ mod tests {
         let iov = [unsafe { IoVec::new(data.as_mut_ptr(), data.len()) }];
         // SAFETY: as above; `iov` lives as long.
         let sg = unsafe { Sg::new(&iov) };
-        let first = pieces.take(7, &sg, 0, PIECE).unwrap();
+        let first = pieces.take(7, PIECE, |to| _ = sg.copy_to_slice(0, to)).unwrap();
         sg.zero(0, PIECE);
-        let second = pieces.take(7, &sg, 0, 512).unwrap();
+        let second = pieces.take(7, 512, |to| _ = sg.copy_to_slice(0, to)).unwrap();
         let mut bytes = vec![9; PIECE];
         assert_eq!(pieces.sg(first).copy_to_slice(0, &mut bytes), PIECE);
         assert!(bytes.iter().all(|byte| *byte == 1), "what the guest does later does not count");
         assert_eq!(pieces.sg(second).copy_to_slice(0, &mut bytes), 512);
         assert!(bytes[..512].iter().all(|byte| *byte == 0));
-        let other = pieces.take(8, &Sg::EMPTY, 0, 0).unwrap();
+        let other = pieces.take(8, 0, |_| {}).unwrap();
         assert!(pieces.sg(other).is_empty());
         assert_eq!((pieces.abandon(7), pieces.abandon(7)), (2, 0));
         assert_eq!((pieces.slot(first), pieces.slot(other)), (None, Some(8)));
         [first, second, other].into_iter().for_each(|at| pieces.give_back(at));
         assert_eq!(pieces.taken(), 0);
         for _ in 0..PIECES {
-            pieces.take(1, &sg, 0, 512).unwrap();
+            pieces.take(1, 512, |_| {}).unwrap();
         }
-        assert_eq!(pieces.take(1, &sg, 0, 512), None);
+        assert_eq!(pieces.take(1, 512, |_| {}), None);
     }
 }

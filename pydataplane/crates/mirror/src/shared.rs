@@ -63,6 +63,8 @@ pub(crate) struct Shared {
     pub block: u64,
     /// Of the destination.
     pub features: Features,
+    /// Both have protection information, of blocks of the same length.
+    pub tuples: bool,
     phase: AtomicU8,
     /// Bytes that were dealt with.
     pub copied: AtomicU64,
@@ -87,6 +89,7 @@ impl Shared {
             source_block: u64::from(source.geometry().block_size),
             block: u64::from(destination.geometry().block_size),
             features: destination.features(),
+            tuples: source.protection().is_some(),
             source,
             destination,
             phase: AtomicU8::new(Phase::Copying as u8),

@@ -290,16 +290,6 @@ pub fn start(app: &Arc<App>, ctrlr: &str, number: u8, to: &str, limit: u64) -> R
     }
     let maps = (map_of(app, source.name()), map_of(app, to.name()));
     let how = Options { limit, source_map: maps.0, destination_map: maps.1 };
-    if source.protection().is_some() {
-        return Err(Error::os(
-            Errno::Inval,
-            format_args!(
-                "bdev {} has protection information, which a copy cannot take along while its guest \
-                 uses it",
-                source.name()
-            ),
-        ));
-    }
     let mirror = Mirror::new(source, to, how).map_err(|e| Error::os(Errno::Inval, e))?;
     let copy = Arc::new(Copy {
         key: key.clone(),
