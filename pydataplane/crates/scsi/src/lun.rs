@@ -213,11 +213,10 @@ impl Lun {
             if matches!(io.op, Op::Write | Op::Unmap | Op::WriteZeroes) {
                 let (lba, blocks) = (task.job.lba, task.job.step);
                 let waits = match task.job.exclusive {
-                    true => task.job.kind == Kind::WriteBounced && !task.job.unrepeatable,
+                    true => becomes_unrepeatable(task),
                     false => self.shared.is_kept_from(task.side, lba, blocks),
                 };
                 if waits {
-                    task.job.unrepeatable = task.job.exclusive;
                     task.job.step = 0;
                     break;
                 }
@@ -240,12 +239,10 @@ impl Lun {
             };
             let stepped = match submitted {
                 Submit::Pending => return Outcome::Pending,
-                Submit::Full if task.job.unrepeatable => {
-                    task.job.flush_after |= task.job.step == 0;
-                    task.job.step = 0;
-                    break;
-                }
-                Submit::Full => Err(Fail::Bare(Status::TaskSetFull)),
+                Submit::Full => match no_room(task) {
+                    Ok(()) => break,
+                    full => full,
+                },
                 Submit::Done(Err(error)) => return self.io_failed(task, error),
                 Submit::Done(Ok(())) => {
                     at_once += task.job.step * u64::from(self.shared.block_size);
@@ -567,4 +564,24 @@ impl Lun {
             self.awaited.retain(|(tag, _)| *tag != task.tag);
         }
     }
+}
+
+/// A task that keeps blocks is about to write: whether that makes it [unrepeatable](Task::is_unrepeatable), which is
+/// to be noted first.
+#[cold]
+fn becomes_unrepeatable(task: &mut Task) -> bool {
+    let is_first = task.job.kind == Kind::WriteBounced && !task.job.unrepeatable;
+    task.job.unrepeatable |= is_first;
+    is_first
+}
+
+/// The channel has no room for an I/O of the task, which waits if it cannot begin anew.
+#[cold]
+fn no_room(task: &mut Task) -> Result<(), Fail> {
+    if !task.job.unrepeatable {
+        return Err(Fail::Bare(Status::TaskSetFull));
+    }
+    task.job.flush_after |= task.job.step == 0;
+    task.job.step = 0;
+    Ok(())
 }
