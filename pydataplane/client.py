@@ -29,6 +29,7 @@ from pydataplane.errors import (
     TargetForbidden,
     TargetTimeout,
     TargetUnavailable,
+    refused,
 )
 from pydataplane.methods import BatchRpc
 from pydataplane.sockets import start_command
@@ -42,13 +43,13 @@ BATCH_MAX = 512
 """Calls sent at once; the target takes 1,024 and a MiB."""
 
 
-def _result(method: str, answer: Mapping[str, Any]) -> Any:
-    """Returns an answer's result, or its error."""
+def _result(method: str, answer: Mapping[str, Any], path: Path) -> Any:
+    """Returns an answer's result, or its error; `path` is the target's socket."""
     failure = answer.get("error")
     if failure is None:
         return answer.get("result")
     text = str(failure.get("message", json.dumps(failure)))
-    return RpcError(int(failure.get("code", INTERNAL_ERROR)), text, method)
+    return refused(int(failure.get("code", INTERNAL_ERROR)), text, method, path)
 
 
 class _Connection(JSONRPCClient):  # type: ignore[misc]
@@ -219,8 +220,11 @@ class Client(BatchRpc):
         if not whole and failure is None:
             raise TargetUnavailable(f"{what}: the answer carries another call's id")
         if not whole:
-            return [_result(requests[0][0], answers[0])]
-        return [_result(method, by_id[number]) for number, (method, _) in enumerate(requests, 1)]
+            return [_result(requests[0][0], answers[0], self.path)]
+        return [
+            _result(method, by_id[number], self.path)
+            for number, (method, _) in enumerate(requests, 1)
+        ]
 
     def _connection(self) -> _Connection:
         """Returns one that was kept and still lives, or a new one."""

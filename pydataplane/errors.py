@@ -12,7 +12,11 @@ VolumeError             a volume or lvstore cannot be used as asked
 
 from __future__ import annotations
 
+import errno
+import os
+
 READ_ONLY = -1
+AGAIN = -11
 BUSY = -16
 EXISTS = -17
 NO_DEVICE = -19
@@ -57,6 +61,36 @@ class RpcError(TargetError):
         self.code = code
         self.message = message
         self.method = method
+
+
+SPDK_HIDES = {os.strerror(-code): code for code in (AGAIN, BUSY, EXISTS, NO_DEVICE, NO_SPACE)}
+"""What SPDK's target says with a code of JSON-RPC: the errno's text."""
+SPDK_REFUSES = os.strerror(errno.EINVAL)
+SPDK_KNOWS_NOT = "spdk_json_decode_object failed"
+"""What it says of parameters that it does not know, in vhost's methods and in others; the first
+also of those that are wrong, so that it stays BAD_PARAMETERS."""
+
+
+def refused(code: int, message: str, method: str, path: object) -> RpcError:
+    """Returns the error of a call of `method` to the target on the socket `path`.
+
+    The code is the one that our target would have given, and where a program lacks what was called,
+    the text says so.
+    """
+    if code == METHOD_NOT_FOUND:
+        message = (
+            f"not possible with the target on {path}: its program does not have the method"
+            f" {method}, as it is SPDK's, or an older one"
+        )
+    elif code in (BAD_PARAMETERS, INTERNAL_ERROR) and message == SPDK_KNOWS_NOT:
+        code = BAD_PARAMETERS
+        message = (
+            f"not possible with the target on {path}: its program, SPDK's, does not know all of the"
+            f" parameters of {method} that this needs"
+        )
+    elif code in (BAD_PARAMETERS, INTERNAL_ERROR):
+        code = SPDK_HIDES.get(message.rpartition(": ")[2], code)
+    return RpcError(code, message, method)
 
 
 class VolumeError(Exception):

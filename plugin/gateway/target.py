@@ -32,6 +32,7 @@ from pydataplane.domain.reconcile import Release
 from pydataplane.domain.translate import LunPlan, Plan
 from pydataplane.domain.translate.taken import Held
 from pydataplane.errors import (
+    METHOD_NOT_FOUND,
     NO_SPACE,
     RpcError,
     TargetError,
@@ -143,6 +144,8 @@ class Target:
         except TargetTimeout as error:
             raise NoAnswer(Refusal.TIMEOUT, str(error)) from error
         except RpcError as error:
+            if error.code == METHOD_NOT_FOUND:
+                raise Refused(Refusal.CANNOT_CHANGE, str(error)) from error
             where = f"{error.method}: " if error.method else ""
             raise Refused(Refusal.NO_TARGET, f"the target refused: {where}{error}") from error
         except TargetError as error:

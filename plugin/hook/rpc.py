@@ -10,7 +10,14 @@ import socket
 import time
 from typing import Any
 
-from pydataplane.errors import BUSY, EXISTS, RpcError, TargetTimeout, TargetUnavailable
+from pydataplane.errors import (
+    BUSY,
+    EXISTS,
+    RpcError,
+    TargetTimeout,
+    TargetUnavailable,
+    refused,
+)
 from pydataplane.methods import Rpc
 from pydataplane.sockets import start_command
 
@@ -86,7 +93,7 @@ class Connection(Rpc):
         failure = answer.get("error")
         if isinstance(failure, dict):
             code, message = failure.get("code"), failure.get("message")
-            raise RpcError(code if isinstance(code, int) else 0, str(message), method)
+            raise refused(code if isinstance(code, int) else 0, str(message), method, self._path)
         if answer.get("id") != self._id or "result" not in answer:
             raise TargetUnavailable(
                 f"{method}: the virtlun target's answer is not one to this call"

@@ -40,7 +40,7 @@ class Refusal(enum.Enum):
     DISK_MISSING = "disk-missing"
     """The domain has no such disk."""
     CANNOT_CHANGE = "cannot-change"
-    """This field of a disk cannot be changed in place."""
+    """This field of a disk cannot be changed in place, or the target's program cannot do it."""
     NO_VOLUME = "no-volume"
     """The lvstore has no such volume."""
     NO_STORE = "no-store"
