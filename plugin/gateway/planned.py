@@ -89,6 +89,8 @@ def add(client: Client, plan: Plan, lun: LunPlan, volume: Lvol) -> bool:
 def remove(client: Client, place: Place, limited: str | None) -> None:
     """Removes one disk, and what it has limited of a volume; see `Target.remove`."""
     domain = domain_controller(place.controller)
+    if limited is not None:
+        limiting.gone_before(client, limited, domain)
     if place.controller == domain:
         reconcile.perform(client, RemoveTarget(*place), _EMPTY)
     elif reconcile.release(client, place.controller) == "busy":

@@ -5,7 +5,8 @@ disk has brought along, an xattr of the volume says, and with the disk those go;
 limited by hand stays. If that is cut off, the next disk of this volume has it done.
 
 A target that is SPDK's own has four limits of these 19, and no xattrs: there a bdev's limits end
-with its disk, whoever has set them.
+with its disk, whoever has set them. Once there, it changes them only while a VM uses the bdev: they
+are taken away before a disk is, and those of a VM that has ended stay.
 
 Standard library only: the hook is made of it.
 """
@@ -19,8 +20,8 @@ from typing import Any
 from pydataplane.domain.errors import ReconcileError
 from pydataplane.domain.limits import NONE, Limits, limits_of
 from pydataplane.domain.model import LunPlan
-from pydataplane.domain.observed import State, bdev_of
-from pydataplane.errors import METHOD_NOT_FOUND, NO_DATA, NO_DEVICE, RpcError
+from pydataplane.domain.observed import State, bdev_of, observe
+from pydataplane.errors import AGAIN, METHOD_NOT_FOUND, NO_DATA, NO_DEVICE, RpcError
 from pydataplane.methods import Rpc
 
 XATTR = "virtlun.limits"
@@ -131,10 +132,23 @@ def gone(rpc: Rpc, bdevs: Iterable[str], controller: str, state: State) -> None:
             if owner in (controller, None):
                 _take(rpc, bdev)
         except RpcError as error:
-            if error.code != NO_DEVICE:
+            if error.code not in (NO_DEVICE, AGAIN):
                 refused = error
     if refused is not None:
         raise refused
+
+
+def gone_before(rpc: Rpc, bdev: str, controller: str) -> None:
+    """Does what `gone` does, while the disk is there still: SPDK's target cannot afterwards.
+
+    With another target nothing is done. Raises as `gone`.
+    """
+    try:
+        is_spdks = _owner(rpc, bdev) is None
+    except RpcError:
+        return
+    if is_spdks:
+        gone(rpc, [bdev], controller, observe(rpc))
 
 
 def found(rpc: Rpc, bdev: str) -> Limits:
@@ -148,6 +162,10 @@ def found(rpc: Rpc, bdev: str) -> Limits:
     except RpcError as error:
         if error.code != METHOD_NOT_FOUND:
             raise
+    return _found_in_spdk(rpc, bdev)
+
+
+def _found_in_spdk(rpc: Rpc, bdev: str) -> Limits:
     rates: Mapping[str, object] = rpc.call("bdev_get_bdevs", name=bdev)[0]["assigned_rate_limits"]
     return limits_of(
         {
@@ -191,9 +209,18 @@ def _put_in_spdk(rpc: Rpc, bdev: str, limits: Limits) -> None:
             f"total_iops_sec {limits.total_iops_sec}: this target, which is SPDK's, would round"
             f" that up: use a multiple of {SPDK_IOPS}"
         )
+    if _found_in_spdk(rpc, bdev) == limits:
+        return  # which it may not be able to set again
     try:
         rpc.call("bdev_set_qos_limit", name=bdev, **values)
     except RpcError as error:
+        if error.code == AGAIN:
+            raise RpcError(
+                AGAIN,
+                "the volume has I/O limits, which SPDK's target changes only while a VM uses it:"
+                " start the VM without <iotune>, then use `virsh blkdeviotune`",
+                error.method,
+            ) from error
         if error.code != METHOD_NOT_FOUND:
             raise
         if limits == NONE:
