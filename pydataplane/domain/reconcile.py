@@ -21,11 +21,21 @@ from pydataplane.domain.limits import NONE
 from pydataplane.domain.model import ON_ERROR, OWN, Characteristics, LunPlan, Place, Plan
 from pydataplane.domain.names import domain_controller
 from pydataplane.domain.observed import Bdev, Shown, State, bdev_of, is_right, observe
-from pydataplane.errors import BAD_PARAMETERS, BUSY, METHOD_NOT_FOUND, NO_DEVICE, RpcError
+from pydataplane.errors import (
+    BAD_PARAMETERS,
+    BUSY,
+    METHOD_NOT_FOUND,
+    NO_DEVICE,
+    SPDK_REFUSES,
+    RpcError,
+)
 from pydataplane.methods import Rpc
 
 Release = Literal["released", "busy", "none"]
 """What became of a controller that was to go."""
+
+SPDK_TARGET_MAX = 7
+"""The highest number of a target that a controller of SPDK's own has."""
 
 LEAVE_TRIES = 20
 LEAVE_S = 0.1
@@ -277,6 +287,13 @@ def _create_blk(rpc: Rpc, action: CreateBlk, bdev: Bdev) -> None:
 
 def _add_target(rpc: Rpc, controller: str, lun: LunPlan, bdev: Bdev) -> None:
     """Adds a LUN; a target that is SPDK's own is not sent the extensions that it does not know."""
+    extensions: dict[str, Any] = {
+        "serial": lun.serial,
+        "read_only": True if lun.read_only else None,
+        "shareable": True if lun.shareable else None,
+        "block_size": lun.block_size if lun.block_size != bdev.block_size else None,
+        **_chosen(lun.characteristics),
+    }
 
     def add(policy: Mapping[str, Any]) -> None:
         rpc.call(
@@ -284,15 +301,30 @@ def _add_target(rpc: Rpc, controller: str, lun: LunPlan, bdev: Bdev) -> None:
             ctrlr=controller,
             scsi_target_num=lun.target,
             bdev_name=bdev.name,
-            serial=lun.serial,
-            read_only=True if lun.read_only else None,
-            shareable=True if lun.shareable else None,
-            block_size=lun.block_size if lun.block_size != bdev.block_size else None,
-            **_chosen(lun.characteristics),
+            **extensions,
             **policy,
         )
 
-    _with_policy(lun, add)
+    try:
+        _with_policy(lun, add)
+    except RpcError as error:
+        if (error.code, error.message) != (BAD_PARAMETERS, SPDK_REFUSES):
+            raise
+        given = [name for name, value in (extensions | _policy(lun)).items() if value is not None]
+        raise _unknown_to_spdk(lun, given, error) from error
+
+
+def _unknown_to_spdk(lun: LunPlan, given: list[str], error: RpcError) -> RpcError | ReconcileError:
+    """Returns why SPDK's target refuses the parameters of a LUN, which it does not say."""
+    if lun.target > SPDK_TARGET_MAX:
+        return ReconcileError(
+            f"target {lun.target}: {error}; SPDK's target has 0 to {SPDK_TARGET_MAX} of a VM's"
+        )
+    if given:
+        return ReconcileError(
+            f"{error}; SPDK's target cannot show a disk with {', '.join(given)}: leave that out"
+        )
+    return error
 
 
 def _with_policy(lun: LunPlan, call: Callable[[Mapping[str, Any]], None]) -> None:
