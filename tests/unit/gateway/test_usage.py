@@ -1,4 +1,4 @@
-"""What guests did is asked of targets that are older than the gateway, and of SPDK's own."""
+"""What guests did is asked of targets that are older than the gateway."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plugin.gateway.usage import Unit, ask
-from pydataplane.errors import BAD_PARAMETERS, METHOD_NOT_FOUND, RpcError
+from pydataplane.errors import BAD_PARAMETERS, RpcError
 from tests.support.fake_target import FakeTarget
 
 ONE = Unit("vm-1", 2)
@@ -32,13 +32,3 @@ def test_a_target_that_cannot_be_asked_about_one_is_asked_about_its_controller(
     monkeypatch.setattr(target, "virtlun_vhost_get_stats", older)
     assert ask(target, [ONE]) == now
     assert now.keys() == {ONE}
-
-
-def test_a_target_that_does_not_count_tells_of_none(
-    target: FakeTarget, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none(name: str | None = None, scsi_target_num: int | None = None) -> Any:
-        raise RpcError(METHOD_NOT_FOUND, "Method not found")
-
-    monkeypatch.setattr(target, "virtlun_vhost_get_stats", none)
-    assert ask(target, [ONE]) == {}
