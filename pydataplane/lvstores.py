@@ -15,11 +15,20 @@ from typing import Any
 
 from pydataplane import methods, storefile
 from pydataplane.client import Client
-from pydataplane.errors import NO_DEVICE, RpcError, VolumeError, VolumeNotFoundError
+from pydataplane.errors import (
+    INTERNAL_ERROR,
+    NO_DEVICE,
+    RpcError,
+    VolumeError,
+    VolumeNotFoundError,
+)
 from pydataplane.volumenames import NAME
 
 #: Kinds of bdevs that lie on another one and show all that it has.
 LAYERS = ("crypto", "integrity")
+
+FILE_BLOCK_BYTES = 512
+"""Blocks that SPDK's target makes of a regular file."""
 
 
 @dataclass(frozen=True)
@@ -260,8 +269,21 @@ class Lvstores:
         except RpcError as error:
             if error.code != NO_DEVICE:
                 raise
-        self.client.call("bdev_uring_create", filename=str(path), name=base)
+        self._uring(path, base)
         return True
+
+    def _uring(self, path: Path, name: str) -> None:
+        """Makes the bdev of a file or block device."""
+        try:
+            self.client.call("bdev_uring_create", filename=str(path), name=name)
+        except RpcError as error:
+            # SPDK's does not look for the blocks of a file.
+            if error.code != INTERNAL_ERROR or not path.is_file():
+                raise
+            self.client.call(
+                "bdev_uring_create", filename=str(path), name=name, block_size=FILE_BLOCK_BYTES
+            )
+        self.client.call("bdev_wait_for_examine")  # SPDK's loads an lvstore in the background
 
     def _encrypted(self, base: str, key: str) -> str:
         """Makes the encrypted bdev on a bdev, unless it is there; returns its name."""
@@ -276,12 +298,19 @@ class Lvstores:
 
     def _refuse_lvstore_on(self, base: str, path: Path) -> None:
         """Raises VolumeError if there was an lvstore on a bdev, which loaded it just now."""
+        store = self._loaded_on(base)
+        if store is not None:
+            raise VolumeError(
+                f"{path} holds the lvstore {store.name} already: load it with "
+                f"`virtlun lvstore import {path}`; to destroy it, delete it then"
+            )
+
+    def _loaded_on(self, base: str) -> Lvstore | None:
+        """Returns the lvstore that lies on a bdev, or on one on that; None: there is none."""
         for store in self.lvstores():
             if base in self._under(store.base_bdev):
-                raise VolumeError(
-                    f"{path} holds the lvstore {store.name} already: load it with "
-                    f"`virtlun lvstore import {path}`; to destroy it, delete it then"
-                )
+                return store
+        return None
 
     def import_lvstore(self, file: Path, key: str | None = None) -> Lvstore:
         """Loads the lvstore that a file or block device holds, with all its volumes.
@@ -297,16 +326,16 @@ class Lvstores:
             if self.file_of(store) == str(path):
                 return store
         base = f"lvs-{uuid.uuid4()}"
-        self.client.call("bdev_uring_create", filename=str(path), name=base)
+        self._uring(path, base)
         try:
             if key:
                 # What has checksums came with its base.
                 self._encrypted(self._top(base), key)
-            else:
-                self.client.call("bdev_examine", name=base)
-            for store in self.lvstores():
-                if base in self._under(store.base_bdev):
-                    return store
+            elif self._loaded_on(base) is None:
+                self.client.call("bdev_examine", name=base)  # which says why not
+            loaded = self._loaded_on(base)
+            if loaded is not None:
+                return loaded
             raise VolumeError(
                 f"there is no lvstore on {path}: make one, or name the right device"
                 + (" and key" if key else ", or the key if it is encrypted")
