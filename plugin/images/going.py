@@ -16,7 +16,7 @@ from pathlib import Path
 
 from plugin.images import pieces, qemuimg, sums
 from plugin.images.qemuimg import Image
-from pydataplane.errors import VolumeError, VolumeNotFoundError
+from pydataplane.errors import METHOD_NOT_FOUND, RpcError, VolumeError, VolumeNotFoundError
 from pydataplane.lvols import Volume
 from pydataplane.volumenames import with_suffix
 from pydataplane.volumes import Volumes
@@ -48,11 +48,16 @@ def export_image(
     name = with_suffix(of.name.split("@")[0], f"@export-{_digest(file)}")
     frozen, begin = _begun(volumes, of, name, file, form)
     part = file.with_name(file.name + PART)
-    if begin is None:
-        qemuimg.make(part, form, frozen.size)
-        begin = 0
-    path = volumes.export(frozen.uuid, read_only=True)
     try:
+        path = volumes.export(frozen.uuid, read_only=True)
+    except RpcError as error:
+        if error.code == METHOD_NOT_FOUND:  # nor will it be possible later
+            volumes.delete(frozen.uuid)
+        raise
+    try:
+        if begin is None:
+            qemuimg.make(part, form, frozen.size)
+            begin = 0
         source = Image(path, "raw", frozen.size)
         target = Image(part.absolute(), form, frozen.size)
 

@@ -8,7 +8,7 @@ from plugin.cli import io_errors
 from plugin.cli.doctor.finding import Finding
 from plugin.cli.output import client, size
 from pydataplane import supervise
-from pydataplane.errors import TargetError
+from pydataplane.errors import METHOD_NOT_FOUND, RpcError, TargetError
 
 LOW_SHARE = 0.1
 """Less of an lvstore free than this is worth a word: as the target notifies of it."""
@@ -25,6 +25,8 @@ def target(socket: Path) -> Finding:
         found = supervise.status(socket)
         held = io_errors.sentences(io_errors.rows(client(socket)))
     except TargetError as error:
+        if isinstance(error, RpcError) and error.code == METHOD_NOT_FOUND:
+            return _other(socket)
         return Finding("target", "failed", str(error))
     errors = found.get("flush_errors", [])
     if errors:
@@ -48,6 +50,15 @@ def target(socket: Path) -> Finding:
         text = f"runs; {'; '.join(problems)}"
         return Finding("target", "warning", text, advice if held else "")
     return Finding("target", "ok", f"runs: pid {found['pid']}, version {found['version']}")
+
+
+def _other(socket: Path) -> Finding:
+    """Says what a target is that is not ours, or older."""
+    try:
+        version = client(socket).call("spdk_get_version")["version"]
+    except TargetError as error:
+        return Finding("target", "failed", str(error))
+    return Finding("target", "ok", f"runs: {version}, which does not tell how it is")
 
 
 def holds_sessions(socket: Path) -> bool:
