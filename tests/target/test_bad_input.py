@@ -49,7 +49,7 @@ def busy(target: Target) -> Target:
 @pytest.mark.parametrize(
     ("method", "params", "code", "words"),
     [
-        ("no_such_method", {}, -32601, 'there is no method "no_such_method"'),
+        ("no_such_method", {}, -32601, "does not have the method no_such_method"),
         ("bdev_get_bdevs", {"nmae": "n0"}, -32602, 'unknown parameter "nmae" of bdev_get_bdevs'),
         ("bdev_null_delete", {}, -32602, 'missing parameter "name" of bdev_null_delete'),
         ("bdev_null_delete", {"name": 7}, -32602, 'parameter "name" of bdev_null_delete must be'),
