@@ -310,7 +310,8 @@ def _add_target(rpc: Rpc, controller: str, lun: LunPlan, bdev: Bdev) -> None:
     except RpcError as error:
         if (error.code, error.message) != (BAD_PARAMETERS, SPDK_REFUSES):
             raise
-        given = [name for name, value in (extensions | _policy(lun)).items() if value is not None]
+        policy = {} if lun.error_policy == ON_ERROR else _policy(lun)
+        given = [name for name, value in (extensions | policy).items() if value is not None]
         raise _unknown_to_spdk(lun, given, error) from error
 
 
