@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.demo import steps
@@ -45,6 +47,10 @@ def test_the_main_job_with_spdks_own_target() -> None:
             host.virsh(*TUNE, "--read-iops-sec", "1000", "--live")
         with pytest.raises(VirshError, match="have the method virtlun_lvol_snapshot_together"):
             host.virsh("snapshot-create-as", steps.GUEST, "s", "--disk-only")
+        listed = steps.virtlun(story, "domain", "list", "--connect", host.uri)
+        assert re.search(rf"{steps.GUEST} +running +{steps.DEV} +{steps.VOLUME} .*yes", listed), (
+            listed
+        )
         story.guest("umount /mnt")
         host.virsh("detach-disk", steps.GUEST, steps.DEV, "--live", "--config")
         assert steps.virtlun(story, "volume", "limits", steps.VOLUME) == ""
