@@ -27,7 +27,7 @@ from rich.progress import Progress
 
 from tests.bench.measure import Point, measure
 from tests.bench.report import ratios, table
-from tests.bench.subjects import SPDK_PROGRAM, Bench, Subject, running
+from tests.bench.subjects import Bench, Subject, check_spdk, running
 
 DEPTHS = (1, 8, 32, 128)
 PAIRS = [
@@ -63,15 +63,6 @@ OURS: dict[str, Callable[[Bench], Subject]] = {
     "file": lambda bench: bench.ours_file(poll=False),
 }
 """What can be started of our target, by name without its label."""
-
-
-def check_spdk(directory: Path) -> None:
-    """Ends the program with a sentence where SPDK's target is not there, or cannot start."""
-    program = directory / SPDK_PROGRAM
-    if not program.exists():
-        raise SystemExit(f"{program} is not there: build SPDK with ./configure and make")
-    if not int(Path("/proc/sys/vm/nr_hugepages").read_text()):
-        raise SystemExit("SPDK needs huge pages: sysctl vm.nr_hugepages=8000 for all its targets")
 
 
 def subjects_of(

@@ -6,7 +6,8 @@ nobody waits for the host's memory, and in a sparse file. Nobody flushes meanwhi
 that has nothing to make durable yet; beside it the writes that a program does a second which
 flushes after each, to which a store is bound that flushes for each allocation, and first writes to
 the sparse file itself, without an lvstore: more there cannot be. The share is of the same writes
-once more, which find their clusters.
+once more, which find their clusters. With `--spdk`, SPDK's in RAM instead, and how many of them
+failed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tests.bench.subjects import check_spdk, start_spdk
 from tests.support.target import Target, binary
 
 MIB = 1 << 20
@@ -118,12 +120,60 @@ def flushes() -> float:
         return 200 / (time.monotonic() - begin)
 
 
+def of_spdk(spdk: Path, cluster: int) -> Iterator[str]:
+    """Yields the first writes a second of SPDK's thin volume and of its clone, and what failed."""
+    mib = min(MOST["RAM"] * cluster, RAM // 4) // MIB
+    directory = Path(tempfile.mkdtemp(prefix="vs-", dir="/var/tmp"))
+    process, client = start_spdk(spdk, directory, RAM // MIB, max(os.sched_getaffinity(0)))
+    command = [str(binary("virtlun-bench")), "run", str(directory / "vm"), "--json", "--hugepages"]
+    command += ["--rw", "write", "--time", "60", "--warmup", "0", "--stride", str(cluster)]
+
+    def writes(target: int, bdev: str) -> str:
+        client.call(
+            "vhost_scsi_controller_add_target", ctrlr="vm", scsi_target_num=target, bdev_name=bdev
+        )
+        done = subprocess.run([*command, "--target", str(target)], capture_output=True, check=False)
+        told = json.loads(done.stdout)
+        return f"{told['iops']:,.0f}" + (f", {told['errors']} failed" if told["errors"] else "")
+
+    try:
+        client.call("bdev_malloc_create", name="base", num_blocks=RAM // 512, block_size=512)
+        client.call(
+            "bdev_lvol_create_lvstore", bdev_name="base", lvs_name="lvs", cluster_sz=cluster
+        )
+        client.call("vhost_create_scsi_controller", ctrlr="vm")
+        for name, thin in (("thin", True), ("image", False)):
+            client.call(
+                "bdev_lvol_create",
+                lvs_name="lvs",
+                lvol_name=name,
+                thin_provision=thin,
+                size_in_mib=mib,
+            )
+        writes(0, "lvs/image")
+        client.call("bdev_lvol_snapshot", lvol_name="lvs/image", snapshot_name="snapshot")
+        client.call("bdev_lvol_clone", snapshot_name="lvs/snapshot", clone_name="clone")
+        yield writes(1, "lvs/thin")
+        yield writes(2, "lvs/clone")
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def main() -> int:
     """Measures and prints the table."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench.cold", description=(__doc__ or "").split("\n", 1)[0]
     )
-    parser.parse_args()
+    parser.add_argument("--spdk", type=Path, metavar="DIRECTORY", help="SPDK, built there, instead")
+    arguments = parser.parse_args()
+    if arguments.spdk:
+        check_spdk(arguments.spdk)
+        for cluster in CLUSTERS:
+            thin, clone = of_spdk(arguments.spdk, cluster)
+            print(f"{cluster >> 10} KiB: thin {thin}; clone {clone}")
+        return 0
     base, file = flushes(), bare()
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("CLUSTER")

@@ -103,6 +103,36 @@ def wait_until_ready(client: Client) -> None:
             return
 
 
+def start_spdk(
+    spdk: Path, directory: Path, size_mib: int, cpu: int
+) -> tuple[subprocess.Popen[bytes], Client]:
+    """Starts SPDK's target, with room for disks in memory of that size; sockets in `directory`."""
+    rpc_socket, log = directory / "rpc.sock", directory / "log"
+    command = [
+        *(str(spdk / SPDK_PROGRAM), "-r", str(rpc_socket), "-S", str(directory)),
+        *("-m", hex(1 << cpu), "--disable-cpumask-locks", "-s", str(size_mib + SPDK_MIB)),
+    ]
+    process = spawn(command, log, None)
+    try:
+        wait_for(rpc_socket, process, log)
+        client = Client(rpc_socket)
+        wait_until_ready(client)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return process, client
+
+
+def check_spdk(directory: Path) -> None:
+    """Ends the program with a sentence where SPDK's target is not there, or cannot start."""
+    program = directory / SPDK_PROGRAM
+    if not program.exists():
+        raise SystemExit(f"{program} is not there: build SPDK with ./configure and make")
+    if not int(Path("/proc/sys/vm/nr_hugepages").read_text()):
+        raise SystemExit("SPDK needs huge pages: sysctl vm.nr_hugepages=8000 for all its targets")
+
+
 def serve(client: Client, bdev: str, *, blk: bool) -> None:
     """Makes the controller `bench` with this bdev, as a LUN or as a virtio-blk disk."""
     if blk:
@@ -216,17 +246,8 @@ class Bench:
         name = f"spdk {name}"
         directory = self.scratch / name.replace(" ", "-")
         directory.mkdir()
-        rpc_socket, log = directory / "rpc.sock", directory / "log"
-        memory_mib = self.size_mib + SPDK_MIB
-        command = [
-            *(str(self.spdk / SPDK_PROGRAM), "-r", str(rpc_socket), "-S", str(directory)),
-            *("-m", hex(1 << (self.cpu or 0)), "--disable-cpumask-locks", "-s", str(memory_mib)),
-        ]
-        process = spawn(command, log, None)
+        process, client = start_spdk(self.spdk, directory, self.size_mib, self.cpu or 0)
         try:
-            wait_for(rpc_socket, process, log)
-            client = Client(rpc_socket)
-            wait_until_ready(client)
             serve(client, prepare(client), blk=blk)
         except BaseException:
             process.kill()
