@@ -267,7 +267,7 @@ impl ChannelStats {
     }
 
     /// Ends what [`ChannelStats::begin`] began.
-    #[inline]
+    #[inline(always)]
     pub fn end(
         &mut self,
         io: &Io,
