@@ -8,7 +8,7 @@ use reactor::IoContext;
 use serde_json::Value;
 use uuid::Uuid;
 
-use crate::{Channel, FlushLatch, Protection, Stats};
+use crate::{Channel, FlushLatch, Op, Protection, Stats};
 
 /// Size of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +67,9 @@ pub struct Features {
     pub unmap: bool,
     /// Unmapped blocks read as zeros.
     pub unmap_zeroes: bool,
+    /// An unmap may leave some of its blocks as they were, which are not unmapped then, such as parts of
+    /// clusters: [`Features::zeroing`] is what makes all of them read as zeros.
+    pub unmap_skips: bool,
     /// [`crate::Op::WriteZeroes`] works.
     pub write_zeroes: bool,
     /// Blocks are allocated on first write: report LBPME.
@@ -79,6 +82,17 @@ pub struct Features {
     /// process: the boot of the host whose page cache or disk holds them, as its number. `None`: not
     /// known, or nothing has to be flushed.
     pub boot: Option<u128>,
+}
+
+impl Features {
+    /// What makes each block of a range read as zeros and deallocates what it can: an unmap only where that
+    /// leaves none as it was.
+    pub fn zeroing(&self) -> Option<Op> {
+        if self.unmap && self.unmap_zeroes && !self.unmap_skips {
+            return Some(Op::Unmap);
+        }
+        self.write_zeroes.then_some(Op::WriteZeroes)
+    }
 }
 
 /// The number of this host's boot (`/proc/sys/kernel/random/boot_id`); `None` where it cannot be read.

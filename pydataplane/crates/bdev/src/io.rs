@@ -15,9 +15,10 @@ pub enum Op {
     Write,
     /// Make every write that completed before durable; `lba`, `blocks` and `sg` are not used.
     Flush,
-    /// Deallocate; afterwards the blocks read as zeros where [`Features::unmap_zeroes`].
+    /// Deallocate; what was then reads as zeros where [`Features::unmap_zeroes`], and all of it was unless
+    /// [`Features::unmap_skips`].
     Unmap,
-    /// Make the blocks read as zeros.
+    /// Make the blocks read as zeros, deallocated or not.
     WriteZeroes,
 }
 

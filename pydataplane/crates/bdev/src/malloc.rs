@@ -77,6 +77,7 @@ const FEATURES: Features = Features {
     fua: true,
     unmap: true,
     unmap_zeroes: true,
+    unmap_skips: false,
     write_zeroes: true,
     thin: true,
     unmap_granularity: 1,

@@ -27,6 +27,7 @@ const FEATURES: Features = Features {
     fua: true,
     unmap: true,
     unmap_zeroes: false,
+    unmap_skips: false,
     write_zeroes: true,
     thin: false,
     unmap_granularity: 1,

@@ -76,8 +76,8 @@ impl Span {
 /// What fallocate with `mode` is to a bdev with `features`.
 pub(crate) fn clearing(mode: i32, features: &Features) -> Result<Op, Errno> {
     let op = match mode & !KEEP_SIZE {
-        PUNCH_HOLE if features.unmap && features.unmap_zeroes => Op::Unmap,
-        PUNCH_HOLE | ZERO_RANGE if features.write_zeroes => Op::WriteZeroes,
+        PUNCH_HOLE => features.zeroing().ok_or(Errno::OPNOTSUPP)?,
+        ZERO_RANGE if features.write_zeroes => Op::WriteZeroes,
         _ => return Err(Errno::OPNOTSUPP),
     };
     if features.read_only { Err(Errno::ROFS) } else { Ok(op) }

@@ -285,6 +285,8 @@ impl Volume {
             // could be missing at the next write.
             unmap: self.id.unmaps,
             unmap_zeroes: self.id.unmaps && base.unmap && base.unmap_zeroes,
+            // Parts of clusters that a snapshot shows, and all of a volume that was inflated meanwhile.
+            unmap_skips: self.id.unmaps,
             write_zeroes: base.write_zeroes,
             thin: self.id.unmaps,
             unmap_granularity: if self.id.unmaps { 1 << self.id.shift } else { 0 },

@@ -486,7 +486,7 @@ impl MirrorChannel {
         let (block, features) = (self.shared.block, self.shared.features);
         let op = match io.op {
             // What its blocks read as after that must not differ from the source's.
-            Op::Unmap if !(features.unmap && features.unmap_zeroes) => Op::WriteZeroes,
+            Op::Unmap => features.zeroing().unwrap_or(Op::WriteZeroes),
             op => op,
         };
         let first = io.lba * self.shared.source_block + cursor;

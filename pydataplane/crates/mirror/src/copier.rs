@@ -287,10 +287,7 @@ impl Copier<'_> {
     /// Makes the destination read as zeros.
     fn zero(&mut self, piece: Piece, over: &mut Vec<Finished<Piece>>) {
         let (block, features) = (self.shared.block, &self.shared.features);
-        let op = match features.thin && features.unmap && features.unmap_zeroes {
-            true => Op::Unmap,
-            false => Op::WriteZeroes,
-        };
+        let op = features.zeroing().filter(|_| features.thin).unwrap_or(Op::WriteZeroes);
         let (lba, blocks) = (piece.from / block, piece.len / block);
         let piece = Piece { step: Step::Zero, ..piece };
         over.extend(self.to.submit(op, lba, blocks, None, piece));

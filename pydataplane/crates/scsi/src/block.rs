@@ -377,7 +377,7 @@ pub(crate) fn write_same(
     let zero = no_data_out || is_zero(data_out, block);
     let op = match () {
         () if !zero => None,
-        () if unmap && unit.features.unmap_zeroes => Some(Op::Unmap),
+        () if unmap => unit.features.zeroing(),
         () if unit.features.write_zeroes => Some(Op::WriteZeroes),
         () => None,
     };

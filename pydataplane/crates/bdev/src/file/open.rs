@@ -145,6 +145,7 @@ pub(super) fn open(
         fua: true,
         unmap,
         unmap_zeroes: unmap,
+        unmap_skips: false,
         write_zeroes: true,
         thin: unmap,
         unmap_granularity: if unmap { physical_block_size / block_size } else { 0 },

@@ -90,6 +90,7 @@ impl FaultBdev {
             fua: true,
             unmap: true,
             unmap_zeroes: true,
+            unmap_skips: false,
             write_zeroes: true,
             thin: true,
             unmap_granularity: 1,

@@ -9,7 +9,7 @@ use crate::reservations::is_allowed;
 use crate::sense::{Code, Sense};
 use crate::shared::{Gate, LunShared};
 use crate::watch::{InFlight, Range};
-use bdev::{AlignedBuf, SyncChannel, SyncError};
+use bdev::{AlignedBuf, Op, SyncChannel, SyncError};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -167,7 +167,7 @@ impl Party {
     fn zero(&mut self, run: &Run, at: u64, bytes: u64) -> Result<(), Ended> {
         let (lba, blocks) = (self.lba(at), self.lba(bytes));
         let features = *self.unit.features();
-        let unmaps = features.thin && features.unmap && features.unmap_zeroes;
+        let unmaps = features.thin && features.zeroing() == Some(Op::Unmap);
         self.io(run, Some(Range { at, bytes }), |channel| match unmaps {
             true => channel.unmap(lba, blocks),
             false => channel.write_zeroes(lba, blocks),

@@ -29,7 +29,7 @@ pub fn data() -> impl Strategy<Value = Vec<u8>> {
 }
 
 pub fn features() -> impl Strategy<Value = Features> {
-    let flags = any::<[bool; 7]>();
+    let flags = any::<[bool; 8]>();
     let limit = prop_oneof![Just(0u32), Just(1), 1u32..300];
     (flags, limit, 0u32..3).prop_map(|(f, max_blocks, unmap_granularity)| Features {
         read_only: f[0] && f[1],
@@ -37,6 +37,7 @@ pub fn features() -> impl Strategy<Value = Features> {
         fua: f[3],
         unmap: f[4] || f[1],
         unmap_zeroes: f[5],
+        unmap_skips: f[7],
         write_zeroes: f[6],
         thin: f[0],
         unmap_granularity,

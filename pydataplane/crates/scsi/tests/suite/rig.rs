@@ -22,6 +22,7 @@ pub const ALL_FEATURES: Features = Features {
     fua: true,
     unmap: true,
     unmap_zeroes: true,
+    unmap_skips: false,
     write_zeroes: true,
     thin: true,
     unmap_granularity: 8,

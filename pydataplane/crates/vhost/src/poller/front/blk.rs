@@ -141,7 +141,7 @@ fn plain(lun: &Lun, access: Access, durable: bool) -> Result<Plain, u8> {
     let shift = block_sectors.trailing_zeros();
     if matches!(op, Op::Unmap | Op::WriteZeroes) {
         let features = unit.features();
-        if op == Op::WriteZeroes && may_unmap && features.unmap && features.unmap_zeroes {
+        if op == Op::WriteZeroes && may_unmap && features.zeroing() == Some(Op::Unmap) {
             op = Op::Unmap;
         } else if !(if op == Op::Unmap { features.unmap } else { features.write_zeroes }) {
             return Err(status::UNSUPP);
