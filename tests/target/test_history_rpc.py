@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -182,3 +184,40 @@ def test_low_space_is_told_before_there_is_none(vm: Target) -> None:
     assert told_now() == ["virtlun_lvstore_low_space"], "a new client is told, too"
     vm.rpc("bdev_lvol_delete", name="lvs0/thick")
     assert told_now() == ["virtlun_lvstore_low_space", "virtlun_lvstore_enough_space"]
+
+
+def punch(path: Path, at: int, length: int) -> None:
+    """Has a range of an export's file read as zeros, which gives back what it can."""
+    command = ["fallocate", "--punch-hole", "-o", str(at), "-l", str(length), str(path)]
+    subprocess.run(command, check=True)
+
+
+def test_a_hole_in_what_a_snapshot_shows_reads_as_zeros(vm: Target) -> None:
+    """Also where it is smaller than a cluster, which an unmap leaves as it was."""
+    with vm.exported("lvs0/vm") as path:
+        with path.open("rb+", buffering=0) as file:
+            file.write(b"x" * 4 * MIB)
+            os.fsync(file)
+        vm.rpc("bdev_lvol_snapshot", lvol_name="lvs0/vm", snapshot_name="before")
+        punch(path, 4096, 8192)
+        punch(path, MIB + 4096, 2 * MIB)
+        with path.open("rb", buffering=0) as file:
+            data = os.pread(file.fileno(), 4 * MIB, 0)
+    holes = ((4096, 4096 + 8192), (MIB + 4096, 3 * MIB + 4096))
+    expected = bytearray(b"x" * 4 * MIB)
+    for start, end in holes:
+        expected[start:end] = bytes(end - start)
+    assert data == bytes(expected)
+    with vm.exported("lvs0/before") as path:
+        assert path.read_bytes()[: 4 * MIB] == b"x" * 4 * MIB
+
+
+def test_a_hole_in_a_volume_that_was_inflated_meanwhile_reads_as_zeros(vm: Target) -> None:
+    with vm.exported("lvs0/vm") as path:
+        with path.open("rb+", buffering=0) as file:
+            file.write(b"x" * 4 * MIB)
+        vm.rpc("bdev_lvol_inflate", name="lvs0/vm")
+        punch(path, MIB, MIB)
+        with path.open("rb", buffering=0) as file:
+            data = os.pread(file.fileno(), 4 * MIB, 0)
+    assert data == b"x" * MIB + bytes(MIB) + b"x" * 2 * MIB

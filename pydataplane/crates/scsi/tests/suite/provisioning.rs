@@ -125,6 +125,7 @@ fn sbc3_4_7_3_without_unmap_the_commands_and_bits_are_not_there() {
 #[test]
 fn sbc3_5_43_zeros_are_zeroed_or_unmapped() {
     let only_zero = Features { unmap_zeroes: false, ..ALL_FEATURES };
+    let skips = Features { unmap_skips: true, ..ALL_FEATURES };
     // (features, UNMAP bit, what it becomes)
     for (features, flag, op) in [
         (ALL_FEATURES, 0x00, Op::WriteZeroes),
@@ -132,6 +133,8 @@ fn sbc3_5_43_zeros_are_zeroed_or_unmapped() {
         (only_zero, 0x00, Op::WriteZeroes),
         // Unmapped blocks may read as anything: UNMAP is then a wish that is not granted.
         (only_zero, 0x08, Op::WriteZeroes),
+        // So it is where an unmap may leave blocks as they were.
+        (skips, 0x08, Op::WriteZeroes),
     ] {
         let mut rig = Setup { features, mode: Mode::Later, ..Setup::default() }.build();
         rig.scribble();
