@@ -152,7 +152,7 @@ impl Party {
         self.unit.features().write_zeroes
     }
 
-    /// Bytes from `at` on that are zeroed at a time.
+    /// Bytes from `at` on that are zeroed at a time: whole blocks of it.
     fn most_zeros(&self, at: u64) -> u64 {
         let features = self.unit.features();
         let most = match (features.write_zeroes, features.max_blocks) {
@@ -163,15 +163,22 @@ impl Party {
         most - at % most
     }
 
-    /// Makes bytes of it read as zeros, if that is still for now; where it is thin, they need no room then.
-    fn zero(&mut self, run: &Run, at: u64, bytes: u64) -> Result<(), Ended> {
-        let (lba, blocks) = (self.lba(at), self.lba(bytes));
+    /// Makes bytes of it read as zeros, if that is still for now; where it is thin, they need no room then. All of
+    /// them, in as many steps as it takes.
+    fn zero(&mut self, run: &Run, range: Range) -> Result<(), Ended> {
         let features = *self.unit.features();
         let unmaps = features.thin && features.zeroing() == Some(Op::Unmap);
-        self.io(run, Some(Range { at, bytes }), |channel| match unmaps {
-            true => channel.unmap(lba, blocks),
-            false => channel.write_zeroes(lba, blocks),
-        })
+        let (mut at, end) = (range.at, range.at + range.bytes);
+        while at < end {
+            let bytes = (end - at).min(self.most_zeros(at));
+            let (lba, blocks) = (self.lba(at), self.lba(bytes));
+            self.io(run, Some(Range { at, bytes }), |channel| match unmaps {
+                true => channel.unmap(lba, blocks),
+                false => channel.write_zeroes(lba, blocks),
+            })?;
+            at += bytes;
+        }
+        Ok(())
     }
 }
 
@@ -205,14 +212,21 @@ fn next(
     let at = if backwards { left.saturating_sub(STEP) } else { segment.bytes - left };
     let most = if backwards { left - at } else { left };
     let (hole, alike) = from.alike(run, segment.from_at + at, most)?;
-    let alike = alike / to.block() * to.block();
-    Ok(match (hole && to.can_zero(), alike) {
-        (true, 1..) if !backwards || alike == most => {
-            Next { at, bytes: alike.min(to.most_zeros(segment.to_at + at)), hole: true }
+    // Whole blocks of both: the larger ones are a multiple of the smaller ones.
+    let block = from.block().max(to.block());
+    let alike = alike / block * block;
+    let next = match (hole && to.can_zero(), alike) {
+        // All that is looked at, or what lies before the rest of it would count as done.
+        (true, 1..) if backwards && alike == most => Next { at, bytes: alike, hole: true },
+        (true, 1..) if !backwards => {
+            let at_once = to.most_zeros(segment.to_at + at) / block * block;
+            Next { at, bytes: alike.min(at_once.max(block)), hole: true }
         }
         (_, 1..) if !backwards => Next { at, bytes: alike.min(STEP), hole: false },
         _ => Next { at, bytes: most.min(STEP), hole: false },
-    })
+    };
+    debug_assert!(!backwards || next.at + next.bytes == left, "the end of it comes first");
+    Ok(next)
 }
 
 /// Copies one segment after the other, as it is counted. What is copied within a volume to where it overlaps is as
@@ -237,7 +251,7 @@ pub(crate) fn carry_out(
             let (from_lba, to_at) = (from.lba(segment.from_at + at), segment.to_at + at);
             if hole {
                 token.map_or(Ok(()), Token::check_amid)?;
-                to.zero(run, to_at, bytes)?;
+                to.zero(run, Range { at: to_at, bytes })?;
             } else {
                 let data = &mut buffer[..bytes as usize];
                 from.io(run, None, |channel| channel.read(from_lba, data))?;
@@ -271,7 +285,7 @@ pub(crate) fn write_zeroes(
         while at < end {
             let bytes = (end - at).min(to.most_zeros(at));
             if to.can_zero() {
-                to.zero(run, at, bytes)?;
+                to.zero(run, Range { at, bytes })?;
             } else {
                 let lba = to.lba(at);
                 let data = &buffer[..bytes as usize];

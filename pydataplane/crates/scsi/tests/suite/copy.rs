@@ -3,7 +3,7 @@
 use crate::rig::*;
 use crate::unit::{BLOCKS, Held, Unit, disk, malloc, medium, on, two, two_of};
 use bdev::testing::Holes;
-use bdev::{Bdev, Op, SyncChannel};
+use bdev::{Bdev, Malloc, MallocOptions, Op, SyncChannel};
 use scsi::{LunShared, Outcome, Response, Status, Task};
 use std::sync::Arc;
 
@@ -546,4 +546,30 @@ fn what_the_source_has_no_room_for_is_zeroed_and_neither_read_nor_written() {
         // What the next round begins with.
         channel.write(0, &source_had).unwrap();
     }
+}
+
+#[test]
+fn what_the_source_has_no_room_for_is_zeroed_from_the_end_on_wherever_it_ends() {
+    const AT_ONCE: u64 = (32 << 20) / 512;
+    let source = MallocOptions {
+        name: "large".to_owned(),
+        block_size: 512,
+        physical_block_size: 0,
+        num_blocks: AT_ONCE + 4000,
+        uuid: None,
+    };
+    let source = Malloc::create(source).unwrap();
+    let mut channel = SyncChannel::open(&*source).unwrap();
+    // No step from its end on ends where zeroing is cut.
+    let (to, blocks) = (AT_ONCE - 1500, 5000);
+    channel.write(to, &vec![0xAA; blocks as usize * 512]).unwrap();
+    let hole = 0..8000;
+    let source = Holes::new(source, std::slice::from_ref(&hole));
+    let [(a, mut unit), _other] = two_of([source, disk(1)]);
+    let segment = segment((0, 0), (0, to), blocks as u16);
+    copy(&mut unit, &list(&[cscd(&a, false)], &[segment])).good();
+    let mut written = vec![1; blocks as usize * 512];
+    channel.read(to, &mut written).unwrap();
+    let stayed = written.chunks(512).position(|block| block != [0; 512]);
+    assert_eq!(stayed, None, "block of what was copied");
 }
