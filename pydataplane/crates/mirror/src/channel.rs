@@ -526,8 +526,8 @@ impl MirrorChannel {
         true
     }
 
-    /// The destination ended something of an I/O so: an error is the end of the copy, unless the source finds the same
-    /// wrong with it.
+    /// The destination ended something of an I/O so: an error is the end of the copy, unless the source finds something
+    /// wrong with it, too.
     fn note(&mut self, at: u16, result: Result<(), IoError>) {
         if result.is_err_and(IoError::is_mismatch) {
             self.slots[at].refused = true;
@@ -590,6 +590,9 @@ impl MirrorChannel {
         }
         let slot = &mut self.slots[at];
         if let Some(chunks) = slot.chunks.take() {
+            if slot.mirrored && slot.source.is_some_and(|result| result.is_err()) {
+                self.shared.copy_again(chunks.clone());
+            }
             self.shared.chunks.end_write(chunks);
         }
         self.slots.give_back(at);

@@ -107,6 +107,18 @@ impl Chunks {
         self.words[at].fetch_xor(COPYING | COPIED, Ordering::AcqRel);
     }
 
+    /// Both may have something else of a chunk to which a write is in flight: if it was copied, it is to be again.
+    pub fn copy_again(&self, at: u32) {
+        let copied = |word: u32| (word & STATE == COPIED).then_some(word & !STATE | TO_COPY);
+        // One that is still to be copied, or waits for that write to be, is anyhow.
+        _ = self.words[at as usize].fetch_update(Ordering::AcqRel, Ordering::Acquire, copied);
+    }
+
+    /// Whether a chunk is to be copied.
+    pub fn is_to_copy(&self, at: usize) -> bool {
+        self.words[at].load(Ordering::Acquire) & STATE == TO_COPY
+    }
+
     /// A chunk of which there is nothing to copy is copied, unless it was ever written to.
     pub fn skip(&self, at: usize) -> bool {
         let word = &self.words[at];
@@ -137,6 +149,10 @@ mod tests {
         chunks.end_write(0..=0);
         assert!(chunks.skip(3) && !chunks.skip(0) && !chunks.skip(3));
         assert!(chunks.begin_write(3..=3).unwrap());
+        // To be copied again, as soon as the write is over.
+        (0..=3).for_each(|at| chunks.copy_again(at));
+        assert!((0..=3).all(|at| chunks.is_to_copy(at as usize)) && !chunks.is_quiet(3));
+        assert!(!chunks.begin_write(1..=1).unwrap() && chunks.was_written(3));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::chunks::MIN_CHUNK;
 use crate::disk::{Map, MapPage};
-use crate::shared::Shared;
+use crate::shared::{Phase, Shared};
 use bdev::{AlignedBuf, Checks, Finished, Op, OwnedChannel, Protected, TUPLE_LEN, Tuples};
 use reactor::ticks;
 use std::ops::Range;
@@ -79,8 +79,9 @@ fn copy(shared: &Shared, source: Option<&Map>, destination: Option<&Map>) -> Res
         due: Instant::now(),
         shared,
     };
-    if copier.copy_all().is_ok() {
-        copier.watch();
+    let mut goes_on = copier.copy_all();
+    while goes_on.is_ok() {
+        goes_on = copier.watch().and_then(|()| copier.copy_rest());
     }
     // Dropping the channels waits for what they have in flight.
     Ok(())
@@ -103,9 +104,7 @@ impl Copier<'_> {
         let mut next = 0;
         while next < chunks.count() {
             self.keep_to_limit()?;
-            let limit = self.shared.limit.load(Ordering::Relaxed);
-            let window = if limit == 0 { WINDOW } else { WINDOW.min(limit / TURNS) };
-            let most = (window / size).max(1) as usize;
+            let most = self.at_once();
             let mut some = Vec::with_capacity(most);
             while next < chunks.count() && some.len() < most {
                 if !self.is_skipped(next) {
@@ -120,9 +119,35 @@ impl Copier<'_> {
             self.copy_some(&some)?;
             self.shared.copied.store(next as u64 * size, Ordering::Relaxed);
         }
-        self.flush().map_err(|why| self.fail(why))?;
-        self.shared.ready();
-        Ok(())
+        self.copy_rest()
+    }
+
+    /// Copies what is to be copied again, until both have the same and the destination is durable.
+    fn copy_rest(&mut self) -> Result<(), Over> {
+        loop {
+            while self.shared.take_again() {
+                let chunks = &self.shared.chunks;
+                let all: Vec<_> = (0..chunks.count()).filter(|at| chunks.is_to_copy(*at)).collect();
+                let mut left = &all[..];
+                while !left.is_empty() {
+                    self.keep_to_limit()?;
+                    let (some, rest) = left.split_at(left.len().min(self.at_once()));
+                    self.copy_some(some)?;
+                    left = rest;
+                }
+            }
+            self.flush().map_err(|why| self.fail(why))?;
+            if self.shared.ready() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Chunks that are copied at a time.
+    fn at_once(&self) -> usize {
+        let limit = self.shared.limit.load(Ordering::Relaxed);
+        let window = if limit == 0 { WINDOW } else { WINDOW.min(limit / TURNS) };
+        (window / self.shared.chunks.size()).max(1) as usize
     }
 
     /// The bytes of a chunk.
@@ -350,17 +375,26 @@ impl Copier<'_> {
         result.map_err(|e| format!("bdev {}: {e}", self.shared.destination.name()))
     }
 
-    /// Watches the copy, and does what it is asked, until it is over.
-    fn watch(&mut self) {
-        while self.check().is_ok() {
-            if let Some(call) = self.shared.wait(WATCH).seal {
+    /// Watches the copy, and does what it is asked, until something is to be copied again.
+    fn watch(&mut self) -> Result<(), Over> {
+        loop {
+            self.check()?;
+            let asked = self.shared.wait(Phase::Ready, WATCH);
+            let is_ready = self.shared.phase() != Phase::Copying;
+            if let Some(call) = asked.seal {
                 call.run(|()| {
+                    if !is_ready {
+                        return Err("a write failed meanwhile, and is copied again".to_owned());
+                    }
                     let sealed = self.flush();
                     if let Err(why) = &sealed {
                         self.fail(why.clone());
                     }
                     sealed
                 });
+            }
+            if !is_ready {
+                return Ok(());
             }
         }
     }
@@ -375,7 +409,7 @@ impl Copier<'_> {
             }
             // A limit that is raised meanwhile counts at once.
             self.due = self.due.min(Instant::now() + Duration::from_secs(1));
-            self.shared.wait(left.min(NAP));
+            self.shared.wait(Phase::Copying, left.min(NAP));
         }
     }
 

@@ -38,11 +38,14 @@
 //! wait for the destination are complete as their source says, and from then on all go to the source
 //! alone. The guest's I/O never fails because of a copy.
 //!
+//! What a write that the source fails has changed is not known, nor whether it is the same on both. So the chunks of one
+//! that went to both are copied again, and the copy is not ready until they are.
+//!
 //! # Protection information
 //! Tuples of the source's blocks are copied as they are, unchecked, to a destination that has some of the same type:
 //! what is wrong stays as wrong. Those that the unit brings go to both, and both check them as it asks. What the
-//! source does not take, as it is wrong, the destination does not either, and that is no error of the copy; it is one
-//! where the source took it.
+//! destination does not take, as it is wrong, is no error of the copy where the source does not take it either, though
+//! each may have written another part of it before; it is one where the source took it.
 //!
 //! # Zeros
 //! Parts that a [`Map`] of the source says nothing was written to are not read, and what reads as zeros is

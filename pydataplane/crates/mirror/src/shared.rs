@@ -4,8 +4,9 @@ use crate::chunks::Chunks;
 use bdev::{Bdev, Features};
 use parking_lot::{Condvar, Mutex};
 use reactor::{Call, Waker};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How far a copy is.
@@ -14,7 +15,7 @@ use std::time::Duration;
 pub enum Phase {
     /// The source is being copied.
     Copying = 0,
-    /// Source and destination have the same, and go on having it.
+    /// Source and destination have the same, and go on having it; after a write that failed it is copying again.
     Ready = 1,
     /// The copy is over, with a sentence; the source has all.
     Failed = 2,
@@ -66,6 +67,8 @@ pub(crate) struct Shared {
     /// Both have protection information, of blocks of the same length.
     pub tuples: bool,
     phase: AtomicU8,
+    /// Chunks that were copied are to be copied again; it changes while `asked` is locked, as the phase does then.
+    again: AtomicBool,
     /// Bytes that were dealt with.
     pub copied: AtomicU64,
     /// Bytes a second, 0: no limit.
@@ -93,6 +96,7 @@ impl Shared {
             source,
             destination,
             phase: AtomicU8::new(Phase::Copying as u8),
+            again: AtomicBool::new(false),
             copied: AtomicU64::new(0),
             limit: AtomicU64::new(limit),
             failure: Mutex::default(),
@@ -120,9 +124,31 @@ impl Shared {
         matches!(self.phase(), Phase::Failed | Phase::Stopped)
     }
 
-    /// All is copied, unless the copy is over.
-    pub fn ready(&self) {
-        self.go_on_to(Phase::Copying, Phase::Ready);
+    /// All is copied, unless the copy is over, or some of it is to be copied again: then `false`.
+    pub fn ready(&self) -> bool {
+        let _asked = self.asked.lock();
+        let again = self.again.load(Ordering::Relaxed);
+        if !again {
+            self.go_on_to(Phase::Copying, Phase::Ready);
+        }
+        !again
+    }
+
+    /// A write to these chunks, which is in flight, was done in part, perhaps not the same on both: they are copied
+    /// again, and until then the copy is not ready.
+    #[cold]
+    pub fn copy_again(&self, chunks: RangeInclusive<u32>) {
+        chunks.for_each(|at| self.chunks.copy_again(at));
+        let _asked = self.asked.lock();
+        self.again.store(true, Ordering::Relaxed);
+        self.go_on_to(Phase::Ready, Phase::Copying);
+        self.changed.notify_all();
+    }
+
+    /// Whether chunks are to be copied again since this was asked last.
+    pub fn take_again(&self) -> bool {
+        let _asked = self.asked.lock();
+        self.again.swap(false, Ordering::Relaxed)
     }
 
     fn go_on_to(&self, from: Phase, to: Phase) -> bool {
@@ -185,10 +211,10 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// What the copier was asked since, after waiting for it for `most`, unless the copy is over.
-    pub fn wait(&self, most: Duration) -> Asked {
+    /// What the copier was asked since, after waiting for it for `most`, unless the copy is not in that phase any more.
+    pub fn wait(&self, phase: Phase, most: Duration) -> Asked {
         let mut asked = self.asked.lock();
-        if asked.seal.is_none() && !self.is_over() {
+        if asked.seal.is_none() && self.phase() == phase {
             self.changed.wait_for(&mut asked, most);
         }
         std::mem::take(&mut *asked)

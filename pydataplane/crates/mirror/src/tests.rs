@@ -319,6 +319,8 @@ fn an_error_of_the_source_is_the_guests_and_the_copy_goes_on() {
         pair.source.inject(Fault { count: 1, ..Fault::always(Op::Write, IoError::NoSpace) });
         let refused = channel.write(5, &filled(1, 7)).unwrap_err();
         assert_eq!(refused.cause, IoError::NoSpace);
+        pair.wait_for(Phase::Ready);
+        pair.are_same();
         channel.write(5, &filled(1, 7)).unwrap();
         assert_eq!(pair.phase(), Phase::Ready);
         pair.are_same();
