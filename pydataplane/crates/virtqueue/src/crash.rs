@@ -167,7 +167,7 @@ fn live_and_die(seed: u64, turns: u32) -> u32 {
             assert_eq!(driver.outstanding, taken, "seed {seed}");
             for head in taken {
                 let is_marked = driver.unrepeatable.contains(&head);
-                assert_eq!(device.was_unrepeatable(head), is_marked, "seed {seed}, head {head}");
+                assert_eq!(device.take_unrepeatable(head), is_marked, "seed {seed}, head {head}");
             }
         }
     };

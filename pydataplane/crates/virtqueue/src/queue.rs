@@ -123,8 +123,8 @@ pub struct SplitQueue {
     /// Chains that were in flight when the queue was set up, in order. They come before what is in
     /// the available ring, as its last entries before `seen_avail`, while `replaying`.
     replay: Box<[u16]>,
-    /// Those of them that were marked as unrepeatable.
-    unrepeatable: Box<[u16]>,
+    /// Those of them that were marked as unrepeatable and of which nobody was told yet.
+    unrepeatable: Vec<u16>,
     replaying: bool,
     /// Keeps what the ranges above point to; the last field, dropped last.
     pub(crate) memory: Arc<GuestMemory>,
@@ -171,7 +171,7 @@ impl SplitQueue {
             used_log: config.used_log,
             inflight: None,
             replay: Box::default(),
-            unrepeatable: Box::default(),
+            unrepeatable: Vec::new(),
             replaying: false,
             memory,
         })
@@ -191,7 +191,7 @@ impl SplitQueue {
         self.seen_avail = self.next_used.wrapping_add(heads.len() as u16);
         self.replaying = !heads.is_empty();
         self.replay = heads;
-        self.unrepeatable = unrepeatable;
+        self.unrepeatable = unrepeatable.into();
         Ok(true)
     }
 
@@ -201,10 +201,12 @@ impl SplitQueue {
         self.replaying
     }
 
-    /// Whether the chain `head`, which was in flight when the queue was set up, was
-    /// [marked so](SplitQueue::mark_unrepeatable).
-    pub fn was_unrepeatable(&self, head: u16) -> bool {
-        self.unrepeatable.contains(&head)
+    /// Whether the chain `head`, which was taken while the queue [is replaying](SplitQueue::is_replaying), was
+    /// [marked so](SplitQueue::mark_unrepeatable) when the queue was set up. Told once: what has that head later
+    /// is another request.
+    pub fn take_unrepeatable(&mut self, head: u16) -> bool {
+        let at = self.unrepeatable.iter().position(|marked| *marked == head);
+        at.map(|at| self.unrepeatable.swap_remove(at)).is_some()
     }
 
     /// From now on the chain `head`, which was taken, cannot be done a second time: whoever finds it in flight is told.
@@ -360,6 +362,8 @@ impl SplitQueue {
             return;
         }
         let rest = self.unreplayed();
+        // What this process has taken it knows all about.
+        self.unrepeatable.retain(|head| rest.contains(head));
         // Behind all that was taken; what was seen there is looked at again.
         self.seen_avail = self.next_avail;
         self.next_avail = self.seen_avail.wrapping_sub((heads.len() + rest.len()) as u16);

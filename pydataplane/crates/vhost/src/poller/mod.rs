@@ -292,7 +292,7 @@ impl DevicePoller {
     #[cold]
     fn end_interrupted<F: FrontEnd>(&mut self, at: usize, index: u16) -> bool {
         let slot = &mut self.slots[index];
-        if !self.queues[at].ring.was_unrepeatable(slot.head) {
+        if !self.queues[at].ring.take_unrepeatable(slot.head) {
             return false;
         }
         let Some(outcome) = F::interrupted(slot) else { return false };

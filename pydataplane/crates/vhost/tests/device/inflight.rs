@@ -72,6 +72,11 @@ impl Region {
         self.put(queue, 16 + 16 * u64::from(head), 1);
     }
 
+    /// Marks a head that is in flight as one that cannot be done a second time.
+    pub fn mark_unrepeatable(&self, queue: usize, head: u16) {
+        self.put(queue, 16 + 16 * u64::from(head), 0x0101);
+    }
+
     /// Whether a head is marked as one that cannot be done a second time.
     pub fn is_unrepeatable(&self, queue: usize, head: u16) -> bool {
         let at = PART * queue as u64 + 16 + 16 * u64::from(head) + 1;

@@ -12,7 +12,7 @@ use crate::blk::{self, finish, host_with};
 use crate::blk_suspended::{guest_of, put};
 use crate::guest::*;
 use crate::host::*;
-use crate::inflight::Region;
+use crate::inflight::{Region, go_on};
 use crate::peer::*;
 
 /// Where the queues run: index and CPU.
@@ -232,6 +232,47 @@ fn a_guest_that_breaks_the_rules_meanwhile_is_not_served_again() {
     guest.kick(2);
     goes_on(&mut guest, 3, 2);
     assert_eq!(guest.try_used(2), None);
+}
+
+/// Waits for all of these, in any order. Heads of those that ended otherwise than GOOD, and what was told of them: sense
+/// key, additional sense code and its qualifier.
+fn told_of(guest: &mut Guest, mut requests: Vec<Request>) -> Vec<(u16, [u8; 3])> {
+    let mut told = Vec::new();
+    while !requests.is_empty() {
+        let (head, written) = guest.used(2);
+        let at = requests.iter().position(|request| request.head == head);
+        let reply = guest.reply(&requests.swap_remove(at.expect("answered once")), written);
+        if reply.status != 0 {
+            told.push((head, [reply.sense[2] & 15, reply.sense[12], reply.sense[13]]));
+        }
+    }
+    told
+}
+
+#[test]
+fn what_a_killed_target_began_is_told_once_and_not_of_a_later_request_of_the_same_chain() {
+    let first = Host::with_disk(2);
+    let (mut guest, region) = tracked(&first);
+    let requests = waiting(&first, &mut guest);
+    let begun = requests[7].head;
+    region.mark_unrepeatable(2, begun);
+    guest.peer.shutdown();
+    let second = Host::with_disk(2);
+    go_on(&mut guest, &region, &second);
+    /// ABORTED COMMAND, I/O PROCESS TERMINATED; UNIT ATTENTION, POWER ON, RESET, OR BUS DEVICE RESET OCCURRED.
+    const TERMINATED: [u8; 3] = [0xB, 0x00, 0x06];
+    const NEW_SESSION: [u8; 3] = [6, 0x29, 0x00];
+    let told = told_of(&mut guest, requests);
+    assert_eq!(told.iter().find(|(head, _)| *head == begun), Some(&(begun, TERMINATED)));
+    assert!(told.iter().all(|(head, told)| *head == begun || *told == NEW_SESSION), "{told:?}");
+
+    // One of these has its head, and is taken again by the other reactor.
+    guest.ready(0);
+    let requests = waiting(&second, &mut guest);
+    assert!(requests.iter().any(|request| request.head == begun));
+    moves(&second, 2, 1);
+    second.registry.limits("disk0").set(RateLimits::default()).unwrap();
+    assert_eq!(told_of(&mut guest, requests), []);
 }
 
 #[test]
