@@ -233,6 +233,44 @@ fn live_and_die(seed: u64, turns: u32) -> u32 {
 }
 
 #[test]
+fn a_mark_is_of_one_request_whoever_takes_the_next_one_of_its_head() {
+    const DESC_STATE: u64 = 16 + 16 * 3;
+    const AVAIL_ENTRIES: usize = 4;
+    let store = Store::new();
+    let ring = store.memory.range(AVAIL, 0x100).expect("the ring");
+    let offer = |count: u16| {
+        ring.put(AVAIL_ENTRIES + usize::from(count - 1) * 2, 3u16).expect("in range");
+        ring.put(2, count).expect("in range");
+    };
+    let state = store.region.range(DESC_STATE, 16).expect("in range");
+    let mut device = store.device();
+    offer(1);
+    assert_eq!(take_all(&mut device), [3]);
+    device.mark_unrepeatable(3);
+    // Told by one that goes on, and by the next, and once by each.
+    for _ in 0..2 {
+        device = store.device();
+        assert_eq!(take_all(&mut device), [3]);
+        assert!(device.take_unrepeatable(3) && !device.take_unrepeatable(3));
+    }
+    // An older program ends it, which clears one byte; then it takes that head again.
+    let (used, region) = (store.memory.range(USED, 0x100), store.region.range(0, 16));
+    used.expect("the ring").put(2, 1u16).expect("in range");
+    region.expect("in range").put(14, 1u16).expect("in range");
+    offer(2);
+    state.put(8, 77u64).expect("in range");
+    assert_eq!(state.get::<u16>(0), Ok(0x0101));
+    device = store.device();
+    assert_eq!(take_all(&mut device), [3]);
+    assert!(!device.take_unrepeatable(3));
+    // What this program ends leaves it nothing.
+    device.mark_unrepeatable(3);
+    device.push_used(3, 0);
+    device.show();
+    assert_eq!(state.get::<u16>(0), Ok(0));
+}
+
+#[test]
 fn whatever_the_store_after_which_it_dies_the_next_one_takes_what_is_outstanding_in_order() {
     // The same examples each time; VIRTLUN_SEED begins elsewhere.
     let first = std::env::var("VIRTLUN_SEED").map_or(1, |s| s.parse().expect("a number"));

@@ -9,15 +9,17 @@
 //! ```text
 //! QueueRegionSplit, at multiples of 64 bytes      DescStateSplit, 16 bytes, one a descriptor
 //!   0  u64 features         0                       0  u8  inflight  1: taken and not used
-//!   8  u16 version          1; 0: not yet used      1  u8  (padding) 1: cannot be done a second time
-//!  10  u16 desc_num         entries of desc         6  u16 next      the head before in its batch
-//!                                                   8  u64 counter   when it was taken
-//!  12  u16 last_batch_head  the last head pushed
+//!   8  u16 version          1; 0: not yet used      1  u8  (padding) 1 or 2: cannot be done a second time
+//!  10  u16 desc_num         entries of desc         2  u32 (padding) with 1: the low half of its counter
+//!                                                   6  u16 next      the head before in its batch
+//!  12  u16 last_batch_head  the last head pushed    8  u64 counter   when it was taken
 //!  14  u16 used_idx         index of the used ring
 //!  16  desc[desc_num]
 //! ```
-//! Byte 1 is ours alone; to others it is padding. It counts while `inflight` does. All in the machine's byte order. The front end can write any byte at any time: each value is
-//! read once, checked, then used.
+//! Bytes 1 to 5 are ours alone; to others they are padding, and may be left by an earlier request of the same head. So
+//! they count while `inflight` does and, but for the moment in which the counter is written anew (2), of that counter
+//! alone. All in the machine's byte order. The front end can write any byte at any time: each value is read once,
+//! checked, then used.
 //!
 //! A process that is killed has made its stores up to some instruction and none behind it, so it
 //! is the compiler alone that must keep their order.
@@ -45,8 +47,13 @@ const DESC: usize = 16;
 const STATE: usize = 16;
 const INFLIGHT: usize = 0;
 const UNREPEATABLE: usize = 1;
-/// Both at once: what was marked as unrepeatable under the same head is over.
+/// `inflight` and the mark at once: what was marked as unrepeatable under the same head is over.
 const TAKEN: u16 = u16::from_ne_bytes([1, 0]);
+const NOT_TAKEN: u16 = 0;
+/// Of the request with [`MARKED_COUNTER`], or of whichever stands there.
+const MARKED: u8 = 1;
+const MARKED_ANYHOW: u8 = 2;
+const MARKED_COUNTER: usize = 2;
 const NEXT: usize = 6;
 const COUNTER: usize = 8;
 /// Each queue's part begins at a multiple of this many bytes, as with other back ends.
@@ -260,9 +267,7 @@ impl Inflight {
     pub fn reset(&mut self) {
         self.put(VERSION_AT, 0);
         compiler_fence(Ordering::SeqCst);
-        for head in 0..self.size {
-            self.set_inflight(head, 0);
-        }
+        (0..self.size).for_each(|head| self.unmark(head));
     }
 
     /// "When reconnecting", for a ring of `ring_size` descriptors whose indexes are `used` and
@@ -296,7 +301,7 @@ impl Inflight {
                 if head >= self.size {
                     break;
                 }
-                self.set_inflight(head, 0);
+                self.unmark(head);
                 head = self.get(state(head) + NEXT);
             }
         }
@@ -320,28 +325,51 @@ impl Inflight {
         // Numbered anew, the first first, so that each number grows no larger than it was: a crash in
         // between leaves the order, and no number that somebody wrote makes the next ones overflow.
         self.counter = 0;
-        for &(_, head) in &heads {
+        let mut unrepeatable = Vec::new();
+        for &(counter, head) in &heads {
+            let marked = self.is_unrepeatable(head, counter);
+            if marked {
+                self.put_mark(head, MARKED_ANYHOW, 0);
+                unrepeatable.push(head);
+            }
             self.number(head);
             step!();
+            if marked {
+                self.mark_unrepeatable(head);
+            }
         }
         let heads: Box<[u16]> = heads.into_iter().map(|(_, head)| head).collect();
-        let mark = |head: u16| self.region.get::<u8>(state(head) + UNREPEATABLE).expect(CHECKED);
-        let unrepeatable = heads.iter().copied().filter(|head| mark(*head) == 1).collect();
-        Ok(Left::InFlight { heads, unrepeatable })
+        Ok(Left::InFlight { heads, unrepeatable: unrepeatable.into() })
+    }
+
+    /// Whether `head`, in flight with that counter, is marked as one that cannot be done a second time.
+    fn is_unrepeatable(&self, head: u16, counter: u64) -> bool {
+        match self.region.get(state(head) + UNREPEATABLE).expect(CHECKED) {
+            MARKED => self.region.get(state(head) + MARKED_COUNTER) == Ok(counter as u32),
+            mark => mark == MARKED_ANYHOW,
+        }
     }
 
     /// `head`, which is in flight, cannot be done a second time. Before anything is done that makes it so.
     pub(crate) fn mark_unrepeatable(&mut self, head: u16) {
-        self.region.put(state(head) + UNREPEATABLE, 1u8).expect(CHECKED);
+        let counter: u64 = self.region.get(state(head) + COUNTER).expect(CHECKED);
+        self.put_mark(head, MARKED, counter);
+    }
+
+    /// In one store: mark and counter are of the same request.
+    fn put_mark(&self, head: u16, mark: u8, counter: u64) {
+        let [a, b, c, d] = (counter as u32).to_ne_bytes();
+        let [e, f] = self.get(state(head) + NEXT).to_ne_bytes();
+        compiler_fence(Ordering::SeqCst);
+        let marked = u64::from_ne_bytes([1, mark, a, b, c, d, e, f]);
+        self.region.put(state(head), marked).expect(CHECKED);
         step!();
         compiler_fence(Ordering::SeqCst);
     }
 
     /// Begins to use a new region. The version comes last: until then it is a new one.
     fn begin(&mut self, used: u16) {
-        for head in 0..self.size {
-            self.set_inflight(head, 0);
-        }
+        (0..self.size).for_each(|head| self.unmark(head));
         self.region.put(FEATURES, 0u64).expect(CHECKED);
         step!();
         self.put(DESC_NUM, self.size);
@@ -371,7 +399,7 @@ impl Inflight {
     /// `head` was given back to the available ring, untouched.
     #[inline]
     pub(crate) fn untake(&mut self, head: u16) {
-        self.set_inflight(head, 0);
+        self.unmark(head);
     }
 
     /// "When supplying used buffers", steps 2 and 3: `head` stands in the used ring at `next_used`
@@ -391,17 +419,17 @@ impl Inflight {
         compiler_fence(Ordering::SeqCst);
         let mut at = shown;
         while at != used {
-            self.set_inflight(self.batch[usize::from(at) & (self.batch.len() - 1)], 0);
+            self.unmark(self.batch[usize::from(at) & (self.batch.len() - 1)]);
             at = at.wrapping_add(1);
         }
         compiler_fence(Ordering::SeqCst);
         self.put(USED_IDX, used);
     }
 
+    /// `head` is not in flight, nor one that cannot be done a second time, be it that somebody else takes it next.
     #[inline(always)]
-    fn set_inflight(&self, head: u16, value: u8) {
-        self.region.put(state(head) + INFLIGHT, value).expect(CHECKED);
-        step!();
+    fn unmark(&self, head: u16) {
+        self.put(state(head) + INFLIGHT, NOT_TAKEN);
     }
 
     #[inline(always)]

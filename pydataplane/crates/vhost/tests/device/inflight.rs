@@ -74,7 +74,9 @@ impl Region {
 
     /// Marks a head that is in flight as one that cannot be done a second time.
     pub fn mark_unrepeatable(&self, queue: usize, head: u16) {
-        self.put(queue, 16 + 16 * u64::from(head), 0x0101);
+        let range = self.memory.range(PART * queue as u64 + 16 + 16 * u64::from(head), 16).unwrap();
+        range.put(2, range.get::<u64>(8).unwrap() as u32).unwrap();
+        range.put(1, 1u8).unwrap();
     }
 
     /// Whether a head is marked as one that cannot be done a second time.
