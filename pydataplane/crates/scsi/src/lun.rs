@@ -505,9 +505,8 @@ impl Lun {
             (_, true) => Failed::Read,
             (_, false) => Failed::Write,
         };
-        // Of one that has written and is to be flushed alone the write would be done again.
-        let told = job.unrepeatable && failed == Failed::Flush;
-        if told || !self.shared.error_policy.waits(failed, error) {
+        // It would begin again, and what it has written, be it in part, would not compare any more.
+        if job.unrepeatable || !self.shared.error_policy.waits(failed, error) {
             let mut sense = of_io_error(error);
             if error.is_mismatch() {
                 let at = self.channel.mismatch(task.tag);

@@ -175,18 +175,24 @@ fn a_compare_and_write_that_has_begun_to_write_does_not_stop_before_its_end() {
 }
 
 #[test]
-fn a_compare_and_write_whose_flush_fails_is_told_and_does_not_begin_again() {
+fn a_compare_and_write_whose_write_or_flush_fails_is_told_and_does_not_begin_again() {
     let error_policy = ErrorPolicy { write: WaitFor::Repair, read: WaitFor::Repair };
-    let mut rig = without_fua(LunOptions { error_policy, ..LunOptions::default() });
-    let (mut task, _out) = about_to_write(&mut rig);
-    rig.fail(1, IoError::Resources);
-    let (mut done, mut outcome) = (Vec::with_capacity(1), Outcome::Pending);
-    while outcome == Outcome::Pending {
-        done.clear();
-        assert_eq!(rig.lun.poll(&mut done), 1);
-        outcome = rig.lun.resume(&mut task, done[0].result);
+    for (step, error, told) in [
+        (0, IoError::NoSpace, (7, 0x2707)),
+        (0, IoError::Resources, (0xB, 0x5503)),
+        (1, IoError::Resources, (0xB, 0x5503)),
+    ] {
+        let mut rig = without_fua(LunOptions { error_policy, ..LunOptions::default() });
+        let (mut task, _out) = about_to_write(&mut rig);
+        rig.fail(step, error);
+        let outcome = outcome(&mut rig, &mut task);
+        assert_eq!(Answer { outcome, data: Vec::new() }.sense(), told);
     }
-    assert_eq!(Answer { outcome, data: Vec::new() }.sense(), (0xB, 0x5503));
+    // As it reads it waits, and begins again.
+    let mut rig = without_fua(LunOptions { error_policy, ..LunOptions::default() });
+    rig.fail(0, IoError::ReadMedium);
+    let (mut task, _out) = begin(&mut rig, 1, &compare_and_write(0x08, 0, 1), &[0; 1024]);
+    assert_eq!(outcome(&mut rig, &mut task), Outcome::Suspended(IoError::ReadMedium));
 }
 
 #[test]
@@ -245,6 +251,12 @@ fn one_compare_and_write_of_a_volume_at_a_time_whoever_asks() {
 /// Goes on with a task until it is over, GOOD.
 #[track_caller]
 fn to_the_end(rig: &mut Rig, task: &mut Task) {
+    let outcome = outcome(rig, task);
+    assert!(matches!(outcome, Outcome::Done(r) if r.status == Status::Good), "{outcome:?}");
+}
+
+/// Goes on with a task until it has one.
+fn outcome(rig: &mut Rig, task: &mut Task) -> Outcome {
     let begun = Instant::now();
     let mut done = Vec::with_capacity(1);
     let mut outcome = Outcome::Pending;
@@ -255,7 +267,7 @@ fn to_the_end(rig: &mut Rig, task: &mut Task) {
             outcome = rig.lun.resume(task, done[0].result);
         }
     }
-    assert!(matches!(outcome, Outcome::Done(r) if r.status == Status::Good), "{outcome:?}");
+    outcome
 }
 
 /// Looks after a task as often as it takes to see that it waits.
