@@ -201,7 +201,7 @@ impl Lun {
                 }
                 Next::Wait => {
                     if task.stopped {
-                        self.must_wait(task);
+                        self.stop_awaited(task);
                     }
                     break;
                 }
@@ -277,7 +277,15 @@ impl Lun {
     fn must_wait(&self, task: &Task) -> bool {
         let Some(Awaited::Copy(copying)) = self.awaited_of(task) else { return false };
         copying.cancel();
-        copying.is_over(false) == Ok(false)
+        copying.goes_on()
+    }
+
+    /// The task is to stop: the I/O that it waits for and that is not the channel's ends soon.
+    #[cold]
+    fn stop_awaited(&self, task: &Task) {
+        if let Some(Awaited::Copy(copying)) = self.awaited_of(task) {
+            copying.stop();
+        }
     }
 
     /// Ends a task that was aborted, or that a reset or a SANITIZE has ended.

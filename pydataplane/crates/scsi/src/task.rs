@@ -145,7 +145,8 @@ impl Task {
         self.suspended = true;
     }
 
-    /// Undoes [`Task::stop`], for one that has not ended yet.
+    /// Undoes [`Task::stop`], for one that has not ended yet. A copy that is to end for that does all the same: as
+    /// [`crate::Status::Busy`], or as is said there.
     pub fn go_on(&mut self) {
         self.stopped = false;
     }

@@ -10,6 +10,7 @@ use crate::sense::{Code, SENSE_LEN, Sense};
 use crate::shared::LunShared;
 use guestmem::Sg;
 use parking_lot::{Mutex, RwLock};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -110,45 +111,67 @@ impl Operation {
 }
 
 /// One that a task waits for, and that ends when nobody does.
-pub(crate) struct Copying(Arc<Operation>);
+pub(crate) struct Copying {
+    operation: Arc<Operation>,
+    /// It was cancelled as its task was to stop, whatever becomes of the task.
+    stopped: Cell<bool>,
+}
 
 impl Copying {
     pub(crate) fn new(operation: Arc<Operation>) -> Self {
-        Copying(operation)
+        Copying { operation, stopped: Cell::new(false) }
     }
 
     /// [`Operation::set_unrepeatable`].
     pub(crate) fn is_unrepeatable(&self) -> bool {
-        self.0.unrepeatable
+        self.operation.unrepeatable
     }
 
     /// It was waited for that nobody does it a second time.
     pub(crate) fn let_begin(&self) {
-        self.0.may_begin.store(true, Ordering::Release);
+        self.operation.may_begin.store(true, Ordering::Release);
     }
 
-    /// Whether it has ended; `stopped`: its task was to stop, and is done again where that is possible.
+    /// Whether it has ended; `stopped`: its task is to stop, and is done again where that is possible. A copy that was
+    /// [stopped](Copying::stop) is over for good: where its task goes on meanwhile, the initiator is to send it again.
     ///
     /// # Errors
     /// It failed, or was cancelled.
     pub(crate) fn is_over(&self, stopped: bool) -> Result<bool, Fail> {
-        match self.0.ended.get() {
+        match self.operation.ended.get() {
             None => Ok(false),
             Some(Ok(())) => Ok(true),
             Some(Err(Ended::Failed(sense))) => Err((*sense).into()),
-            Some(Err(Ended::Cancelled)) if stopped && self.0.unrepeatable => {
-                Err(match self.0.done() {
+            Some(Err(Ended::Cancelled))
+                if (stopped || self.stopped.get()) && self.operation.unrepeatable =>
+            {
+                Err(match self.operation.done() {
                     (0, _) => Fail::Bare(Status::Busy),
                     _ => aborted(Code::IO_PROCESS_TERMINATED).into(),
                 })
+            }
+            Some(Err(Ended::Cancelled)) if self.stopped.get() && !stopped => {
+                Err(Fail::Bare(Status::Busy))
             }
             Some(Err(Ended::Cancelled)) => Err(Fail::Bare(Status::TaskAborted)),
         }
     }
 
+    /// Whether it is still to be waited for.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.operation.goes_on()
+    }
+
     /// It ends after its present I/O.
     pub(crate) fn cancel(&self) {
-        self.0.cancel();
+        self.operation.cancel();
+    }
+
+    /// The same, as its task is to stop.
+    pub(crate) fn stop(&self) {
+        // What somebody else has cancelled before stays so.
+        self.stopped.set(self.stopped.get() || !self.operation.is_cancelled());
+        self.cancel();
     }
 }
 

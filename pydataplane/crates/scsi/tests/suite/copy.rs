@@ -445,8 +445,9 @@ fn an_aborted_copy_is_told_over_when_its_io_is_however_many_tasks_wait_for_their
     assert!(medium(&b) == before);
 }
 
-/// A copy of 4000 blocks that is to stop once so many I/Os of it have begun, of which the last one is let go then.
-fn stopped(to: u64, ios: u64) -> (Outcome, bool) {
+/// A copy of 4000 blocks that is to stop once so many I/Os of it have begun, of which the last one is let go then; if it
+/// `goes_on`, when it is not to stop any more.
+fn stopped(to: u64, ios: u64, goes_on: bool) -> (Outcome, bool) {
     let gate = Held::new(disk(0));
     let [(a, mut unit), _other] = two_of([gate.clone(), disk(1)]);
     let order = list(&[cscd(&a, false)], &[segment((0, 0), (0, to), 4000)]);
@@ -463,6 +464,12 @@ fn stopped(to: u64, ios: u64) -> (Outcome, bool) {
     }
     let unrepeatable = task.is_unrepeatable();
     task.stop();
+    if goes_on {
+        let mut done = Vec::with_capacity(1);
+        unit.lun.poll(&mut done);
+        assert_eq!(unit.lun.resume(&mut task, Ok(())), Outcome::Pending);
+        task.go_on();
+    }
     gate.let_go(1);
     (unit.until_over(&mut task, Outcome::Pending), unrepeatable)
 }
@@ -471,17 +478,25 @@ fn stopped(to: u64, ios: u64) -> (Outcome, bool) {
 fn spc4_6_4_a_copy_onto_its_own_source_that_is_stopped_is_not_done_again_but_told() {
     // Nothing was changed yet.
     for ios in [0, 1] {
-        let (outcome, unrepeatable) = stopped(100, ios);
+        let (outcome, unrepeatable) = stopped(100, ios, false);
         assert_eq!(outcome, Outcome::Done(Response::bare(Status::Busy)));
         assert_eq!(unrepeatable, ios > 0);
     }
-    let (outcome, unrepeatable) = stopped(100, 3);
+    let (outcome, unrepeatable) = stopped(100, 3, false);
     assert_eq!(Answer { outcome, data: Vec::new() }.sense(), (0xA, 0x0006));
     assert!(unrepeatable);
     // Done again, this one copies the same.
-    let (outcome, unrepeatable) = stopped(4000, 3);
+    let (outcome, unrepeatable) = stopped(4000, 3, false);
     assert_eq!(outcome, Outcome::Done(Response::bare(Status::TaskAborted)));
     assert!(!unrepeatable);
+}
+
+#[test]
+fn a_copy_that_was_stopped_and_whose_task_goes_on_is_not_told_as_aborted_by_somebody() {
+    let (outcome, _) = stopped(100, 3, true);
+    assert_eq!(Answer { outcome, data: Vec::new() }.sense(), (0xA, 0x0006));
+    let (outcome, _) = stopped(4000, 3, true);
+    assert_eq!(outcome, Outcome::Done(Response::bare(Status::Busy)));
 }
 
 #[test]
