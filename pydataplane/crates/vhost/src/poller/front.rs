@@ -51,9 +51,9 @@ pub(super) trait FrontEnd {
     /// Writes the response of a request that ended so; `stopping`: its queue is.
     fn answer(slot: &mut Slot, end: Result<Outcome, u8>, stopping: bool) -> Answer;
 
-    /// How the request of a slot ends that [cannot be done a second time](Task::is_unrepeatable) and had begun in
+    /// How the request of slot `index` ends that [cannot be done a second time](Task::is_unrepeatable) and had begun in
     /// another process; `None`: there are none such.
-    fn interrupted(slot: &mut Slot) -> Option<Outcome>;
+    fn interrupted(poller: &mut DevicePoller, index: u16) -> Option<Outcome>;
 
     /// Answers a chain that is too short to be a request. Returns how many bytes were written.
     fn refuse(segments: &Segments) -> u32;

@@ -291,11 +291,11 @@ impl DevicePoller {
     /// Answers a request that was in flight in another process and cannot be done a second time. Whether it did.
     #[cold]
     fn end_interrupted<F: FrontEnd>(&mut self, at: usize, index: u16) -> bool {
-        let slot = &mut self.slots[index];
-        if !self.queues[at].ring.take_unrepeatable(slot.head) {
+        let head = self.slots[index].head;
+        if !self.queues[at].ring.take_unrepeatable(head) {
             return false;
         }
-        let Some(outcome) = F::interrupted(slot) else { return false };
+        let Some(outcome) = F::interrupted(self, index) else { return false };
         self.finish::<F>(at, index, Ok(outcome), None);
         true
     }

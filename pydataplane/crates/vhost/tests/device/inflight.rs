@@ -219,8 +219,8 @@ fn requests_in_flight_are_submitted_again_in_their_order_and_once() {
 }
 
 /// What a guest is told of a command that a killed target leaves, as the second I/O of its disk is under way: I/Os
-/// before that, and whether the command is marked by then.
-fn interrupted(cdb: &[u8], data: &[u8], before: usize) -> (Reply, bool) {
+/// before that, whether sense data are to be in descriptors; and whether the command is marked by then.
+fn interrupted(cdb: &[u8], data: &[u8], before: usize, in_descriptors: bool) -> (Reply, bool) {
     let first = Host::new(1);
     let disk = first.turnstile("turnstile");
     first.add(0, "turnstile");
@@ -237,6 +237,17 @@ fn interrupted(cdb: &[u8], data: &[u8], before: usize) -> (Reply, bool) {
     let second = Host::new(1);
     second.turnstile("turnstile").let_through(100);
     second.add(0, "turnstile");
+    if in_descriptors {
+        // D_SENSE of the control page, which outlives its session.
+        let mut other = Guest::start(&second.socket(), LINUX, 1);
+        other.ready(0);
+        let mut page = other.scsi(0, &[0x1A, 8, 0x0A, 0, 16, 0], &[], 16).data;
+        (page[0], page[2], page[4]) = (0, 0, 0x0A);
+        page[6] |= 0x04;
+        assert_eq!(other.scsi(0, &[0x15, 0x10, 0, 0, 16, 0], &page, 0).status, 0);
+        other.peer.shutdown();
+        second.wait_until_free();
+    }
     go_on(&mut guest, &region, &second);
     let (head, written) = guest.used(2);
     assert_eq!(head, request.head);
@@ -263,13 +274,16 @@ fn what_cannot_be_done_a_second_time_is_told_by_the_next_back_end() {
     const CHECK: u8 = 2;
     let new_session = (0, CHECK, (6, 0x2900), false);
     // As it reads it is submitted again, and hears that the session is new.
-    assert_eq!(told(interrupted(&compare_and_write, &[0; 1024], 0)), new_session);
+    assert_eq!(told(interrupted(&compare_and_write, &[0; 1024], 0, false)), new_session);
     let terminated = (0, CHECK, (0xB, 0x0006), true);
-    assert_eq!(told(interrupted(&compare_and_write, &[0; 1024], 1)), terminated);
+    assert_eq!(told(interrupted(&compare_and_write, &[0; 1024], 1, false)), terminated);
     let (cdb, list) = copy_to(8);
-    assert_eq!(told(interrupted(&cdb, &list, 1)), new_session);
+    assert_eq!(told(interrupted(&cdb, &list, 1, false)), new_session);
     let (cdb, list) = copy_to(4);
-    assert_eq!(told(interrupted(&cdb, &list, 1)), (0, CHECK, (0xA, 0x0006), true));
+    assert_eq!(told(interrupted(&cdb, &list, 1, false)), (0, CHECK, (0xA, 0x0006), true));
+    // Key, code and qualifier in the descriptor format (SPC-4 4.5.2).
+    let (reply, _) = interrupted(&cdb, &list, 1, true);
+    assert_eq!((reply.status, &reply.sense[..8]), (CHECK, &[0x72, 0xA, 0, 6, 0, 0, 0, 0][..]));
 }
 
 #[test]

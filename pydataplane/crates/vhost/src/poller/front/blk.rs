@@ -95,7 +95,7 @@ impl FrontEnd for Blk {
         Answer { is_good: code == status::OK, transferred, used }
     }
 
-    fn interrupted(_: &mut Slot) -> Option<Outcome> {
+    fn interrupted(_: &mut DevicePoller, _: u16) -> Option<Outcome> {
         None
     }
 

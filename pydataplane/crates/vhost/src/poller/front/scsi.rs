@@ -144,9 +144,13 @@ impl<const PI: bool> FrontEnd for ScsiWith<PI> {
     }
 
     #[cold]
-    fn interrupted(slot: &mut Slot) -> Option<Outcome> {
-        let (header, _) = header_and_data::<PI>(slot)?;
-        Some(interrupted(&header.cdb))
+    fn interrupted(poller: &mut DevicePoller, index: u16) -> Option<Outcome> {
+        let (header, _) = header_and_data::<PI>(&mut poller.slots[index])?;
+        let unit = match LunAddress::decode(&header.lun) {
+            LunAddress::Unit { target, lun: 0 } => poller.units.at(target),
+            _ => None,
+        };
+        Some(interrupted(&header.cdb, unit.map(|unit| &**unit.lun.shared())))
     }
 
     #[cold]
