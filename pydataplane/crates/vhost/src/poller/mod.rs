@@ -343,7 +343,7 @@ impl DevicePoller {
                 if admitted != Err(Obstacle::Nowhere) {
                     (slot.begun, slot.order) = (now, self.taken);
                     (slot.ended_by, slot.busy) = (response::OK, true);
-                    slot.counted = admitted.is_ok();
+                    (slot.counted, slot.marked) = (admitted.is_ok(), false);
                     self.taken += 1;
                     self.queues[at].in_flight += 1;
                     if admitted.is_ok() {
@@ -430,7 +430,8 @@ impl DevicePoller {
         let outcome = match resumed {
             None => return,
             Some(Outcome::Pending) => {
-                if slot.task.is_unrepeatable() {
+                if slot.task.is_unrepeatable() && !slot.marked {
+                    slot.marked = true;
                     self.queues[at].ring.mark_unrepeatable(slot.head);
                 }
                 return;

@@ -47,6 +47,8 @@ pub(crate) struct Slot {
     pub(super) generation: u32,
     /// It counts in its volume's limits.
     pub(super) counted: bool,
+    /// The in-flight region says that it cannot be done a second time.
+    pub(super) marked: bool,
     /// It does not begin yet: it stands in its unit's list.
     pub(super) waits: bool,
     /// The next one in that list.
@@ -74,6 +76,7 @@ impl Slot {
             bytes: 0,
             generation: 0,
             counted: false,
+            marked: false,
             waits: false,
             next: 0,
             busy: false,
