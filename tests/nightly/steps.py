@@ -168,8 +168,8 @@ STEPS = {
         _pytest("-m", "nightly", "-n", "2", "-raP", "--durations=0", *LONG_TESTS),
         (
             *WITH_GUESTS,
-            *("examples", "tests/bench", "tests/libvirt", "tests/openstack", "tests/target"),
-            "tests/kubernetes",
+            *("examples", "tests/bench", "tests/demo", "tests/libvirt", "tests/openstack"),
+            *("tests/target", "tests/kubernetes"),
         ),
     ),
     "e2e": Step(
