@@ -103,15 +103,20 @@ def wait_until_ready(client: Client) -> None:
             return
 
 
+def spdk_command(spdk: Path, rpc_socket: Path, vhost: Path, memory_mib: int, cpu: int) -> list[str]:
+    """Returns what runs SPDK's target: with its vhost sockets in `vhost`, on one CPU."""
+    return [
+        *(str(spdk / SPDK_PROGRAM), "-r", str(rpc_socket), "-S", str(vhost)),
+        *("-m", hex(1 << cpu), "--disable-cpumask-locks", "-s", str(memory_mib)),
+    ]
+
+
 def start_spdk(
     spdk: Path, directory: Path, size_mib: int, cpu: int
 ) -> tuple[subprocess.Popen[bytes], Client]:
     """Starts SPDK's target, with room for disks in memory of that size; sockets in `directory`."""
     rpc_socket, log = directory / "rpc.sock", directory / "log"
-    command = [
-        *(str(spdk / SPDK_PROGRAM), "-r", str(rpc_socket), "-S", str(directory)),
-        *("-m", hex(1 << cpu), "--disable-cpumask-locks", "-s", str(size_mib + SPDK_MIB)),
-    ]
+    command = spdk_command(spdk, rpc_socket, directory, size_mib + SPDK_MIB, cpu)
     process = spawn(command, log, None)
     try:
         wait_for(rpc_socket, process, log)

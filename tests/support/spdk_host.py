@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.bench.subjects import SPDK_PROGRAM, wait_for, wait_until_ready
+from tests.bench.subjects import SPDK_PROGRAM, spdk_command, wait_for, wait_until_ready
 from tests.support.domain import domain_xml
 from tests.support.host import Host
 from tests.support.libvirtd import virsh
@@ -48,10 +48,7 @@ class SpdkHost(Host):
         vhost.chmod(0o2771)
         with log.open("ab") as out:
             process = subprocess.Popen(
-                [
-                    *(f"{FOLDER}/{SPDK_PROGRAM}", "-r", str(socket), "-S", str(vhost)),
-                    *("-m", "0x1", "--disable-cpumask-locks", "-s", str(MEMORY_MIB)),
-                ],
+                spdk_command(Path(FOLDER or ""), socket, vhost, MEMORY_MIB, 0),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
