@@ -92,9 +92,10 @@ fn writes_go_on_where_only_reads_are_limited() {
 fn what_waits_is_aborted_at_once() {
     let (host, mut guest) = limited();
     assert_eq!(guest.read_blocks(0, 0, 1).status, 0);
+    let before = host.stats().controller.requests;
     let waiting = read(&mut guest, 2, 77);
     // What was not taken yet is not there to be aborted.
-    wait_until_taken(&host, 2);
+    wait_until_taken(&host, before + 1);
     /// ABORT TASK (virtio 1.2 5.6.6.2).
     const ABORT_TASK: u32 = 0;
     let began = Instant::now();
