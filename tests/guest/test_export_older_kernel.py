@@ -36,6 +36,7 @@ def export(target: TargetInside) -> str:
     return path
 
 
+@pytest.mark.nightly
 def test_io_waits_for_orderly_restarts_and_upgrades(target: TargetInside) -> None:
     seed = choose_seed()
     moments = random.Random(seed)

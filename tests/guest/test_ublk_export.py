@@ -66,6 +66,7 @@ def export(target: TargetInside) -> str:
     return path.name
 
 
+@pytest.mark.nightly
 def test_a_volume_survives_the_end_of_its_target(target: TargetInside) -> None:
     """Crashes, orderly restarts and upgrades in a mixed order, under verified I/O."""
     seed = choose_seed()

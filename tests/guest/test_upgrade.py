@@ -12,7 +12,6 @@ import pytest
 
 from tests.guest.conftest import BootGuest, add, disk, remove
 from tests.guest.emulator import Emulator
-from tests.support.night import at_night
 from tests.support.restarts import choose_seed
 from tests.support.target import Target
 from tests.support.verified_io import VerifiedIo, audit
@@ -29,7 +28,8 @@ CONNECTED = " connected"
 """What the target says of a peer that comes."""
 
 
-@pytest.mark.parametrize("emulator", ["stock", at_night("newer")], indirect=True)
+@pytest.mark.nightly
+@pytest.mark.parametrize("emulator", ["stock", "newer"], indirect=True)
 def test_a_guest_notices_a_pause(target: Target, boot: BootGuest, emulator: Emulator) -> None:
     seed = choose_seed()
     target.make_lvstore(size=2 * VOLUME_MIB << 20)

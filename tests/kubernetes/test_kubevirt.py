@@ -266,6 +266,7 @@ def test_a_qemu_without_either_device_boots_from_the_block_device(
         vm.stop()
 
 
+@pytest.mark.nightly
 def test_a_qemu_without_vhost_user_scsi_has_its_claims_as_virtio_blk_disks(
     kubevirt: KubeVirt, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ def booting_from(name: str) -> str:
     return VM.replace("claimName: boot", f"claimName: {name}")
 
 
+@pytest.mark.nightly
 def test_a_machine_goes_back_to_a_snapshot_taken_while_it_ran(kubevirt: KubeVirt) -> None:
     cluster, deployment = kubevirt.cluster, kubevirt.deployment
     with machine(kubevirt) as vm:

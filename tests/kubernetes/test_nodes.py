@@ -124,6 +124,7 @@ def test_a_volume_is_made_on_the_node_of_its_first_pod(
             assert read(cluster, name) == f"of {name}"
 
 
+@pytest.mark.nightly
 def test_snapshots_and_what_is_made_of_them_are_on_the_node_of_their_volume(
     cluster: Cluster, deployment: Deployment, second: Deployment
 ) -> None:

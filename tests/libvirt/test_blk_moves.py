@@ -68,6 +68,7 @@ def check(pair: Pair) -> None:
     assert set(beats()) == {"0 errors=0"}
 
 
+@pytest.mark.nightly
 def test_live_there_and_back(pair: Pair) -> None:
     check(pair)
     pair.migrate()

@@ -86,6 +86,7 @@ def test_a_short_run_measures_every_depth(only: str) -> None:
     assert all(p["subject"] == only for p in points)
 
 
+@pytest.mark.nightly
 def test_two_builds_are_measured_in_turn_and_the_points_are_kept(tmp_path: Path) -> None:
     kept = tmp_path / "kept" / "points.json"
     both = ("--only", "virtlun null", "--only", "other null")

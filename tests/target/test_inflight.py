@@ -224,7 +224,7 @@ def test_an_orderly_stop_leaves_nothing_in_flight_of_a_driver_without_a_region(
     "rounds",
     [KEPT_ROUNDS, pytest.param(RESTARTS, marks=[pytest.mark.nightly, pytest.mark.timeout(7200)])],
 )
-@pytest.mark.parametrize("region", [True, False], ids=["region", "own-region"])
+@pytest.mark.parametrize("region", [True, at_night(False)], ids=["region", "own-region"])
 @pytest.mark.parametrize("how", ["kill", at_night("term")])
 def test_a_driver_whose_connection_is_kept_does_nothing_for_it(
     make_target: MakeTarget, rounds: int, region: bool, how: str
@@ -236,7 +236,7 @@ def test_a_driver_whose_connection_is_kept_does_nothing_for_it(
 @pytest.mark.parametrize(
     ("stops", "at_once"),
     [
-        (ROUNDS, ROUNDS),
+        at_night(ROUNDS, ROUNDS),
         pytest.param(
             *(RESTARTS, AT_ONCE), marks=[pytest.mark.nightly, pytest.mark.timeout(3 * 3600)]
         ),
