@@ -260,6 +260,24 @@ class ShallowCopyBegun(TypedDict):
     """For bdev_lvol_check_shallow_copy."""
 
 
+class RbdCluster(TypedDict):
+    """A cluster, with SPDK's fields."""
+
+    bdevs: list[str]
+    """Bdevs on its images (ours)."""
+    cluster_name: str
+    config_file: NotRequired[str | None]
+    config_param: NotRequired[dict[str, str] | None]
+    """Without keys."""
+    connected: bool
+    """Whether the target is connected to it (ours)."""
+    core_mask: NotRequired[str | None]
+    key_file: NotRequired[str | None]
+    problem: NotRequired[str | None]
+    """Why it is not (ours)."""
+    user_id: NotRequired[str | None]
+
+
 class ConfigCall(TypedDict):
     """A method call as it stands in the file."""
 
@@ -1590,6 +1608,83 @@ class Rpc(ABC):
         *,
         name: str,
         new_size: int,
+    ) -> bool: ...
+
+    # Create a bdev on an image of Ceph, which is locked for this target unless it is shared or
+    # read-only. An lvstore on it is loaded.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_rbd_create"],
+        /,
+        *,
+        block_size: int,
+        cluster_name: str | None = ...,
+        config: dict[str, str] | None = ...,
+        name: str | None = ...,
+        pool_name: str,
+        rbd_name: str,
+        read_only: bool | None = ...,
+        shared: bool | None = ...,
+        user_id: str | None = ...,
+        uuid: str | None = ...,
+    ) -> str: ...
+
+    # Delete a bdev on an image; an lvstore on it is unloaded first. The image stays.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_rbd_delete"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Get all clusters that are registered, or one; an error where there is none, as SPDK.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_rbd_get_clusters_info"],
+        /,
+        *,
+        name: str | None = ...,
+    ) -> RbdCluster | list[RbdCluster]: ...
+
+    # Connect to a cluster of Ceph, whose images bdevs can be on then. Needs the option --rbd and
+    # Debian's package librbd1.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_rbd_register_cluster"],
+        /,
+        *,
+        config_file: str | None = ...,
+        config_param: dict[str, str] | None = ...,
+        core_mask: str | None = ...,
+        key_file: str | None = ...,
+        name: str,
+        user_id: str | None = ...,
+    ) -> str: ...
+
+    # Make an image larger, in use or not. One that another client resizes is noticed without.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_rbd_resize"],
+        /,
+        *,
+        name: str,
+        new_size: int,
+    ) -> bool: ...
+
+    # End the connection to a cluster; refused while there are bdevs on its images.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_rbd_unregister_cluster"],
+        /,
+        *,
+        name: str,
     ) -> bool: ...
 
     # Reset I/O statistics of all bdevs or of one, for all who look at them.

@@ -28,6 +28,8 @@ NAMES = {
     "bdev_get_iostat|0.bdevs[]": "BdevIostat",
     "bdev_get_iostat|1": "ChannelsIostat",
     "bdev_get_iostat|1.channels[]": "ChannelIostat",
+    "bdev_rbd_get_clusters_info|0": "RbdCluster",
+    "bdev_rbd_get_clusters_info|1[]": "RbdCluster",
     "bdev_lvol_check_shallow_copy": "ShallowCopyState",
     "bdev_lvol_get_lvols[]": "Lvol",
     "bdev_lvol_get_lvols[].lvs": "LvolStore",

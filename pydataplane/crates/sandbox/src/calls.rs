@@ -23,6 +23,16 @@ pub struct Calls {
     pub(crate) with: &'static [(c_long, Argument)],
     /// Whether it may make threads. Processes none may.
     pub(crate) threads: bool,
+    /// Whether it may talk to servers in the network.
+    pub(crate) network: bool,
+}
+
+impl Calls {
+    /// As these, for a program that talks to servers in the network.
+    #[must_use]
+    pub const fn with_network(self) -> Calls {
+        Calls { network: true, ..self }
+    }
 }
 
 /// What an argument of a call has to be. The first argument is 0; flags, numbers and descriptors are
@@ -42,6 +52,22 @@ const NOT_EXECUTABLE: Argument = Argument::Without(2, libc::PROT_EXEC as u32);
 
 /// Of socket and socketpair.
 const UNIX: &[u32] = &[libc::AF_UNIX as u32];
+
+/// Of socket, of a program with a network. The kernel's own tells which addresses the host has.
+pub(crate) const SOCKETS_OF_NETWORK: Argument = Argument::OneOf(
+    0,
+    &[libc::AF_UNIX as u32, libc::AF_INET as u32, libc::AF_INET6 as u32, libc::AF_NETLINK as u32],
+);
+
+/// Also called by a program with a network: names of servers are asked for in several messages at a time, and
+/// the library that is a client of Ceph calls older forms.
+pub(crate) const OF_NETWORK: &[c_long] = &[
+    libc::SYS_sendmmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_accept,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_create,
+];
 
 /// Calls that make threads or processes, see `filter`. What is not allowed of theirs fails with
 /// `ENOSYS`, which cannot be logged.

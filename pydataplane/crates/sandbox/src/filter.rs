@@ -2,7 +2,7 @@
 //! than is needed.
 
 use crate::Error;
-use crate::calls::{Argument, Calls, PROCESSES};
+use crate::calls::{Argument, Calls, OF_NETWORK, PROCESSES, SOCKETS_OF_NETWORK};
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
     SeccompFilter, SeccompRule, TargetArch,
@@ -71,6 +71,10 @@ fn allow_list(refusal: SeccompAction, calls: &Calls) -> Compiled<BpfProgram> {
     let mut rules: Rules = always.map(|call| (*call, vec![])).collect();
     for (call, argument) in calls.with {
         rules.insert(*call, rule(*argument)?);
+    }
+    if calls.network {
+        rules.insert(libc::SYS_socket, rule(SOCKETS_OF_NETWORK)?);
+        rules.extend(OF_NETWORK.iter().map(|call| (*call, vec![])));
     }
     SeccompFilter::new(rules, refusal, SeccompAction::Allow, ARCH)?.try_into()
 }

@@ -25,6 +25,7 @@ use holder::Client;
 use integrity::Integrity;
 use lvol::Lvstores;
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use rbd::{Clusters, Disk};
 use reactor::{Idle, Reactors};
 use rpc::{Error, Methods, Phase};
 use serde::Serialize;
@@ -38,6 +39,12 @@ use vhost_scsi::{Controllers, Settings, Timeouts};
 
 /// How long users of files that let go of them may take to be through with them.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long images of Ceph may take to be closed, all of them together.
+const IMAGES_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// In the state directory: addresses of the clients of clusters of Ceph.
+const CLIENTS: &str = "rbd-clients";
 
 /// Where the process keeps what it needs.
 #[derive(Clone, Debug)]
@@ -73,6 +80,8 @@ pub struct App {
     /// CPUs of the threads of devices that are started from now on, none: any; where SPDK's ublk target
     /// was created.
     pub ublk_target: Mutex<Option<Vec<usize>>>,
+    /// Clusters of Ceph.
+    pub clusters: Clusters,
     /// All polling threads.
     pub reactors: Reactors,
     /// Kernel thread ids of the reactors, in their order.
@@ -203,6 +212,7 @@ impl App {
             copies,
             exports,
             ublk_target: Mutex::default(),
+            clusters: Clusters::new(Some(cli.state_dir.join(CLIENTS))),
             reactors,
             reactor_tids,
             polls: cli.poll,
@@ -567,17 +577,19 @@ impl App {
         faults::end_all(&self.registry);
         if !self.controllers.stop() {
             tracing::error!("not stopped in order: I/O of a VM has not ended");
-            std::process::exit(1);
+            rbd::exit(1);
         }
         if !self.exports.stop() {
             tracing::error!("not stopped in order: I/O of an export has not ended");
-            std::process::exit(1);
+            rbd::exit(1);
         }
         *self.ublk_target.lock() = None;
         if let Err(e) = self.close_storage() {
             tracing::error!("not stopped in order: {e}");
-            std::process::exit(1);
+            rbd::exit(1);
         }
+        self.clusters.clear();
+        rbd::wait_until_quiet(CLOSE_TIMEOUT);
     }
 
     /// Unloads all lvstores and closes all bdevs, which nobody uses; a flush that failed, also of
@@ -598,10 +610,13 @@ impl App {
         }
         self.flush_errors.record().map_err(|e| format!("a failed flush is not recorded: {e}"))?;
         let mut closing = Vec::new();
+        let mut images = Vec::new();
         for bdev in self.registry.list().into_iter().rev() {
             let name = bdev.name();
             let file = self.registry.get_as::<FileBdev>(name);
             closing.extend(file.map(|file| (name.to_owned(), file.closing())));
+            let image = self.registry.get_as::<Disk>(name);
+            images.extend(image.map(|image| (name.to_owned(), image.closing())));
             if let Err(e) = self.registry.unregister(name) {
                 tracing::error!("not closed in order: {e}");
             }
@@ -611,6 +626,14 @@ impl App {
         for (bdev, file) in closing {
             if !file.wait(end.saturating_duration_since(Instant::now())) {
                 tracing::error!(bdev, "still in use, so no other process can open its file");
+            }
+        }
+        let end = Instant::now() + IMAGES_TIMEOUT;
+        for (bdev, image) in images {
+            if !image.wait(end.saturating_duration_since(Instant::now())) {
+                return Err(format!(
+                    "bdev {bdev}: its cluster does not answer, so its image is not closed"
+                ));
             }
         }
         Ok(())

@@ -120,6 +120,11 @@ pub struct Cli {
         value_parser = clap::value_parser!(u64).range(1..=60))]
     pub drain_timeout: u64,
 
+    /// Serve images of Ceph (RBD): load librbd at the start, of Debian's package librbd1, and let the target
+    /// make network connections
+    #[arg(long)]
+    pub rbd: bool,
+
     /// Configuration to apply after the recorded one, as `spdk-rpc save_config` writes it
     #[arg(short = 'c', long, value_name = "FILE")]
     pub config: Option<PathBuf>,

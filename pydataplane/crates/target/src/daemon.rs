@@ -35,13 +35,17 @@ pub fn run(cli: &Cli) -> ExitCode {
     } else {
         serve(cli)
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+    let status = match outcome {
+        Ok(()) => 0,
         Err(e) => {
             eprintln!("virtlun-target: {e}");
-            ExitCode::from(FAILED)
+            FAILED
         }
+    };
+    if !rbd::is_quiet() {
+        rbd::exit(status);
     }
+    ExitCode::from(status)
 }
 
 fn print_schemas() -> Result<(), Box<dyn Error>> {
@@ -56,6 +60,11 @@ fn serve(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let log = LogControl::start(cli.log_format, cli.log_level);
     if cli.log_format == LogFormat::Json {
         sandbox::trap::log_as_json();
+    }
+    if cli.rbd
+        && let Err(why) = rbd::Library::load()
+    {
+        tracing::error!("{why}");
     }
     let holder = holding::find(cli, privilege::uid_to_be(cli)?);
     let record = privilege::reduce(cli)?;
@@ -127,7 +136,7 @@ fn take_over(
         eprintln!("virtlun-target: the target that serves goes on: {why}");
         arrival.fail(&why);
         // At once: what is here is the other one's again, sockets and all.
-        process::exit(i32::from(FAILED));
+        rbd::exit(FAILED);
     });
     let taken = arrived.serve(&app);
     // Before the old process ends: the service manager must not take that for the service's end.
@@ -232,8 +241,8 @@ fn run_until_the_end(
     while let Ok(End::Upgrade(successor)) = ends.end.recv() {
         ends.upgrades = None;
         match upgrade::leave(app, methods, server, &successor) {
-            Ok(true) => process::exit(0),
-            Ok(false) => process::exit(i32::from(FAILED)),
+            Ok(true) => rbd::exit(0),
+            Ok(false) => rbd::exit(FAILED),
             Err((same, why)) => {
                 tracing::error!("the upgrade is abandoned, this target goes on: {why}");
                 server = same;
@@ -255,7 +264,7 @@ fn watch_signals(mut signals: Signals, ended: mpsc::Sender<End>) -> std::io::Res
                 SIGHUP | SIGUSR1 => tracing::info!(signal, "signal ignored"),
                 _ if stopping => {
                     tracing::warn!(signal, "second signal: ending at once");
-                    process::exit(i32::from(FAILED));
+                    rbd::exit(FAILED);
                 }
                 _ => {
                     tracing::info!(signal, "stopping");

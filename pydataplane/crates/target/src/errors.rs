@@ -88,6 +88,11 @@ pub fn not_wanted(key: &str) -> Error {
     Error::os(Errno::NoDev, format_args!("{key} was deleted or replaced before its disk answered"))
 }
 
+/// Of clusters of Ceph and their images.
+pub fn rbd(e: rbd::Error) -> Error {
+    Error::os(Errno::from_raw(e.errno()), e)
+}
+
 /// Of exports.
 pub fn export(e: ExportError) -> Error {
     let errno = match &e {

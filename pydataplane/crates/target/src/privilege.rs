@@ -105,6 +105,8 @@ fn confine(cli: &Cli) -> Outcome<()> {
     let mounts = rustix::thread::capabilities(None)
         .is_ok_and(|have| have.effective.contains(CapabilitySet::SYS_ADMIN));
     let calls = if mounts { TARGET_THAT_MOUNTS } else { TARGET };
+    let network = cli.rbd && rbd::Library::loaded().is_ok();
+    let calls = if network { calls.with_network() } else { calls };
     Ok(sandbox::confine(mode, &calls)?)
 }
 

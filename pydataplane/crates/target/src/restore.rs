@@ -2,11 +2,11 @@
 
 use crate::app::App;
 use crate::methods::crypto::{awaited_key, is_crypto, key_of};
-use crate::methods::file::{self as disk, is_disk};
+use crate::methods::file::{self, is_disk};
 use crate::methods::limits;
+use crate::methods::rbd::{self as image, is_cluster, is_image};
 use crate::methods::vhost::blk;
 use crate::state::{self, Call, ConfigFile, Item};
-use bdev::OpenedFile;
 use parking_lot::{Condvar, Mutex};
 use rpc::Methods;
 use serde_json::{Value, json};
@@ -38,8 +38,32 @@ fn is_controller(item: &Item) -> bool {
 pub struct Made {
     /// What is made, by key.
     pub calls: BTreeMap<String, Call>,
-    /// Files of bdevs that are not made, by key.
-    pub files: BTreeMap<String, (Call, OpenedFile)>,
+    /// What bdevs are on that are not made, by key.
+    pub opened: BTreeMap<String, (Call, Opened)>,
+}
+
+/// What a bdev is on, opened ahead.
+pub enum Opened {
+    /// A file or block device.
+    File(bdev::OpenedFile),
+    /// An image of Ceph.
+    Image(Box<rbd::OpenedImage>),
+}
+
+impl Opened {
+    /// Opens what `item` is on, one of [`may_wait`], and waits until that has answered; `None`: restoring it
+    /// has to say why it cannot be opened.
+    fn ahead(app: &App, item: &Item) -> Option<Opened> {
+        match is_image(item) {
+            true => image::ahead(app, item).map(|image| Opened::Image(Box::new(image))),
+            false => file::ahead(item).map(Opened::File),
+        }
+    }
+}
+
+/// Whether `item` makes a bdev on something that may take its time to answer.
+fn may_wait(item: &Item) -> bool {
+    is_disk(item) || is_image(item)
 }
 
 /// The threads that restore bdevs on disks.
@@ -109,13 +133,15 @@ pub fn bdev_of(item: &Item) -> Option<&str> {
 ///
 /// What is `made` already is left out.
 pub fn recorded(app: &Arc<App>, methods: &Arc<Methods>, made: Made) {
-    let Made { calls, mut files } = made;
+    let Made { calls, mut opened } = made;
     let mut items: Vec<_> = app.config().items().cloned().collect();
     let configured = items.len();
     // They are there before anybody does I/O.
     let (limits, others): (Vec<_>, Vec<_>) = items.into_iter().partition(is_limit);
     limits.iter().for_each(|item| _ = restore(app, methods, item));
+    clusters(app, &others);
     items = others;
+    items.retain(|item| !is_cluster(item));
     let is_made = |item: &Item| calls.get(&item.key) == Some(&item.call);
     // One on another, such as an encrypted one, has to wait for that as all that is on a bdev.
     let is_bdev = |item: &&Item| item.key.starts_with(state::BDEV_KEY) && bdev_of(item).is_none();
@@ -124,11 +150,12 @@ pub fn recorded(app: &Arc<App>, methods: &Arc<Methods>, made: Made) {
     items.retain(|item| !is_made(item));
     let deadline = Instant::now() + DISKS_TIMEOUT;
     let disks = Arc::new(Disks { left: Mutex::new(0), through: Condvar::new() });
-    for item in items.iter().filter(|item| is_disk(item)) {
-        let file = files.remove(&item.key).filter(|(call, _)| *call == item.call);
-        restore_beside(app, methods, &disks, item, file.map(|(_, file)| file));
+    for item in items.iter().filter(|item| may_wait(item)) {
+        let ahead = opened.remove(&item.key).filter(|(call, _)| *call == item.call);
+        restore_beside(app, methods, &disks, item, ahead.map(|(_, opened)| opened));
     }
-    for item in items.iter().filter(|item| is_bdev(item) && !is_disk(item)) {
+    app.clusters.keep_none();
+    for item in items.iter().filter(|item| is_bdev(item) && !may_wait(item)) {
         restore(app, methods, item);
     }
     loop {
@@ -186,31 +213,45 @@ pub fn controllers(app: &App, methods: &Methods) -> BTreeMap<String, Call> {
     made.map(|item| (item.key, item.call)).collect()
 }
 
-/// Opens the files of all disks that are recorded, and waits until they have answered: [`recorded`] is not to
-/// find out with all guests held that one does not, nor to wait for what a slow one takes to open. None is
-/// locked, as another process uses them. Returns those that are open, by key.
+/// Registers the clusters of Ceph among `items`, which connect when they answer: images wait for them.
+fn clusters(app: &App, items: &[Item]) {
+    for item in items.iter().filter(|item| is_cluster(item)) {
+        let restored = image::restore_cluster(app, item);
+        if let Err(e) = &restored {
+            tracing::error!("{} could not be restored: {e}", item.key);
+        }
+        app.config().set_restored(item, restored.err().map(|e| e.message));
+    }
+}
+
+/// Opens the files and images of all disks that are recorded, and waits until they have answered: [`recorded`]
+/// is not to find out with all guests held that one does not, nor to wait for what a slow one takes to open.
+/// None is locked, as another process uses them. Returns those that are open, by key.
 ///
 /// # Errors
 /// One of them does not answer.
-pub fn open_disks(app: &App) -> Result<BTreeMap<String, (Call, OpenedFile)>, String> {
-    let items: Vec<_> = app.config().items().filter(|item| is_disk(item)).cloned().collect();
+pub fn open_disks(app: &Arc<App>) -> Result<BTreeMap<String, (Call, Opened)>, String> {
+    let items: Vec<_> = app.config().items().cloned().collect();
+    clusters(app, &items);
+    let items: Vec<_> = items.into_iter().filter(may_wait).collect();
     let deadline = Instant::now() + ASK_TIMEOUT;
     let mut asked = Vec::with_capacity(items.len());
     for item in items {
         let (tell, told) = mpsc::channel();
         let Item { key, call, .. } = item.clone();
+        let app = app.clone();
         let ask = move || {
-            _ = tell.send(disk::ahead(&item));
+            _ = tell.send(Opened::ahead(&app, &item));
         };
         let started = thread::Builder::new().name("ask disk".into()).spawn(ask);
         started.map_err(|e| format!("no thread to ask the disk of {key}: {e}"))?;
         asked.push((key, call, told));
     }
-    let mut files = BTreeMap::new();
+    let mut opened = BTreeMap::new();
     for (key, call, told) in asked {
         let left = deadline.saturating_duration_since(Instant::now());
         match told.recv_timeout(left) {
-            Ok(Some(file)) => _ = files.insert(key, (call, file)),
+            Ok(Some(there)) => _ = opened.insert(key, (call, there)),
             Ok(None) | Err(RecvTimeoutError::Disconnected) => {}
             Err(RecvTimeoutError::Timeout) => {
                 let seconds = ASK_TIMEOUT.as_secs();
@@ -221,17 +262,17 @@ pub fn open_disks(app: &App) -> Result<BTreeMap<String, (Call, OpenedFile)>, Str
             }
         }
     }
-    Ok(files)
+    Ok(opened)
 }
 
-/// Restores a bdev on a thread of its own, of its `file` if that is open. One that is late brings back what
+/// Restores a bdev on a thread of its own, of what is `opened` for it if that is. One that is late brings back what
 /// depends on it.
 fn restore_beside(
     app: &Arc<App>,
     methods: &Arc<Methods>,
     disks: &Arc<Disks>,
     item: &Item,
-    file: Option<OpenedFile>,
+    opened: Option<Opened>,
 ) {
     *disks.left.lock() += 1;
     app.restoring().insert(item.key.clone());
@@ -239,7 +280,7 @@ fn restore_beside(
         let (app, methods, disks, item) =
             (app.clone(), methods.clone(), disks.clone(), item.clone());
         move || {
-            restore_disk(&app, &item, file);
+            restore_disk(&app, &item, opened);
             // What names it may have found it in use by the search for an lvstore.
             if let Some(name) = item.call.params.get("name").and_then(Value::as_str) {
                 app.note_appeared(name);
@@ -268,8 +309,14 @@ fn restore_beside(
 
 /// Restores a bdev on a disk, and notes how that went, unless it was deleted or replaced meanwhile:
 /// what has its name then is somebody else's.
-fn restore_disk(app: &App, item: &Item, file: Option<OpenedFile>) {
-    let problem = disk::restore(app, item, file).err().map(|e| e.message);
+fn restore_disk(app: &App, item: &Item, opened: Option<Opened>) {
+    let restored = match opened {
+        Some(Opened::Image(image)) => image::restore(app, item, Some(*image)),
+        Some(Opened::File(file)) => file::restore(app, item, Some(file)),
+        None if is_image(item) => image::restore(app, item, None),
+        None => file::restore(app, item, None),
+    };
+    let problem = restored.err().map(|e| e.message);
     let mut restoring = app.restoring();
     if !restoring.remove(&item.key) {
         if let Some(why) = problem {
@@ -288,7 +335,8 @@ fn restore_disk(app: &App, item: &Item, file: Option<OpenedFile>) {
 /// but for lvstores, which are loaded where they are not.
 pub fn again(app: &App, methods: &Methods) {
     let items: Vec<_> = app.config().items().cloned().collect();
-    for item in &items {
+    clusters(app, &items);
+    for item in items.iter().filter(|item| !is_cluster(item)) {
         let name = item.call.params.get("name").and_then(Value::as_str);
         let bdev = name.filter(|_| item.key.starts_with("bdev "));
         match bdev.filter(|name| app.registry.get(name).is_some()) {

@@ -18,12 +18,13 @@ use dir::Dir;
 pub use dir::{OwnersFile, RecordFile, StateError, files_of_bdevs, is_state_dir};
 use keys::OWNER_KEY;
 pub use keys::{
-    BDEV_KEY, UBLK_KEY, bdev_key, coalescing_key, controller_key, export_key, identify, limits_key,
-    owner_key, target_key,
+    BDEV_KEY, UBLK_KEY, bdev_key, cluster_key, coalescing_key, controller_key, export_key,
+    identify, limits_key, owner_key, target_key,
 };
 pub use save::save;
 
 use crate::flusherror::FlushError;
+use crate::methods::rbd::hide_secrets;
 use bdev::FlushFailure;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -266,8 +267,15 @@ impl Config {
         dir.write_owners(&owners.map(|item| item.call.clone()).collect::<Vec<_>>())
     }
 
-    /// The calls of one subsystem, for `framework_get_config`.
-    pub fn calls(&self, subsystem: Subsystem) -> Vec<Call> {
+    /// The calls of one subsystem, for `framework_get_config`: without what is a secret.
+    pub fn shown(&self, subsystem: Subsystem) -> Vec<Call> {
+        let mut calls = self.calls(subsystem);
+        calls.iter_mut().for_each(|call| hide_secrets(&mut call.params));
+        calls
+    }
+
+    /// The calls of one subsystem.
+    fn calls(&self, subsystem: Subsystem) -> Vec<Call> {
         let items = self.items.iter().filter(|item| item.subsystem == subsystem);
         items.map(|item| item.call.clone()).collect()
     }

@@ -7,7 +7,8 @@ use super::{Argument, Calls, NOT_EXECUTABLE, UNIX};
 use libc::c_long;
 
 /// What the holder may call.
-pub const HOLDER: Calls = Calls { always: ALLOWED, also: &[], with: CONDITIONAL, threads: false };
+pub const HOLDER: Calls =
+    Calls { always: ALLOWED, also: &[], with: CONDITIONAL, threads: false, network: false };
 
 const ALLOWED: &[&[c_long]] = &[PROCESS, DESCRIPTORS, FILES, SOCKETS, UBLK, OLDER_FORMS];
 

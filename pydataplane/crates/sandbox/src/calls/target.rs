@@ -7,7 +7,8 @@ use super::{Argument, Calls, NOT_EXECUTABLE, UNIX};
 use libc::c_long;
 
 /// What the target may call.
-pub const TARGET: Calls = Calls { always: ALLOWED, also: &[], with: CONDITIONAL, threads: true };
+pub const TARGET: Calls =
+    Calls { always: ALLOWED, also: &[], with: CONDITIONAL, threads: true, network: false };
 
 /// What a target may call that mounts its exports itself, as no holder does it, and mounts one again
 /// that somebody has unmounted (open_tree, move_mount); useless without CAP_SYS_ADMIN.

@@ -163,7 +163,7 @@ fn kill(p: &KillInstance) -> Result<bool, Error> {
 
 fn config_of(app: &App, name: &str) -> Result<Vec<Call>, Error> {
     match Subsystem::named(name) {
-        Some(subsystem) => Ok(app.config().calls(subsystem)),
+        Some(subsystem) => Ok(app.config().shown(subsystem)),
         None => Err(Error::params(format!(
             "there is no subsystem {name}; framework_get_subsystems lists those there are"
         ))),

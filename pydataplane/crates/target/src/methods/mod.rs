@@ -20,6 +20,7 @@ mod notify;
 mod null;
 mod owner;
 mod protected;
+pub mod rbd;
 mod status;
 mod ublk;
 pub mod vhost;
@@ -51,6 +52,7 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
         crypto::add,
         integrity::add,
         faults::add,
+        rbd::add,
         lvol::add,
         xattr::add,
         vhost::add,

@@ -10,10 +10,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,6 +26,9 @@ const OWNERS_NEW: &str = "owners.json.new";
 
 /// Largest file that is read, in bytes.
 const MAX_CONFIG_BYTES: u64 = 64 * 1024 * 1024;
+
+/// Mode of the record: its owner's alone.
+const OWN_MODE: u32 = 0o600;
 
 /// Longest number of a process, in bytes.
 const MAX_PID_BYTES: u64 = 16;
@@ -199,10 +202,16 @@ impl Dir {
         serde_json::from_str(&text).map_err(|e| StateError::Damaged { path, why: e.to_string() })
     }
 
-    /// Writes the next record beside the present one, durably.
+    /// Writes the next record beside the present one, durably. It may have keys of clusters in it, so it is
+    /// its owner's alone.
     pub(super) fn write_next(&self, text: &str) -> Result<(), StateError> {
         let new = self.path.join(CONFIG_NEW);
-        let mut file = File::create(&new).map_err(os("create", &new))?;
+        let mut options = File::options();
+        let created = options.write(true).create(true).truncate(true).mode(OWN_MODE).open(&new);
+        let mut file = created.map_err(os("create", &new))?;
+        // One that a process left that was killed may have another mode.
+        file.set_permissions(Permissions::from_mode(OWN_MODE))
+            .map_err(os("keep others from", &new))?;
         file.write_all(text.as_bytes()).map_err(os("write", &new))?;
         file.sync_all().map_err(os("flush", &new))
     }

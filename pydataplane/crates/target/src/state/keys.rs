@@ -17,6 +17,11 @@ pub fn bdev_key(name: &str) -> String {
     format!("{BDEV_KEY}{name}")
 }
 
+/// Key of a cluster of Ceph.
+pub fn cluster_key(name: &str) -> String {
+    format!("cluster {name}")
+}
+
 /// Key of an export of a bdev.
 pub fn export_key(bdev: &str) -> String {
     format!("export of bdev {bdev}")
@@ -58,6 +63,7 @@ pub fn identify(call: &Call) -> (Subsystem, String) {
             (Subsystem::VhostScsi, target_key(text("ctrlr"), number.unwrap_or_default()))
         }
         "virtlun_bdev_set_limits" => (Subsystem::Bdev, limits_key(text("name"))),
+        "bdev_rbd_register_cluster" => (Subsystem::Bdev, cluster_key(text("name"))),
         "virtlun_export_create" => (Subsystem::Bdev, export_key(text("bdev_name"))),
         "ublk_create_target" => (Subsystem::Ublk, UBLK_KEY.to_owned()),
         "ublk_start_disk" => (Subsystem::Ublk, export_key(text("bdev_name"))),

@@ -194,7 +194,7 @@ fn expect(
     app.controllers.expect(controllers).map_err(|e| e.to_string())?;
     let calls = app.with_methods(|methods| restore::controllers(app, methods))?;
     app.controllers.prepare();
-    Ok(Made { calls, files: restore::open_disks(app)? })
+    Ok(Made { calls, opened: restore::open_disks(app)? })
 }
 
 /// Makes what the old program had, as after a restart, but for what is `made`, and lets sessions go

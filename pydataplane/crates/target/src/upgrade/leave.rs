@@ -263,7 +263,7 @@ pub fn leave(
                 Ok(server) => Err((server, why)),
                 Err(e) => {
                     tracing::error!("the RPC socket cannot be served any more: {e}");
-                    process::exit(1);
+                    rbd::exit(1);
                 }
             }
         }
@@ -394,7 +394,7 @@ fn take_back(
 ) -> Result<(), String> {
     if let Err(why) = successor.end() {
         tracing::error!("{why}: this one cannot go on beside it, and ends");
-        process::exit(1);
+        rbd::exit(1);
     }
     let Given { controllers, memory } = given;
     app.inherit_memory(memory);

@@ -1,0 +1,256 @@
+//! librados and librbd as they are called here: types, functions, and how they are found at run time.
+//!
+//! Declared after `rados/librados.h` and `rbd/librbd.h` of Ceph 16.2; all of these functions are in
+//! every later release. The program is not linked with the libraries, so that it starts without them.
+//! All `unsafe` calls of them are in `cluster`, `image` and `channel`.
+
+use libc::{c_char, c_int, c_void, size_t, ssize_t};
+use std::ffi::{CStr, CString};
+use std::sync::OnceLock;
+
+/// `rados_t`: a client of a cluster.
+pub(crate) type Rados = *mut c_void;
+/// `rados_ioctx_t`: a pool, as a client uses it.
+pub(crate) type IoCtx = *mut c_void;
+/// `rbd_image_t`: an open image.
+pub(crate) type ImageHandle = *mut c_void;
+/// `rbd_completion_t`: one asynchronous call.
+pub(crate) type Aio = *mut c_void;
+/// `rbd_callback_t`: called on a thread of librbd's when the call has ended.
+pub(crate) type AioCallback = extern "C" fn(Aio, *mut c_void);
+/// `rbd_update_callback_t`: called on a thread of librbd's when an image's header has changed.
+pub(crate) type UpdateCallback = extern "C" fn(*mut c_void);
+
+/// `RBD_LOCK_MODE_EXCLUSIVE`.
+pub(crate) const LOCK_EXCLUSIVE: c_int = 0;
+/// `RBD_FEATURE_EXCLUSIVE_LOCK`.
+pub(crate) const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
+/// What an operation of a client that is on the cluster's blocklist ends with (`EBLOCKLISTED`).
+pub(crate) const EBLOCKLISTED: c_int = libc::ESHUTDOWN;
+
+/// `rbd_image_info_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ImageInfo {
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of an object.
+    pub object_size: u64,
+    objects: u64,
+    order: c_int,
+    block_name_prefix: [c_char; 24],
+    parent_pool: i64,
+    parent_name: [c_char; 96],
+}
+
+impl ImageInfo {
+    pub(crate) const NONE: ImageInfo = ImageInfo {
+        size: 0,
+        object_size: 0,
+        objects: 0,
+        order: 0,
+        block_name_prefix: [0; 24],
+        parent_pool: 0,
+        parent_name: [0; 96],
+    };
+}
+
+/// Why the libraries cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LibraryError {
+    /// There is no such library, or it cannot be loaded.
+    #[error(
+        "images of Ceph need {library}, which cannot be loaded ({why}): install Debian's package {package}"
+    )]
+    Missing {
+        /// File name of the library.
+        library: &'static str,
+        /// Debian's package that has it.
+        package: &'static str,
+        /// What the dynamic linker says.
+        why: String,
+    },
+    /// It is older than what is called of it.
+    #[error("{library} has no {symbol}: install Debian's package {package} of Ceph 16.2 or newer")]
+    Older {
+        /// File name of the library.
+        library: &'static str,
+        /// Debian's package that has it.
+        package: &'static str,
+        /// The function that it lacks.
+        symbol: &'static str,
+    },
+    /// Nobody asked for it when the process began.
+    #[error("this target serves no images of Ceph: start it with --rbd")]
+    NotLoaded,
+}
+
+/// A library: its file name, and Debian's package.
+#[derive(Clone, Copy)]
+struct Source(&'static str, &'static str);
+
+const RADOS: Source = Source("librados.so.2", "librados2");
+const RBD: Source = Source("librbd.so.1", "librbd1");
+
+/// An open library, which stays open: its threads may outlive whoever used it.
+struct Open(*mut c_void, Source);
+
+impl Open {
+    fn new(Source(library, package): Source) -> Result<Open, LibraryError> {
+        let name = CString::new(library).expect("a name has no zero byte");
+        // SAFETY: a zero-terminated name; the library's constructors run, as they do in every program that
+        // is linked with it.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            return Err(LibraryError::Missing { library, package, why: linker_says() });
+        }
+        Ok(Open(handle, Source(library, package)))
+    }
+
+    fn symbol(&self, symbol: &'static str) -> Result<*mut c_void, LibraryError> {
+        let name = CString::new(symbol).expect("a name has no zero byte");
+        // SAFETY: a handle of dlopen that is never closed, and a zero-terminated name.
+        let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
+        match found.is_null() {
+            false => Ok(found),
+            true => {
+                let Source(library, package) = self.1;
+                Err(LibraryError::Older { library, package, symbol })
+            }
+        }
+    }
+}
+
+fn linker_says() -> String {
+    // SAFETY: no arguments; the text is this thread's until its next call.
+    let text = unsafe { libc::dlerror() };
+    if text.is_null() {
+        return "no reason given".to_owned();
+    }
+    // SAFETY: a zero-terminated text, copied at once.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// Declares the functions, and how each is found in its library.
+macro_rules! functions {
+    ($($source:ident as $open:ident { $($name:ident($($arg:ty),*) $(-> $result:ty)?;)* })*) => {
+        /// The functions of both libraries.
+        #[allow(missing_docs, reason = "they are Ceph's")]
+        pub struct Library {
+            $($(pub(crate) $name: unsafe extern "C" fn($($arg),*) $(-> $result)?,)*)*
+        }
+
+        impl Library {
+            fn find() -> Result<Library, LibraryError> {
+                $(let $open = Open::new($source)?;)*
+                Ok(Library {
+                    $($($name: {
+                        let found = $open.symbol(stringify!($name))?;
+                        // SAFETY: the function of that name, whose type is declared after Ceph's header.
+                        unsafe {
+                            std::mem::transmute::<
+                                *mut c_void,
+                                unsafe extern "C" fn($($arg),*) $(-> $result)?,
+                            >(found)
+                        }
+                    },)*)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    RADOS as rados {
+        rados_create(*mut Rados, *const c_char) -> c_int;
+        rados_conf_read_file(Rados, *const c_char) -> c_int;
+        rados_conf_set(Rados, *const c_char, *const c_char) -> c_int;
+        rados_conf_get(Rados, *const c_char, *mut c_char, size_t) -> c_int;
+        rados_connect(Rados) -> c_int;
+        rados_shutdown(Rados);
+        rados_cluster_fsid(Rados, *mut c_char, size_t) -> c_int;
+        rados_getaddrs(Rados, *mut *mut c_char) -> c_int;
+        rados_buffer_free(*mut c_char);
+        rados_ioctx_create(Rados, *const c_char, *mut IoCtx) -> c_int;
+        rados_ioctx_destroy(IoCtx);
+        rados_ioctx_set_namespace(IoCtx, *const c_char);
+        rados_ioctx_get_id(IoCtx) -> i64;
+    }
+    RBD as rbd {
+        rbd_open(IoCtx, *const c_char, *mut ImageHandle, *const c_char) -> c_int;
+        rbd_open_read_only(IoCtx, *const c_char, *mut ImageHandle, *const c_char) -> c_int;
+        rbd_close(ImageHandle) -> c_int;
+        rbd_stat(ImageHandle, *mut ImageInfo, size_t) -> c_int;
+        rbd_get_size(ImageHandle, *mut u64) -> c_int;
+        rbd_get_features(ImageHandle, *mut u64) -> c_int;
+        rbd_get_id(ImageHandle, *mut c_char, size_t) -> c_int;
+        rbd_resize(ImageHandle, u64) -> c_int;
+        rbd_update_watch(ImageHandle, *mut u64, UpdateCallback, *mut c_void) -> c_int;
+        rbd_update_unwatch(ImageHandle, u64) -> c_int;
+        rbd_lock_acquire(ImageHandle, c_int) -> c_int;
+        rbd_lock_get_owners(ImageHandle, *mut c_int, *mut *mut c_char, *mut size_t) -> c_int;
+        rbd_lock_get_owners_cleanup(*mut *mut c_char, size_t);
+        rbd_lock_break(ImageHandle, c_int, *const c_char) -> c_int;
+        rbd_aio_create_completion(*mut c_void, AioCallback, *mut Aio) -> c_int;
+        rbd_aio_get_return_value(Aio) -> ssize_t;
+        rbd_aio_release(Aio);
+        rbd_aio_readv(ImageHandle, *const libc::iovec, c_int, u64, Aio) -> c_int;
+        rbd_aio_writev(ImageHandle, *const libc::iovec, c_int, u64, Aio) -> c_int;
+        rbd_aio_flush(ImageHandle, Aio) -> c_int;
+        rbd_aio_discard(ImageHandle, u64, u64, Aio) -> c_int;
+        rbd_aio_write_zeroes(ImageHandle, u64, size_t, Aio, c_int, c_int) -> c_int;
+    }
+}
+
+static LIBRARY: OnceLock<Result<Library, LibraryError>> = OnceLock::new();
+
+impl Library {
+    /// Loads both libraries, once. To be called before the process confines itself, as the dynamic linker
+    /// makes memory executable.
+    ///
+    /// # Errors
+    /// One of them is missing, or too old.
+    pub fn load() -> Result<&'static Library, LibraryError> {
+        LIBRARY.get_or_init(Library::find).as_ref().map_err(Clone::clone)
+    }
+
+    /// The libraries, if [`Library::load`] was called.
+    ///
+    /// # Errors
+    /// As there; or it was not.
+    pub fn loaded() -> Result<&'static Library, LibraryError> {
+        match LIBRARY.get() {
+            Some(loaded) => loaded.as_ref().map_err(Clone::clone),
+            None => Err(LibraryError::NotLoaded),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_missing_is_named_with_its_package() {
+        let missing = Open::new(Source("librbd.so.999", "librbd1")).err().unwrap().to_string();
+        assert!(missing.starts_with("images of Ceph need librbd.so.999, which cannot be loaded ("));
+        assert!(missing.ends_with("): install Debian's package librbd1"), "{missing}");
+    }
+
+    #[test]
+    fn a_library_that_lacks_a_function_is_too_old() {
+        let libc = Open::new(Source("libc.so.6", "libc6")).unwrap();
+        assert!(libc.symbol("getpid").is_ok());
+        let older = libc.symbol("rbd_aio_write_zeroes").unwrap_err().to_string();
+        assert!(older.starts_with("libc.so.6 has no rbd_aio_write_zeroes: install"), "{older}");
+    }
+
+    #[test]
+    fn what_nobody_loaded_is_said_to_need_an_option() {
+        // Another test of this process may have loaded it.
+        if LIBRARY.get().is_none() {
+            let why = Library::loaded().err().unwrap().to_string();
+            assert_eq!(why, "this target serves no images of Ceph: start it with --rbd");
+        }
+    }
+}

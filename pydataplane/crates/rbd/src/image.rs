@@ -1,0 +1,471 @@
+//! An open image: its lock, its size, its end.
+//!
+//! All of it is for threads that may wait: each call asks the cluster. What a reactor does is in
+//! `channel`.
+
+use std::ffi::CStr;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use bdev::Registry;
+use libc::{c_char, c_int, c_void};
+use parking_lot::{Condvar, Mutex};
+use uuid::Uuid;
+
+use crate::Error;
+use crate::cluster::{Client, Cluster, News, check, failed, spawn, text};
+use crate::ffi::{FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, IoCtx, LOCK_EXCLUSIVE, Library};
+
+/// Longest identity of an image, in bytes.
+const ID_MAX: usize = 64;
+/// Holders of a lock that are told at most.
+const OWNERS_MAX: usize = 8;
+
+/// Which image, and for whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Pool, or `POOL/NAMESPACE`.
+    pub pool: String,
+    /// Name of the image, or `IMAGE@SNAPSHOT`, which is read-only.
+    pub image: String,
+    /// Only to be read.
+    pub read_only: bool,
+    /// Other clients may write to it, too; else it is locked for this one.
+    pub shared: bool,
+}
+
+impl Source {
+    /// Pool and name, as Ceph's commands take them.
+    pub fn path(&self) -> String {
+        format!("{}/{}", self.pool, self.image)
+    }
+
+    fn pool_and_namespace(&self) -> (&str, &str) {
+        self.pool.split_once('/').unwrap_or((&self.pool, ""))
+    }
+
+    fn name_and_snapshot(&self) -> (&str, Option<&str>) {
+        match self.image.split_once('@') {
+            Some((name, snapshot)) => (name, Some(snapshot)),
+            None => (&self.image, None),
+        }
+    }
+
+    fn is_written(&self) -> bool {
+        !self.read_only && self.name_and_snapshot().1.is_none()
+    }
+}
+
+/// Tells when an image is closed.
+#[derive(Clone, Default)]
+pub struct Closing(Arc<(Mutex<bool>, Condvar)>);
+
+impl Closing {
+    /// Waits until it is, `timeout` at most; whether it is.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        let (closed, changed) = &*self.0;
+        let end = Instant::now() + timeout;
+        let mut closed = closed.lock();
+        while !*closed {
+            if changed.wait_until(&mut closed, end).timed_out() {
+                return *closed;
+            }
+        }
+        true
+    }
+
+    fn closed(&self) {
+        let (closed, changed) = &*self.0;
+        *closed.lock() = true;
+        changed.notify_all();
+    }
+}
+
+/// An image that is open, but not locked. Closed on a thread of its own when it is dropped.
+pub struct OpenedImage {
+    cluster: Arc<Cluster>,
+    library: &'static Library,
+    source: Source,
+    io: IoCtx,
+    image: ImageHandle,
+    /// What to take back before it is closed.
+    watch: Mutex<Option<Watch>>,
+    closing: Closing,
+    fsid: Uuid,
+    discard_granularity: u64,
+}
+
+/// What librbd tells changes of the header to.
+struct Watch {
+    handle: u64,
+    told: *mut Told,
+}
+
+/// What the callback gets.
+struct Told {
+    image: Weak<Image>,
+    news: Sender<News>,
+}
+
+// SAFETY: librbd is thread-safe; the pointers are used through it alone, and `told` after the last callback.
+unsafe impl Send for OpenedImage {}
+// SAFETY: as above.
+unsafe impl Sync for OpenedImage {}
+
+impl OpenedImage {
+    /// Opens an image, which others may have open and locked.
+    ///
+    /// # Errors
+    /// Why not, with what to do.
+    pub fn open(cluster: &Arc<Cluster>, source: Source) -> Result<OpenedImage, Error> {
+        let Client { library, rados, fsid, discard_granularity } = cluster.client(Duration::MAX)?;
+        let (pool, namespace) = source.pool_and_namespace();
+        let (name, snapshot) = source.name_and_snapshot();
+        let (pool_, name) = (text("the pool's name", pool)?, text("the image's name", name)?);
+        let namespace = text("the namespace", namespace)?;
+        let snapshot =
+            snapshot.map(|snapshot| text("the snapshot's name", snapshot)).transpose()?;
+        let mut io: IoCtx = ptr::null_mut();
+        // SAFETY: a connected client, a zero-terminated text, and where the result is to be.
+        let made = unsafe { (library.rados_ioctx_create)(rados, pool_.as_ptr(), &mut io) };
+        check(made, || {
+            format!(
+                "pool {pool} of cluster {} cannot be used: `ceph osd lspools` lists them",
+                cluster.name()
+            )
+        })?;
+        // SAFETY: made above, not used yet.
+        unsafe { (library.rados_ioctx_set_namespace)(io, namespace.as_ptr()) };
+        let mut image: ImageHandle = ptr::null_mut();
+        let at = snapshot.as_ref().map_or(ptr::null(), |snapshot| snapshot.as_ptr());
+        let open = if source.is_written() { library.rbd_open } else { library.rbd_open_read_only };
+        // SAFETY: a pool of a connected client, zero-terminated texts or null, and where the result is to be.
+        let opened = unsafe { open(io, name.as_ptr(), &mut image, at) };
+        if opened < 0 {
+            // SAFETY: made above, and used by nobody.
+            unsafe { (library.rados_ioctx_destroy)(io) };
+            return Err(failed(format!("image {} cannot be opened", source.path()), opened));
+        }
+        Ok(OpenedImage {
+            cluster: Arc::clone(cluster),
+            library,
+            source,
+            io,
+            image,
+            watch: Mutex::default(),
+            closing: Closing::default(),
+            fsid,
+            discard_granularity,
+        })
+    }
+
+    /// Which image.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// Waits until nobody else writes to it, and nobody can from then on.
+    fn lock(&self) -> Result<(), Error> {
+        let image = self.source.path();
+        let mut features = 0;
+        // SAFETY: an open image, and where the result is to be.
+        let told = unsafe { (self.library.rbd_get_features)(self.image, &mut features) };
+        check(told, || format!("the features of image {image} are not told"))?;
+        if features & FEATURE_EXCLUSIVE_LOCK == 0 {
+            return Err(Error::NoLock { image });
+        }
+        for owner in self.lock_owners() {
+            if self.cluster.is_of_the_past(&owner) {
+                self.break_lock(&owner)?;
+            }
+        }
+        // SAFETY: an open image.
+        let locked = unsafe { (self.library.rbd_lock_acquire)(self.image, LOCK_EXCLUSIVE) };
+        match -locked {
+            ..=0 => Ok(()),
+            libc::EROFS | libc::EBUSY | libc::EAGAIN => {
+                let owners = self.lock_owners();
+                let owner = if owners.is_empty() { "?".into() } else { owners.join(" and ") };
+                Err(Error::Locked { image, owner })
+            }
+            _ => Err(failed(format!("image {image} cannot be locked"), locked)),
+        }
+    }
+
+    /// Takes the lock from a client that is gone, which the cluster keeps out from then on.
+    fn break_lock(&self, owner: &str) -> Result<(), Error> {
+        let image = self.source.path();
+        let owner_ = text("an address", owner)?;
+        // SAFETY: an open image and a zero-terminated text.
+        let broken =
+            unsafe { (self.library.rbd_lock_break)(self.image, LOCK_EXCLUSIVE, owner_.as_ptr()) };
+        // Somebody else may have been quicker.
+        if broken < 0 && broken != -libc::ENOENT && broken != -libc::EBUSY {
+            return Err(failed(format!("image {image} stays locked by {owner}"), broken));
+        }
+        tracing::info!(
+            "image {image} was locked by {owner}, this target's process before, and is free"
+        );
+        Ok(())
+    }
+
+    /// Addresses of the clients that have it locked.
+    fn lock_owners(&self) -> Vec<String> {
+        let mut mode: c_int = 0;
+        let mut owners: [*mut c_char; OWNERS_MAX] = [ptr::null_mut(); OWNERS_MAX];
+        let mut count = owners.len();
+        // SAFETY: an open image, and room for that many.
+        let told = unsafe {
+            (self.library.rbd_lock_get_owners)(
+                self.image,
+                &mut mode,
+                owners.as_mut_ptr(),
+                &mut count,
+            )
+        };
+        if told < 0 {
+            return Vec::new();
+        }
+        let of = &owners[..count.min(OWNERS_MAX)];
+        // SAFETY: zero-terminated texts, ours until they are given back.
+        let texts = of.iter().map(|owner| unsafe { CStr::from_ptr(*owner) });
+        let texts = texts.map(|text| text.to_string_lossy().into_owned()).collect();
+        // SAFETY: those of the call above, once.
+        unsafe { (self.library.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
+        texts
+    }
+
+    /// Size and object size, in bytes.
+    fn stat(&self) -> Result<(u64, u64), Error> {
+        let mut info = ImageInfo::NONE;
+        // SAFETY: an open image, and room for what is told, of that size.
+        let told =
+            unsafe { (self.library.rbd_stat)(self.image, &mut info, size_of::<ImageInfo>()) };
+        check(told, || format!("the size of image {} is not told", self.source.path()))?;
+        Ok((info.size, info.object_size))
+    }
+
+    /// Identity of the image: the same on every host.
+    fn uuid(&self) -> Result<Uuid, Error> {
+        let mut id = [0 as c_char; ID_MAX];
+        // SAFETY: an open image, and a buffer of that length.
+        let told = unsafe { (self.library.rbd_get_id)(self.image, id.as_mut_ptr(), id.len()) };
+        check(told, || format!("the identity of image {} is not told", self.source.path()))?;
+        // SAFETY: the pool of the open image.
+        let pool = unsafe { (self.library.rados_ioctx_get_id)(self.io) };
+        // SAFETY: zero-terminated by the call.
+        let id = unsafe { CStr::from_ptr(id.as_ptr()) }.to_string_lossy();
+        let namespace = self.source.pool_and_namespace().1;
+        let snapshot = self.source.name_and_snapshot().1.unwrap_or_default();
+        let name = format!("{pool}/{namespace}/{id}@{snapshot}");
+        Ok(Uuid::new_v5(&self.fsid, name.as_bytes()))
+    }
+
+    fn close(library: &Library, (image, io): (ImageHandle, IoCtx), watch: Option<Watch>) {
+        if let Some(Watch { handle, told }) = watch {
+            // SAFETY: an open image and its watch; it waits for a callback that runs.
+            unsafe { (library.rbd_update_unwatch)(image, handle) };
+            // SAFETY: made by `Box::into_raw`, and no callback has it any more.
+            drop(unsafe { Box::from_raw(told) });
+        }
+        // SAFETY: the image is used by nobody any more. The lock goes with it.
+        unsafe { (library.rbd_close)(image) };
+        // SAFETY: nor is its pool.
+        unsafe { (library.rados_ioctx_destroy)(io) };
+    }
+}
+
+impl Drop for OpenedImage {
+    fn drop(&mut self) {
+        struct Parts(&'static Library, (ImageHandle, IoCtx), Option<Watch>);
+        // SAFETY: librbd is thread-safe, and nobody else has them any more.
+        unsafe impl Send for Parts {}
+        let parts = Parts(self.library, (self.image, self.io), self.watch.lock().take());
+        // The client stays until the image is closed, which a cluster that does not answer delays.
+        let (cluster, closing) = (Arc::clone(&self.cluster), self.closing.clone());
+        let closed = spawn("rbd close", move || {
+            let parts = parts;
+            let Parts(library, handles, watch) = parts;
+            OpenedImage::close(library, handles, watch);
+            drop(cluster);
+            closing.closed();
+        });
+        if let Err(why) = closed {
+            tracing::error!("image {} stays open: {why}", self.source.path());
+        }
+    }
+}
+
+/// An image in use by a bdev.
+pub(crate) struct Image {
+    opened: OpenedImage,
+    /// Name of the bdev.
+    bdev: String,
+    registry: Registry,
+    block_size: u32,
+    num_blocks: AtomicU64,
+    object_size: u64,
+    uuid: Uuid,
+    /// The cluster does not serve this client any more.
+    fenced: AtomicBool,
+    news: Sender<News>,
+    this: Weak<Image>,
+}
+
+impl Image {
+    /// Takes an open image into use: locks it, unless it is shared or only read, and looks at its size
+    /// from then on.
+    ///
+    /// # Errors
+    /// Why not, with what to do.
+    pub(crate) fn new(
+        opened: OpenedImage,
+        registry: &Registry,
+        bdev: &str,
+        block_size: u32,
+    ) -> Result<Arc<Image>, Error> {
+        if opened.source.is_written() && !opened.source.shared {
+            opened.lock()?;
+        }
+        let ((bytes, object_size), uuid) = (opened.stat()?, opened.uuid()?);
+        let news = opened.cluster.news()?;
+        let image = Arc::new_cyclic(|this| Image {
+            opened,
+            bdev: bdev.to_owned(),
+            registry: registry.clone(),
+            block_size,
+            num_blocks: AtomicU64::new(bytes / u64::from(block_size)),
+            object_size,
+            uuid,
+            fenced: AtomicBool::new(false),
+            news,
+            this: this.clone(),
+        });
+        image.watch()?;
+        // It may have changed before it was watched.
+        image.look_again();
+        Ok(image)
+    }
+
+    fn watch(&self) -> Result<(), Error> {
+        let told = Told { image: self.this.clone(), news: self.news.clone() };
+        let told = Box::into_raw(Box::new(told));
+        let mut handle = 0;
+        let OpenedImage { library, image, .. } = self.opened;
+        // SAFETY: an open image; `told` stays until the watch is taken back.
+        let watched =
+            unsafe { (library.rbd_update_watch)(image, &mut handle, changed, told.cast()) };
+        if watched < 0 {
+            // SAFETY: of `Box::into_raw`, and nobody has it.
+            drop(unsafe { Box::from_raw(told) });
+            let path = self.opened.source.path();
+            return Err(failed(format!("image {path} cannot be watched"), watched));
+        }
+        *self.opened.watch.lock() = Some(Watch { handle, told });
+        Ok(())
+    }
+
+    pub(crate) fn library(&self) -> &'static Library {
+        self.opened.library
+    }
+
+    pub(crate) fn handle(&self) -> ImageHandle {
+        self.opened.image
+    }
+
+    pub(crate) fn source(&self) -> &Source {
+        &self.opened.source
+    }
+
+    pub(crate) fn cluster(&self) -> &Arc<Cluster> {
+        &self.opened.cluster
+    }
+
+    pub(crate) fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    pub(crate) fn num_blocks(&self) -> u64 {
+        self.num_blocks.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn object_size(&self) -> u64 {
+        self.object_size
+    }
+
+    pub(crate) fn discard_granularity(&self) -> u64 {
+        self.opened.discard_granularity
+    }
+
+    pub(crate) fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+
+    pub(crate) fn is_written(&self) -> bool {
+        self.opened.source.is_written()
+    }
+
+    pub(crate) fn closing(&self) -> Closing {
+        self.opened.closing.clone()
+    }
+
+    #[inline]
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.fenced.load(Ordering::Relaxed)
+    }
+
+    /// The cluster answered that it does not serve this client any more.
+    #[cold]
+    pub(crate) fn fence(&self) {
+        if !self.fenced.swap(true, Ordering::Relaxed) {
+            _ = self.news.send(News::Fenced(self.this.clone()));
+        }
+    }
+
+    pub(crate) fn say_fenced(&self) {
+        tracing::error!(
+            "bdev {}: the cluster {} has fenced this host, so image {} is not served any more: when \
+             nothing else writes to it, delete the bdev and create it again",
+            self.bdev,
+            self.cluster().name(),
+            self.source().path()
+        );
+    }
+
+    /// Takes over the size that the image has now, and tells of it.
+    pub(crate) fn look_again(&self) {
+        let mut bytes = 0;
+        // SAFETY: an open image, and where the result is to be.
+        let told = unsafe { (self.library().rbd_get_size)(self.handle(), &mut bytes) };
+        if told < 0 {
+            let why =
+                failed(format!("the size of image {} is not told", self.source().path()), told);
+            tracing::warn!("{why}");
+            return;
+        }
+        let blocks = bytes / u64::from(self.block_size);
+        if self.num_blocks.swap(blocks, Ordering::Relaxed) != blocks {
+            tracing::debug!(bdev = self.bdev, blocks, "resized");
+            self.registry.notify_resized(&self.bdev);
+        }
+    }
+
+    /// Changes the size of the image.
+    pub(crate) fn resize(&self, bytes: u64) -> Result<(), Error> {
+        // SAFETY: an open image.
+        let resized = unsafe { (self.library().rbd_resize)(self.handle(), bytes) };
+        check(resized, || format!("image {} cannot be resized", self.source().path()))?;
+        self.look_again();
+        Ok(())
+    }
+}
+
+/// Called by librbd when an image's header has changed. It must not call librbd.
+extern "C" fn changed(told: *mut c_void) {
+    // SAFETY: what was given to `rbd_update_watch`, which stays until no callback runs any more.
+    let Told { image, news } = unsafe { &*told.cast::<Told>() };
+    _ = news.send(News::Changed(image.clone()));
+}

@@ -1,0 +1,41 @@
+//! Images of Ceph (RBD) as bdevs, by librbd.
+//!
+//! Owns: how librados and librbd are found and called, clients of clusters, open images with their locks,
+//! and the bdev. Never links with those libraries, never lets one of their threads touch anything of the
+//! target's but a ring of ended I/Os, and never waits on a reactor. Called by the target's methods.
+//!
+//! | file | noun |
+//! | --- | --- |
+//! | `ffi` | [`Library`]: the functions of both libraries, found at run time |
+//! | `cluster` | [`Cluster`]: a client, which connects on a thread of its own; [`within`]: calls with a limit |
+//! | `clusters` | [`Clusters`]: those of a process |
+//! | `clients` | the addresses of clients, recorded for the next process |
+//! | `image` | [`OpenedImage`], [`Source`]: an image, its lock, its size; [`Closing`] |
+//! | `disk` | [`Disk`]: the bdev |
+//! | `channel` | its queue pair: the whole I/O path |
+//! | `ring` | how ended I/Os come back from librbd's threads |
+//! | `errno` | what a guest's I/O ends with |
+//! | `error` | [`Error`]: why something cannot be done |
+//!
+//! An image that is to be written is locked for this host alone, unless it is shared: another client's
+//! write is refused by the cluster, and a client that the cluster has fenced (blocklisted) has every I/O
+//! fail at once. A cluster that does not answer keeps I/O of its own images waiting, and threads that open
+//! and close them, nothing else.
+
+mod channel;
+mod clients;
+mod cluster;
+mod clusters;
+mod disk;
+mod errno;
+mod error;
+mod ffi;
+mod image;
+mod ring;
+
+pub use cluster::{Cluster, ClusterOptions, ConfigFile, exit, is_quiet, wait_until_quiet, within};
+pub use clusters::Clusters;
+pub use disk::Disk;
+pub use error::Error;
+pub use ffi::{Library, LibraryError};
+pub use image::{Closing, OpenedImage, Source};

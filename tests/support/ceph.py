@@ -1,0 +1,206 @@
+"""A real Ceph for tests: a monitor and an OSD on a file, no manager; all of it on 127.0.0.1."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.scratch import short_directory
+from tests.support.wait import until
+
+PACKAGES = ("ceph-mon", "ceph-osd", "ceph-common", "librbd1")
+"""Of Debian."""
+COMMAND_DEADLINE_S = 60
+POOL = "rbd"
+_CONFIG = """
+[global]
+fsid = {fsid}
+auth cluster required = {auth}
+auth service required = {auth}
+auth client required = {auth}
+osd crush chooseleaf type = 0
+osd pool default size = 1
+osd pool default min size = 1
+mon allow pool size one = true
+mon warn on pool no redundancy = false
+mon data avail crit = 0
+mon initial members = a
+mon host = v2:127.0.0.1:{port}
+public addr = 127.0.0.1
+run dir = {directory}/run
+admin socket = {directory}/run/$cluster-$name.asok
+log file = {directory}/log/$name.log
+pid file = {directory}/run/$name.pid
+[client]
+keyring = {directory}/keyring
+admin socket =
+log file =
+[mon.a]
+mon data = {directory}/mon
+[osd]
+osd objectstore = bluestore
+bluestore block size = 2147483648
+bluestore block wal create = false
+bluestore block db create = false
+bluestore fsck on mkfs = false
+osd data = {directory}/osd
+osd class load list = *
+osd class default list = *
+osd memory target = 939524096
+"""
+
+
+def free_port() -> int:
+    """Returns a port of TCP that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Ceph:
+    """A cluster whose files are in `directory`; its path is short, as sockets are made in it."""
+
+    def __init__(self, directory: Path, *, key: bool = False) -> None:
+        """Makes and starts it; `key`: clients need one, which is in `keyring`."""
+        self.directory = directory
+        self.conf = directory / "ceph.conf"
+        self.keyring = directory / "keyring"
+        self.fsid = str(uuid.uuid4())
+        for name in ("mon", "osd", "run", "log"):
+            (directory / name).mkdir()
+        auth = "cephx" if key else "none"
+        text = _CONFIG.format(fsid=self.fsid, auth=auth, directory=directory, port=free_port())
+        self.conf.write_text(text)
+        self.environment = {**os.environ, "CEPH_CONF": str(self.conf)}
+        self._make_monitor()
+        self._make_osd()
+        self.run("ceph", "osd", "pool", "create", POOL, "8")
+        self.run("ceph", "osd", "pool", "application", "enable", POOL, "rbd")
+
+    def run(self, *command: str, deadline_s: float = COMMAND_DEADLINE_S) -> str:
+        """Runs a command of Ceph's and returns what it printed."""
+        done = self.tried(*command, deadline_s=deadline_s)
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def tried(
+        self, *command: str, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command of Ceph's that may fail."""
+        return subprocess.run(
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+            check=False,
+        )
+
+    def rbd(self, *words: str) -> str:
+        """Runs `rbd` and returns what it printed."""
+        return self.run("rbd", *words)
+
+    def image(self, name: str, size_in_mib: int = 64, *options: str) -> str:
+        """Makes an image; returns its name."""
+        self.rbd("create", "--size", f"{size_in_mib}M", *options, f"{POOL}/{name}")
+        return name
+
+    def content(self, image: str) -> bytes:
+        """Returns what `rbd export` says an image or snapshot holds."""
+        path = self.directory / "exported"
+        path.unlink(missing_ok=True)
+        self.rbd("export", "--no-progress", f"{POOL}/{image}", str(path))
+        return path.read_bytes()
+
+    def pid(self, daemon: str) -> int:
+        """The process of `mon.a` or `osd.0`."""
+        return int((self.directory / "run" / f"{daemon}.pid").read_text())
+
+    def kill_osd(self) -> None:
+        """Ends the OSD as a crash does."""
+        pid = self.pid("osd.0")
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not _runs(pid), "the OSD to be gone")
+
+    def start_osd(self) -> None:
+        """Starts the OSD."""
+        self.run("ceph-osd", "--id", "0")
+
+    def stop(self) -> None:
+        """Ends all of it."""
+        for daemon in ("osd.0", "mon.a"):
+            with contextlib.suppress(OSError, ValueError):
+                pid = self.pid(daemon)
+                os.kill(pid, signal.SIGCONT)
+                os.kill(pid, signal.SIGKILL)
+                until(lambda pid=pid: not _runs(pid), f"{daemon} to be gone")  # type: ignore[misc]
+
+    def _make_monitor(self) -> None:
+        ring = str(self.keyring)
+        for name, caps in (
+            ("mon.", ("mon", "allow *")),
+            ("client.admin", ("mon", "allow *", "osd", "allow *", "mgr", "allow *")),
+        ):
+            pairs = zip(caps[::2], caps[1::2], strict=True)
+            given = [word for pair in pairs for word in ("--cap", *pair)]
+            create = [] if self.keyring.exists() else ["--create-keyring"]
+            self.run("ceph-authtool", ring, *create, "--gen-key", "-n", name, *given)
+        monmap, address = str(self.directory / "monmap"), self._monitor()
+        self.run("monmaptool", "--create", "--fsid", self.fsid, "--addv", "a", address, monmap)
+        self.run("ceph-mon", "--id", "a", "--mkfs", "--monmap", monmap, "--keyring", ring)
+        self.run("ceph-mon", "--id", "a")
+
+    def _monitor(self) -> str:
+        (line,) = (line for line in self.conf.read_text().splitlines() if "mon host" in line)
+        return f"[{line.split(' = ')[1]}]"
+
+    def _make_osd(self) -> None:
+        identity = str(uuid.uuid4())
+        self.run("ceph", "osd", "new", identity)
+        self.run("ceph", "osd", "crush", "add", "osd.0", "1", "root=default")
+        ring = self.directory / "osd" / "keyring"
+        self.run("ceph-authtool", str(ring), "--create-keyring", "--gen-key", "-n", "osd.0")
+        allowed = ("osd", "allow *", "mon", "allow profile osd")
+        self.run("ceph", "auth", "add", "osd.0", *allowed, "-i", str(ring))
+        self.run("ceph-osd", "--id", "0", "--mkfs", "--osd-uuid", identity)
+        self.start_osd()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def lacks() -> list[str]:
+    """Programs of PACKAGES that are not installed."""
+    return [name for name in ("ceph-mon", "ceph-osd", "rbd") if shutil.which(name) is None]
+
+
+@contextlib.contextmanager
+def cluster(*, key: bool = False) -> Iterator[Ceph]:
+    """A cluster for the duration of a block."""
+    with short_directory("ceph-", "/var/tmp") as directory:
+        made: list[Ceph] = []
+        try:
+            made.append(Ceph(directory, key=key))
+            yield made[0]
+        finally:
+            (made or [_Unmade(directory)])[0].stop()
+
+
+class _Unmade(Ceph):
+    """What is there of a cluster that could not be made."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory

@@ -1,0 +1,458 @@
+"""Images of a real Ceph as bdevs: the unmodified client, verified I/O, locks, failing clusters."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydataplane.errors import RpcError
+from tests.support.ceph import POOL, Ceph, cluster, lacks
+from tests.support.frozen import freeze, frozen
+from tests.support.initiator import Initiator
+from tests.support.load import Load
+from tests.support.target import Target
+from tests.support.wait import until
+from tests.target.conftest import MakeTarget
+
+pytestmark = [
+    pytest.mark.skipif(bool(lacks()), reason=f"not installed: {', '.join(lacks())}"),
+    pytest.mark.timeout(300),
+]
+
+SPDK_RPC = Path(sys.executable).with_name("spdk-rpc")
+MIB = 1 << 20
+BLOCK = 512
+#: What is driven here, and cannot be without a cluster.
+VERBS = {
+    "bdev_rbd_create",
+    "bdev_rbd_delete",
+    "bdev_rbd_get_clusters_info",
+    "bdev_rbd_register_cluster",
+    "bdev_rbd_resize",
+    "bdev_rbd_unregister_cluster",
+}
+NOENT, ACCES, BUSY, EXIST, INVAL, NOTSUP = -2, -13, -16, -17, -22, -95
+
+
+@pytest.fixture(scope="module")
+def ceph() -> Iterator[Ceph]:
+    """A cluster whose clients need a key."""
+    with cluster(key=True) as made:
+        yield made
+
+
+@pytest.fixture
+def target(make_target: MakeTarget, ceph: Ceph) -> Target:
+    """A target that is connected to the cluster as `ceph0`."""
+    made = make_target("--rbd").start()
+    made.rpc("bdev_rbd_register_cluster", name="ceph0", config_file=str(ceph.conf))
+    return made
+
+
+def disk(target: Target, image: str, **given: Any) -> str:
+    """Makes a bdev of the image's name."""
+    asked = {"name": image.replace("@", "-"), "cluster_name": "ceph0", "block_size": BLOCK, **given}
+    name: str = target.rpc("bdev_rbd_create", pool_name=POOL, rbd_name=image, **asked)
+    return name
+
+
+def info(target: Target, name: str) -> dict[str, Any]:
+    """Returns what bdev_get_bdevs says of a bdev."""
+    (found,) = target.rpc("bdev_get_bdevs", name=name)
+    return dict(found)
+
+
+def size_in_mib(target: Target, name: str) -> int:
+    """Returns the size of a bdev."""
+    return int(info(target, name)["num_blocks"]) * BLOCK // MIB
+
+
+@contextlib.contextmanager
+def guest_of(target: Target, *bdevs: str, ctrlr: str = "vm-1") -> Iterator[Initiator]:
+    """A guest whose targets 0 and on are bdevs."""
+    target.rpc("vhost_create_scsi_controller", ctrlr=ctrlr)
+    for number, bdev in enumerate(bdevs):
+        target.rpc(
+            "vhost_scsi_controller_add_target", ctrlr=ctrlr, scsi_target_num=number, bdev_name=bdev
+        )
+    with Initiator(target.vhost_dir / ctrlr) as guest:
+        guest.send("connect")
+        for number in range(len(bdevs)):
+            guest.ready(number)
+        yield guest
+
+
+@contextlib.contextmanager
+def load_on(target: Target, bdev: str, seed: int) -> Iterator[Load]:
+    """Verified I/O on a bdev for the duration of a block."""
+    with target.exported(bdev) as path, Load(path, 32 * MIB, seed, threads=2).running() as load:
+        yield load
+
+
+def test_the_unmodified_client_drives_every_method(make_target: MakeTarget, ceph: Ceph) -> None:
+    target, image = make_target("--rbd").start(), ceph.image("plain", 8)
+
+    def call(verb: str, *words: str) -> Any:
+        command = [str(SPDK_RPC), "-s", str(target.rpc_socket), verb, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        driven.add(verb)
+        with contextlib.suppress(json.JSONDecodeError):
+            return json.loads(done.stdout)
+        return done.stdout.strip()
+
+    driven: set[str] = set()
+    options = ("--user", "admin", "--config-file", str(ceph.conf), "--core-mask", "0x1")
+    assert call("bdev_rbd_register_cluster", "ceph0", *options) == "ceph0"
+    (one,) = call("bdev_rbd_get_clusters_info")
+    assert one == call("bdev_rbd_get_clusters_info", "-b", "ceph0")
+    shown = {"cluster_name": "ceph0", "user_id": "admin", "core_mask": "0x1", "connected": True}
+    assert one.items() >= {**shown, "config_file": str(ceph.conf), "bdevs": []}.items()
+    assert call("bdev_rbd_create", POOL, image, "512", "-c", "ceph0", "-b", "d0") == "d0"
+    found = info(target, "d0")
+    assert (found["product_name"], found["num_blocks"]) == ("Ceph Rbd Disk", 8 * MIB // 512)
+    shown = {"pool_name": POOL, "rbd_name": image, "user_id": "admin"}
+    assert found["driver_specific"]["rbd"].items() >= shown.items()
+    assert call("bdev_rbd_resize", "d0", "12") is True
+    assert size_in_mib(target, "d0") == 12
+    with pytest.raises(RpcError) as used:
+        target.rpc("bdev_rbd_unregister_cluster", name="ceph0")
+    assert (used.value.code, "in use by bdev d0" in used.value.message) == (BUSY, True)
+    call("bdev_rbd_delete", "d0")
+    # One of its own, by the options that a cluster would have.
+    keyring = f"keyring={ceph.keyring}"
+    (host,) = (line for line in ceph.conf.read_text().splitlines() if "mon host" in line)
+    monitors = f"mon_host={host.split(' = ')[1]}"
+    own = ("--config", monitors, "--config", keyring, "--user", "admin", "-r")
+    assert call("bdev_rbd_create", POOL, image, "4096", *own) == "Ceph0"
+    assert info(target, "Ceph0")["supported_io_types"]["write"] is False
+    call("bdev_rbd_delete", "Ceph0")
+    call("bdev_rbd_unregister_cluster", "ceph0")
+    with pytest.raises(RpcError) as none:
+        target.rpc("bdev_rbd_get_clusters_info")
+    assert none.value.code == NOENT
+    assert driven == VERBS
+
+
+def test_what_is_asked_for_wrongly_is_refused_in_a_sentence(target: Target, ceph: Ceph) -> None:
+    image = ceph.image("asked")
+    ceph.image("without-lock", 8, "--image-feature", "layering")
+    create = {"pool_name": POOL, "rbd_name": image, "block_size": 512, "cluster_name": "ceph0"}
+    for method, params, code, words in (
+        ("bdev_rbd_create", {**create, "pool_name": "none"}, NOENT, "ceph osd lspools"),
+        (
+            "bdev_rbd_create",
+            {**create, "rbd_name": "none"},
+            NOENT,
+            "image rbd/none cannot be opened",
+        ),
+        ("bdev_rbd_create", {**create, "rbd_name": f"{image}@none"}, NOENT, "cannot be opened"),
+        ("bdev_rbd_create", {**create, "block_size": 520}, INVAL, "512 or 4096"),
+        ("bdev_rbd_create", {**create, "cluster_name": "none"}, NOENT, "there is no cluster none"),
+        ("bdev_rbd_create", {**create, "rbd_name": "without-lock"}, INVAL, "rbd feature enable"),
+        ("bdev_rbd_register_cluster", {"name": "ceph0"}, EXIST, "is registered already"),
+        ("bdev_rbd_register_cluster", {"name": "c", "config_file": "/none"}, NOENT, "/none cannot"),
+        (
+            "bdev_rbd_register_cluster",
+            {"name": "c", "config_file": str(ceph.conf), "user_id": "nobody"},
+            ACCES,
+            "may read the key",
+        ),
+        ("bdev_rbd_unregister_cluster", {"name": "none"}, NOENT, "there is no cluster none"),
+    ):
+        with pytest.raises(RpcError) as refused:
+            target.rpc(method, **params)
+        assert (refused.value.code, words in refused.value.message) == (code, True), refused.value
+    name = disk(target, "without-lock", shared=True)
+    assert size_in_mib(target, name) == 8
+    with pytest.raises(RpcError) as smaller:
+        target.rpc("bdev_rbd_resize", name=name, new_size=4)
+    assert (smaller.value.code, "not become smaller" in smaller.value.message) == (INVAL, True)
+
+
+def test_a_target_without_the_library_says_what_to_do(make_target: MakeTarget, ceph: Ceph) -> None:
+    target = make_target().start()
+    with pytest.raises(RpcError) as refused:
+        target.rpc("bdev_rbd_register_cluster", name="ceph0", config_file=str(ceph.conf))
+    assert (refused.value.code, "start it with --rbd" in refused.value.message) == (NOTSUP, True)
+
+
+def test_what_a_guest_writes_is_what_rbd_exports(target: Target, ceph: Ceph) -> None:
+    image = ceph.image("written", 64, "--object-size", "1M")
+    disk(target, image)
+    chance = random.Random(1)
+    expected = bytearray(64 * MIB)
+    with guest_of(target, image) as guest:
+        # Across objects, and of a single block.
+        for lba, blocks in ((0, 1), (2047, 2), (2000, 6000), (131071, 1), (40000, 2048)):
+            data = chance.randbytes(blocks * BLOCK)
+            for at in range(0, blocks, 1000):
+                guest.write(lba + at, data[at * BLOCK : (at + 1000) * BLOCK])
+            expected[lba * BLOCK : (lba + blocks) * BLOCK] = data
+            assert guest.read(lba, min(blocks, 1000)) == data[: 1000 * BLOCK]
+        # UNMAP of two whole objects, WRITE SAME of zeroes of an odd range, SYNCHRONIZE CACHE.
+        unmap = bytearray(24)
+        unmap[:4] = bytes([0, 22, 0, 16])
+        unmap[8:20] = (2048).to_bytes(8, "big") + (4096).to_bytes(4, "big")
+        answer = guest.cdb(bytes([0x42, *bytes(6), 0, 24, 0]), data_out=bytes(unmap))
+        assert (answer["response"], answer["status"]) == (0, 0), answer
+        expected[2048 * BLOCK : 6144 * BLOCK] = bytes(4096 * BLOCK)
+        same = bytes([0x93, 0, *(6500).to_bytes(8, "big"), *(777).to_bytes(4, "big"), 0, 0])
+        answer = guest.cdb(same, data_out=bytes(BLOCK))
+        assert (answer["response"], answer["status"]) == (0, 0), answer
+        expected[6500 * BLOCK : 7277 * BLOCK] = bytes(777 * BLOCK)
+        answer = guest.cdb(bytes([0x35, *bytes(9)]))
+        assert (answer["response"], answer["status"]) == (0, 0), answer
+        assert guest.read(6400, 1000) == expected[6400 * BLOCK : 7400 * BLOCK]
+    assert ceph.content(image) == expected
+    used = json.loads(ceph.rbd("du", "--format", "json", f"{POOL}/{image}"))["images"][0]
+    # Objects of 1 MiB: 0, 1 (its end was written), 3, 19, 20 and 63; two were unmapped.
+    assert used["used_size"] < 8 * MIB
+    before = info(target, image)
+    target.restart()
+    after = info(target, image)
+    assert (after["uuid"], after["num_blocks"]) == (before["uuid"], before["num_blocks"])
+    with Initiator(target.vhost_dir / "vm-1") as guest:
+        guest.send("connect")
+        guest.ready()
+        assert guest.read(1000, 1000) == expected[1000 * BLOCK : 2000 * BLOCK]
+
+
+def test_a_resize_by_the_rbd_command_reaches_the_guest(target: Target, ceph: Ceph) -> None:
+    image = ceph.image("grows")
+    disk(target, image)
+    with guest_of(target, image) as guest:
+        ceph.rbd("resize", "--no-progress", "--size", "80M", f"{POOL}/{image}")
+        until(lambda: size_in_mib(target, image) == 80, "the target to see the new size")
+        # CAPACITY DATA HAS CHANGED.
+        (event,) = guest.send("events")["events"]
+        assert (event["event"], event["reason"] & 0xFF) == (3, 0x2A), event
+        guest.ready()
+        guest.write(80 * MIB // BLOCK - 1, bytes([7]) * BLOCK)
+        target.rpc("bdev_rbd_resize", name=image, new_size=96)
+        (event,) = guest.send("events")["events"]
+        assert event["event"] == 3, event
+        guest.ready()
+        capacity = guest.cdb(bytes([0x25, *bytes(9)]), data_in_len=8)["data_in"]
+        assert int.from_bytes(capacity[:4], "big") == 96 * MIB // BLOCK - 1
+
+
+def test_a_snapshot_is_a_disk_that_is_only_read(target: Target, ceph: Ceph) -> None:
+    image = ceph.image("kept", 8)
+    disk(target, image)
+    with guest_of(target, image) as guest:
+        guest.write(100, bytes([1]) * BLOCK)
+        # Through the target, which has the image locked.
+        ceph.rbd("snap", "create", "--no-progress", f"{POOL}/{image}@then")
+        guest.write(100, bytes([2]) * BLOCK)
+        then = disk(target, f"{image}@then")
+        with guest_of(target, then, ctrlr="vm-2") as other:
+            assert other.read(100, 1) == bytes([1]) * BLOCK
+            cdb = bytes([0x2A, 0, 0, 0, 0, 100, 0, 0, 1, 0])
+            refused = other.cdb(cdb, data_out=bytes(BLOCK))
+            assert refused["status"] == 2, refused
+            assert refused["sense"][2] & 15 == 7, "DATA PROTECT"
+        assert guest.read(100, 1) == bytes([2]) * BLOCK
+
+
+def test_a_second_writer_is_refused_and_a_shared_image_has_several(
+    target: Target, make_target: MakeTarget, ceph: Ceph
+) -> None:
+    image = ceph.image("locked", 8)
+    disk(target, image)
+    other = make_target("--rbd").start()
+    other.rpc("bdev_rbd_register_cluster", name="ceph0", config_file=str(ceph.conf))
+    with pytest.raises(RpcError) as refused:
+        disk(other, image)
+    assert (refused.value.code, "is locked by the client at" in refused.value.message) == (
+        BUSY,
+        True,
+    )
+    write = ("rbd", "bench", "--io-type", "write", "--io-total", "8K", f"{POOL}/{image}")
+    assert "Read-only" in ceph.tried(*write).stderr
+    # Whoever only reads may.
+    reader = disk(other, image, read_only=True)
+    target.rpc("bdev_rbd_delete", name=image)
+    other.rpc("bdev_rbd_delete", name=reader)
+    disk(other, image, shared=True)
+    disk(target, image, shared=True)
+    with guest_of(target, image) as here, guest_of(other, image) as there:
+        for number in range(1, 6):
+            here.write(number, bytes([number]) * BLOCK)
+            assert there.read(number, 1) == bytes([number]) * BLOCK
+            there.write(number, bytes([number + 100]) * BLOCK)
+            assert here.read(number, 1) == bytes([number + 100]) * BLOCK
+
+
+def test_a_host_that_was_fenced_serves_the_image_no_more(target: Target, ceph: Ceph) -> None:
+    image = ceph.image("fenced", 8)
+    disk(target, image)
+    target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=BLOCK)
+    with guest_of(target, image, "m0") as guest:
+        guest.write(1, bytes([1]) * BLOCK)
+        (lock,) = json.loads(ceph.rbd("lock", "ls", "--format", "json", f"{POOL}/{image}"))
+        ceph.run("ceph", "osd", "blocklist", "add", lock["address"])
+        cdb = bytes([0x2A, 0, 0, 0, 0, 1, 0, 0, 1, 0])
+
+        def fails() -> bool:
+            return bool(guest.cdb(cdb, data_out=bytes([2]) * BLOCK)["status"] == 2)
+
+        until(fails, "the cluster to tell")
+        read = guest.cdb(bytes([0x28, *cdb[1:]]), data_in_len=BLOCK)
+        assert read["status"] == 2, read
+        assert info(target, image)["driver_specific"]["rbd"]["fenced"] is True
+        until(lambda: "has fenced this host" in target.words())
+        guest.write(1, bytes([3]) * BLOCK, target=1)
+    assert target.words().count("has fenced this host") == 1
+    # Nobody wrote there but the host before it was fenced.
+    assert ceph.content(image)[: 3 * BLOCK] == bytes(BLOCK) + bytes([1]) * BLOCK + bytes(BLOCK)
+    ceph.run("ceph", "osd", "blocklist", "rm", lock["address"])
+
+
+def test_a_target_that_is_killed_has_its_images_again_at_once(target: Target, ceph: Ceph) -> None:
+    image = ceph.image("again")
+    disk(target, image)
+    with guest_of(target, image) as guest:
+        guest.write(5, bytes([5]) * BLOCK)
+        target.kill9()
+    target.start()
+    # When the target was ready: nobody waited for the cluster to give up the client before.
+    assert size_in_mib(target, image) == 64
+    assert "this target's process before, and is free" in target.words()
+    with Initiator(target.vhost_dir / "vm-1") as guest:
+        guest.send("connect")
+        guest.ready()
+        assert guest.read(5, 1) == bytes([5]) * BLOCK
+        guest.write(6, bytes([6]) * BLOCK)
+    assert ceph.content(image)[5 * BLOCK : 7 * BLOCK] == bytes([5]) * BLOCK + bytes([6]) * BLOCK
+
+
+def test_an_upgrade_takes_images_along_under_load(target: Target, ceph: Ceph) -> None:
+    image = ceph.image("upgraded")
+    disk(target, image)
+    with load_on(target, image, seed=2) as load:
+        load.progress(50)
+        target.upgrade()
+        load.progress(50)
+        target.kill9()
+        target.start()
+        load.progress(50)
+
+
+def test_an_osd_that_is_stopped_or_killed_delays_its_images_alone(
+    target: Target, ceph: Ceph
+) -> None:
+    image = ceph.image("osd")
+    disk(target, image)
+    target.rpc("bdev_malloc_create", name="m0", num_blocks=65536, block_size=BLOCK)
+    with load_on(target, image, seed=3) as load, load_on(target, "m0", seed=4) as other:
+        load.progress(50)
+        with frozen(ceph.pid("osd.0")):
+            other.progress(500)
+            before = load.operations
+            other.progress(500)
+            assert load.operations == before, "what the OSD has is answered without it"
+        load.progress(50)
+        ceph.kill_osd()
+        other.progress(500)
+        ceph.start_osd()
+        load.progress(50)
+
+
+def test_many_images_opened_at_once_stall_nobody(target: Target, ceph: Ceph) -> None:
+    images = [ceph.image(f"many{n}", 8) for n in range(24)]
+    target.rpc("bdev_malloc_create", name="m0", num_blocks=65536, block_size=BLOCK)
+    with load_on(target, "m0", seed=5) as load:
+        # The cluster does not answer, so that all are under way while the other disk is used.
+        freeze(ceph.pid("osd.0"))
+        opened: list[str] = []
+        threads = [
+            threading.Thread(target=lambda image=image: opened.append(disk(target, image)))
+            for image in images
+        ]
+        for thread in threads:
+            thread.start()
+        load.progress(500)
+        assert not opened
+        with frozen(ceph.pid("osd.0")):
+            pass
+        for thread in threads:
+            thread.join()
+        load.progress(50)
+    assert sorted(opened) == sorted(images)
+    target.restart()
+    assert {bdev["name"] for bdev in target.rpc("bdev_get_bdevs")} >= set(images)
+
+
+def test_a_target_stops_and_starts_while_its_cluster_does_not_answer(
+    target: Target, ceph: Ceph
+) -> None:
+    image = ceph.image("away", 8)
+    disk(target, image)
+    target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=BLOCK)
+    with guest_of(target, image, "m0") as guest:
+        guest.write(0, bytes([9]) * BLOCK)
+    with frozen(ceph.pid("osd.0")), frozen(ceph.pid("mon.a")):
+        # The image cannot be closed, which is said.
+        assert target.stop() == 1
+        assert "its cluster does not answer, so its image is not closed" in target.words()
+        target.start()
+        assert size_in_mib(target, "m0") == 1
+        (waits,) = target.rpc("bdev_rbd_get_clusters_info")
+        assert (waits["connected"], bool(waits["problem"])) == (False, True)
+        with pytest.raises(RpcError):
+            info(target, image)
+    until(lambda: image in {bdev["name"] for bdev in target.rpc("bdev_get_bdevs")}, "the image")
+    with Initiator(target.vhost_dir / "vm-1") as guest:
+        guest.send("connect")
+        guest.ready()
+        assert guest.read(0, 1) == bytes([9]) * BLOCK
+
+
+def test_a_key_is_recorded_for_the_target_alone_and_shown_to_nobody(
+    make_target: MakeTarget, ceph: Ceph
+) -> None:
+    image, target = ceph.image("secret", 8), make_target("--rbd").start()
+    key = ceph.run("ceph-authtool", str(ceph.keyring), "-n", "client.admin", "-p").strip()
+    (host,) = (line for line in ceph.conf.read_text().splitlines() if "mon host" in line)
+    options = {"mon_host": host.split(" = ")[1], "key": key}
+    target.rpc("bdev_rbd_register_cluster", name="ceph0", config_param=options)
+    disk(target, image)
+    record = target.state_dir / "config.json"
+    assert key in record.read_text()
+    assert stat.S_IMODE(record.stat().st_mode) == 0o600
+    target.restart()
+    assert size_in_mib(target, image) == 8
+    (cluster_,) = target.rpc("bdev_rbd_get_clusters_info")
+    assert cluster_["config_param"] == {"mon_host": options["mon_host"]}
+    shown = [
+        target.rpc("framework_get_config", name="bdev"),
+        target.rpc("bdev_get_bdevs"),
+        target.rpc("virtlun_get_status"),
+    ]
+    assert key not in json.dumps(shown) + target.words()
+    wrong = {**options, "key": key[:-6] + "AAAA=="}
+    with pytest.raises(RpcError) as refused:
+        target.rpc("bdev_rbd_register_cluster", name="other", config_param=wrong)
+    assert "may read the key" in refused.value.message
+    assert wrong["key"] not in target.words()
+
+
+def test_a_configuration_without_monitors_is_refused(
+    make_target: MakeTarget, tmp_path: Path
+) -> None:
+    target, empty = make_target("--rbd").start(), tmp_path / "ceph.conf"
+    empty.write_text("[global]\n")
+    with pytest.raises(RpcError) as refused:
+        target.rpc("bdev_rbd_register_cluster", name="ceph0", config_file=str(empty))
+    assert "cannot be reached" in refused.value.message
