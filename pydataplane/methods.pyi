@@ -683,6 +683,15 @@ class Export(TypedDict):
     """UUID of the bdev, the name of the file."""
 
 
+class StatusImages(TypedDict):
+    """Whether it serves images of Ceph."""
+
+    asked: bool
+    """Whether it was started with `--rbd`."""
+    problem: str | None
+    """Why it cannot, although it was."""
+
+
 class StatusReactor(TypedDict):
     """In the result of virtlun_get_status."""
 
@@ -740,6 +749,8 @@ class Status(TypedDict):
     """Whether the holder keeps connections of VMs, for which the end of this process is a pause
     then.
     """
+    images: StatusImages
+    """Whether it serves images of Ceph."""
     lvstores: int
     pid: int
     poll: bool

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from plugin.cli.main import main
 from pydataplane.errors import RpcError
 from tests.support.ceph import POOL, Ceph, cluster, lacks
 from tests.support.frozen import freeze, frozen
 from tests.support.initiator import Initiator
 from tests.support.load import Load
-from tests.support.target import Target
+from tests.support.target import Target, TargetFailed
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 
@@ -70,6 +72,13 @@ def info(target: Target, name: str) -> dict[str, Any]:
     """Returns what bdev_get_bdevs says of a bdev."""
     (found,) = target.rpc("bdev_get_bdevs", name=name)
     return dict(found)
+
+
+def doctor(target: Target) -> list[dict[str, str]]:
+    """Returns what `virtlun doctor` says of images and clusters."""
+    words = ["--socket", str(target.rpc_socket), "doctor", "--json"]
+    found = json.loads(CliRunner().invoke(main, words).stdout)
+    return [each for each in found if each["what"].startswith(("images of Ceph", "cluster "))]
 
 
 def size_in_mib(target: Target, name: str) -> int:
@@ -129,6 +138,7 @@ def test_the_unmodified_client_drives_every_method(make_target: MakeTarget, ceph
         target.rpc("bdev_rbd_unregister_cluster", name="ceph0")
     assert (used.value.code, "in use by bdev d0" in used.value.message) == (BUSY, True)
     call("bdev_rbd_delete", "d0")
+    ceph.rbd("snap", "create", "--no-progress", f"{POOL}/{image}@then")
     # One of its own, by the options that a cluster would have.
     keyring = f"keyring={ceph.keyring}"
     (host,) = (line for line in ceph.conf.read_text().splitlines() if "mon host" in line)
@@ -136,7 +146,11 @@ def test_the_unmodified_client_drives_every_method(make_target: MakeTarget, ceph
     own = ("--config", monitors, "--config", keyring, "--user", "admin", "-r")
     assert call("bdev_rbd_create", POOL, image, "4096", *own) == "Ceph0"
     assert info(target, "Ceph0")["supported_io_types"]["write"] is False
+    assert call("bdev_rbd_create", POOL, f"{image}@then", "512", *own) == "Ceph1"
+    # Both by one client, beside that of the cluster with a name.
+    assert len((target.state_dir / "rbd-clients").read_text().split()) == 2
     call("bdev_rbd_delete", "Ceph0")
+    call("bdev_rbd_delete", "Ceph1")
     call("bdev_rbd_unregister_cluster", "ceph0")
     with pytest.raises(RpcError) as none:
         target.rpc("bdev_rbd_get_clusters_info")
@@ -180,11 +194,29 @@ def test_what_is_asked_for_wrongly_is_refused_in_a_sentence(target: Target, ceph
     assert (smaller.value.code, "not become smaller" in smaller.value.message) == (INVAL, True)
 
 
-def test_a_target_without_the_library_says_what_to_do(make_target: MakeTarget, ceph: Ceph) -> None:
+def test_a_target_without_the_library_starts_and_says_what_to_do(
+    make_target: MakeTarget, ceph: Ceph, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refused(target: Target) -> str:
+        with pytest.raises(RpcError) as error:
+            target.rpc("bdev_rbd_register_cluster", name="ceph0", config_file=str(ceph.conf))
+        assert error.value.code == NOTSUP
+        return error.value.message
+
     target = make_target().start()
-    with pytest.raises(RpcError) as refused:
-        target.rpc("bdev_rbd_register_cluster", name="ceph0", config_file=str(ceph.conf))
-    assert (refused.value.code, "start it with --rbd" in refused.value.message) == (NOTSUP, True)
+    assert "start it with --rbd" in refused(target)
+    (found,) = doctor(target)
+    assert (found["state"], "without --rbd" in found["found"]) == ("ok", True)
+    # The linker finds this one first.
+    (tmp_path / "librbd.so.1").write_text("no library")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    target = make_target("--rbd").start()
+    said = refused(target)
+    assert "librbd.so.1" in said
+    assert "install Debian's package librbd1" in said
+    target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=BLOCK)
+    (found,) = doctor(target)
+    assert (found["state"], "package librbd1" in found["found"]) == ("failed", True)
 
 
 def test_what_a_guest_writes_is_what_rbd_exports(target: Target, ceph: Ceph) -> None:
@@ -394,6 +426,26 @@ def test_many_images_opened_at_once_stall_nobody(target: Target, ceph: Ceph) -> 
     assert {bdev["name"] for bdev in target.rpc("bdev_get_bdevs")} >= set(images)
 
 
+def test_an_upgrade_is_given_up_where_io_does_not_end_and_the_guest_goes_on(
+    target: Target, ceph: Ceph
+) -> None:
+    image = ceph.image("hangs")
+    disk(target, image)
+    with guest_of(target, image) as guest:
+        guest.write(0, bytes([1]) * BLOCK)
+        with frozen(ceph.pid("osd.0")):
+            write = bytes([0x2A, 0, 0, 0, 0, 8, 0, 0, 1, 0])
+            sent = guest.send("submit", cdb=write, data_out=bytes([2]) * BLOCK, target=0)
+            with pytest.raises(TargetFailed):
+                target.upgrade()
+            assert "has not answered for 5 s; no guest was held for it" in target.words()
+        answer = guest.send("wait", head=sent["head"], timeout_ms=60_000)
+        assert (answer["response"], answer["status"]) == (0, 0), answer
+        assert guest.read(8, 1) == bytes([2]) * BLOCK
+        target.upgrade()
+        assert guest.read(8, 1) == bytes([2]) * BLOCK
+
+
 def test_a_target_stops_and_starts_while_its_cluster_does_not_answer(
     target: Target, ceph: Ceph
 ) -> None:
@@ -410,9 +462,13 @@ def test_a_target_stops_and_starts_while_its_cluster_does_not_answer(
         assert size_in_mib(target, "m0") == 1
         (waits,) = target.rpc("bdev_rbd_get_clusters_info")
         assert (waits["connected"], bool(waits["problem"])) == (False, True)
+        (said,) = doctor(target)
+        assert (said["what"], said["state"]) == ("cluster ceph0", "failed")
+        assert f"wait for it: {image}" in said["found"]
         with pytest.raises(RpcError):
             info(target, image)
     until(lambda: image in {bdev["name"] for bdev in target.rpc("bdev_get_bdevs")}, "the image")
+    assert doctor(target)[0]["state"] == "ok"
     with Initiator(target.vhost_dir / "vm-1") as guest:
         guest.send("connect")
         guest.ready()

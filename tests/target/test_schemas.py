@@ -64,7 +64,7 @@ READS: dict[str, list[dict[str, Any]]] = {
     "virtlun_vhost_get_suspended": [{}, {"name": "vm-1"}],
     "virtlun_vhost_resume": [{"ctrlr": "vm-1"}],
 }
-NOT_HERE = {"framework_start_init", "bdev_aio_rescan"}
+NOT_HERE = {"framework_start_init", "bdev_aio_rescan", "bdev_rbd_get_clusters_info"}
 
 
 def schemas() -> dict[str, dict[str, Any]]:

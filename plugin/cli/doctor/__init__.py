@@ -86,6 +86,7 @@ def examinations(
         ("the helper's rights", rights.helper),
         ("lvstores", lambda: target.lvstores(socket)),
         ("checksums", lambda: target.checksums(socket)),
+        ("images of Ceph", lambda: target.images(socket)),
         ("gateway", lambda: libvirt.gateway(settings.gateway.listen)),
         ("hook", libvirt.hook),
         (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from plugin.cli import io_errors
 from plugin.cli.doctor.finding import Finding
@@ -163,3 +166,39 @@ def checksums(socket: Path) -> list[Finding]:
         return [Finding(what, "failed", text, CHECKSUM_ADVICE)]
     names = ", ".join(bdev["name"] for bdev in present)
     return [Finding(what, "ok", f"of {names}: no mismatch since the target has them")]
+
+
+def images(socket: Path) -> list[Finding]:
+    """Whether images of Ceph can be served, where that was asked for, and each cluster answers."""
+    what = "images of Ceph"
+    try:
+        found = supervise.status(socket).get("images", {"asked": False})
+        if not found["asked"]:
+            return [Finding(what, "ok", "none are served: the target was started without --rbd")]
+        if found["problem"]:
+            advice = "install it, then restart the target"
+            return [Finding(what, "failed", str(found["problem"]), advice)]
+        clusters = client(socket).call("bdev_rbd_get_clusters_info")
+    except TargetError as error:
+        if isinstance(error, RpcError) and error.code == -errno.ENOENT:
+            advice = "spdk-rpc -s SOCKET bdev_rbd_register_cluster NAME"
+            return [Finding(what, "ok", "librbd is there; no cluster is registered", advice)]
+        why = "not known, for the target does not tell"
+        return [Finding(what, "warning", why, "start it first")]
+    assert isinstance(clusters, list)
+    return [_cluster(each) for each in clusters]
+
+
+def _cluster(found: Mapping[str, Any]) -> Finding:
+    """Says whether a cluster answers, and whom it concerns."""
+    what = f"cluster {found['cluster_name']}"
+    bdevs = ", ".join(found["bdevs"])
+    if found["connected"]:
+        return Finding(what, "ok", f"connected; images: {bdevs or 'none'}")
+    waiting = f"; these wait for it: {bdevs}" if bdevs else ""
+    return Finding(
+        what,
+        "failed",
+        f"{found['problem']}{waiting}",
+        "`ceph -s` on this host says whether it works; the target goes on asking",
+    )

@@ -44,6 +44,16 @@ struct Status {
     flush_errors: Vec<String>,
     /// What waits for a disk that does not answer.
     waiting: Vec<Waiting>,
+    images: Images,
+}
+
+/// Whether it serves images of Ceph.
+#[derive(Serialize, JsonSchema)]
+struct Images {
+    /// Whether it was started with `--rbd`.
+    asked: bool,
+    /// Why it cannot, although it was.
+    problem: Option<String>,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -132,6 +142,15 @@ fn status(app: &App) -> Status {
         storage_complete: app.storage_is_complete(),
         flush_errors: flush_errors(app),
         waiting: app.waits.long().into_iter().map(Waiting::from).collect(),
+        images: images(),
+    }
+}
+
+fn images() -> Images {
+    match rbd::Library::loaded() {
+        Ok(_) => Images { asked: true, problem: None },
+        Err(rbd::LibraryError::NotLoaded) => Images { asked: false, problem: None },
+        Err(why) => Images { asked: true, problem: Some(why.to_string()) },
     }
 }
 
