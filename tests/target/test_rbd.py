@@ -81,6 +81,21 @@ def doctor(target: Target) -> list[dict[str, str]]:
     return [each for each in found if each["what"].startswith(("images of Ceph", "cluster "))]
 
 
+def number_of(value: int) -> bytes:
+    """A block that holds a number."""
+    return value.to_bytes(8, "big") + bytes(BLOCK - 8)
+
+
+def compare_and_write(guest: Initiator, lba: int, expected: bytes, written: bytes) -> bool:
+    """COMPARE AND WRITE; whether the blocks were as expected."""
+    cdb = bytes([0x89, 0, *lba.to_bytes(8, "big"), 0, 0, 0, len(written) // BLOCK, 0, 0])
+    answer = guest.cdb(cdb, data_out=expected + written)
+    if answer["status"] == 2 and answer["sense"][2] & 15 == 0xE:
+        return False
+    assert (answer["response"], answer["status"]) == (0, 0), answer
+    return True
+
+
 def size_in_mib(target: Target, name: str) -> int:
     """Returns the size of a bdev."""
     return int(info(target, name)["num_blocks"]) * BLOCK // MIB
@@ -243,13 +258,22 @@ def test_what_a_guest_writes_is_what_rbd_exports(target: Target, ceph: Ceph) -> 
         answer = guest.cdb(same, data_out=bytes(BLOCK))
         assert (answer["response"], answer["status"]) == (0, 0), answer
         expected[6500 * BLOCK : 7277 * BLOCK] = bytes(777 * BLOCK)
+        # WRITE SAME of a pattern, across objects.
+        block = chance.randbytes(BLOCK)
+        same = bytes([0x93, 0, *(8000).to_bytes(8, "big"), *(5000).to_bytes(4, "big"), 0, 0])
+        answer = guest.cdb(same, data_out=block)
+        assert (answer["response"], answer["status"]) == (0, 0), answer
+        expected[8000 * BLOCK : 13000 * BLOCK] = 5000 * block
+        assert compare_and_write(guest, 13000, bytes(BLOCK), block)
+        assert not compare_and_write(guest, 13000, bytes(BLOCK), bytes(BLOCK))
+        expected[13000 * BLOCK : 13001 * BLOCK] = block
         answer = guest.cdb(bytes([0x35, *bytes(9)]))
         assert (answer["response"], answer["status"]) == (0, 0), answer
         assert guest.read(6400, 1000) == expected[6400 * BLOCK : 7400 * BLOCK]
     assert ceph.content(image) == expected
     used = json.loads(ceph.rbd("du", "--format", "json", f"{POOL}/{image}"))["images"][0]
-    # Objects of 1 MiB: 0, 1 (its end was written), 3, 19, 20 and 63; two were unmapped.
-    assert used["used_size"] < 8 * MIB
+    # Objects 0, 3 to 6, 19, 20 and 63; those between were unmapped.
+    assert used["used_size"] == 8 * MIB
     before = info(target, image)
     target.restart()
     after = info(target, image)
@@ -324,6 +348,25 @@ def test_a_second_writer_is_refused_and_a_shared_image_has_several(
             assert there.read(number, 1) == bytes([number]) * BLOCK
             there.write(number, bytes([number + 100]) * BLOCK)
             assert here.read(number, 1) == bytes([number + 100]) * BLOCK
+        # COMPARE AND WRITE is one step for both: each counts up from what it finds there.
+        counted = [0, 0]
+
+        def count(which: int, guest: Initiator) -> None:
+            while counted[which] < 40:
+                found = int.from_bytes(guest.read(9, 1)[:8], "big")
+                if compare_and_write(guest, 9, number_of(found), number_of(found + 1)):
+                    counted[which] += 1
+
+        counting = [threading.Thread(target=count, args=of) for of in enumerate((here, there))]
+        for thread in counting:
+            thread.start()
+        for thread in counting:
+            thread.join()
+        assert here.read(9, 1) == there.read(9, 1) == number_of(80)
+        # Not where that would be two steps: across objects.
+        edge = 4 * MIB // BLOCK - 1
+        with pytest.raises(AssertionError, match=r"\(0, 2\)"):
+            compare_and_write(here, edge, bytes(2 * BLOCK), bytes(2 * BLOCK))
 
 
 def test_a_host_that_was_fenced_serves_the_image_no_more(target: Target, ceph: Ceph) -> None:

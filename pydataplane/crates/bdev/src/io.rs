@@ -85,6 +85,9 @@ pub enum IoError {
     /// The reference tag of a block's protection information is another block's.
     #[error("a block is another one than its reference tag says")]
     RefTag,
+    /// The blocks did not hold what they were to hold before they were written ([`Channel::submit_if`]).
+    #[error("the blocks do not hold what was expected")]
+    Miscompare,
 }
 
 /// What [`Channel::submit`] did with the I/O.
@@ -124,6 +127,21 @@ pub trait Channel {
     fn submit_protected(&mut self, _io: &Io, _with: &Protected) -> Submit {
         Submit::Done(Err(IoError::Unsupported))
     }
+    /// As [`Channel::submit`] of a write that is to be done where the blocks hold what `expected` begins with,
+    /// and to end as [`IoError::Miscompare`] where they do not. The caller has looked, and nobody in this process
+    /// writes to them meanwhile; so only a device that other hosts write to has to look again, in one step
+    /// with the write.
+    fn submit_if(&mut self, io: &Io, _expected: &Sg) -> Submit {
+        self.submit(io)
+    }
+    /// How many blocks [`Channel::submit_same`] writes at most; 0: it does not.
+    fn same_at_once(&self) -> u64 {
+        0
+    }
+    /// As [`Channel::submit`] of a write whose data is that of its list, again and again.
+    fn submit_same(&mut self, _io: &Io) -> Submit {
+        Submit::Done(Err(IoError::Unsupported))
+    }
     /// Which block of the I/O named `tag`, counted from its first one, is the first whose protection
     /// information is what it failed for, once, and soon after it ended.
     fn mismatch(&mut self, _tag: u64) -> Option<u64> {
@@ -151,7 +169,7 @@ impl Op {
 
 impl IoError {
     /// Number of kinds.
-    pub const COUNT: usize = 14;
+    pub const COUNT: usize = 15;
     /// All kinds, in the order of their discriminants.
     pub const ALL: [IoError; IoError::COUNT] = [
         IoError::OutOfRange,
@@ -168,6 +186,7 @@ impl IoError {
         IoError::Guard,
         IoError::AppTag,
         IoError::RefTag,
+        IoError::Miscompare,
     ];
 
     /// Short name for statistics and logs.
@@ -187,6 +206,7 @@ impl IoError {
             IoError::Guard => "guard",
             IoError::AppTag => "application_tag",
             IoError::RefTag => "reference_tag",
+            IoError::Miscompare => "miscompare",
         }
     }
 }

@@ -146,7 +146,7 @@ pub(crate) fn errno(e: IoError) -> Errno {
         IoError::BadLength => Errno::INVAL,
         IoError::ReadOnly => Errno::ROFS,
         IoError::ReadMedium | IoError::WriteMedium | IoError::Flush | IoError::Aborted => Errno::IO,
-        IoError::Guard | IoError::AppTag | IoError::RefTag => Errno::ILSEQ,
+        IoError::Guard | IoError::AppTag | IoError::RefTag | IoError::Miscompare => Errno::ILSEQ,
         IoError::Unsupported => Errno::OPNOTSUPP,
         IoError::Removed => Errno::NODEV,
         IoError::Resources => Errno::NOMEM,

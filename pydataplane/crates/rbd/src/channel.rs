@@ -12,9 +12,10 @@ use std::thread;
 use std::time::Duration;
 
 use bdev::{
-    Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Late, Op, Slots, Submit,
+    AlignedBuf, Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Late, Op,
+    Slots, Submit,
 };
-use guestmem::IoVec;
+use guestmem::{IoVec, Sg};
 use libc::{c_int, c_void};
 use reactor::IoContext;
 
@@ -29,6 +30,8 @@ const DEPTH: u16 = 256;
 const OBJECTS_AT_ONCE: u64 = 64;
 /// Runs of memory that one call takes at most (`IOV_MAX`).
 const RUNS_AT_ONCE: usize = 1024;
+/// Bytes that are compared and written in one step at most.
+const COMPARED_AT_ONCE: usize = 64 << 10;
 /// How often the end of what is in flight is looked for where a channel is closed too early.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -46,6 +49,32 @@ struct InFlight {
     runs: usize,
     /// Bytes of the part that is with librbd.
     part: u64,
+    how: How,
+}
+
+/// Which of librbd's calls a write is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Plain,
+    /// Only where the blocks are as expected.
+    Compared,
+    /// One piece of data again and again.
+    Same,
+}
+
+/// What is compared and written in one step, in one piece each, as librbd wants it.
+struct Compared {
+    expected: AlignedBuf,
+    written: AlignedBuf,
+    /// Where librbd says at which byte they differ, which nobody asks.
+    mismatch: Box<u64>,
+    in_use: bool,
+}
+
+impl InFlight {
+    fn new(io: Io, begun: u64) -> InFlight {
+        InFlight { io, begun, done: 0, runs: 0, part: 0, how: How::Plain }
+    }
 }
 
 /// See [`Channel`].
@@ -56,6 +85,8 @@ pub(crate) struct RbdChannel {
     ring: Arc<Ring>,
     late: Late,
     stats: ChannelStats,
+    /// Of an image that other hosts write to.
+    compared: Option<Compared>,
 }
 
 impl RbdChannel {
@@ -65,7 +96,13 @@ impl RbdChannel {
         stats: ChannelStats,
         io: &IoContext,
     ) -> RbdChannel {
-        let free = InFlight { io: Io::flush(0), begun: 0, done: 0, runs: 0, part: 0 };
+        let compared = image.source().shared.then(|| Compared {
+            expected: AlignedBuf::untouched(COMPARED_AT_ONCE),
+            written: AlignedBuf::untouched(COMPARED_AT_ONCE),
+            mismatch: Box::new(0),
+            in_use: false,
+        });
+        let free = InFlight::new(Io::flush(0), 0);
         RbdChannel {
             image,
             features,
@@ -73,6 +110,7 @@ impl RbdChannel {
             ring: Ring::new(DEPTH, io.waker()),
             late: Late::with_capacity(DEPTH),
             stats,
+            compared,
         }
     }
 
@@ -83,6 +121,22 @@ impl RbdChannel {
             physical_block_size: block_size,
             num_blocks: self.image.num_blocks(),
         }
+    }
+
+    /// Whether an I/O is to begin.
+    ///
+    /// # Errors
+    /// It is over, and how.
+    fn check(&mut self, io: &Io) -> Result<(), Result<(), IoError>> {
+        let checked = match self.image.is_fenced() {
+            true => Err(IoError::Removed),
+            false => io.check(&self.geometry(), &self.features),
+        };
+        if let Err(error) = checked {
+            self.stats.error(error);
+            return Err(Err(error));
+        }
+        if io.blocks == 0 && io.op != Op::Flush { Err(Ok(())) } else { Ok(()) }
     }
 
     /// Gives the next part of an I/O to librbd; its end comes through the ring.
@@ -115,6 +169,35 @@ impl RbdChannel {
         let left = io.bytes(block_size) - flight.done;
         let offset = io.lba * u64::from(block_size) + flight.done;
         match io.op {
+            Op::Write if flight.how == How::Compared => {
+                let Some(of) = &mut self.compared else { return -libc::EINVAL };
+                flight.part = left;
+                let (expected, written) = (of.expected.as_ptr(), of.written.as_ptr());
+                // SAFETY: an open image; buffers of that many bytes, which stay until the I/O has ended, as
+                // does where the place is to be told.
+                let taken = unsafe {
+                    (library.rbd_aio_compare_and_write)(
+                        image,
+                        offset,
+                        left as usize,
+                        expected.cast(),
+                        written.cast(),
+                        aio,
+                        &raw mut *of.mismatch,
+                        0,
+                    )
+                };
+                taken.min(0) as c_int
+            }
+            Op::Write if flight.how == How::Same => {
+                let [piece] = io.sg.as_slice() else { return -libc::EOPNOTSUPP };
+                flight.part = left;
+                let (base, len) = (piece.base().cast_const().cast(), piece.len());
+                // SAFETY: an open image; the piece stays as it is until the I/O has ended (`Sg::new`).
+                unsafe {
+                    (library.rbd_aio_writesame)(image, offset, left as usize, base, len, aio, 0)
+                }
+            }
             Op::Read | Op::Write => {
                 let runs = &io.sg.as_slice()[flight.runs..];
                 let runs = &runs[..runs.len().min(RUNS_AT_ONCE)];
@@ -187,23 +270,68 @@ impl RbdChannel {
 
 impl Channel for RbdChannel {
     fn submit(&mut self, io: &Io) -> Submit {
-        let checked = io.check(&self.geometry(), &self.features);
-        let checked = match self.image.is_fenced() {
-            true => Err(IoError::Removed),
-            false => checked,
-        };
-        if let Err(error) = checked {
-            self.stats.error(error);
-            return Submit::Done(Err(error));
-        }
-        if io.blocks == 0 && io.op != Op::Flush {
-            return Submit::Done(Ok(()));
+        if let Err(ended) = self.check(io) {
+            return Submit::Done(ended);
         }
         let Some(at) = self.slots.take() else { return Submit::Full };
-        let begun = reactor::ticks::now();
-        self.slots[at] = InFlight { io: *io, begun, done: 0, runs: 0, part: 0 };
+        self.slots[at] = InFlight::new(*io, reactor::ticks::now());
         self.start(at);
         Submit::Pending
+    }
+
+    fn same_at_once(&self) -> u64 {
+        OBJECTS_AT_ONCE * self.image.object_size() / u64::from(self.image.block_size())
+    }
+
+    fn submit_same(&mut self, io: &Io) -> Submit {
+        let bytes = io.bytes(self.image.block_size());
+        let piece = io.sg.len() as u64;
+        // Its list is not as long as its blocks.
+        let checked = self.check(&Io { op: Op::WriteZeroes, ..*io });
+        match checked {
+            Err(ended) => Submit::Done(ended),
+            Ok(()) if piece == 0 || !bytes.is_multiple_of(piece) => {
+                self.stats.error(IoError::BadLength);
+                Submit::Done(Err(IoError::BadLength))
+            }
+            Ok(()) => {
+                let Some(at) = self.slots.take() else { return Submit::Full };
+                self.slots[at] =
+                    InFlight { how: How::Same, ..InFlight::new(*io, reactor::ticks::now()) };
+                self.start(at);
+                Submit::Pending
+            }
+        }
+    }
+
+    fn submit_if(&mut self, io: &Io, expected: &Sg) -> Submit {
+        // Who has the image alone has looked already.
+        let Some(of) = &mut self.compared else { return self.submit(io) };
+        if of.in_use {
+            return Submit::Full;
+        }
+        let (block_size, object_size) = (self.image.block_size(), self.image.object_size());
+        let bytes = io.bytes(block_size) as usize;
+        let first = io.lba.saturating_mul(u64::from(block_size));
+        let last = first.saturating_add(bytes as u64).saturating_sub(1);
+        // What is in two objects is not written in one step.
+        if bytes > COMPARED_AT_ONCE || first / object_size != last / object_size {
+            self.stats.error(IoError::Unsupported);
+            return Submit::Done(Err(IoError::Unsupported));
+        }
+        expected.copy_to_slice(0, &mut of.expected[..bytes]);
+        io.sg.copy_to_slice(0, &mut of.written[..bytes]);
+        let Err(ended) = self.check(io) else {
+            let Some(at) = self.slots.take() else { return Submit::Full };
+            self.slots[at] =
+                InFlight { how: How::Compared, ..InFlight::new(*io, reactor::ticks::now()) };
+            if let Some(of) = &mut self.compared {
+                of.in_use = true;
+            }
+            self.start(at);
+            return Submit::Pending;
+        };
+        Submit::Done(ended)
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
@@ -218,6 +346,11 @@ impl Channel for RbdChannel {
             let ended = reactor::ticks::now();
             let ticks = ended.saturating_sub(begun);
             self.stats.record(io.op, io.bytes(self.image.block_size()), ticks, result);
+            if self.slots[at].how == How::Compared
+                && let Some(compared) = &mut self.compared
+            {
+                compared.in_use = false;
+            }
             self.slots.give_back(at);
             done.push(Completion { tag: io.tag, result, ticks, ended });
         }

@@ -21,6 +21,8 @@ pub(crate) fn to_error(op: Op, errno: i32) -> IoError {
         libc::EOPNOTSUPP | libc::ENOSYS => IoError::Unsupported,
         // The image has become smaller since the I/O was checked.
         libc::EINVAL => IoError::OutOfRange,
+        // Of a write that looks what is there; and who reads gets no such answer.
+        libc::EILSEQ if op == Op::Write => IoError::Miscompare,
         // EIO, EILSEQ, ETIMEDOUT (`rados_osd_op_timeout`) and the like.
         _ if op == Op::Read => IoError::ReadMedium,
         _ => IoError::WriteMedium,
@@ -51,6 +53,8 @@ mod tests {
             (Op::Read, libc::ENOMEM, Resources),
             (Op::Write, libc::EINVAL, OutOfRange),
             (Op::Unmap, libc::EOPNOTSUPP, Unsupported),
+            (Op::Write, libc::EILSEQ, Miscompare),
+            (Op::Read, libc::EILSEQ, ReadMedium),
             (Op::Read, 4095, ReadMedium),
         ];
         for (op, errno, want) in cases {

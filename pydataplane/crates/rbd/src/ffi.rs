@@ -197,6 +197,12 @@ functions! {
         rbd_aio_readv(ImageHandle, *const libc::iovec, c_int, u64, Aio) -> c_int;
         rbd_aio_writev(ImageHandle, *const libc::iovec, c_int, u64, Aio) -> c_int;
         rbd_aio_flush(ImageHandle, Aio) -> c_int;
+        rbd_aio_compare_and_write(
+            ImageHandle, u64, size_t, *const c_char, *const c_char, Aio, *mut u64, c_int
+        ) -> ssize_t;
+        rbd_aio_writesame(
+            ImageHandle, u64, size_t, *const c_char, size_t, Aio, c_int
+        ) -> c_int;
         rbd_aio_discard(ImageHandle, u64, u64, Aio) -> c_int;
         rbd_aio_write_zeroes(ImageHandle, u64, size_t, Aio, c_int, c_int) -> c_int;
     }

@@ -235,6 +235,13 @@ impl Lun {
                     let with = Protected::new(Tuples::Like(tuple), Checks::NONE);
                     self.channel.submit_protected(&io, &with)
                 }
+                // Of a COMPARE AND WRITE, which has compared.
+                Kind::WriteBounced if task.job.exclusive && io.op == Op::Write => {
+                    self.channel.submit_if(&io, &task.data_out)
+                }
+                Kind::Fill if io.op == Op::Write && self.channel.same_at_once() > 0 => {
+                    self.channel.submit_same(&io)
+                }
                 _ => self.channel.submit(&io),
             };
             let stepped = match submitted {
@@ -374,7 +381,13 @@ impl Lun {
                 io.op = Op::Read;
             }
             Kind::Fill | Kind::FillLike(_) => {
-                (job.step, io.sg) = self.bounce_step(job)?;
+                (job.step, io.sg) = match self.channel.same_at_once() >> self.shared.bdev_shift {
+                    most @ 1.. if job.kind == Kind::Fill => {
+                        let block = self.shared.block_size as usize;
+                        (job.left.min(most), self.bounce_of(block)?)
+                    }
+                    _ => self.bounce_step(job)?,
+                };
                 io.op = Op::Write;
             }
             Kind::OrWrite => {

@@ -59,7 +59,7 @@ impl ErrorPolicy {
             // Also of a write that was to be durable: what others had written before may be lost.
             IoError::Flush => false,
             // The initiator's own data may be what is wrong, and it can tell.
-            IoError::Guard | IoError::AppTag | IoError::RefTag => false,
+            IoError::Guard | IoError::AppTag | IoError::RefTag | IoError::Miscompare => false,
             // What was asked for is wrong, or is not to be done.
             IoError::OutOfRange
             | IoError::BadLength

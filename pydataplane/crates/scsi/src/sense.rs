@@ -228,5 +228,6 @@ pub(crate) const fn of_io_error(error: IoError) -> Sense {
         IoError::Guard => Sense::new(Key::AbortedCommand, Code::GUARD_CHECK_FAILED),
         IoError::AppTag => Sense::new(Key::AbortedCommand, Code::APPLICATION_TAG_CHECK_FAILED),
         IoError::RefTag => Sense::new(Key::AbortedCommand, Code::REFERENCE_TAG_CHECK_FAILED),
+        IoError::Miscompare => Sense::new(Key::Miscompare, Code::MISCOMPARE_DURING_VERIFY),
     }
 }

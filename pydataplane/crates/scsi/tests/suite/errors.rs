@@ -22,6 +22,7 @@ fn expected(error: IoError) -> (u8, u16) {
         IoError::Guard => (0xB, 0x1001),
         IoError::AppTag => (0xB, 0x1002),
         IoError::RefTag => (0xB, 0x1003),
+        IoError::Miscompare => (0xE, 0x1D00),
     }
 }
 

@@ -182,6 +182,22 @@ fn zeros_are_written_where_the_disk_has_no_write_zeroes() {
 }
 
 #[test]
+fn write_same_of_a_pattern_is_one_call_of_a_disk_that_has_one() {
+    for block_size in [512, 4096] {
+        let mut rig = Setup { block_size, ..Setup::default() }.build();
+        rig.state.borrow_mut().same_at_once = 1000;
+        let block: Vec<u8> = (0..block_size).map(|byte| byte as u8 ^ 0x5A).collect();
+        rig.output(&cdb16(0x93, 0, 3, 2500), &block).good();
+        let asked = [(3, 1000), (1003, 1000), (2003, 500)];
+        assert_eq!(rig.asked(), asked.map(|(lba, blocks)| (Op::Write, lba, blocks, false)));
+        let medium = rig.medium();
+        let size = block_size as usize;
+        assert!(medium[3 * size..2503 * size].chunks(size).all(|there| *there == block[..]));
+        assert!(medium[..3 * size].iter().all(|byte| *byte == 0) && medium[2503 * size] == 0);
+    }
+}
+
+#[test]
 fn sbc3_6_6_3_write_same_of_0_blocks_or_too_many_and_anchors_are_invalid_fields() {
     let mut rig = Setup { num_blocks: 1 << 40, ..Setup::default() }.build();
     rig.output(&cdb10(0x41, 0, 0, 0), &[0; 512]).invalid_cdb(7, None);

@@ -107,6 +107,10 @@ pub struct State {
     /// The nth I/O from now (0: the next) fails.
     pub fail: Option<(usize, IoError)>,
     pub errors_given: usize,
+    /// What [`Channel::same_at_once`] says.
+    pub same_at_once: u64,
+    /// Another host writes that byte into a block, before the next write that looks what is there.
+    pub other_host: Option<(u64, u8)>,
     done: VecDeque<Completion>,
 }
 
@@ -129,6 +133,38 @@ impl Channel for DiskChannel {
         }
         state.done.push_back(Completion { tag: io.tag, result, ticks: 0, ended: 0 });
         Submit::Pending
+    }
+
+    fn same_at_once(&self) -> u64 {
+        self.state.borrow().same_at_once
+    }
+
+    fn submit_same(&mut self, io: &Io) -> Submit {
+        let mut state = self.state.borrow_mut();
+        assert!(io.blocks <= state.same_at_once, "longer than same_at_once");
+        let bytes = io.blocks as usize * self.disk.block_size as usize;
+        let (at, one) = (io.lba as usize * self.disk.block_size as usize, io.sg.len());
+        state.log.push((io.op, io.lba, io.blocks, io.fua));
+        for place in (at..at + bytes).step_by(one) {
+            io.sg.copy_to_slice(0, &mut state.medium[place..place + one]);
+        }
+        Submit::Done(Ok(()))
+    }
+
+    fn submit_if(&mut self, io: &Io, expected: &Sg) -> Submit {
+        let mut found = vec![0; io.blocks as usize * self.disk.block_size as usize];
+        expected.copy_to_slice(0, &mut found);
+        {
+            let mut state = self.state.borrow_mut();
+            if let Some((lba, byte)) = state.other_host.take() {
+                state.medium[lba as usize * self.disk.block_size as usize] = byte;
+            }
+            let at = io.lba as usize * self.disk.block_size as usize;
+            if state.medium[at..at + found.len()] != found[..] {
+                return Submit::Done(Err(IoError::Miscompare));
+            }
+        }
+        self.submit(io)
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
@@ -356,6 +392,8 @@ impl Setup {
             log: Vec::new(),
             fail: None,
             errors_given: 0,
+            other_host: None,
+            same_at_once: 0,
             done: VecDeque::new(),
         }));
         let shared = LunShared::new(disk.clone(), self.options).unwrap();

@@ -196,6 +196,21 @@ fn a_compare_and_write_whose_write_or_flush_fails_is_told_and_does_not_begin_aga
 }
 
 #[test]
+fn what_another_host_writes_between_compare_and_write_is_a_miscompare() {
+    for mode in [Mode::AtOnce, Mode::Later] {
+        let mut rig = Setup { mode, ..Setup::default() }.build();
+        let data = [[0; 512], [7; 512]].concat();
+        rig.state.borrow_mut().other_host = Some((5, 9));
+        assert_eq!(rig.output(&compare_and_write(0, 5, 1), &data).sense(), MISCOMPARE);
+        assert_eq!(rig.medium()[5 * 512], 9);
+        // Elsewhere it does not matter.
+        rig.state.borrow_mut().other_host = Some((5, 8));
+        rig.output(&compare_and_write(0, 6, 1), &data).good();
+        assert_eq!(rig.medium()[6 * 512..7 * 512], [7; 512]);
+    }
+}
+
+#[test]
 fn sbc3_6_6_3_compare_and_write_has_a_maximum_length() {
     for (block_size, most) in [(512, 128), (4096, 16)] {
         let mut rig = Setup { block_size, ..Setup::default() }.build();
