@@ -247,6 +247,9 @@ def test_what_a_guest_writes_is_what_rbd_exports(target: Target, ceph: Ceph) -> 
                 guest.write(lba + at, data[at * BLOCK : (at + 1000) * BLOCK])
             expected[lba * BLOCK : (lba + blocks) * BLOCK] = data
             assert guest.read(lba, min(blocks, 1000)) == data[: 1000 * BLOCK]
+        # Block limits: best are whole objects, and 64 KiB are the least that is freed.
+        limits = guest.cdb(bytes([0x12, 1, 0xB0, 0, 64, 0]), data_in_len=64)["data_in"]
+        assert [int.from_bytes(limits[at : at + 4], "big") for at in (12, 28)] == [2048, 128]
         # UNMAP of two whole objects, WRITE SAME of zeroes of an odd range, SYNCHRONIZE CACHE.
         unmap = bytearray(24)
         unmap[:4] = bytes([0, 22, 0, 16])

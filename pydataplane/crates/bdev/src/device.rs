@@ -76,6 +76,8 @@ pub struct Features {
     pub thin: bool,
     /// Best alignment of unmap, in blocks (0: none).
     pub unmap_granularity: u32,
+    /// Best length and alignment of long I/Os, in blocks (0: none is better than others).
+    pub optimal_blocks: u32,
     /// Largest I/O of one submit in blocks (0: no limit).
     pub max_blocks: u32,
     /// The time in which completed writes stay readable without a flush, whatever becomes of this

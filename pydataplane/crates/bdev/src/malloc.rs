@@ -81,6 +81,7 @@ const FEATURES: Features = Features {
     write_zeroes: true,
     thin: true,
     unmap_granularity: 1,
+    optimal_blocks: 0,
     max_blocks: 0,
     boot: None,
 };

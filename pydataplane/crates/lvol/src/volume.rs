@@ -290,6 +290,8 @@ impl Volume {
             write_zeroes: base.write_zeroes,
             thin: self.id.unmaps,
             unmap_granularity: if self.id.unmaps { 1 << self.id.shift } else { 0 },
+            // Its clusters lie anywhere.
+            optimal_blocks: 0,
             max_blocks: base.max_blocks,
             boot: base.boot,
         }

@@ -57,6 +57,7 @@ impl Disk {
             write_zeroes: true,
             thin: true,
             unmap_granularity: u32::try_from(granularity).unwrap_or(0).max(1),
+            optimal_blocks: u32::try_from(image.object_size() / u64::from(block_size)).unwrap_or(0),
             max_blocks: 0,
             boot: None,
         };

@@ -277,6 +277,7 @@ fn block_limits(unit: &LunShared) -> [u8; LONG_PAGE] {
     data[5] = max_compare_and_write(unit) as u8;
     data[6..8].copy_from_slice(&(1u16 << unit.physical_exponent).to_be_bytes());
     data[8..12].copy_from_slice(&(unit.max_transfer_blocks() as u32).to_be_bytes());
+    data[12..16].copy_from_slice(&unit.features.optimal_blocks.to_be_bytes());
     if unit.features.unmap {
         let blocks = unit.blocks(MAX_UNMAP_BYTES) as u32;
         data[20..24].copy_from_slice(&blocks.to_be_bytes());

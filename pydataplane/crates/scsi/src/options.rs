@@ -117,6 +117,7 @@ pub(crate) fn shift_of(bdev: &dyn Bdev, block_size: u32) -> Result<u32, LunError
 pub(crate) fn in_units(bdev: Features, shift: u32) -> Features {
     let granularity = bdev.unmap_granularity;
     Features {
+        optimal_blocks: bdev.optimal_blocks >> shift,
         max_blocks: bdev.max_blocks >> shift,
         unmap_granularity: granularity >> shift.min(granularity.trailing_zeros()),
         ..bdev

@@ -60,6 +60,8 @@ pub struct Disk {
     pub write_zeroes: bool,
     /// What is deallocated reads as zeros.
     pub unmap_zeroes: bool,
+    /// Best length of long requests, in logical blocks; 0: none.
+    pub optimal_blocks: u32,
     /// Bytes of data of the longest request, at least one block.
     pub max_transfer: u32,
 }
@@ -139,7 +141,7 @@ impl Disk {
             physical_block_exp: self.physical_exponent,
             alignment_offset: 0,
             min_io_size: (1u16 << self.physical_exponent.min(15)).into(),
-            opt_io_size: 0.into(),
+            opt_io_size: self.optimal_blocks.into(),
             writeback: 1,
             unused0: 0,
             num_queues: queues.into(),
@@ -180,6 +182,7 @@ mod tests {
         discard_granularity: 256,
         write_zeroes: true,
         unmap_zeroes: true,
+        optimal_blocks: 8192,
         max_transfer: 4 << 20,
     };
 
@@ -191,8 +194,8 @@ mod tests {
     fn each_field_is_where_the_standard_has_it() {
         let bytes = DISK.config(64).read(0, 60).unwrap();
         assert_eq!(u64::from_le_bytes(bytes[..8].try_into().unwrap()), 0x1_0000_0008);
-        let words: Vec<u32> = [8, 12, 20, 36, 40, 44, 48, 52].map(|at| word(&bytes, at)).into();
-        assert_eq!(words, [32 << 10, 126, 4096, 1 << 20, 1, 2048, 1 << 17, 1]);
+        let words: Vec<u32> = [8, 12, 20, 28, 36, 40, 44, 48, 52].map(|at| word(&bytes, at)).into();
+        assert_eq!(words, [32 << 10, 126, 4096, 8192, 1 << 20, 1, 2048, 1 << 17, 1]);
         assert_eq!((bytes[24], bytes[32], bytes[34], bytes[56]), (2, 1, 64, 1));
         assert_eq!(bytes[26..28], [4, 0]);
     }

@@ -149,6 +149,7 @@ pub(super) fn open(
         write_zeroes: true,
         thin: unmap,
         unmap_granularity: if unmap { physical_block_size / block_size } else { 0 },
+        optimal_blocks: 0,
         max_blocks: 0,
         // What a FUSE server keeps in its own memory ends with it.
         boot: if submit_waits { None } else { host_boot() },

@@ -94,6 +94,7 @@ impl FaultBdev {
             write_zeroes: true,
             thin: true,
             unmap_granularity: 1,
+            optimal_blocks: 0,
             max_blocks: 0,
             boot: None,
         };

@@ -23,6 +23,7 @@ fn setup() -> Setup {
 /// The features of a disk that has the same limits in smaller blocks.
 fn in_small_blocks(features: Features) -> Features {
     Features {
+        optimal_blocks: features.optimal_blocks * RATIO as u32,
         max_blocks: features.max_blocks * RATIO as u32,
         unmap_granularity: features.unmap_granularity * RATIO as u32,
         ..features
@@ -136,6 +137,8 @@ fn sbc3_6_6_3_limits_are_in_blocks_of_the_unit() {
         assert_eq!((field(&page, 28), page[32] != 0), (units, units != 0), "{disks}");
         assert_eq!(page[6..8], [0, 1]);
     }
+    let page = limits(Features { optimal_blocks: 8192, ..ALL_FEATURES }, 4096);
+    assert_eq!(field(&page, 12), 1024);
     let page = limits(Features { max_blocks: 100, ..ALL_FEATURES }, 4096);
     assert_eq!(field(&page, 8), 12);
 }

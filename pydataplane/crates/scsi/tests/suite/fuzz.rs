@@ -41,6 +41,7 @@ pub fn features() -> impl Strategy<Value = Features> {
         write_zeroes: f[6],
         thin: f[0],
         unmap_granularity,
+        optimal_blocks: unmap_granularity,
         max_blocks,
         boot: None,
     })

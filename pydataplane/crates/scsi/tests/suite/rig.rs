@@ -26,6 +26,7 @@ pub const ALL_FEATURES: Features = Features {
     write_zeroes: true,
     thin: true,
     unmap_granularity: 8,
+    optimal_blocks: 0,
     max_blocks: 0,
     boot: None,
 };

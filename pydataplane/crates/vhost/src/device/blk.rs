@@ -55,6 +55,7 @@ impl Device {
                 discard_granularity: 0,
                 write_zeroes: false,
                 unmap_zeroes: false,
+                optimal_blocks: 0,
                 max_transfer: SECTOR as u32,
             };
         };
@@ -68,6 +69,7 @@ impl Device {
             discard_granularity: features.unmap_granularity,
             write_zeroes: features.write_zeroes,
             unmap_zeroes: features.unmap_zeroes,
+            optimal_blocks: features.optimal_blocks,
             max_transfer: unit.max_transfer().try_into().unwrap_or(u32::MAX),
         }
     }
