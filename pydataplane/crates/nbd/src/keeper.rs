@@ -1,0 +1,268 @@
+//! The thread that makes a device's connections, and looks whether its server answers.
+//!
+//! Of a server that serves several connections as one it keeps one without I/O for itself, so that it
+//! notices when the server goes and comes, and what the size is then, also while nobody does I/O.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use bdev::Registry;
+use crossbeam_queue::{ArrayQueue, SegQueue};
+use reactor::{Waker, ticks};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
+
+use crate::connect::{establish, say_goodbye};
+use crate::disk::Shared;
+
+/// How often it looks whether somebody waits for too long.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// How long a server may take to be connected to, as others wait to be looked after meanwhile.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Bytes of a connection that ends, read at once.
+const DRAIN: usize = 64 << 10;
+
+/// A channel, as the keeper sees it.
+pub(crate) struct Seat {
+    waker: Waker,
+    /// A connection for it.
+    pub(crate) arrived: ArrayQueue<OwnedFd>,
+    /// Somebody has waited for too long; the channel looks for itself.
+    pub(crate) expired: AtomicBool,
+    /// Since when nothing was answered although something is in flight, in ticks; 0: nothing is.
+    since: AtomicU64,
+}
+
+impl Seat {
+    pub(crate) fn new(waker: Waker) -> Seat {
+        Seat {
+            waker,
+            arrived: ArrayQueue::new(1),
+            expired: AtomicBool::new(false),
+            since: AtomicU64::new(0),
+        }
+    }
+
+    /// Only called by the channel.
+    #[inline]
+    pub(crate) fn waits_since(&self, ticks: u64) {
+        self.since.store(ticks, Relaxed);
+    }
+
+    pub(crate) fn is_late(&self, give_up: u64) -> bool {
+        let since = self.since.load(Relaxed);
+        since != 0 && ticks::now().saturating_sub(since) >= give_up
+    }
+}
+
+/// A channel that wants a connection.
+struct Wanted {
+    seat: Weak<Seat>,
+    /// The one before, whose end at the server's side has not been seen.
+    old: Option<OwnedFd>,
+}
+
+/// What the keeper is told, from any thread.
+pub(crate) struct Orders {
+    wanted: SegQueue<Wanted>,
+    stop: AtomicBool,
+    event: OwnedFd,
+}
+
+impl Orders {
+    pub(crate) fn new() -> std::io::Result<Orders> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Orders { wanted: SegQueue::new(), stop: AtomicBool::new(false), event })
+    }
+
+    pub(crate) fn want(&self, seat: &Arc<Seat>, old: Option<OwnedFd>) {
+        self.wanted.push(Wanted { seat: Arc::downgrade(seat), old });
+        self.wake();
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Relaxed);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+}
+
+/// The thread's own.
+pub(crate) struct Keeper {
+    shared: Arc<Shared>,
+    registry: Registry,
+    waiting: Vec<Wanted>,
+    /// The connection without I/O.
+    own: Option<OwnedFd>,
+    /// No attempt before that.
+    next: Instant,
+    /// The sentence that was logged last.
+    said: Option<String>,
+}
+
+impl Keeper {
+    pub(crate) fn new(shared: Arc<Shared>, registry: Registry, first: OwnedFd) -> Keeper {
+        let now = Instant::now();
+        let mut keeper =
+            Keeper { shared, registry, waiting: Vec::new(), own: None, next: now, said: None };
+        if keeper.shared.multi_conn() {
+            keeper.own = Some(first);
+        } else {
+            // Whoever comes first has it.
+            keeper.spare(first);
+        }
+        keeper
+    }
+
+    fn spare(&self, fd: OwnedFd) {
+        *self.shared.spare.lock() = Some(fd);
+    }
+
+    /// Until it is told to stop.
+    pub(crate) fn run(mut self) {
+        let orders = self.shared.clone();
+        let orders = &orders.orders;
+        while !orders.stop.load(Relaxed) {
+            while let Some(wanted) = orders.wanted.pop() {
+                self.waiting.push(wanted);
+            }
+            self.waiting.retain(|wanted| wanted.seat.strong_count() > 0);
+            self.look_at_own();
+            self.drain();
+            self.connect();
+            self.shared.find_late();
+            self.sleep();
+        }
+        if let Some(fd) = &self.own {
+            say_goodbye(fd);
+        }
+    }
+
+    /// Whether the connection without I/O has ended.
+    fn look_at_own(&mut self) {
+        let Some(fd) = &self.own else { return };
+        let mut byte = [0];
+        // Nothing was asked, so nothing is answered either.
+        match recv(fd, &mut byte, RecvFlags::DONTWAIT) {
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+            _ => self.own = None,
+        }
+    }
+
+    /// Reads what the server still says on connections that end, until their end.
+    fn drain(&mut self) {
+        for wanted in &mut self.waiting {
+            let Some(fd) = &wanted.old else { continue };
+            // So that the server knows that nothing more comes.
+            _ = shutdown(fd, Shutdown::Write);
+            let mut bytes = vec![0; DRAIN];
+            loop {
+                match recv(fd, &mut *bytes, RecvFlags::DONTWAIT) {
+                    Ok((n, _)) if n > 0 => {}
+                    Err(rustix::io::Errno::INTR) => {}
+                    Err(rustix::io::Errno::AGAIN) => break,
+                    Ok(_) | Err(_) => {
+                        wanted.old = None;
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn wants(&self) -> bool {
+        let own = self.shared.multi_conn() && self.own.is_none();
+        own || self.waiting.iter().any(|wanted| wanted.old.is_none())
+    }
+
+    /// Connects for one that waits, if it is time; the others follow at once.
+    fn connect(&mut self) {
+        while self.wants() && Instant::now() >= self.next {
+            let spare = self.shared.spare.lock().take();
+            if let Some(fd) = spare {
+                self.hand_over(fd);
+                continue;
+            }
+            match self.attempt() {
+                Ok(fd) => {
+                    if self.said.take().is_some() {
+                        tracing::info!(bdev = self.shared.name(), "its server answers again");
+                    }
+                    self.shared.set_problem(None);
+                    self.hand_over(fd);
+                }
+                Err(why) => {
+                    self.next = Instant::now() + self.shared.reconnect_delay();
+                    if self.said.as_ref() != Some(&why) {
+                        tracing::error!(bdev = self.shared.name(), "no connection: {why}");
+                    }
+                    self.shared.set_problem(Some(why.clone()));
+                    self.said = Some(why);
+                }
+            }
+        }
+        let up = !self.wants() && self.waiting.is_empty();
+        self.shared.connected.store(up, Relaxed);
+    }
+
+    fn hand_over(&mut self, fd: OwnedFd) {
+        if self.shared.multi_conn() && self.own.is_none() {
+            self.own = Some(fd);
+            return;
+        }
+        let Some(at) = self.waiting.iter().position(|wanted| wanted.old.is_none()) else { return };
+        let wanted = self.waiting.swap_remove(at);
+        if let Some(seat) = wanted.seat.upgrade() {
+            self.shared.connections.fetch_add(1, Relaxed);
+            _ = seat.arrived.push(fd);
+            seat.waker.wake();
+        }
+    }
+
+    /// A connection whose terms are still those of the device.
+    fn attempt(&self) -> Result<OwnedFd, String> {
+        let (fd, terms) =
+            establish(self.shared.address(), CONNECT_TIMEOUT).map_err(|e| e.to_string())?;
+        let geometry = self.shared.geometry();
+        terms.can_replace(self.shared.terms(), geometry.block_size, geometry.num_blocks)?;
+        let blocks = terms.size / u64::from(geometry.block_size);
+        if blocks > geometry.num_blocks {
+            self.shared.grow(blocks);
+            self.registry.notify_resized(self.shared.name());
+        }
+        Ok(fd)
+    }
+
+    fn sleep(&self) {
+        let orders = &self.shared.orders;
+        let mut fds = vec![PollFd::new(&orders.event, PollFlags::IN)];
+        fds.extend(self.own.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+        let olds = self.waiting.iter().filter_map(|wanted| wanted.old.as_ref());
+        fds.extend(olds.map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)));
+        let time = match self.wants() {
+            true => self.next.saturating_duration_since(Instant::now()).min(LOOK),
+            false => LOOK,
+        };
+        let time = Timespec::try_from(time).ok();
+        _ = poll(&mut fds, time.as_ref());
+        let mut count = [0; 8];
+        _ = rustix::io::read(&orders.event, &mut count);
+    }
+}
+
+/// Tells the channels of `seats` that have waited for too long.
+pub(crate) fn tell_late(seats: &[Weak<Seat>], give_up: u64) {
+    for seat in seats.iter().filter_map(Weak::upgrade) {
+        if seat.is_late(give_up) {
+            seat.expired.store(true, Relaxed);
+            seat.waker.wake();
+        }
+    }
+}
