@@ -492,6 +492,31 @@ def test_an_upgrade_is_given_up_where_io_does_not_end_and_the_guest_goes_on(
         assert guest.read(8, 1) == bytes([2]) * BLOCK
 
 
+@pytest.mark.nightly
+def test_a_target_stops_although_io_of_a_guest_has_not_ended(target: Target, ceph: Ceph) -> None:
+    image = ceph.image("unanswered", 8)
+    disk(target, image)
+    with guest_of(target, image) as guest:
+        guest.write(8, bytes([1]) * BLOCK)
+        with frozen(ceph.pid("osd.0")):
+            write = bytes([0x2A, 0, 0, 0, 0, 8, 0, 0, 1, 0])
+            guest.send("submit", cdb=write, data_out=bytes([2]) * BLOCK, target=0)
+            assert target.stop() == 1
+        assert "I/O of a VM has not ended" in target.words()
+        target.start()
+    # An OSD that was stopped for so long takes its time to hear of the cluster again.
+    until(lambda: image in {bdev["name"] for bdev in target.rpc("bdev_get_bdevs")}, "the image")
+    with Initiator(target.vhost_dir / "vm-1") as guest:
+        guest.send("connect")
+        guest.ready()
+        # The cluster has kept the process before out since then, so nothing of it comes late.
+        assert "this target's process before, and is free" in target.words()
+        before = guest.read(8, 1)
+        assert before in (bytes([1]) * BLOCK, bytes([2]) * BLOCK)
+        guest.write(8, bytes([3]) * BLOCK)
+        assert guest.read(8, 1) == bytes([3]) * BLOCK
+
+
 def test_a_target_stops_and_starts_while_its_cluster_does_not_answer(
     target: Target, ceph: Ceph
 ) -> None:

@@ -454,3 +454,46 @@ pub fn exit(status: u8) -> ! {
     // SAFETY: it does not return, and nothing of the process runs after it.
     unsafe { libc::_exit(status) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_does_not_end_is_given_up_and_what_it_returns_is_dropped() {
+        let (go, gone) = mpsc::channel::<()>();
+        let returned = Arc::new(());
+        let kept = Arc::downgrade(&returned);
+        let what = || ("image rbd/a".to_owned(), "been opened");
+        let late = within(Duration::from_millis(1), what(), move || {
+            _ = gone.recv();
+            Ok(returned)
+        });
+        let said = late.unwrap_err().to_string();
+        assert!(said.starts_with("image rbd/a has not been opened for 0 s: look at"), "{said}");
+        assert!(kept.upgrade().is_some());
+        drop(go);
+        while kept.upgrade().is_some() {
+            thread::sleep(LOOK);
+        }
+        assert_eq!(within(Duration::from_secs(600), what(), || Ok(7)).unwrap(), 7);
+    }
+
+    #[test]
+    fn only_what_a_cluster_does_not_answer_is_asked_again() {
+        let failed = |errno| Error::Failed { what: "it".to_owned(), errno };
+        assert!(failed(libc::ETIMEDOUT).passes() && failed(libc::EHOSTUNREACH).passes());
+        for errno in [libc::EACCES, libc::ENOENT, libc::EINVAL, libc::EPERM] {
+            assert!(!failed(errno).passes());
+        }
+    }
+
+    #[test]
+    fn a_text_with_a_zero_byte_is_not_for_ceph() {
+        let why = text("the pool's name", "a\0b").unwrap_err();
+        assert_eq!(
+            (why.to_string().as_str(), why.errno()),
+            ("the pool's name has a zero byte in it", libc::EINVAL)
+        );
+    }
+}

@@ -114,3 +114,29 @@ impl Clusters {
         drop(there);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ConfigFile, LibraryError};
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn without_the_library_there_are_no_clusters_and_it_is_said_why() {
+        let clusters = Clusters::new(None);
+        let options = ClusterOptions {
+            user: None,
+            config_file: ConfigFile::None,
+            config: BTreeMap::new(),
+            key_file: None,
+            cpus: Vec::new(),
+        };
+        let not_loaded = |error| matches!(error, Some(Error::Library(LibraryError::NotLoaded)));
+        assert!(not_loaded(clusters.register("ceph0", options.clone()).err()));
+        assert!(not_loaded(clusters.unnamed(options).err()));
+        assert!(clusters.list().is_empty());
+        let none = clusters.get("ceph0").err().unwrap().to_string();
+        assert!(none.starts_with("there is no cluster ceph0; "), "{none}");
+        assert!(matches!(clusters.unregister("ceph0", &[]), Err(Error::NoCluster(_))));
+    }
+}

@@ -469,3 +469,39 @@ extern "C" fn changed(told: *mut c_void) {
     let Told { image, news } = unsafe { &*told.cast::<Told>() };
     _ = news.send(News::Changed(image.clone()));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(pool: &str, image: &str) -> Source {
+        let (pool, image) = (pool.to_owned(), image.to_owned());
+        Source { pool, image, read_only: false, shared: false }
+    }
+
+    #[test]
+    fn a_pool_may_have_a_namespace_and_an_image_a_snapshot_which_is_read_only() {
+        let plain = source("vms", "data");
+        assert_eq!(
+            (plain.pool_and_namespace(), plain.name_and_snapshot()),
+            (("vms", ""), ("data", None))
+        );
+        assert!(plain.is_written() && !Source { read_only: true, ..plain }.is_written());
+        let snapshot = source("vms/team", "data@monday");
+        assert_eq!(snapshot.pool_and_namespace(), ("vms", "team"));
+        assert_eq!(snapshot.name_and_snapshot(), ("data", Some("monday")));
+        assert!(!snapshot.is_written());
+        assert_eq!(snapshot.path(), "vms/team/data@monday");
+    }
+
+    #[test]
+    fn who_waits_for_the_end_of_an_image_waits_no_longer_than_he_says() {
+        let closing = Closing::default();
+        assert!(!closing.wait(Duration::from_millis(1)));
+        let other = closing.clone();
+        let closes = std::thread::spawn(move || other.closed());
+        assert!(closing.wait(Duration::from_secs(600)));
+        closes.join().unwrap();
+        assert!(closing.wait(Duration::ZERO));
+    }
+}

@@ -113,6 +113,22 @@ fn a_target_that_mounts_may() {
 }
 
 #[test]
+fn a_target_with_a_network_has_that_and_nothing_else() {
+    let body = || {
+        confine(Mode::Enforce, &TARGET.with_network()).unwrap();
+        TcpListener::bind("127.0.0.1:0").unwrap();
+        UnixStream::pair().unwrap();
+        assert_eq!(trap::refused(), 0);
+        // SAFETY: numbers only.
+        let packets = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0) };
+        assert_eq!(packets, -1);
+        assert_eq!(Command::new("/bin/true").exec().kind(), ErrorKind::PermissionDenied);
+        assert_eq!(trap::refused_calls(), ["socket", "execve"]);
+    };
+    alone("a_target_with_a_network_has_that_and_nothing_else", body);
+}
+
+#[test]
 fn a_holder_mounts_fuse_and_does_nothing_else_that_root_may() {
     use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_remount, unmount};
     use rustix::thread::{UnshareFlags, unshare_unsafe};
