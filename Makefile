@@ -29,7 +29,7 @@ endif
 export PYTHONDONTWRITEBYTECODE :=
 RUST_SOURCES := $(shell find pydataplane/Cargo.toml pydataplane/Cargo.lock pydataplane/crates -name '*.rs' -o -name 'Cargo.*' 2>/dev/null)
 
-# What the demo and the tests need of Debian 12: QEMU, libvirt, polkit, a compiler, tools for the guest.
+# What the demo and the tests need of Debian 12: QEMU, libvirt, polkit, Ceph, a compiler, tools for the guest.
 APT_PACKAGES := build-essential busybox-static ca-certificates ceph-common ceph-mon ceph-osd cpio \
 	dbus-daemon ddpt e2fsprogs kmod libiscsi-bin librbd1 libsasl2-modules libssl-dev libvirt-clients \
 	libvirt-daemon-system libvirt-dev linux-libc-dev lz4 mount pkg-config polkitd python3-dev python3-venv \
