@@ -2,12 +2,13 @@
 
 Writes of 4 KiB at QD32, each to another cluster of a thin volume, or of a clone of a snapshot that
 has all of them: none of the volume's own is there before. In RAM that was written before, so that
-nobody waits for the host's memory, and in a sparse file. Nobody flushes meanwhile, as a guest does
-that has nothing to make durable yet; beside it the writes that a program does a second which
-flushes after each, to which a store is bound that flushes for each allocation, and first writes to
-the sparse file itself, without an lvstore: more there cannot be. The share is of the same writes
-once more, which find their clusters. With `--spdk`, SPDK's in RAM instead, and how many of them
-failed.
+nobody waits for the host's memory, and in a sparse file. The RAM is known to read as zeros; of a
+thin volume also in RAM that somebody has filled, where each cluster is zeroed first, as in the
+file. Nobody flushes meanwhile, as a guest does that has nothing to make durable yet; beside it the
+writes that a program does a second which flushes after each, to which a store is bound that flushes
+for each allocation, and first writes to the sparse file itself, without an lvstore: more there
+cannot be. The share is of the same writes once more, which find their clusters. With `--spdk`,
+SPDK's in RAM instead, and how many of them failed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,14 +40,14 @@ CLUSTERS = (16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 MOST = {"RAM": 16_000, "file": 4_000}
 
 
-def run(target: Target, bdev: str, *words: str) -> float:
+def run(target: Target, bdev: str, *words: str, flags: Sequence[str] = ()) -> float:
     """Returns the I/Os a second of a guest with this LUN.
 
-    They are writes, from the first to the last, unless `words` say otherwise.
+    They are writes of zeros, from the first to the last, unless `words` say otherwise.
     """
     target.rpc("vhost_create_scsi_controller", ctrlr="vm")
     target.add_lun("vm", bdev)
-    command = [str(binary("virtlun-bench")), "run", str(target.vhost_dir / "vm"), "--json"]
+    command = [str(binary("virtlun-bench")), "run", str(target.vhost_dir / "vm"), "--json", *flags]
     options = {"--rw": "write", "--time": "60", "--warmup": "0"}
     options |= dict(zip(words[::2], words[1::2], strict=True))
     given = itertools.chain.from_iterable(options.items())
@@ -58,14 +59,18 @@ def run(target: Target, bdev: str, *words: str) -> float:
 
 
 @contextmanager
-def below(kind: str) -> Iterator[Target]:
-    """A target with the bdev `base` in RAM or in a file."""
+def below(kind: str, *, filled: bool = False) -> Iterator[Target]:
+    """A target with the bdev `base` in RAM, which may be `filled` with data, or in a file."""
     directory = Path(tempfile.mkdtemp(prefix="vs-", dir="/var/tmp"))
     target = Target(directory).start()
     try:
         if kind == "RAM":
             target.rpc("bdev_malloc_create", name="base", num_blocks=RAM // 512, block_size=512)
-            run(target, "base", "--bs", "1m", "--stride", "1m")
+            if filled:
+                words = ("--bs", "1m", "--rw", "read", "--time", "0.1")
+                run(target, "base", *words, flags=["--verify"])
+            else:
+                run(target, "base", "--bs", "1m", "--stride", "1m")
         else:
             file = str(target.make_file("base.img", FILE))
             target.rpc("bdev_uring_create", filename=file, name="base", block_size=512)
@@ -76,9 +81,11 @@ def below(kind: str) -> Iterator[Target]:
 
 
 @contextmanager
-def lvstore(kind: str, cluster: int, *, checksums: bool = False) -> Iterator[Target]:
+def lvstore(
+    kind: str, cluster: int, *, checksums: bool = False, filled: bool = False
+) -> Iterator[Target]:
     """A target with the lvstore `lvs` on such a bdev, or on one with checksums on that."""
-    with below(kind) as target:
+    with below(kind, filled=filled) as target:
         bdev = "base"
         if checksums:
             bdev = target.rpc("virtlun_integrity_create", base_bdev_name="base", name="sums")
@@ -90,11 +97,13 @@ def lvstore(kind: str, cluster: int, *, checksums: bool = False) -> Iterator[Tar
         yield target
 
 
-def first_writes(kind: str, cluster: int, clone: bool) -> tuple[float, float]:
+def first_writes(
+    kind: str, cluster: int, clone: bool, *, filled: bool = False
+) -> tuple[float, float]:
     """Returns the first writes a second, and as many once more."""
     clusters = min(MOST[kind], (RAM if kind == "RAM" else FILE) * 45 // 100 // cluster)
     stride = ("--stride", str(cluster))
-    with lvstore(kind, cluster) as target:
+    with lvstore(kind, cluster, filled=filled) as target:
         target.make_thin("volume", clusters * cluster // MIB, "lvs")
         if clone:
             run(target, "lvs/volume", *stride)
@@ -177,11 +186,16 @@ def main() -> int:
     base, file = flushes(), bare()
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("CLUSTER")
-    for kind in MOST:
-        for title in (f"thin, {kind}", f"clone, {kind}"):
-            table.add_column(title, justify="right")
+    for title in ("thin, RAM", "zeroed, RAM", "clone, RAM", "thin, file", "clone, file"):
+        table.add_column(title, justify="right")
     for cluster in CLUSTERS:
-        rates = [first_writes(kind, cluster, clone) for kind in MOST for clone in (False, True)]
+        rates = [
+            first_writes("RAM", cluster, clone=False),
+            first_writes("RAM", cluster, clone=False, filled=True),
+            first_writes("RAM", cluster, clone=True),
+            first_writes("file", cluster, clone=False),
+            first_writes("file", cluster, clone=True),
+        ]
         told = (f"{first:,.0f} ({first / again:.2f})" for first, again in rates)
         table.add_row(f"{cluster >> 10} KiB", *told)
     console = Console()

@@ -171,6 +171,14 @@ pub trait Bdev: Any + Send + Sync {
     fn sparse(&self) -> Option<&dyn Sparse> {
         None
     }
+    /// What begins at block `lba`: blocks that are known to read as zeros (a `hole`), now and durably after the
+    /// next flush that does not fail, or others. `None`, for every block: such things are not known, or to
+    /// write zeros does more than that, as to a file, which has the room from then on. Asked by who has the
+    /// device for himself, and it holds for blocks that nobody is writing to. Not on a reactor: it may take
+    /// a while.
+    fn known_zeros(&self, _lba: u64) -> Option<Run> {
+        None
+    }
     /// The protection information that its blocks have.
     fn protection(&self) -> Option<Protection> {
         None

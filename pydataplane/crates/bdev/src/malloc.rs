@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::{Mutex, MutexGuard};
 use reactor::{IoContext, Waker};
@@ -18,7 +19,7 @@ use uuid::Uuid;
 use crate::ram::{DISCARD_MIN, Ram};
 use crate::{
     Bdev, COPY_AT_ONCE, Channel, ChannelStats, Completion, Features, Geometry, Io, Op, OpenError,
-    Stats, Submit,
+    Run, Stats, Submit,
 };
 
 /// Bytes that are saved and loaded at once.
@@ -26,6 +27,12 @@ const SAVE_AT_ONCE: usize = 64 << 10;
 
 /// Long I/Os of one channel at a time.
 const LONG_MAX: usize = 256;
+
+/// Bytes that [`Written`] has a bit for.
+const WRITTEN_SHIFT: u32 = 14;
+
+/// Bytes that are looked at for one answer.
+const LOOK_AT_ONCE: usize = 64 << 20;
 
 /// Locks of [`Whole`].
 const WHOLE: usize = 32;
@@ -51,8 +58,38 @@ pub struct Malloc {
     uuid: Uuid,
     geometry: Geometry,
     ram: Arc<Ram>,
+    written: Arc<Written>,
     whole: Option<Arc<Whole>>,
     stats: Arc<Stats>,
+}
+
+/// Which parts were ever written: others are zeros, without a look, which would take memory for them.
+struct Written(Box<[AtomicU64]>);
+
+impl Written {
+    fn new(bytes: usize) -> Self {
+        let parts = bytes.div_ceil(1 << WRITTEN_SHIFT);
+        Written((0..parts.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    /// `len` bytes from `offset` on are about to be written.
+    #[inline]
+    fn mark(&self, offset: usize, len: usize) {
+        let last = (offset + len.max(1) - 1) >> WRITTEN_SHIFT;
+        for part in offset >> WRITTEN_SHIFT..=last {
+            let (word, bit) = (&self.0[part / 64], 1 << (part % 64));
+            // Mostly it was written before, and nobody else's cache line is taken.
+            if word.load(Relaxed) & bit == 0 {
+                word.fetch_or(bit, Relaxed);
+            }
+        }
+    }
+
+    /// Whether the part that `offset` is in was.
+    fn is(&self, offset: usize) -> bool {
+        let part = offset >> WRITTEN_SHIFT;
+        self.0[part / 64].load(Relaxed) >> (part % 64) & 1 == 1
+    }
 }
 
 /// Locks, each of some of the blocks, where blocks stay whole whoever else writes them.
@@ -117,6 +154,7 @@ impl Malloc {
             uuid: uuid.unwrap_or_else(Uuid::new_v4),
             geometry,
             ram: Arc::new(ram),
+            written: Arc::new(Written::new(bytes)),
             whole: (metadata > 0).then(Arc::default),
             stats: Stats::new(),
             name,
@@ -164,6 +202,7 @@ impl Malloc {
             };
             let piece = &mut piece[..SAVE_AT_ONCE.min(bytes - at)];
             file.read_exact_at(piece, at as u64)?;
+            self.written.mark(at, piece.len());
             self.ram.copy_from(at, piece);
             at += piece.len();
         }
@@ -197,6 +236,7 @@ impl Bdev for Malloc {
     fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
         Ok(Box::new(MallocChannel {
             ram: self.ram.clone(),
+            written: self.written.clone(),
             whole: self.whole.clone(),
             geometry: self.geometry,
             stats: self.stats.channel(),
@@ -210,10 +250,32 @@ impl Bdev for Malloc {
     fn stats(&self) -> Option<&Arc<Stats>> {
         Some(&self.stats)
     }
+    fn known_zeros(&self, lba: u64) -> Option<Run> {
+        let (bytes, block) = (self.bytes(), self.geometry.block_size as usize);
+        // What zeros mean in blocks with metadata is for the layer above to say.
+        if self.whole.is_some() || lba >= self.geometry.num_blocks {
+            return None;
+        }
+        let begin = lba as usize * block;
+        let (mut at, mut looked, mut hole) = (begin, 0, None);
+        while at < bytes && looked < LOOK_AT_ONCE {
+            let next = (((at >> WRITTEN_SHIFT) + 1) << WRITTEN_SHIFT).min(bytes);
+            let zeros = !self.written.is(at) || {
+                looked += next - at;
+                self.ram.is_zero(at, next - at)
+            };
+            if hole.is_some_and(|hole| hole != zeros) {
+                break;
+            }
+            (hole, at) = (Some(zeros), next);
+        }
+        Some(Run { hole: hole?, blocks: ((at - begin) / block) as u64 })
+    }
 }
 
 struct MallocChannel {
     ram: Arc<Ram>,
+    written: Arc<Written>,
     whole: Option<Arc<Whole>>,
     geometry: Geometry,
     stats: ChannelStats,
@@ -289,7 +351,10 @@ impl MallocChannel {
         }
         match io.op {
             Op::Read => self.ram.read(offset, &io.sg, at, len),
-            Op::Write => self.ram.write(offset, &io.sg, at, len),
+            Op::Write => {
+                self.written.mark(offset, len);
+                self.ram.write(offset, &io.sg, at, len);
+            }
             Op::Unmap | Op::WriteZeroes => self.ram.zero(offset, len),
             Op::Flush => {}
         }
@@ -363,6 +428,54 @@ mod tests {
         assert!(content(&before) == content(&after));
         let why = disk(512, 8).load(file).unwrap_err().to_string();
         assert_eq!(why, "it has not the 4096 bytes of the device");
+    }
+
+    #[test]
+    fn what_was_never_written_is_known_to_be_zeros_and_so_is_what_looks_so() {
+        let part = 32; // blocks
+        let d = disk(512, 200 * part);
+        let run = |d: &Malloc, lba| d.known_zeros(lba).map(|run| (run.hole, run.blocks));
+        assert_eq!(run(&d, 3), Some((true, 200 * part - 3)));
+        assert_eq!(run(&d, 200 * part), None);
+        let mut c = SyncChannel::open(&*d).unwrap();
+        let mut buf = crate::AlignedBuf::zeroed(512);
+        buf[511] = 1;
+        c.write(70 * part - 1, &buf).unwrap();
+        c.write(70 * part, &buf).unwrap();
+        c.write(199 * part + 31, &buf).unwrap();
+        assert_eq!(run(&d, 0), Some((true, 69 * part)));
+        assert_eq!(run(&d, 69 * part + 7), Some((false, 2 * part - 7)));
+        assert_eq!(run(&d, 71 * part), Some((true, 128 * part)));
+        assert_eq!(run(&d, 199 * part), Some((false, part)));
+        // Zeros that were written, and what was unmapped, in part or as a whole.
+        c.unmap(70 * part - 1, 1).unwrap();
+        assert_eq!(run(&d, 0), Some((true, 70 * part)));
+        buf[511] = 0;
+        c.write(70 * part, &buf).unwrap();
+        assert_eq!(run(&d, 0), Some((true, 199 * part)));
+        // It goes along to the next process.
+        let after = disk(512, 200 * part);
+        after.load(d.save().unwrap()).unwrap();
+        let found = [0, 199 * part].map(|lba| run(&after, lba));
+        assert_eq!(found, [Some((true, 199 * part)), Some((false, part))]);
+        assert!(!after.written.is(0) && after.written.is(199 * 512 * part as usize));
+
+        let name = "m1".to_owned();
+        let (block_size, num_blocks) = (512, 64);
+        let o = MallocOptions { name, block_size, physical_block_size: 0, num_blocks, uuid: None };
+        assert_eq!(Malloc::with_metadata(o, 8).unwrap().known_zeros(0), None);
+    }
+
+    #[test]
+    fn a_long_write_marks_all_that_it_writes() {
+        let d = disk(512, (4 << 20) / 512);
+        let mut c = SyncChannel::open(&*d).unwrap();
+        let mut buf = crate::AlignedBuf::zeroed(1 << 20);
+        buf.fill(1);
+        c.write(33, &buf).unwrap();
+        let run = |lba| d.known_zeros(lba).map(|run| (run.hole, run.blocks));
+        assert_eq!((run(0), run(32)), (Some((true, 32)), Some((false, 2048 + 32))));
+        assert_eq!(run(2048 + 64), Some((true, 8192 - 2048 - 64)));
     }
 
     #[test]

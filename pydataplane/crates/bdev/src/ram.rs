@@ -58,6 +58,15 @@ impl Ram {
         unsafe { self.base.as_ptr().add(offset) }
     }
 
+    /// Whether `len` bytes from `offset` on are zeros.
+    ///
+    /// # Panics
+    /// When they are not all within the memory.
+    pub(crate) fn is_zero(&self, offset: usize, len: usize) -> bool {
+        // SAFETY: `at` checked the length.
+        unsafe { is_zero(self.at(offset, len), len) }
+    }
+
     /// Copies from `offset` on into `to`, all of it.
     ///
     /// # Panics

@@ -64,8 +64,13 @@ impl Bitmap {
         self.lowest = self.lowest.min(bit);
     }
 
+    /// Bits `64 * index` and those that follow, the first one lowest.
+    pub fn word(&self, index: usize) -> u64 {
+        self.words[index]
+    }
+
     /// The first free bit at or after `from`.
-    fn next_free(&self, from: u64) -> Option<u64> {
+    pub fn next_free(&self, from: u64) -> Option<u64> {
         let mut at = from;
         while at < self.bits {
             let word = !self.words[(at / 64) as usize] >> (at % 64);

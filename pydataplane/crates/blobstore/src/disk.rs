@@ -73,6 +73,15 @@ pub trait Disk {
     fn unmap(&mut self, _offset: u64, _len: u64) -> Result<(), DiskError> {
         Ok(())
     }
+    /// Whether what [`Disk::unmap`] unmapped reads as zeros, all of it and at once, and durably after a flush.
+    fn unmap_zeroes(&self) -> bool {
+        false
+    }
+    /// What begins at byte `offset`: whether it is known to read as zeros, now and durably after a flush, and
+    /// for how many bytes. Nobody writes there meanwhile. `None`: such things are not known.
+    fn zeros_at(&mut self, _offset: u64) -> Option<(bool, u64)> {
+        None
+    }
     /// Makes all completed writes durable.
     fn flush(&mut self) -> Result<(), DiskError>;
     /// The time in which completed writes stay readable without a flush, whatever becomes of the process
@@ -146,6 +155,12 @@ impl<D: Disk + ?Sized> Disk for &mut D {
     }
     fn unmap(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
         (**self).unmap(offset, len)
+    }
+    fn unmap_zeroes(&self) -> bool {
+        (**self).unmap_zeroes()
+    }
+    fn zeros_at(&mut self, offset: u64) -> Option<(bool, u64)> {
+        (**self).zeros_at(offset)
     }
     fn flush(&mut self) -> Result<(), DiskError> {
         (**self).flush()

@@ -39,7 +39,9 @@ impl<D: Disk> Store<D> {
         self.sb.device_pages = pages;
         self.sb.data_clusters = data_clusters;
         self.write_superblock()?;
+        let before = self.clusters.len();
         self.clusters.grow(data_clusters);
+        self.learn_zeros_from(before);
         Ok(true)
     }
 

@@ -47,6 +47,7 @@
 //! | `extents` | what extents pages say, in memory or read again |
 //! | `external` | parents outside of the store |
 //! | `fill` | [`Fill`]: what a cluster has before a blob owns it |
+//! | `zeros` | free clusters that are known to read as zeros |
 //! | `thin` | [`Batch`]: allocation on demand and unmapping, many in one record |
 //! | `grow` | taking over what the device has gained |
 //! | `data` | reading and writing a blob's contents |
@@ -77,6 +78,7 @@ mod scrub;
 mod shows;
 mod store;
 mod thin;
+mod zeros;
 
 pub use bitmap::Run;
 pub use blob::{BlobId, BlobInfo};

@@ -56,6 +56,7 @@ impl<D: Disk> Store<D> {
         let (mut store, replayed) = Store::read_all(disk, tentative)?;
         store.begin_new_journal(&replayed)?;
         store.finish_deletions()?;
+        store.learn_zeros_from(0);
         Ok(store)
     }
 

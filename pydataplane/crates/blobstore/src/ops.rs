@@ -84,7 +84,9 @@ impl<D: Disk> Store<D> {
         let runs = self.clusters.take_runs(count).ok_or(Error::NoSpace { needed: count, free })?;
         let first = self.sb.first_data_cluster;
         let runs = runs.iter().map(|r| Run { first: first + r.first, count: r.count });
-        Ok(Reservation { runs: runs.collect() })
+        let runs: Vec<Run> = runs.collect();
+        runs.iter().for_each(|run| self.forget_zeros(*run));
+        Ok(Reservation { runs })
     }
 
     /// Gives a reservation back.

@@ -10,6 +10,7 @@ use crate::format::{
 };
 use crate::layout::plan;
 use crate::shows::Shows;
+use crate::zeros::Zeros;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
 
@@ -122,7 +123,7 @@ pub(crate) struct Journal {
 
 /// Records at the journal's end that are not final.
 pub(crate) struct Tentative {
-    /// How many flushes of the device had failed before the first of them.
+    /// How many flushes of the device had failed before what the first of them stands on was written.
     pub failures: u64,
     /// How many they are.
     pub records: u32,
@@ -163,6 +164,7 @@ pub struct Store<D> {
     pub(crate) pages: Bitmap,
     /// Data clusters in use; bit 0 is the first data cluster.
     pub(crate) clusters: Bitmap,
+    pub(crate) zeros: Zeros,
     pub(crate) blobs: BTreeMap<u64, Blob>,
     pub(crate) by_name: HashMap<String, u64>,
     pub(crate) by_uuid: HashMap<Uuid, u64>,
@@ -226,6 +228,7 @@ impl<D: Disk> Store<D> {
             journal: Journal { head: sb.tail_page, used: 0, seq: sb.tail_seq },
             pages: Bitmap::new(sb.md_pages),
             clusters: Bitmap::new(sb.data_clusters),
+            zeros: Zeros::default(),
             sb,
             blobs: BTreeMap::new(),
             by_name: HashMap::new(),
@@ -325,6 +328,7 @@ impl<D: Disk> Store<D> {
         for cluster in clusters {
             let bit = u64::from(cluster) - self.sb.first_data_cluster;
             assert!(self.clusters.set(bit), "cluster {cluster} has an owner");
+            self.zeros.take(bit);
             held.push(cluster);
         }
         held

@@ -26,6 +26,11 @@ pub struct Batch {
     /// (blob, its cluster) to the device's cluster that was taken for it.
     new: BTreeMap<(u64, u64), u32>,
     overs: Overs,
+    /// Those of `new` that are known to read as zeros, as long as no more flushes have failed than so many.
+    zeros: BTreeSet<u32>,
+    failures: u64,
+    /// How many of `new` are to be filled with something.
+    filled: u64,
     /// (blob, first, count).
     unmaps: Vec<(u64, u64, u64)>,
     /// Extents pages that change, by blob: those of allocations, and those of unmaps.
@@ -46,6 +51,11 @@ impl Batch {
     /// Has it durable when it is done, and not only with the next [`Store::sync`].
     pub fn set_durable(&mut self) {
         self.durable = true;
+    }
+
+    /// Clusters that are to be zeroed or copied, or were when they were added.
+    pub fn filled(&self) -> u64 {
+        self.filled
     }
 
     /// Extents pages that change at most.
@@ -135,6 +145,17 @@ impl<D: Disk> Store<D> {
         self.need_pages(batch.pages + pages)?;
         let bit = self.clusters.take_one().ok_or(Error::NoSpace { needed: 1, free: 0 })?;
         let taken = (self.sb.first_data_cluster + bit) as u32;
+        let failures = self.disk.failed_flushes();
+        self.zeros.check(failures);
+        if batch.failures != failures {
+            batch.zeros.clear();
+            batch.failures = failures;
+        }
+        if self.zeros.take(bit) && self.source(id.0, cluster) == Shows::Zeros {
+            batch.zeros.insert(taken);
+        } else {
+            batch.filled += 1;
+        }
         batch.pages += pages;
         batch.gaining.insert(chunk);
         batch.new.insert((id.0, cluster), taken);
@@ -221,7 +242,11 @@ impl<D: Disk> Store<D> {
     /// but are durable with the next [`Store::sync`] or other change only, as what is written to them is;
     /// unmaps are durable at once, as somebody else gets their clusters.
     pub fn commit_batch(&mut self, batch: Batch) -> BatchDone {
-        let Batch { mut new, overs, unmaps, durable, .. } = batch;
+        let Batch { mut new, overs, mut zeros, unmaps, durable, .. } = batch;
+        let failures = self.disk.failed_flushes();
+        if batch.failures != failures {
+            zeros.clear();
+        }
         let durable = durable || !unmaps.is_empty();
         if let Err(e) = self.bring_batch(&new, &unmaps) {
             self.give_back(&new);
@@ -230,7 +255,7 @@ impl<D: Disk> Store<D> {
         }
         let failed = self.fill_from_external(&mut new, &unmaps, &overs);
         let mut zeroed = Ok(());
-        if let Err(e) = self.fill_new(&new, &unmaps, &overs) {
+        if let Err(e) = self.fill_new(&new, &unmaps, &overs, &zeros) {
             self.give_back(&new);
             new.clear();
             zeroed = Err(e);
@@ -260,7 +285,7 @@ impl<D: Disk> Store<D> {
         let committed = match () {
             () if txn.is_empty() => Ok(()),
             () if durable => self.commit(txn),
-            () => self.commit_tentative(txn),
+            () => self.commit_tentative(txn, failures),
         };
         let lost = lost.into_iter().map(|(id, mut all)| {
             all.sort_unstable();
@@ -303,12 +328,13 @@ impl<D: Disk> Store<D> {
     }
 
     /// Fills taken clusters: with what a snapshot shows there, the others with zeros, neighbours together.
-    /// What the same batch unmaps is zeros, too.
+    /// What the same batch unmaps is zeros, too. Those in `zeros` are zeros already.
     fn fill_new(
         &mut self,
         new: &BTreeMap<(u64, u64), u32>,
         unmaps: &[(u64, u64, u64)],
         overs: &Overs,
+        zeros: &BTreeSet<u32>,
     ) -> Result<(), Error> {
         let size = u64::from(self.sb.cluster_size);
         let at = |cluster: u32| u64::from(cluster) * size;
@@ -323,6 +349,7 @@ impl<D: Disk> Store<D> {
                 Shows::External(_) => continue, // filled before
             };
             match from.is_none() && over.is_empty() {
+                true if zeros.contains(&to) => {}
                 true => zeroed.push(to),
                 false => fills.push(Fill { from, to: at(to), over }),
             }

@@ -3,7 +3,9 @@
 mod copy;
 
 use crate::external::Externals;
-use bdev::{AlignedBuf, Bdev, Features, FlushLatch, IoError, OpenError, SyncChannel, SyncError};
+use bdev::{
+    AlignedBuf, Bdev, Features, FlushLatch, IoError, Op, OpenError, SyncChannel, SyncError,
+};
 use blobstore::{Disk, DiskError, Fill};
 use copy::{Copier, Failed, Source};
 use std::collections::HashMap;
@@ -18,6 +20,8 @@ pub(crate) struct BdevDisk {
     channel: SyncChannel,
     bdev: Arc<dyn Bdev>,
     features: Features,
+    /// It says where it reads as zeros, and nobody needs more of zeros than that.
+    tells_zeros: bool,
     size: u64,
     block: u64,
     /// Longest I/O of one submit, in bytes.
@@ -39,11 +43,13 @@ impl BdevDisk {
             0 => u64::MAX / block * block,
             n => u64::from(n) * block,
         };
+        let tells_zeros = bdev.known_zeros(0).is_some();
         let bdev = bdev.clone();
         Ok(BdevDisk {
             channel,
             bdev,
             features,
+            tells_zeros,
             size: geometry.num_blocks * block,
             block,
             longest,
@@ -183,6 +189,17 @@ impl Disk for BdevDisk {
             return Ok(());
         }
         self.pieces("unmap", offset, len, SyncChannel::unmap)
+    }
+
+    fn unmap_zeroes(&self) -> bool {
+        // Whether a block without protection information is one of zeros is the reader's choice.
+        let choice = self.bdev.protection().is_some();
+        self.tells_zeros && !choice && self.features.zeroing() == Some(Op::Unmap)
+    }
+
+    fn zeros_at(&mut self, offset: u64) -> Option<(bool, u64)> {
+        let run = self.bdev.known_zeros(offset / self.block)?;
+        Some((run.hole, run.blocks * self.block))
     }
 
     fn flush(&mut self) -> Result<(), DiskError> {

@@ -18,7 +18,7 @@ use crate::translate::{not_loaded, refused};
 use crate::volume::Volume;
 use crate::zeroing::Zeroings;
 use bdev::{Bdev, Claim, FlushLatch, Registry, RegistryError};
-use blobstore::{Disk, DiskError, Store, StoreInfo, StoreOptions};
+use blobstore::{DiskError, Run, Store, StoreInfo, StoreOptions};
 use crypto::Keys;
 use parking_lot::Mutex;
 use reactor::{Control, NotRun};
@@ -87,12 +87,14 @@ impl Lvs {
             let say = |e| refused(e, &op, cluster_size);
             let mut store = Store::create_store(disk, &how).map_err(say)?;
             let info = store.info();
-            let cluster = u64::from(info.cluster_size);
-            let data = (info.first_data_cluster * cluster, info.data_clusters * cluster);
+            let data = Run { first: info.first_data_cluster, count: info.data_clusters };
             let cleared = match options.clear {
-                ClearMethod::None => Ok(()),
-                ClearMethod::Unmap => store.disk_mut().unmap(data.0, data.1),
-                ClearMethod::WriteZeroes => store.disk_mut().write_zeroes(data.0, data.1),
+                ClearMethod::None => {
+                    store.learn_zeros();
+                    Ok(())
+                }
+                ClearMethod::Unmap => store.discard(data),
+                ClearMethod::WriteZeroes => store.wipe(data),
             };
             if let Err(e) = cleared {
                 let _ = store.destroy();

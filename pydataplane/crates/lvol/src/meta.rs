@@ -15,7 +15,7 @@ use crate::served::Served;
 use crate::translate::refused;
 use crate::volume::Volume;
 use bdev::{Bdev, FlushCause, Registry};
-use blobstore::{BlobId, Disk, Error as StoreError, Freed, Reservation, Run, Store, StoreInfo};
+use blobstore::{BlobId, Error as StoreError, Freed, Reservation, Run, Store, StoreInfo};
 use reactor::{Next, Work};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -295,8 +295,7 @@ impl Meta {
         if self.retiring.is_empty() {
             return false;
         }
-        let cluster = u64::from(store.info().cluster_size);
-        let step = (UNMAP_STEP / cluster).max(1);
+        let step = (UNMAP_STEP / u64::from(store.info().cluster_size)).max(1);
         let end = Instant::now() + UNMAP_TIME;
         let mut more = false;
         for r in self
@@ -305,8 +304,7 @@ impl Meta {
             .filter(|r| r.users.iter().all(|(volume, version)| volume.quiet(*version)))
         {
             while !more && let Some(run) = r.next(step) {
-                let unmapped = store.disk_mut().unmap(run.first * cluster, run.count * cluster);
-                if let Err(e) = unmapped {
+                if let Err(e) = store.discard(run) {
                     // Only room on the bdev: whoever gets the cluster zeroes it first.
                     tracing::warn!("freed clusters could not be unmapped: {e}");
                 }

@@ -18,8 +18,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes that are zeroed for one volume in a round; one cluster at least.
-const ALLOCATE_QUOTA: u64 = 8 << 20;
+/// Bytes that are zeroed or copied for one volume in a round; one cluster at least.
+const FILL_QUOTA: u64 = 8 << 20;
+/// Clusters that one volume gains in a round at most.
+const ALLOCATE_QUOTA: u64 = 4096;
 /// Clusters that one volume loses in a round at most, counting those that it does not have.
 const UNMAP_QUOTA: u64 = 4096;
 /// Requests of one volume that are looked at in a round.
@@ -41,6 +43,7 @@ struct Taken {
 
 /// What is left of a volume's turn.
 struct Quota {
+    fill: u64,
     allocate: u64,
     unmap: u64,
     requests: usize,
@@ -71,11 +74,13 @@ fn add<D: blobstore::Disk>(
         return Ok((waiting.done < count).then_some(Stop::Later));
     }
     while waiting.done < count {
-        if quota.allocate == 0 {
+        if quota.fill == 0 || quota.allocate == 0 {
             return Ok(Some(Stop::Later));
         }
+        let filled = batch.filled();
         match store.add_allocation(batch, blob, first + waiting.done) {
             Ok(true) => {
+                quota.fill -= batch.filled() - filled;
                 quota.allocate -= 1;
                 waiting.done += 1;
             }
@@ -134,7 +139,7 @@ impl Meta {
         }
         let room_comes = self.waits_for_quiet();
         let Some(store) = &mut self.store else { return false };
-        let clusters = (ALLOCATE_QUOTA / u64::from(store.info().cluster_size)).max(1);
+        let fill = (FILL_QUOTA / u64::from(store.info().cluster_size)).max(1);
         let mut batch = store.batch();
         let (mut taken, mut more) = (Vec::new(), false);
         let volumes = self.served.len();
@@ -144,8 +149,12 @@ impl Meta {
                 continue;
             }
             let blob = served.volume.blob();
-            let mut quota =
-                Quota { allocate: clusters, unmap: UNMAP_QUOTA, requests: REQUEST_QUOTA };
+            let mut quota = Quota {
+                fill,
+                allocate: ALLOCATE_QUOTA,
+                unmap: UNMAP_QUOTA,
+                requests: REQUEST_QUOTA,
+            };
             while let Some(mut waiting) = served.queue.pop_front() {
                 let before = waiting.done;
                 match add(store, &mut batch, blob, &mut waiting, &mut quota, room_comes) {

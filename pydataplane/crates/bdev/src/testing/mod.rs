@@ -18,6 +18,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use reactor::{IoContext, Waker};
 use serde_json::{Value, json};
@@ -25,7 +26,7 @@ use uuid::Uuid;
 
 use crate::{
     Bdev, Channel, ChannelStats, Completion, Features, FlushCause, FlushLatch, Geometry, Io,
-    IoError, Op, OpenError, Stats, Submit,
+    IoError, Op, OpenError, Run, Stats, Submit,
 };
 
 pub use holes::Holes;
@@ -65,6 +66,7 @@ pub struct FaultBdev {
     stats: Arc<Stats>,
     latch: Arc<FlushLatch>,
     state: Arc<Mutex<State>>,
+    tells_zeros: AtomicBool,
 }
 
 impl FaultBdev {
@@ -122,7 +124,13 @@ impl FaultBdev {
             stats: Stats::new(),
             latch: Arc::default(),
             state: Arc::new(Mutex::new(state)),
+            tells_zeros: AtomicBool::new(false),
         })
+    }
+
+    /// Has it say from now on which of its blocks read as zeros ([`Bdev::known_zeros`]).
+    pub fn tell_zeros(&self) {
+        self.tells_zeros.store(true, Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -297,6 +305,17 @@ impl Bdev for FaultBdev {
     }
     fn flush_latch(&self) -> Option<&FlushLatch> {
         Some(&self.latch)
+    }
+    fn known_zeros(&self, lba: u64) -> Option<Run> {
+        if !self.tells_zeros.load(Relaxed) || self.latch.failures() > 0 {
+            return None;
+        }
+        let (state, block) = (self.lock(), self.block_size as usize);
+        let mut left = state.volatile.chunks_exact(block).skip(lba as usize);
+        let zeros = |block: &[u8]| block.iter().all(|byte| *byte == 0);
+        let hole = zeros(left.next()?);
+        let more = left.take_while(|block| zeros(block) == hole).count();
+        Some(Run { hole, blocks: more as u64 + 1 })
     }
 }
 

@@ -57,8 +57,9 @@ impl<D: Disk> Store<D> {
     }
 
     /// Makes a change that is durable with the next final one only, but survives the process: a record
-    /// with all images, without a flush. Final at once where nobody knows what survives.
-    pub(crate) fn commit_tentative(&mut self, txn: Txn) -> Result<(), Error> {
+    /// with all images, without a flush. Final at once where nobody knows what survives. `failures`: how many
+    /// flushes of the device had failed before what it stands on was written.
+    pub(crate) fn commit_tentative(&mut self, txn: Txn, failures: u64) -> Result<(), Error> {
         let change = self.render_all(txn);
         // The final record that must be able to follow has one page.
         let pages = change.images.len() as u64 + 2;
@@ -66,7 +67,6 @@ impl<D: Disk> Store<D> {
         let boot = self.disk.boot().filter(|_| fits && self.sb.version >= TENTATIVE_VERSION);
         let Some(boot) = boot else { return self.commit_final(change) };
         self.make_room(pages)?;
-        let failures = self.disk.failed_flushes();
         self.unflushed = true;
         let tentative = self.tentative.get_or_insert(Tentative { failures, records: 0 });
         let records = tentative.records + 1;

@@ -8,7 +8,7 @@
 //! acknowledged, flushed or not.
 
 use blobstore::{
-    BlobId, BlobOptions, Disk, DiskError, Error, HOLE, HistoryOptions, Store, StoreOptions,
+    BlobId, BlobOptions, Disk, DiskError, Error, Freed, HOLE, HistoryOptions, Store, StoreOptions,
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -182,6 +182,13 @@ impl Disk for TraceDisk {
             bytes.copy_from_slice(&sectors(external_tag(sector), 1));
         }
         Ok(())
+    }
+    /// An unmap is a write of zeros, as to a power cut, too.
+    fn unmap(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
+        self.write_zeroes(offset, len)
+    }
+    fn unmap_zeroes(&self) -> bool {
+        true
     }
     fn flush(&mut self) -> Result<(), DiskError> {
         self.trace.borrow_mut().push(Event::Flush);
@@ -455,7 +462,7 @@ fn run(store: &mut Store<TraceDisk>, step: &Step, tag: &mut u64) -> Result<(), E
         }
         Step::Delete(serial) => {
             let deleted = store.delete(id(store, *serial)?)?;
-            store.release(deleted.freed);
+            release(store, deleted.freed);
             Ok(())
         }
         Step::Snapshot(all) => {
@@ -475,7 +482,7 @@ fn run(store: &mut Store<TraceDisk>, step: &Step, tag: &mut u64) -> Result<(), E
             let all: Result<Vec<_>, Error> =
                 all.iter().map(|(serial, to)| Ok((id(store, *serial)?, id(store, *to)?))).collect();
             let freed = store.roll_back(&all?)?;
-            store.release(freed);
+            release(store, freed);
             Ok(())
         }
         Step::SetParent(serial, parent) => {
@@ -488,7 +495,7 @@ fn run(store: &mut Store<TraceDisk>, step: &Step, tag: &mut u64) -> Result<(), E
         Step::Detach(serial, all) => detach(store, id(store, *serial)?, *all),
         Step::Resize(serial, size) => {
             let freed = store.resize(id(store, *serial)?, *size)?;
-            store.release(freed);
+            release(store, freed);
             Ok(())
         }
         Step::Rename(serial, name) => store.rename(id(store, *serial)?, name),
@@ -501,7 +508,7 @@ fn run(store: &mut Store<TraceDisk>, step: &Step, tag: &mut u64) -> Result<(), E
         }
         Step::Unmap(serial, first, count) => {
             let freed = store.unmap(id(store, *serial)?, *first, *count)?;
-            store.release(freed);
+            release(store, freed);
             Ok(())
         }
         Step::Together(unmaps, allocations) => together(store, unmaps, allocations),
@@ -513,6 +520,12 @@ fn run(store: &mut Store<TraceDisk>, step: &Step, tag: &mut u64) -> Result<(), E
             store.grow().map(drop)
         }
     }
+}
+
+/// Frees clusters that were lost, unmapped first.
+fn release(store: &mut Store<TraceDisk>, freed: Freed) {
+    freed.runs().iter().for_each(|run| store.discard(*run).unwrap());
+    store.release(freed);
 }
 
 /// One batch of unmaps and allocations; those that cannot be done make it do nothing.
@@ -541,7 +554,7 @@ fn together(
     }
     let done = store.commit_batch(batch);
     for lost in done.unmapped? {
-        store.release(lost.freed);
+        release(store, lost.freed);
     }
     done.allocated.map(drop)
 }

@@ -128,6 +128,19 @@ pub struct Instant {
     records: [(u64, usize); 2],
     /// Counts the power cuts, from 1 on.
     boot: u128,
+    /// A flush failed since the last of them.
+    flush_failed: bool,
+    /// What it says of zeros.
+    pub zeros: Zeros,
+}
+
+/// What a device says of zeros.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Zeros {
+    /// What is unmapped reads as zeros; else as anything.
+    pub unmapped: bool,
+    /// It knows where it has nothing but zeros, as far as that is read now.
+    pub told: bool,
 }
 
 /// How much of what was not flushed a power cut leaves.
@@ -164,7 +177,8 @@ impl Instant {
     pub fn of(image: Image, size: u64) -> Self {
         let (now, durable) = (image.clone(), image);
         let (pending, records, boot) = (vec![], [(0, 0); 2], 1);
-        Instant { size, durable_size: size, now, durable, pending, records, boot }
+        let (durable_size, flush_failed, zeros) = (size, false, Zeros::default());
+        Instant { size, durable_size, now, durable, pending, records, boot, flush_failed, zeros }
     }
 
     /// What the device is after the power was cut and is there again.
@@ -203,7 +217,8 @@ impl Instant {
             }
         }
         let size = if left == Left::All { self.size } else { self.durable_size };
-        Instant { records: self.records, boot: self.boot + 1, ..Instant::of(image, size) }
+        let (records, boot, zeros) = (self.records, self.boot + 1, self.zeros);
+        Instant { records, boot, zeros, ..Instant::of(image, size) }
     }
 
     /// The page's bytes at present, and the damaged ones: `change` of it.
@@ -235,6 +250,23 @@ impl Instant {
     /// Bytes of the device.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Has nothing but zeros from byte `offset` on, as a new file.
+    pub fn empty(&mut self, offset: u64) {
+        for page in offset as usize / PAGE..self.now.0.len() {
+            self.rot(page, |bytes| bytes.fill(0));
+        }
+    }
+
+    /// Whether these bytes are zeros as they are read, and on the medium after a flush.
+    pub fn is_zero(&self, offset: u64, len: u64) -> [bool; 2] {
+        let mut flushed = self.durable.clone();
+        self.pending.iter().for_each(|write| flushed.apply(write, |_| true));
+        [&self.now, &flushed].map(|image| {
+            let mut pages = offset as usize / PAGE..(offset + len) as usize / PAGE;
+            pages.all(|page| *image.0[page] == [0; PAGE])
+        })
     }
 }
 
@@ -362,8 +394,12 @@ impl Device {
         let at = &mut self.inner().at;
         at.size += bytes;
         let size = at.size;
+        let before = at.now.0.len();
         at.now.extend(size);
         at.durable.extend(size);
+        if at.zeros.told {
+            at.empty((before * PAGE) as u64);
+        }
     }
 }
 
@@ -417,6 +453,7 @@ impl Inner {
     fn flush(&mut self) -> Result<(), DiskError> {
         let fault = self.fails(|fault| matches!(fault, Fault::Flush(_)));
         self.failed_flushes += u64::from(fault.is_some());
+        self.at.flush_failed |= fault.is_some();
         match fault {
             Some(Fault::Flush(Failed::Kept)) => {}
             Some(Fault::Flush(Failed::LostReadable)) => self.at.pending.clear(),
@@ -494,6 +531,31 @@ impl Disk for Device {
 
     fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
         self.inner().put(Write { offset, len: len as usize, data: None })
+    }
+
+    fn unmap(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
+        let mut inner = self.inner();
+        let left = match inner.at.zeros.unmapped {
+            true => None,
+            false => Some(Rc::new(vec![0x5a; len as usize])),
+        };
+        inner.put(Write { offset, len: len as usize, data: left })
+    }
+
+    fn unmap_zeroes(&self) -> bool {
+        self.inner().at.zeros.unmapped
+    }
+
+    fn zeros_at(&mut self, offset: u64) -> Option<(bool, u64)> {
+        let inner = self.inner();
+        if !inner.at.zeros.told || inner.at.flush_failed {
+            return None;
+        }
+        let all = &inner.at.now.0[offset as usize / PAGE..inner.at.size as usize / PAGE];
+        let zeros = |page: &Rc<[u8; PAGE]>| **page == [0; PAGE];
+        let is = all.first().is_some_and(zeros);
+        let run = all.iter().take_while(|page| zeros(page) == is).count();
+        Some((is, (run * PAGE) as u64))
     }
 
     fn flush(&mut self) -> Result<(), DiskError> {

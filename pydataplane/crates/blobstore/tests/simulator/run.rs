@@ -1,6 +1,6 @@
 //! A run: operations by chance on a device with faults, with crashes and loads, beside the model.
 
-use super::device::{Device, Failed, Fault, Image, Instant, PAGE, Plan, Rng, WAYS};
+use super::device::{Device, Failed, Fault, Image, Instant, PAGE, Plan, Rng, WAYS, Zeros};
 use super::model::{CLUSTER, Model, one_owner};
 use super::ops::{self, Chooser, Op, check};
 use blobstore::{Disk, DiskError, Error, Freed, Store, StoreOptions};
@@ -27,6 +27,8 @@ pub struct Tried {
     pub rotten: u64,
     /// Loads that refused what was damaged.
     pub refused: u64,
+    /// Clusters that were known to read as zeros, after each operation.
+    pub zeros: u64,
     /// Loads that could not know of a write that went elsewhere or nowhere. [`Store::check`] did.
     pub stale: u64,
 }
@@ -43,6 +45,7 @@ impl Tried {
         self.rotten += other.rotten;
         self.refused += other.refused;
         self.stale += other.stale;
+        self.zeros += other.zeros;
     }
 }
 
@@ -157,7 +160,12 @@ struct Simulation<'a> {
 pub fn simulate(seed: u64, steps: u64, bases: &[Base; 2]) -> Result<Tried, String> {
     let mut rng = Rng::new(seed);
     let base = &bases[usize::from(rng.one_in(6))];
-    let device = base.device(base.instant.clone(), Rng::new(seed ^ 0xd15c));
+    let mut instant = base.instant.clone();
+    instant.zeros = Zeros { unmapped: !rng.one_in(4), told: !rng.one_in(4) };
+    if rng.one_in(2) {
+        instant.empty(base.metadata);
+    }
+    let device = base.device(instant, Rng::new(seed ^ 0xd15c));
     let store = Store::load(device.clone()).map_err(|e| e.to_string())?;
     let model = Model::of(&store);
     let chooser = Chooser::new(Rng::new(seed ^ 0x0b5), base.first_data, DEVICE);
@@ -235,13 +243,46 @@ impl Simulation<'_> {
             self.model.same_faces(store)?;
             one_owner(store, held)?;
             if self.rng.one_in(2) {
-                std::mem::take(&mut self.freed).into_iter().for_each(|freed| store.release(freed));
+                self.release();
             }
+            self.zeros_are_zeros()?;
         }
         if stopped || self.rng.one_in(7) {
             let candidates = if result.is_ok() { vec![self.model.clone()] } else { candidates };
             self.restart(seen, candidates, stopped)?;
         }
+        Ok(())
+    }
+
+    /// Frees what was lost, most of it unmapped.
+    fn release(&mut self) {
+        let (fault, after) = (Fault::Write, self.rng.below(3));
+        self.device.plan(self.rng.one_in(6).then_some(Plan { fault, after, times: 1 }));
+        for freed in std::mem::take(&mut self.freed) {
+            let store = self.store.as_mut().expect("it is loaded");
+            if !self.rng.one_in(4) {
+                for run in freed.runs() {
+                    // One that fails did a part.
+                    _ = store.discard(*run);
+                }
+            }
+            store.release(freed);
+        }
+        self.device.plan(None);
+    }
+
+    /// What the store knows to be zeros is, as it is read and as it is on the medium after a flush.
+    fn zeros_are_zeros(&mut self) -> Result<(), String> {
+        let (at, store) = (self.device.instant(), self.store());
+        let (first, clusters) = (store.info().first_data_cluster, store.info().data_clusters);
+        let known = (first..first + clusters).filter(|n| store.is_known_zero(*n as u32));
+        let known: Vec<u64> = known.collect();
+        for cluster in &known {
+            if at.is_zero(cluster * CLUSTER, CLUSTER) != [true; 2] {
+                return Err(format!("cluster {cluster} is known to be zeros, but is not"));
+            }
+        }
+        self.tried.zeros += known.len() as u64;
         Ok(())
     }
 
@@ -400,6 +441,7 @@ impl Simulation<'_> {
         self.tried.crashes += 1;
         let (store, model) = load_and_compare(&self.device, &candidates, sure)?;
         (self.store, self.model) = (Some(store), model);
+        self.zeros_are_zeros()?;
         self.chooser.device = self.device.instant().size();
         Ok(())
     }
