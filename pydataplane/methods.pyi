@@ -2528,6 +2528,35 @@ class Rpc(ABC):
         uuid: str | None = ...,
     ) -> bool: ...
 
+    # Create a bdev whose base is an export of an NBD server. Where the connection is lost, I/O
+    # waits and is sent again. An lvstore on it is loaded.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_nbd_create"],
+        /,
+        *,
+        block_size: int | None = ...,
+        give_up_s: int | None = ...,
+        name: str,
+        readonly: bool | None = ...,
+        reconnect_delay_s: int | None = ...,
+        uri: str,
+        uuid: str | None = ...,
+        write_through: bool | None = ...,
+    ) -> str: ...
+
+    # Delete a bdev of virtlun_nbd_create; an lvstore on it is unloaded first. The export stays as
+    # it is.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_nbd_delete"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
     # Get what controllers and their targets did, seen from the guest's rings.
     @overload
     def call(

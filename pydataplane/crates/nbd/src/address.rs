@@ -83,6 +83,11 @@ impl Address {
         Ok(Address { host: Host::Tcp(addr), export: export_of(export)? })
     }
 
+    /// Whether it takes an IP socket to connect to it, be it on this host.
+    pub fn is_ip(&self) -> bool {
+        matches!(self.host, Host::Tcp(_))
+    }
+
     /// Whether the server is one of this host.
     pub fn is_local(&self) -> bool {
         match &self.host {

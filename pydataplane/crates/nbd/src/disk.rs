@@ -23,6 +23,9 @@ use crate::keeper::{Keeper, Orders, Seat, tell_late};
 use crate::wire::flag;
 use crate::{Address, Terms};
 
+/// How long I/O waits for an answer when the process ends.
+const END_WITHIN: Duration = Duration::from_secs(2);
+
 /// What is asked for.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -70,6 +73,8 @@ pub(crate) struct Shared {
     write_through: bool,
     reconnect_delay: Duration,
     give_up: Duration,
+    /// The process ends: nobody waits for long any more.
+    ending: AtomicBool,
     pub(crate) latch: FlushLatch,
     pub(crate) orders: Orders,
     seats: Mutex<Vec<Weak<Seat>>>,
@@ -135,11 +140,14 @@ impl Shared {
     }
 
     pub(crate) fn give_up(&self) -> Duration {
-        self.give_up
+        match self.ending.load(Relaxed) {
+            true => self.give_up.min(END_WITHIN),
+            false => self.give_up,
+        }
     }
 
     pub(crate) fn give_up_ticks(&self) -> u64 {
-        let us = u64::try_from(self.give_up.as_micros()).unwrap_or(u64::MAX);
+        let us = u64::try_from(self.give_up().as_micros()).unwrap_or(u64::MAX);
         ticks::from_us(us)
     }
 
@@ -163,6 +171,16 @@ impl Shared {
 
     pub(crate) fn find_late(&self) {
         tell_late(&self.seats.lock(), self.give_up_ticks());
+    }
+}
+
+/// The process ends, and serves no guest any more: what the rest of it, such as an lvstore that is unloaded, asks
+/// of servers that do not answer fails after a moment.
+pub fn end_all(registry: &Registry) {
+    for bdev in registry.list() {
+        if let Some(nbd) = registry.get_as::<Nbd>(bdev.name()) {
+            nbd.shared.ending.store(true, Relaxed);
+        }
     }
 }
 
@@ -228,6 +246,7 @@ impl Nbd {
             write_through,
             reconnect_delay: options.reconnect_delay,
             give_up: options.give_up,
+            ending: AtomicBool::new(false),
             latch: FlushLatch::default(),
             orders: Orders::new().map_err(os)?,
             seats: Mutex::default(),

@@ -107,6 +107,7 @@ impl Terms {
             write_zeroes: !read_only && self.has(flag::SEND_WRITE_ZEROES),
             thin: unmap,
             unmap_granularity: if unmap { granularity } else { 0 },
+            optimal_blocks: 0,
             max_blocks: 0,
             boot: None,
         }

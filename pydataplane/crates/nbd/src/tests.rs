@@ -416,6 +416,19 @@ fn a_server_that_hangs_is_given_up_and_comes_back_only_after_its_old_connection_
 }
 
 #[test]
+fn who_does_not_answer_is_no_server() {
+    let server = Server::start(1 << 20, ALL_FLAGS, ANY);
+    server.vanish();
+    let create = || Nbd::create(&Registry::new(), server.options()).err().unwrap();
+    let gone = create();
+    assert_eq!((gone.errno, gone.unreachable), (Some(libc::ENOENT), true));
+    let _listener = UnixListener::bind(&server.path).unwrap();
+    let silent = create();
+    assert_eq!((silent.errno, silent.unreachable), (Some(libc::ETIMEDOUT), true));
+    assert!(silent.to_string().contains("does not answer as an NBD server does"), "{silent}");
+}
+
+#[test]
 fn growth_is_noticed_without_io_and_anything_less_keeps_the_disk_away() {
     let registry = Registry::new();
     let server = Server::start(1 << 20, ALL_FLAGS, ANY);

@@ -92,6 +92,8 @@ pub struct App {
     pub drain_timeout: Duration,
     /// What happens to system calls that are not expected, as `--sandbox` says.
     pub sandbox: &'static str,
+    /// Whether the process may make network connections.
+    pub network: bool,
     /// Where things are.
     pub paths: Paths,
     /// When the process started.
@@ -218,6 +220,7 @@ impl App {
             polls: cli.poll,
             drain_timeout: Duration::from_secs(cli.drain_timeout),
             sandbox: cli.sandbox().name(),
+            network: privilege::has_network(cli),
             paths: Paths {
                 rpc_socket: cli.rpc_socket.clone(),
                 vhost_dir: cli.vhost_dir.clone(),
@@ -584,6 +587,7 @@ impl App {
             rbd::exit(1);
         }
         *self.ublk_target.lock() = None;
+        nbd::end_all(&self.registry);
         if let Err(e) = self.close_storage() {
             tracing::error!("not stopped in order: {e}");
             rbd::exit(1);

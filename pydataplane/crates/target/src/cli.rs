@@ -120,8 +120,11 @@ pub struct Cli {
         value_parser = clap::value_parser!(u64).range(1..=60))]
     pub drain_timeout: u64,
 
-    /// Serve images of Ceph (RBD): load librbd at the start, of Debian's package librbd1, and let the target
-    /// make network connections
+    /// Let the target make network connections, as to an NBD server by TCP
+    #[arg(long)]
+    pub network: bool,
+
+    /// Serve images of Ceph (RBD): load librbd at the start, of Debian's package librbd1. Implies --network
     #[arg(long)]
     pub rbd: bool,
 

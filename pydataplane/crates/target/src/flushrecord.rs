@@ -10,8 +10,10 @@
 use crate::flusherror::sentence;
 use crate::state::{self, BDEV_KEY, Config, Item, StateError};
 use bdev::{Bdev, FileBdev, FlushLatch, Registry};
+use nbd::Nbd;
 use parking_lot::Mutex;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -47,10 +49,10 @@ impl Recorder {
         Ok(Recorder { shared, thread: Some(thread) })
     }
 
-    /// Latches what is recorded of `bdev`, and follows its latch; before it is registered.
-    pub fn attach(&self, bdev: &FileBdev) {
+    /// Latches what is recorded of `bdev` on `medium`, and follows its latch; before it is registered.
+    pub fn attach(&self, bdev: &dyn Bdev, medium: &Path) {
         let Some(latch) = bdev.flush_latch() else { return };
-        if let Some(failure) = self.shared.config.lock().flush_failure(bdev.name(), bdev.path()) {
+        if let Some(failure) = self.shared.config.lock().flush_failure(bdev.name(), medium) {
             tracing::error!(bdev = bdev.name(), "{}", sentence(failure, bdev.name()));
             latch.restore(failure);
         }
@@ -107,7 +109,7 @@ impl Shared {
         let keys: Vec<_> = config.items().filter_map(key).collect();
         for key in keys {
             let name = key.strip_prefix(BDEV_KEY).unwrap_or_default();
-            let Some(disk) = self.registry.get_as::<FileBdev>(name) else { continue };
+            let Some(disk) = disk(&self.registry, name) else { continue };
             let failure = disk.flush_latch().and_then(FlushLatch::failure);
             if config.set_flush_failure(&key, failure)
                 && let Some(failure) = failure
@@ -118,4 +120,10 @@ impl Shared {
         drop(config);
         state::save(&self.config)
     }
+}
+
+/// The bdev of that name, if it has a latch of its own: others share that of the one below.
+pub fn disk(registry: &Registry, name: &str) -> Option<Arc<dyn Bdev>> {
+    let file = registry.get_as::<FileBdev>(name).map(|file| file as Arc<dyn Bdev>);
+    file.or_else(|| registry.get_as::<Nbd>(name).map(|nbd| nbd as Arc<dyn Bdev>))
 }

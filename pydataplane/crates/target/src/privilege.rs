@@ -105,9 +105,13 @@ fn confine(cli: &Cli) -> Outcome<()> {
     let mounts = rustix::thread::capabilities(None)
         .is_ok_and(|have| have.effective.contains(CapabilitySet::SYS_ADMIN));
     let calls = if mounts { TARGET_THAT_MOUNTS } else { TARGET };
-    let network = cli.rbd && rbd::Library::loaded().is_ok();
-    let calls = if network { calls.with_network() } else { calls };
+    let calls = if has_network(cli) { calls.with_network() } else { calls };
     Ok(sandbox::confine(mode, &calls)?)
+}
+
+/// Whether the process may make network connections.
+pub fn has_network(cli: &Cli) -> bool {
+    cli.network || (cli.rbd && rbd::Library::loaded().is_ok())
 }
 
 /// Whom to become; `None`: nobody else.

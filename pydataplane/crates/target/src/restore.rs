@@ -2,8 +2,9 @@
 
 use crate::app::App;
 use crate::methods::crypto::{awaited_key, is_crypto, key_of};
-use crate::methods::file::{self, is_disk};
+use crate::methods::file::{self, is_disk as is_file};
 use crate::methods::limits;
+use crate::methods::nbd::{self as server, is_nbd};
 use crate::methods::rbd::{self as image, is_cluster, is_image};
 use crate::methods::vhost::blk;
 use crate::state::{self, Call, ConfigFile, Item};
@@ -51,19 +52,25 @@ pub enum Opened {
 }
 
 impl Opened {
-    /// Opens what `item` is on, one of [`may_wait`], and waits until that has answered; `None`: restoring it
-    /// has to say why it cannot be opened.
-    fn ahead(app: &App, item: &Item) -> Option<Opened> {
-        match is_image(item) {
-            true => image::ahead(app, item).map(|image| Opened::Image(Box::new(image))),
-            false => file::ahead(item).map(Opened::File),
-        }
+    /// Opens what `item` is on, one of [`may_wait`], and waits until that has answered; `None`: there is nothing
+    /// to be opened, or restoring it has to say why it cannot be.
+    ///
+    /// # Errors
+    /// In one clause: its server is not there.
+    fn ahead(app: &App, item: &Item) -> Result<Option<Opened>, String> {
+        Ok(match () {
+            () if is_image(item) => {
+                image::ahead(app, item).map(|image| Opened::Image(Box::new(image)))
+            }
+            () if is_nbd(item) => server::ask(app, item).map(|()| None)?,
+            () => file::ahead(item).map(Opened::File),
+        })
     }
 }
 
 /// Whether `item` makes a bdev on something that may take its time to answer.
 fn may_wait(item: &Item) -> bool {
-    is_disk(item) || is_image(item)
+    is_file(item) || is_image(item) || is_nbd(item)
 }
 
 /// The threads that restore bdevs on disks.
@@ -229,7 +236,8 @@ fn clusters(app: &App, items: &[Item]) {
 /// None is locked, as another process uses them. Returns those that are open, by key.
 ///
 /// # Errors
-/// One of them does not answer.
+/// One of them does not answer, or the server of one is not there: for a guest that is a pause now, and would be
+/// an error then.
 pub fn open_disks(app: &Arc<App>) -> Result<BTreeMap<String, (Call, Opened)>, String> {
     let items: Vec<_> = app.config().items().cloned().collect();
     clusters(app, &items);
@@ -251,8 +259,14 @@ pub fn open_disks(app: &Arc<App>) -> Result<BTreeMap<String, (Call, Opened)>, St
     for (key, call, told) in asked {
         let left = deadline.saturating_duration_since(Instant::now());
         match told.recv_timeout(left) {
-            Ok(Some(there)) => _ = opened.insert(key, (call, there)),
-            Ok(None) | Err(RecvTimeoutError::Disconnected) => {}
+            Ok(Ok(Some(there))) => _ = opened.insert(key, (call, there)),
+            Ok(Ok(None)) | Err(RecvTimeoutError::Disconnected) => {}
+            Ok(Err(why)) => {
+                return Err(format!(
+                    "{key} could not be made again: {why}; no guest was held for it: try again when its \
+                     server answers, or delete the bdev"
+                ));
+            }
             Err(RecvTimeoutError::Timeout) => {
                 let seconds = ASK_TIMEOUT.as_secs();
                 return Err(format!(
@@ -280,7 +294,7 @@ fn restore_beside(
         let (app, methods, disks, item) =
             (app.clone(), methods.clone(), disks.clone(), item.clone());
         move || {
-            restore_disk(&app, &item, opened);
+            let comes_later = restore_disk(&app, &item, opened);
             // What names it may have found it in use by the search for an lvstore.
             if let Some(name) = item.call.params.get("name").and_then(Value::as_str) {
                 app.note_appeared(name);
@@ -289,6 +303,9 @@ fn restore_beside(
                 let mut left = disks.left.lock();
                 *left -= 1;
                 disks.through.notify_all();
+            }
+            if comes_later && !restore_later(&app, &item) {
+                return;
             }
             // While the target starts, this waits until the rest has been restored.
             methods.exclusively(|| {
@@ -303,32 +320,66 @@ fn restore_beside(
     if let Err(e) = started {
         tracing::error!("no thread to restore {}: {e}", item.key);
         *disks.left.lock() -= 1;
-        restore_disk(app, item, None);
+        _ = restore_disk(app, item, None);
     }
 }
 
+/// A failure to restore something that does not come by itself.
+fn never_later(error: rpc::Error) -> (rpc::Error, bool) {
+    (error, false)
+}
+
 /// Restores a bdev on a disk, and notes how that went, unless it was deleted or replaced meanwhile:
-/// what has its name then is somebody else's.
-fn restore_disk(app: &App, item: &Item, opened: Option<Opened>) {
+/// what has its name then is somebody else's. Whether its server may be there later.
+fn restore_disk(app: &App, item: &Item, opened: Option<Opened>) -> bool {
     let restored = match opened {
-        Some(Opened::Image(image)) => image::restore(app, item, Some(*image)),
-        Some(Opened::File(file)) => file::restore(app, item, Some(file)),
-        None if is_image(item) => image::restore(app, item, None),
-        None => file::restore(app, item, None),
+        Some(Opened::Image(image)) => image::restore(app, item, Some(*image)).map_err(never_later),
+        Some(Opened::File(file)) => file::restore(app, item, Some(file)).map_err(never_later),
+        None if is_image(item) => image::restore(app, item, None).map_err(never_later),
+        None if is_nbd(item) => server::restore(app, item),
+        None => file::restore(app, item, None).map_err(never_later),
     };
-    let problem = restored.err().map(|e| e.message);
+    let comes_later = restored.as_ref().is_err_and(|(_, later)| *later);
+    let problem = restored.err().map(|(e, _)| e.message);
     let mut restoring = app.restoring();
     if !restoring.remove(&item.key) {
         if let Some(why) = problem {
             tracing::info!("not restored: {why}");
         }
-        return;
+        return false;
     }
-    if let Some(why) = &problem {
+    let mut config = app.config();
+    let known = config.get(&item.key).and_then(|item| item.problem.clone());
+    if let Some(why) = problem.as_ref().filter(|why| known.as_ref() != Some(why)) {
         tracing::error!("{} could not be restored: {why}", item.key);
     }
     // Also where it went well: the start may have noted that the disk does not answer.
-    app.config().set_restored(item, problem);
+    config.set_restored(item, problem);
+    comes_later
+}
+
+/// Restores a bdev whose server was not there, when it is; `false`: it is not wanted any more.
+fn restore_later(app: &App, item: &Item) -> bool {
+    let delay = server::retry_delay(item);
+    loop {
+        thread::sleep(delay);
+        {
+            let mut restoring = app.restoring();
+            let config = app.config();
+            let still = config.get(&item.key).filter(|there| there.call == item.call);
+            if still.is_none_or(|there| there.problem.is_none()) {
+                return false;
+            }
+            restoring.insert(item.key.clone());
+        }
+        if !restore_disk(app, item, None) {
+            break;
+        }
+    }
+    if let Some(name) = item.call.params.get("name").and_then(Value::as_str) {
+        app.note_appeared(name);
+    }
+    true
 }
 
 /// Brings back, within one process, what is recorded and was taken apart; what is there is left alone,

@@ -195,11 +195,13 @@ impl Config {
         self.put(subsystem, key, call);
     }
 
-    /// The flush that failed of the bdev of that name on the file `path`, as far as is recorded.
-    pub fn flush_failure(&self, bdev: &str, path: &Path) -> Option<FlushFailure> {
+    /// The flush that failed of the bdev of that name on `medium`, a file or a server's URI, as far as is
+    /// recorded.
+    pub fn flush_failure(&self, bdev: &str, medium: &Path) -> Option<FlushFailure> {
         let item = self.get(&bdev_key(bdev))?;
-        let file = item.call.params.get("filename")?.as_str()?;
-        item.flush_failure.filter(|_| Path::new(file) == path)
+        let params = &item.call.params;
+        let recorded = params.get("filename").or_else(|| params.get("uri"))?.as_str()?;
+        item.flush_failure.filter(|_| Path::new(recorded) == medium)
     }
 
     /// Records whether a flush of the bdev `key` failed; whether that is new.

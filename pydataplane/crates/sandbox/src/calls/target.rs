@@ -162,7 +162,8 @@ const FILES: &[c_long] = &[
     libc::SYS_unlinkat,
 ];
 
-/// JSON-RPC, vhost-user, the service manager: `socket` itself makes UNIX sockets only, see [`CONDITIONAL`].
+/// JSON-RPC, vhost-user, the service manager, NBD servers: `socket` itself makes UNIX sockets only, see
+/// [`CONDITIONAL`], unless the program has a network.
 const SOCKETS: &[c_long] = &[
     libc::SYS_accept4,
     libc::SYS_bind,

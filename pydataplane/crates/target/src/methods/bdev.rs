@@ -6,7 +6,9 @@ use super::protected::Metadata;
 use crate::app::App;
 use crate::errors;
 use crate::flusherror;
-use bdev::{Bdev, ClaimMode, FileBdev};
+use crate::flushrecord;
+use bdev::{Bdev, ClaimMode, FileBdev, FlushFailure};
+use nbd::Nbd;
 use rpc::{Errno, Error, Flags, Methods, NoParams};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -132,30 +134,39 @@ pub(super) fn flush_error(bdev: &dyn Bdev) -> Option<String> {
     Some(flusherror::sentence(bdev.flush_latch()?.failure()?, bdev.name()))
 }
 
-/// The file or block device whose latch `bdev` shares.
-fn file_below(app: &App, bdev: &dyn Bdev) -> Option<Arc<FileBdev>> {
+/// The disk whose latch `bdev` shares.
+fn disk_below(app: &App, bdev: &dyn Bdev) -> Option<Arc<dyn Bdev>> {
     let latch = bdev.flush_latch()?;
-    let files = app.registry.list().into_iter();
-    let mut files = files.filter_map(|b| app.registry.get_as::<FileBdev>(b.name()));
-    files.find(|file| file.flush_latch().is_some_and(|other| std::ptr::eq(latch, other)))
+    let disks = app.registry.list().into_iter();
+    let mut disks = disks.filter_map(|b| flushrecord::disk(&app.registry, b.name()));
+    disks.find(|disk| disk.flush_latch().is_some_and(|other| std::ptr::eq(latch, other)))
+}
+
+/// Clears the latch of `disk`, one of [`disk_below`], if that can be flushed now.
+fn clear_latch(app: &App, disk: &str) -> Result<Option<FlushFailure>, Error> {
+    let what = format!("bdev {disk} still cannot be flushed");
+    if let Some(nbd) = app.registry.get_as::<Nbd>(disk) {
+        let why = |e| Error::os(Errno::Io, format_args!("{what}: {e}"));
+        return nbd.clear_flush_failure().map_err(why);
+    }
+    let file = app.registry.get_as::<FileBdev>(disk).ok_or_else(|| errors::no_bdev(disk))?;
+    file.clear_flush_failure().map_err(|e| Error::io(what, &e))
 }
 
 fn clear_flush_error(app: &App, name: &str) -> Result<bool, Error> {
     let bdev = app.bdev(name)?;
-    let Some(file) = file_below(app, &*bdev) else {
+    let Some(disk) = disk_below(app, &*bdev) else {
         let why = format!("bdev {name} is on no file or block device, so no flush of it can fail");
         return Err(Error::os(Errno::Inval, why));
     };
-    let failure = file.clear_flush_failure();
-    let failure = failure
-        .map_err(|e| Error::io(format_args!("bdev {} still cannot be flushed", file.name()), &e))?;
+    let failure = clear_latch(app, disk.name())?;
     if let Some(failure) = failure {
-        tracing::warn!(bdev = file.name(), "flush error cleared: {failure}");
+        tracing::warn!(bdev = disk.name(), "flush error cleared: {failure}");
     }
     // After the latch: at a crash in between the failure is known again, and nobody was told that it
     // is cleared.
     let recorded = app.flush_errors.record().map_err(errors::state);
-    let latch = file.flush_latch().ok_or_else(|| Error::internal("a file has no latch"))?;
+    let latch = disk.flush_latch().ok_or_else(|| Error::internal("a disk has no latch"))?;
     let reloaded = app.lvstores.reload_on(latch).map_err(errors::lvol)?;
     recorded?;
     Ok(failure.is_some() || !reloaded.is_empty())

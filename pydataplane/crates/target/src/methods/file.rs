@@ -103,7 +103,7 @@ fn create<P: Serialize>(
     let file = FileBdev::with_metadata(options, protected::bytes_of(protection), ahead)
         .map_err(|e| errors::open_file(&path, e))?;
     drop(wait);
-    app.flush_errors.attach(&file);
+    app.flush_errors.attach(&*file, &path);
     let uuid = UuidText(file.uuid());
     let file = protected::shown(file, protection);
     match item {

@@ -16,6 +16,7 @@ pub mod limits;
 mod log;
 mod lvol;
 mod malloc;
+pub mod nbd;
 mod notify;
 mod null;
 mod owner;
@@ -52,6 +53,7 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
         crypto::add,
         integrity::add,
         faults::add,
+        nbd::add,
         rbd::add,
         lvol::add,
         xattr::add,

@@ -1,8 +1,9 @@
 //! How the target is.
 
 use crate::app::App;
+use crate::flushrecord;
 use crate::waits::Wait;
-use bdev::{Bdev, FileBdev};
+use bdev::Bdev;
 use rpc::{Flags, Methods, NoParams};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -161,15 +162,15 @@ impl From<Wait> for Waiting {
     }
 }
 
-/// Of the files and block devices alone: the lvols on them share their errors.
+/// Of the disks alone: the lvols on them share their errors.
 fn flush_errors(app: &App) -> Vec<String> {
-    let files = app.registry.list().into_iter();
-    let files = files.filter(|bdev| app.registry.get_as::<FileBdev>(bdev.name()).is_some());
+    let disks = app.registry.list().into_iter();
+    let disks = disks.filter(|bdev| flushrecord::disk(&app.registry, bdev.name()).is_some());
     let of = |bdev: Arc<dyn Bdev>| {
         let error = super::bdev::flush_error(&*bdev)?;
         Some(format!("bdev {}: {error}", bdev.name()))
     };
-    files.filter_map(of).collect()
+    disks.filter_map(of).collect()
 }
 
 /// Adds the methods.

@@ -76,6 +76,7 @@ pub fn identify(call: &Call) -> (Subsystem, String) {
             let name = format!("{}{}", faults::Failing::PREFIX, text("base_name"));
             (Subsystem::Bdev, bdev_key(&name))
         }
+        "virtlun_nbd_create" => (Subsystem::Bdev, bdev_key(text("name"))),
         method if method.starts_with("bdev_") && method.ends_with("_create") => {
             (Subsystem::Bdev, bdev_key(text("name")))
         }
