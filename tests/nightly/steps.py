@@ -20,7 +20,7 @@ MIRI_CRATES = ("guestmem", "virtqueue")
 RANDOM_ROUNDS = 20
 #: Seconds of each fuzz target.
 FUZZ_S = 600
-FUZZ_TARGETS = 15
+FUZZ_TARGETS = 16
 MINUTE_S = 60
 
 

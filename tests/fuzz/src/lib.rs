@@ -17,6 +17,7 @@
 //! | `disks` | kernel | requests in the table of a device of ublk |
 //! | `upgrades` | another program in the target's place | messages of an upgrade, with descriptors |
 //! | `exports` | kernel, holder | FUSE packets, what a process before left of an export |
+//! | `servers` | NBD server | what is agreed on, and replies |
 
 pub mod checksums;
 pub mod commands;
@@ -30,6 +31,7 @@ pub mod inflight;
 mod input;
 pub mod messages;
 pub mod requests;
+pub mod servers;
 pub mod stores;
 pub mod upgrades;
 

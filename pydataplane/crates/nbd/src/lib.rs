@@ -52,7 +52,7 @@ mod wire;
 
 pub use address::Address;
 pub use connect::{ConnectError, reach};
-pub use conversation::{Broken, Conversation, Ended, Rules};
+pub use conversation::{Broken, Conversation, Ended, Note, Rules};
 pub use disk::{CreateError, Nbd, Options, end_all};
 pub use handshake::{Handshake, Refused, Terms};
 
