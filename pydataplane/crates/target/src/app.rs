@@ -12,6 +12,7 @@ use crate::holding;
 use crate::logging::LogControl;
 use crate::methods::{Journal, crypto as encryption, limits};
 use crate::notices::Notices;
+use crate::privilege;
 use crate::records::RecordFiles;
 use crate::reservations::ReservationFiles;
 use crate::restore;
