@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import threading
 import time
@@ -24,6 +25,12 @@ CHECK, MEDIUM_ERROR, DATA_PROTECT = 2, 3, 7
 PARAM_CHANGE = 3
 FLUSH = bytes([0x35, *bytes(9)])
 IN_FLIGHT = 8
+
+
+@pytest.fixture
+def target(make_target: MakeTarget) -> Target:
+    """A target that may make network connections, too."""
+    return make_target("--network").start()
 
 
 def create(target: Target, server: Nbdkit, name: str = "n0", **options: Any) -> dict[str, Any]:
@@ -99,7 +106,7 @@ def test_a_guest_uses_an_export(target: Target, scratch: Path, way: str) -> None
                 assert (answer["response"], answer["status"]) == (0, 0), answer
                 assert guest.read(8, 16, block_size=block) == bytes(16 * block)
             assert guest.read(24, 16, block_size=block) == data[16 * block : 32 * block]
-        assert target.rpc("vhost_delete_controller", ctrlr="vm-0") is True
+        assert target.rpc("vhost_delete_controller", ctrlr="vm-0", force=True) is True
         assert target.rpc("virtlun_nbd_delete", name="n0") is True
         assert target.rpc("bdev_get_bdevs") == []
         assert "bdev" not in str(target.configuration().get("bdev"))
@@ -335,6 +342,17 @@ def test_an_lvstore_on_a_server_survives_a_cut_of_both(target: Target, scratch: 
         assert target.stop() == 0
         server.start()
         target.start()
+
+
+def test_without_a_network_only_servers_of_the_host_are_connected_to(
+    make_target: MakeTarget, scratch: Path
+) -> None:
+    target = make_target().start()
+    error = target.fails("virtlun_nbd_create", name="n0", uri=f"nbd://127.0.0.1:{free_port()}/")
+    assert isinstance(error, RpcError) and error.code == -errno.EOPNOTSUPP
+    assert "start it with --network" in error.message
+    with Nbdkit(scratch, "memory", "4M") as server:
+        create(target, server)
 
 
 def test_what_makes_no_sense_is_refused_in_a_sentence(target: Target, scratch: Path) -> None:
