@@ -257,10 +257,6 @@ impl NbdChannel {
                 if let Some(fd) = self.seat.arrived.pop() {
                     self.link = Link::Up(fd);
                     self.given_up = false;
-                    // What waits has its time anew.
-                    if self.talk.in_flight() > 0 {
-                        self.seat.waits_since(ticks::now());
-                    }
                 }
             }
         }

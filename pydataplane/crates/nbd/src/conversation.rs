@@ -26,6 +26,9 @@ pub(crate) const RUNS: usize = 1024;
 /// Bytes of replies that are received at once, where no data comes between them.
 pub(crate) const HEADERS: usize = 4096;
 
+/// Parts of an I/O that are asked for at a time at most, so that a long one leaves room for others.
+const PARTS_MAX: u16 = 16;
+
 /// Bytes of a request without data at most.
 const RANGE_MAX: u64 = 1 << 30;
 
@@ -118,7 +121,7 @@ pub struct Conversation {
     parts: Slots<Part>,
     rules: Rules,
     serial: u64,
-    /// I/Os of which something is not cut yet, in order.
+    /// I/Os of which something is not cut yet, in turn.
     cutting: VecDeque<u16>,
     /// Parts that are to be sent, in order.
     sending: VecDeque<u16>,
@@ -220,10 +223,18 @@ impl Conversation {
         Some(ended)
     }
 
-    /// Makes parts of I/Os, as long as there is room.
+    /// Makes parts of I/Os in turn, as long as there is room.
     fn cut(&mut self) {
-        while let Some(&at) = self.cutting.front() {
+        let mut skipped = 0;
+        while skipped < self.cutting.len() {
+            let at = self.cutting[0];
+            if self.asks[at].parts == PARTS_MAX {
+                self.cutting.rotate_left(1);
+                skipped += 1;
+                continue;
+            }
             let Some(number) = self.parts.take() else { return };
+            skipped = 0;
             let ask = &mut self.asks[at];
             let most = match ask.io.op {
                 Op::Read | Op::Write => u64::from(self.rules.payload_max),
@@ -240,8 +251,9 @@ impl Conversation {
             ask.cut += len;
             ask.parts += 1;
             self.reads += u32::from(ask.io.op == Op::Read);
-            if ask.cut == ask.bytes {
-                self.cutting.pop_front();
+            match ask.cut == ask.bytes {
+                true => _ = self.cutting.pop_front(),
+                false => self.cutting.rotate_left(1),
             }
             self.ask_for(number);
         }
@@ -452,11 +464,9 @@ impl Conversation {
         ask.parts -= 1;
         if let Some(Err(error)) = result {
             ask.error.get_or_insert(error);
-            // Nothing more of it is asked for; only the first I/O is being cut.
+            // Nothing more of it is asked for.
             ask.cut = ask.bytes;
-            if self.cutting.front() == Some(&at) {
-                self.cutting.pop_front();
-            }
+            self.cutting.retain(|cut| *cut != at);
         }
         if ask.parts == 0 && ask.cut == ask.bytes {
             ask.over = true;

@@ -33,6 +33,8 @@ pub(crate) struct Seat {
     pub(crate) arrived: ArrayQueue<OwnedFd>,
     /// Somebody has waited for too long; the channel looks for itself.
     pub(crate) expired: AtomicBool,
+    /// When it was given a connection last, in ticks; 0: never.
+    given: AtomicU64,
     /// Since when nothing was answered although something is in flight, in ticks; 0: nothing is.
     since: AtomicU64,
 }
@@ -43,6 +45,7 @@ impl Seat {
             waker,
             arrived: ArrayQueue::new(1),
             expired: AtomicBool::new(false),
+            given: AtomicU64::new(0),
             since: AtomicU64::new(0),
         }
     }
@@ -64,6 +67,14 @@ struct Wanted {
     seat: Weak<Seat>,
     /// The one before, whose end at the server's side has not been seen.
     old: Option<OwnedFd>,
+    /// Not before that: the one before was of no use for long.
+    from: Instant,
+}
+
+impl Wanted {
+    fn is_due(&self) -> bool {
+        self.old.is_none() && Instant::now() >= self.from
+    }
 }
 
 /// What the keeper is told, from any thread.
@@ -80,7 +91,7 @@ impl Orders {
     }
 
     pub(crate) fn want(&self, seat: &Arc<Seat>, old: Option<OwnedFd>) {
-        self.wanted.push(Wanted { seat: Arc::downgrade(seat), old });
+        self.wanted.push(Wanted { seat: Arc::downgrade(seat), old, from: Instant::now() });
         self.wake();
     }
 
@@ -101,6 +112,8 @@ pub(crate) struct Keeper {
     waiting: Vec<Wanted>,
     /// The connection without I/O.
     own: Option<OwnedFd>,
+    /// Since when it has that, or had it.
+    own_since: Instant,
     /// No attempt before that.
     next: Instant,
     /// The sentence that was logged last.
@@ -110,8 +123,15 @@ pub(crate) struct Keeper {
 impl Keeper {
     pub(crate) fn new(shared: Arc<Shared>, registry: Registry, first: OwnedFd) -> Keeper {
         let now = Instant::now();
-        let mut keeper =
-            Keeper { shared, registry, waiting: Vec::new(), own: None, next: now, said: None };
+        let mut keeper = Keeper {
+            shared,
+            registry,
+            waiting: Vec::new(),
+            own: None,
+            own_since: now,
+            next: now,
+            said: None,
+        };
         if keeper.shared.multi_conn() {
             keeper.own = Some(first);
         } else {
@@ -130,7 +150,8 @@ impl Keeper {
         let orders = self.shared.clone();
         let orders = &orders.orders;
         while !orders.stop.load(Relaxed) {
-            while let Some(wanted) = orders.wanted.pop() {
+            while let Some(mut wanted) = orders.wanted.pop() {
+                wanted.from += self.pause_of(&wanted);
                 self.waiting.push(wanted);
             }
             self.waiting.retain(|wanted| wanted.seat.strong_count() > 0);
@@ -145,6 +166,17 @@ impl Keeper {
         }
     }
 
+    /// How long one that had a connection a moment ago waits for the next: a server that ends each at once is
+    /// not to be connected to all the time.
+    fn pause_of(&self, wanted: &Wanted) -> Duration {
+        let given = wanted.seat.upgrade().map_or(0, |seat| seat.given.load(Relaxed));
+        if given == 0 {
+            return Duration::ZERO;
+        }
+        let had = Duration::from_nanos(ticks::to_ns(ticks::now().saturating_sub(given)));
+        self.shared.reconnect_delay().saturating_sub(had)
+    }
+
     /// Whether the connection without I/O has ended.
     fn look_at_own(&mut self) {
         let Some(fd) = &self.own else { return };
@@ -152,7 +184,10 @@ impl Keeper {
         // Nothing was asked, so nothing is answered either.
         match recv(fd, &mut byte, RecvFlags::DONTWAIT) {
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
-            _ => self.own = None,
+            _ => {
+                self.own = None;
+                self.next = self.next.max(self.own_since + self.shared.reconnect_delay());
+            }
         }
     }
 
@@ -179,7 +214,7 @@ impl Keeper {
 
     fn wants(&self) -> bool {
         let own = self.shared.multi_conn() && self.own.is_none();
-        own || self.waiting.iter().any(|wanted| wanted.old.is_none())
+        own || self.waiting.iter().any(Wanted::is_due)
     }
 
     /// Connects for one that waits, if it is time; the others follow at once.
@@ -214,13 +249,14 @@ impl Keeper {
 
     fn hand_over(&mut self, fd: OwnedFd) {
         if self.shared.multi_conn() && self.own.is_none() {
-            self.own = Some(fd);
+            (self.own, self.own_since) = (Some(fd), Instant::now());
             return;
         }
-        let Some(at) = self.waiting.iter().position(|wanted| wanted.old.is_none()) else { return };
+        let Some(at) = self.waiting.iter().position(Wanted::is_due) else { return };
         let wanted = self.waiting.swap_remove(at);
         if let Some(seat) = wanted.seat.upgrade() {
             self.shared.connections.fetch_add(1, Relaxed);
+            seat.given.store(ticks::now(), Relaxed);
             _ = seat.arrived.push(fd);
             seat.waker.wake();
         }

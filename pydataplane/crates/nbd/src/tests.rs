@@ -416,6 +416,46 @@ fn a_server_that_hangs_is_given_up_and_comes_back_only_after_its_old_connection_
 }
 
 #[test]
+fn a_server_that_ends_each_connection_is_left_alone_for_a_while_and_given_up() {
+    for (flags, made) in [(ALL_FLAGS, 2), (ALL_FLAGS & !flag::CAN_MULTI_CONN, 1)] {
+        let server = Server::start(1 << 20, flags, ANY);
+        let (reconnect_delay, give_up) = (Duration::from_secs(600), Duration::from_millis(400));
+        let options = Options { reconnect_delay, give_up, ..server.options() };
+        let disk = Nbd::create(&Registry::new(), options).unwrap();
+        server.served.answers.store(0, SeqCst);
+        let mut channel = SyncChannel::open(&*disk).unwrap();
+        let failed = channel.write(0, &pattern(512, 1)).unwrap_err();
+        assert_eq!(failed.cause, IoError::WriteMedium);
+        assert_eq!(server.served.made.load(SeqCst), made);
+    }
+    // Nor does a new connection give what waits more time.
+    let server = Server::start(1 << 20, ALL_FLAGS, ANY);
+    let give_up = Duration::from_millis(400);
+    let disk = Nbd::create(&Registry::new(), Options { give_up, ..server.options() }).unwrap();
+    server.served.answers.store(0, SeqCst);
+    let mut channel = SyncChannel::open(&*disk).unwrap();
+    assert!(channel.flush().is_err());
+    assert!(server.served.made.load(SeqCst) > 3);
+}
+
+#[test]
+fn a_long_io_leaves_room_for_others() {
+    let server = Server::start(1 << 20, ALL_FLAGS, [512, 512, 4096]);
+    let disk = server.disk();
+    let mut channel = OwnedChannel::open(&*disk, 4).unwrap();
+    let mut over = Vec::new();
+    over.extend(channel.submit(Op::Write, 0, 2048, Some(pattern(1 << 20, 1)), 0));
+    over.extend(channel.submit(Op::Write, 0, 8, Some(pattern(4096, 2)), 1));
+    until("both are answered", || {
+        channel.poll(&mut over);
+        over.len() == 2
+    });
+    assert_eq!(over[0].token, 1, "it waited for the long one");
+    assert!(over.iter().all(|finished| finished.result.is_ok()));
+    assert_eq!(server.seen(1).len(), 257);
+}
+
+#[test]
 fn who_does_not_answer_is_no_server() {
     let server = Server::start(1 << 20, ALL_FLAGS, ANY);
     server.vanish();
