@@ -416,6 +416,36 @@ fn a_server_that_hangs_is_given_up_and_comes_back_only_after_its_old_connection_
 }
 
 #[test]
+fn memory_that_the_kernel_has_for_a_server_that_reads_nothing_is_let_go_of() {
+    for flags in [ALL_FLAGS, ALL_FLAGS & !flag::CAN_MULTI_CONN] {
+        let server = Server::start(16 << 20, flags, ANY);
+        let give_up = Duration::from_millis(300);
+        let disk = Nbd::create(&Registry::new(), Options { give_up, ..server.options() }).unwrap();
+        let mut channel = OwnedChannel::open(&*disk, 16).unwrap();
+        let mut over = Vec::new();
+        server.served.hangs.store(true, SeqCst);
+        for n in 0..12u64 {
+            let (op, lba) = (if n % 3 == 0 { Op::Read } else { Op::Write }, n * 2048);
+            over.extend(channel.submit(op, lba, 2048, Some(pattern(1 << 20, 1)), n));
+        }
+        until("all have failed", || {
+            channel.poll(&mut over);
+            over.len() == 12
+        });
+        assert!(over.iter().all(|finished| finished.result.is_err()));
+        server.served.hangs.store(false, SeqCst);
+        until("it is used again", || {
+            over.extend(channel.submit(Op::Write, 0, 2048, Some(pattern(1 << 20, 2)), 99));
+            while channel.in_flight() > 0 {
+                channel.poll(&mut over);
+            }
+            over.last().is_some_and(|finished| finished.result.is_ok())
+        });
+        assert!(server.served.data.lock()[..1 << 20] == pattern(1 << 20, 2)[..]);
+    }
+}
+
+#[test]
 fn a_server_that_ends_each_connection_is_left_alone_for_a_while_and_given_up() {
     for (flags, made) in [(ALL_FLAGS, 2), (ALL_FLAGS & !flag::CAN_MULTI_CONN, 1)] {
         let server = Server::start(1 << 20, flags, ANY);
