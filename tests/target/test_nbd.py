@@ -287,7 +287,7 @@ def test_growth_is_told_to_the_guest_and_a_smaller_export_is_not_used(
 ) -> None:
     path = disk_of(scratch, 8 * MIB)
     with Nbdkit(scratch, "file", str(path)) as server:
-        create(target, server, give_up_s=2)
+        create(target, server, give_up_s=1)
         attach(target, "n0")
         with connected(target) as guest:
             guest.send("events")

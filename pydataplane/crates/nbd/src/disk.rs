@@ -180,6 +180,7 @@ pub fn end_all(registry: &Registry) {
     for bdev in registry.list() {
         if let Some(nbd) = registry.get_as::<Nbd>(bdev.name()) {
             nbd.shared.ending.store(true, Relaxed);
+            nbd.shared.orders.wake();
         }
     }
 }

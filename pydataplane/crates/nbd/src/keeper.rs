@@ -17,8 +17,9 @@ use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use crate::connect::{establish, say_goodbye};
 use crate::disk::Shared;
 
-/// How often it looks whether somebody waits for too long.
-const LOOK: Duration = Duration::from_millis(250);
+/// How often it looks whether somebody waits for too long: in an eighth of that time, within these.
+const LOOK_LEAST: Duration = Duration::from_millis(250);
+const LOOK_MOST: Duration = Duration::from_secs(2);
 
 /// How long a server may take to be connected to, as others wait to be looked after meanwhile.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -100,7 +101,7 @@ impl Orders {
         self.wake();
     }
 
-    fn wake(&self) {
+    pub(crate) fn wake(&self) {
         _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 }
@@ -282,10 +283,13 @@ impl Keeper {
         fds.extend(self.own.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let olds = self.waiting.iter().filter_map(|wanted| wanted.old.as_ref());
         fds.extend(olds.map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)));
-        let time = match self.wants() {
-            true => self.next.saturating_duration_since(Instant::now()).min(LOOK),
-            false => LOOK,
-        };
+        let mut time = (self.shared.give_up() / 8).clamp(LOOK_LEAST, LOOK_MOST);
+        if self.wants() {
+            time = time.min(self.next.saturating_duration_since(Instant::now()));
+        }
+        // Those that had one a moment ago.
+        let pauses = self.waiting.iter().map(|w| w.from.saturating_duration_since(Instant::now()));
+        time = pauses.filter(|pause| !pause.is_zero()).fold(time, Duration::min);
         let time = Timespec::try_from(time).ok();
         _ = poll(&mut fds, time.as_ref());
         let mut count = [0; 8];
