@@ -19,10 +19,11 @@
 //!   therefore waited for, not connected to anew;
 //! - a FLUSH stands for writes that were answered before. Where a server that comes back may have lost
 //!   those (its host went down), each write is sent with FUA instead ([`Options::write_through`]): by
-//!   default over TCP. A server on this host is taken to keep files, whose pages outlive it.
+//!   default where it is another host. A server on this one is taken to keep files, whose pages outlive it.
 //!
-//! A peer over TCP that is silent is given up by TCP's own keep-alive; if it was only cut off, it may
-//! still carry out what it had, later. That is the one case in which the order is not certain.
+//! In two cases the order is not certain. A peer over TCP that is silent is given up by TCP's own keep-alive;
+//! if it was only cut off, it may still carry out what it had, later. And a process that is killed knows
+//! nothing of its connections: a server that stood still then may go on with them beside the next process.
 //!
 //! After [`Options::give_up`] without an answer I/O fails, and further I/O fails at once until there is a
 //! connection again. The size is looked at with each connection: growth is taken over, anything less than
