@@ -242,6 +242,8 @@ class Lvstore(TypedDict):
     format_version: int
     """Version of its format on the disk; one before 2 has no snapshots (ours)."""
     free_clusters: int
+    kind: NotRequired[str | None]
+    """What it is, if it is no lvstore: `rbd`, a pool of Ceph (ours)."""
     max_bdev_size: int
     """Bytes of the largest bdev that it can be grown to (ours)."""
     name: str
@@ -1633,6 +1635,7 @@ class Rpc(ABC):
         cluster_name: str | None = ...,
         config: dict[str, str] | None = ...,
         name: str | None = ...,
+        pool: str | None = ...,
         pool_name: str,
         rbd_name: str,
         read_only: bool | None = ...,
@@ -2552,6 +2555,32 @@ class Rpc(ABC):
     def call(
         self,
         method: Literal["virtlun_nbd_delete"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Have the images of a pool of Ceph as volumes, which the methods on lvols work on as on those
+    # of an lvstore; return its UUID, the same on every host.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_rbd_pool_create"],
+        /,
+        *,
+        block_size: int | None = ...,
+        cluster_name: str,
+        name: str,
+        object_size: int | None = ...,
+        pool_name: str,
+        uuid: str | None = ...,
+    ) -> str: ...
+
+    # Have the images of a pool as volumes no more; refused while one is in use. The images stay.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_rbd_pool_delete"],
         /,
         *,
         name: str,

@@ -227,6 +227,7 @@ class FakeTarget(WatchedClient):
             "restore_problems": self.problems,
             "flush_errors": [],
             "waiting": [],
+            "images": {"asked": False, "problem": None},
         }
         return status if self.complete is None else status | {"storage_complete": self.complete}
 

@@ -410,7 +410,7 @@ fn read_file(
 }
 
 /// A value of the configuration.
-fn option(library: &'static Library, rados: Rados, option: &str) -> Option<String> {
+pub(crate) fn option(library: &'static Library, rados: Rados, option: &str) -> Option<String> {
     let option = CString::new(option).ok()?;
     let mut value = [0 as c_char; VALUE_MAX];
     // SAFETY: a client, a zero-terminated text, and a buffer of that length.

@@ -14,6 +14,7 @@ use crate::{Cluster, Error};
 /// An image of Ceph as a bdev.
 pub struct Disk {
     name: String,
+    alias: Option<String>,
     uuid: Uuid,
     image: Arc<Image>,
     features: Features,
@@ -24,14 +25,14 @@ impl Disk {
     /// What [`Bdev::product_name`] says, as SPDK's.
     pub const PRODUCT: &'static str = "Ceph Rbd Disk";
 
-    /// The bdev `name` on an image, not registered yet; `uuid`: one that the image has everywhere for
-    /// `None`. Waits for the cluster as long as that takes ([`crate::within`]).
+    /// The bdev `name` on an image, not registered yet, with another name if there is an `alias`; `uuid`: one
+    /// that the image has everywhere for `None`. Waits for the cluster as long as that takes ([`crate::within`]).
     ///
     /// # Errors
     /// Blocks that no bdev has; somebody else writes to the image; what Ceph says.
     pub fn create(
         registry: &Registry,
-        name: &str,
+        (name, alias): (&str, Option<String>),
         opened: OpenedImage,
         block_size: u32,
         uuid: Option<Uuid>,
@@ -62,7 +63,14 @@ impl Disk {
             boot: None,
         };
         let uuid = uuid.unwrap_or(image.uuid());
-        Ok(Arc::new(Disk { name: name.to_owned(), uuid, image, features, stats: Stats::new() }))
+        Ok(Arc::new(Disk {
+            name: name.to_owned(),
+            alias,
+            uuid,
+            image,
+            features,
+            stats: Stats::new(),
+        }))
     }
 
     /// Which image it is.
@@ -99,7 +107,7 @@ impl Bdev for Disk {
         &self.name
     }
     fn aliases(&self) -> Vec<String> {
-        Vec::new()
+        self.alias.iter().cloned().collect()
     }
     fn uuid(&self) -> Uuid {
         self.uuid

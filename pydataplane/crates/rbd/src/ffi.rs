@@ -2,7 +2,7 @@
 //!
 //! Declared after `rados/librados.h` and `rbd/librbd.h` of Ceph 16.2; all of these functions are in
 //! every later release. The program is not linked with the libraries, so that it starts without them.
-//! All `unsafe` calls of them are in `cluster`, `image` and `channel`.
+//! All `unsafe` calls of them are in `cluster`, `image`, `channel` and `pool`.
 
 use libc::{c_char, c_int, c_void, size_t, ssize_t};
 use std::ffi::{CStr, CString};
@@ -53,6 +53,62 @@ impl ImageInfo {
         parent_pool: 0,
         parent_name: [0; 96],
     };
+}
+
+/// `rbd_image_options_t`.
+pub(crate) type ImageOptions = *mut c_void;
+/// `rbd_diff_iterate2`'s callback: offset, length, whether there is data, and what was given.
+pub(crate) type DiffCallback = extern "C" fn(u64, size_t, c_int, *mut c_void) -> c_int;
+
+/// `RBD_FEATURE_FAST_DIFF`.
+pub(crate) const FEATURE_FAST_DIFF: u64 = 1 << 4;
+/// `RBD_FLAG_FAST_DIFF_INVALID`.
+pub(crate) const FLAG_FAST_DIFF_INVALID: u64 = 1 << 1;
+/// `RBD_SNAP_NAMESPACE_TYPE_USER`: a snapshot that was asked for by its name, and not deleted.
+pub(crate) const SNAPSHOT_OF_USERS: c_int = 0;
+/// `RBD_IMAGE_OPTION_CLONE_FORMAT`.
+pub(crate) const OPTION_CLONE_FORMAT: c_int = 12;
+
+/// `rbd_image_spec_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ImageSpec {
+    pub id: *mut c_char,
+    pub name: *mut c_char,
+}
+
+/// `rbd_linked_image_spec_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct LinkedImage {
+    pub pool_id: i64,
+    pub pool_name: *mut c_char,
+    pub pool_namespace: *mut c_char,
+    pub image_id: *mut c_char,
+    pub image_name: *mut c_char,
+    pub trash: bool,
+}
+
+/// `rbd_snap_spec_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct SnapSpec {
+    id: u64,
+    pub kind: c_int,
+    pub name: *mut c_char,
+}
+
+impl SnapSpec {
+    pub(crate) const NONE: SnapSpec = SnapSpec { id: 0, kind: 0, name: std::ptr::null_mut() };
+}
+
+/// `rbd_snap_info_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct SnapInfo {
+    pub id: u64,
+    pub size: u64,
+    pub name: *const c_char,
 }
 
 /// Why the libraries cannot be used.
@@ -175,11 +231,65 @@ functions! {
         rados_ioctx_destroy(IoCtx);
         rados_ioctx_set_namespace(IoCtx, *const c_char);
         rados_ioctx_get_id(IoCtx) -> i64;
+        rados_mon_command(
+            Rados,
+            *const *const c_char,
+            size_t,
+            *const c_char,
+            size_t,
+            *mut *mut c_char,
+            *mut size_t,
+            *mut *mut c_char,
+            *mut size_t
+        ) -> c_int;
     }
     RBD as rbd {
         rbd_open(IoCtx, *const c_char, *mut ImageHandle, *const c_char) -> c_int;
         rbd_open_read_only(IoCtx, *const c_char, *mut ImageHandle, *const c_char) -> c_int;
         rbd_close(ImageHandle) -> c_int;
+        rbd_list2(IoCtx, *mut ImageSpec, *mut size_t) -> c_int;
+        rbd_image_spec_list_cleanup(*mut ImageSpec, size_t);
+        rbd_image_options_create(*mut ImageOptions);
+        rbd_image_options_destroy(ImageOptions);
+        rbd_image_options_set_uint64(ImageOptions, c_int, u64) -> c_int;
+        rbd_create4(IoCtx, *const c_char, u64, ImageOptions) -> c_int;
+        rbd_clone3(IoCtx, *const c_char, *const c_char, IoCtx, *const c_char, ImageOptions) -> c_int;
+        rbd_remove(IoCtx, *const c_char) -> c_int;
+        rbd_rename(IoCtx, *const c_char, *const c_char) -> c_int;
+        rbd_snap_create(ImageHandle, *const c_char) -> c_int;
+        rbd_snap_remove(ImageHandle, *const c_char) -> c_int;
+        rbd_snap_list(ImageHandle, *mut SnapInfo, *mut c_int) -> c_int;
+        rbd_snap_list_end(*mut SnapInfo);
+        rbd_snap_get_namespace_type(ImageHandle, u64, *mut c_int) -> c_int;
+        rbd_snap_rollback(ImageHandle, *const c_char) -> c_int;
+        rbd_flatten(ImageHandle) -> c_int;
+        rbd_diff_iterate2(
+            ImageHandle,
+            *const c_char,
+            u64,
+            u64,
+            u8,
+            u8,
+            DiffCallback,
+            *mut c_void
+        ) -> c_int;
+        rbd_metadata_set(ImageHandle, *const c_char, *const c_char) -> c_int;
+        rbd_metadata_remove(ImageHandle, *const c_char) -> c_int;
+        rbd_metadata_list(
+            ImageHandle,
+            *const c_char,
+            u64,
+            *mut c_char,
+            *mut size_t,
+            *mut c_char,
+            *mut size_t
+        ) -> c_int;
+        rbd_get_parent(ImageHandle, *mut LinkedImage, *mut SnapSpec) -> c_int;
+        rbd_linked_image_spec_cleanup(*mut LinkedImage);
+        rbd_linked_image_spec_list_cleanup(*mut LinkedImage, size_t);
+        rbd_snap_spec_cleanup(*mut SnapSpec);
+        rbd_list_children3(ImageHandle, *mut LinkedImage, *mut size_t) -> c_int;
+        rbd_get_flags(ImageHandle, *mut u64) -> c_int;
         rbd_stat(ImageHandle, *mut ImageInfo, size_t) -> c_int;
         rbd_get_size(ImageHandle, *mut u64) -> c_int;
         rbd_get_features(ImageHandle, *mut u64) -> c_int;

@@ -260,8 +260,7 @@ impl OpenedImage {
         let id = unsafe { CStr::from_ptr(id.as_ptr()) }.to_string_lossy();
         let namespace = self.source.pool_and_namespace().1;
         let snapshot = self.source.name_and_snapshot().1.unwrap_or_default();
-        let name = format!("{pool}/{namespace}/{id}@{snapshot}");
-        Ok(Uuid::new_v5(&self.fsid, name.as_bytes()))
+        Ok(uuid_of(&self.fsid, (pool, namespace), &id, snapshot))
     }
 
     fn close(library: &Library, (image, io): (ImageHandle, IoCtx), watch: Option<Watch>) {
@@ -276,6 +275,13 @@ impl OpenedImage {
         // SAFETY: nor is its pool.
         unsafe { (library.rados_ioctx_destroy)(io) };
     }
+}
+
+/// Identity of an image, or of a snapshot of it, by that of the cluster, its pool (number and namespace) and
+/// its own: the same on every host.
+pub(crate) fn uuid_of(fsid: &Uuid, pool: (i64, &str), id: &str, snapshot: &str) -> Uuid {
+    let (pool, namespace) = pool;
+    Uuid::new_v5(fsid, format!("{pool}/{namespace}/{id}@{snapshot}").as_bytes())
 }
 
 impl Drop for OpenedImage {

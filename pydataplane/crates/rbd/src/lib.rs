@@ -13,6 +13,7 @@
 //! | `image` | [`OpenedImage`], [`Source`]: an image, its lock, its size; [`Closing`] |
 //! | `disk` | [`Disk`]: the bdev |
 //! | `channel` | its queue pair: the whole I/O path |
+//! | `pool` | [`Pool`], [`Volume`]: the images of a pool, made, changed and listed without a lock |
 //! | `ring` | how ended I/Os come back from librbd's threads |
 //! | `errno` | what a guest's I/O ends with |
 //! | `error` | [`Error`]: why something cannot be done |
@@ -31,6 +32,7 @@ mod errno;
 mod error;
 mod ffi;
 mod image;
+mod pool;
 mod ring;
 
 pub use cluster::{Cluster, ClusterOptions, ConfigFile, exit, is_quiet, wait_until_quiet, within};
@@ -39,3 +41,4 @@ pub use disk::Disk;
 pub use error::Error;
 pub use ffi::{Library, LibraryError};
 pub use image::{Closing, OpenedImage, Source};
+pub use pool::{Notes, Pool, Ranges, Space, Volume};

@@ -27,6 +27,6 @@ pub mod socket;
 
 pub use clients::ParkedClient;
 pub use code::{Code, Errno, Error};
-pub use methods::{Flags, Methods, NoParams, Phase};
+pub use methods::{Flags, Held, Methods, NoParams, Phase};
 pub use server::{Parked, Server};
 pub use socket::{Listener, SocketOptions};

@@ -9,6 +9,7 @@ use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -123,8 +124,12 @@ struct GetMethods {
     include_aliases: Option<bool>,
 }
 
+type Before = Box<dyn Fn(&str, &Value) -> Result<Held, Error> + Send + Sync>;
 type Follow = Box<dyn Fn() + Send + Sync>;
 type Commit = Box<dyn Fn() -> Result<(), Error> + Send + Sync>;
+
+/// What a call needs until it has ended.
+pub type Held = Option<Box<dyn Any>>;
 
 /// The table. Filled first, then shared.
 pub struct Methods {
@@ -132,7 +137,9 @@ pub struct Methods {
     phase: Arc<AtomicU8>,
     /// Held by the mutating method that runs.
     serial: Mutex<()>,
+    before: Before,
     follow: Follow,
+    after: Follow,
     commit: Commit,
 }
 
@@ -143,9 +150,25 @@ impl Methods {
             table: BTreeMap::new(),
             phase: Arc::new(AtomicU8::new(Phase::Startup as u8)),
             serial: Mutex::new(()),
+            before: Box::new(|_, _| Ok(None)),
             follow: Box::new(|| ()),
+            after: Box::new(|| ()),
             commit: Box::new(|| Ok(())),
         }
+    }
+
+    /// Calls `before` with the name and the parameters of each call of a client's, while other calls go on. What it
+    /// returns is dropped when the method has run; an error is the call's.
+    pub fn on_call(
+        &mut self,
+        before: impl Fn(&str, &Value) -> Result<Held, Error> + Send + Sync + 'static,
+    ) {
+        self.before = Box::new(before);
+    }
+
+    /// Calls `after` after each mutating method, while other calls go on, and before it is recorded.
+    pub fn on_end(&mut self, after: impl Fn() + Send + Sync + 'static) {
+        self.after = Box::new(after);
     }
 
     /// Calls `follow` after each mutating method, before the next one starts; also after one that failed,
@@ -313,18 +336,21 @@ impl Methods {
                 ),
             }));
         }
+        let held = (self.before)(name, &params);
         if !method.flags.mutating {
+            let _held = held?;
             return run(name, method, params);
         }
         let turn = || self.serial.lock();
         let serial = (!method.flags.long).then(turn);
         let started = Instant::now();
         let shown = method.shown(&params);
-        let outcome = run(name, method, params);
+        let outcome = held.and_then(|_held| run(name, method, params));
         let serial = serial.unwrap_or_else(turn);
         (self.follow)();
         // Nobody else waits for the disk that the record is on.
         drop(serial);
+        (self.after)();
         let committed = (self.commit)();
         let outcome = outcome.and_then(|result| committed.map(|()| result));
         let micros = started.elapsed().as_micros() as u64;

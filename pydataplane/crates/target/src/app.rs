@@ -12,6 +12,7 @@ use crate::holding;
 use crate::logging::LogControl;
 use crate::methods::{Journal, crypto as encryption, limits};
 use crate::notices::Notices;
+use crate::pools::Pools;
 use crate::privilege;
 use crate::records::RecordFiles;
 use crate::reservations::ReservationFiles;
@@ -83,6 +84,8 @@ pub struct App {
     pub ublk_target: Mutex<Option<Vec<usize>>>,
     /// Clusters of Ceph.
     pub clusters: Clusters,
+    /// Pools of those whose images are volumes.
+    pub pools: Pools,
     /// All polling threads.
     pub reactors: Reactors,
     /// Kernel thread ids of the reactors, in their order.
@@ -216,6 +219,7 @@ impl App {
             exports,
             ublk_target: Mutex::default(),
             clusters: Clusters::new(Some(cli.state_dir.join(CLIENTS))),
+            pools: Pools::default(),
             reactors,
             reactor_tids,
             polls: cli.poll,
@@ -372,9 +376,10 @@ impl App {
         state::save(&self.config).map_err(errors::state)
     }
 
-    /// The bdev with this name, alias or UUID.
+    /// The bdev with this name, alias or UUID; a volume of a pool that is not open, too, to be named only.
     pub fn bdev(&self, name: &str) -> Result<Arc<dyn Bdev>, Error> {
-        self.registry.get(name).ok_or_else(|| self.no_bdev(name))
+        let found = self.registry.get(name).or_else(|| self.closed_volume(name));
+        found.ok_or_else(|| self.no_bdev(name))
     }
 
     /// Why there is no such bdev.
@@ -389,9 +394,14 @@ impl App {
     /// be loaded does not take the bdev with it: it is noted as a problem.
     pub fn add_bdev(&self, bdev: Arc<dyn Bdev>) -> Result<(), Error> {
         let name = bdev.name().to_owned();
-        self.registry.register(bdev).map_err(errors::registry)?;
+        self.register(bdev)?;
         self.load_lvstore(&name);
         Ok(())
+    }
+
+    /// Makes a new bdev known, whatever is on it.
+    pub fn register(&self, bdev: Arc<dyn Bdev>) -> Result<(), Error> {
+        self.registry.register(bdev).map_err(errors::registry)
     }
 
     /// As [`App::add_bdev`], for a bdev that `item` made; not if that was deleted or replaced while it
@@ -403,9 +413,12 @@ impl App {
             if !restoring.contains(&item.key) || !self.config().holds(item) {
                 return Err(errors::not_wanted(&item.key));
             }
-            self.registry.register(bdev).map_err(errors::registry)?;
+            self.register(bdev)?;
         }
-        self.load_lvstore(&name);
+        // A guest's disk is not looked at.
+        if !self.pools.open().contains(&name) {
+            self.load_lvstore(&name);
+        }
         Ok(())
     }
 
@@ -593,6 +606,7 @@ impl App {
             tracing::error!("not stopped in order: {e}");
             rbd::exit(1);
         }
+        self.pools.clear();
         self.clusters.clear();
         rbd::wait_until_quiet(CLOSE_TIMEOUT);
     }

@@ -93,6 +93,23 @@ pub fn rbd(e: rbd::Error) -> Error {
     Error::os(Errno::from_raw(e.errno()), e)
 }
 
+/// Of pools of Ceph whose images are volumes, as of lvols.
+pub fn pool(e: rbd::Error) -> Error {
+    use rustix::io::Errno as Os;
+    let errno = match Os::from_raw_os_error(e.errno()) {
+        Os::NOENT => Errno::NoDev,
+        Os::NOTEMPTY | Os::ROFS => Errno::Busy,
+        errno => Errno::from_raw(errno.raw_os_error()),
+    };
+    Error::os(errno, e)
+}
+
+/// There is no volume of that name in a pool.
+pub fn no_volume(name: &str) -> Error {
+    let why = format!("volume {name} does not exist; list the volumes to see what is there");
+    Error::os(Errno::NoDev, why)
+}
+
 /// Of exports.
 pub fn export(e: ExportError) -> Error {
     let errno = match &e {

@@ -13,6 +13,8 @@
 //! | `errors` | errors of the layers below as JSON-RPC errors |
 //! | `state`, `restore` | the recorded configuration |
 //! | `reservations`, `records` | what of volumes outlives the process beside it: who has them reserved; mode pages and sanitize operations |
+//! | `stores` | what has volumes: the lvstores, and pools of Ceph |
+//! | `pools`, `openvolumes` | those pools, and which of their volumes are open |
 //! | `balance` | queues that move to reactors with more time |
 //! | `copies` | targets whose bdevs are being copied to others |
 //! | `awaited` | keys that came, and what waits for them |
@@ -48,7 +50,9 @@ pub mod holding;
 pub mod logging;
 pub mod methods;
 pub mod notices;
-pub mod privilege;
+mod openvolumes;
+pub mod pools;
+mod privilege;
 pub mod records;
 pub mod reservations;
 pub mod restore;
@@ -56,6 +60,7 @@ mod rpcsocket;
 pub mod schemas;
 mod started;
 pub mod state;
+pub mod stores;
 pub mod systemd;
 pub mod upgrade;
 mod waits;

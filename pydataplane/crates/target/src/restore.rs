@@ -5,6 +5,7 @@ use crate::methods::crypto::{awaited_key, is_crypto, key_of};
 use crate::methods::file::{self, is_disk as is_file};
 use crate::methods::limits;
 use crate::methods::nbd::{self as server, is_nbd};
+use crate::methods::pool::{self, is_pool};
 use crate::methods::rbd::{self as image, is_cluster, is_image};
 use crate::methods::vhost::blk;
 use crate::state::{self, Call, ConfigFile, Item};
@@ -148,7 +149,7 @@ pub fn recorded(app: &Arc<App>, methods: &Arc<Methods>, made: Made) {
     limits.iter().for_each(|item| _ = restore(app, methods, item));
     clusters(app, &others);
     items = others;
-    items.retain(|item| !is_cluster(item));
+    items.retain(|item| !is_cluster(item) && !is_pool(item));
     let is_made = |item: &Item| calls.get(&item.key) == Some(&item.call);
     // One on another, such as an encrypted one, has to wait for that as all that is on a bdev.
     let is_bdev = |item: &&Item| item.key.starts_with(state::BDEV_KEY) && bdev_of(item).is_none();
@@ -220,10 +221,15 @@ pub fn controllers(app: &App, methods: &Methods) -> BTreeMap<String, Call> {
     made.map(|item| (item.key, item.call)).collect()
 }
 
-/// Registers the clusters of Ceph among `items`, which connect when they answer: images wait for them.
+/// Registers the clusters of Ceph among `items`, which connect when they answer: images wait for them. And the
+/// pools of them.
 fn clusters(app: &App, items: &[Item]) {
-    for item in items.iter().filter(|item| is_cluster(item)) {
-        let restored = image::restore_cluster(app, item);
+    let clusters = items.iter().filter(|item| is_cluster(item));
+    for item in clusters.chain(items.iter().filter(|item| is_pool(item))) {
+        let restored = match is_pool(item) {
+            true => pool::restore(app, item),
+            false => image::restore_cluster(app, item),
+        };
         if let Err(e) = &restored {
             tracing::error!("{} could not be restored: {e}", item.key);
         }
@@ -387,7 +393,7 @@ fn restore_later(app: &App, item: &Item) -> bool {
 pub fn again(app: &App, methods: &Methods) {
     let items: Vec<_> = app.config().items().cloned().collect();
     clusters(app, &items);
-    for item in items.iter().filter(|item| !is_cluster(item)) {
+    for item in items.iter().filter(|item| !is_cluster(item) && !is_pool(item)) {
         let name = item.call.params.get("name").and_then(Value::as_str);
         let bdev = name.filter(|_| item.key.starts_with("bdev "));
         match bdev.filter(|name| app.registry.get(name).is_some()) {

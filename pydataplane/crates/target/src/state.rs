@@ -19,7 +19,7 @@ pub use dir::{OwnersFile, RecordFile, StateError, files_of_bdevs, is_state_dir};
 use keys::OWNER_KEY;
 pub use keys::{
     BDEV_KEY, UBLK_KEY, bdev_key, cluster_key, coalescing_key, controller_key, export_key,
-    identify, limits_key, owner_key, target_key,
+    identify, limits_key, owner_key, pool_key, target_key,
 };
 pub use save::save;
 

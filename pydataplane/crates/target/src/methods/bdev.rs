@@ -115,17 +115,25 @@ fn info(app: &App, bdev: &dyn Bdev) -> BdevInfo {
         zoned: false,
         supported_io_types: supported.into_iter().collect(),
         flush_error: flush_error(bdev),
-        driver_specific: bdev.driver_specific(),
+        driver_specific: app.specific(bdev),
     }
 }
 
 fn get_bdevs(app: &App, p: &GetBdevs) -> Result<Vec<BdevInfo>, Error> {
     let Some(name) = &p.name else {
-        return Ok(app.registry.list().iter().map(|b| info(app, &**b)).collect());
+        let mut all = app.registry.list();
+        all.extend(app.closed_volumes());
+        return Ok(all.iter().map(|b| info(app, &**b)).collect());
     };
+    if app.registry.get(name).is_none()
+        && let Some(volume) = app.look_at_volume(name)?
+    {
+        return Ok(vec![info(app, &*volume)]);
+    }
     let wait = Duration::from_millis(p.timeout.unwrap_or(0).min(MAX_WAIT_MS));
     let found = app.notices.wait_until(Instant::now() + wait, || app.registry.get(name));
     let bdev = found.ok_or_else(|| app.no_bdev(name))?;
+    app.refresh_volume(bdev.name());
     Ok(vec![info(app, &*bdev)])
 }
 

@@ -7,14 +7,20 @@ use super::crypto as keys;
 use super::{BdevName, UuidText, limits, mib_to_bytes, unsupported};
 use crate::app::App;
 use crate::errors;
+use crate::pools::Pool;
 use crate::restore::bdev_of;
 use crate::state::Item;
+use crate::stores::Store;
 use lvol::{ClearMethod, LvolInfo, LvolOptions, LvolSizes, LvolSpace, LvstoreInfo, LvstoreOptions};
+use rbd::Volume;
 use rpc::{Errno, Error, Flags, Methods};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+/// What methods that work on pools of Ceph, too, fail with beside what else they may.
+pub const OF_POOLS: &[Errno] = &[Errno::NotSup, Errno::Access, Errno::TimedOut];
 
 #[derive(Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -186,6 +192,9 @@ struct Lvstore {
     max_bdev_size: u64,
     /// Version of its format on the disk; one before 2 has no snapshots (ours).
     format_version: u32,
+    /// What it is, if it is no lvstore: `rbd`, a pool of Ceph (ours).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
     /// Why it takes no more changes, if so (ours).
     #[serde(skip_serializing_if = "Option::is_none")]
     stopped: Option<String>,
@@ -218,6 +227,7 @@ impl From<LvstoreInfo> for Lvstore {
             cluster_size: i.cluster_size,
             max_bdev_size: i.max_bdev_size,
             format_version: i.format_version,
+            kind: None,
             stopped: i.stopped,
             zeroing: i.zeroing.into_iter().map(Zeroing::from).collect(),
         }
@@ -312,6 +322,7 @@ fn create_lvstore(app: &App, p: &CreateLvstore) -> Result<String, Error> {
             ("md_page_size", !matches!(p.md_page_size, None | Some(4096))),
         ],
     )?;
+    app.check_no_pool(&p.lvs_name)?;
     let options = LvstoreOptions {
         cluster_size: p.cluster_sz,
         clear: match p.clear_method {
@@ -330,11 +341,57 @@ fn create_lvstore(app: &App, p: &CreateLvstore) -> Result<String, Error> {
 }
 
 fn get_lvstores(app: &App, p: LvstoreRef) -> Result<Vec<Lvstore>, Error> {
-    let found = match either(p.uuid, p.lvs_name)? {
-        Some(lvstore) => vec![app.lvstores.lvstore(&lvstore).map_err(errors::lvol)?],
-        None => app.lvstores.lvstores(),
-    };
-    Ok(found.into_iter().map(Lvstore::from).collect())
+    let name = either(p.uuid, p.lvs_name)?;
+    let of_ceph = |pool: &Pool| Lvstore { kind: Some("rbd"), ..Lvstore::from(pool.info()) };
+    if let Some(pool) = name.as_ref().and_then(|name| app.pools.get(name)) {
+        return Ok(vec![of_ceph(&pool)]);
+    }
+    if let Some(lvstore) = name {
+        let found = app.lvstores.lvstore(&lvstore).map_err(errors::lvol)?;
+        return Ok(vec![found.into()]);
+    }
+    let lvstores = app.lvstores.lvstores().into_iter().map(Lvstore::from);
+    Ok(lvstores.chain(app.pools.list().iter().map(|pool| of_ceph(pool))).collect())
+}
+
+/// All volumes, or those of one store; of pools as far as they answer soon.
+fn get_lvols(app: &App, name: Option<&str>) -> Result<Vec<LvolInfo>, Error> {
+    if let Some(name) = name {
+        return app.store(name).volumes(Some(name));
+    }
+    let mut all = app.lvstores.volumes(None)?;
+    for pool in app.pools.list() {
+        all.extend(pool.volumes_or_known().iter().map(|volume| pool.lvol(volume)));
+    }
+    all.sort_by(|a, b| a.alias.cmp(&b.alias));
+    Ok(all)
+}
+
+fn sizes(app: &App, names: &[String]) -> BTreeMap<String, Sizes> {
+    let found = app.lvstores.sizes(names).into_iter();
+    let found = found
+        .map(|(name, LvolSizes { size, allocated })| (name.to_owned(), Sizes { size, allocated }));
+    let mut found: BTreeMap<_, _> = found.collect();
+    if app.pools.is_empty() || found.len() == names.len() {
+        return found;
+    }
+    let sizes = |volume: &Volume| Sizes { size: volume.size, allocated: volume.allocated };
+    if let [name] = names {
+        // It is asked for again and again.
+        let volume = app.pools.of(name).and_then(|pool| pool.volume_or_known(name));
+        found.extend(volume.map(|volume| (name.clone(), sizes(&volume))));
+        return found;
+    }
+    for pool in app.pools.list() {
+        let volumes = pool.volumes_or_known();
+        let by_uuid: BTreeMap<_, _> = volumes.iter().map(|v| (v.uuid.to_string(), v)).collect();
+        let by_alias: BTreeMap<_, _> = volumes.iter().map(|v| (pool.alias(v), v)).collect();
+        for name in names {
+            let volume = by_uuid.get(name).or_else(|| by_alias.get(name));
+            found.extend(volume.map(|volume| (name.clone(), sizes(volume))));
+        }
+    }
+    found
 }
 
 /// Xattrs as the store keeps them.
@@ -355,8 +412,8 @@ fn create_lvol(app: &App, p: CreateLvol) -> Result<String, Error> {
         xattrs: bytes_of(p.xattrs),
         key,
     };
-    let created = app.lvstores.create_lvol(&lvstore, &options);
-    created.map(|lvol| lvol.uuid.to_string()).map_err(errors::lvol)
+    let created = app.store(&lvstore).create(&lvstore, &options);
+    created.map(|lvol| lvol.uuid.to_string())
 }
 
 /// Refuses what nobody may do to an lvol in use, where it waits for its key and somebody for it: it is
@@ -386,10 +443,10 @@ fn check_not_awaited(app: &App, lvol: &LvolInfo) -> Result<(), Error> {
 fn delete(
     app: &App,
     lvols: &[LvolInfo],
-    delete: impl FnOnce(&lvol::Lvstores) -> Result<(), lvol::Error>,
+    delete: impl FnOnce() -> Result<(), Error>,
 ) -> Result<bool, Error> {
     lvols.iter().try_for_each(|lvol| check_not_awaited(app, lvol))?;
-    delete(&app.lvstores).map_err(errors::lvol)?;
+    delete()?;
     lvols.iter().for_each(|lvol| limits::forget(app, &lvol.uuid.to_string()));
     let keys: BTreeSet<_> = lvols.iter().filter_map(|lvol| lvol.key_name.as_ref()).collect();
     keys.into_iter().for_each(|key| keys::let_go(app, key));
@@ -422,11 +479,13 @@ fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
             Flags::LONG_WRITE,
             move |p: LvstoreRef| {
                 let lvstore = required(p.uuid, p.lvs_name)?;
+                a.only_lvstores(&lvstore, "virtlun_rbd_pool_delete lets go of it")?;
                 let lvols = a.lvstores.lvols(Some(&lvstore)).map_err(errors::lvol)?;
-                delete(&a, &lvols, |lvstores| lvstores.destroy_lvstore(&lvstore))
+                delete(&a, &lvols, || a.lvstores.destroy_lvstore(&lvstore).map_err(errors::lvol))
             },
         )
-        .errors(&[Errno::NoDev, Errno::Busy, Errno::Inval, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::Inval, Errno::Io])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -434,11 +493,14 @@ fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
             "Rename an lvstore; the aliases of its lvols follow.",
             Flags::LONG_WRITE,
             move |p: Rename| {
+                a.only_lvstores(&p.old_name, "delete it and create it with another name")?;
+                a.check_no_pool(&p.new_name)?;
                 let renamed = a.lvstores.rename_lvstore(&p.old_name, &p.new_name);
                 renamed.map(|()| true).map_err(errors::lvol)
             },
         )
-        .errors(&[Errno::NoDev, Errno::Exist, Errno::Inval, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Exist, Errno::Inval, Errno::Io])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -447,10 +509,12 @@ fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
             Flags::LONG_WRITE,
             move |p: LvstoreRef| {
                 let lvstore = required(p.uuid, p.lvs_name)?;
+                a.only_lvstores(&lvstore, "it has the room that its cluster has")?;
                 a.lvstores.grow_lvstore(&lvstore).map(|_| true).map_err(errors::lvol)
             },
         )
-        .errors(&[Errno::NoDev, Errno::NoSpc, Errno::IlSeq, Errno::Inval, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::NoSpc, Errno::IlSeq, Errno::Inval, Errno::Io])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -459,10 +523,12 @@ fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
             Flags::LONG_WRITE,
             move |p: LvstoreRef| {
                 let lvstore = required(p.uuid, p.lvs_name)?;
+                a.only_lvstores(&lvstore, "its format is Ceph's")?;
                 a.lvstores.upgrade_lvstore(&lvstore).map(|_| true).map_err(errors::lvol)
             },
         )
-        .errors(&[Errno::NoDev, Errno::Inval, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Inval, Errno::Io])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -496,16 +562,18 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Errno::Inval,
             Errno::Io,
         ])
-        .errors(&[Errno::Canceled]);
+        .errors(&[Errno::Canceled])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
             "virtlun_lvol_cancel",
             "Cancel the creation or growth of a thick lvol that is being zeroed; nothing of it stays.",
             Flags::LONG_WRITE,
-            move |p: BdevName| a.lvstores.cancel(&p.name).map(|()| true).map_err(errors::lvol),
+            move |p: BdevName| a.store_of(&p.name).cancel(&p.name).map(|()| true),
         )
-        .errors(&[Errno::NoDev]);
+        .errors(&[Errno::NoDev])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -514,11 +582,12 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
              it shows; one with more clones is refused.",
             Flags::LONG_WRITE,
             move |p: BdevName| {
-                let lvol = a.lvstores.lvol(&p.name).map_err(errors::lvol)?;
-                delete(&a, &[lvol], |lvstores| lvstores.delete_lvol(&p.name))
+                let store = a.store_of(&p.name);
+                delete(&a, &[store.volume(&p.name)?], || store.delete(&p.name))
             },
         )
-        .errors(&[Errno::NoDev, Errno::Busy, Errno::Perm, Errno::NoSpc, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::Perm, Errno::NoSpc, Errno::Io])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -527,11 +596,12 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::LONG_WRITE,
             move |p: Resize| {
                 let size = mib_to_bytes(p.size_in_mib)?;
-                a.lvstores.resize_lvol(&p.name, size).map(|_| true).map_err(errors::lvol)
+                a.store_of(&p.name).resize(&p.name, size).map(|()| true)
             },
         )
         .errors(&[Errno::NoDev, Errno::Busy, Errno::NoSpc, Errno::Inval, Errno::Perm, Errno::Io])
-        .errors(&[Errno::Canceled]);
+        .errors(&[Errno::Canceled])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -539,11 +609,12 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             "Rename an lvol. Its UUID, the name of its bdev, stays.",
             Flags::LONG_WRITE,
             move |p: Rename| {
-                let renamed = a.lvstores.rename_lvol(&p.old_name, &p.new_name);
-                renamed.map(|_| true).map_err(errors::lvol)
+                let store = a.store_of(&p.old_name);
+                store.rename(&p.old_name, &p.new_name).map(|()| true)
             },
         )
-        .errors(&[Errno::NoDev, Errno::Exist, Errno::Inval, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Exist, Errno::Inval, Errno::Io])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -552,10 +623,11 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::LONG_WRITE,
             move |p: BdevName| {
                 not_awaited(&a, &p.name)?;
-                a.lvstores.set_read_only(&p.name).map(|_| true).map_err(errors::lvol)
+                a.store_of(&p.name).set_read_only(&p.name).map(|()| true)
             },
         )
-        .errors(&[Errno::NoDev, Errno::Busy, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::Io])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -564,23 +636,18 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::READ,
             move |p: GetLvols| {
                 let lvstore = either(p.lvs_uuid, p.lvs_name)?;
-                let lvols = a.lvstores.lvols(lvstore.as_deref()).map_err(errors::lvol)?;
+                let lvols = get_lvols(&a, lvstore.as_deref())?;
                 Ok(lvols.into_iter().map(Lvol::from).collect::<Vec<_>>())
             },
         )
-        .errors(&[Errno::NoDev, Errno::Inval]);
+        .errors(&[Errno::NoDev, Errno::Inval])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods.add(
         "virtlun_lvol_get_sizes",
         "Get the sizes of many lvols, by the name that was given; one that is not there is left out.",
         Flags::READ,
-        move |p: GetSizes| {
-            let found = a.lvstores.sizes(&p.names).into_iter();
-            let found = found.map(|(name, LvolSizes { size, allocated })| {
-                (name.to_owned(), Sizes { size, allocated })
-            });
-            Ok(found.collect::<BTreeMap<_, _>>())
-        },
+        move |p: GetSizes| Ok(sizes(&a, &p.names)),
     );
     let a = app.clone();
     methods.add(

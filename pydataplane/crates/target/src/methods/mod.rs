@@ -20,6 +20,7 @@ pub mod nbd;
 mod notify;
 mod null;
 mod owner;
+pub mod pool;
 mod protected;
 pub mod rbd;
 mod status;
@@ -55,6 +56,7 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
         faults::add,
         nbd::add,
         rbd::add,
+        pool::add,
         lvol::add,
         xattr::add,
         vhost::add,
@@ -66,6 +68,9 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
         add(&mut methods, app);
     }
     let (restorer, recorder) = (app.clone(), app.clone());
+    let (opener, closer) = (app.clone(), app.clone());
+    methods.on_call(move |method, params| opener.before_call(method, params));
+    methods.on_end(move || closer.close_unused_volumes());
     methods.on_change(move || restorer.restore_appeared());
     methods.on_commit(move || recorder.commit());
     let methods = methods.finish();
@@ -116,7 +121,7 @@ fn check_name(name: &str) -> Result<(), Error> {
 }
 
 /// As [`check_name`], of something else.
-fn check_name_of(what: &str, name: &str) -> Result<(), Error> {
+pub fn check_name_of(what: &str, name: &str) -> Result<(), Error> {
     let plain = name.bytes().all(|b| b.is_ascii_graphic() && b != b'/');
     if name.is_empty() || name.len() > MAX_NAME || !plain {
         return Err(Error::os(

@@ -2,14 +2,16 @@
 //! target needs it after a restart, in a file that only its user and root can read; it is neither logged nor
 //! shown.
 
+use super::pool::pools_on;
 use super::{BdevName, MIB, UuidText, check_name, check_name_of, mib_to_bytes};
 use crate::app::App;
 use crate::cpumask::CpuMask;
 use crate::errors;
+use crate::pools::Pool;
 use crate::privilege;
 use crate::state::Item;
 use bdev::Bdev;
-use rbd::{Cluster, ClusterOptions, ConfigFile, Disk, OpenedImage, Source};
+use rbd::{Cluster, ClusterOptions, ConfigFile, Disk, OpenedImage, Source, Volume};
 use rpc::{Errno, Error, Flags, Methods};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -141,6 +143,17 @@ struct Create {
     /// Let other clients write to the image, too; else it is locked for this target (ours). Default: false
     #[serde(default, skip_serializing_if = "Option::is_none")]
     shared: Option<bool>,
+    /// Name of the pool whose volume the image is: it is also called POOL/IMAGE, what it holds is not looked at,
+    /// and it goes when nobody uses it any more (ours). Default: none
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pool: Option<String>,
+}
+
+impl Create {
+    /// Its other name, if it has one.
+    fn alias(&self) -> Option<String> {
+        self.pool.as_ref().map(|pool| format!("{pool}/{}", self.rbd_name))
+    }
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -230,6 +243,10 @@ fn bdevs_on(app: &App, cluster: &str) -> Vec<String> {
 }
 
 fn unregister(app: &App, name: &str) -> Result<bool, Error> {
+    if let Some(pool) = pools_on(app, name).first() {
+        let why = format!("cluster {name} is in use by the pool {pool}: delete that first");
+        return Err(Error::os(Errno::Busy, why));
+    }
     app.clusters.unregister(name, &bdevs_on(app, name)).map_err(errors::rbd)?;
     app.config().forget(|item| is_cluster(item) && item.key == crate::state::cluster_key(name));
     Ok(true)
@@ -333,6 +350,27 @@ fn name_of(app: &App, p: &mut Create) -> Result<String, Error> {
     Ok(name)
 }
 
+/// Opens a volume of a pool and makes it a bdev.
+///
+/// # Errors
+/// As those of the method.
+pub fn open_volume(app: &App, pool: &Pool, volume: &Volume, shared: bool) -> Result<(), Error> {
+    let p = Create {
+        name: Some(volume.uuid.to_string()),
+        user_id: None,
+        pool_name: pool.path.clone(),
+        rbd_name: volume.name(),
+        block_size: pool.block_size,
+        config: None,
+        cluster_name: Some(pool.cluster.name().to_owned()),
+        uuid: Some(UuidText(volume.uuid)),
+        read_only: None,
+        shared: shared.then_some(true),
+        pool: Some(pool.name.clone()),
+    };
+    create(app, p).map(drop)
+}
+
 fn create(app: &App, mut p: Create) -> Result<String, Error> {
     let name = name_of(app, &mut p)?;
     if app.registry.get(&name).is_some() {
@@ -346,15 +384,22 @@ fn create(app: &App, mut p: Create) -> Result<String, Error> {
         app.waits.begin(format!("bdev {name}"), format!("image {} to be opened", source.path()));
     cluster.wait(CONNECT_TIMEOUT).map_err(errors::rbd)?;
     let what = format!("image {}", source.path());
-    let (registry, block_size) = (app.registry.clone(), p.block_size);
+    let (registry, block_size, alias) = (app.registry.clone(), p.block_size, p.alias());
     let (uuid, of) = (p.uuid.map(|uuid| uuid.0), name.clone());
     let disk = rbd::within(OPEN_TIMEOUT, (what, "been opened"), move || {
         let opened = OpenedImage::open(&cluster, source)?;
-        Disk::create(&registry, &of, opened, block_size, uuid)
+        Disk::create(&registry, (&of, alias), opened, block_size, uuid)
     });
     let disk: Arc<dyn Bdev> = disk.map_err(errors::rbd)?;
     p.uuid = Some(UuidText(disk.uuid()));
-    app.add_bdev(Arc::clone(&disk))?;
+    match p.pool.is_some() {
+        true => {
+            // Before anybody can look for it.
+            app.pools.open().insert(name.clone());
+            app.register(Arc::clone(&disk))?;
+        }
+        false => app.add_bdev(Arc::clone(&disk))?,
+    }
     app.record_bdev(&disk, CREATE, &p);
     Ok(name)
 }
@@ -385,10 +430,13 @@ pub fn restore(app: &App, item: &Item, ahead: Option<OpenedImage>) -> Result<(),
         None => OpenedImage::open(&cluster_of(app, &p)?, source(&p)).map_err(errors::rbd)?,
     };
     let uuid = p.uuid.map(|uuid| uuid.0);
-    let disk = Disk::create(&app.registry, &name, opened, p.block_size, uuid);
+    let disk = Disk::create(&app.registry, (&name, p.alias()), opened, p.block_size, uuid);
     let disk: Arc<dyn Bdev> = disk.map_err(errors::rbd)?;
     drop(wait);
     p.uuid = Some(UuidText(disk.uuid()));
+    if p.pool.is_some() {
+        app.pools.open().insert(name);
+    }
     app.add_restored(Arc::clone(&disk), item)?;
     app.record_bdev(&disk, CREATE, &p);
     Ok(())

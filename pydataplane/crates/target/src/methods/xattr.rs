@@ -1,11 +1,10 @@
 //! Notes on lvols: who owns one, what it is for. They are kept on the medium.
 
+use super::lvol::OF_POOLS;
 use crate::app::App;
-use crate::errors;
-use rpc::{Errno, Error, Flags, Methods};
+use rpc::{Errno, Flags, Methods};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 #[derive(Deserialize, JsonSchema)]
@@ -35,23 +34,6 @@ struct Remove {
     xattr_name: String,
 }
 
-fn get(app: &App, lvol: &str) -> Result<BTreeMap<String, String>, Error> {
-    let names = app.lvstores.xattrs(lvol).map_err(errors::lvol)?;
-    names
-        .into_iter()
-        .map(|name| {
-            let value = app.lvstores.xattr(lvol, &name).map_err(errors::lvol)?;
-            let value = String::from_utf8(value).map_err(|_| {
-                Error::os(
-                    Errno::IlSeq,
-                    format_args!("the value of xattr {name} of lvol {lvol} is not text"),
-                )
-            })?;
-            Ok((name, value))
-        })
-        .collect()
-}
-
 /// Adds the methods.
 pub fn add(methods: &mut Methods, app: &Arc<App>) {
     let a = app.clone();
@@ -61,21 +43,22 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             "Set an xattr of an lvol.",
             Flags::LONG_WRITE,
             move |p: Set| {
-                let value = p.xattr_value.as_bytes();
-                let set = a.lvstores.set_xattr(&p.name, &p.xattr_name, value);
-                set.map(|()| true).map_err(errors::lvol)
+                let set = a.store_of(&p.name).set_xattr(&p.name, &p.xattr_name, &p.xattr_value);
+                set.map(|()| true)
             },
         )
-        .errors(&[Errno::NoDev, Errno::Inval, Errno::NoSpc, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Inval, Errno::NoSpc, Errno::Io])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
             "virtlun_lvol_get_xattrs",
             "Get all xattrs of an lvol, name to value.",
             Flags::READ,
-            move |p: Get| get(&a, &p.name),
+            move |p: Get| a.store_of(&p.name).xattrs(&p.name),
         )
-        .errors(&[Errno::NoDev, Errno::IlSeq, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::IlSeq, Errno::Io])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -83,9 +66,10 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             "Remove an xattr of an lvol.",
             Flags::LONG_WRITE,
             move |p: Remove| {
-                let removed = a.lvstores.remove_xattr(&p.name, &p.xattr_name);
-                removed.map(|()| true).map_err(errors::lvol)
+                let removed = a.store_of(&p.name).remove_xattr(&p.name, &p.xattr_name);
+                removed.map(|()| true)
             },
         )
-        .errors(&[Errno::NoDev, Errno::NoData, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::NoData, Errno::Io])
+        .errors(OF_POOLS);
 }

@@ -22,6 +22,11 @@ pub fn cluster_key(name: &str) -> String {
     format!("cluster {name}")
 }
 
+/// Key of a pool of Ceph whose images are volumes.
+pub fn pool_key(name: &str) -> String {
+    format!("pool {name}")
+}
+
 /// Key of an export of a bdev.
 pub fn export_key(bdev: &str) -> String {
     format!("export of bdev {bdev}")
@@ -64,6 +69,7 @@ pub fn identify(call: &Call) -> (Subsystem, String) {
         }
         "virtlun_bdev_set_limits" => (Subsystem::Bdev, limits_key(text("name"))),
         "bdev_rbd_register_cluster" => (Subsystem::Bdev, cluster_key(text("name"))),
+        "virtlun_rbd_pool_create" => (Subsystem::Bdev, pool_key(text("name"))),
         "virtlun_export_create" => (Subsystem::Bdev, export_key(text("bdev_name"))),
         "ublk_create_target" => (Subsystem::Ublk, UBLK_KEY.to_owned()),
         "ublk_start_disk" => (Subsystem::Ublk, export_key(text("bdev_name"))),

@@ -1,7 +1,7 @@
 //! Snapshots and clones.
 
 use super::super::{BdevName, UuidText};
-use super::{bytes_of, not_awaited};
+use super::{OF_POOLS, bytes_of, not_awaited};
 use crate::app::App;
 use crate::errors;
 use lvol::{CopyInfo, NewLvol};
@@ -181,7 +181,7 @@ fn ranges(
         let why = format!("max_ranges is {most}; give 1 to {MAX_RANGES}");
         return Err(Error::os(Errno::Inval, why));
     }
-    let found = app.lvstores.ranges(name, since, offset, most as usize).map_err(errors::lvol)?;
+    let found = app.store_of(name).ranges(name, since, offset, most as usize)?;
     let ranges = found.ranges.into_iter();
     Ok(Ranges {
         ranges: ranges.map(|r| Range { offset: r.offset, length: r.length }).collect(),
@@ -233,12 +233,13 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::LONG_WRITE,
             move |p: Snapshot| {
                 let new = new_lvol(p.snapshot_name, p.lvol_uuid, p.xattrs);
-                let taken = a.lvstores.snapshot(&p.lvol_name, &new);
-                taken.map(|info| info.uuid.to_string()).map_err(errors::lvol)
+                let taken = a.store_of(&p.lvol_name).snapshot(&p.lvol_name, &new);
+                taken.map(|info| info.uuid.to_string())
             },
         )
         .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::NoSpc, Errno::Inval, Errno::Io])
-        .errors(&[Errno::Perm]);
+        .errors(&[Errno::Perm])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -253,12 +254,14 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
                     .map(|s| (s.lvol_name, new_lvol(s.snapshot_name, s.lvol_uuid, s.xattrs)))
                     .collect();
                 let all: Vec<_> = all.iter().map(|(of, new)| (of.as_str(), new)).collect();
-                let taken = a.lvstores.snapshot_together(&all).map_err(errors::lvol)?;
+                let first = all.first().map_or("", |(of, _)| of);
+                let taken = a.store_of(first).snapshot_together(&all)?;
                 Ok(taken.iter().map(|info| info.uuid.to_string()).collect::<Vec<_>>())
             },
         )
         .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::NoSpc, Errno::Inval, Errno::Io])
-        .errors(&[Errno::Perm]);
+        .errors(&[Errno::Perm])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -267,11 +270,13 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
              places of a bdev.",
             Flags::READ,
             move |p: ShallowCopy| {
-                let begun = a.lvstores.start_shallow_copy(&p.src_lvol_name, &p.dst_bdev_name);
-                begun.map(|operation_id| ShallowCopyBegun { operation_id }).map_err(errors::lvol)
+                let store = a.store_of(&p.src_lvol_name);
+                let begun = store.shallow_copy(&p.src_lvol_name, &p.dst_bdev_name);
+                begun.map(|operation_id| ShallowCopyBegun { operation_id })
             },
         )
-        .errors(&[Errno::NoDev, Errno::Busy, Errno::Perm, Errno::Inval, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::Perm, Errno::Inval, Errno::Io])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -289,7 +294,8 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::READ,
             move |p: Allocated| ranges(&a, &p.name, None, p.offset, p.max_ranges),
         )
-        .errors(&[Errno::NoDev, Errno::Inval]);
+        .errors(&[Errno::NoDev, Errno::Inval])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -298,7 +304,8 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::READ,
             move |p: Changed| ranges(&a, &p.name, Some(&p.since), p.offset, p.max_ranges),
         )
-        .errors(&[Errno::NoDev, Errno::Inval]);
+        .errors(&[Errno::NoDev, Errno::Inval])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -308,11 +315,12 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::LONG_WRITE,
             move |p: RollBack| {
                 not_awaited(&a, &p.lvol_name)?;
-                let done = a.lvstores.roll_back(&p.lvol_name, &p.snapshot_name);
-                done.map(|_| true).map_err(errors::lvol)
+                let store = a.store_of(&p.lvol_name);
+                store.roll_back(&p.lvol_name, &p.snapshot_name).map(|()| true)
             },
         )
-        .errors(&[Errno::NoDev, Errno::Busy, Errno::Inval, Errno::Perm, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::Inval, Errno::Perm, Errno::Io])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -325,10 +333,12 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
                 let all = p.rollbacks.iter().map(|r| (&*r.lvol_name, &*r.snapshot_name));
                 let all: Vec<_> = all.collect();
                 all.iter().try_for_each(|(lvol, _)| not_awaited(&a, lvol))?;
-                a.lvstores.roll_back_together(&all).map(|()| true).map_err(errors::lvol)
+                let first = all.first().map_or("", |(lvol, _)| lvol);
+                a.store_of(first).roll_back_together(&all).map(|()| true)
             },
         )
-        .errors(&[Errno::NoDev, Errno::Busy, Errno::Inval, Errno::Perm, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::Inval, Errno::Perm, Errno::Io])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -337,11 +347,12 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::LONG_WRITE,
             move |p: Clone| {
                 let new = new_lvol(p.clone_name, p.lvol_uuid, p.xattrs);
-                let clone = a.lvstores.clone_lvol(&p.snapshot_name, &new);
-                clone.map(|info| info.uuid.to_string()).map_err(errors::lvol)
+                let clone = a.store_of(&p.snapshot_name).clone_of(&p.snapshot_name, &new);
+                clone.map(|info| info.uuid.to_string())
             },
         )
-        .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::NoSpc, Errno::Inval, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::NoSpc, Errno::Inval, Errno::Io])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -350,32 +361,35 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
              until it is written; nobody may write to the bdev meanwhile.",
             Flags::LONG_WRITE,
             move |p: CloneBdev| {
+                let instead = "clone a snapshot that it has, or copy the bdev";
+                a.only_lvstores(&p.lvs_name, instead)?;
                 let new = new_lvol(p.clone_name, p.lvol_uuid, p.xattrs);
                 let clone = a.lvstores.clone_bdev(&p.bdev, &p.lvs_name, &new);
                 clone.map(|info| info.uuid.to_string()).map_err(errors::lvol)
             },
         )
-        .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::NoSpc, Errno::Inval, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::NoSpc, Errno::Inval, Errno::Io])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
             "bdev_lvol_inflate",
             "Give an lvol, in use or not, all clusters that it lacks: it is thick then, without a parent.",
             Flags::LONG_WRITE,
-            move |p: BdevName| a.lvstores.inflate(&p.name).map(|()| true).map_err(errors::lvol),
+            move |p: BdevName| a.store_of(&p.name).inflate(&p.name).map(|()| true),
         )
-        .errors(&[Errno::NoDev, Errno::Busy, Errno::NoSpc, Errno::Inval, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::NoSpc, Errno::Inval, Errno::Io])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
             "bdev_lvol_decouple_parent",
             "Give an lvol, in use or not, what its parent itself has: it has that one's parent then, or none.",
             Flags::LONG_WRITE,
-            move |p: BdevName| {
-                a.lvstores.decouple_parent(&p.name).map(|()| true).map_err(errors::lvol)
-            },
+            move |p: BdevName| a.store_of(&p.name).decouple_parent(&p.name).map(|()| true),
         )
-        .errors(&[Errno::NoDev, Errno::Busy, Errno::NoSpc, Errno::Inval, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Busy, Errno::NoSpc, Errno::Inval, Errno::Io])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -384,11 +398,12 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::LONG_WRITE,
             move |p: SetParent| {
                 not_awaited(&a, &p.lvol_name)?;
-                let set = a.lvstores.set_parent(&p.lvol_name, &p.parent_name);
-                set.map(|()| true).map_err(errors::lvol)
+                let store = a.store_of(&p.lvol_name);
+                store.set_parent(&p.lvol_name, &p.parent_name).map(|()| true)
             },
         )
-        .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::Inval, Errno::Perm, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::Inval, Errno::Perm, Errno::Io])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(
@@ -396,9 +411,10 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             "Give a thin lvol that nobody uses a bdev of its size as its parent.",
             Flags::LONG_WRITE,
             move |p: SetParentBdev| {
-                let set = a.lvstores.set_parent_bdev(&p.lvol_name, &p.parent_name);
-                set.map(|()| true).map_err(errors::lvol)
+                let store = a.store_of(&p.lvol_name);
+                store.set_parent_bdev(&p.lvol_name, &p.parent_name).map(|()| true)
             },
         )
-        .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::Inval, Errno::Perm, Errno::Io]);
+        .errors(&[Errno::NoDev, Errno::Exist, Errno::Busy, Errno::Inval, Errno::Perm, Errno::Io])
+        .errors(OF_POOLS);
 }

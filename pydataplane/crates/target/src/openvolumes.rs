@@ -1,0 +1,242 @@
+//! Volumes of pools as bdevs: opened for the calls that use them, shown without, closed when nobody uses them.
+
+use crate::app::App;
+use crate::errors;
+use crate::methods::rbd as images;
+use crate::pools::{CALL_TIMEOUT, Pool};
+use crate::restore::bdev_of;
+use crate::state;
+use bdev::{Bdev, Channel, ClaimMode, Features, Geometry, OpenError};
+use rbd::{Disk, Volume};
+use reactor::IoContext;
+use rpc::{Errno, Error, Held};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// Methods that use a bdev, and by which parameter.
+const USERS: [(&str, &str); 10] = [
+    ("vhost_scsi_controller_add_target", "bdev_name"),
+    ("vhost_create_blk_controller", "dev_name"),
+    ("virtlun_export_create", "bdev_name"),
+    ("ublk_start_disk", "bdev_name"),
+    ("bdev_crypto_create", "base_bdev_name"),
+    ("bdev_delay_create", "base_bdev_name"),
+    ("bdev_error_create", "base_name"),
+    ("virtlun_integrity_create", "base_bdev_name"),
+    ("virtlun_lun_copy_start", "dst_bdev_name"),
+    ("bdev_lvol_clone_bdev", "bdev"),
+];
+/// Methods that only have to know a bdev, their parameter `name`.
+const KNOWERS: [&str; 3] =
+    ["virtlun_bdev_set_limits", "bdev_set_qos_limit", "virtlun_bdev_get_limits"];
+/// Who holds a volume while a call that is to use it goes on.
+const CALL: &str = "a call that has just opened it";
+/// How long an image may take to be opened and locked.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long who let go of a volume waits until another host can have it.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A volume that is not open.
+struct Closed {
+    name: String,
+    alias: String,
+    volume: Volume,
+    block_size: u32,
+    specific: Value,
+}
+
+impl Bdev for Closed {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn aliases(&self) -> Vec<String> {
+        vec![self.alias.clone()]
+    }
+    fn uuid(&self) -> Uuid {
+        self.volume.uuid
+    }
+    fn product_name(&self) -> &'static str {
+        Disk::PRODUCT
+    }
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_size: self.block_size,
+            physical_block_size: self.block_size,
+            num_blocks: self.volume.size / u64::from(self.block_size),
+        }
+    }
+    fn features(&self) -> Features {
+        Features {
+            read_only: self.volume.snapshot.is_some(),
+            volatile_cache: true,
+            unmap: true,
+            unmap_zeroes: true,
+            unmap_skips: true,
+            write_zeroes: true,
+            thin: true,
+            ..Features::default()
+        }
+    }
+    fn open(&self, _: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+        let why = "the volume is not open".to_owned();
+        Err(OpenError { name: self.name.clone(), why })
+    }
+    fn driver_specific(&self) -> Value {
+        self.specific.clone()
+    }
+}
+
+fn closed(pool: &Pool, volume: Volume) -> Arc<dyn Bdev> {
+    let rbd = json!({
+        "pool_name": pool.path,
+        "rbd_name": volume.name(),
+        "cluster_name": pool.cluster.name(),
+        "object_size": volume.object_size,
+    });
+    let specific = json!({"lvol": pool.specific(&volume), "rbd": rbd});
+    let (name, alias) = (volume.uuid.to_string(), pool.alias(&volume));
+    Arc::new(Closed { name, alias, volume, block_size: pool.block_size, specific })
+}
+
+impl App {
+    /// A volume that is no bdev as it is not open, as far as is known of it, as one that cannot be used.
+    pub fn closed_volume(&self, name: &str) -> Option<Arc<dyn Bdev>> {
+        let (pool, volume) = self.pools.known(name)?;
+        Some(closed(&pool, volume))
+    }
+
+    /// As [`App::closed_volume`], as it is now.
+    ///
+    /// # Errors
+    /// The pool does not answer; there is no such volume.
+    pub fn look_at_volume(&self, name: &str) -> Result<Option<Arc<dyn Bdev>>, Error> {
+        let Some(pool) = self.pools.ask_of(name) else { return Ok(None) };
+        Ok(Some(closed(&pool, pool.volume(name)?)))
+    }
+
+    /// All volumes that are no bdevs as they are not open.
+    pub fn closed_volumes(&self) -> Vec<Arc<dyn Bdev>> {
+        let mut all = Vec::new();
+        for pool in self.pools.list() {
+            let volumes = pool.volumes_or_known().into_iter();
+            let is_open = |volume: &Volume| self.registry.get(&volume.uuid.to_string()).is_some();
+            all.extend(volumes.filter(|v| !is_open(v)).map(|volume| closed(&pool, volume)));
+        }
+        all
+    }
+
+    /// What `bdev_get_bdevs` says of a bdev's kind; of an open volume also what its pool knows.
+    pub fn specific(&self, bdev: &dyn Bdev) -> Value {
+        let mut specific = bdev.driver_specific();
+        if self.pools.is_empty() || !self.pools.open().contains(bdev.name()) {
+            return specific;
+        }
+        if let Some((pool, volume)) = self.pools.known(bdev.name()) {
+            specific["lvol"] = pool.specific(&volume);
+        }
+        specific
+    }
+
+    /// What the call of a method needs: the volume that it uses, open.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn before_call(&self, method: &str, params: &Value) -> Result<Held, Error> {
+        if self.pools.is_empty() {
+            return Ok(None);
+        }
+        let text = |name: &str| params.get(name).and_then(Value::as_str);
+        if KNOWERS.contains(&method) {
+            if let Some(name) = text("name").filter(|name| self.registry.get(name).is_none()) {
+                self.look_at_volume(name)?;
+            }
+            return Ok(None);
+        }
+        let user = USERS.iter().find(|(name, _)| *name == method);
+        let Some(name) = user.and_then(|(_, param)| text(param)) else { return Ok(None) };
+        let shared = params.get("shareable").and_then(Value::as_bool).unwrap_or(false);
+        self.open_volume(name, shared)
+    }
+
+    /// Opens a volume, unless it is open, and holds it so that it is not closed again. `None`: it is none, or
+    /// was opened otherwise.
+    fn open_volume(&self, name: &str, shared: bool) -> Result<Held, Error> {
+        let registered = self.registry.get(name).map(|bdev| bdev.name().to_owned());
+        let is_ours = |bdev: &String| self.pools.open().contains(bdev);
+        let pool = match &registered {
+            Some(bdev) if !is_ours(bdev) => return Ok(None),
+            _ => self.pools.ask_of(name),
+        };
+        let Some(pool) = pool else { return Ok(None) };
+        let _opening = pool.opening(OPEN_TIMEOUT)?;
+        let hold = |bdev: &str| {
+            let held = self.registry.claim_as(bdev, CALL, ClaimMode::Reader);
+            held.map(|claim| Some(Box::new(claim) as _)).map_err(errors::registry)
+        };
+        let there = self.registry.get(name).map(|bdev| bdev.name().to_owned());
+        if let Some(disk) = there.as_ref().and_then(|bdev| self.registry.get_as::<Disk>(bdev)) {
+            let bdev = there.unwrap_or_default();
+            let is_so = disk.source().shared == shared && !disk.is_fenced();
+            drop(disk);
+            if is_so || !self.close_volume(&bdev) {
+                return hold(&bdev);
+            }
+        }
+        let volume = pool.volume(name)?;
+        let bdev = volume.uuid.to_string();
+        if self.restoring().contains(&state::bdev_key(&bdev)) {
+            let alias = pool.alias(&volume);
+            let why = format!("{alias} is being opened again since the target's start: try again");
+            return Err(Error::os(Errno::Busy, why));
+        }
+        images::open_volume(self, &pool, &volume, shared)?;
+        hold(&bdev)
+    }
+
+    /// Closes an open volume that nobody holds; whether it is closed, or will be soon.
+    fn close_volume(&self, bdev: &str) -> bool {
+        let closing = self.registry.get_as::<Disk>(bdev).map(|disk| disk.closing());
+        if closing.is_none() || self.registry.unregister_unused(bdev).is_err() {
+            return false;
+        }
+        self.pools.open().remove(bdev);
+        self.config().forget(|item| item.key == state::bdev_key(bdev));
+        if closing.is_some_and(|closing| !closing.wait(CLOSE_TIMEOUT)) {
+            tracing::warn!(
+                "volume {bdev} is not used any more, but its pool has not let go of it yet"
+            );
+        }
+        true
+    }
+
+    /// Closes the volumes that nobody uses any more; called after each call that may have let go of one.
+    pub fn close_unused_volumes(&self) {
+        let open: Vec<String> = self.pools.open().iter().cloned().collect();
+        for bdev in open {
+            if self.registry.get(&bdev).is_none() {
+                self.pools.open().remove(&bdev);
+                continue;
+            }
+            // Also by what waits for it.
+            let is_wanted = self.config().items().any(|item| bdev_of(item) == Some(&*bdev));
+            if is_wanted || !self.registry.owners(&bdev).is_empty() {
+                continue;
+            }
+            let pool = self.pools.of(&bdev);
+            // Another call opens it, perhaps, and closes what it does not need.
+            let lock = pool.as_ref().map(|pool| pool.try_opening());
+            if !matches!(lock, Some(None)) {
+                self.close_volume(&bdev);
+            }
+        }
+    }
+
+    /// Looks at a volume for what its pool says of it, where that answers soon.
+    pub fn refresh_volume(&self, bdev: &str) {
+        if let Some((pool, volume)) = self.pools.known(bdev) {
+            _ = pool.look(&volume.image, CALL_TIMEOUT.min(crate::pools::ALL_TIMEOUT));
+        }
+    }
+}

@@ -1,0 +1,411 @@
+"""Pools of a real Ceph whose images are volumes: the unmodified client, locks, snapshots, hangs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pydataplane.errors import RpcError
+from pydataplane.volumes import Volumes
+from tests.support.ceph import POOL, Ceph, cluster, lacks
+from tests.support.frozen import frozen
+from tests.support.initiator import Initiator
+from tests.support.target import Target
+from tests.support.wait import until
+from tests.target.conftest import MakeTarget
+
+pytestmark = [
+    pytest.mark.skipif(bool(lacks()), reason=f"not installed: {', '.join(lacks())}"),
+    pytest.mark.timeout(300),
+]
+
+MIB = 1 << 20
+BLOCK = 512
+OBJECT = 4 * MIB
+BUSY, EXIST, NODEV, INVAL, NODATA, NOTSUP = -16, -17, -19, -22, -61, -95
+TIMEDOUT = -110
+
+
+@pytest.fixture(scope="module")
+def ceph() -> Iterator[Ceph]:
+    """A cluster."""
+    with cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def target(make_target: MakeTarget, ceph: Ceph) -> Target:
+    """A target with the pool as `ceph0`."""
+    return with_pool(make_target, ceph)
+
+
+def with_pool(make_target: MakeTarget, ceph: Ceph) -> Target:
+    """Starts a target with the pool as `ceph0`."""
+    made = make_target("--rbd").start()
+    made.rpc("bdev_rbd_register_cluster", name="c0", config_file=str(ceph.conf))
+    made.rpc("virtlun_rbd_pool_create", name="ceph0", cluster_name="c0", pool_name=POOL)
+    return made
+
+
+def create(target: Target, name: str, mib: int = 8, **given: Any) -> str:
+    """Makes a volume; returns its UUID."""
+    asked = {"lvs_name": "ceph0", "size_in_mib": mib, "thin_provision": True, **given}
+    uuid: str = target.rpc("bdev_lvol_create", lvol_name=name, **asked)
+    return uuid
+
+
+def info(target: Target, name: str) -> dict[str, Any]:
+    """Returns what bdev_get_bdevs says of a bdev."""
+    (found,) = target.rpc("bdev_get_bdevs", name=name)
+    return dict(found)
+
+
+def names(target: Target) -> set[str]:
+    """Returns the names of all volumes of the pool."""
+    return {lvol["name"] for lvol in target.rpc("bdev_lvol_get_lvols", lvs_name="ceph0")}
+
+
+def owners(ceph: Ceph, image: str) -> int:
+    """Returns how many clients have an image locked."""
+    return len(json.loads(ceph.rbd("lock", "ls", "--format", "json", f"{POOL}/{image}")))
+
+
+def guest_of(target: Target, volume: str, ctrlr: str = "vm-1", **options: Any) -> Initiator:
+    """A guest whose one disk is a volume."""
+    target.rpc("vhost_create_scsi_controller", ctrlr=ctrlr)
+    add(target, volume, ctrlr, **options)
+    guest = Initiator(target.vhost_dir / ctrlr)
+    guest.send("connect")
+    guest.ready()
+    return guest
+
+
+def add(target: Target, volume: str, ctrlr: str = "vm-1", **options: Any) -> None:
+    """Gives a controller a volume as its target 0."""
+    target.rpc(
+        "vhost_scsi_controller_add_target",
+        ctrlr=ctrlr,
+        scsi_target_num=0,
+        bdev_name=volume,
+        **options,
+    )
+
+
+def refused(target: Target, code: int, words: str, method: str, **params: Any) -> None:
+    """Calls a method that has to fail with that code and those words."""
+    with pytest.raises(RpcError) as error:
+        target.rpc(method, **params)
+    assert (error.value.code, words in error.value.message) == (code, True), error.value
+
+
+def test_the_unmodified_client_makes_lists_resizes_and_deletes_volumes(
+    target: Target, ceph: Ceph
+) -> None:
+    def call(*words: str) -> Any:
+        done = target.spdk_rpc(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        try:
+            return json.loads(done.stdout)
+        except json.JSONDecodeError:
+            return done.stdout.strip()
+
+    (store,) = call("bdev_lvol_get_lvstores")
+    assert store.items() >= {"name": "ceph0", "kind": "rbd", "cluster_size": OBJECT}.items()
+    assert call("bdev_lvol_get_lvstores", "-u", store["uuid"])[0]["name"] == "ceph0"
+    # A size is rounded up to whole objects.
+    uuid = call("bdev_lvol_create", "-l", "ceph0", "-t", "data", "13")
+    (lvol,) = [each for each in call("bdev_lvol_get_lvols") if each["uuid"] == uuid]
+    assert (lvol["alias"], lvol["size"], lvol["num_allocated_clusters"]) == (
+        "ceph0/data",
+        16 * MIB,
+        0,
+    )
+    bdev = info(target, "ceph0/data")
+    assert (bdev["name"], bdev["aliases"], bdev["num_blocks"]) == (uuid, ["ceph0/data"], 32768)
+    assert bdev["driver_specific"]["lvol"]["lvol_store_uuid"] == store["uuid"]
+    assert bdev == info(target, uuid)
+    assert bdev in call("bdev_get_bdevs")
+    call("bdev_lvol_resize", "ceph0/data", "32")
+    assert json.loads(ceph.rbd("info", "--format", "json", f"{POOL}/data"))["size"] == 32 * MIB
+    call("bdev_lvol_rename", uuid, "other")
+    assert info(target, uuid)["aliases"] == ["ceph0/other"]
+    call("bdev_lvol_delete", "ceph0/other")
+    assert "other" not in ceph.rbd("ls", POOL).split()
+    refused(target, NODEV, "does not exist", "bdev_lvol_delete", name="ceph0/other")
+
+
+def test_images_of_others_are_volumes_as_they_are(
+    target: Target, make_target: MakeTarget, ceph: Ceph
+) -> None:
+    ceph.image("foreign", 10, "--image-feature", "layering,exclusive-lock")
+    here, there = info(target, "ceph0/foreign"), with_pool(make_target, ceph)
+    assert here["num_blocks"] == 10 * MIB // BLOCK
+    assert "foreign" in names(there)
+    assert info(there, here["uuid"])["aliases"] == ["ceph0/foreign"]
+    # One that is bdev of its own has the same identity.
+    there.rpc("virtlun_rbd_pool_delete", name="ceph0")
+    there.rpc(
+        "bdev_rbd_create",
+        name="f",
+        pool_name=POOL,
+        rbd_name="foreign",
+        block_size=BLOCK,
+        cluster_name="c0",
+    )
+    assert info(there, "f")["uuid"] == here["uuid"]
+
+
+def test_a_volume_is_locked_as_long_as_somebody_uses_it(
+    target: Target, make_target: MakeTarget, ceph: Ceph
+) -> None:
+    uuid = create(target, "moves")
+    other = with_pool(make_target, ceph)
+    assert info(other, "ceph0/moves")["uuid"] == uuid
+    assert owners(ceph, "moves") == 0, "it was listed, no more"
+    with guest_of(target, "ceph0/moves") as guest:
+        guest.write(3, bytes([3]) * BLOCK)
+        assert owners(ceph, "moves") == 1
+        assert info(target, uuid)["claimed_by"] == ["target 0 of controller vm-1"]
+        other.rpc("vhost_create_scsi_controller", ctrlr="vm-2")
+        with pytest.raises(RpcError) as busy:
+            add(other, uuid, "vm-2")
+        assert (busy.value.code, "is locked by the client at" in busy.value.message) == (BUSY, True)
+        refused(target, BUSY, "in use by", "bdev_lvol_delete", name=uuid)
+        refused(target, BUSY, "its volume moves", "virtlun_rbd_pool_delete", name="ceph0")
+        # From the other host, by way of this one.
+        other.rpc("bdev_lvol_resize", name=uuid, size_in_mib=16)
+        until(lambda: info(target, uuid)["num_blocks"] == 16 * MIB // BLOCK, "the new size")
+    target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
+    assert owners(ceph, "moves") == 0
+    assert info(target, uuid)["claimed"] is False
+    add(other, "ceph0/moves", "vm-2")
+    with Initiator(other.vhost_dir / "vm-2") as guest:
+        guest.send("connect")
+        guest.ready()
+        assert guest.read(3, 1) == bytes([3]) * BLOCK
+    with pytest.raises(RpcError):
+        add(target, uuid)
+    assert uuid not in json.dumps(target.configuration())
+
+
+def test_several_hosts_write_to_a_volume_only_where_each_asks_for_it(
+    target: Target, make_target: MakeTarget, ceph: Ceph
+) -> None:
+    create(target, "shared")
+    other = with_pool(make_target, ceph)
+    with (
+        guest_of(target, "ceph0/shared", shareable=True) as here,
+        guest_of(other, "ceph0/shared", shareable=True) as there,
+    ):
+        here.write(1, bytes([1]) * BLOCK)
+        assert there.read(1, 1) == bytes([1]) * BLOCK
+        there.write(2, bytes([2]) * BLOCK)
+        assert here.read(2, 1) == bytes([2]) * BLOCK
+    for each in (target, other):
+        each.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
+    add(target, "ceph0/shared")
+    assert owners(ceph, "shared") == 1
+
+
+def test_a_restarted_target_has_its_pools_and_volumes_again(target: Target, ceph: Ceph) -> None:
+    uuid = create(target, "stays")
+    target.make_lvstore()
+    target.rpc("virtlun_bdev_set_limits", name="ceph0/stays", total_iops_sec=100_000)
+    with guest_of(target, "ceph0/stays") as guest:
+        guest.write(1, bytes([1]) * BLOCK)
+        target.kill9()
+    target.start()
+    with Initiator(target.vhost_dir / "vm-1") as guest:
+        guest.send("connect")
+        guest.ready()
+        assert guest.read(1, 1) == bytes([1]) * BLOCK
+    target.upgrade()
+    assert info(target, uuid)["claimed"] is True
+    assert info(target, uuid)["assigned_rate_limits"]["rw_ios_per_sec"] == 100_000
+    target.rpc("vhost_delete_controller", ctrlr="vm-1")
+    assert owners(ceph, "stays") == 0
+    # It starts without the cluster, knows its pool, and does not wait for it.
+    with frozen(ceph.pid("osd.0")), frozen(ceph.pid("mon.a")):
+        target.stop()
+        target.start()
+        stores = target.rpc("bdev_lvol_get_lvstores")
+        assert {store["name"] for store in stores} == {"ceph0", "lvs0"}
+        lvs0 = target.rpc("bdev_lvol_create", lvs_name="lvs0", lvol_name="v", size_in_mib=1)
+        assert lvs0 in {bdev["name"] for bdev in target.rpc("bdev_get_bdevs")}
+    until(lambda: "stays" in {each["name"] for each in target.rpc("bdev_lvol_get_lvols")})
+
+
+def test_a_pool_that_hangs_delays_no_other(target: Target, ceph: Ceph) -> None:
+    uuid = create(target, "known")
+    target.make_lvstore()
+    before = names(target)
+    with frozen(ceph.pid("osd.0")):
+        # What was known is told.
+        every = target.rpc("bdev_lvol_get_lvols")
+        assert {each["name"] for each in every} == before
+        target.rpc("bdev_lvol_create", lvs_name="lvs0", lvol_name="v0", size_in_mib=1)
+        assert {"lvs0/v0", "ceph0/known"} <= {
+            each["alias"] for each in target.rpc("bdev_lvol_get_lvols")
+        }
+        assert set(target.rpc("virtlun_lvol_get_sizes", names=["lvs0/v0", uuid])) == {
+            "lvs0/v0",
+            uuid,
+        }
+    assert info(target, uuid)["aliases"] == ["ceph0/known"]
+
+
+@pytest.mark.nightly(reason="a call about a pool that hangs waits for 15 s")
+def test_a_call_about_a_pool_that_hangs_ends(target: Target, ceph: Ceph) -> None:
+    names(target)
+    with frozen(ceph.pid("osd.0")):
+        refused(target, TIMEDOUT, "not answered", "bdev_lvol_get_lvols", lvs_name="ceph0")
+
+
+def test_what_a_pool_does_not_do_is_refused_in_a_sentence(target: Target, ceph: Ceph) -> None:
+    create(target, "v")
+    ceph.image("without-lock", 8, "--image-feature", "layering")
+    new = {"lvs_name": "ceph0", "lvol_name": "w", "size_in_mib": 8}
+    for code, words, method, params in (
+        (NOTSUP, "ask for a thin one", "bdev_lvol_create", new),
+        (
+            EXIST,
+            "File exists",
+            "bdev_lvol_create",
+            {**new, "lvol_name": "v", "thin_provision": True},
+        ),
+        (
+            INVAL,
+            "has an @",
+            "bdev_lvol_create",
+            {**new, "lvol_name": "v@w", "thin_provision": True},
+        ),
+        (NOTSUP, "take a snapshot", "bdev_lvol_set_read_only", {"name": "ceph0/v"}),
+        (
+            NOTSUP,
+            "make a clone",
+            "bdev_lvol_set_parent",
+            {"lvol_name": "ceph0/v", "parent_name": "x"},
+        ),
+        (NOTSUP, "virtlun_rbd_pool_delete", "bdev_lvol_delete_lvstore", {"lvs_name": "ceph0"}),
+        (NOTSUP, "not an lvstore", "bdev_lvol_grow_lvstore", {"lvs_name": "ceph0"}),
+        (NODEV, "does not exist", "bdev_lvol_resize", {"name": "ceph0/no", "size_in_mib": 8}),
+        (NODEV, "there is no pool", "virtlun_rbd_pool_delete", {"name": "no"}),
+        (BUSY, "the pool ceph0", "bdev_rbd_unregister_cluster", {"name": "c0"}),
+        (
+            EXIST,
+            "with the images of rbd",
+            "virtlun_rbd_pool_create",
+            {"name": "ceph1", "cluster_name": "c0", "pool_name": POOL},
+        ),
+        (
+            NODEV,
+            "ceph osd lspools",
+            "virtlun_rbd_pool_create",
+            {"name": "ceph1", "cluster_name": "c0", "pool_name": "none"},
+        ),
+    ):
+        refused(target, code, words, method, **params)
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+    with pytest.raises(RpcError) as unlocked:
+        add(target, "ceph0/without-lock")
+    assert "rbd feature enable" in unlocked.value.message
+
+
+def test_snapshots_clones_and_a_way_back(target: Target, ceph: Ceph) -> None:
+    create(target, "base", 16)
+    volumes = Volumes(target.client)
+    with guest_of(target, "ceph0/base") as guest:
+        guest.write(0, bytes([1]) * BLOCK)
+        (taken,) = volumes.snapshot(["ceph0/base"], "one")
+        assert (taken.path, taken.snapshot, taken.parent) == ("ceph0/base@one", True, None)
+        guest.write(0, bytes([2]) * BLOCK)
+        guest.write(8 * MIB // BLOCK, bytes([2]) * BLOCK)
+        assert volumes.volume("ceph0/base").parent == "base@one"
+        # Of whole objects.
+        changed = [
+            list(page) for page in volumes.ranges(volumes.volume("ceph0/base").uuid, taken.uuid)
+        ]
+        assert changed == [[(0, OBJECT), (8 * MIB, OBJECT)]]
+        assert list(volumes.ranges(taken.uuid)) == [[(0, OBJECT)]]
+        pages = list(volumes.ranges(volumes.volume("ceph0/base").uuid, taken.uuid, most=1))
+        assert pages == [[(0, OBJECT)], [(8 * MIB, OBJECT)]]
+        refused(
+            target,
+            BUSY,
+            "in use by target 0",
+            "virtlun_lvol_roll_back",
+            lvol_name="ceph0/base",
+            snapshot_name=taken.uuid,
+        )
+    assert sum(size.allocated for size in volumes.sizes(["ceph0/base"]).values()) == 2 * OBJECT
+    clone = volumes.clone("ceph0/base@one", "copy")
+    assert (clone.parent, volumes.clones(taken.uuid)) == ("base@one", ["base", "copy"])
+    with guest_of(target, clone.path, "vm-2") as guest:
+        assert guest.read(0, 1) == bytes([1]) * BLOCK
+    target.rpc("vhost_delete_controller", ctrlr="vm-2")
+    with guest_of(target, taken.path, "vm-3") as guest:
+        assert guest.read(0, 1) == bytes([1]) * BLOCK
+        write = bytes([0x2A, *bytes(7), 1, 0])
+        assert guest.cdb(write, data_out=bytes(BLOCK))["sense"][2] & 15 == 7, "DATA PROTECT"
+    target.rpc("vhost_delete_controller", ctrlr="vm-3")
+    # Its clone needs the snapshot still, and is flattened.
+    assert volumes.inflate(clone.uuid).parent is None
+    target.rpc("vhost_delete_controller", ctrlr="vm-1")
+    volumes.roll_back("ceph0/base", "one")
+    assert ceph.content("base")[: 2 * BLOCK] == bytes([1]) * BLOCK + bytes(BLOCK)
+    refused(target, BUSY, "has snapshots", "bdev_lvol_delete", name="ceph0/base")
+    volumes.clone("ceph0/base@one", "later")
+    volumes.delete(taken.uuid)
+    assert names(target) >= {"base", "copy", "later"}
+    refused(target, BUSY, "is not deleted", "bdev_lvol_delete", name="ceph0/base")
+    assert ceph.content("later")[:BLOCK] == bytes([1]) * BLOCK
+    volumes.delete("ceph0/later")
+    volumes.delete("ceph0/base")
+    assert names(target).isdisjoint({"base", "base@one"})
+
+
+def test_what_is_noted_at_a_volume_is_noted_in_the_cluster(
+    target: Target, make_target: MakeTarget, ceph: Ceph
+) -> None:
+    given = "6f0f8a2e-6f5c-4a8e-9a51-0d5a9b6c0e11"
+    assert create(target, "noted", xattrs={"owner": "vm-1"}, lvol_uuid=given) == given
+    other = with_pool(make_target, ceph)
+    xattrs = Volumes(other.client)
+    assert xattrs.xattrs(given) == {"owner": "vm-1"}
+    xattrs.set_xattr("ceph0/noted", "what", "größer")
+    target.rpc(
+        "bdev_lvol_snapshot",
+        lvol_name=given,
+        snapshot_name="noted@then",
+        xattrs={"of": "snapshot"},
+    )
+    assert xattrs.xattrs("ceph0/noted@then") == {"of": "snapshot"}
+    # A clone has none of its parent's, nor its identity.
+    clone = xattrs.clone("ceph0/noted@then", "copy2")
+    assert (xattrs.xattrs(clone.uuid), clone.uuid != given) == ({}, True)
+    assert xattrs.xattrs(given) == {"owner": "vm-1", "what": "größer"}
+    xattrs.remove_xattr(given, "owner")
+    assert xattrs.xattrs("ceph0/noted") == {"what": "größer"}
+    refused(
+        target,
+        NODATA,
+        "has no xattr owner",
+        "virtlun_lvol_remove_xattr",
+        name=given,
+        xattr_name="owner",
+    )
+    xattrs.delete(clone.uuid)
+    xattrs.delete("ceph0/noted@then")
+    assert "then" not in ceph.rbd("image-meta", "ls", f"{POOL}/noted")
+
+
+def test_many_images_are_listed_without_a_lock(target: Target, ceph: Ceph) -> None:
+    made = {f"many{n}" for n in range(100)}
+    for name in made:
+        create(target, name, 4)
+    assert made <= names(target)
+    assert not target.client.call("bdev_lvol_get_lvols", lvs_name="ceph0")[0]["is_degraded"]
+    assert owners(ceph, "many7") == 0
