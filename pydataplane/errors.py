@@ -16,6 +16,7 @@ import errno
 import os
 
 READ_ONLY = -1
+NO_ENTRY = -2
 AGAIN = -11
 BUSY = -16
 EXISTS = -17

@@ -16,8 +16,11 @@ from typing import Any
 from pydataplane import methods, storefile
 from pydataplane.client import Client
 from pydataplane.errors import (
+    BUSY,
+    EXISTS,
     INTERNAL_ERROR,
     NO_DEVICE,
+    NO_ENTRY,
     RpcError,
     VolumeError,
     VolumeNotFoundError,
@@ -43,6 +46,13 @@ class Lvstore:
     free: int
     max_device: int | None = None
     """The largest file or device that it can grow to; None where the target does not say."""
+    kind: str = "lvstore"
+    """`rbd`: a pool of Ceph, whose images are the volumes; `base_bdev` is POOL[/NAMESPACE]."""
+
+    @property
+    def is_pool(self) -> bool:
+        """Whether it is a pool of Ceph."""
+        return self.kind == "rbd"
 
     def is_called(self, name: str) -> bool:
         """Whether `name` is its name or its UUID."""
@@ -111,7 +121,7 @@ class Lvstores:
             offset = found["next_offset"]
 
     def lvstores(self) -> list[Lvstore]:
-        """Returns all lvstores, by name."""
+        """Returns all lvstores and pools of Ceph, by name."""
         found = [
             Lvstore(
                 name=item["name"],
@@ -121,13 +131,14 @@ class Lvstores:
                 total=item["total_data_clusters"] * item["cluster_size"],
                 free=item["free_clusters"] * item["cluster_size"],
                 max_device=item.get("max_bdev_size"),
+                kind=item.get("kind") or "lvstore",
             )
             for item in self.client.call("bdev_lvol_get_lvstores")
         ]
         return sorted(found, key=lambda store: store.name)
 
     def lvstore(self, name: str) -> Lvstore:
-        """Returns one lvstore by name or UUID; VolumeNotFoundError if there is none."""
+        """Returns one lvstore or pool by name or UUID; VolumeNotFoundError if there is none."""
         for store in self.lvstores():
             if store.is_called(name):
                 return store
@@ -223,6 +234,8 @@ class Lvstores:
 
         The fields are those of `virtlun_integrity_get`.
         """
+        if store.is_pool:
+            return None
         return self._checksums_below(store.base_bdev)
 
     def _checksums_below(self, bdev: str) -> dict[str, Any] | None:
@@ -308,7 +321,7 @@ class Lvstores:
     def _loaded_on(self, base: str) -> Lvstore | None:
         """Returns the lvstore that lies on a bdev, or on one on that; None: there is none."""
         for store in self.lvstores():
-            if base in self._under(store.base_bdev):
+            if not store.is_pool and base in self._under(store.base_bdev):
                 return store
         return None
 
@@ -359,7 +372,7 @@ class Lvstores:
             VolumeError: a smaller size, one that the lvstore's metadata is not good for, one that
                 a block device does not have, or no file or block device at all; nothing changed.
         """
-        store = self.lvstore(name)
+        store = self._on_bdev(name)
         driver, file, bdev = self._backing(store.base_bdev)
         if driver is None:
             raise VolumeError(
@@ -382,7 +395,7 @@ class Lvstores:
 
     def delete_lvstore(self, name: str) -> None:
         """Destroys an lvstore with all its volumes and lets go of its device (the file stays)."""
-        store = self.lvstore(name)
+        store = self._on_bdev(name)
         under = self._under(store.base_bdev)
         driver, _, bdev = self._backing(store.base_bdev)
         self.client.call("bdev_lvol_delete_lvstore", uuid=store.uuid)
@@ -397,8 +410,86 @@ class Lvstores:
                 self.client.call("virtlun_integrity_delete", name=each)
         self.client.call("bdev_uring_delete", name=bdev)
 
+    def _on_bdev(self, name: str) -> Lvstore:
+        """Returns an lvstore; VolumeError if it is a pool."""
+        store = self.lvstore(name)
+        if store.is_pool:
+            raise VolumeError(
+                f"{store.name} is a pool of Ceph, no lvstore: `virtlun pool remove` lets go of it"
+            )
+        return store
+
+    def add_pool(
+        self,
+        name: str,
+        pool: str,
+        *,
+        conf: Path | None = None,
+        user: str | None = None,
+        keyring: Path | None = None,
+        block_size: int | None = None,
+    ) -> Lvstore:
+        """Has the images of POOL or POOL/NAMESPACE of a Ceph cluster as volumes.
+
+        The cluster is registered under the pool's name, as its configuration says (Ceph's own by
+        default). Safe to repeat: a pool that is there is returned as it is.
+
+        Raises:
+            VolumeError: there is another store of that name.
+        """
+        if not NAME.fullmatch(name):
+            raise VolumeError(f"'{name}' is not a name: use letters, digits and . _ - (63 at most)")
+        for store in self.lvstores():
+            if store.name == name:
+                if store.is_pool and store.base_bdev == pool:
+                    return store
+                what = f"the pool {store.base_bdev}" if store.is_pool else "an lvstore"
+                raise VolumeError(f"{name} is there already, {what}: choose another name")
+        made = False
+        try:
+            self.client.call(
+                "bdev_rbd_register_cluster",
+                name=name,
+                user_id=user,
+                config_file=str(conf) if conf else None,
+                key_file=str(keyring) if keyring else None,
+            )
+            made = True
+        except RpcError as error:
+            if error.code != EXISTS:  # of a call that was cut off
+                raise
+        try:
+            self.client.call(
+                "virtlun_rbd_pool_create",
+                name=name,
+                cluster_name=name,
+                pool_name=pool,
+                block_size=block_size,
+            )
+        except RpcError:
+            if made:
+                self.client.call("bdev_rbd_unregister_cluster", name=name)
+            raise
+        return self.lvstore(name)
+
+    def remove_pool(self, name: str) -> None:
+        """Lets go of a pool, whose images stay, and of its cluster if nothing else is on that."""
+        store = self.lvstore(name)
+        if not store.is_pool:
+            raise VolumeError(
+                f"{store.name} is an lvstore: `virtlun lvstore delete` destroys it with all in it"
+            )
+        self.client.call("virtlun_rbd_pool_delete", name=store.name)
+        try:
+            self.client.call("bdev_rbd_unregister_cluster", name=store.name)
+        except RpcError as error:
+            if error.code not in (NO_ENTRY, BUSY):
+                raise
+
     def file_of(self, store: Lvstore) -> str | None:
         """Returns the file or block device that an lvstore lies on; None: another kind of bdev."""
+        if store.is_pool:
+            return None
         driver, file, _ = self._backing(store.base_bdev)
         return file if driver else None
 

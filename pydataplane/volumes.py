@@ -233,6 +233,7 @@ class Volumes(Lvstores):
 
         It gets a random UUID unless one is given, has `xattrs` from the beginning, and its data is
         encrypted with the `key` of that name, which the target has (all are our target's only).
+        One of a pool of Ceph is thin in any case.
 
         Safe to repeat: one of that name, size, key and kind is returned as it is.
 
@@ -246,7 +247,7 @@ class Volumes(Lvstores):
                 "bdev_lvol_create",
                 lvol_name=name,
                 size_in_mib=_mib(size),
-                thin_provision=thin,
+                thin_provision=thin or store.is_pool,
                 lvs_name=store.name,
                 lvol_uuid=uuid,
                 xattrs=dict(xattrs) if xattrs else None,

@@ -58,7 +58,7 @@ def lvstore() -> None:
 def list_(socket: Path, as_json: bool) -> None:
     """List the lvstores with their size and what is free."""
     volumes = Volumes(client(socket))
-    _show(volumes, volumes.lvstores(), as_json)
+    _show(volumes, [store for store in volumes.lvstores() if not store.is_pool], as_json)
 
 
 @lvstore.command(short_help="Make an lvstore on a file or block device.")

@@ -41,7 +41,7 @@ COLUMNS = [
 
 @click.group()
 def volume() -> None:
-    """Volumes, written LVSTORE/NAME.
+    """Volumes, written LVSTORE/NAME, or POOL/NAME of a pool of Ceph.
 
     Attach one with `virsh attach-disk VM /dev/virtlun/LVSTORE/NAME sdb`.
     """
@@ -84,7 +84,8 @@ def create(
 ) -> None:
     """Make VOLUME (LVSTORE/NAME) of SIZE, such as 10G; it reads as zeros.
 
-    With --key its data lies encrypted, and that of its snapshots and clones.
+    With --key its data lies encrypted, and that of its snapshots and clones. A volume of a pool of
+    Ceph is thin in any case.
     """
     wanted = parse_size(size_text)
     volumes = Volumes(client(socket))
@@ -101,7 +102,7 @@ def create(
             f"volume {made.path} exists already, with the UUID {made.uuid}: rename that one first "
             f"to make the one of UUID {uuid}"
         )
-    if made.thin != thin:
+    if made.thin != thin and not volumes.lvstore(made.lvstore).is_pool:
         raise VolumeError(
             f"volume {made.path} exists already, and is {'thin' if made.thin else 'thick'}: "
             "use it as it is, or choose another name"

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from plugin.cli.main import main
 from pydataplane.errors import RpcError
 from pydataplane.volumes import Volumes
 from tests.support.ceph import POOL, Ceph, cluster, lacks
@@ -25,7 +27,7 @@ pytestmark = [
 MIB = 1 << 20
 BLOCK = 512
 OBJECT = 4 * MIB
-BUSY, EXIST, NODEV, INVAL, NODATA, NOTSUP = -16, -17, -19, -22, -61, -95
+NOENT, BUSY, EXIST, NODEV, INVAL, NODATA, NOTSUP = -2, -16, -17, -19, -22, -61, -95
 TIMEDOUT = -110
 
 
@@ -400,6 +402,49 @@ def test_what_is_noted_at_a_volume_is_noted_in_the_cluster(
     xattrs.delete(clone.uuid)
     xattrs.delete("ceph0/noted@then")
     assert "then" not in ceph.rbd("image-meta", "ls", f"{POOL}/noted")
+
+
+def test_the_command_adds_a_pool_and_makes_volumes_in_it(
+    make_target: MakeTarget, ceph: Ceph
+) -> None:
+    target = make_target("--rbd").start()
+    target.make_lvstore()
+
+    def run(*words: str) -> Any:
+        done = CliRunner().invoke(main, ["--socket", str(target.rpc_socket), *words])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout) if "--json" in words else done.stdout
+
+    ceph.rbd("namespace", "create", f"{POOL}/tenant")
+    where = ("--rbd", POOL, "--conf", str(ceph.conf), "--user", "admin")
+    own = ("--keyring", str(ceph.keyring), "--namespace", "tenant")
+    for _ in range(2):
+        run("pool", "add", "ceph0", *where, *own)
+    (lvs0, pool) = sorted(run("pool", "list", "--json"), key=lambda each: each["kind"])
+    assert (lvs0["name"], pool["name"], pool["on"]) == ("lvs0", "ceph0", f"{POOL}/tenant")
+    assert [each["name"] for each in run("lvstore", "list", "--json")] == ["lvs0"]
+    # Nobody asked for a thin one, which it is nevertheless.
+    (made,) = run("volume", "create", "ceph0/data", "10M", "--json")
+    assert (made["path"], made["thin"], made["size"]) == ("ceph0/data", True, 12 * MIB)
+    run("volume", "resize", "ceph0/data", "16M")
+    run("volume", "snapshot", "ceph0/data", "then")
+    run("volume", "clone", "ceph0/data@then", "copy")
+    assert ceph.rbd("ls", f"{POOL}/tenant").split() == ["copy", "data"]
+    paths = [each["path"] for each in run("volume", "list", "ceph0", "--json")]
+    assert paths == ["ceph0/copy", "ceph0/data", "ceph0/data@then"]
+    run("volume", "inflate", "ceph0/copy")
+    run("volume", "rollback", "ceph0/data", "then", "--yes")
+    for name in ("ceph0/copy", "ceph0/data@then", "ceph0/data"):
+        run("volume", "delete", name, "--yes")
+    socket = ["--socket", str(target.rpc_socket)]
+    # No manager tells it.
+    said = CliRunner().invoke(main, [*socket, "doctor"]).stdout
+    assert "lvs0 with 62 MiB free, ceph0, whose room is not known" in said
+    done = CliRunner().invoke(main, [*socket, "lvstore", "delete", "ceph0", "--yes"])
+    assert (done.exit_code, "`virtlun pool remove` lets go of it" in done.output) == (1, True)
+    run("pool", "remove", "ceph0")
+    assert [each["name"] for each in run("pool", "list", "--json")] == ["lvs0"]
+    refused(target, NOENT, "no cluster is registered", "bdev_rbd_get_clusters_info")
 
 
 def test_many_images_are_listed_without_a_lock(target: Target, ceph: Ceph) -> None:

@@ -130,14 +130,23 @@ def lvstores(socket: Path) -> Finding:
         )
         for store in stores
     ]
-    found = ", ".join(f"{name} with {size(free)} free" for name, free, _ in rooms)
+    found = ", ".join(
+        f"{name} with {size(free)} free" if total else f"{name}, whose room is not known"
+        for name, free, total in rooms
+    )
     full = [name for name, free, total in rooms if free < LOW_SHARE * total]
     if full:
+        pools = {store["name"] for store in stores if store.get("kind") == "rbd"}
+        more = (
+            "give its cluster more"
+            if full[0] in pools
+            else f"virtlun lvstore resize {full[0]} SIZE"
+        )
         return Finding(
             what,
             "warning",
             f"{found}: writes to thin volumes fail when nothing is left",
-            f"virtlun lvstore resize {full[0]} SIZE, or delete volumes",
+            f"{more}, or delete volumes",
         )
     return Finding(what, "ok", found)
 
