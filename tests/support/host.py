@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,12 @@ class Host:
     """
 
     def __init__(
-        self, scratch: Path | None = None, *, keep: bool = False, host_uuid: str = HOST_UUID
+        self,
+        scratch: Path | None = None,
+        *,
+        keep: bool = False,
+        host_uuid: str = HOST_UUID,
+        target_options: Sequence[str] = (),
     ) -> None:
         """Starts libvirtd, the target with an empty file-backed lvstore `lvs0`, and the gateway.
 
@@ -87,7 +92,7 @@ class Host:
         self.config = self.scratch / "virtlun.toml"
         self.image: Image = publish(build(), self.scratch)
         #: Further options of the target.
-        self.target_options: list[str] = []
+        self.target_options: list[str] = list(target_options)
         self._gateway: subprocess.Popen[bytes] | None = None
         self._holder: subprocess.Popen[bytes] | None = None
         self.libvirtd = Libvirtd(self.scratch / "l", host_uuid=host_uuid)

@@ -1,0 +1,99 @@
+"""The main job on a pool of a real Ceph: real libvirtd, virsh, QEMU and guest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.agent import Agent
+from tests.support.ceph import POOL, Ceph, cluster, lacks
+from tests.support.host import Host
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.vm,
+    pytest.mark.skipif(bool(lacks()), reason=f"not installed: {', '.join(lacks())}"),
+    pytest.mark.timeout(300),
+]
+
+NAME = "ceph-vm"
+MIB = 1 << 20
+SIZE = "/sys/block/sda/size"
+
+
+@pytest.fixture(scope="module")
+def ceph() -> Iterator[Ceph]:
+    """A cluster."""
+    with cluster() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def host(ceph: Ceph) -> Iterator[Host]:
+    """A host whose target has the pool as `ceph0`."""
+    with Host(keep=True, target_options=["--rbd"]) as made:
+        made.volumes.add_pool("ceph0", POOL, conf=ceph.conf)
+        yield made
+
+
+@pytest.fixture
+def guest(host: Host) -> Iterator[Agent]:
+    """A running guest."""
+    host.define(NAME)
+    host.virsh("start", NAME)
+    agent = host.agent(NAME)
+    yield agent
+    agent.close()
+    host.virsh("destroy", NAME)
+    host.virsh("undefine", NAME)
+
+
+def test_a_disk_of_a_pool_is_attached_written_grown_and_detached(
+    host: Host, guest: Agent, ceph: Ceph
+) -> None:
+    def locks() -> int:
+        return len(json.loads(ceph.rbd("lock", "ls", "--format", "json", f"{POOL}/data")))
+
+    host.volumes.create("ceph0/data", 32 * MIB)
+    host.virsh("attach-disk", NAME, "/dev/virtlun/ceph0/data", "sdb", "--live", "--config")
+    guest.wait_for(f"[ $(cat {SIZE}) = {32 * MIB // 512} ]")
+    assert locks() == 1
+    guest.run("echo written by the guest > /dev/sda && sync")
+    # By Ceph's own command, on any host.
+    ceph.rbd("resize", "--no-progress", "--size", "48M", f"{POOL}/data")
+    guest.wait_for(f"[ $(cat {SIZE}) = {48 * MIB // 512} ]")
+    host.virsh("blockresize", NAME, "sdb", "64M")
+    guest.wait_for(f"[ $(cat {SIZE}) = {64 * MIB // 512} ]")
+    assert "/dev/virtlun/ceph0/data" in host.virsh("domblklist", NAME)
+    host.volumes.snapshot(["ceph0/data"], "then")
+    guest.run("echo written afterwards > /dev/sda && sync")
+    host.virsh("detach-disk", NAME, "sdb", "--live", "--config")
+    guest.wait_for("[ ! -e /sys/block/sda ]")
+    assert locks() == 0
+    assert ceph.content("data").startswith(b"written afterwards")
+    assert ceph.content("data@then").startswith(b"written by the guest")
+    # Another disk of the snapshot, as it was.
+    host.volumes.clone("ceph0/data@then", "copy")
+    host.virsh("attach-disk", NAME, "/dev/virtlun/ceph0/copy", "sdc", "--live", "--config")
+    guest.wait_for("[ -b /dev/sda ]")
+    assert guest.run("head -n 1 /dev/sda") == "written by the guest\n"
+    host.virsh("detach-disk", NAME, "sdc", "--live", "--config")
+
+
+def test_a_snapshot_by_virsh_is_one_of_the_image(host: Host, guest: Agent, ceph: Ceph) -> None:
+    host.volumes.create("ceph0/kept", 16 * MIB)
+    host.virsh("attach-disk", NAME, "/dev/virtlun/ceph0/kept", "sdb", "--live", "--config")
+    guest.wait_for("[ -b /dev/sda ]")
+    guest.run("echo first > /dev/sda && sync")
+    host.virsh("snapshot-create-as", NAME, "first", "--disk-only")
+    guest.run("echo second > /dev/sda && sync")
+    (taken,) = json.loads(ceph.rbd("snap", "ls", "--format", "json", f"{POOL}/kept"))
+    assert ceph.content(f"kept@{taken['name']}").startswith(b"first")
+    assert guest.run("head -n 1 /dev/sda") == "second\n"
+    assert "first" in host.virsh("snapshot-list", NAME)
+    host.virsh("snapshot-delete", NAME, "first")
+    assert json.loads(ceph.rbd("snap", "ls", "--format", "json", f"{POOL}/kept")) == []
+    assert guest.run("head -n 1 /dev/sda") == "second\n"
+    host.virsh("detach-disk", NAME, "sdb", "--live", "--config")
