@@ -13,6 +13,7 @@
 //! | `device` | [`Bdev`], [`Geometry`], [`Features`], [`Sparse`] |
 //! | `latch` | [`FlushLatch`]: a failed flush, remembered |
 //! | `registry` | [`Registry`]: names, [`Claim`]s, [`Event`]s |
+//! | `gate` | [`Gate`], [`Holds`]: who may write where |
 //! | `limits` | [`Limits`]: how much I/O a device does a second at most |
 //! | `late` | [`Late`]: completions that a caller had no room for |
 //! | `protection` | [`Protected`]: what an I/O has beside its data |
@@ -23,6 +24,7 @@
 //! | `malloc`, `ram` | [`Malloc`]: a disk in memory |
 //! | `null` | [`Null`]: takes everything, keeps nothing |
 //! | `file` | [`FileBdev`]: a file or block device through io_uring |
+//! | `wants` | [`Wants`]: what channels ask of a thread that may block |
 //! | `sync` | [`SyncChannel`], [`AlignedBuf`]: blocking I/O for control threads |
 //! | `owned` | [`OwnedChannel`]: many I/Os at a time, safely, for threads that are no reactors |
 //! | `testing` | `FaultBdev`: power cuts and injected errors; `Holes` (feature `testing`) |
@@ -32,6 +34,7 @@
 
 mod device;
 mod file;
+mod gate;
 mod in_pieces;
 mod io;
 mod latch;
@@ -49,6 +52,7 @@ mod stats;
 mod sync;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod wants;
 
 /// Bytes that a channel copies or zeroes at once, within `submit` or one `poll`: what is longer is done
 /// in pieces, so that nobody else on the thread waits for it (64 KiB take some ten microseconds).
@@ -56,6 +60,7 @@ pub const COPY_AT_ONCE: usize = 64 << 10;
 
 pub use device::{Bdev, Features, Geometry, OpenError, Run, Sparse, host_boot};
 pub use file::{Closing, FileBdev, FileKind, FileOptions, OpenedFile};
+pub use gate::{Gate, Holds};
 pub use in_pieces::{InPieces, Layer, Part, Received};
 pub use io::{Channel, Completion, Io, IoError, Op, Submit};
 pub use latch::{FlushCause, FlushFailure, FlushLatch};
@@ -75,3 +80,4 @@ pub use registry::{
 pub use slots::Slots;
 pub use stats::{ChannelStats, IoStat, OpStat, SYNC_SAMPLE, Stats, StatsReset};
 pub use sync::{AlignedBuf, BUF_ALIGN, SyncChannel, SyncError};
+pub use wants::{Ear, Wants};

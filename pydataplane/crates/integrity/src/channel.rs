@@ -18,16 +18,15 @@ mod polling;
 
 use crate::layout::{PAGE, place};
 use crate::sparse::{clipped, on_base};
-use crate::table::{Ear, Got, Table, Want};
+use crate::table::{Got, Table, Want};
 use bdev::{
-    COPY_AT_ONCE, Channel, ChannelStats, Completion, Features, Geometry, Io, IoError, Late, Op,
-    PIECES, Pieces, Run, Slots, Stats, Submit,
+    COPY_AT_ONCE, Channel, ChannelStats, Completion, Ear, Features, Geometry, Io, IoError, Late,
+    Op, PIECES, Pieces, Run, Slots, Stats, Submit,
 };
 use part::{Kind, Part};
 use reactor::{Waker, ticks};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// I/Os that a channel can have in flight.
 const SLOTS: u16 = 256;
@@ -171,8 +170,8 @@ impl IntegrityChannel {
         stats: &Arc<Stats>,
         waker: Waker,
     ) -> Self {
-        let ear = Arc::new(Ear { waits: AtomicBool::new(false), waker: waker.clone() });
-        table.add_ear(&ear);
+        let ear = Ear::new(waker.clone());
+        table.wants.add_ear(&ear);
         let pieces = || VecDeque::with_capacity(usize::from(PIECES));
         IntegrityChannel {
             pieces: Pieces::new(base),
@@ -264,12 +263,12 @@ impl IntegrityChannel {
             Got::Failed(e) => return Next::Failed(e),
         };
         let page = self.table.page(page_at);
-        if part.kind != Kind::Read && !page.admit() {
-            let refused = page.take_refused();
+        if part.kind != Kind::Read && !page.gate.admit() {
+            let refused = page.gate.take_refused();
             page.unpin();
             return match refused {
                 Some(e) => Next::Failed(e),
-                None if self.table.is_closed() => Next::Failed(IoError::Removed),
+                None if self.table.wants.is_closed() => Next::Failed(IoError::Removed),
                 None => self.ask(at, Want { region: place.region, write: true }),
             };
         }
@@ -282,7 +281,7 @@ impl IntegrityChannel {
             return Next::Wait;
         };
         part.fit(self.pieces.of(piece).2);
-        if part.admitted && !page.hold(part.place.index, part.count) {
+        if part.admitted && !part.hold(page) {
             self.pieces.give_back(piece);
             part.release(&self.table);
             // By this channel, another, or the keeper: soon over.
@@ -304,11 +303,11 @@ impl IntegrityChannel {
     /// Asks the keeper, unless it was asked and may still answer.
     fn ask(&mut self, at: u16, want: Want) -> Next {
         let slot = &mut self.slots[at];
-        if slot.again == 0 || self.table.is_round(slot.again) {
-            slot.again = self.table.ask(want, &self.ear);
+        if slot.again == 0 || self.table.wants.is_round(slot.again) {
+            slot.again = self.table.wants.ask(want, &self.ear);
         } else {
             // It may have been too busy to see this, or what it did is undone already.
-            self.table.remind(&self.ear);
+            self.table.wants.remind(&self.ear);
         }
         Next::Wait
     }
@@ -371,7 +370,7 @@ impl IntegrityChannel {
     #[cold]
     fn recheck(&mut self, piece: u16) {
         let part = &mut self.parts[usize::from(piece)];
-        if self.table.page(part.page).hold(part.place.index, part.count) {
+        if part.hold(self.table.page(part.page)) {
             part.held = true;
             part.kind = Kind::Recheck;
             self.send(piece);
@@ -401,6 +400,6 @@ impl Drop for IntegrityChannel {
             part.set_entries(&self.table, false, false);
             part.release(&self.table);
         }
-        self.table.remove_ear(&self.ear);
+        self.table.wants.remove_ear(&self.ear);
     }
 }

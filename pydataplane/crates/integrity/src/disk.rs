@@ -169,7 +169,7 @@ impl Integrity {
         let (uuid, name) = (superblock.uuid, superblock.name.clone());
         let its = (base.clone(), table.clone());
         let open = move |bell| {
-            let _ = its.1.bell.set(bell);
+            its.1.wants.set_bell(bell);
             Keeper::open(its.0, superblock, its.1, how.pages, how.times).map(|keeper| (keeper, ()))
         };
         let (control, ()) = Control::start("integrity", open, |e| Error::Thread {

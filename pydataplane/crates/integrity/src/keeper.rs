@@ -101,7 +101,7 @@ impl Keeper {
     fn serve(&mut self) {
         let mut wants = Vec::new();
         while wants.len() < WANTS_AT_ONCE
-            && let Some(want) = self.table.next_want()
+            && let Some(want) = self.table.wants.next_want()
         {
             wants.push(want);
         }
@@ -192,13 +192,13 @@ impl Keeper {
         let mut zones: BTreeMap<usize, BTreeSet<u32>> = BTreeMap::new();
         for want in wants.iter().filter(|want| want.write) {
             let Some(at) = self.table.peek(want.region) else { continue };
-            if self.table.page(at).is_dirty() {
+            if self.table.page(at).gate.is_open() {
                 continue;
             }
             if self.states.is_durably_dirty(want.region) {
                 self.write_to(want.region, at);
                 self.count();
-                self.table.page(at).set_dirty();
+                self.table.page(at).gate.open();
                 continue;
             }
             zones.entry((want.region / REGIONS) as usize).or_default().insert(want.region);
@@ -245,8 +245,8 @@ impl Keeper {
         for region in regions {
             let Some(at) = self.table.peek(*region) else { continue };
             match &written {
-                Ok(()) => self.table.page(at).set_dirty(),
-                Err(e) => self.table.page(at).refuse(e.cause),
+                Ok(()) => self.table.page(at).gate.open(),
+                Err(e) => self.table.page(at).gate.refuse(e.cause),
             }
         }
     }
@@ -282,7 +282,7 @@ impl Keeper {
 
     /// Cleans all that can be, and answers nobody any more. Safe to repeat.
     pub fn close(&mut self) {
-        if self.table.is_closed() {
+        if self.table.wants.is_closed() {
             return;
         }
         while self.clean(true) > 0 {}
@@ -294,7 +294,7 @@ impl Keeper {
                 self.superblock.name
             );
         }
-        self.table.close();
+        self.table.wants.close();
     }
 
     /// Cleans all that can be; returns how many regions.
@@ -359,11 +359,11 @@ pub(crate) fn write_superblock(
 
 impl Work for Keeper {
     fn round(&mut self) -> Next {
-        if self.table.is_closed() {
+        if self.table.wants.is_closed() {
             return Next::WhenRung;
         }
         self.serve();
-        self.table.answered();
+        self.table.wants.answered();
         self.log_found();
         let now = Instant::now();
         if now >= self.next_turn {
@@ -372,7 +372,7 @@ impl Work for Keeper {
             self.clean(false);
             self.count();
         }
-        if self.table.is_asked() || self.fill() {
+        if self.table.wants.is_asked() || self.fill() {
             return Next::Now;
         }
         match self.states.dirty().is_empty() {

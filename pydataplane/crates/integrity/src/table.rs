@@ -7,18 +7,15 @@
 mod page;
 
 use crate::layout::REGIONS;
-use bdev::IoError;
+use bdev::{IoError, Wants};
 use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex;
-use reactor::{Bell, Waker};
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 pub(crate) use page::Page;
 
-/// Requests to the keeper that wait for it; who finds more asks again.
-const WANTS: usize = 1024;
 /// Damaged blocks that wait to be logged; what is more is only counted.
 const FOUND: usize = 64;
 /// Of a region: its checksums are not in memory.
@@ -32,13 +29,6 @@ pub(crate) struct Want {
     pub region: u32,
     /// And that it may be written to.
     pub write: bool,
-}
-
-/// A channel as the keeper reaches it.
-pub(crate) struct Ear {
-    /// Something of it waits for the keeper.
-    pub waits: AtomicBool,
-    pub waker: Waker,
 }
 
 /// What was found and done, for people.
@@ -64,12 +54,7 @@ pub(crate) struct Table {
     pages: Box<[Page]>,
     /// Blocks of data.
     blocks: AtomicU64,
-    wants: ArrayQueue<Want>,
-    /// Rounds in which the keeper answered.
-    rounds: AtomicU64,
-    pub bell: OnceLock<Bell>,
-    closed: AtomicBool,
-    ears: Mutex<Vec<Arc<Ear>>>,
+    pub wants: Wants<Want>,
     /// Blocks that were not what their checksums say.
     pub found: ArrayQueue<u64>,
     /// The first of them.
@@ -100,11 +85,7 @@ impl Table {
             zones: (0..zones).map(|_| OnceLock::new()).collect(),
             pages: (0..pages).map(|_| Page::new()).collect(),
             blocks: AtomicU64::new(blocks),
-            wants: ArrayQueue::new(WANTS),
-            rounds: AtomicU64::new(0),
-            bell: OnceLock::new(),
-            closed: AtomicBool::new(false),
-            ears: Mutex::default(),
+            wants: Wants::default(),
             found: ArrayQueue::new(FOUND),
             damaged: Mutex::default(),
             clock: AtomicU32::new(0),
@@ -152,7 +133,7 @@ impl Table {
         loop {
             let found = word.load(Ordering::SeqCst);
             if found == ABSENT {
-                return match self.closed.load(Ordering::Acquire) {
+                return match self.wants.is_closed() {
                     true => Got::Failed(IoError::Removed),
                     false => Got::Absent,
                 };
@@ -210,82 +191,12 @@ impl Table {
         false
     }
 
-    /// Asks the keeper; returns the number of the round from which on it may be asked again.
-    pub fn ask(&self, want: Want, ear: &Ear) -> u64 {
-        ear.waits.store(true, Ordering::SeqCst);
-        let round = self.rounds.load(Ordering::SeqCst);
-        // Where the queue is full it is asked again.
-        let asked = self.wants.push(want).is_ok();
-        if let Some(bell) = self.bell.get() {
-            bell.ring();
-        }
-        round + if asked { 2 } else { 1 }
-    }
-
-    /// Has the keeper go on to its next round.
-    pub fn remind(&self, ear: &Ear) {
-        ear.waits.store(true, Ordering::SeqCst);
-        if let Some(bell) = self.bell.get() {
-            bell.ring();
-        }
-    }
-
-    /// Whether the keeper has come that far.
-    #[inline]
-    pub fn is_round(&self, round: u64) -> bool {
-        self.rounds.load(Ordering::SeqCst) >= round
-    }
-
-    /// What is asked for, in order.
-    pub fn next_want(&self) -> Option<Want> {
-        self.wants.pop()
-    }
-
-    /// Whether something is asked for.
-    pub fn is_asked(&self) -> bool {
-        !self.wants.is_empty()
-    }
-
-    /// The keeper has answered: wakes the channels that wait.
-    pub fn answered(&self) {
-        self.rounds.fetch_add(1, Ordering::SeqCst);
-        for ear in self.ears.lock().iter() {
-            if ear.waits.swap(false, Ordering::SeqCst) {
-                ear.waker.wake();
-            }
-        }
-    }
-
-    /// Nobody answers from now on.
-    pub fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
-        self.answered();
-    }
-
-    /// Whether nobody answers any more.
-    #[inline]
-    pub fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
-    }
-
-    /// A channel is there.
-    pub fn add_ear(&self, ear: &Arc<Ear>) {
-        self.ears.lock().push(ear.clone());
-    }
-
-    /// A channel is gone.
-    pub fn remove_ear(&self, ear: &Arc<Ear>) {
-        self.ears.lock().retain(|other| !Arc::ptr_eq(other, ear));
-    }
-
     /// A block is not what its checksum says.
     #[cold]
     pub fn note_mismatch(&self, block: u64) {
         self.counts.mismatches.fetch_add(1, Ordering::Relaxed);
         let _ = self.found.push(block);
-        if let Some(bell) = self.bell.get() {
-            bell.ring();
-        }
+        self.wants.ring();
     }
 }
 
@@ -311,7 +222,7 @@ mod tests {
         table.fail(3, IoError::NoSpace);
         assert!(matches!(table.pin(3), Got::Failed(IoError::NoSpace)));
         assert!(matches!(table.pin(3), Got::Absent), "it is told once");
-        table.close();
+        table.wants.close();
         assert!(matches!(table.pin(3), Got::Failed(IoError::Removed)));
     }
 }

@@ -185,6 +185,11 @@ impl Part {
         }
     }
 
+    /// Takes its blocks for a change, if nobody has one of them.
+    pub fn hold(&self, page: &Page) -> bool {
+        page.holds.hold(u32::from(self.place.index), u32::from(self.count))
+    }
+
     /// Lets go of its blocks and its page.
     pub fn release(&mut self, table: &Table) {
         if !std::mem::take(&mut self.used) {
@@ -192,10 +197,10 @@ impl Part {
         }
         let page = table.page(self.page);
         if std::mem::take(&mut self.held) {
-            page.let_go(self.place.index, self.count);
+            page.holds.let_go(u32::from(self.place.index), u32::from(self.count));
         }
         if std::mem::take(&mut self.admitted) {
-            page.leave();
+            page.gate.leave();
         }
         page.unpin();
     }

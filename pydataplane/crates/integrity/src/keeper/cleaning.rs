@@ -66,7 +66,7 @@ impl Keeper {
             if !all && clock.wrapping_sub(last) < self.times.quiet {
                 continue;
             }
-            if page.is_none_or(|at| self.table.page(at).close()) {
+            if page.is_none_or(|at| self.table.page(at).gate.close()) {
                 closed.push(Closed { region: *region, page });
             }
         }
@@ -77,7 +77,7 @@ impl Keeper {
     fn reopen(&self, each: Closed) {
         // One that is only marked ahead has none.
         if let Some(at) = each.page.filter(|_| self.states.get(each.region) == State::Dirty) {
-            self.table.page(at).set_dirty();
+            self.table.page(at).gate.open();
         }
     }
 

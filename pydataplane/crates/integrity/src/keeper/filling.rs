@@ -30,7 +30,7 @@ impl Keeper {
         let end = REGION_BLOCKS.min(u16::try_from(left).unwrap_or(REGION_BLOCKS));
         let count = AT_ONCE.min(end.saturating_sub(from));
         if count > 0 {
-            if !page.hold(from, count) {
+            if !page.holds.hold(u32::from(from), u32::from(count)) {
                 // By a write, which is over soon.
                 std::thread::yield_now();
                 return true;
@@ -48,7 +48,7 @@ impl Keeper {
                 // Who reads them is told.
                 Err(e) => tracing::error!("blocks are left without checksums: {e}"),
             }
-            page.let_go(from, count);
+            page.holds.let_go(u32::from(from), u32::from(count));
         }
         if from + count < end {
             self.filling = Some((region, from + count));
