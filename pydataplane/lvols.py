@@ -42,6 +42,8 @@ class Volume(Lvol):
     """That bdev, or its snapshot's, or its key is not there: it is no disk until it is."""
     key: str | None = None
     """Name of the key that its data is encrypted with (our target's)."""
+    dif_type: int | None = None
+    """Type of the protection information that it keeps itself, 1 or 3 (our target's)."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for `--json`."""
@@ -88,6 +90,7 @@ def volume_of(item: methods.Bdev, store: Lvstore) -> Volume:
         parent=lvol.get("base_snapshot"),
         external=lvol.get("external_snapshot_name"),
         key=lvol.get("key_name"),
+        dif_type=lvol.get("dif_type"),
     )
 
 

@@ -197,6 +197,8 @@ class Lvol(TypedDict):
 
     alias: str
     """LVSTORE/LVOL."""
+    dif_type: NotRequired[int | None]
+    """Type of the protection information that it keeps itself (ours)."""
     external_snapshot_name: NotRequired[str | None]
     """UUID of the bdev whose clone it is (ours; SPDK has it in bdev_get_bdevs only)."""
     is_clone: bool
@@ -1355,6 +1357,7 @@ class Rpc(ABC):
         /,
         *,
         clear_method: Literal["default", "none", "unmap", "write_zeroes"] | None = ...,
+        dif_type: int | None = ...,
         key_name: str | None = ...,
         lvol_name: str,
         lvol_uuid: str | None = ...,

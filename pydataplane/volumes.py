@@ -73,6 +73,7 @@ class Volumes(Lvstores):
                 external=item.get("external_snapshot_name"),
                 degraded=True,
                 key=item.get("key_name"),
+                dif_type=item.get("dif_type"),
             )
             found.append(volume)
         return sorted(found, key=lambda volume: volume.path)
@@ -228,17 +229,19 @@ class Volumes(Lvstores):
         uuid: str | None = None,
         xattrs: Mapping[str, str] | None = None,
         key: str | None = None,
+        dif_type: int | None = None,
     ) -> Volume:
         """Makes a volume of at least `size` bytes (rounded up to clusters).
 
-        It gets a random UUID unless one is given, has `xattrs` from the beginning, and its data is
-        encrypted with the `key` of that name, which the target has (all are our target's only).
-        One of a pool of Ceph is thin in any case.
+        It gets a random UUID unless one is given, has `xattrs` from the beginning, its data is
+        encrypted with the `key` of that name, which the target has, and it keeps protection
+        information of `dif_type` 1 or 3 itself (all are our target's only). One of a pool of Ceph
+        is thin in any case.
 
         Safe to repeat: one of that name, size, key and kind is returned as it is.
 
         Raises:
-            VolumeError: one of that name exists with another size or key.
+            VolumeError: one of that name exists with another size, key or type.
         """
         lvstore, name = split_path(reference)
         store = self.lvstore(lvstore)
@@ -252,6 +255,7 @@ class Volumes(Lvstores):
                 lvol_uuid=uuid,
                 xattrs=dict(xattrs) if xattrs else None,
                 key_name=key,
+                dif_type=dif_type,
             )
         except RpcError as error:
             if error.code != EXISTS:
@@ -266,6 +270,13 @@ class Volumes(Lvstores):
                 how = f"with key {present.key}" if present.key else "not encrypted"
                 raise VolumeError(
                     f"volume {reference} exists already, {how}: choose another name"
+                ) from error
+            if present.dif_type != dif_type:
+                kept = "no protection information"
+                if present.dif_type is not None:
+                    kept = f"protection information of type {present.dif_type}"
+                raise VolumeError(
+                    f"volume {reference} exists already, and keeps {kept}: choose another name"
                 ) from error
             return present
         return self.volume(reference)

@@ -27,6 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // 2. A thin blob of four clusters: nothing is allocated yet, all of it reads as zeros.
     let blob = store.create(&BlobOptions {
+        dif: None,
         name: "greeting".into(),
         uuid: Uuid::new_v4(),
         size: 4,

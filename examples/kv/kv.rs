@@ -223,6 +223,7 @@ impl<D: Disk> Kv<D> {
         let blob = match self.empty.pop() {
             Some(blob) => blob,
             None => self.store.create(&BlobOptions {
+                dif: None,
                 name: format!("segment-{}", self.next),
                 uuid: Uuid::new_v4(),
                 size: SEGMENT_CLUSTERS,

@@ -34,6 +34,7 @@ COLUMNS = [
     ("EXCLUSIVE", "exclusive", lambda value: "-" if value is None else size(value)),
     ("OF", "of", text),
     ("KEY", "key", text),
+    ("DIF", "dif_type", text),
     ("UUID", "uuid", text),
     ("SHA-256", "sha256", text),
 ]
@@ -70,6 +71,11 @@ def list_(socket: Path, lvstore: str | None, as_json: bool) -> None:
 @click.option("--thin", is_flag=True, help="Allocate clusters when they are first written.")
 @click.option("--uuid", type=click.UUID, help="In place of a lost volume of this UUID.")
 @click.option("--key", metavar="NAME", help="Encrypt it with this key: see `virtlun key`.")
+@click.option(
+    "--dif-type",
+    type=click.Choice(["1", "3"]),
+    help="Keep T10 protection information of this type beside its blocks.",
+)
 @json_option
 @click.pass_obj
 @errors_as_sentences
@@ -80,19 +86,26 @@ def create(
     thin: bool,
     uuid: UUID | None,
     key: str | None,
+    dif_type: str | None,
     as_json: bool,
 ) -> None:
     """Make VOLUME (LVSTORE/NAME) of SIZE, such as 10G; it reads as zeros.
 
-    With --key its data lies encrypted, and that of its snapshots and clones. A volume of a pool of
-    Ceph is thin in any case.
+    With --key its data lies encrypted, and that of its snapshots and clones. With --dif-type they
+    have eight bytes beside each block, in clusters beside those of SIZE. A volume of a pool of Ceph
+    is thin in any case.
     """
     wanted = parse_size(size_text)
     volumes = Volumes(client(socket))
     made = followed(
         f"making {volume}",
         lambda: Volumes(patient(socket)).create(
-            volume, wanted, thin=thin, uuid=str(uuid) if uuid else None, key=key
+            volume,
+            wanted,
+            thin=thin,
+            uuid=str(uuid) if uuid else None,
+            key=key,
+            dif_type=int(dif_type) if dif_type else None,
         ),
         lambda: volumes.zeroed(volume),
     )
@@ -257,6 +270,7 @@ def shown(
     """
     rows = [{"path": item.path, **item.as_dict()} for item in found]
     encrypted = any(item.key for item in found)
+    protected = any(item.dif_type for item in found)
     for row in rows:
         external = row["external"]
         if external is not None and not as_json:
@@ -279,6 +293,7 @@ def shown(
             for column in COLUMNS
             if (space or column[1] not in Space._fields)
             and (encrypted or column[1] != "key")
+            and (protected or column[1] != "dif_type")
             and (sha256 or column[1] != "sha256")
         ],
         as_json=as_json,

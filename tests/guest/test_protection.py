@@ -56,6 +56,17 @@ def make_volume(target: Target, number: int, dif_type: int) -> str:
     return f"{store}/v"
 
 
+def make_own(target: Target, number: int, dif_type: int) -> str:
+    """Shows a thin volume that keeps its tuples itself as target `number` of `vm0`."""
+    name, store = f"base{number}", f"lvs{number}"
+    target.rpc("bdev_malloc_create", name=name, num_blocks=40 * MIB // 512, block_size=512)
+    target.rpc("bdev_lvol_create_lvstore", bdev_name=name, lvs_name=store)
+    new = {"lvol_name": "v", "size_in_mib": 16, "thin_provision": True}
+    target.rpc("bdev_lvol_create", lvs_name=store, dif_type=dif_type, **new)
+    add(target, number, f"{store}/v")
+    return f"{store}/v"
+
+
 def block_of(file: Path, lba: int, block_size: int = 512) -> bytes:
     """A block as it lies in the file, with its tuple, whose bits are inverted."""
     with file.open("rb") as opened:
@@ -87,10 +98,10 @@ def test_linux_writes_and_reads_with_it(target: Target, boot: BootGuest) -> None
     files = {1: make(target, 1, 1), 2: make(target, 2, 3), 3: make(target, 3, 1, block_size=4096)}
     target.rpc("bdev_malloc_create", name="plain", num_blocks=32768, block_size=512)
     add(target, 4, "plain")
-    volume = make_volume(target, 5, 1)
+    volumes = {5: make_volume(target, 5, 1), 6: make_own(target, 6, 1)}
     guest = boot(extra=T10_PI)
     formats = {1: "T10-DIF-TYPE1-CRC", 2: "T10-DIF-TYPE3-CRC", 3: "T10-DIF-TYPE1-CRC"}
-    formats[5] = "T10-DIF-TYPE1-CRC"
+    formats[5] = formats[6] = "T10-DIF-TYPE1-CRC"
     for number, format_ in formats.items():
         name = disk(guest, number)
         assert integrity(guest, name, "format") == format_
@@ -107,9 +118,9 @@ def test_linux_writes_and_reads_with_it(target: Target, boot: BootGuest) -> None
         guest.run("umount /mnt && echo 3 > /proc/sys/vm/drop_caches")
         guest.run(f"mount /dev/{name} /mnt")
         assert guest.run("md5sum < /mnt/file") == written
-        if number == 5:
+        if number in volumes:
             # From here on what is written goes into clusters that are copied first.
-            target.rpc("bdev_lvol_snapshot", lvol_name=volume, snapshot_name="s")
+            target.rpc("bdev_lvol_snapshot", lvol_name=volumes[number], snapshot_name="s")
             guest.run("dd if=/dev/urandom of=/mnt/file bs=4k count=9 seek=50 conv=notrunc && sync")
             written = guest.run("md5sum < /mnt/file")
             guest.run("umount /mnt && echo 3 > /proc/sys/vm/drop_caches")

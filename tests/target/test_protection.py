@@ -345,3 +345,94 @@ def test_volumes_whose_data_is_not_what_lies_there_have_none_to_show(
             vm.write(3, stamped(number, 4), target=number)
             assert vm.read(3, 4, target=number) == stamped(number, 4)
     assert not places(volume, stamped(1, 1)), "it is not encrypted"
+
+
+def place(file: Path, data: bytes) -> int:
+    """Where a block with this data lies in a file, in bytes."""
+    content = file.read_bytes()
+    (at,) = [at for at in range(0, len(content), 512) if content[at : at + 512] == data]
+    return at
+
+
+LBA = 2044
+DATA = [stamped(5, 8)[n * 512 : (n + 1) * 512] for n in range(8)]
+BOTH = b"".join(block + tuple_of(LBA + n, block, 77) for n, block in enumerate(DATA))
+
+
+@pytest.fixture
+def own(target: Target) -> Path:
+    """The plain file of an lvstore; `vm` has its volume lvs0/v0, which keeps its tuples itself."""
+    file = target.make_file("plain.img", 64 << 20)
+    target.rpc("bdev_aio_create", name="f0", filename=str(file), block_size=512)
+    target.rpc("bdev_lvol_create_lvstore", bdev_name="f0", lvs_name="lvs0", cluster_sz=1 << 16)
+    new = {"lvs_name": "lvs0", "size_in_mib": 16, "thin_provision": True}
+    why = target.fails("bdev_lvol_create", lvol_name="v2", dif_type=2, **new).args[0]
+    assert 'has no "dif_type" 2' in why
+    target.rpc("bdev_lvol_create", lvol_name="v0", dif_type=1, **new)
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
+    target.add_lun("vm", "lvs0/v0")
+    return file
+
+
+def test_a_volume_on_any_disk_keeps_its_tuples_itself(target: Target, own: Path) -> None:
+    (shown,) = target.rpc("bdev_get_bdevs", name="lvs0/v0")
+    of_metadata = {"num_blocks": 32768, "md_size": 8, "md_interleave": False, "dif_type": 1}
+    assert {name: shown[name] for name in of_metadata} == of_metadata
+    (listed,) = target.rpc("bdev_lvol_get_lvols", lvs_name="lvs0")
+    assert (listed["dif_type"], listed["size"]) == (1, 16 << 20)
+    with guest(target) as vm:
+        assert vm.cdb(field(LBA, 8, 0x2A), data_out=BOTH)["status"] == 0
+        assert vm.cdb(field(LBA, 8, 0x28), data_in_len=len(BOTH))["data_in"] == BOTH
+        bad = bytearray(BOTH)
+        bad[6 * 520 + 519] ^= 1
+        assert refused(vm, field(LBA, 8, 0x2A), data_out=bytes(bad)) == (REFERENCE_TAG, LBA + 6)
+        assert vm.cdb(FLUSH)["status"] == 0
+    # Nothing is lost with the process, and nothing looks damaged; nor after an upgrade.
+    target.kill9()
+    target.start()
+    with guest(target) as vm:
+        assert vm.cdb(field(LBA, 8, 0x28), data_in_len=len(BOTH))["data_in"] == BOTH
+        vm.write(LBA + 8, stamped(6, 4))
+    target.upgrade()
+    with guest(target) as vm:
+        assert vm.cdb(field(LBA, 8, 0x28), data_in_len=len(BOTH))["data_in"] == BOTH
+        assert vm.read(LBA + 8, 4) == stamped(6, 4)
+
+
+def test_what_goes_bad_below_such_a_volume_is_told(target: Target, own: Path) -> None:
+    with guest(target) as vm:
+        assert vm.cdb(field(LBA, 8, 0x2A), data_out=BOTH)["status"] == 0
+    # Closed in order: nobody is writing.
+    target.restart()
+    read = bytes([0x28, 0, *LBA.to_bytes(4, "big"), 0, 0, 8, 0])
+    at = place(own, DATA[5])
+    with guest(target) as vm:
+        for wrong in (
+            bytes([DATA[5][0] ^ 1]) + DATA[5][1:],
+            DATA[6],  # another one's data, without its tuple
+            stamped(4, 6)[5 * 512 :],  # what it had before: a write that was lost
+        ):
+            put(own, at // 512, wrong)
+            assert refused(vm, read, data_in_len=8 * 512) == (GUARD, LBA + 5)
+            assert refused(vm, field(LBA, 8, 0x28), data_in_len=len(BOTH)) == (GUARD, LBA + 5)
+        put(own, at // 512, DATA[6])
+        content = own.read_bytes()
+        its, other = (
+            content.index(bytes(~byte & 0xFF for byte in tuple_of(LBA + n, DATA[n], 77)))
+            for n in (5, 6)
+        )
+        with own.open("r+b") as opened:
+            opened.seek(its)
+            opened.write(content[other : other + 8])
+        assert refused(vm, read, data_in_len=8 * 512) == (REFERENCE_TAG, LBA + 5)
+        # A write of the whole block mends it, but for a snapshot that was taken before.
+        target.rpc("bdev_lvol_snapshot", lvol_name="lvs0/v0", snapshot_name="s0")
+        target.rpc("bdev_lvol_clone", snapshot_name="lvs0/s0", clone_name="c0")
+        vm.write(LBA + 5, DATA[5])
+        assert vm.read(LBA, 8) == b"".join(DATA)
+    (clone,) = target.rpc("bdev_get_bdevs", name="lvs0/c0")
+    assert clone["dif_type"] == 1
+    target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm", scsi_target_num=0)
+    target.add_lun("vm", "lvs0/c0")
+    with guest(target) as vm:
+        assert refused(vm, read, data_in_len=8 * 512) == (REFERENCE_TAG, LBA + 5)

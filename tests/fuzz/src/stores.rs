@@ -141,7 +141,7 @@ fn blob(serial: u32, size: u64, thin: bool) -> BlobOptions {
         _ => BTreeMap::new(),
     };
     let name = format!("b{serial}");
-    BlobOptions { name, uuid: Uuid::from_u128(serial.into()), size, thin, xattrs }
+    BlobOptions { dif: None, name, uuid: Uuid::from_u128(serial.into()), size, thin, xattrs }
 }
 
 fn named(serial: u32) -> HistoryOptions {

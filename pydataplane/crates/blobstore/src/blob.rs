@@ -2,8 +2,8 @@
 
 use crate::extents::Extents;
 use crate::format::{
-    DIRECT, FLAG_DELETING, FLAG_EXTERNAL, FLAG_READ_ONLY, FLAG_SNAPSHOT, FLAG_THIN, HOLE, Kind,
-    POINTERS, Page, PageId, Root, encode_name, pack,
+    DIRECT, FLAG_DELETING, FLAG_DIF_1, FLAG_DIF_3, FLAG_DIF_4096, FLAG_EXTERNAL, FLAG_READ_ONLY,
+    FLAG_SNAPSHOT, FLAG_THIN, HOLE, Kind, POINTERS, Page, PageId, Root, encode_name, pack,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -29,6 +29,8 @@ pub struct BlobInfo {
     pub allocated: u64,
     /// Whether clusters are allocated on first write only.
     pub thin: bool,
+    /// The protection information that it keeps in itself.
+    pub dif: Option<Dif>,
     /// Whether it refuses writes.
     pub read_only: bool,
     /// Whether it is a snapshot: others may have it as their parent.
@@ -41,6 +43,34 @@ pub struct BlobInfo {
     pub parent_clusters: u64,
     /// Those whose parent it is, in order.
     pub clones: Vec<BlobId>,
+}
+
+/// Types of protection information (SBC-4 4.22).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DifType {
+    /// Type 1.
+    Type1,
+    /// Type 3.
+    Type3,
+}
+
+/// Protection information that a blob keeps in itself, for ever. The store knows nothing else of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dif {
+    /// Its type.
+    pub kind: DifType,
+    /// It is of blocks of 4096 bytes, or else of 512: where it lies depends on that.
+    pub large_blocks: bool,
+}
+
+/// The flags of a blob that has it, or has none.
+pub(crate) fn dif_flags(dif: Option<Dif>) -> u32 {
+    let Some(dif) = dif else { return 0 };
+    let kind = match dif.kind {
+        DifType::Type1 => FLAG_DIF_1,
+        DifType::Type3 => FLAG_DIF_3,
+    };
+    kind | if dif.large_blocks { FLAG_DIF_4096 } else { 0 }
 }
 
 /// An extents page: 1008 consecutive clusters of the blob.
@@ -119,6 +149,16 @@ impl Blob {
         self.flags & FLAG_THIN != 0
     }
 
+    /// The protection information that it keeps in itself.
+    pub fn dif(&self) -> Option<Dif> {
+        let kind = match self.flags & (FLAG_DIF_1 | FLAG_DIF_3) {
+            0 => return None,
+            FLAG_DIF_1 => DifType::Type1,
+            _ => DifType::Type3,
+        };
+        Some(Dif { kind, large_blocks: self.flags & FLAG_DIF_4096 != 0 })
+    }
+
     pub fn read_only(&self) -> bool {
         self.flags & FLAG_READ_ONLY != 0
     }
@@ -149,6 +189,7 @@ impl Blob {
             size: self.size,
             allocated: self.allocated,
             thin: self.thin(),
+            dif: self.dif(),
             read_only: self.read_only(),
             snapshot: self.snapshot(),
             parent: (self.parent != 0).then_some(BlobId(self.parent)),

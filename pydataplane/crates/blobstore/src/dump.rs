@@ -6,8 +6,9 @@
 use crate::disk::{Disk, DiskError};
 use crate::error::Error;
 use crate::format::{
-    BITMAP_BITS, COPY_A, COPY_B, FLAG_DELETING, FLAG_EXTERNAL, FLAG_READ_ONLY, FLAG_SNAPSHOT,
-    FLAG_THIN, HOLE, Kind, PAGE_SIZE, Page, RecordHeader, Root, Superblock, decode_name, unpack,
+    BITMAP_BITS, COPY_A, COPY_B, FLAG_DELETING, FLAG_DIF_1, FLAG_DIF_3, FLAG_DIF_4096,
+    FLAG_EXTERNAL, FLAG_READ_ONLY, FLAG_SNAPSHOT, FLAG_THIN, HOLE, Kind, PAGE_SIZE, Page,
+    RecordHeader, Root, Superblock, decode_name, unpack,
 };
 use crate::load::choose_superblock;
 use crate::store::Store;
@@ -201,6 +202,9 @@ fn root(page: &Page, facts: &mut Vec<(&'static str, String)>) -> Option<String> 
         (FLAG_SNAPSHOT, "snapshot"),
         (FLAG_DELETING, "deleting"),
         (FLAG_EXTERNAL, "external"),
+        (FLAG_DIF_1, "dif-1"),
+        (FLAG_DIF_3, "dif-3"),
+        (FLAG_DIF_4096, "dif-4096"),
     ];
     let set = flags.iter().filter(|(flag, _)| root.flags.get() & flag != 0);
     let words: Vec<&str> = set.map(|(_, word)| *word).collect();

@@ -207,6 +207,17 @@ pub enum Error {
         /// Name of the snapshot.
         parent: String,
     },
+    /// A parent with other protection information of its own, or with some where the blob has none, or the
+    /// other way.
+    #[error(
+        "blob {name} and {parent} do not keep the same protection information; clone that one instead"
+    )]
+    OtherDif {
+        /// Name of the blob.
+        name: String,
+        /// Name of what was to be its parent.
+        parent: String,
+    },
     /// More blobs than one record can change.
     #[error("{count} blobs at once are too many: at most {most} are possible")]
     TooMany {

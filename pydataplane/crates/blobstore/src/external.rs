@@ -31,7 +31,7 @@ impl<D: Disk> Store<D> {
     ) -> Result<BlobId, Error> {
         self.check_version()?;
         let HistoryOptions { name, uuid, xattrs } = options.clone();
-        let options = BlobOptions { name, uuid, size, thin: true, xattrs };
+        let options = BlobOptions { name, uuid, size, thin: true, dif: None, xattrs };
         self.check_create(&options)?;
         let mut txn = Txn::default();
         let id = self.insert_new(&mut txn, &options, 0);
@@ -45,7 +45,7 @@ impl<D: Disk> Store<D> {
     /// as that does from then on.
     ///
     /// # Errors
-    /// [`Error::OldFormat`], [`Error::OtherSize`], [`Error::ReadOnly`].
+    /// [`Error::OldFormat`], [`Error::OtherSize`], [`Error::OtherDif`], [`Error::ReadOnly`].
     pub fn set_external_parent(
         &mut self,
         id: BlobId,
@@ -61,6 +61,10 @@ impl<D: Disk> Store<D> {
         if blob.size != size {
             let (name, parent) = (blob.name.clone(), parent.to_string());
             return Err(Error::OtherSize { name, parent });
+        }
+        if blob.dif().is_some() {
+            let (name, parent) = (blob.name.clone(), parent.to_string());
+            return Err(Error::OtherDif { name, parent });
         }
         let old = blob.parent;
         let mut txn = Txn::default();

@@ -9,7 +9,8 @@ use crate::disk::Disk;
 use crate::error::Error;
 use crate::extents::WINDOW;
 use crate::format::{
-    FLAG_DELETING, FLAG_READ_ONLY, FLAG_SNAPSHOT, FLAG_THIN, HOLE, POINTERS, VERSION, pack,
+    FLAG_DELETING, FLAG_READ_ONLY, FLAG_SNAPSHOT, FLAG_THIN, FLAGS_DIF, HOLE, POINTERS, VERSION,
+    pack,
 };
 use crate::ops::{BlobOptions, xattr_areas};
 use crate::store::{Freed, Store, Txn, check_name};
@@ -117,7 +118,7 @@ impl<D: Disk> Store<D> {
             name: std::mem::replace(&mut snapshot.name, options.name.clone()),
             size: snapshot.size,
             allocated: 0,
-            flags: FLAG_THIN,
+            flags: FLAG_THIN | snapshot.flags & FLAGS_DIF,
             parent: id.0,
             external: None,
             parent_clusters: snapshot.size,
@@ -150,9 +151,10 @@ impl<D: Disk> Store<D> {
     /// [`Error::NotASnapshot`], [`Error::NameTaken`], [`Error::UuidTaken`],
     /// [`Error::NoMetadataSpace`] and others; then there is no clone.
     pub fn clone_of(&mut self, of: BlobId, options: &HistoryOptions) -> Result<BlobId, Error> {
-        let size = self.parent_to_be(of)?.size;
+        let parent = self.parent_to_be(of)?;
+        let (size, dif) = (parent.size, parent.dif());
         let HistoryOptions { name, uuid, xattrs } = options.clone();
-        let options = BlobOptions { name, uuid, size, thin: true, xattrs };
+        let options = BlobOptions { name, uuid, size, thin: true, dif, xattrs };
         self.create_child(&options, of)
     }
 
@@ -319,7 +321,7 @@ impl<D: Disk> Store<D> {
     /// that does from then on.
     ///
     /// # Errors
-    /// [`Error::NotASnapshot`], [`Error::OtherSize`], [`Error::ReadOnly`].
+    /// [`Error::NotASnapshot`], [`Error::OtherSize`], [`Error::OtherDif`], [`Error::ReadOnly`].
     pub fn set_parent(&mut self, id: BlobId, parent: BlobId) -> Result<(), Error> {
         self.alive()?;
         let (blob, new) = (self.get(id)?, self.parent_to_be(parent)?);
@@ -330,6 +332,7 @@ impl<D: Disk> Store<D> {
             let (name, parent) = (blob.name.clone(), new.name.clone());
             return Err(Error::OtherSize { name, parent });
         }
+        same_dif(blob, new)?;
         let (old, size) = (blob.parent, blob.size);
         let mut txn = Txn::default();
         let blob = self.blob_mut(id.0);
@@ -344,7 +347,8 @@ impl<D: Disk> Store<D> {
     /// back to as well. Whose snapshot it is, is the caller's to know.
     ///
     /// # Errors
-    /// [`Error::NotASnapshot`], [`Error::ReadOnly`], [`Error::TooMany`] and others; then all read as before.
+    /// [`Error::NotASnapshot`], [`Error::OtherDif`], [`Error::ReadOnly`], [`Error::TooMany`] and others; then
+    /// all read as before.
     pub fn roll_back(&mut self, all: &[(BlobId, BlobId)]) -> Result<Freed, Error> {
         self.alive()?;
         let mut blobs = BTreeSet::new();
@@ -353,7 +357,7 @@ impl<D: Disk> Store<D> {
             if blob.read_only() || !blobs.insert(*id) {
                 return Err(Error::ReadOnly { name: blob.name.clone() });
             }
-            self.parent_to_be(*to)?;
+            same_dif(self.get(*id)?, self.parent_to_be(*to)?)?;
         }
         let most = self.batch_max() as u64;
         if all.len() as u64 > most {
@@ -561,4 +565,12 @@ impl<D: Disk> Store<D> {
         }
         Ok(())
     }
+}
+
+/// Refuses a parent whose clusters mean something else.
+fn same_dif(blob: &Blob, parent: &Blob) -> Result<(), Error> {
+    if blob.dif() == parent.dif() {
+        return Ok(());
+    }
+    Err(Error::OtherDif { name: blob.name.clone(), parent: parent.name.clone() })
 }

@@ -14,7 +14,7 @@
 //! let options = StoreOptions { name: "store".into(), uuid: Uuid::new_v4(), cluster_size: 1 << 20 };
 //! let mut store = Store::create_store(MemDisk::new(64 << 20), &options)?;
 //! let (name, uuid, xattrs) = ("blob".into(), Uuid::new_v4(), Default::default());
-//! let blob = store.create(&BlobOptions { name, uuid, size: 4, thin: true, xattrs })?;
+//! let blob = store.create(&BlobOptions { dif: None, name, uuid, size: 4, thin: true, xattrs })?;
 //! store.write(blob, 4096, b"hello")?;
 //! store.sync()?; // what was written is durable now; the blob was when it was created
 //!
@@ -81,7 +81,7 @@ mod thin;
 mod zeros;
 
 pub use bitmap::Run;
-pub use blob::{BlobId, BlobInfo};
+pub use blob::{BlobId, BlobInfo, Dif, DifType};
 pub use check::{Checked, Problem};
 pub use disk::{Disk, DiskError, FileDisk, MemDisk};
 pub use dump::{Dumped, Entry};

@@ -5,10 +5,10 @@ use crate::blob::{Blob, Chunk, Index, chunks_of_index};
 use crate::disk::{Disk, DiskError};
 use crate::error::Error;
 use crate::format::{
-    COPY_A, COPY_B, COUNT_MAX, EXTENTS_MAX, FLAG_DELETING, FLAG_EXTERNAL, FLAG_READ_ONLY,
-    FLAG_SNAPSHOT, FLAG_THIN, FLAGS_1, FLAGS_2, HOLE, INLINE_XATTRS, Kind, PAGE_SIZE, PAYLOAD,
-    POINTERS, Page, PageId, Root, Superblock, SuperblockFault, XATTR_PAGES, decode_name, pack,
-    unpack,
+    COPY_A, COPY_B, COUNT_MAX, EXTENTS_MAX, FLAG_DELETING, FLAG_DIF_1, FLAG_DIF_3, FLAG_DIF_4096,
+    FLAG_EXTERNAL, FLAG_READ_ONLY, FLAG_SNAPSHOT, FLAG_THIN, FLAGS_1, FLAGS_2, HOLE, INLINE_XATTRS,
+    Kind, PAGE_SIZE, PAYLOAD, POINTERS, Page, PageId, Root, Superblock, SuperblockFault,
+    XATTR_PAGES, decode_name, pack, unpack,
 };
 use crate::store::{Identity, Replayed, Store};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -189,7 +189,11 @@ impl<D: Disk> Store<D> {
     fn check_parents(&mut self) -> Result<(), Error> {
         let pairs: Vec<_> = self.blobs.values().map(|b| (b.id, b.parent, b.root)).collect();
         for (id, parent, root) in pairs.iter().copied().filter(|(_, parent, _)| *parent != 0) {
+            let dif = self.blobs[&id].dif();
             match self.blobs.get_mut(&parent) {
+                Some(parent) if parent.dif() != dif => {
+                    return Err(self.damaged(root, "its parent has other protection information"));
+                }
                 Some(parent) if parent.snapshot() => _ = parent.clones.insert(id),
                 _ => return Err(self.damaged(root, "its parent is not a snapshot of the store")),
             }
@@ -242,6 +246,13 @@ impl<D: Disk> Store<D> {
         }
         if parent_clusters > if has_parent { root.size.get() } else { 0 } {
             return bad("its parent shows past its end");
+        }
+        let dif_types = (flags & (FLAG_DIF_1 | FLAG_DIF_3)).count_ones();
+        if dif_types > 1
+            || dif_types == 0 && flags & FLAG_DIF_4096 != 0
+            || dif_types > 0 && external
+        {
+            return bad("its flags are not possible together");
         }
         if flags & FLAG_SNAPSHOT != 0 && flags & FLAG_READ_ONLY == 0
             || flags & FLAG_DELETING != 0

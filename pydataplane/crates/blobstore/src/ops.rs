@@ -1,7 +1,7 @@
 //! Operations on blobs. Each is one transaction: after a power cut it happened or it did not.
 
 use crate::bitmap::Run;
-use crate::blob::{Blob, BlobId, BlobInfo, Part, index_of, place};
+use crate::blob::{Blob, BlobId, BlobInfo, Dif, Part, dif_flags, index_of, place};
 use crate::disk::Disk;
 use crate::error::Error;
 use crate::extents::{ALL, the};
@@ -23,6 +23,8 @@ pub struct BlobOptions {
     pub size: u64,
     /// Whether clusters are allocated on first write only.
     pub thin: bool,
+    /// The protection information that it keeps in itself.
+    pub dif: Option<Dif>,
     /// Xattrs that it has from the beginning: there is never a blob without them.
     pub xattrs: BTreeMap<String, Vec<u8>>,
 }
@@ -138,6 +140,9 @@ impl<D: Disk> Store<D> {
         self.alive()?;
         self.check_identity(&options.name, options.uuid)?;
         check_size(options.size)?;
+        if options.dif.is_some() {
+            self.check_version()?;
+        }
         let mut pages = xattr_areas(&options.name, &options.xattrs)?.len() as u64;
         if !options.thin {
             pages += pages_for(options.size);
@@ -222,7 +227,7 @@ impl<D: Disk> Store<D> {
                 name: options.name.clone(),
                 size: options.size,
                 allocated: 0,
-                flags: if options.thin { FLAG_THIN } else { 0 },
+                flags: if options.thin { FLAG_THIN } else { 0 } | dif_flags(options.dif),
                 parent,
                 external: None,
                 parent_clusters: if parent == 0 { 0 } else { options.size },

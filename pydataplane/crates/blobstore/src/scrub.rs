@@ -181,6 +181,7 @@ mod tests {
         let disk = Bad(MemDisk::new(64 << 20), 0..0);
         let mut store = Store::create_store(disk, &options).unwrap();
         let blob = |name: &str, clusters: u64| BlobOptions {
+            dif: None,
             name: name.into(),
             uuid: Uuid::new_v4(),
             size: clusters,

@@ -57,6 +57,7 @@ fn store() -> Store<Recorder> {
         StoreOptions { name: "s".into(), uuid: Uuid::from_u128(1), cluster_size: CLUSTER };
     let mut s = Store::create_store(disk, &options).unwrap();
     let blob = |name: &str, size, thin, bytes| BlobOptions {
+        dif: None,
         name: name.into(),
         uuid: Uuid::from_u128(bytes as u128 + 2),
         size,

@@ -373,6 +373,7 @@ fn crash_in_a_deletion_of_many_records_is_gone_on_with() {
         xattrs: BTreeMap::new(),
     };
     let options = BlobOptions {
+        dif: None,
         name: "live".into(),
         uuid: Uuid::new_v4(),
         size: PAGES * 1008,

@@ -13,7 +13,7 @@ fn new_store() -> Store<MemDisk> {
 
 fn thin(name: &str) -> BlobOptions {
     let xattrs = Default::default();
-    BlobOptions { name: name.into(), uuid: Uuid::new_v4(), size: 3, thin: true, xattrs }
+    BlobOptions { dif: None, name: name.into(), uuid: Uuid::new_v4(), size: 3, thin: true, xattrs }
 }
 
 fn number(bytes: &[u8], at: usize, len: usize) -> u64 {

@@ -51,7 +51,8 @@ fn store() -> (Store<Counted>, BlobId) {
     let options = StoreOptions { name: "s".into(), uuid, cluster_size: CLUSTER };
     let mut store = Store::create_store(disk, &options).unwrap();
     let (name, xattrs) = ("blob".into(), Default::default());
-    let blob = BlobOptions { name, uuid: Uuid::from_u128(2), size: SIZE, thin: true, xattrs };
+    let blob =
+        BlobOptions { dif: None, name, uuid: Uuid::from_u128(2), size: SIZE, thin: true, xattrs };
     let blob = store.create(&blob).unwrap();
     let wants: Vec<_> = (0..SIZE).rev().map(|cluster| (blob, cluster)).collect();
     store.allocate(&wants).into_iter().for_each(|answer| _ = answer.unwrap());

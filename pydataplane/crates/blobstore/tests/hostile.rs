@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use blobstore::{
-    BlobId, BlobOptions, Disk, Error, HistoryOptions, MemDisk, PAGE_SIZE, Store, StoreOptions,
+    BlobId, BlobOptions, Dif, DifType, Disk, Error, HistoryOptions, MemDisk, PAGE_SIZE, Store,
+    StoreOptions,
 };
 use proptest::prelude::*;
 use uuid::Uuid;
@@ -56,6 +57,7 @@ fn seal_all(disk: &mut [u8]) {
 
 fn blob(serial: u32, size: u64, thin: bool) -> BlobOptions {
     BlobOptions {
+        dif: None,
         name: format!("b{serial}"),
         uuid: Uuid::from_u128(serial.into()),
         size,
@@ -263,4 +265,55 @@ fn every_field_at_its_limits_is_loaded_or_refused() {
         }
     }
     assert!(loaded > 0);
+}
+
+#[test]
+fn flags_of_protection_information_that_cannot_be_are_refused() {
+    let options =
+        StoreOptions { name: "lvs".into(), uuid: Uuid::from_u128(1), cluster_size: CLUSTER };
+    let mut store = Store::create_store(MemDisk::new(DEVICE), &options).unwrap();
+    let dif = Some(Dif { kind: DifType::Type1, large_blocks: true });
+    let id = store.create(&BlobOptions { dif, ..blob(1, 3, true) }).unwrap();
+    store.snapshot(&[(id, named("snap"))]).unwrap();
+    store.create(&blob(2, 3, true)).unwrap();
+    store.checkpoint().unwrap();
+    let disk = store.disk_mut().bytes().to_vec();
+    // Thin, of type 1, with blocks of 4096 bytes; the snapshot is read-only and one as well.
+    let flags = |at: usize| disk[at + 168..at + 172].try_into().map(u32::from_le_bytes).unwrap();
+    let pages = || {
+        (0..METADATA / PAGE_SIZE)
+            .map(|n| n * PAGE_SIZE)
+            .filter(|at| disk[*at..].starts_with(b"VLPG"))
+    };
+    let the = |wanted: u32| {
+        let [at] = pages().filter(|at| flags(*at) == wanted).collect::<Vec<_>>()[..] else {
+            panic!("there is not one root page with the flags {wanted}")
+        };
+        at
+    };
+    let (live, plain) = (the(1 | 32 | 128), the(1));
+    assert!(pages().any(|at| flags(at) == 1 | 2 | 4 | 32 | 128));
+    let refused = |at: usize, flags: u32| {
+        let mut disk = disk.clone();
+        disk[at + 168..at + 172].copy_from_slice(&flags.to_le_bytes());
+        seal_all(&mut disk);
+        match Store::load(MemDisk::from_bytes(disk)) {
+            Err(Error::Damaged { cause, .. }) => Some(cause),
+            Err(e) => panic!("{e}"),
+            Ok(_) => None,
+        }
+    };
+    assert_eq!(refused(live, 1 | 32 | 128), None);
+    assert_eq!(refused(plain, 1 | 64), None);
+    for (at, flags, why) in [
+        (live, 1 | 32 | 64 | 128, "its flags are not possible together"),
+        (plain, 1 | 128, "its flags are not possible together"),
+        (plain, 1 | 16 | 32, "its flags are not possible together"),
+        (live, 1, "its parent has other protection information"),
+        (live, 1 | 64 | 128, "its parent has other protection information"),
+        (live, 1 | 32, "its parent has other protection information"),
+    ] {
+        let told = refused(at, flags).unwrap_or_else(|| panic!("{flags} is loaded"));
+        assert!(told.contains(why), "{flags}: {told}");
+    }
 }

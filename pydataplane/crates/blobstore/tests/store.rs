@@ -1,8 +1,8 @@
 //! The store as a library: operations, limits, and what a damaged medium gives.
 
 use blobstore::{
-    BlobId, BlobOptions, Disk, DiskError, Error, HistoryOptions, MemDisk, PAGE_SIZE, Store,
-    StoreOptions,
+    BlobId, BlobOptions, Dif, DifType, Disk, DiskError, Error, HistoryOptions, MemDisk, PAGE_SIZE,
+    Store, StoreOptions,
 };
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -19,7 +19,14 @@ fn store(bytes: usize) -> Store<MemDisk> {
 }
 
 fn blob(name: &str, size: u64, thin: bool) -> BlobOptions {
-    BlobOptions { name: name.into(), uuid: Uuid::new_v4(), size, thin, xattrs: Default::default() }
+    BlobOptions {
+        dif: None,
+        name: name.into(),
+        uuid: Uuid::new_v4(),
+        size,
+        thin,
+        xattrs: Default::default(),
+    }
 }
 
 /// What the device would hold if the process ended now.
@@ -626,6 +633,45 @@ proptest! {
             let mut found = vec![1; bytes.len()];
             s.read(id, 0, &mut found).unwrap();
             prop_assert!(found == bytes, "blob {:?}", s.blob(id));
+        }
+    }
+}
+
+#[test]
+fn a_blob_keeps_its_protection_information_for_ever_and_so_do_those_made_of_it() {
+    let mut s = store(16 << 20);
+    let kinds = [DifType::Type1, DifType::Type3];
+    let some = kinds
+        .into_iter()
+        .flat_map(|kind| [false, true].map(|large_blocks| Some(Dif { kind, large_blocks })));
+    let all: Vec<_> = [None].into_iter().chain(some).collect();
+    let mut made = Vec::new();
+    for (nth, dif) in all.iter().enumerate() {
+        let options = BlobOptions { dif: *dif, ..blob(&format!("b{nth}"), 3, true) };
+        let snapshot = s.create(&options).unwrap();
+        let live = s.snapshot(&[(snapshot, named(&format!("s{nth}")))]).unwrap()[0];
+        let clone = s.clone_of(snapshot, &named(&format!("c{nth}"))).unwrap();
+        detach(&mut s, clone, true);
+        let freed = s.roll_back(&[(live, snapshot)]).unwrap();
+        s.release(freed);
+        made.push((live, snapshot));
+    }
+    // Nobody gets a parent whose clusters mean something else.
+    for (nth, (live, _)) in made.iter().enumerate() {
+        for (other, (_, snapshot)) in made.iter().enumerate().filter(|(other, _)| *other != nth) {
+            let refused =
+                || Error::OtherDif { name: format!("b{nth}"), parent: format!("s{other}") };
+            assert_eq!(s.set_parent(*live, *snapshot), Err(refused()));
+            assert_eq!(s.roll_back(&[(*live, *snapshot)]).err(), Some(refused()));
+        }
+        let outside = s.set_external_parent(*live, Uuid::from_u128(7), 3);
+        assert_eq!(matches!(outside, Err(Error::OtherDif { .. })), all[nth].is_some());
+    }
+    let s = Store::load(image(&mut s)).unwrap();
+    for (nth, dif) in all.into_iter().enumerate() {
+        for name in ["b", "s", "c"] {
+            let id = s.by_name(&format!("{name}{nth}")).unwrap();
+            assert_eq!(s.blob(id).unwrap().dif, dif, "{name}{nth}");
         }
     }
 }

@@ -38,6 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     lvstores.create_lvstore("ram", "lvs0", &options)?;
     for (name, thin) in [("thick", false), ("thin", true)] {
         let options = LvolOptions {
+            dif_type: None,
             name: name.into(),
             size,
             thin,

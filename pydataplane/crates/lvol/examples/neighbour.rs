@@ -65,6 +65,7 @@ fn run(
     lvstores.create_lvstore("disk0", "lvs0", &options)?;
     for name in ["victim", "flood"] {
         let options = LvolOptions {
+            dif_type: None,
             name: name.into(),
             size: SIZE,
             thin: true,

@@ -110,6 +110,12 @@ impl Externals {
         if its.is_some_and(|lvol| lvol.volume.id.lvstore == self.lvstore) {
             return refuse("it is an lvol of the same lvstore; clone a snapshot of it".into());
         }
+        let its = self.registry.get_as::<Lvol>(&key);
+        if its.is_some_and(|lvol| lvol.area().is_some()) {
+            return refuse(
+                "it keeps its protection information itself; clone a snapshot of it".into(),
+            );
+        }
         let owner = format!("lvstore {}, as a parent", self.lvstore);
         let held = self.registry.claim_as(&key, &owner, ClaimMode::Unchanged);
         let claim = held.map_err(|e| match e {

@@ -1,5 +1,6 @@
 //! What callers give and get: options and listings, with SPDK's field names.
 
+use bdev::ProtectionType;
 use crypto::Key;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -58,6 +59,9 @@ pub struct LvolOptions {
     /// Xattrs that it has from the beginning: there is never an lvol without them. Names and values
     /// as [`crate::Lvstores::set_xattr`] takes them.
     pub xattrs: BTreeMap<String, Vec<u8>>,
+    /// The type of the protection information that it keeps itself, for ever, in clusters of its own beside those
+    /// of its size.
+    pub dif_type: Option<ProtectionType>,
     /// What its data is encrypted with, for ever.
     pub key: Option<Arc<Key>>,
 }
@@ -194,6 +198,9 @@ pub struct LvolInfo {
     pub size: u64,
     /// Whether it refuses writes (ours, not SPDK's).
     pub is_read_only: bool,
+    /// The type of the protection information that it keeps itself (ours, not SPDK's).
+    #[serde(skip)]
+    pub dif_type: Option<ProtectionType>,
     /// Name of the key that its data is encrypted with (ours, not SPDK's).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_name: Option<String>,

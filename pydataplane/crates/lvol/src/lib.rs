@@ -35,7 +35,9 @@
 //! Where the bdev's blocks have protection information, so have a volume's, unless it is encrypted: what a
 //! guest has beside its blocks goes with them to the bdev and back (`channel`), which compares it and moves
 //! reference tags between the volume's numbers and its own ([`bdev::Protected::first`]). Copies take it along as
-//! it is (`disk/copy`). Nothing of it is in the store.
+//! it is (`disk/copy`). Nothing of it is in the store. A volume can also keep it itself, in clusters among its
+//! own ([`protection::Area`]): that lies above all that is told here, as the key does, and for it those
+//! clusters are as any.
 //!
 //! Errors: [`Error`], one sentence each. After a metadata write or any flush of the bdev has failed the
 //! lvstore takes no more changes and every flush fails ([`bdev::FlushLatch`]), until somebody clears

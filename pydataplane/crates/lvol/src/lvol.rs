@@ -2,10 +2,15 @@
 
 use crate::channel::LvolChannel;
 use crate::volume::Volume;
-use bdev::{Bdev, Channel, Features, FlushLatch, Geometry, OpenError, Protection, Sparse, Stats};
+use bdev::{
+    Bdev, Channel, Features, FlushLatch, Geometry, OpenError, Protection, ProtectionType, Run,
+    Sparse, Stats,
+};
 use crypto::Key;
+use protection::{Area, Keepers};
 use reactor::IoContext;
 use serde_json::{Value, json};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uuid::Uuid;
@@ -15,11 +20,40 @@ pub(crate) struct Lvol {
     pub volume: Arc<Volume>,
     /// What its data is encrypted with; without, its blocks are shown as they lie.
     key: Option<Arc<Key>>,
+    /// The protection information that it keeps itself; without, its clusters are shown as they lie.
+    area: Option<Area>,
+    /// What its channels do.
+    stats: Arc<Stats>,
 }
 
 impl Lvol {
-    pub fn new(volume: Arc<Volume>, key: Option<Arc<Key>>) -> Self {
-        Lvol { volume, key }
+    /// One whose maps of protection information, if it keeps that, are kept by a thread of `keepers`.
+    ///
+    /// # Errors
+    /// There is no such thread.
+    pub fn new(
+        volume: Arc<Volume>,
+        key: Option<Arc<Key>>,
+        keepers: impl FnOnce() -> io::Result<Arc<Keepers>>,
+    ) -> io::Result<Self> {
+        let area = match volume.id.dif {
+            None => None,
+            Some((kind, layout)) => {
+                let below = Arc::new(Lvol::below(volume.clone(), key.clone()));
+                Some(Area::new(&keepers()?, below, layout, kind))
+            }
+        };
+        Ok(Lvol { area, key, stats: volume.stats.clone(), volume })
+    }
+
+    /// What lies below its protection information, or below its encryption, which is counted there.
+    fn below(volume: Arc<Volume>, key: Option<Arc<Key>>) -> Self {
+        Lvol { volume, key, area: None, stats: Stats::new() }
+    }
+
+    /// The protection information that it keeps itself.
+    pub fn area(&self) -> Option<&Area> {
+        self.area.as_ref()
     }
 }
 
@@ -41,26 +75,24 @@ impl Bdev for Lvol {
     }
 
     fn geometry(&self) -> Geometry {
-        self.volume.geometry()
+        self.area.as_ref().map_or_else(|| self.volume.geometry(), Area::geometry)
     }
 
     fn features(&self) -> Features {
-        self.volume.features()
+        self.area.as_ref().map_or_else(|| self.volume.features(), Area::features)
     }
 
     fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
         let volume = &self.volume;
-        if let Some(key) = &self.key {
-            // What lies below is counted there.
-            let as_it_lies: Arc<dyn Bdev> = Arc::new(Lvol::new(volume.clone(), None));
-            return crypto::open(&as_it_lies, key, &volume.stats, io);
+        if let Some(area) = &self.area {
+            return area.open(&self.stats, io);
         }
-        let stats = match volume.id.encryption {
-            Some(_) => &Stats::new(),
-            None => &volume.stats,
-        };
+        if let Some(key) = &self.key {
+            let as_it_lies: Arc<dyn Bdev> = Arc::new(Lvol::below(volume.clone(), None));
+            return crypto::open(&as_it_lies, key, &self.stats, io);
+        }
         let base = volume.base.open(io)?;
-        Ok(Box::new(LvolChannel::new(volume.clone(), base, stats, io)))
+        Ok(Box::new(LvolChannel::new(volume.clone(), base, &self.stats, io)))
     }
 
     fn driver_specific(&self) -> Value {
@@ -87,6 +119,9 @@ impl Bdev for Lvol {
         if let Some(encryption) = &v.id.encryption {
             lvol["key_name"] = json!(encryption.key);
         }
+        if let Some((kind, _)) = v.id.dif {
+            lvol["dif_type"] = json!(if kind == ProtectionType::Type1 { 1 } else { 3 });
+        }
         if !clones.is_empty() {
             lvol["clones"] = json!(clones);
         }
@@ -94,7 +129,7 @@ impl Bdev for Lvol {
     }
 
     fn stats(&self) -> Option<&Arc<Stats>> {
-        Some(&self.volume.stats)
+        Some(&self.stats)
     }
 
     fn flush_latch(&self) -> Option<&FlushLatch> {
@@ -102,10 +137,33 @@ impl Bdev for Lvol {
     }
 
     fn sparse(&self) -> Option<&dyn Sparse> {
-        Some(&*self.volume)
+        match self.area {
+            Some(_) => Some(self),
+            None => Some(&*self.volume),
+        }
     }
 
     fn protection(&self) -> Option<Protection> {
-        self.volume.protection()
+        match &self.area {
+            Some(area) => {
+                Some(Protection { kind: area.kind(), interleaved: false, at_head: false })
+            }
+            None => self.volume.protection(),
+        }
+    }
+}
+
+/// Of one that keeps its own protection information.
+impl Sparse for Lvol {
+    fn run(&self, lba: u64) -> Run {
+        self.area.as_ref().map_or_else(|| self.volume.run(lba), |area| area.run(lba))
+    }
+
+    fn allocated_bytes(&self) -> u64 {
+        self.volume.allocated_bytes().min(self.geometry().bytes())
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        self.volume.free_bytes()
     }
 }

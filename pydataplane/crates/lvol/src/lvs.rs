@@ -21,8 +21,10 @@ use bdev::{Bdev, Claim, FlushLatch, Registry, RegistryError};
 use blobstore::{DiskError, Run, Store, StoreInfo, StoreOptions};
 use crypto::Keys;
 use parking_lot::Mutex;
+use protection::{Area, Keepers};
 use reactor::{Control, NotRun};
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -52,11 +54,22 @@ pub(crate) struct Lvs {
     keys: Keys,
     control: Turns,
     zeroings: Zeroings,
+    /// Of the volumes that keep protection information themselves, once there is one.
+    keepers: Mutex<Option<Arc<Keepers>>>,
     /// How long an operation waits for its turn, and for the thread's.
     timeout: Duration,
     thread: Control<Meta>,
     /// Let go last.
     _claim: Claim,
+}
+
+/// What volumes keep themselves needs the metadata thread for its end.
+impl Drop for Lvs {
+    fn drop(&mut self) {
+        for volume in self.volumes() {
+            self.lvol_of(&volume).iter().filter_map(|lvol| lvol.area()).for_each(Area::close);
+        }
+    }
 }
 
 /// Why a store on `base` takes no changes from the beginning.
@@ -165,6 +178,7 @@ impl Lvs {
             gauges,
             control: Turns::default(),
             zeroings: Zeroings::default(),
+            keepers: Mutex::default(),
             timeout,
             thread,
             _claim: claim,
@@ -268,6 +282,7 @@ impl Lvs {
             lvs: LvsRef { uuid: self.uuid, name: self.name() },
             size: volume.size(),
             is_read_only: volume.is_read_only(),
+            dif_type: volume.id.dif.map(|(kind, _)| kind),
             waits_for_key: self.waits_for_key(volume),
             key_name: volume.id.encryption.as_ref().map(|encryption| encryption.key.clone()),
         }
@@ -332,7 +347,20 @@ impl Lvs {
                 }
             },
         };
-        self.registry.register(Arc::new(Lvol::new(volume.clone(), key))).map_err(|e| match e {
+        if let Some(block_size) = volume.other_block_size() {
+            tracing::error!(
+                "lvol {} is not shown: it keeps protection information of blocks of {block_size} bytes, and \
+                 bdev {} has others; give the lvstore a bdev with blocks of that size",
+                volume.alias(),
+                self.base.name()
+            );
+            return Ok(());
+        }
+        let lvol = Lvol::new(volume.clone(), key, || self.keepers()).map_err(|e| Error::Io {
+            op: format!("show lvol {}", volume.alias()),
+            cause: e.to_string(),
+        })?;
+        self.registry.register(Arc::new(lvol)).map_err(|e| match e {
             RegistryError::NameTaken { name, .. } => {
                 Error::AlreadyExists { what: format!("bdev {name}") }
             }
@@ -351,10 +379,28 @@ impl Lvs {
         Ok(())
     }
 
+    /// The thread that keeps the maps of volumes that have some, which begins with the first.
+    fn keepers(&self) -> io::Result<Arc<Keepers>> {
+        let mut keepers = self.keepers.lock();
+        if let Some(keepers) = &*keepers {
+            return Ok(keepers.clone());
+        }
+        Ok(keepers.insert(Arc::new(Keepers::start()?)).clone())
+    }
+
+    /// A volume as a bdev, if it is one.
+    fn lvol_of(&self, volume: &Volume) -> Option<Arc<Lvol>> {
+        self.registry.get_as(&volume.name)
+    }
+
     /// Takes a volume that nobody claims out of the registry.
     fn hide(&self, op: &str, volume: &Volume) -> Result<(), Error> {
+        let lvol = self.lvol_of(volume);
         match self.registry.unregister_unused(&volume.id.uuid.to_string()) {
-            Ok(_) | Err(RegistryError::NotFound(_)) => Ok(()),
+            Ok(_) | Err(RegistryError::NotFound(_)) => {
+                lvol.iter().filter_map(|lvol| lvol.area()).for_each(Area::close);
+                Ok(())
+            }
             Err(RegistryError::Claimed { owner, .. }) => {
                 Err(Error::InUse { op: op.to_owned(), by: owner })
             }
@@ -363,7 +409,10 @@ impl Lvs {
     }
 
     fn unregister(&self, op: &str, volume: &Volume) -> Result<(), Error> {
-        match self.registry.unregister(&volume.id.uuid.to_string()) {
+        let lvol = self.lvol_of(volume);
+        let done = self.registry.unregister(&volume.id.uuid.to_string());
+        lvol.iter().filter_map(|lvol| lvol.area()).for_each(Area::close);
+        match done {
             Ok(_) | Err(RegistryError::NotFound(_)) => Ok(()),
             Err(e) => Err(Error::InUse { op: op.to_owned(), by: e.to_string() }),
         }
@@ -397,6 +446,8 @@ impl Lvs {
         }
         for volume in self.volumes() {
             volume.rename(|names| names.lvstore.clone_from(&name));
+            // Clusters that were not durably its own may be lost, and so may be a change of its size.
+            self.lvol_of(&volume).iter().filter_map(|lvol| lvol.area()).for_each(Area::reloaded);
         }
         Ok(Some(resized))
     }

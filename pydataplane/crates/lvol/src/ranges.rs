@@ -2,6 +2,7 @@
 //! without a look at the data.
 
 use crate::map::View;
+use protection::Layout;
 
 /// Clusters that one call looks at, at most: some milliseconds.
 pub(crate) const LOOKED_AT: u64 = 1 << 20;
@@ -58,6 +59,21 @@ pub(crate) fn of(
     }
     found.next_offset = (end < volume.clusters()).then_some(end * cluster_size);
     found
+}
+
+/// Those ranges, of a volume that keeps protection information among its clusters, of what it shows.
+pub(crate) fn of_data(found: Ranges, layout: &Layout, cluster_size: u64) -> Ranges {
+    let shown = |at: u64| layout.data_clusters(at / cluster_size) * cluster_size;
+    let mut ranges: Vec<Range> = Vec::with_capacity(found.ranges.len());
+    for range in found.ranges {
+        let (offset, end) = (shown(range.offset), shown(range.offset + range.length));
+        match ranges.last_mut() {
+            _ if end == offset => {}
+            Some(last) if last.offset + last.length == offset => last.length = end - last.offset,
+            _ => ranges.push(Range { offset, length: end - offset }),
+        }
+    }
+    Ranges { ranges, next_offset: found.next_offset.map(shown) }
 }
 
 /// What a volume shows from a cluster on: whether it is nothing, and in how many clusters it stays so, as

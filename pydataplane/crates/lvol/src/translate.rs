@@ -33,6 +33,7 @@ pub(crate) fn refused(e: StoreError, op: &str, cluster_size: u32) -> Error {
         | StoreError::OldFormat { .. }
         | StoreError::StillShared { .. }
         | StoreError::OtherSize { .. }
+        | StoreError::OtherDif { .. }
         | StoreError::TooMany { .. }) => Error::BadParameter { op, why: e.to_string() },
         e @ StoreError::Shrunk { .. } => Error::Shrunk { op, why: e.to_string() },
         e @ StoreError::CannotGrow { .. } => Error::CannotGrow { op, why: e.to_string() },
@@ -90,6 +91,7 @@ pub(crate) fn io_error(e: &StoreError) -> IoError {
         | StoreError::NoParent { .. }
         | StoreError::StillShared { .. }
         | StoreError::OtherSize { .. }
+        | StoreError::OtherDif { .. }
         | StoreError::TooMany { .. }
         | StoreError::TooLarge { .. } => IoError::WriteMedium,
     }

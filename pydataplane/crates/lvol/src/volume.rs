@@ -7,10 +7,13 @@ use crate::encryption::{ENCRYPTION_XATTR, Encryption};
 use crate::external::External;
 use crate::map::{Map, View};
 use crate::ranges;
-use bdev::{Bdev, Features, Geometry, Protection, Run, Sparse, Stats, aliases_changed};
-use blobstore::{BlobId, BlobInfo, Error as StoreError, Store, StoreInfo};
+use bdev::{
+    Bdev, Features, Geometry, Protection, ProtectionType, Run, Sparse, Stats, aliases_changed,
+};
+use blobstore::{BlobId, BlobInfo, DifType, Error as StoreError, Store, StoreInfo};
 use crossbeam_queue::ArrayQueue;
 use parking_lot::{Condvar, Mutex};
+use protection::Layout;
 use reactor::Waker;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -40,6 +43,8 @@ pub(crate) struct Identity {
     pub shift: u32,
     /// The key that its data is encrypted with, if it has one of its own.
     pub encryption: Option<Encryption>,
+    /// The type of the protection information that it keeps itself, and where among its clusters.
+    pub dif: Option<(ProtectionType, Layout)>,
 }
 
 /// Where a volume comes from, and who from it.
@@ -109,6 +114,14 @@ impl Volume {
             unmaps: blob.thin,
             shift: per_cluster.trailing_zeros(),
             encryption: store.xattr(blob.id, ENCRYPTION_XATTR).ok().map(Encryption::of_xattr),
+            dif: blob.dif.map(|dif| {
+                let kind = match dif.kind {
+                    DifType::Type1 => ProtectionType::Type1,
+                    DifType::Type3 => ProtectionType::Type3,
+                };
+                let block_size = if dif.large_blocks { 4096 } else { 512 };
+                (kind, Layout::new(block_size, info.cluster_size))
+            }),
         };
         let names = Names { lvstore: info.name.clone(), lvol: blob.name.clone() };
         let map = Map::away(blob.size);
@@ -265,9 +278,33 @@ impl Volume {
         self.removed.load(Ordering::Relaxed)
     }
 
-    /// Bytes.
+    /// The size of the blocks whose protection information it keeps itself, where that of its base is another.
+    pub fn other_block_size(&self) -> Option<u32> {
+        let its = self.id.dif.map(|(_, layout)| layout.block_size());
+        its.filter(|its| *its != self.base_geometry.block_size)
+    }
+
+    /// Bytes that it shows.
     pub fn size(&self) -> u64 {
-        self.num_blocks.load(Ordering::Relaxed) * u64::from(self.base_geometry.block_size)
+        self.shown(self.num_blocks.load(Ordering::Relaxed) >> self.id.shift) * self.cluster_bytes()
+    }
+
+    fn cluster_bytes(&self) -> u64 {
+        u64::from(self.base_geometry.block_size) << self.id.shift
+    }
+
+    /// How many of its first `clusters` it shows: all but those of protection information.
+    fn shown(&self, clusters: u64) -> u64 {
+        self.id.dif.map_or(clusters, |(_, layout)| layout.data_clusters(clusters))
+    }
+
+    /// Where byte `at` of its clusters is in what it shows; of a cluster of protection information that is where
+    /// what that is of begins.
+    pub fn shown_at(&self, at: u64) -> u64 {
+        let cluster = at / self.cluster_bytes();
+        let is_data = self.id.dif.is_none_or(|(_, layout)| layout.cluster_of(cluster).is_some());
+        let within = if is_data { at % self.cluster_bytes() } else { 0 };
+        self.shown(cluster) * self.cluster_bytes() + within
     }
 
     pub fn geometry(&self) -> Geometry {
@@ -297,10 +334,11 @@ impl Volume {
         }
     }
 
-    /// What its blocks have, as its base has it. An encrypted one's is of what lies there, which is not what
-    /// is written to it, so it shows none.
+    /// What its blocks have, as its base has it; one that keeps its own has that above this. An encrypted
+    /// one's is of what lies there, which is not what is written to it, so it shows none.
     pub fn protection(&self) -> Option<Protection> {
-        let its = self.base.protection().filter(|_| self.id.encryption.is_none());
+        let as_it_lies = self.id.encryption.is_none() && self.id.dif.is_none();
+        let its = self.base.protection().filter(|_| as_it_lies);
         its.map(|protection| Protection { interleaved: false, ..protection })
     }
 

@@ -97,6 +97,7 @@ fn rig() -> (Lvstores, Arc<Noted>) {
 
 fn thick(name: &str, size: u64) -> LvolOptions {
     LvolOptions {
+        dif_type: None,
         name: name.into(),
         size,
         thin: false,

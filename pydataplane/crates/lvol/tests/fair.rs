@@ -206,6 +206,7 @@ fn an_lvstore_is_not_unloaded_while_zeros_may_still_be_written() {
     disk.hold();
     let (name, size) = ("large".into(), 50 * CLUSTER);
     let large = lvol::LvolOptions {
+        dif_type: None,
         name,
         size,
         thin: false,

@@ -58,7 +58,7 @@ fn make(file: &std::path::Path, cluster_size: u32) -> [Vec<Uuid>; 2] {
         let uuid = Uuid::new_v4();
         let reserved = store.reserve(size).unwrap();
         let (name, xattrs) = (format!("lvol{n}"), BTreeMap::default());
-        let blob = BlobOptions { name, uuid, size, thin: false, xattrs };
+        let blob = BlobOptions { dif: None, name, uuid, size, thin: false, xattrs };
         store.create_reserved(&blob, reserved).unwrap();
         lvols[of].push(uuid);
         store.let_go(0, 0);

@@ -95,6 +95,7 @@ fn what_cannot_be_done_says_why_in_one_sentence_and_changes_nothing() {
         l.create_lvol(
             "lvs0",
             &LvolOptions {
+                dif_type: None,
                 name: name.into(),
                 size,
                 thin: false,
@@ -124,6 +125,7 @@ fn what_cannot_be_done_says_why_in_one_sentence_and_changes_nothing() {
         l.create_lvol(
             "nope",
             &LvolOptions {
+                dif_type: None,
                 name: "a".into(),
                 size: 1,
                 thin: true,
@@ -202,8 +204,15 @@ fn an_lvol_is_made_with_its_xattrs_or_not_at_all() {
     let rig = Rig::with_lvs(64);
     let with = |name: &str, value: usize| {
         let xattrs = [("owner".to_owned(), vec![b'x'; value])].into();
-        let options =
-            LvolOptions { name: name.into(), size: 1, thin: false, uuid: None, xattrs, key: None };
+        let options = LvolOptions {
+            dif_type: None,
+            name: name.into(),
+            size: 1,
+            thin: false,
+            uuid: None,
+            xattrs,
+            key: None,
+        };
         rig.lvstores.create_lvol("lvs0", &options)
     };
     let free = rig.lvstores.lvstore("lvs0").unwrap().free_clusters;
@@ -516,6 +525,7 @@ fn several_lvstores_live_side_by_side_and_one_leaves_with_its_bdev() {
     rig.lvstores.create_lvstore("ram", "lvs1", &options).unwrap();
     rig.create("a", 1, true).unwrap();
     let other = LvolOptions {
+        dif_type: None,
         name: "a".into(),
         size: 3 << 20,
         thin: true,
@@ -564,7 +574,7 @@ fn operations_do_not_wait_for_ever_behind_one_whose_bdev_does_not_answer() {
     registry.register(disk.clone()).unwrap();
     let lvstores = Lvstores::with_timeout(registry.clone(), Duration::from_millis(50));
     lvstores.create_lvstore("disk0", "lvs0", &options()).unwrap();
-    let rig = Rig { registry, disk, lvstores, kind: None };
+    let rig = Rig { registry, disk, lvstores, kind: None, own: None };
     for name in ["a", "b", "c"] {
         rig.create(name, 1, true).unwrap();
     }

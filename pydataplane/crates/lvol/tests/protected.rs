@@ -1,5 +1,5 @@
-//! Lvols of an lvstore on a disk with protection information: what a guest writes beside its blocks lies
-//! beside them on the disk, and comes back.
+//! Lvols with protection information, of a disk that has it or of their own: what a guest writes beside its
+//! blocks lies beside them on the disk, or in the lvol, and comes back.
 
 mod common;
 
@@ -16,6 +16,11 @@ fn rig(kind: ProtectionType) -> Rig {
     let rig = Rig::of_kind(80, Some(kind));
     rig.lvstores.create_lvstore("disk0", "lvs0", &options()).unwrap();
     rig
+}
+
+/// One whose lvols keep it themselves.
+fn own(kind: ProtectionType) -> Rig {
+    Rig { own: Some(kind), ..Rig::with_lvs(120) }
 }
 
 /// The data of a block, which no other has.
@@ -84,17 +89,22 @@ impl Model {
     }
 }
 
+/// Bytes of a block of the disk.
+fn length(rig: &Rig) -> usize {
+    if rig.own.is_some() { DATA } else { WITH_TUPLE }
+}
+
 /// The numbers of the blocks of the disk that have the data of a block of a volume.
 fn places(rig: &Rig, lba: u64, seed: u64) -> Vec<u64> {
     let (image, data) = (rig.disk.image(), data(lba, seed));
     let has = |(at, block): (u64, &[u8])| (block[..DATA] == data).then_some(at);
-    (0..).zip(image.chunks(WITH_TUPLE)).filter_map(has).collect()
+    (0..).zip(image.chunks(length(rig))).filter_map(has).collect()
 }
 
 /// Damages the block of the disk that has the data of a block of a volume.
 fn damage(rig: &Rig, lba: u64, seed: u64) {
     let [at] = places(rig, lba, seed)[..] else { panic!("block {lba} lies at several places") };
-    rig.disk.corrupt(at as usize * WITH_TUPLE + 100, 0x10);
+    rig.disk.corrupt(at as usize * length(rig) + 100, 0x10);
 }
 
 fn new(name: &str) -> NewLvol {
@@ -169,8 +179,8 @@ fn what_a_guest_writes_beside_its_blocks_lies_beside_them_and_comes_back() {
 
 #[test]
 fn snapshots_and_clones_show_it_and_keep_it_when_they_part() {
-    for kind in [Type1, Type3] {
-        let rig = rig(kind);
+    for rig in [rig(Type1), rig(Type3), own(Type1), own(Type3)] {
+        let kind = rig.kind.or(rig.own).unwrap();
         rig.create("v", 3, true).unwrap();
         let (mut v, mut model) = (rig.open("lvs0/v"), Model::new(kind, 3));
         model.write(&mut v, 10, PER_CLUSTER, 1);
@@ -372,6 +382,7 @@ fn a_volume_of_an_lvstore_on_a_volume_has_its_own_numbers_too() {
         rig.create("outer", 40, true).unwrap();
         rig.lvstores.create_lvstore("lvs0/outer", "lvs1", &options()).unwrap();
         let thin = |name: &str| LvolOptions {
+            dif_type: None,
             name: name.into(),
             size: 2 * common::CLUSTER,
             thin: true,
@@ -416,6 +427,7 @@ fn an_encrypted_lvol_shows_none_and_works() {
     rig.lvstores.unload("lvs0").unwrap();
     lvstores.examine("disk0").unwrap().unwrap();
     let options = LvolOptions {
+        dif_type: None,
         name: "v".into(),
         size: 2 * common::CLUSTER,
         thin: true,
@@ -432,4 +444,453 @@ fn an_encrypted_lvol_shows_none_and_works() {
     let mut found = AlignedBuf::zeroed(2 * DATA);
     v.read(3, &mut found).unwrap();
     assert!(found[..] == [data(3, 1), data(4, 1)].concat()[..]);
+}
+
+#[test]
+fn an_lvol_that_keeps_it_itself_gives_back_what_was_written() {
+    for (kind, thin) in [(Type1, true), (Type1, false), (Type3, true), (Type3, false)] {
+        let rig = own(kind);
+        let info = rig.create("v", 61, thin).unwrap();
+        assert_eq!((info.size, info.dif_type), (61 * common::CLUSTER, Some(kind)));
+        let shown = rig.bdev("lvs0/v").protection().unwrap();
+        assert_eq!((shown.kind, shown.interleaved), (kind, false));
+        assert_eq!(rig.bdev("lvs0/v").geometry().num_blocks, 61 * PER_CLUSTER);
+        let (mut channel, mut model) = (rig.open("lvs0/v"), Model::new(kind, 61));
+        model.check(&mut channel);
+        model.write(&mut channel, 2 * PER_CLUSTER + 5, 3, 1);
+        // Over where one cluster of tuples ends and the next begins.
+        model.write(&mut channel, 60 * PER_CLUSTER - 7, 20, 2);
+        model.write(&mut channel, PER_CLUSTER - 7, PER_CLUSTER + 40, 3);
+        model.check(&mut channel);
+        channel.write_zeroes(PER_CLUSTER + 3, PER_CLUSTER + 2).unwrap();
+        model.seeds[PER_CLUSTER as usize + 3..2 * PER_CLUSTER as usize + 5].fill(0);
+        model.check(&mut channel);
+        if thin {
+            let before = rig.lvstores.lvol("lvs0/v").unwrap().num_allocated_clusters;
+            channel.unmap(0, 20 * PER_CLUSTER).unwrap();
+            model.seeds[..20 * PER_CLUSTER as usize].fill(0);
+            model.check(&mut channel);
+            let after = rig.lvstores.lvol("lvs0/v").unwrap().num_allocated_clusters;
+            assert!(after < before, "{after} {before}");
+            // What is allocated is told without the clusters of tuples.
+            let told = rig.lvstores.ranges("lvs0/v", None, 0, 9).unwrap();
+            let [last] = told.ranges[..] else { panic!("{told:?}") };
+            let cluster = common::CLUSTER;
+            assert_eq!(
+                (last.offset, last.length, told.next_offset),
+                (59 * cluster, 2 * cluster, None)
+            );
+            for beyond in [61 * cluster, u64::MAX] {
+                assert!(rig.lvstores.ranges("lvs0/v", None, beyond, 9).unwrap().ranges.is_empty());
+            }
+        }
+        drop(channel);
+        let rig = rig.restart();
+        rig.lvstores.examine("disk0").unwrap().unwrap();
+        model.check(&mut rig.open("lvs0/v"));
+        // Made smaller and larger again, it has no tuples of what it had.
+        model.write(&mut rig.open("lvs0/v"), 30 * PER_CLUSTER, 2 * PER_CLUSTER, 8);
+        for clusters in [31, 61, 65] {
+            rig.lvstores.resize_lvol("lvs0/v", clusters * common::CLUSTER).unwrap();
+            model.seeds.truncate((31 * PER_CLUSTER) as usize);
+            model.seeds.resize((clusters * PER_CLUSTER) as usize, 0);
+            model.check(&mut rig.open("lvs0/v"));
+        }
+        model.write(&mut rig.open("lvs0/v"), 64 * PER_CLUSTER - 9, 20, 9);
+        model.check(&mut rig.open("lvs0/v"));
+    }
+}
+
+#[test]
+fn a_damaged_block_of_one_that_keeps_it_itself_is_found_in_snapshot_and_clone_too() {
+    let rig = own(Type1);
+    rig.create("v", 4, true).unwrap();
+    let mut v = rig.open("lvs0/v");
+    let mut model = Model::new(Type1, 4);
+    model.write(&mut v, 100, 60, 1);
+    // A snapshot says that nobody was writing.
+    rig.lvstores.snapshot("lvs0/v", &new("s")).unwrap();
+    damage(&rig, 150, 1);
+    let wrong = Err((IoError::Guard, Some(50)));
+    assert_eq!(read(&mut rig.open("lvs0/s"), 100, 60), wrong);
+    rig.lvstores.clone_lvol("lvs0/s", &new("c")).unwrap();
+    // Copied with its neighbours, which are written to.
+    model.write(&mut rig.open("lvs0/c"), 149, 1, 2);
+    assert_eq!(read(&mut rig.open("lvs0/c"), 100, 60), wrong);
+    rig.lvstores.inflate("lvs0/c").unwrap();
+    assert_eq!(read(&mut rig.open("lvs0/c"), 100, 60), wrong);
+    drop(v);
+    let rig = rig.restart();
+    rig.lvstores.examine("disk0").unwrap().unwrap();
+    for name in ["v", "s", "c"] {
+        assert_eq!(read(&mut rig.open(&format!("lvs0/{name}")), 100, 60), wrong, "{name}");
+    }
+}
+
+#[test]
+fn a_shallow_copy_takes_along_what_an_lvol_keeps_itself() {
+    let rig = own(Type1);
+    rig.create("v", 4, true).unwrap();
+    let (mut v, mut model) = (rig.open("lvs0/v"), Model::new(Type1, 4));
+    model.write(&mut v, PER_CLUSTER - 3, 9, 1);
+    rig.lvstores.snapshot("lvs0/v", &new("s")).unwrap();
+    let bytes = 4 * PER_CLUSTER as usize * WITH_TUPLE;
+    let below = FaultBdev::with_image("to", WITH_TUPLE as u32, vec![0; bytes]);
+    rig.registry.register(protected(below, Type1)).unwrap();
+    let number = rig.lvstores.start_shallow_copy("lvs0/s", "to").unwrap();
+    let ended = loop {
+        match rig.lvstores.shallow_copy(number).unwrap().ended {
+            Some(ended) => break ended,
+            None => std::thread::yield_now(),
+        }
+    };
+    ended.unwrap();
+    model.check(&mut rig.open("to"));
+}
+
+#[test]
+fn an_encrypted_lvol_may_keep_it_itself_whatever_the_disk_has() {
+    for rig in [rig(Type1), own(Type3)] {
+        let kind = rig.kind.or(rig.own).unwrap();
+        let keys = crypto::Keys::default();
+        keys.add(crypto::Key::from_hex("k", &"01".repeat(32), &"02".repeat(32), false).unwrap())
+            .unwrap();
+        let lvstores = lvol::Lvstores::with_keys(rig.registry.clone(), keys.clone());
+        rig.lvstores.unload("lvs0").unwrap();
+        lvstores.examine("disk0").unwrap().unwrap();
+        let options = LvolOptions {
+            dif_type: Some(kind),
+            name: "v".into(),
+            size: 4 * common::CLUSTER,
+            thin: true,
+            uuid: None,
+            xattrs: Default::default(),
+            key: Some(keys.get("k").unwrap()),
+        };
+        lvstores.create_lvol("lvs0", &options).unwrap();
+        let (mut v, mut model) = (rig.open("lvs0/v"), Model::new(kind, 4));
+        model.write(&mut v, 3, PER_CLUSTER, 1);
+        lvstores.snapshot("lvs0/v", &new("s")).unwrap();
+        model.write(&mut v, 40, 1, 2);
+        model.check(&mut v);
+        assert_eq!(places(&rig, 40, 2), [0; 0], "it lies encrypted");
+        let refused =
+            lvstores.create_lvol("lvs0", &LvolOptions { name: "w".into(), key: None, ..options });
+        assert_eq!(refused.is_ok(), rig.own.is_some(), "{refused:?}");
+    }
+}
+
+#[test]
+fn nothing_mixes_lvols_that_keep_it_themselves_with_others() {
+    let mut rig = own(Type1);
+    for (name, kind) in [("v", Some(Type1)), ("w", Some(Type3)), ("plain", None)] {
+        rig.own = kind;
+        rig.create(name, 4, true).unwrap();
+        rig.lvstores.snapshot(&format!("lvs0/{name}"), &new(&format!("{name}-s"))).unwrap();
+    }
+    let lvstores = &rig.lvstores;
+    for (volume, snapshot) in [("v", "v-s"), ("plain", "v-s"), ("v", "plain-s"), ("v", "w-s")] {
+        let (volume, snapshot) = (format!("lvs0/{volume}"), format!("lvs0/{snapshot}"));
+        let refused = lvstores.set_parent(&volume, &snapshot).unwrap_err().to_string();
+        assert!(refused.contains("protection information"), "{refused}");
+    }
+    rig.registry.register(common::image()).unwrap();
+    lvstores.resize_lvol("lvs0/v", common::IMAGE * common::CLUSTER).unwrap();
+    let refused = lvstores.set_parent_bdev("lvs0/v", "image").unwrap_err().to_string();
+    assert!(refused.contains("keeps its protection information itself"), "{refused}");
+    // Of another lvstore.
+    rig.registry.register(FaultBdev::new("disk1", 512, 80 * PER_CLUSTER)).unwrap();
+    lvstores.create_lvstore("disk1", "lvs1", &options()).unwrap();
+    let snapshot = lvstores.lvol("lvs0/v-s").unwrap().uuid.to_string();
+    let refused = lvstores.clone_bdev(&snapshot, "lvs1", &new("c")).unwrap_err().to_string();
+    assert!(refused.contains("keeps its protection information itself"), "{refused}");
+}
+
+/// Versions that the blocks of a volume may have, as seeds.
+type Seeds = Vec<Vec<u64>>;
+
+/// Writes to two volumes, one a clone of the other's snapshot. Returns what they may have.
+fn changes(rig: &Rig, random: &mut u64) -> [Seeds; 2] {
+    let none = || vec![vec![0]; 4 * PER_CLUSTER as usize];
+    let mut all = [none(), none()];
+    let mut cloned = false;
+    for seed in 1..24u64 {
+        *random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        let chosen = *random >> 33;
+        let which = usize::from(cloned && chosen % 2 == 1);
+        let name = ["lvs0/v", "lvs0/c"][which];
+        let (lba, count) = (chosen >> 8 & 0x1FF, 1 + (chosen >> 4 & 0x3F));
+        let count = count.min(4 * PER_CLUSTER - lba);
+        let end = (lba + count) as usize;
+        if seed == 9 {
+            // Whether it is there when that fails is not known.
+            all[1] = all[0].clone();
+            let snapshot = rig.lvstores.snapshot("lvs0/v", &new("s"));
+            if snapshot.is_err() || rig.lvstores.clone_lvol("lvs0/s", &new("c")).is_err() {
+                return all;
+            }
+            cloned = true;
+            continue;
+        }
+        let Some(bdev) = rig.registry.get(name) else { return all };
+        let Ok(mut channel) = SyncChannel::open(&*bdev) else { return all };
+        let seeds = &mut all[which];
+        let done = match seed % 6 {
+            3 => channel
+                .flush()
+                .map(|()| seeds.iter_mut().for_each(|of| drop(of.drain(..of.len() - 1)))),
+            5 => {
+                // Whole clusters; a part of one stays.
+                let (lba, count) = (lba / PER_CLUSTER * PER_CLUSTER, PER_CLUSTER + count);
+                let all = &mut seeds[lba as usize..][..PER_CLUSTER as usize];
+                all.iter_mut().for_each(|of| of.push(0));
+                channel.unmap(lba, count.min(4 * PER_CLUSTER - lba))
+            }
+            _ => {
+                seeds[lba as usize..end].iter_mut().for_each(|of| of.push(seed));
+                channel.write_protected(lba, &blocks(Type1, lba, count, seed), Checks::ALL)
+            }
+        };
+        if done.is_err() {
+            return all;
+        }
+    }
+    all
+}
+
+/// All that is read is something that was written, with its tuple or without one where it was being written.
+fn none_is_damaged(rig: &Rig, name: &str, all: &Seeds, what: &str) {
+    let mut both = AlignedBuf::zeroed(all.len() * WITH_TUPLE);
+    let mut channel = rig.open(name);
+    channel
+        .read_protected(0, &mut both, Checks::ALL)
+        .unwrap_or_else(|e| panic!("{what}: {e}, block {:?}", channel.mismatch()));
+    for ((lba, seeds), both) in (0..).zip(all).zip(both.chunks(WITH_TUPLE)) {
+        let told = Tuple::from_bytes(both[DATA..].try_into().unwrap());
+        let is = |seed: &u64| match seed {
+            0 => both[..DATA] == [0; DATA],
+            seed => both[..DATA] == data(lba, *seed),
+        };
+        let Some(seed) = seeds.iter().copied().find(is) else {
+            panic!("{what}: block {lba} of {name} has none of {seeds:?}");
+        };
+        match told == Tuple::UNWRITTEN {
+            true => assert!(seed == 0 || seeds.len() > 1, "{what}: block {lba} of {name}"),
+            // One of another time that has the same guard, as one in 65,536 has, is taken for its own.
+            false => assert!(
+                seeds.iter().any(|seed| told == tuple(Type1, lba, *seed))
+                    && told.guard == protection::guard(&both[..DATA]),
+                "{what}: block {lba} of {name}"
+            ),
+        }
+    }
+}
+
+#[test]
+fn no_cut_loses_a_tuple_that_was_flushed_or_makes_a_block_look_damaged() {
+    for power in [true, false] {
+        for point in (0..).step_by(3) {
+            let rig = own(Type1);
+            rig.create("v", 4, true).unwrap();
+            let mut random = point;
+            rig.disk.die_after(point);
+            let all = changes(&rig, &mut random);
+            let survived = !rig.disk.is_dead();
+            let disk = rig.disk.clone();
+            drop(rig);
+            match power {
+                true => disk.power_cut(point + 1),
+                false => disk.revive(),
+            }
+            let rig = Rig { own: Some(Type1), ..Rig::on(disk) };
+            let what = format!("point {point}, power {power}");
+            rig.lvstores.examine("disk0").unwrap().unwrap_or_else(|| panic!("{what}"));
+            none_is_damaged(&rig, "lvs0/v", &all[0], &what);
+            if rig.registry.get("lvs0/c").is_some() {
+                none_is_damaged(&rig, "lvs0/c", &all[1], &what);
+            }
+            if survived {
+                assert!(point > 40, "{point}");
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_unmapped_of_one_that_keeps_it_itself_is_zeros_without_tuples_or_as_it_was() {
+    let rig = own(Type1);
+    rig.create("v", 4, true).unwrap();
+    let features = rig.bdev("lvs0/v").features();
+    assert!(features.unmap && features.unmap_zeroes && features.unmap_skips);
+    let (mut v, mut model) = (rig.open("lvs0/v"), Model::new(Type1, 4));
+    model.write(&mut v, 0, 2 * PER_CLUSTER, 1);
+    // A part of a cluster stays, in a volume, and in a clone that has nothing of its own.
+    v.unmap(8, 16).unwrap();
+    model.check(&mut v);
+    rig.lvstores.snapshot("lvs0/v", &new("s")).unwrap();
+    rig.lvstores.clone_lvol("lvs0/s", &new("c")).unwrap();
+    let mut c = rig.open("lvs0/c");
+    c.unmap(8, 16).unwrap();
+    model.check(&mut c);
+    // It was inflated meanwhile and gives nothing back, but is zeros.
+    rig.lvstores.inflate("lvs0/c").unwrap();
+    for channel in [&mut c, &mut v] {
+        channel.unmap(3, PER_CLUSTER + 9).unwrap();
+        model.check(channel);
+        channel.unmap(3, 2 * PER_CLUSTER).unwrap();
+        let before = model.seeds.clone();
+        model.seeds[PER_CLUSTER as usize..2 * PER_CLUSTER as usize].fill(0);
+        model.check(channel);
+        model.seeds = before;
+    }
+}
+
+#[test]
+fn on_a_bdev_with_other_blocks_it_is_not_shown_and_the_rest_is() {
+    let rig = Rig::with_lvs(160);
+    rig.create("plain", 2, true).unwrap();
+    let rig = Rig { own: Some(Type1), ..rig };
+    rig.create("v", 100, true).unwrap();
+    let (mut v, mut model) = (rig.open("lvs0/v"), Model::new(Type1, 100));
+    (0..100).for_each(|cluster| model.write(&mut v, cluster * PER_CLUSTER, 2, cluster + 1));
+    drop(v);
+    rig.lvstores.unload("lvs0").unwrap();
+    let image = rig.disk.image();
+    let other = Rig::on(FaultBdev::with_image("disk0", 4096, image.clone()));
+    other.lvstores.examine("disk0").unwrap().unwrap();
+    assert!(other.registry.get("lvs0/v").is_none() && other.registry.get("lvs0/plain").is_some());
+    let told = other.lvstores.lvol("lvs0/v").unwrap();
+    assert_eq!((told.size, told.dif_type), (100 * common::CLUSTER, Some(Type1)));
+    let why = other.lvstores.resize_lvol("lvs0/v", 101 * common::CLUSTER).unwrap_err().to_string();
+    assert!(why.contains("blocks of another size"), "{why}");
+    other.lvstores.delete_lvol("lvs0/v").unwrap();
+    // With blocks of the right size nothing is lost.
+    let rig = Rig::on(FaultBdev::with_image("disk0", BLOCK as u32, image));
+    rig.lvstores.examine("disk0").unwrap().unwrap();
+    model.check(&mut rig.open("lvs0/v"));
+}
+
+#[test]
+fn made_smaller_and_larger_and_killed_at_any_point_it_has_no_block_that_looks_damaged() {
+    for point in 0..12 {
+        let rig = own(Type1);
+        rig.create("v", 61, true).unwrap();
+        let (lba, cluster) = (60 * PER_CLUSTER, common::CLUSTER);
+        let mut v = rig.open("lvs0/v");
+        v.write(lba, &data(lba, 1)).unwrap();
+        rig.lvstores.resize_lvol("lvs0/v", 30 * cluster).unwrap();
+        rig.lvstores.resize_lvol("lvs0/v", 61 * cluster).unwrap();
+        v.write(lba, &data(lba, 2)).unwrap();
+        v.flush().unwrap();
+        rig.disk.die_after(point);
+        let _ = v.write(lba, &data(lba, 3));
+        drop(v);
+        let rig = rig.restart();
+        rig.lvstores.examine("disk0").unwrap().unwrap();
+        let mut v = rig.open("lvs0/v");
+        let mut found = AlignedBuf::zeroed(DATA);
+        v.read(lba, &mut found).unwrap_or_else(|e| panic!("point {point}: {e}"));
+        assert!([2, 3].iter().any(|seed| found[..] == data(lba, *seed)), "point {point}");
+    }
+}
+
+#[test]
+fn a_growth_that_is_refused_takes_nothing_of_the_lvstore() {
+    let rig = own(Type1);
+    let keys = crypto::Keys::default();
+    let key = crypto::Key::from_hex("k", &"01".repeat(32), &"02".repeat(32), false).unwrap();
+    keys.add(key).unwrap();
+    rig.lvstores.unload("lvs0").unwrap();
+    let with_key = lvol::Lvstores::with_keys(rig.registry.clone(), keys.clone());
+    with_key.examine("disk0").unwrap().unwrap();
+    let options = LvolOptions {
+        dif_type: Some(Type1),
+        name: "v".into(),
+        size: 4 * common::CLUSTER,
+        thin: false,
+        uuid: None,
+        xattrs: Default::default(),
+        key: Some(keys.get("k").unwrap()),
+    };
+    with_key.create_lvol("lvs0", &options).unwrap();
+    with_key.unload("lvs0").unwrap();
+    let without = lvol::Lvstores::new(rig.registry.clone());
+    let free = || without.lvstores()[0].free_clusters;
+    without.examine("disk0").unwrap().unwrap();
+    let before = free();
+    for _ in 0..3 {
+        let why = without.resize_lvol("lvs0/v", 40 * common::CLUSTER).unwrap_err().to_string();
+        assert!(why.contains("its key is missing"), "{why}");
+    }
+    // All that was free can be had.
+    let all = LvolOptions {
+        dif_type: None,
+        name: "all".into(),
+        size: before * common::CLUSTER,
+        key: None,
+        ..options
+    };
+    without.create_lvol("lvs0", &all).unwrap();
+    assert_eq!(free(), 0);
+}
+
+#[test]
+fn two_that_have_their_data_at_other_places_are_not_compared() {
+    let rig = Rig::with_lvs(120);
+    rig.create("plain", 2, true).unwrap();
+    let rig = Rig { own: Some(Type1), ..rig };
+    rig.create("v", 2, true).unwrap();
+    let rig = Rig { own: Some(Type3), ..rig };
+    rig.create("other", 2, true).unwrap();
+    for since in ["lvs0/plain", "lvs0/other"] {
+        let why = rig.lvstores.ranges("lvs0/v", Some(since), 0, 9).unwrap_err().to_string();
+        assert!(why.contains("protection information"), "{why}");
+        let why = rig.lvstores.ranges(since, Some("lvs0/v"), 0, 9).unwrap_err().to_string();
+        assert!(why.contains("protection information"), "{why}");
+    }
+}
+
+#[test]
+fn killed_while_it_is_made_smaller_and_larger_it_has_no_block_that_looks_damaged() {
+    for power in [false, true] {
+        for point in (0..).step_by(2) {
+            let rig = own(Type1);
+            rig.create("v", 61, true).unwrap();
+            let cluster = common::CLUSTER;
+            let mut v = rig.open("lvs0/v");
+            for lba in [0, 29 * PER_CLUSTER, 31 * PER_CLUSTER + 5, 60 * PER_CLUSTER] {
+                v.write_protected(lba, &blocks(Type1, lba, 40, 1), Checks::ALL).unwrap();
+            }
+            v.flush().unwrap();
+            rig.disk.die_after(point);
+            for clusters in [31, 62] {
+                let _ = rig.lvstores.resize_lvol("lvs0/v", clusters * cluster);
+            }
+            for lba in [30 * PER_CLUSTER, 31 * PER_CLUSTER + 9, 60 * PER_CLUSTER] {
+                let _ = v.write_protected(lba, &blocks(Type1, lba, 9, 2), Checks::ALL);
+            }
+            let _ = v.flush();
+            let survived = !rig.disk.is_dead();
+            drop(v);
+            let disk = rig.disk.clone();
+            drop(rig);
+            match power {
+                true => disk.power_cut(point + 1),
+                false => disk.revive(),
+            }
+            let rig = Rig { own: Some(Type1), ..Rig::on(disk) };
+            rig.lvstores.examine("disk0").unwrap().unwrap();
+            let mut v = rig.open("lvs0/v");
+            let all = rig.bdev("lvs0/v").geometry().num_blocks;
+            assert_eq!(read(&mut v, 0, all), Ok(()), "point {point}, power {power}");
+            // And it goes on, in a size that it did not have.
+            rig.lvstores.resize_lvol("lvs0/v", 63 * cluster).unwrap();
+            assert_eq!(read(&mut v, 0, 63 * PER_CLUSTER), Ok(()), "point {point}, power {power}");
+            if survived {
+                assert!(point > 20, "{point}");
+                break;
+            }
+        }
+    }
 }

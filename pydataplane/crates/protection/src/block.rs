@@ -1,4 +1,4 @@
-//! One block with its tuple, as it lies on the bdev below.
+//! One block and its tuple, as they lie on the bdev below.
 
 use crate::tuple::{Mismatch, Tuple};
 use bdev::{Protected, ProtectionType, TUPLE_LEN, Tuples};
@@ -15,22 +15,24 @@ fn number(with: &Protected, nth: usize, lba: u64) -> u64 {
     with.first.map_or(lba, |first| u64::from(first.wrapping_add(nth as u32)))
 }
 
-/// Data and tuple.
-fn cut(block: &mut [u8]) -> (&mut [u8], &mut [u8; TUPLE_LEN]) {
-    block.split_last_chunk_mut().expect("a block has a tuple")
+/// A tuple as it lies of a block that nobody wrote.
+pub(crate) const NOTHING: [u8; TUPLE_LEN] = [0; TUPLE_LEN];
+
+/// The tuple that lies as those bytes.
+pub(crate) fn lying(stored: &[u8; TUPLE_LEN]) -> Tuple {
+    Tuple::from_bytes(self::stored(*stored))
 }
 
-/// Makes `block` what is to lie there of the `nth` block of a write, which is block `lba` of the disk.
-/// Everything of the writer's is copied, then looked at.
+/// Makes `data` and `last`, its tuple as it lies, what is to lie there of the `nth` block of a write, which is
+/// block `lba` of the disk. Everything of the writer's is copied, then looked at.
 pub(crate) fn take(
-    block: &mut [u8],
+    (data, last): (&mut [u8], &mut [u8; TUPLE_LEN]),
     kind: ProtectionType,
     (nth, lba): (usize, u64),
     sg: &Sg,
     with: &Protected,
 ) -> Result<(), Mismatch> {
-    let len = block.len();
-    let (data, last) = cut(block);
+    let len = data.len() + TUPLE_LEN;
     let number = number(with, nth, lba);
     let given = match with.tuples {
         Tuples::Like(like) => {
@@ -61,15 +63,14 @@ pub(crate) fn take(
 
 /// The other way: gives whoever reads what lies there of the `nth` block of a read.
 pub(crate) fn give(
-    block: &mut [u8],
+    (data, last): (&[u8], &[u8; TUPLE_LEN]),
     kind: ProtectionType,
     (nth, lba): (usize, u64),
     sg: &Sg,
     with: &Protected,
 ) -> Result<(), Mismatch> {
-    let len = block.len();
-    let (data, last) = cut(block);
-    let tuple = Tuple::from_bytes(stored(*last));
+    let len = data.len() + TUPLE_LEN;
+    let tuple = lying(last);
     tuple.check(kind, with.checks, lba, data)?;
     let tuple = tuple.moved(kind, lba, number(with, nth, lba)).to_bytes();
     match with.tuples {
@@ -86,4 +87,9 @@ pub(crate) fn give(
         }
     }
     Ok(())
+}
+
+/// A block as it lies with its tuple behind it.
+pub(crate) fn cut(block: &mut [u8]) -> (&mut [u8], &mut [u8; TUPLE_LEN]) {
+    block.split_last_chunk_mut().expect("a block has a tuple")
 }

@@ -124,7 +124,7 @@ impl Layer for Protecting {
             let first = cursor as usize + begin / whole;
             for (nth, one) in bytes.chunks_exact_mut(whole).enumerate() {
                 let lba = io.lba + (first + nth) as u64;
-                let taken = block::take(one, kind, (first + nth, lba), &io.sg, &with);
+                let taken = block::take(block::cut(one), kind, (first + nth, lba), &io.sg, &with);
                 taken.map_err(|mismatch| (mismatch, lba))?;
             }
             Ok(())
@@ -148,7 +148,8 @@ impl Layer for Protecting {
             {
                 let of_io = cursor as usize + first + nth;
                 let lba = io.lba + of_io as u64;
-                let given = block::give(one, kind, (of_io, lba), &io.sg, &with);
+                let (data, tuple) = block::cut(one);
+                let given = block::give((data, tuple), kind, (of_io, lba), &io.sg, &with);
                 given.map_err(|mismatch| (mismatch, lba))?;
                 *known = Known { blocks: first + nth + 1, ..Known::default() };
             }

@@ -21,6 +21,7 @@
 //! | file | noun |
 //! | --- | --- |
 //! | `tuple` | [`Tuple`], [`Mismatch`] |
+//! | `area` | [`Area`]: tuples in an area of their own, for a device whose blocks have no room for them |
 //! | `disk` | [`ProtectedDisk`]: the bdev |
 //! | `channel` | the data path: read it from top to bottom |
 //! | `block` | one block on its way |
@@ -29,12 +30,14 @@
 // Tests make lists of runs.
 #![cfg_attr(not(test), forbid(unsafe_code))]
 
+mod area;
 mod block;
 mod channel;
 mod disk;
 mod tuple;
 mod writing;
 
+pub use area::{Area, Keepers, Layout, Paused};
 pub use disk::ProtectedDisk;
 pub use tuple::{Mismatch, Tuple, guard};
 

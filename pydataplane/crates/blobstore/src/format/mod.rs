@@ -9,8 +9,9 @@ mod xattr;
 pub(crate) use page::{BITMAP_BITS, Kind, PAYLOAD, POINTERS, Page, PageId};
 pub(crate) use record::{RECORD_IMAGES_MAX, RecordHeader, images_crc};
 pub(crate) use root::{
-    DIRECT, EXTENTS_MAX, FLAG_DELETING, FLAG_EXTERNAL, FLAG_READ_ONLY, FLAG_SNAPSHOT, FLAG_THIN,
-    FLAGS_1, FLAGS_2, INLINE_XATTRS, Root, XATTR_PAGES,
+    DIRECT, EXTENTS_MAX, FLAG_DELETING, FLAG_DIF_1, FLAG_DIF_3, FLAG_DIF_4096, FLAG_EXTERNAL,
+    FLAG_READ_ONLY, FLAG_SNAPSHOT, FLAG_THIN, FLAGS_1, FLAGS_2, FLAGS_DIF, INLINE_XATTRS, Root,
+    XATTR_PAGES,
 };
 pub(crate) use superblock::{COPY_A, COPY_B, Superblock, SuperblockFault, VERSION};
 pub(crate) use xattr::{pack, unpack};

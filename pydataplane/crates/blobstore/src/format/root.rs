@@ -25,9 +25,16 @@ pub(crate) const FLAG_SNAPSHOT: u32 = 4;
 pub(crate) const FLAG_DELETING: u32 = 8;
 /// Its parent is outside of the store, and named by `external`.
 pub(crate) const FLAG_EXTERNAL: u32 = 16;
+/// It has protection information of type 1, or 3, in an area of its own, which the store knows nothing of.
+pub(crate) const FLAG_DIF_1: u32 = 32;
+pub(crate) const FLAG_DIF_3: u32 = 64;
+/// That is of blocks of 4096 bytes; without, of 512.
+pub(crate) const FLAG_DIF_4096: u32 = 128;
+/// What its snapshots and clones have as well.
+pub(crate) const FLAGS_DIF: u32 = FLAG_DIF_1 | FLAG_DIF_3 | FLAG_DIF_4096;
 /// Flags of version 1, and of version 2.
 pub(crate) const FLAGS_1: u32 = FLAG_THIN | FLAG_READ_ONLY;
-pub(crate) const FLAGS_2: u32 = FLAGS_1 | FLAG_SNAPSHOT | FLAG_DELETING | FLAG_EXTERNAL;
+pub(crate) const FLAGS_2: u32 = FLAGS_1 | FLAG_SNAPSHOT | FLAG_DELETING | FLAG_EXTERNAL | FLAGS_DIF;
 
 /// A root page from byte 64 on.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

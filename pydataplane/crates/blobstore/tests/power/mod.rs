@@ -442,6 +442,7 @@ fn run(store: &mut Store<TraceDisk>, step: &Step, tag: &mut u64) -> Result<(), E
     match step {
         Step::Create { serial, size, thin } => {
             let options = BlobOptions {
+                dif: None,
                 name: format!("blob{serial}"),
                 uuid: uuid_of(*serial),
                 size: *size,
@@ -452,6 +453,7 @@ fn run(store: &mut Store<TraceDisk>, step: &Step, tag: &mut u64) -> Result<(), E
         }
         Step::CreateWith { serial, size, xattrs } => {
             let options = BlobOptions {
+                dif: None,
                 name: format!("blob{serial}"),
                 uuid: uuid_of(*serial),
                 size: *size,
@@ -787,6 +789,7 @@ fn check_goes_on(mut store: Store<TraceDisk>) -> Result<(), String> {
     }
     let size = store.info().free_clusters;
     let options = BlobOptions {
+        dif: None,
         name: "after".into(),
         uuid: Uuid::from_u128(2),
         size,

@@ -266,7 +266,7 @@ pub fn run(store: &mut Store<Device>, op: &Op, freed: &mut Vec<Freed>) -> Result
         Op::Create { serial, size, thin, xattrs, beside } => {
             let (name, uuid) = (format!("blob{serial}"), uuid_of(*serial));
             let (size, thin, xattrs) = (*size, *thin, xattrs.clone());
-            let options = BlobOptions { name, uuid, size, thin, xattrs };
+            let options = BlobOptions { dif: None, name, uuid, size, thin, xattrs };
             if !beside || thin {
                 return store.create(&options).map(drop);
             }

@@ -41,6 +41,7 @@ fn channel_of(clusters: u64) -> (Arc<Volume>, LvolChannel, IoContext) {
     let options = StoreOptions { name: "s".into(), uuid: Uuid::nil(), cluster_size: 64 << 10 };
     let mut store = Store::create_store(MemDisk::new(8 << 20), &options).unwrap();
     let blob = BlobOptions {
+        dif: None,
         name: "b".into(),
         uuid: Uuid::nil(),
         size: clusters,
@@ -54,6 +55,7 @@ fn channel_of(clusters: u64) -> (Arc<Volume>, LvolChannel, IoContext) {
         unmaps: true,
         shift: 0,
         encryption: None,
+        dif: None,
     };
     let names = Names { lvstore: "s".into(), lvol: "b".into() };
     let base: Arc<dyn Bdev> = Null::create("n", 512, 1 << 20, None).unwrap();

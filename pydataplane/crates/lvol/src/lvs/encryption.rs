@@ -40,8 +40,22 @@ impl Lvs {
         }
     }
 
-    /// Refuses `op` where two volumes do not have the same key, or not both have none.
+    /// Refuses `op` where two volumes do not keep the same protection information themselves: their clusters
+    /// do not mean the same.
+    pub fn same_dif(&self, op: &str, one: &Volume, other: &Volume) -> Result<(), Error> {
+        if one.id.dif == other.id.dif {
+            return Ok(());
+        }
+        let why = "they do not both keep protection information of the same type themselves, and so have \
+                   their data at other places; choose two that do"
+            .to_owned();
+        Err(Error::BadParameter { op: op.to_owned(), why })
+    }
+
+    /// Refuses `op` where two volumes do not have the same key, or not both have none; so with protection
+    /// information that they keep themselves.
     pub(super) fn same_key(&self, op: &str, one: &Volume, other: &Volume) -> Result<(), Error> {
+        self.same_dif(op, one, other)?;
         if one.id.encryption == other.id.encryption {
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! Volumes of an lvstore whose parents are bdevs: made, and registered when their parents come.
 
 use super::Lvs;
-use super::history::thin;
+use super::history::{no_tuples_of_its_own, thin};
 use crate::error::Error;
 use crate::external::External;
 use crate::info::{LvolInfo, NewLvol};
@@ -34,6 +34,7 @@ impl Lvs {
         // What a guest reads must not change under it.
         self.unused(&op, std::slice::from_ref(volume))?;
         thin(&op, volume)?;
+        no_tuples_of_its_own(&op, volume)?;
         if volume.id.encryption.is_some() {
             let why = "it is encrypted, and would read the bdev's data wrongly".to_owned();
             return Err(Error::BadParameter { op, why });

@@ -27,6 +27,9 @@ impl Lvs {
             self.inherit_key(volume, &mut options);
             wanted.push((volume.clone(), options));
         }
+        // So that in a snapshot no block is in the midst of being written, and what is damaged there is told.
+        let lvols: Vec<_> = all.iter().filter_map(|(volume, _)| self.lvol_of(volume)).collect();
+        let _paused: Vec<_> = lvols.iter().filter_map(|lvol| Some(lvol.area()?.pause())).collect();
         // A snapshot that was taken is there, however long that took.
         let job = op.clone();
         let taken =
@@ -76,6 +79,7 @@ impl Lvs {
         // What a guest reads must not change under it.
         self.unused(&op, std::slice::from_ref(volume))?;
         thin(&op, volume)?;
+        no_tuples_of_its_own(&op, volume)?;
         self.same_key(&op, volume, parent)?;
         if volume.kin(|kin| kin.parent.as_ref().is_some_and(|its| Arc::ptr_eq(its, parent))) {
             return Err(Error::AlreadyParent { op });
@@ -176,6 +180,19 @@ impl Lvs {
 fn is_made_of(volume: &Arc<Volume>, snapshot: &Arc<Volume>) -> bool {
     let up = |volume: &Arc<Volume>| volume.kin(|kin| kin.parent.clone());
     std::iter::successors(up(volume), up).any(|parent| Arc::ptr_eq(&parent, snapshot))
+}
+
+/// Refuses a volume that keeps protection information itself: some of that would be of the parent's blocks, and
+/// some not.
+pub(super) fn no_tuples_of_its_own(op: &str, volume: &Volume) -> Result<(), Error> {
+    match volume.id.dif {
+        None => Ok(()),
+        Some(_) => {
+            let why =
+                "it keeps its protection information itself; clone the snapshot instead".to_owned();
+            Err(Error::BadParameter { op: op.to_owned(), why })
+        }
+    }
 }
 
 /// Refuses a volume that has all of its own: no parent would ever be read.

@@ -10,7 +10,9 @@ use crate::meta::Meta;
 use crate::translate::refused;
 use crate::volume::Volume;
 use crate::zeroing::Guard;
-use blobstore::{BlobOptions, Reservation, StoreInfo};
+use bdev::ProtectionType;
+use blobstore::{BlobOptions, Dif, DifType, Reservation, StoreInfo};
+use protection::{Area, Layout};
 use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
@@ -36,9 +38,11 @@ impl Lvs {
             }
         }
         self.not_zeroing(&op, &[&options.name, &uuid.to_string()])?;
+        let (dif, layout) = self.dif(&op, options)?;
         let size = self.clusters(&op, options.size)?;
-        let blob =
-            BlobOptions { name: options.name.clone(), uuid, size, thin: options.thin, xattrs };
+        let size = layout.map_or(size, |layout| layout.clusters(size));
+        let (name, thin) = (options.name.clone(), options.thin);
+        let blob = BlobOptions { name, uuid, size, thin, dif, xattrs };
         let cluster_size = self.info.cluster_size;
         let reserved = {
             let (op, blob) = (op.clone(), blob.clone());
@@ -132,7 +136,11 @@ impl Lvs {
         let uuid = volume.id.uuid;
         self.not_zeroing(&op, &[&uuid.to_string()])?;
         let clusters = self.clusters(&op, size)?;
+        let clusters = volume.id.dif.map_or(clusters, |(_, layout)| layout.clusters(clusters));
         let before = volume.size();
+        if size > before {
+            self.forget_tuples(&op, volume)?;
+        }
         let (blob, cluster_size, job_op) = (volume.blob(), self.info.cluster_size, op.clone());
         let reserved = self.meta(&op, move |meta| {
             let needed = meta.store(&job_op)?.check_resize(blob, clusters);
@@ -145,6 +153,10 @@ impl Lvs {
         self.meta_within(Duration::MAX, &op.clone(), move |meta| {
             meta.resize(&op, &job, clusters, reserved)
         })?;
+        if volume.size() < before {
+            let lvol = self.lvol_of(volume);
+            lvol.iter().filter_map(|lvol| lvol.area()).for_each(Area::shrunk);
+        }
         drop(turn);
         Ok(volume.size() != before)
     }
@@ -198,6 +210,40 @@ impl Lvs {
     pub fn cancel(&self, lvol: &str) -> bool {
         let found = self.zeroings.find(lvol);
         found.as_ref().inspect(|zeroing| zeroing.cancel()).is_some()
+    }
+
+    /// What a volume of these options has of protection information of its own.
+    fn dif(&self, op: &str, options: &LvolOptions) -> Result<(Option<Dif>, Option<Layout>), Error> {
+        let Some(kind) = options.dif_type else { return Ok((None, None)) };
+        if self.base.protection().is_some() && options.key.is_none() {
+            let why = format!(
+                "bdev {} has protection information, which its lvols have as well; leave the type out",
+                self.base.name()
+            );
+            return Err(Error::BadParameter { op: op.to_owned(), why });
+        }
+        let kind = match kind {
+            ProtectionType::Type1 => DifType::Type1,
+            ProtectionType::Type3 => DifType::Type3,
+        };
+        let block_size = self.base.geometry().block_size;
+        let layout = Layout::new(block_size, self.info.cluster_size);
+        Ok((Some(Dif { kind, large_blocks: block_size == 4096 }), Some(layout)))
+    }
+
+    /// Has a volume that grows have no tuples of blocks that it had, before it was made smaller.
+    fn forget_tuples(&self, op: &str, volume: &Volume) -> Result<(), Error> {
+        if volume.id.dif.is_none() {
+            return Ok(());
+        }
+        let lvol = self.lvol_of(volume);
+        let Some(area) = lvol.as_ref().and_then(|lvol| lvol.area()) else {
+            let why = "it keeps protection information itself, which has to be changed, and is no bdev now: \
+                       its key is missing, or the lvstore's bdev has blocks of another size"
+                .to_owned();
+            return Err(Error::BadParameter { op: op.to_owned(), why });
+        };
+        area.forget_beyond().map_err(|e| Error::Io { op: op.to_owned(), cause: e.to_string() })
     }
 
     /// Whole clusters for a size in bytes.

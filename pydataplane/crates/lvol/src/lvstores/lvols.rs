@@ -301,12 +301,20 @@ impl Lvstores {
         let older = match since.map(|since| self.shared.find_lvol(since)).transpose()? {
             Some((other, older)) => {
                 lvs.same(&other, op)?;
+                lvs.same_dif(&op(), &volume, &older)?;
                 Some(lvs.view_of(&op(), &older)?)
             }
             None => None,
         };
         let cluster_size = u64::from(lvs.info().cluster_size);
-        Ok(ranges::of(&lvs.view_of(&op(), &volume)?, older.as_ref(), cluster_size, offset, most))
+        let view = lvs.view_of(&op(), &volume)?;
+        let Some((_, layout)) = &volume.id.dif else {
+            return Ok(ranges::of(&view, older.as_ref(), cluster_size, offset, most));
+        };
+        let first = (offset / cluster_size).min(view.clusters());
+        let from = layout.cluster_at(first) * cluster_size;
+        let found = ranges::of(&view, older.as_ref(), cluster_size, from, most);
+        Ok(ranges::of_data(found, layout, cluster_size))
     }
 
     /// Begins to copy what a read-only lvol itself has to the same places of a bdev, which nobody else may
@@ -324,7 +332,13 @@ impl Lvstores {
             registry: self.shared.registry.clone(),
             lvol: volume.name.clone(),
             to: bdev.to_owned(),
-            clusters: (0..view.clusters()).filter(|cluster| view.own(*cluster) != 0).collect(),
+            clusters: (0..view.clusters())
+                .filter(|cluster| view.own(*cluster) != 0)
+                .filter_map(|at| match &volume.id.dif {
+                    None => Some(at),
+                    Some((_, layout)) => layout.cluster_of(at),
+                })
+                .collect(),
             cluster_size: u64::from(lvs.info().cluster_size),
         };
         self.shared.copies.begin(&op, plan)

@@ -42,7 +42,7 @@ impl Lvstores {
         let of = |(blob, at): (BlobId, u64)| {
             let volume = volumes.iter().find(|volume| volume.blob() == blob)?;
             let names = volume.names();
-            Some((format!("{}/{}", names.lvstore, names.lvol), at))
+            Some((format!("{}/{}", names.lvstore, names.lvol), volume.shown_at(at)))
         };
         let unreadable = found.unreadable.into_iter().map(|part| UnreadableData {
             offset: part.offset,

@@ -27,6 +27,8 @@ pub struct Rig {
     pub lvstores: Lvstores,
     /// Of the disk's protection information, if `disk0` has that.
     pub kind: Option<ProtectionType>,
+    /// Of what its lvols keep themselves.
+    pub own: Option<ProtectionType>,
 }
 
 impl Rig {
@@ -53,7 +55,7 @@ impl Rig {
             None => registry.register(disk.clone()).unwrap(),
             Some(kind) => registry.register(protected(disk.clone(), kind)).unwrap(),
         };
-        Rig { lvstores: Lvstores::new(registry.clone()), registry, disk, kind }
+        Rig { lvstores: Lvstores::new(registry.clone()), registry, disk, kind, own: None }
     }
 
     pub fn with_lvs(clusters: u64) -> Rig {
@@ -65,6 +67,7 @@ impl Rig {
     pub fn create(&self, name: &str, clusters: u64, thin: bool) -> Result<LvolInfo, lvol::Error> {
         let size = clusters * CLUSTER;
         let options = LvolOptions {
+            dif_type: self.own,
             name: name.into(),
             size,
             thin,
@@ -85,10 +88,10 @@ impl Rig {
 
     /// Another process: the same disk, nothing else.
     pub fn restart(self) -> Rig {
-        let (disk, kind) = (self.disk.clone(), self.kind);
+        let (disk, kind, own) = (self.disk.clone(), self.kind, self.own);
         drop(self);
         disk.revive();
-        Rig::again(disk, kind)
+        Rig { own, ..Rig::again(disk, kind) }
     }
 }
 

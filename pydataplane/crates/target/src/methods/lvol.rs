@@ -4,6 +4,7 @@ mod history;
 mod medium;
 
 use super::crypto as keys;
+use super::protected::{Asked, type_of};
 use super::{BdevName, UuidText, limits, mib_to_bytes, unsupported};
 use crate::app::App;
 use crate::errors;
@@ -11,6 +12,7 @@ use crate::pools::Pool;
 use crate::restore::bdev_of;
 use crate::state::Item;
 use crate::stores::Store;
+use bdev::TUPLE_LEN;
 use lvol::{ClearMethod, LvolInfo, LvolOptions, LvolSizes, LvolSpace, LvstoreInfo, LvstoreOptions};
 use rbd::Volume;
 use rpc::{Errno, Error, Flags, Methods};
@@ -161,6 +163,11 @@ struct CreateLvol {
     /// them (ours). Default: none
     #[serde(default)]
     xattrs: Option<BTreeMap<String, String>>,
+    /// Type of protection information (T10 DIF, 8 bytes a block) that it, its snapshots and its clones keep in
+    /// clusters of their own beside those of its size: 1 or 3 (ours). Default: 0, none but what the lvstore's
+    /// bdev has
+    #[serde(default)]
+    dif_type: Option<i32>,
     /// Name of the key that its data is encrypted with, and that of its snapshots and clones (ours).
     /// Default: not encrypted
     #[serde(default)]
@@ -262,6 +269,9 @@ struct Lvol {
     /// UUID of the bdev whose clone it is (ours; SPDK has it in bdev_get_bdevs only).
     #[serde(skip_serializing_if = "Option::is_none")]
     external_snapshot_name: Option<String>,
+    /// Type of the protection information that it keeps itself (ours).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dif_type: Option<u8>,
     /// Name of the key that its data is encrypted with (ours).
     #[serde(skip_serializing_if = "Option::is_none")]
     key_name: Option<String>,
@@ -291,6 +301,7 @@ impl From<LvolInfo> for Lvol {
             size: i.size,
             is_read_only: i.is_read_only,
             external_snapshot_name: i.external_snapshot_name,
+            dif_type: i.dif_type.map(type_of),
             key_name: i.key_name,
             waits_for_key: i.waits_for_key,
         }
@@ -404,7 +415,14 @@ fn create_lvol(app: &App, p: CreateLvol) -> Result<String, Error> {
     let lvstore = required(p.uuid, p.lvs_name)?;
     let what = format!("lvol {lvstore}/{}", p.lvol_name);
     let key = p.key_name.map(|name| keys::given(app, &name, &what, Errno::NoKey)).transpose()?;
+    let asked = Asked {
+        md_size: p.dif_type.filter(|kind| *kind != 0).map(|_| TUPLE_LEN as u32),
+        dif_type: p.dif_type,
+        ..Asked::default()
+    };
+    let dif_type = asked.checked("bdev_lvol_create")?.map(|protection| protection.kind);
     let options = LvolOptions {
+        dif_type,
         name: p.lvol_name,
         size: mib_to_bytes(p.size_in_mib)?,
         thin: p.thin_provision.unwrap_or(false),
@@ -562,7 +580,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Errno::Inval,
             Errno::Io,
         ])
-        .errors(&[Errno::Canceled])
+        .errors(&[Errno::Canceled, Errno::NotSup])
         .errors(OF_POOLS);
     let a = app.clone();
     methods

@@ -50,6 +50,14 @@ impl Asked {
     }
 }
 
+/// The number of a type.
+pub(super) fn type_of(kind: ProtectionType) -> u8 {
+    match kind {
+        ProtectionType::Type1 => 1,
+        ProtectionType::Type3 => 3,
+    }
+}
+
 /// Bytes of metadata of a block with it.
 pub(super) fn bytes_of(protection: Option<Protection>) -> u32 {
     protection.map_or(0, |_| TUPLE_LEN as u32)
@@ -92,7 +100,7 @@ impl Metadata {
         Some(Metadata {
             md_size: TUPLE_LEN as u32,
             md_interleave: protection.interleaved,
-            dif_type: if first { 1 } else { 3 },
+            dif_type: type_of(protection.kind),
             dif_is_head_of_md: protection.at_head,
             enabled_dif_check_types: CheckTypes { reftag: first, apptag: false, guard: true },
             dif_pi_format: 0,

@@ -1,0 +1,202 @@
+//! Comparing blocks with their tuples, of units that were being written to when the process, or the host, ended,
+//! or in which a write or a flush failed; and letting go of tuples of blocks that are no more.
+
+use super::{Keeper, Number, PATIENCE};
+use crate::area::layout::{PAGE, REGION_BLOCKS};
+use crate::block;
+use bdev::{AlignedBuf, Checks, IoError, SyncChannel, TUPLE_LEN};
+use reactor::Next;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+/// Bytes of data that are read at a time.
+const AT_ONCE: usize = 256 << 10;
+/// A region that somebody has is tried again after so long.
+const HELD: Duration = Duration::from_millis(1);
+
+/// A unit that is looked through.
+pub(super) struct Looking {
+    number: Number,
+    /// Its next region.
+    region: u64,
+    /// How often it was doubted when this began.
+    doubts: u64,
+    /// Blocks that have no tuple any more.
+    wrong: u64,
+}
+
+/// What became of a region.
+enum Looked {
+    /// So many blocks were wrong.
+    Through(u64),
+    /// Somebody has it.
+    Held,
+    /// It has no blocks.
+    Beyond,
+}
+
+impl Keeper {
+    /// Goes on with a region of a unit that is doubted: a block whose tuple is not its own gets that of a block
+    /// that nobody wrote. Says when there is more to do.
+    pub(super) fn look_through(&mut self) -> Next {
+        if self.is_read_only() || self.is_latched() || self.paused {
+            return Next::WhenRung;
+        }
+        let Some(mut looking) = self.looking.take().or_else(|| self.next_to_look_through()) else {
+            return Next::WhenRung;
+        };
+        match self.look_at_region(&looking) {
+            Ok(Looked::Through(wrong)) => {
+                looking.region += 1;
+                looking.wrong += wrong;
+                self.looking = Some(looking);
+            }
+            Ok(Looked::Held) => {
+                self.looking = Some(looking);
+                return Next::Within(HELD);
+            }
+            Ok(Looked::Beyond) => self.looked_through(&looking),
+            Err(e) => {
+                let (zone, name) = (looking.number.0, self.below.name());
+                tracing::error!("a part of zone {zone} of {name} is not looked through: {e}");
+                let again = Instant::now() + self.times.again;
+                if let Some(its) = self.marked.get_mut(&looking.number) {
+                    its.not_before = Some(again);
+                }
+            }
+        }
+        Next::Now
+    }
+
+    /// All of a unit was compared: what is wrong from now on is damaged, unless it was doubted again.
+    fn looked_through(&mut self, looking: &Looking) {
+        let trusted = self.unit(looking.number).is_some_and(|unit| unit.trust(looking.doubts));
+        self.suspects |= !trusted;
+        if looking.wrong > 0 {
+            tracing::warn!(
+                "{} blocks of {} that were being written have no protection information until they \
+                 are written again",
+                looking.wrong,
+                self.below.name()
+            );
+        }
+        // Nobody has to have written to it: it may be cleaned in the next turn.
+        if let Some(its) = self.marked.get_mut(&looking.number) {
+            its.quiet = self.times.quiet;
+            its.not_before = None;
+        }
+    }
+
+    /// A unit that is doubted, and was not found unreadable a moment ago.
+    fn next_to_look_through(&mut self) -> Option<Looking> {
+        if !self.suspects {
+            return None;
+        }
+        let now = Instant::now();
+        let mut put_off = false;
+        for (number, its) in &self.marked {
+            let doubts = self.unit(*number).map_or(0, |unit| unit.doubts());
+            if doubts == 0 {
+                continue;
+            }
+            if its.not_before.is_none_or(|time| time <= now) {
+                return Some(Looking { number: *number, region: 0, doubts, wrong: 0 });
+            }
+            put_off = true;
+        }
+        self.suspects = put_off;
+        None
+    }
+
+    fn look_at_region(&mut self, looking: &Looking) -> Result<Looked, IoError> {
+        let layout = self.shared.layout;
+        let (zone, nth) = looking.number;
+        let first = zone * layout.zone_blocks();
+        let end = layout.data_blocks(self.below.geometry().num_blocks).saturating_sub(first);
+        let end = end.min(layout.zone_blocks()).min((nth + 1) * layout.unit_blocks());
+        let within = nth * layout.unit_blocks() + looking.region * REGION_BLOCKS;
+        if within >= end {
+            return Ok(Looked::Beyond);
+        }
+        // What said so may have been read from a cache.
+        self.mark(zone, &BTreeSet::from([nth]))?;
+        let (shared, region) = (self.shared.clone(), looking.region as u32);
+        let Some(unit) = shared.unit(zone, nth) else { return Ok(Looked::Beyond) };
+        if !unit.holds.hold(region, 1) {
+            return Ok(Looked::Held);
+        }
+        let wrong = self.compare(zone, within, end.min(within + REGION_BLOCKS));
+        shared.let_go(unit, region, 1);
+        wrong.map(Looked::Through)
+    }
+
+    /// Compares the blocks of a region, which nobody else changes; returns how many have no tuple any more.
+    fn compare(&mut self, zone: u64, from: u64, till: u64) -> Result<u64, IoError> {
+        let (layout, kind) = (self.shared.layout, self.shared.kind);
+        let block = layout.block_size() as usize;
+        let page_at = layout.page(zone, from / REGION_BLOCKS);
+        let mut page = AlignedBuf::zeroed(PAGE);
+        self.with(|channel| channel.read(page_at, &mut page))?;
+        let mut data = AlignedBuf::zeroed(AT_ONCE);
+        let (mut wrong, mut within) = (0, from);
+        while within < till {
+            let blocks = (till - within).min((AT_ONCE / block) as u64);
+            let bytes = &mut data[..blocks as usize * block];
+            let lba = zone * layout.zone_blocks() + within;
+            self.with(|channel| channel.read(layout.place(lba).lba, bytes))?;
+            let tuples = page.as_chunks_mut::<TUPLE_LEN>().0.iter_mut();
+            let tuples = tuples.skip((within - from) as usize);
+            for ((at, data), stored) in (lba..).zip(bytes.chunks_exact(block)).zip(tuples) {
+                if block::lying(stored).check(kind, Checks::ALL, at, data).is_err() {
+                    *stored = block::NOTHING;
+                    wrong += 1;
+                }
+            }
+            within += blocks;
+        }
+        if wrong > 0 {
+            self.with(|channel| channel.write(page_at, &page))?;
+        }
+        Ok(wrong)
+    }
+
+    /// Makes the tuples of blocks beyond the end, as far as its last zone has them, those of blocks that nobody
+    /// wrote, durably: they may come back, without what they had.
+    pub fn forget_beyond(&mut self) -> Result<(), IoError> {
+        self.forget_zones();
+        let layout = self.shared.layout;
+        let end = layout.data_blocks(self.below.geometry().num_blocks);
+        let (zone, within) = (end / layout.zone_blocks(), end % layout.zone_blocks());
+        if within == 0 {
+            return Ok(());
+        }
+        let shared = self.shared.clone();
+        shared.make_zone(zone).ok_or(IoError::OutOfRange)?;
+        for region in within / REGION_BLOCKS..layout.regions() {
+            // The page of the last block is that of others as well.
+            let Some((unit, nth)) = shared.unit_at(zone, region * REGION_BLOCKS) else { break };
+            let until = Instant::now() + PATIENCE;
+            while !unit.holds.hold(nth, 1) {
+                if Instant::now() > until {
+                    return Err(IoError::Aborted);
+                }
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            let done = self.forget(layout.page(zone, region), within, region);
+            shared.let_go(unit, nth, 1);
+            done?;
+        }
+        self.with(SyncChannel::flush)
+    }
+
+    fn forget(&mut self, page_at: u64, within: u64, region: u64) -> Result<(), IoError> {
+        let mut page = AlignedBuf::zeroed(PAGE);
+        self.with(|channel| channel.read(page_at, &mut page))?;
+        let first = within.saturating_sub(region * REGION_BLOCKS) as usize * TUPLE_LEN;
+        if page[first..].iter().any(|byte| *byte != 0) {
+            page[first..].fill(0);
+            self.with(|channel| channel.write(page_at, &page))?;
+        }
+        Ok(())
+    }
+}
