@@ -390,7 +390,9 @@ impl Lvs {
 
     /// A volume as a bdev, if it is one.
     fn lvol_of(&self, volume: &Volume) -> Option<Arc<Lvol>> {
-        self.registry.get_as(&volume.name)
+        // Another lvstore may be a copy of this one, with volumes of the same UUIDs.
+        let found: Option<Arc<Lvol>> = self.registry.get_as(&volume.name);
+        found.filter(|lvol| std::ptr::eq(&*lvol.volume, volume))
     }
 
     /// Takes a volume that nobody claims out of the registry.

@@ -130,6 +130,15 @@ impl Keeper {
         wrong.map(Looked::Through)
     }
 
+    /// Blocks that are read at a time.
+    fn at_once(&self) -> u64 {
+        let most = AT_ONCE as u64 / u64::from(self.shared.layout.block_size());
+        match u64::from(self.below.features().max_blocks) {
+            0 => most,
+            blocks => most.min(blocks),
+        }
+    }
+
     /// Compares the blocks of a region, which nobody else changes; returns how many have no tuple any more.
     fn compare(&mut self, zone: u64, from: u64, till: u64) -> Result<u64, IoError> {
         let (layout, kind) = (self.shared.layout, self.shared.kind);
@@ -140,7 +149,7 @@ impl Keeper {
         let mut data = AlignedBuf::zeroed(AT_ONCE);
         let (mut wrong, mut within) = (0, from);
         while within < till {
-            let blocks = (till - within).min((AT_ONCE / block) as u64);
+            let blocks = (till - within).min(self.at_once());
             let bytes = &mut data[..blocks as usize * block];
             let lba = zone * layout.zone_blocks() + within;
             self.with(|channel| channel.read(layout.place(lba).lba, bytes))?;
@@ -172,30 +181,38 @@ impl Keeper {
         }
         let shared = self.shared.clone();
         shared.make_zone(zone).ok_or(IoError::OutOfRange)?;
-        for region in within / REGION_BLOCKS..layout.regions() {
-            // The page of the last block is that of others as well.
-            let Some((unit, nth)) = shared.unit_at(zone, region * REGION_BLOCKS) else { break };
-            let until = Instant::now() + PATIENCE;
-            while !unit.holds.hold(nth, 1) {
-                if Instant::now() > until {
-                    return Err(IoError::Aborted);
-                }
-                std::thread::sleep(Duration::from_micros(100));
+        let region = within / REGION_BLOCKS;
+        let (unit, nth) = shared.unit_at(zone, within).ok_or(IoError::OutOfRange)?;
+        // The page of the last block is that of others as well.
+        let until = Instant::now() + PATIENCE;
+        while !unit.holds.hold(nth, 1) {
+            if Instant::now() > until {
+                return Err(IoError::Aborted);
             }
-            let done = self.forget(layout.page(zone, region), within, region);
-            shared.let_go(unit, nth, 1);
-            done?;
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let first = (within % REGION_BLOCKS) as usize * TUPLE_LEN;
+        let done = self.forget(layout.page(zone, region), PAGE, first);
+        shared.let_go(unit, nth, 1);
+        done?;
+        // Those of the rest are nobody's.
+        let mut next = region + 1;
+        while next < layout.regions() {
+            let most = (self.at_once() / layout.page_blocks()).max(1);
+            let pages = (layout.regions() - next).min(most);
+            self.forget(layout.page(zone, next), pages as usize * PAGE, 0)?;
+            next += pages;
         }
         self.with(SyncChannel::flush)
     }
 
-    fn forget(&mut self, page_at: u64, within: u64, region: u64) -> Result<(), IoError> {
-        let mut page = AlignedBuf::zeroed(PAGE);
-        self.with(|channel| channel.read(page_at, &mut page))?;
-        let first = within.saturating_sub(region * REGION_BLOCKS) as usize * TUPLE_LEN;
-        if page[first..].iter().any(|byte| *byte != 0) {
-            page[first..].fill(0);
-            self.with(|channel| channel.write(page_at, &page))?;
+    /// Makes tuples zeros, of `bytes` bytes of pages those from byte `first` on.
+    fn forget(&mut self, page_at: u64, bytes: usize, first: usize) -> Result<(), IoError> {
+        let mut pages = AlignedBuf::zeroed(bytes);
+        self.with(|channel| channel.read(page_at, &mut pages))?;
+        if pages[first..].iter().any(|byte| *byte != 0) {
+            pages[first..].fill(0);
+            self.with(|channel| channel.write(page_at, &pages))?;
         }
         Ok(())
     }
