@@ -92,7 +92,8 @@ pub struct Holds(Box<[AtomicU64]>);
 impl Holds {
     /// So many, which nobody has.
     pub fn new(count: u32) -> Holds {
-        Holds((0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+        let words = count.div_ceil(64) as usize;
+        Holds(std::iter::repeat_with(AtomicU64::default).take(words).collect())
     }
 
     /// Takes `count` from `first` on, if nobody has one of them.
