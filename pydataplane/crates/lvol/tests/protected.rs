@@ -894,3 +894,32 @@ fn killed_while_it_is_made_smaller_and_larger_it_has_no_block_that_looks_damaged
         }
     }
 }
+
+/// As a mirror copies a snapshot that was taken of a volume before it was looked through.
+#[test]
+fn a_snapshot_of_a_killed_volume_is_copied_and_not_damaged_there() {
+    for point in 0..30 {
+        let rig = own(Type1);
+        rig.create("v", 4, true).unwrap();
+        let mut v = rig.open("lvs0/v");
+        v.write_protected(0, &blocks(Type1, 0, 40, 1), Checks::ALL).unwrap();
+        v.flush().unwrap();
+        rig.disk.die_after(point);
+        let _ = v.write_protected(0, &blocks(Type1, 0, 40, 2), Checks::ALL);
+        drop(v);
+        let disk = rig.disk.clone();
+        drop(rig);
+        disk.revive();
+        let rig = Rig { own: Some(Type1), ..Rig::on(disk) };
+        rig.lvstores.examine("disk0").unwrap().unwrap();
+        rig.lvstores.snapshot("lvs0/v", &new("s")).unwrap();
+        let mut s = rig.open("lvs0/s");
+        assert_eq!(read(&mut s, 0, 40), Ok(()));
+        let mut both = AlignedBuf::zeroed(40 * WITH_TUPLE);
+        s.read_protected(0, &mut both, Checks::NONE).unwrap();
+        rig.create("w", 4, true).unwrap();
+        let mut w = rig.open("lvs0/w");
+        w.write_protected(0, &both, Checks::NONE).unwrap();
+        assert_eq!(read(&mut w, 0, 40), Ok(()), "point {point}");
+    }
+}

@@ -946,3 +946,39 @@ fn no_io_that_fails_makes_a_block_look_damaged() {
         }
     }
 }
+
+/// A volume that was killed while it wrote 200 blocks, of which block 30 has data without its tuple. The map
+/// takes no writes, so that it is not looked through.
+fn with_a_torn_block() -> (Host, Disk) {
+    let host = Host::new(512, Type1, 48);
+    let disk = host.load();
+    open(&disk).write_protected(0, &host.both(0, 200, 1), Checks::ALL).unwrap();
+    let host = killed(&host);
+    host.base.corrupt(host.at(30).0, 1);
+    host.base.inject(Fault { lba: 0..1, ..Fault::always(Op::Write, IoError::WriteMedium) });
+    let disk = host.load();
+    (host, disk)
+}
+
+#[test]
+fn who_checks_less_than_all_gets_no_tuple_of_what_was_being_written() {
+    for checks in [
+        Checks::NONE,
+        Checks { guard: false, ..Checks::ALL },
+        Checks { reference: false, ..Checks::ALL },
+        Checks::ALL,
+    ] {
+        let (host, disk) = with_a_torn_block();
+        let mut both = AlignedBuf::zeroed(8 * 520);
+        open(&disk).read_protected(24, &mut both, checks).unwrap();
+        for (lba, both) in (24..).zip(both.chunks(520)) {
+            let its = if lba == 30 { Tuple::UNWRITTEN } else { host.tuple(lba, 1) };
+            assert_eq!(both[512..], its.to_bytes(), "block {lba}, {checks:?}");
+        }
+        // So it can be copied, as a mirror does.
+        let other = Host::new(512, Type1, 48).load();
+        let mut to = open(&other);
+        to.write_protected(24, &both, Checks::NONE).unwrap();
+        assert_eq!(read(&mut to, 24, 8), Ok(()));
+    }
+}
