@@ -433,6 +433,9 @@ impl Lvs {
     pub fn reload(&self) -> Result<Option<Vec<Arc<Volume>>>, Error> {
         let op = format!("load lvstore {} anew", self.name());
         let _turn = self.turn(&op)?;
+        let volumes = if self.can_reload() { self.volumes() } else { Vec::new() };
+        let lvols: Vec<_> = volumes.iter().filter_map(|its| self.lvol_of(its)).collect();
+        let _paused: Vec<_> = lvols.iter().filter_map(|lvol| Some(lvol.area()?.reload())).collect();
         let job = op.clone();
         let found = self.meta(&op, move |meta| meta.reload(&job))?;
         let Some(Reloaded { gone, new, resized, name }) = found else { return Ok(None) };

@@ -4,8 +4,8 @@
 mod common;
 
 use ProtectionType::{Type1, Type3};
-use bdev::testing::FaultBdev;
-use bdev::{AlignedBuf, Checks, IoError, ProtectionType, SyncChannel};
+use bdev::testing::{Fault, FaultBdev};
+use bdev::{AlignedBuf, Bdev, Checks, IoError, Op, ProtectionType, SyncChannel};
 use common::{BLOCK, PER_CLUSTER, Rig, WITH_TUPLE, options, protected};
 use lvol::{LvolOptions, NewLvol};
 use protection::Tuple;
@@ -922,4 +922,54 @@ fn a_snapshot_of_a_killed_volume_is_copied_and_not_damaged_there() {
         w.write_protected(0, &both, Checks::NONE).unwrap();
         assert_eq!(read(&mut w, 0, 40), Ok(()), "point {point}");
     }
+}
+
+#[test]
+fn what_a_reload_finds_of_another_time_is_marked_before_it_is_written_to() {
+    let mut gone_back = 0;
+    for op in [Op::Write, Op::Flush] {
+        for skip in 0..8 {
+            for point in 0..12 {
+                let rig = own(Type1);
+                rig.create("v", 4, true).unwrap();
+                let mut v = rig.open("lvs0/v");
+                v.write_protected(0, &blocks(Type1, 0, 40, 1), Checks::ALL).unwrap();
+                rig.lvstores.snapshot("lvs0/v", &new("s")).unwrap();
+                v.write_protected(0, &blocks(Type1, 0, 40, 2), Checks::ALL).unwrap();
+                v.flush().unwrap();
+                drop(v);
+                let fault = Fault { skip, count: 1, ..Fault::always(op, IoError::WriteMedium) };
+                rig.disk.inject(fault);
+                let went_back = rig.lvstores.roll_back("lvs0/v", "lvs0/s");
+                rig.disk.clear_faults();
+                if went_back.is_ok() {
+                    break;
+                }
+                let mut v = rig.open("lvs0/v");
+                let latch = rig.disk.flush_latch().unwrap();
+                latch.clear();
+                let written = v.write_protected(0, &blocks(Type1, 0, 40, 3), Checks::ALL);
+                rig.lvstores.reload_on(latch).unwrap();
+                let what = format!("{op:?} {skip} {point}: {written:?}");
+                assert_eq!(read(&mut v, 0, 40), Ok(()), "{what}, loaded anew");
+                let mut found = AlignedBuf::zeroed(DATA);
+                v.read(0, &mut found).unwrap();
+                gone_back += u32::from(found[..] == data(0, 1));
+                v.write_protected(0, &blocks(Type1, 0, 40, 4), Checks::ALL).unwrap();
+                // The first may be told of what was lost.
+                let _ = v.flush();
+                v.flush().unwrap();
+                rig.disk.die_after(point);
+                let _ = v.write_protected(0, &blocks(Type1, 0, 40, 5), Checks::ALL);
+                drop(v);
+                let disk = rig.disk.clone();
+                drop(rig);
+                disk.revive();
+                let rig = Rig { own: Some(Type1), ..Rig::on(disk) };
+                rig.lvstores.examine("disk0").unwrap().unwrap();
+                assert_eq!(read(&mut rig.open("lvs0/v"), 0, 40), Ok(()), "{what}, killed");
+            }
+        }
+    }
+    assert!(gone_back > 0, "no reload found it gone back");
 }

@@ -8,7 +8,7 @@ mod looking;
 
 use super::layout::PAGE;
 use super::map;
-use super::shared::{Shared, Unit, Want};
+use super::shared::{Shared, Unit, Want, Zone};
 use bdev::{AlignedBuf, Bdev, FlushLatch, IoError, SyncChannel, SyncError};
 use looking::Looking;
 use reactor::Next;
@@ -180,7 +180,7 @@ impl Keeper {
                 unit.suspect();
                 // Nothing of one that is only read is ever changed.
                 if !self.is_read_only() {
-                    self.marked.insert((number, nth), Marked::default());
+                    self.marked.entry((number, nth)).or_default();
                     self.suspects = true;
                 }
             }
@@ -360,11 +360,50 @@ impl Keeper {
         self.paused = true;
     }
 
-    /// Ends that.
+    /// Ends that, and what [`Keeper::begin_reload`] began.
     pub fn resume(&mut self) {
         self.paused = false;
+        self.marked.keys().for_each(|number| self.reopen(*number));
         self.serve();
         self.shared.wants.answered();
+    }
+
+    /// Nobody begins to write before [`Keeper::resume`], and nothing is known to have its tuple.
+    pub fn begin_reload(&mut self) {
+        self.paused = true;
+        self.suspect_all();
+        for number in self.marked.keys() {
+            self.unit(*number).iter().for_each(|unit| unit.gate.shut());
+        }
+    }
+
+    /// Maps may say what they said at another time: they are read anew, and what they said until now that is
+    /// being written to is so still, but not durably.
+    pub fn reloaded(&mut self) {
+        self.forget_zones();
+        for its in self.marked.values_mut() {
+            its.durably = false;
+        }
+        self.suspect_all();
+        for number in std::mem::take(&mut self.known) {
+            self.shared.zone(number).iter().for_each(|zone| zone.shut());
+        }
+        // Who is in the midst of a write does not ask.
+        let is_in =
+            |number: &&Number| self.unit(**number).is_some_and(|unit| !unit.gate.is_empty());
+        let busy: Vec<Number> = self.marked.keys().filter(is_in).copied().collect();
+        for (zone, nth) in busy {
+            self.look(zone);
+            if self.knows(zone) {
+                // Where that fails it is marked before the next write.
+                let _ = self.mark(zone, &BTreeSet::from([nth]));
+            }
+        }
+    }
+
+    /// Whether the map of a zone was read.
+    fn knows(&self, zone: u64) -> bool {
+        self.shared.zone(zone).is_some_and(Zone::is_known)
     }
 
     /// What is known of zones that the device has no more does not count, should it have them again.

@@ -134,13 +134,17 @@ impl Area {
         self.keepers.call(self.number, Keeper::forget_beyond).unwrap_or(Err(IoError::Removed))
     }
 
-    /// The device below was looked at anew: it may have lost some of what was written and not flushed, and have
-    /// another size.
+    /// The device below is about to be looked at anew: nobody begins to write, and what does not match its tuple is
+    /// not taken for damaged, before this is dropped and [`Area::reloaded`] was told.
+    pub fn reload(&self) -> Paused<'_> {
+        self.keepers.call(self.number, Keeper::begin_reload);
+        Paused(self)
+    }
+
+    /// The device below was looked at anew: it may have lost some of what was written and not flushed, have what
+    /// it had at another time, maps among it, and have another size.
     pub fn reloaded(&self) {
-        self.keepers.call(self.number, |keeper| {
-            keeper.forget_zones();
-            keeper.suspect_all();
-        });
+        self.keepers.call(self.number, Keeper::reloaded);
     }
 
     /// Ends its use, when the device below has all that is left to be written. Who uses it gets errors.

@@ -90,11 +90,16 @@ impl Zone {
         self.state.store(KNOWN, Ordering::Release);
     }
 
+    /// Its map is to be read anew, before anybody uses more of it.
+    pub fn shut(&self) {
+        self.state.store(UNKNOWN, Ordering::Release);
+        self.units.iter().for_each(|unit| unit.gate.shut());
+    }
+
     /// What was known of it does not count any more: its clusters are gone.
     pub fn forget(&self) {
-        self.state.store(UNKNOWN, Ordering::Release);
+        self.shut();
         for unit in &self.units {
-            unit.gate.shut();
             unit.trust(unit.doubts());
         }
     }

@@ -118,6 +118,10 @@ impl Keeper {
         if within >= end {
             return Ok(Looked::Beyond);
         }
+        self.look(zone);
+        if !self.knows(zone) {
+            return Err(IoError::ReadMedium);
+        }
         // What said so may have been read from a cache.
         self.mark(zone, &BTreeSet::from([nth]))?;
         let (shared, region) = (self.shared.clone(), looking.region as u32);
