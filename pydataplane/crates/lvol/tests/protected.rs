@@ -973,3 +973,25 @@ fn what_a_reload_finds_of_another_time_is_marked_before_it_is_written_to() {
     }
     assert!(gone_back > 0, "no reload found it gone back");
 }
+
+#[test]
+fn what_is_unmapped_where_nothing_was_written_takes_no_room() {
+    let rig = own(Type1);
+    rig.create("v", 60, true).unwrap();
+    let mut v = rig.open("lvs0/v");
+    let allocated = || rig.lvstores.lvol("lvs0/v").unwrap().num_allocated_clusters;
+    let before = allocated();
+    v.unmap(0, 60 * PER_CLUSTER).unwrap();
+    v.write_zeroes(7, 59 * PER_CLUSTER).unwrap();
+    v.flush().unwrap();
+    assert_eq!(allocated(), before);
+    // What was written is unmapped with its tuples.
+    let mut model = Model::new(Type1, 60);
+    model.write(&mut v, PER_CLUSTER, 40, 1);
+    let written = allocated();
+    v.unmap(0, 60 * PER_CLUSTER).unwrap();
+    v.flush().unwrap();
+    assert!(allocated() < written);
+    model.seeds.fill(0);
+    model.check(&mut v);
+}

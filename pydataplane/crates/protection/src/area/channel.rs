@@ -83,6 +83,8 @@ struct Slot {
     with: Protected,
     /// Blocks from the start that parts were made of.
     cursor: u64,
+    /// Where that ends.
+    till: u64,
     /// Parts that are not over.
     pending: u32,
     result: Result<(), IoError>,
@@ -96,13 +98,26 @@ struct Slot {
 impl Slot {
     /// An I/O of which nothing is done yet, begun at `started` (in ticks).
     fn new(io: Io, with: Protected, started: u64) -> Self {
-        Slot { io, with, cursor: 0, pending: 0, result: Ok(()), started, waits: false, again: 0 }
+        let till = io.blocks;
+        Slot {
+            io,
+            with,
+            cursor: 0,
+            till,
+            pending: 0,
+            result: Ok(()),
+            started,
+            waits: false,
+            again: 0,
+        }
     }
 }
 
 /// What became of the next part of an I/O.
 enum Next {
     Part(u16),
+    /// It was zeros without tuples.
+    Cleared,
     /// It waits until something ends that this thread polls, or the keeper answers.
     Wait,
     /// Its turn is over.
@@ -225,6 +240,9 @@ impl AreaChannel {
         let Some(at) = self.slots.take() else { return Submit::Full };
         let begun = self.stats.begin();
         self.slots[at] = Slot::new(*io, *with, begun.unwrap_or_else(ticks::now));
+        if io.op == Op::Unmap {
+            self.leave_parts_of_clusters(at);
+        }
         self.turn = COPY_AT_ONCE;
         self.freed = false;
         self.advance(at);
@@ -277,17 +295,17 @@ impl AreaChannel {
     /// Takes an I/O as far as it goes now.
     fn advance(&mut self, at: u16) {
         loop {
-            self.skip_part_of_a_cluster(at);
             let slot = &mut self.slots[at];
             if slot.result.is_err() {
                 // What an earlier part met ends it.
-                slot.cursor = slot.io.blocks;
+                slot.cursor = slot.till;
             }
-            if slot.cursor == slot.io.blocks {
+            if slot.cursor == slot.till {
                 return;
             }
             match self.prepare(at) {
                 Next::Part(part) => self.start(part),
+                Next::Cleared => {}
                 Next::Failed(e) => self.slots[at].result = Err(e),
                 Next::Wait => return self.wait(at),
                 Next::Again => {
@@ -300,15 +318,12 @@ impl AreaChannel {
 
     /// What is unmapped of a cluster in part stays as it is, with its tuples: nothing would be deallocated
     /// ([`Features::unmap_skips`]).
-    fn skip_part_of_a_cluster(&mut self, at: u16) {
+    fn leave_parts_of_clusters(&mut self, at: u16) {
         let slot = &mut self.slots[at];
-        if slot.io.op != Op::Unmap {
-            return;
-        }
-        let (lba, left) = (slot.io.lba + slot.cursor, slot.io.blocks - slot.cursor);
-        let cluster = self.shared.layout.cluster_blocks();
-        let skipped = lba.next_multiple_of(cluster) - lba;
-        slot.cursor += if left < skipped + cluster { left } else { skipped };
+        let (lba, cluster) = (slot.io.lba, self.shared.layout.cluster_blocks());
+        slot.cursor = (lba.next_multiple_of(cluster) - lba).min(slot.io.blocks);
+        let left_over = (lba + slot.io.blocks) % cluster;
+        slot.till = slot.io.blocks.saturating_sub(left_over).max(slot.cursor);
     }
 
     fn wait(&mut self, at: u16) {
@@ -345,7 +360,7 @@ impl AreaChannel {
         if self.turn == 0 {
             return Next::Again;
         }
-        let Slot { io, cursor, .. } = self.slots[at];
+        let Slot { io, cursor, till, .. } = self.slots[at];
         let layout = self.shared.layout;
         let place = layout.place(io.lba + cursor);
         let (zone, within) = (place.zone, place.within);
@@ -360,16 +375,12 @@ impl AreaChannel {
                 None => self.ask(at, Want::Look(zone)),
             };
         }
-        let left = io.blocks - cursor;
+        let left = till - cursor;
         let in_region = left.min(REGION_BLOCKS - within % REGION_BLOCKS).min(self.longest);
         let (kind, blocks) = match io.op {
             Op::Read => (Kind::Read, in_region),
             Op::Write | Op::Flush => (Kind::Write, in_region),
-            // Whole clusters, of which the first is at the cursor.
-            Op::Unmap => {
-                self.clear(within, left / layout.cluster_blocks() * layout.cluster_blocks())
-            }
-            Op::WriteZeroes => self.clear(within, left),
+            Op::Unmap | Op::WriteZeroes => self.clear(within, left),
         };
         let mut part = Part {
             kind,
@@ -382,6 +393,12 @@ impl AreaChannel {
             cursor,
             ..Part::default()
         };
+        if matches!(kind, Kind::Clear | Kind::ClearRegions) && !io.fua && self.is_hole(&part) {
+            self.turn = self.turn.saturating_sub(CLEARED);
+            let slot = &mut self.slots[at];
+            (slot.cursor, slot.again) = (cursor + blocks, 0);
+            return Next::Cleared;
+        }
         let Some((page, data)) = self.take_pieces(&part) else { return Next::Wait };
         part.data = data;
         let mut counts = CLEARED;
@@ -463,11 +480,28 @@ impl AreaChannel {
         let end = (within + left).min(zone).min((within / unit + 1) * unit);
         let end = if end == zone { end } else { end / REGION_BLOCKS * REGION_BLOCKS };
         let whole = within.is_multiple_of(REGION_BLOCKS) && end > within;
-        if whole && end - within <= self.longest {
+        let end = match self.longest / REGION_BLOCKS {
+            // All of it where that can be, else as many regions as can be.
+            _ if end.saturating_sub(within) <= self.longest => end,
+            regions => within + regions * REGION_BLOCKS,
+        };
+        if whole && end > within {
             return (Kind::ClearRegions, end - within);
         }
         let in_region = left.min(REGION_BLOCKS - within % REGION_BLOCKS).min(self.longest);
         (Kind::Clear, in_region)
+    }
+
+    /// Whether the blocks of a part have no room below, and no tuples: to make them zeros would take some, for a
+    /// map that says so.
+    fn is_hole(&mut self, part: &Part) -> bool {
+        let layout = self.shared.layout;
+        let page = layout.page(part.zone, part.within / REGION_BLOCKS);
+        let pages = u64::from(part.regions()) * layout.page_blocks();
+        [(part.lba, part.blocks), (page, pages)].into_iter().all(|(lba, blocks)| {
+            let run = self.pieces.sparse_run(lba, blocks);
+            run.hole && run.blocks >= blocks
+        })
     }
 
     /// Memory for a page of tuples, and for the data of a part.
@@ -551,6 +585,9 @@ impl AreaChannel {
             return;
         }
         match part.result {
+            Some(IoError::ReadMedium) if part.kind != Kind::Read && !part.changes => {
+                self.without_page(at);
+            }
             Some(error) => self.over(at, Err(error)),
             None if part.changes => self.over(at, Ok(())),
             None if self.turn > 0 => self.receive(at),
@@ -586,6 +623,16 @@ impl AreaChannel {
                 self.change(at, &page);
             }
         }
+    }
+
+    /// The page of a part that is to be changed cannot be read: it is written anew, or nothing of its region
+    /// could ever be written again. Other blocks of that have no tuple then.
+    #[cold]
+    fn without_page(&mut self, at: u16) {
+        self.shared.lost_page();
+        self.parts[usize::from(at)].result = None;
+        self.each(at, |_, bytes| bytes.fill(0));
+        self.receive(at);
     }
 
     fn each(&mut self, piece: u16, mut f: impl FnMut(usize, &mut [u8])) {

@@ -6,7 +6,7 @@
 
 mod looking;
 
-use super::layout::PAGE;
+use super::layout::{PAGE, REGION_BLOCKS};
 use super::map;
 use super::shared::{Shared, Unit, Want, Zone};
 use bdev::{AlignedBuf, Bdev, FlushLatch, IoError, SyncChannel, SyncError};
@@ -443,6 +443,14 @@ impl Keeper {
     pub fn round(&mut self) -> Next {
         if self.serve() {
             self.shared.wants.answered();
+        }
+        let lost = self.shared.take_lost_pages();
+        if lost > 0 {
+            tracing::error!(
+                "{lost} times protection information of {} could not be read and was written anew: up to \
+                 {REGION_BLOCKS} blocks each have none until they are written again",
+                self.below.name()
+            );
         }
         self.look_at_flushes();
         self.suspects |= self.shared.suspects.swap(false, Ordering::SeqCst);

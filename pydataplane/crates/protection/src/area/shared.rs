@@ -146,6 +146,8 @@ pub(crate) struct Shared {
     pub failures: AtomicU64,
     /// A flush of the keeper's was told that writes were lost, which the next one of a user's is to be.
     owed: AtomicBool,
+    /// Pages of tuples that could not be read and were written anew, since the keeper said so.
+    lost_pages: AtomicU64,
 }
 
 impl Shared {
@@ -161,6 +163,7 @@ impl Shared {
             settled: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             owed: AtomicBool::new(false),
+            lost_pages: AtomicU64::new(0),
         }
     }
 
@@ -202,7 +205,30 @@ impl Shared {
     pub fn let_go(&self, unit: &Unit, first: u32, count: u32) {
         unit.holds.let_go(first, count);
         if self.contended.load(Ordering::SeqCst) && self.contended.swap(false, Ordering::SeqCst) {
-            self.wants.ring();
+            self.tell_contenders();
+        }
+    }
+
+    #[cold]
+    fn tell_contenders(&self) {
+        match self.wants.is_closed() {
+            false => self.wants.ring(),
+            // There is no keeper any more.
+            true => self.wants.answered(),
+        }
+    }
+
+    /// A page of tuples could not be read, and is written anew.
+    pub fn lost_page(&self) {
+        self.lost_pages.fetch_add(1, Ordering::Relaxed);
+        self.wants.ring();
+    }
+
+    /// How many of these there were since the last call.
+    pub fn take_lost_pages(&self) -> u64 {
+        match self.lost_pages.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.lost_pages.swap(0, Ordering::Relaxed),
         }
     }
 
@@ -247,6 +273,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bdev::Ear;
 
     #[test]
     fn a_zone_is_there_once_it_was_used_and_known_until_it_is_forgotten() {
@@ -276,5 +303,20 @@ mod tests {
         unit.suspect();
         assert!(!unit.trust(looked_at) && unit.doubts() == 2);
         assert!(unit.trust(2) && unit.doubts() == 0);
+    }
+
+    #[test]
+    fn who_lets_go_on_a_closed_volume_tells_who_waits_for_that() {
+        let shared = Shared::new(Layout::new(512, 64 << 10), ProtectionType::Type1);
+        let unit = Unit::new(&shared.layout);
+        let ear = Ear::new(reactor::IoContext::new().unwrap().waker());
+        shared.wants.add_ear(&ear);
+        assert!(unit.holds.hold(0, 1));
+        shared.wants.close();
+        shared.wants.listen(&ear);
+        shared.contend();
+        assert!(!shared.wants.is_round(2));
+        shared.let_go(&unit, 0, 1);
+        assert!(shared.wants.is_round(2), "nobody answered");
     }
 }

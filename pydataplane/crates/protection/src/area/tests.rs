@@ -982,3 +982,80 @@ fn who_checks_less_than_all_gets_no_tuple_of_what_was_being_written() {
         assert_eq!(read(&mut to, 24, 8), Ok(()));
     }
 }
+
+/// A device that takes so many blocks at once.
+struct Short(Arc<FaultBdev>, u32);
+
+impl Bdev for Short {
+    fn name(&self) -> &'static str {
+        "short"
+    }
+    fn aliases(&self) -> Vec<String> {
+        Vec::new()
+    }
+    fn uuid(&self) -> Uuid {
+        Uuid::nil()
+    }
+    fn product_name(&self) -> &'static str {
+        "test"
+    }
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+    fn features(&self) -> Features {
+        Features { max_blocks: self.1, ..self.0.features() }
+    }
+    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+        self.0.open(io)
+    }
+    fn driver_specific(&self) -> Value {
+        Value::Null
+    }
+}
+
+#[test]
+fn an_unmap_on_a_device_that_takes_less_at_once_clears_whole_clusters() {
+    for (most, from, count) in [(24, 0, 64), (24, 20, 100), (600, 40, 1490), (1024, 0, 1536)] {
+        let host = Host::new(512, Type1, 48);
+        let disk = host.load_on(Arc::new(Short(host.base.clone(), most)));
+        let mut channel = open(&disk);
+        for at in (0..1536).step_by(256) {
+            channel.write_protected(at, &host.both(at, 256, 1), Checks::ALL).unwrap();
+        }
+        channel.unmap(from, count).unwrap();
+        let mut found = AlignedBuf::zeroed(1536 * 520);
+        channel.read_protected(0, &mut found, Checks::ALL).unwrap();
+        let whole = from.next_multiple_of(32)..(from + count) / 32 * 32;
+        for (lba, both) in (0..).zip(found.chunks(520)) {
+            let is_zero = both[..512] == [0; 512] && both[512..] == [0xFF; 8];
+            assert_eq!(is_zero, whole.contains(&lba), "block {lba}, {most} at once");
+        }
+    }
+}
+
+#[test]
+fn a_page_of_tuples_that_cannot_be_read_is_written_anew() {
+    for (from, count) in [(0, 512), (100, 8)] {
+        let host = Host::new(512, Type1, 48);
+        let disk = host.load();
+        let mut channel = open(&disk);
+        channel.write_protected(0, &host.both(0, 512, 1), Checks::ALL).unwrap();
+        let page = host.at(0).1 as u64 / 512;
+        // Until it is written, as a sector of a disk.
+        let unreadable = Fault::always(Op::Read, IoError::ReadMedium);
+        host.base.inject(Fault { lba: page..page + 1, count: 2, ..unreadable });
+        assert_eq!(read(&mut channel, 100, 1), Err((IoError::ReadMedium, None)));
+        channel.write_protected(from, &host.both(from, count, 2), Checks::ALL).unwrap();
+        let mut found = AlignedBuf::zeroed(512 * 520);
+        channel.read_protected(0, &mut found, Checks::ALL).unwrap();
+        for (lba, both) in (0..).zip(found.chunks(520)) {
+            let is_written = (from..from + count).contains(&lba);
+            let (seed, tuple) = match is_written {
+                true => (2, host.tuple(lba, 2)),
+                false => (1, Tuple::UNWRITTEN),
+            };
+            assert!(both[..512] == host.data(lba, seed)[..], "block {lba}");
+            assert_eq!(both[512..], tuple.to_bytes(), "block {lba}");
+        }
+    }
+}

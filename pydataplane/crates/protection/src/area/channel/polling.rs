@@ -66,7 +66,7 @@ impl AreaChannel {
     /// Whether nothing of an I/O is under way any more.
     pub(super) fn is_over(&self, at: u16) -> bool {
         let slot = &self.slots[at];
-        slot.pending == 0 && !slot.waits && slot.cursor == slot.io.blocks
+        slot.pending == 0 && !slot.waits && slot.cursor == slot.till
     }
 
     /// Ends an I/O if nothing of it is under way any more.
