@@ -244,6 +244,11 @@ impl Lvs {
         self.control.take(self.timeout).ok_or_else(|| self.waiting(op))
     }
 
+    /// What keeps the tuples of a volume waits for the device.
+    fn slow(&self, op: &str) -> Error {
+        Error::SlowIo { op: op.to_owned(), seconds: self.timeout.as_secs() }
+    }
+
     fn waiting(&self, op: &str) -> Error {
         let (bdev, seconds) = (self.base.name().to_owned(), self.timeout.as_secs());
         Error::Waiting { op: op.to_owned(), bdev, seconds }
@@ -385,7 +390,7 @@ impl Lvs {
         if let Some(keepers) = &*keepers {
             return Ok(keepers.clone());
         }
-        Ok(keepers.insert(Arc::new(Keepers::start()?)).clone())
+        Ok(keepers.insert(Arc::new(Keepers::start(self.timeout)?)).clone())
     }
 
     /// A volume as a bdev, if it is one.

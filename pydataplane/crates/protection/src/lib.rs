@@ -37,7 +37,7 @@ mod disk;
 mod tuple;
 mod writing;
 
-pub use area::{Area, Keepers, Layout, Paused};
+pub use area::{Area, Keepers, Late, Layout, Paused};
 pub use disk::ProtectedDisk;
 pub use tuple::{Mismatch, Tuple, guard};
 

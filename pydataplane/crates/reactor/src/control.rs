@@ -130,13 +130,19 @@ impl<S: Work + 'static> Control<S> {
         f: impl FnOnce(&mut S) -> R + Send + 'static,
     ) -> Result<R, NotRun> {
         let (call, caller) = call::call(f);
-        let queued: Queued<S> = Box::new(move |state| call.run(|f| f(state)));
+        self.tell(move |state| call.run(|f| f(state)));
+        caller.wait(timeout)
+    }
+
+    /// Has the thread run `f`, after what it was told before, and waits for nothing. Where it has ended `f` is
+    /// dropped.
+    pub fn tell(&self, f: impl FnOnce(&mut S) + Send + 'static) {
+        let queued: Queued<S> = Box::new(f);
         match self.shared.calls.lock().as_mut() {
             Some(calls) => calls.push_back(queued),
             None => drop(queued),
         }
         self.shared.bell.ring();
-        caller.wait(timeout)
     }
 
     /// Wakes the thread.

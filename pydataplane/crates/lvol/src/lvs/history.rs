@@ -29,7 +29,9 @@ impl Lvs {
         }
         // So that in a snapshot no block is in the midst of being written, and what is damaged there is told.
         let lvols: Vec<_> = all.iter().filter_map(|(volume, _)| self.lvol_of(volume)).collect();
-        let _paused: Vec<_> = lvols.iter().filter_map(|lvol| Some(lvol.area()?.pause())).collect();
+        let areas = lvols.iter().filter_map(|lvol| lvol.area());
+        let _paused: Vec<_> =
+            areas.map(|area| area.pause().map_err(|_| self.slow(&op))).collect::<Result<_, _>>()?;
         // A snapshot that was taken is there, however long that took.
         let job = op.clone();
         let taken =

@@ -22,6 +22,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Requests that are answered at a time.
 const WANTS_AT_ONCE: usize = 256;
 
+/// I/Os that fail because a map cannot be read, before it is taken for lost.
+const MAP_TRIES: u32 = 8;
+
 /// How long a unit stays writable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
@@ -29,7 +32,7 @@ pub(crate) struct Times {
     pub turn: Duration,
     /// Turns without a write after which one is cleaned.
     pub quiet: u32,
-    /// What could not be looked through is tried again after so long.
+    /// What could not be looked through is tried again after so long, and for so long a map that cannot be read.
     pub again: Duration,
 }
 
@@ -62,6 +65,8 @@ pub(crate) struct Keeper {
     used: bool,
     /// Zones whose map was read.
     known: BTreeSet<u64>,
+    /// Zones whose map is unreadable: how often in a row, and since when.
+    unreadable: BTreeMap<u64, (u32, Instant)>,
     /// All units of those that their map may say are being written to.
     marked: BTreeMap<Number, Marked>,
     /// There may be one that is to be looked through.
@@ -85,6 +90,7 @@ impl Keeper {
             channel: None,
             used: false,
             known: BTreeSet::new(),
+            unreadable: BTreeMap::new(),
             marked: BTreeMap::new(),
             suspects: false,
             looking: None,
@@ -168,7 +174,13 @@ impl Keeper {
         if let Err(e) = self.with(|channel| channel.read(layout.map(number), &mut page)) {
             let name = self.below.name();
             tracing::error!("the protection map of zone {number} of {name} cannot be read: {e}");
-            return zone.fail(e);
+            if !self.is_lost(number, e) {
+                return zone.fail(e);
+            }
+            // It is not one, and so taken for a damaged one.
+            page.fill(0xFF);
+        } else {
+            self.unreadable.remove(&number);
         }
         let dirty = map::decode(number, &page);
         if let Err(why) = &dirty {
@@ -187,6 +199,20 @@ impl Keeper {
         }
         self.known.insert(number);
         zone.set_known();
+    }
+
+    /// Whether a map that could not be read is taken for lost: it will not come back, and be written anew.
+    fn is_lost(&mut self, zone: u64, error: IoError) -> bool {
+        let now = Instant::now();
+        let (failed, since) = self.unreadable.entry(zone).or_insert((0, now));
+        *failed += 1;
+        let lost = error == IoError::ReadMedium
+            && *failed >= MAP_TRIES
+            && now.duration_since(*since) >= self.times.again;
+        if lost {
+            self.unreadable.remove(&zone);
+        }
+        lost
     }
 
     /// Answers what is asked for; `false`: that waits for the end of a pause.

@@ -32,7 +32,7 @@ mod shared;
 use bdev::{Bdev, Channel, Features, Geometry, IoError, OpenError, ProtectionType, Run, Stats};
 use channel::{AreaChannel, within_zone};
 use keeper::{Keeper, Times};
-pub use keepers::Keepers;
+pub use keepers::{Keepers, Late};
 pub use layout::Layout;
 use reactor::IoContext;
 use shared::Shared;
@@ -115,52 +115,65 @@ impl Area {
 
     /// Has the maps say that nothing is being written, and nobody begin to write before this is dropped: what is
     /// taken of the device meanwhile is whole. Who is in the midst of it is waited for, not longer than a second.
-    pub fn pause(&self) -> Paused<'_> {
-        self.keepers.call(self.number, Keeper::pause);
-        Paused(self)
+    ///
+    /// # Errors
+    /// [`Late`]; nothing is paused then, or it ends by itself.
+    pub fn pause(&self) -> Result<Paused<'_>, Late> {
+        let paused = Paused(self);
+        self.keepers.call(self.number, Keeper::pause)?;
+        Ok(paused)
     }
 
     /// The device below was made smaller: what is known of what it had does not count any more.
     pub fn shrunk(&self) {
-        self.keepers.call(self.number, Keeper::forget_zones);
+        self.keepers.tell(self.number, Keeper::forget_zones);
     }
 
     /// Has blocks beyond its end have no tuples: it is about to grow, and may have had some there before it was
     /// made smaller.
     ///
     /// # Errors
-    /// Those of the device below, and [`IoError::Aborted`] where somebody does not end.
+    /// Those of the device below, and [`IoError::Aborted`] where that or somebody does not end.
     pub fn forget_beyond(&self) -> Result<(), IoError> {
-        self.keepers.call(self.number, Keeper::forget_beyond).unwrap_or(Err(IoError::Removed))
+        let done = self.keepers.call(self.number, Keeper::forget_beyond);
+        done.map_err(|Late| IoError::Aborted)?.unwrap_or(Err(IoError::Removed))
     }
 
     /// The device below is about to be looked at anew: nobody begins to write, and what does not match its tuple is
     /// not taken for damaged, before this is dropped and [`Area::reloaded`] was told.
-    pub fn reload(&self) -> Paused<'_> {
-        self.keepers.call(self.number, Keeper::begin_reload);
-        Paused(self)
+    ///
+    /// # Errors
+    /// As [`Area::pause`].
+    pub fn reload(&self) -> Result<Paused<'_>, Late> {
+        let paused = Paused(self);
+        self.keepers.call(self.number, Keeper::begin_reload)?;
+        Ok(paused)
     }
 
     /// The device below was looked at anew: it may have lost some of what was written and not flushed, have what
     /// it had at another time, maps among it, and have another size.
     pub fn reloaded(&self) {
-        self.keepers.call(self.number, Keeper::reloaded);
+        self.keepers.tell(self.number, Keeper::reloaded);
     }
 
-    /// Ends its use, when the device below has all that is left to be written. Who uses it gets errors.
+    /// Ends its use, when the device below has all that is left to be written, if it takes that. Who uses it gets
+    /// errors.
     pub fn close(&self) {
-        self.keepers.call(self.number, Keeper::close);
+        if self.keepers.call(self.number, Keeper::close).is_err() {
+            tracing::warn!("bdev {} does not answer: its protection maps stay", self.below.name());
+            self.shared.wants.close();
+        }
     }
 
     #[cfg(test)]
     fn clean(&self) {
-        self.keepers.call(self.number, |keeper| keeper.clean(true));
+        self.keepers.call(self.number, |keeper| keeper.clean(true)).unwrap();
     }
 
     /// Whether somebody waits for the end of a pause.
     #[cfg(test)]
     fn is_waited_for(&self) -> bool {
-        self.keepers.call(self.number, |keeper| keeper.is_waited_for()).unwrap_or(false)
+        self.keepers.call(self.number, |keeper| keeper.is_waited_for()).unwrap() == Some(true)
     }
 }
 
@@ -178,7 +191,7 @@ pub struct Paused<'a>(&'a Area);
 
 impl Drop for Paused<'_> {
     fn drop(&mut self) {
-        self.0.keepers.call(self.0.number, Keeper::resume);
+        self.0.keepers.tell(self.0.number, Keeper::resume);
     }
 }
 

@@ -76,7 +76,12 @@ impl Host {
     }
 
     fn load_on(&self, below: Arc<dyn Bdev>) -> Disk {
-        let keepers = Arc::new(Keepers::start().unwrap());
+        self.load_within(below, Duration::from_secs(60))
+    }
+
+    /// Nothing waits longer for the keeper.
+    fn load_within(&self, below: Arc<dyn Bdev>, timeout: Duration) -> Disk {
+        let keepers = Arc::new(Keepers::start(timeout).unwrap());
         let area = Area::with(&keepers, below, self.layout(), self.kind, BY_HAND);
         Disk { area, stats: Stats::new() }
     }
@@ -848,7 +853,7 @@ fn nothing_is_begun_while_it_is_paused_and_all_that_was_begun_is_whole() {
     channel.write_protected(0, &host.both(0, 64, 1), Checks::ALL).unwrap();
     let host = &host;
     std::thread::scope(|scope| {
-        let paused = disk.area.pause();
+        let paused = disk.area.pause().unwrap();
         assert!(!is_marked(host));
         scope.spawn(move || {
             open(disk).write_protected(0, &host.both(0, 64, 2), Checks::ALL).unwrap();
@@ -1058,4 +1063,117 @@ fn a_page_of_tuples_that_cannot_be_read_is_written_anew() {
             assert_eq!(both[512..], tuple.to_bytes(), "block {lba}");
         }
     }
+}
+
+#[test]
+fn a_map_that_can_never_be_read_is_written_anew_with_all_of_it_marked() {
+    let host = Host::new(512, Type1, 60);
+    let disk = host.load();
+    open(&disk).write_protected(0, &host.both(0, 60, 1), Checks::ALL).unwrap();
+    disk.area.close();
+    assert!(!is_marked(&host));
+    host.base.inject(Fault { lba: 0..1, ..Fault::always(Op::Read, IoError::ReadMedium) });
+    let disk = host.load();
+    let mut channel = open(&disk);
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut failed = 0;
+    while let Err(e) = read(&mut channel, 0, 60) {
+        assert_eq!(e, (IoError::ReadMedium, None));
+        assert!(Instant::now() < until, "it is never taken for lost");
+        failed += 1;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(failed >= 7, "after {failed} it may come back");
+    channel.write_protected(0, &host.both(0, 8, 2), Checks::ALL).unwrap();
+    assert!(is_marked(&host));
+    // As a disk does with a sector that was written.
+    host.base.clear_faults();
+    wait_until_clean(&host, &disk);
+    let disk = host.load();
+    host.base.corrupt(host.at(5).0, 1);
+    assert_eq!(read(&mut open(&disk), 0, 60), Err((IoError::Guard, Some(5))));
+}
+
+/// Never answers a flush while it is told not to.
+struct Stuck(Arc<FaultBdev>, Arc<AtomicU8>);
+struct StuckChannel(Box<dyn Channel>, Arc<AtomicU8>);
+impl Channel for StuckChannel {
+    fn submit(&mut self, io: &bdev::Io) -> bdev::Submit {
+        match (self.1.load(Ordering::SeqCst), io.op) {
+            (1, Op::Flush) => bdev::Submit::Full,
+            _ => self.0.submit(io),
+        }
+    }
+    fn poll(&mut self, done: &mut Vec<bdev::Completion>) -> u32 {
+        self.0.poll(done)
+    }
+}
+impl Bdev for Stuck {
+    fn name(&self) -> &'static str {
+        "stuck"
+    }
+    fn aliases(&self) -> Vec<String> {
+        Vec::new()
+    }
+    fn uuid(&self) -> Uuid {
+        Uuid::nil()
+    }
+    fn product_name(&self) -> &'static str {
+        "test"
+    }
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+    fn features(&self) -> Features {
+        self.0.features()
+    }
+    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+        Ok(Box::new(StuckChannel(self.0.open(io)?, self.1.clone())))
+    }
+    fn driver_specific(&self) -> Value {
+        Value::Null
+    }
+}
+
+#[test]
+fn nobody_waits_for_ever_for_a_device_that_does_not_answer() {
+    let host = Host::new(512, Type1, 48);
+    let stuck = Arc::new(AtomicU8::new(0));
+    let below = Arc::new(Stuck(host.base.clone(), stuck.clone()));
+    let disk = Arc::new(host.load_within(below, Duration::from_millis(50)));
+    let mut channel = open(&disk);
+    channel.write_protected(0, &host.both(0, 8, 1), Checks::ALL).unwrap();
+    stuck.store(1, Ordering::SeqCst);
+    let (tell, told) = std::sync::mpsc::channel();
+    let its = disk.clone();
+    std::thread::spawn(move || {
+        let _ = tell.send(its.area.pause().is_err());
+        its.area.close();
+        let _ = tell.send(true);
+    });
+    assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(true), "the pause");
+    assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(true), "the close");
+    assert_eq!(read(&mut channel, 0, 8), Ok(()));
+    stuck.store(0, Ordering::SeqCst);
+    // What nobody waits for any more is done.
+    let until = Instant::now() + Duration::from_secs(60);
+    while is_marked(&host) {
+        assert!(Instant::now() < until, "it is never cleaned");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_pause_that_came_too_late_is_undone() {
+    let host = Host::new(512, Type1, 48);
+    let stuck = Arc::new(AtomicU8::new(0));
+    let below = Arc::new(Stuck(host.base.clone(), stuck.clone()));
+    let disk = host.load_within(below, Duration::from_millis(50));
+    let mut channel = open(&disk);
+    channel.write_protected(0, &host.both(0, 8, 1), Checks::ALL).unwrap();
+    stuck.store(1, Ordering::SeqCst);
+    assert!(disk.area.pause().is_err());
+    stuck.store(0, Ordering::SeqCst);
+    channel.write_protected(0, &host.both(0, 8, 2), Checks::ALL).unwrap();
+    assert_eq!(read(&mut channel, 0, 8), Ok(()));
 }
