@@ -19,6 +19,10 @@ use std::time::{Duration, Instant};
 
 /// How long those who are at work are waited for, together.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long maps are written for a pause. Units of others stay marked.
+const PAUSING: Duration = Duration::from_secs(1);
+/// Zones that are cleaned at a time, while those who want something wait.
+const ZONES_AT_ONCE: usize = 16;
 /// Requests that are answered at a time.
 const WANTS_AT_ONCE: usize = 256;
 
@@ -52,7 +56,7 @@ struct Marked {
     durably: bool,
     /// Turns since it was written to.
     quiet: u32,
-    /// It is not looked through before, as that failed.
+    /// It is not looked through or cleaned before, as that failed.
     not_before: Option<Instant>,
 }
 
@@ -69,6 +73,8 @@ pub(crate) struct Keeper {
     unreadable: BTreeMap<u64, (u32, Instant)>,
     /// All units of those that their map may say are being written to.
     marked: BTreeMap<Number, Marked>,
+    /// From which one on those that were quiet are to be cleaned.
+    cleaning: Option<Number>,
     /// There may be one that is to be looked through.
     suspects: bool,
     looking: Option<Looking>,
@@ -92,6 +98,7 @@ impl Keeper {
             known: BTreeSet::new(),
             unreadable: BTreeMap::new(),
             marked: BTreeMap::new(),
+            cleaning: None,
             suspects: false,
             looking: None,
             paused: false,
@@ -302,30 +309,87 @@ impl Keeper {
         })
     }
 
-    /// Has maps say no more that units are being written to which were not for some turns, or of `all` units.
-    pub fn clean(&mut self, all: bool) {
+    /// Counts the turns in which units were not written to, and has those cleaned that were quiet for some.
+    fn turn(&mut self) {
+        for (number, its) in &mut self.marked {
+            let touched = self.shared.unit(number.0, number.1).is_some_and(Unit::take_touched);
+            its.quiet = if touched { 0 } else { its.quiet.saturating_add(1) };
+        }
+        self.cleaning = Some((0, 0));
+    }
+
+    fn can_clean(&mut self) -> bool {
         self.look_at_flushes();
-        if self.is_read_only() || self.is_latched() {
+        !self.is_read_only() && !self.is_latched()
+    }
+
+    /// Cleans some of those that were quiet.
+    fn clean_some(&mut self) {
+        let Some(from) = self.cleaning.take() else { return };
+        if !self.can_clean() {
             return;
         }
-        let closed = self.close_gates(all);
+        let now = Instant::now();
+        let quiet = |(_, its): &(&Number, &Marked)| {
+            its.quiet >= self.times.quiet && its.not_before.is_none_or(|time| time <= now)
+        };
+        let mut zones = BTreeSet::new();
+        let mut units = Vec::new();
+        for (number, _) in self.marked.range(from..).filter(quiet) {
+            if !zones.contains(&number.0) && zones.len() == ZONES_AT_ONCE {
+                self.cleaning = Some(*number);
+                break;
+            }
+            if self.unit(*number).is_some_and(|unit| unit.doubts() == 0 && unit.gate.close()) {
+                zones.insert(number.0);
+                units.push(*number);
+            }
+        }
+        self.clean_units(units, None);
+    }
+
+    /// Has maps say no more that units are being written to, of all, as far as that can be done until then.
+    pub fn clean_all(&mut self, until: Option<Instant>) {
+        if !self.can_clean() {
+            return;
+        }
+        let mut closed = Vec::new();
+        for number in self.marked.keys() {
+            if let Some(unit) = self.unit(*number).filter(|unit| unit.doubts() == 0) {
+                unit.gate.shut();
+                closed.push(*number);
+            }
+        }
+        let patience = Instant::now() + PATIENCE;
+        let is_empty = |number: &Number| self.unit(*number).is_some_and(|u| u.gate.is_empty());
+        while !closed.iter().all(is_empty) && Instant::now() < patience {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let (closed, busy): (Vec<_>, Vec<_>) = closed.into_iter().partition(is_empty);
+        busy.iter().for_each(|number| self.reopen(*number));
+        self.clean_units(closed, until);
+    }
+
+    /// Has maps say no more that units are being written to into which nobody is let any more.
+    fn clean_units(&mut self, closed: Vec<Number>, until: Option<Instant>) {
         if closed.is_empty() {
             return;
         }
-        let flushed = self.with(SyncChannel::flush);
+        let flushed = self.with(SyncChannel::flush).is_ok();
         self.look_at_flushes();
-        let shared = self.shared.clone();
-        let is_clean =
-            |(zone, nth): &Number| shared.unit(*zone, *nth).is_some_and(|unit| unit.doubts() == 0);
-        let well = flushed.is_ok() && !self.is_latched();
-        let (over, left): (Vec<_>, Vec<_>) =
-            closed.into_iter().partition(|number| well && is_clean(number));
-        left.iter().for_each(|number| self.reopen(*number));
+        let well = flushed && !self.is_latched();
         let mut zones: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
-        for (zone, nth) in &over {
-            zones.entry(*zone).or_default().insert(*nth);
+        for number in closed {
+            match well && self.unit(number).is_some_and(|unit| unit.doubts() == 0) {
+                true => _ = zones.entry(number.0).or_default().insert(number.1),
+                false => self.reopen(number),
+            }
         }
         for (zone, over) in zones {
+            if until.is_some_and(|until| Instant::now() > until) {
+                over.iter().for_each(|nth| self.reopen((zone, *nth)));
+                continue;
+            }
             let stays: BTreeSet<u64> =
                 self.marked_in(zone).filter(|nth| !over.contains(nth)).collect();
             let written = self.write_map(zone, &stays, false);
@@ -336,40 +400,24 @@ impl Keeper {
                 match (&written, self.marked.get_mut(&(zone, nth))) {
                     (Ok(()), _) => _ = self.marked.remove(&(zone, nth)),
                     // Nobody knows what the map says.
-                    (Err(_), Some(its)) => its.durably = false,
+                    (Err(_), Some(its)) => {
+                        its.durably = false;
+                        self.delay((zone, nth));
+                    }
                     (Err(_), None) => {}
                 }
             }
         }
         // Who wants to write there meanwhile waits.
-        shared.wants.answered();
+        self.shared.wants.answered();
     }
 
-    /// Lets nobody in any more where units can be cleaned, in which nobody is then.
-    fn close_gates(&mut self, all: bool) -> Vec<Number> {
-        let mut closed = Vec::new();
-        for (number, its) in &mut self.marked {
-            let Some(unit) = self.shared.unit(number.0, number.1) else { continue };
-            its.quiet = if unit.take_touched() { 0 } else { its.quiet.saturating_add(1) };
-            if unit.doubts() > 0 || !all && its.quiet < self.times.quiet {
-                continue;
-            }
-            match all {
-                true => unit.gate.shut(),
-                false if unit.gate.close() => {}
-                false => continue,
-            }
-            closed.push(*number);
+    /// What failed is not tried again at once.
+    fn delay(&mut self, number: Number) {
+        let again = Instant::now() + self.times.again;
+        if let Some(its) = self.marked.get_mut(&number) {
+            its.not_before = Some(again);
         }
-        let until = Instant::now() + PATIENCE;
-        let is_empty =
-            |(zone, nth): &Number| self.shared.unit(*zone, *nth).is_some_and(|u| u.gate.is_empty());
-        while !closed.iter().all(is_empty) && Instant::now() < until {
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        let (closed, busy): (Vec<_>, Vec<_>) = closed.into_iter().partition(is_empty);
-        busy.iter().for_each(|number| self.reopen(*number));
-        closed
     }
 
     /// Writes may go on, as the map still says so.
@@ -382,7 +430,7 @@ impl Keeper {
     /// Has all maps say that nothing is being written, where that is so, and nothing become writable before
     /// [`Keeper::resume`].
     pub fn pause(&mut self) {
-        self.clean(true);
+        self.clean_all(Some(Instant::now() + PAUSING));
         self.paused = true;
     }
 
@@ -448,7 +496,7 @@ impl Keeper {
         if self.is_over() {
             return;
         }
-        self.clean(true);
+        self.clean_all(None);
         for (zone, nth) in self.marked.keys() {
             self.shared.unit(*zone, *nth).iter().for_each(|unit| unit.gate.shut());
         }
@@ -483,15 +531,19 @@ impl Keeper {
         let now = Instant::now();
         if now >= self.next_turn {
             self.next_turn = now + self.times.turn;
-            if !self.paused {
-                self.clean(false);
-            }
+            self.turn();
             if self.marked.is_empty() && !std::mem::take(&mut self.used) {
                 self.channel = None;
             }
         }
+        if !self.paused {
+            self.clean_some();
+        }
         let later = self.look_through();
-        if later == Next::Now || self.shared.wants.is_asked() {
+        if later == Next::Now
+            || self.cleaning.is_some() && !self.paused
+            || self.shared.wants.is_asked()
+        {
             return Next::Now;
         }
         if self.marked.is_empty() && self.channel.is_none() {

@@ -167,7 +167,7 @@ impl Area {
 
     #[cfg(test)]
     fn clean(&self) {
-        self.keepers.call(self.number, |keeper| keeper.clean(true)).unwrap();
+        self.keepers.call(self.number, |keeper| keeper.clean_all(None)).unwrap();
     }
 
     /// Whether somebody waits for the end of a pause.

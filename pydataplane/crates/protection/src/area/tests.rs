@@ -1,6 +1,7 @@
 //! What is promised, on the device for tests.
 
-use super::keeper::Times;
+use super::keeper::{Keeper, Times};
+use super::shared::Want;
 use super::*;
 use crate::{Tuple, guard};
 use ProtectionType::{Type1, Type3};
@@ -1176,4 +1177,74 @@ fn a_pause_that_came_too_late_is_undone() {
     stuck.store(0, Ordering::SeqCst);
     channel.write_protected(0, &host.both(0, 8, 2), Checks::ALL).unwrap();
     assert_eq!(read(&mut channel, 0, 8), Ok(()));
+}
+
+/// A keeper without a thread, each of whose rounds is a turn, of a device whose first unit of each zone is writable.
+fn keeper_of(host: &Host, zones: u64) -> (Arc<Shared>, Keeper) {
+    let shared = Arc::new(Shared::new(host.layout(), host.kind));
+    let times = Times { turn: Duration::ZERO, quiet: 2, again: Duration::from_secs(3600) };
+    let mut keeper = Keeper::new(shared.clone(), host.base.clone(), times);
+    let ear = bdev::Ear::new(IoContext::new().unwrap().waker());
+    for zone in 0..zones {
+        shared.wants.ask(Want::Look(zone), &ear);
+        shared.wants.ask(Want::Write(zone, 0), &ear);
+    }
+    let _ = keeper.round();
+    assert!((0..zones).all(|zone| shared.unit(zone, 0).unwrap().gate.is_open()));
+    (shared, keeper)
+}
+
+#[test]
+fn few_maps_are_written_while_others_wait_and_a_pause_ends_in_time() {
+    let host = Host::new(512, Type1, 48 * 40);
+    let (shared, mut keeper) = keeper_of(&host, 40);
+    let marked = || {
+        let (image, layout) = (host.base.image(), host.layout());
+        let is_marked = |zone: &u64| image[layout.map(*zone) as usize * 512 + 32] & 1 != 0;
+        (0..40).filter(is_marked).count()
+    };
+    assert_eq!(marked(), 40);
+    // One that has no time leaves them as they were.
+    keeper.clean_all(Some(Instant::now()));
+    let is_open = |zone: &u64| shared.unit(*zone, 0).unwrap().gate.is_open();
+    assert_eq!((marked(), (0..40).filter(is_open).count()), (40, 40));
+    for left in [24, 8, 0] {
+        let _ = keeper.round();
+        assert_eq!((marked(), (0..40).filter(is_open).count()), (left, left));
+    }
+}
+
+#[test]
+fn a_map_that_cannot_be_written_is_not_written_again_at_once() {
+    let host = Host::new(512, Type1, 48);
+    let (_, mut keeper) = keeper_of(&host, 1);
+    host.base.inject(Fault::always(Op::Write, IoError::WriteMedium));
+    let flushes = || host.base.stats().unwrap().snapshot().op(Op::Flush).ops;
+    let before = flushes();
+    for _ in 0..10 {
+        let _ = keeper.round();
+    }
+    assert_eq!(flushes() - before, 1);
+}
+
+#[test]
+fn behind_what_cannot_be_looked_through_the_rest_is() {
+    let host = Host::new(512, Type1, 48);
+    let disk = host.load();
+    let mut channel = open(&disk);
+    for at in (0..1536).step_by(256) {
+        channel.write_protected(at, &host.both(at, 256, 1), Checks::ALL).unwrap();
+    }
+    let host = killed(&host);
+    let (data, tuple) = host.at(1100);
+    host.base.corrupt(data, 1);
+    let unreadable = host.at(0).0 as u64 / 512;
+    let fault = Fault::always(Op::Read, IoError::ReadMedium);
+    host.base.inject(Fault { lba: unreadable..unreadable + 1, ..fault });
+    let (shared, mut keeper) = keeper_of(&host, 1);
+    for _ in 0..20 {
+        let _ = keeper.round();
+    }
+    assert_eq!(host.base.image()[tuple..][..TUPLE_LEN], [0; TUPLE_LEN]);
+    assert!(shared.unit(0, 0).unwrap().doubts() > 0, "not all of it was compared");
 }

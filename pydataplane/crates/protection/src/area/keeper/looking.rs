@@ -23,12 +23,16 @@ pub(super) struct Looking {
     doubts: u64,
     /// Blocks that have no tuple any more.
     wrong: u64,
+    /// A region could not be compared.
+    failed: Option<IoError>,
 }
 
 /// What became of a region.
 enum Looked {
     /// So many blocks were wrong.
     Through(u64),
+    /// It cannot be compared. Others can, perhaps.
+    Failed(IoError),
     /// Somebody has it.
     Held,
     /// It has no blocks.
@@ -51,21 +55,29 @@ impl Keeper {
                 looking.wrong += wrong;
                 self.looking = Some(looking);
             }
+            Ok(Looked::Failed(e)) => {
+                looking.region += 1;
+                looking.failed = Some(e);
+                self.looking = Some(looking);
+            }
             Ok(Looked::Held) => {
                 self.looking = Some(looking);
                 return Next::Within(HELD);
             }
-            Ok(Looked::Beyond) => self.looked_through(&looking),
-            Err(e) => {
-                let (zone, name) = (looking.number.0, self.below.name());
-                tracing::error!("a part of zone {zone} of {name} is not looked through: {e}");
-                let again = Instant::now() + self.times.again;
-                if let Some(its) = self.marked.get_mut(&looking.number) {
-                    its.not_before = Some(again);
-                }
-            }
+            Ok(Looked::Beyond) => match looking.failed {
+                None => self.looked_through(&looking),
+                Some(e) => self.not_looked_through(&looking, e),
+            },
+            Err(e) => self.not_looked_through(&looking, e),
         }
         Next::Now
+    }
+
+    /// A unit could not be compared, or not all of it.
+    fn not_looked_through(&mut self, looking: &Looking, error: IoError) {
+        let (zone, name) = (looking.number.0, self.below.name());
+        tracing::error!("a part of zone {zone} of {name} is not looked through: {error}");
+        self.delay(looking.number);
     }
 
     /// All of a unit was compared: what is wrong from now on is damaged, unless it was doubted again.
@@ -100,7 +112,13 @@ impl Keeper {
                 continue;
             }
             if its.not_before.is_none_or(|time| time <= now) {
-                return Some(Looking { number: *number, region: 0, doubts, wrong: 0 });
+                return Some(Looking {
+                    number: *number,
+                    region: 0,
+                    doubts,
+                    wrong: 0,
+                    failed: None,
+                });
             }
             put_off = true;
         }
@@ -131,7 +149,7 @@ impl Keeper {
         }
         let wrong = self.compare(zone, within, end.min(within + REGION_BLOCKS));
         shared.let_go(unit, region, 1);
-        wrong.map(Looked::Through)
+        Ok(wrong.map_or_else(Looked::Failed, Looked::Through))
     }
 
     /// Blocks that are read at a time.
