@@ -27,7 +27,7 @@ fn device(zeros: Zeros) -> Device {
 
 fn thin(store: &mut Store<Device>, name: &str) -> BlobId {
     let (name, uuid, xattrs) = (name.to_owned(), Uuid::new_v4(), Default::default());
-    store.create(&BlobOptions { name, uuid, size: 60, thin: true, xattrs }).unwrap()
+    store.create(&BlobOptions { name, uuid, size: 60, thin: true, xattrs, dif: None }).unwrap()
 }
 
 /// A store of which another had all clusters, durably, and lost them, durably; and what he lost.

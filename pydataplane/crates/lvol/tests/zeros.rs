@@ -179,6 +179,7 @@ fn in_a_file_a_cluster_has_its_room_from_the_first_write_on_and_an_inflated_volu
         uuid: None,
         xattrs: Default::default(),
         key: None,
+        dif_type: None,
     };
     lvstores.create_lvol("lvs0", &volume).unwrap();
     let room = || file.as_file().metadata().unwrap().blocks() * 512;

@@ -354,6 +354,7 @@ impl Pool {
             size: volume.size,
             is_read_only: volume.snapshot.is_some(),
             key_name: None,
+            dif_type: None,
             waits_for_key: false,
         }
     }

@@ -238,7 +238,7 @@ impl Store for PoolStore<'_> {
     }
 
     fn create(&self, _: &str, options: &LvolOptions) -> Result<LvolInfo, Error> {
-        let LvolOptions { name, size, thin, uuid, xattrs, key } = options;
+        let LvolOptions { name, size, thin, uuid, xattrs, key, dif_type } = options;
         let alias = format!("{}/{name}", self.pool.name);
         check_name(name)?;
         if !thin {
@@ -247,6 +247,10 @@ impl Store for PoolStore<'_> {
         if key.is_some() {
             let instead = "leave the key out";
             return self.refused(&alias, "whose volumes are not encrypted by the target", instead);
+        }
+        if dif_type.is_some() {
+            let instead = "leave dif_type out";
+            return self.refused(&alias, "whose volumes keep no protection information", instead);
         }
         let (image, size, notes) = (name.clone(), self.rounded(*size), notes(*uuid, xattrs));
         if size == 0 {
