@@ -227,7 +227,7 @@ def test_a_restarted_target_has_its_pools_and_volumes_again(target: Target, ceph
     target.upgrade()
     assert info(target, uuid)["claimed"] is True
     assert info(target, uuid)["assigned_rate_limits"]["rw_ios_per_sec"] == 100_000
-    target.rpc("vhost_delete_controller", ctrlr="vm-1")
+    target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
     assert owners(ceph, "stays") == 0
     # It starts without the cluster, knows its pool, and does not wait for it.
     with frozen(ceph.pid("osd.0")), frozen(ceph.pid("mon.a")):
@@ -347,15 +347,15 @@ def test_snapshots_clones_and_a_way_back(target: Target, ceph: Ceph) -> None:
     assert (clone.parent, volumes.clones(taken.uuid)) == ("base@one", ["base", "copy"])
     with guest_of(target, clone.path, "vm-2") as guest:
         assert guest.read(0, 1) == bytes([1]) * BLOCK
-    target.rpc("vhost_delete_controller", ctrlr="vm-2")
+    target.rpc("vhost_delete_controller", ctrlr="vm-2", force=True)
     with guest_of(target, taken.path, "vm-3") as guest:
         assert guest.read(0, 1) == bytes([1]) * BLOCK
         write = bytes([0x2A, *bytes(7), 1, 0])
         assert guest.cdb(write, data_out=bytes(BLOCK))["sense"][2] & 15 == 7, "DATA PROTECT"
-    target.rpc("vhost_delete_controller", ctrlr="vm-3")
+    target.rpc("vhost_delete_controller", ctrlr="vm-3", force=True)
     # Its clone needs the snapshot still, and is flattened.
     assert volumes.inflate(clone.uuid).parent is None
-    target.rpc("vhost_delete_controller", ctrlr="vm-1")
+    target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
     volumes.roll_back("ceph0/base", "one")
     assert ceph.content("base")[: 2 * BLOCK] == bytes([1]) * BLOCK + bytes(BLOCK)
     refused(target, BUSY, "has snapshots", "bdev_lvol_delete", name="ceph0/base")
