@@ -302,9 +302,7 @@ fn restore_beside(
         move || {
             let comes_later = restore_disk(&app, &item, opened);
             // What names it may have found it in use by the search for an lvstore.
-            if let Some(name) = item.call.params.get("name").and_then(Value::as_str) {
-                app.note_appeared(name);
-            }
+            note_appeared(&app, &item);
             {
                 let mut left = disks.left.lock();
                 *left -= 1;
@@ -382,10 +380,15 @@ fn restore_later(app: &App, item: &Item) -> bool {
             break;
         }
     }
+    note_appeared(app, item);
+    true
+}
+
+/// What names the bdev of `item` is brought back next.
+fn note_appeared(app: &App, item: &Item) {
     if let Some(name) = item.call.params.get("name").and_then(Value::as_str) {
         app.note_appeared(name);
     }
-    true
 }
 
 /// Brings back, within one process, what is recorded and was taken apart; what is there is left alone,
