@@ -464,10 +464,13 @@ fn stopped(to: u64, ios: u64, goes_on: bool) -> (Outcome, bool) {
     }
     let unrepeatable = task.is_unrepeatable();
     task.stop();
-    if goes_on {
+    if ios > 0 {
+        // The thread knows it before its I/O ends, or it would begin one more, which nobody lets go.
         let mut done = Vec::with_capacity(1);
         unit.lun.poll(&mut done);
         assert_eq!(unit.lun.resume(&mut task, Ok(())), Outcome::Pending);
+    }
+    if goes_on {
         task.go_on();
     }
     gate.let_go(1);
