@@ -51,7 +51,6 @@ TARGETS = {
 }
 #: The others are of the night.
 BY_DAY = (
-    "malloc, 512",
     "malloc, 4096",
     "thin volume, 512, two paths",
     "file, 512",

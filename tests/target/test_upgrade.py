@@ -203,7 +203,7 @@ def test_ten_upgrades_in_a_row_under_verified_io(target: Target) -> None:
             load.check()
 
 
-@pytest.mark.parametrize("guests", [16, pytest.param(MANY, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("guests", [8, pytest.param(MANY, marks=pytest.mark.nightly)])
 def test_ten_upgrades_under_verified_io_of_many_guests(target: Target, guests: int) -> None:
     names = disks(target, guests)
     with ExitStack() as stack:
