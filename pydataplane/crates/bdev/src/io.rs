@@ -88,6 +88,9 @@ pub enum IoError {
     /// The blocks did not hold what they were to hold before they were written ([`Channel::submit_if`]).
     #[error("the blocks do not hold what was expected")]
     Miscompare,
+    /// The device is reserved for another host.
+    #[error("the device is reserved for another host")]
+    Reserved,
 }
 
 /// What [`Channel::submit`] did with the I/O.
@@ -169,7 +172,7 @@ impl Op {
 
 impl IoError {
     /// Number of kinds.
-    pub const COUNT: usize = 15;
+    pub const COUNT: usize = 16;
     /// All kinds, in the order of their discriminants.
     pub const ALL: [IoError; IoError::COUNT] = [
         IoError::OutOfRange,
@@ -187,6 +190,7 @@ impl IoError {
         IoError::AppTag,
         IoError::RefTag,
         IoError::Miscompare,
+        IoError::Reserved,
     ];
 
     /// Short name for statistics and logs.
@@ -207,6 +211,7 @@ impl IoError {
             IoError::AppTag => "application_tag",
             IoError::RefTag => "reference_tag",
             IoError::Miscompare => "miscompare",
+            IoError::Reserved => "reserved",
         }
     }
 }

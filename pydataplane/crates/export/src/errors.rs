@@ -150,5 +150,6 @@ pub(crate) fn errno(e: IoError) -> Errno {
         IoError::Unsupported => Errno::OPNOTSUPP,
         IoError::Removed => Errno::NODEV,
         IoError::Resources => Errno::NOMEM,
+        IoError::Reserved => Errno::BUSY,
     }
 }

@@ -527,6 +527,10 @@ impl Lun {
             (_, false) => Failed::Write,
         };
         // It would begin again, and what it has written, be it in part, would not compare any more.
+        if error == IoError::Reserved {
+            // At the device below, for another host.
+            return self.fail(task, Fail::Bare(Status::ReservationConflict));
+        }
         if job.unrepeatable || !self.shared.error_policy.waits(failed, error) {
             let mut sense = of_io_error(error);
             if error.is_mismatch() {

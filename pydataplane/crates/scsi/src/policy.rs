@@ -66,7 +66,8 @@ impl ErrorPolicy {
             | IoError::ReadOnly
             | IoError::Unsupported
             | IoError::Removed
-            | IoError::Aborted => false,
+            | IoError::Aborted
+            | IoError::Reserved => false,
         }
     }
 }

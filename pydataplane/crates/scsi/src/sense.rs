@@ -229,5 +229,7 @@ pub(crate) const fn of_io_error(error: IoError) -> Sense {
         IoError::AppTag => Sense::new(Key::AbortedCommand, Code::APPLICATION_TAG_CHECK_FAILED),
         IoError::RefTag => Sense::new(Key::AbortedCommand, Code::REFERENCE_TAG_CHECK_FAILED),
         IoError::Miscompare => Sense::new(Key::Miscompare, Code::MISCOMPARE_DURING_VERIFY),
+        // A status of its own, which has no sense: this is for where only sense can be told.
+        IoError::Reserved => Sense::new(Key::AbortedCommand, Code::IO_PROCESS_TERMINATED),
     }
 }
