@@ -29,11 +29,11 @@ endif
 export PYTHONDONTWRITEBYTECODE :=
 RUST_SOURCES := $(shell find pydataplane/Cargo.toml pydataplane/Cargo.lock pydataplane/crates -name '*.rs' -o -name 'Cargo.*' 2>/dev/null)
 
-# What the demo and the tests need of Debian 12: QEMU, libvirt, polkit, Ceph, NBD's server, a compiler, tools for the guest.
+# What the demo and the tests need of Debian 12: QEMU, libvirt, polkit, Ceph, servers of NBD and iSCSI, a compiler, tools for the guest.
 APT_PACKAGES := build-essential busybox-static ca-certificates ceph-common ceph-mon ceph-osd cpio \
-	dbus-daemon ddpt e2fsprogs kmod libiscsi-bin librbd1 libsasl2-modules libssl-dev libvirt-clients \
+	dbus-daemon ddpt e2fsprogs kmod libiscsi-bin libiscsi7 librbd1 libsasl2-modules libssl-dev libvirt-clients \
 	libvirt-daemon-system libvirt-dev linux-libc-dev lz4 mount nbdkit pkg-config polkitd python3-dev python3-venv \
-	qemu-system-x86 qemu-utils sasl2-bin sg3-utils strace systemd util-linux valgrind virtinst xfsprogs \
+	qemu-system-x86 qemu-utils sasl2-bin sg3-utils strace systemd tgt util-linux valgrind virtinst xfsprogs \
 	xz-utils zstd
 # And of what measures, and the tests of the night.
 BENCH_PACKAGES := fio rocksdb-tools

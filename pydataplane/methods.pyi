@@ -696,6 +696,15 @@ class StatusImages(TypedDict):
     """Why it cannot, although it was."""
 
 
+class StatusIscsi(TypedDict):
+    """Whether it serves LUNs of iSCSI targets."""
+
+    asked: bool
+    """Whether it was started with `--iscsi`."""
+    problem: str | None
+    """Why it cannot, although it was."""
+
+
 class StatusReactor(TypedDict):
     """In the result of virtlun_get_status."""
 
@@ -755,6 +764,8 @@ class Status(TypedDict):
     """
     images: StatusImages
     """Whether it serves images of Ceph."""
+    iscsi: StatusIscsi
+    """Whether it serves LUNs of iSCSI targets."""
     lvstores: int
     pid: int
     poll: bool
@@ -1310,6 +1321,44 @@ class Rpc(ABC):
         per_channel: Literal[True],
         reset_mode: Literal["all", "maxmin", "error", "none"] | None = ...,
     ) -> ChannelsIostat: ...
+
+    # Create a bdev on a LUN of an iSCSI target. Where the session is lost, I/O waits and what was
+    # not answered is sent again. An lvstore on it is loaded. Needs the option --iscsi and Debian's
+    # package libiscsi7.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_iscsi_create"],
+        /,
+        *,
+        initiator_iqn: str,
+        isid: str | None = ...,
+        name: str,
+        url: str,
+        uuid: str | None = ...,
+        write_through: bool | None = ...,
+    ) -> str: ...
+
+    # Delete a bdev on a LUN of an iSCSI target, and log out; an lvstore on it is unloaded first.
+    # The LUN stays as it is.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_iscsi_delete"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Set what holds for all bdevs on LUNs of iSCSI targets, from now on.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_iscsi_set_options"],
+        /,
+        *,
+        timeout_sec: int | None = ...,
+    ) -> bool: ...
 
     # Get how far a shallow copy has come; one that has ended is told once.
     @overload

@@ -64,6 +64,7 @@ NAMES = {
     "virtlun_export_list[]": "Export",
     "virtlun_get_status": "Status",
     "virtlun_get_status.images": "StatusImages",
+    "virtlun_get_status.iscsi": "StatusIscsi",
     "virtlun_get_status.reactors[]": "StatusReactor",
     "virtlun_get_status.upgrade": "StatusUpgrade",
     "virtlun_get_status.user": "StatusUser",

@@ -87,6 +87,7 @@ def examinations(
         ("lvstores", lambda: target.lvstores(socket)),
         ("checksums", lambda: target.checksums(socket)),
         ("images of Ceph", lambda: target.images(socket)),
+        ("LUNs of iSCSI targets", lambda: target.luns(socket)),
         ("gateway", lambda: libvirt.gateway(settings.gateway.listen)),
         ("hook", libvirt.hook),
         (

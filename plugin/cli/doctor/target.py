@@ -198,6 +198,32 @@ def images(socket: Path) -> list[Finding]:
     return [_cluster(each) for each in clusters]
 
 
+def luns(socket: Path) -> list[Finding]:
+    """Whether LUNs of iSCSI targets can be served, and each has a session."""
+    what = "LUNs of iSCSI targets"
+    try:
+        found = supervise.status(socket).get("iscsi", {"asked": False})
+        if not found["asked"]:
+            return [Finding(what, "ok", "none are served: the target was started without --iscsi")]
+        if found["problem"]:
+            advice = "install it, then restart the target"
+            return [Finding(what, "failed", str(found["problem"]), advice)]
+        bdevs = client(socket).call("bdev_get_bdevs")
+    except TargetError:
+        why = "not known, for the target does not tell"
+        return [Finding(what, "warning", why, "start it first")]
+    assert isinstance(bdevs, list)
+    each = {bdev["name"]: bdev.get("driver_specific", {}).get("iscsi") for bdev in bdevs}
+    there = {name: lun for name, lun in each.items() if lun is not None}
+    bad = [f"{name}: {lun['problem']}" for name, lun in there.items() if "problem" in lun]
+    if bad:
+        advice = "see to its target and the network; the bdev goes on logging in, and its I/O waits"
+        return [Finding(what, "failed", "; ".join(bad), advice)]
+    if not there:
+        return [Finding(what, "ok", "libiscsi is there; no LUN is used", "bdev_iscsi_create")]
+    return [Finding(what, "ok", f"{', '.join(there)}: connected")]
+
+
 def _cluster(found: Mapping[str, Any]) -> Finding:
     """Says whether a cluster answers, and whom it concerns."""
     what = f"cluster {found['cluster_name']}"

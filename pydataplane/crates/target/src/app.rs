@@ -602,6 +602,7 @@ impl App {
         }
         *self.ublk_target.lock() = None;
         nbd::end_all(&self.registry);
+        iscsi::end_all(&self.registry);
         if let Err(e) = self.close_storage() {
             tracing::error!("not stopped in order: {e}");
             rbd::exit(1);

@@ -128,6 +128,10 @@ pub struct Cli {
     #[arg(long)]
     pub rbd: bool,
 
+    /// Serve LUNs of iSCSI targets: load libiscsi at the start, of Debian's package libiscsi7. Implies --network
+    #[arg(long)]
+    pub iscsi: bool,
+
     /// Configuration to apply after the recorded one, as `spdk-rpc save_config` writes it
     #[arg(short = 'c', long, value_name = "FILE")]
     pub config: Option<PathBuf>,

@@ -66,6 +66,11 @@ fn serve(cli: &Cli) -> Result<(), Box<dyn Error>> {
     {
         tracing::error!("{why}");
     }
+    if cli.iscsi
+        && let Err(why) = iscsi::Library::load()
+    {
+        tracing::error!("{why}");
+    }
     let holder = holding::find(cli, privilege::uid_to_be(cli)?);
     let record = privilege::reduce(cli)?;
     if cli.take_over {

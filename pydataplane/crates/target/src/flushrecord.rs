@@ -126,4 +126,5 @@ impl Shared {
 pub fn disk(registry: &Registry, name: &str) -> Option<Arc<dyn Bdev>> {
     let file = registry.get_as::<FileBdev>(name).map(|file| file as Arc<dyn Bdev>);
     file.or_else(|| registry.get_as::<Nbd>(name).map(|nbd| nbd as Arc<dyn Bdev>))
+        .or_else(|| registry.get_as::<iscsi::Disk>(name).map(|lun| lun as Arc<dyn Bdev>))
 }

@@ -111,7 +111,9 @@ fn confine(cli: &Cli) -> Outcome<()> {
 
 /// Whether the process may make network connections.
 pub fn has_network(cli: &Cli) -> bool {
-    cli.network || (cli.rbd && rbd::Library::loaded().is_ok())
+    cli.network
+        || (cli.rbd && rbd::Library::loaded().is_ok())
+        || (cli.iscsi && iscsi::Library::loaded().is_ok())
 }
 
 /// Whom to become; `None`: nobody else.

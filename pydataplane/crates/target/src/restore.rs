@@ -3,6 +3,7 @@
 use crate::app::App;
 use crate::methods::crypto::{awaited_key, is_crypto, key_of};
 use crate::methods::file::{self, is_disk as is_file};
+use crate::methods::iscsi::{self as lun, is_lun};
 use crate::methods::limits;
 use crate::methods::nbd::{self as server, is_nbd};
 use crate::methods::pool::{self, is_pool};
@@ -64,6 +65,7 @@ impl Opened {
                 image::ahead(app, item).map(|image| Opened::Image(Box::new(image)))
             }
             () if is_nbd(item) => server::ask(app, item).map(|()| None)?,
+            () if is_lun(item) => lun::ask(item).map(|()| None)?,
             () => file::ahead(item).map(Opened::File),
         })
     }
@@ -71,7 +73,7 @@ impl Opened {
 
 /// Whether `item` makes a bdev on something that may take its time to answer.
 fn may_wait(item: &Item) -> bool {
-    is_file(item) || is_image(item) || is_nbd(item)
+    is_file(item) || is_image(item) || is_nbd(item) || is_lun(item)
 }
 
 /// The threads that restore bdevs on disks.
@@ -145,7 +147,8 @@ pub fn recorded(app: &Arc<App>, methods: &Arc<Methods>, made: Made) {
     let mut items: Vec<_> = app.config().items().cloned().collect();
     let configured = items.len();
     // They are there before anybody does I/O.
-    let (limits, others): (Vec<_>, Vec<_>) = items.into_iter().partition(is_limit);
+    let first = |item: &Item| is_limit(item) || lun::is_options(item);
+    let (limits, others): (Vec<_>, Vec<_>) = items.into_iter().partition(first);
     limits.iter().for_each(|item| _ = restore(app, methods, item));
     clusters(app, &others);
     items = others;
@@ -341,6 +344,7 @@ fn restore_disk(app: &App, item: &Item, opened: Option<Opened>) -> bool {
         Some(Opened::File(file)) => file::restore(app, item, Some(file)).map_err(never_later),
         None if is_image(item) => image::restore(app, item, None).map_err(never_later),
         None if is_nbd(item) => server::restore(app, item),
+        None if is_lun(item) => lun::restore(app, item),
         None => file::restore(app, item, None).map_err(never_later),
     };
     let comes_later = restored.as_ref().is_err_and(|(_, later)| *later);
@@ -364,7 +368,7 @@ fn restore_disk(app: &App, item: &Item, opened: Option<Opened>) -> bool {
 
 /// Restores a bdev whose server was not there, when it is; `false`: it is not wanted any more.
 fn restore_later(app: &App, item: &Item) -> bool {
-    let delay = server::retry_delay(item);
+    let delay = if is_lun(item) { lun::RETRY } else { server::retry_delay(item) };
     loop {
         thread::sleep(delay);
         {

@@ -24,7 +24,7 @@ pub use keys::{
 pub use save::save;
 
 use crate::flusherror::FlushError;
-use crate::methods::rbd::hide_secrets;
+use crate::methods::{iscsi, rbd};
 use bdev::FlushFailure;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -195,13 +195,16 @@ impl Config {
         self.put(subsystem, key, call);
     }
 
-    /// The flush that failed of the bdev of that name on `medium`, a file or a server's URI, as far as is
+    /// The flush that failed of the bdev of that name on `medium`, a file, a server's URI or a LUN's URL
+    /// without passwords, as far as is
     /// recorded.
     pub fn flush_failure(&self, bdev: &str, medium: &Path) -> Option<FlushFailure> {
         let item = self.get(&bdev_key(bdev))?;
         let params = &item.call.params;
-        let recorded = params.get("filename").or_else(|| params.get("uri"))?.as_str()?;
-        item.flush_failure.filter(|_| Path::new(recorded) == medium)
+        let text = |name: &str| params.get(name).and_then(Value::as_str).map(str::to_owned);
+        let lun = || iscsi::shown(&text("url")?);
+        let recorded = text("filename").or_else(|| text("uri")).or_else(lun)?;
+        item.flush_failure.filter(|_| Path::new(&recorded) == medium)
     }
 
     /// Records whether a flush of the bdev `key` failed; whether that is new.
@@ -272,7 +275,10 @@ impl Config {
     /// The calls of one subsystem, for `framework_get_config`: without what is a secret.
     pub fn shown(&self, subsystem: Subsystem) -> Vec<Call> {
         let mut calls = self.calls(subsystem);
-        calls.iter_mut().for_each(|call| hide_secrets(&mut call.params));
+        for call in &mut calls {
+            rbd::hide_secrets(&mut call.params);
+            iscsi::hide_secrets(call);
+        }
         calls
     }
 

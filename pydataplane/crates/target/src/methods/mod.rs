@@ -12,6 +12,7 @@ pub mod file;
 mod framework;
 mod integrity;
 mod iostat;
+pub mod iscsi;
 pub mod limits;
 mod log;
 mod lvol;
@@ -56,6 +57,7 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
         faults::add,
         nbd::add,
         rbd::add,
+        iscsi::add,
         pool::add,
         lvol::add,
         xattr::add,

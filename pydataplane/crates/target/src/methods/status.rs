@@ -46,6 +46,16 @@ struct Status {
     /// What waits for a disk that does not answer.
     waiting: Vec<Waiting>,
     images: Images,
+    iscsi: Luns,
+}
+
+/// Whether it serves LUNs of iSCSI targets.
+#[derive(Serialize, JsonSchema)]
+struct Luns {
+    /// Whether it was started with `--iscsi`.
+    asked: bool,
+    /// Why it cannot, although it was.
+    problem: Option<String>,
 }
 
 /// Whether it serves images of Ceph.
@@ -144,6 +154,15 @@ fn status(app: &App) -> Status {
         flush_errors: flush_errors(app),
         waiting: app.waits.long().into_iter().map(Waiting::from).collect(),
         images: images(),
+        iscsi: luns(),
+    }
+}
+
+fn luns() -> Luns {
+    match iscsi::Library::loaded() {
+        Ok(_) => Luns { asked: true, problem: None },
+        Err(iscsi::LibraryError::NotLoaded) => Luns { asked: false, problem: None },
+        Err(why) => Luns { asked: true, problem: Some(why.to_string()) },
     }
 }
 

@@ -12,6 +12,9 @@ pub const OWNER_KEY: &str = "owner of controller ";
 /// Key of the ublk target.
 pub const UBLK_KEY: &str = "ublk target";
 
+/// Key of what holds for all bdevs on LUNs of iSCSI targets.
+pub const ISCSI_OPTIONS_KEY: &str = "iSCSI options";
+
 /// Key of a bdev.
 pub fn bdev_key(name: &str) -> String {
     format!("{BDEV_KEY}{name}")
@@ -69,6 +72,7 @@ pub fn identify(call: &Call) -> (Subsystem, String) {
         }
         "virtlun_bdev_set_limits" => (Subsystem::Bdev, limits_key(text("name"))),
         "bdev_rbd_register_cluster" => (Subsystem::Bdev, cluster_key(text("name"))),
+        "bdev_iscsi_set_options" => (Subsystem::Bdev, ISCSI_OPTIONS_KEY.to_owned()),
         "virtlun_rbd_pool_create" => (Subsystem::Bdev, pool_key(text("name"))),
         "virtlun_export_create" => (Subsystem::Bdev, export_key(text("bdev_name"))),
         "ublk_create_target" => (Subsystem::Ublk, UBLK_KEY.to_owned()),

@@ -1,0 +1,217 @@
+//! A queue pair: it hands I/Os to the device's thread through a queue, and has completions back through one of
+//! its own.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use bdev::{AlignedBuf, Channel, ChannelStats, Completion, Io, IoError, Op, Slots, Submit};
+use crossbeam_queue::ArrayQueue;
+use guestmem::{IoVec, Sg};
+use reactor::{IoContext, Waker, ticks};
+
+use crate::desk::{Carried, How};
+use crate::disk::{Life, Shared};
+use crate::sense::failed;
+
+/// I/Os of a channel at a time at most.
+const LANE_DEPTH: u16 = 128;
+/// Bytes that are compared and written in one step at most.
+const COMPARED_AT_ONCE: usize = 64 << 10;
+/// Between two looks at I/Os that a channel waits for as it is closed.
+const CLOSING_POLL: Duration = Duration::from_micros(200);
+
+/// A channel, as the thread sees it.
+pub(crate) struct Lane {
+    /// Has room for all its I/Os.
+    done: ArrayQueue<Completion>,
+    waker: Waker,
+}
+
+impl Lane {
+    pub(crate) fn new(waker: Waker) -> Arc<Lane> {
+        Arc::new(Lane { done: ArrayQueue::new(usize::from(LANE_DEPTH)), waker })
+    }
+
+    pub(crate) fn give(&self, completion: Completion) {
+        let pushed = self.done.push(completion);
+        debug_assert!(pushed.is_ok(), "a channel has more completions than I/Os");
+        self.waker.wake();
+    }
+
+    pub(crate) fn take(&self) -> Option<Completion> {
+        self.done.pop()
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    io: Io,
+    begun: u64,
+    /// Of the latch, when it was submitted.
+    failures: u64,
+    compared: bool,
+}
+
+/// What is compared and written in one step: what is expected, then what is written.
+struct Compared {
+    data: AlignedBuf,
+    run: Box<[IoVec; 1]>,
+    in_use: bool,
+}
+
+/// See [`Channel`].
+pub(crate) struct IscsiChannel {
+    lane: Arc<Lane>,
+    shared: Arc<Shared>,
+    slots: Slots<Slot>,
+    stats: ChannelStats,
+    /// Where the LUN has the command.
+    compared: Option<Compared>,
+    _life: Arc<Life>,
+}
+
+impl IscsiChannel {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        io: &IoContext,
+        stats: ChannelStats,
+        life: Arc<Life>,
+    ) -> IscsiChannel {
+        let free = Slot { io: Io::flush(0), begun: 0, failures: 0, compared: false };
+        let compared = (shared.compared_max() > 0).then(|| Compared {
+            data: AlignedBuf::zeroed(2 * COMPARED_AT_ONCE),
+            run: Box::new([IoVec::EMPTY]),
+            in_use: false,
+        });
+        IscsiChannel {
+            lane: Lane::new(io.waker()),
+            shared: Arc::clone(shared),
+            slots: Slots::new(LANE_DEPTH, |_| free),
+            stats,
+            compared,
+            _life: life,
+        }
+    }
+
+    fn is_durable(io: &Io) -> bool {
+        io.op == Op::Flush || io.fua
+    }
+
+    /// Whether an I/O is to begin.
+    ///
+    /// # Errors
+    /// It is over, and how.
+    fn check(&mut self, io: &Io) -> Result<(), Result<(), IoError>> {
+        let shared = &self.shared;
+        let checked = io.check(&shared.geometry(), &shared.features).and_then(|()| {
+            match IscsiChannel::is_durable(io) && shared.latch.is_set() {
+                true => Err(IoError::Flush),
+                false => Ok(()),
+            }
+        });
+        if let Err(error) = checked {
+            self.stats.error(error);
+            return Err(Err(error));
+        }
+        if io.op == Op::Flush && !shared.flushes() || io.op != Op::Flush && io.blocks == 0 {
+            return Err(Ok(()));
+        }
+        if shared.has_given_up() {
+            let error = failed(io.op);
+            self.stats.error(error);
+            return Err(Err(error));
+        }
+        Ok(())
+    }
+
+    fn carry(&mut self, io: &Io, sg: Sg, how: How) -> Submit {
+        let Some(at) = self.slots.next_free() else { return Submit::Full };
+        let failures = self.shared.latch.failures();
+        let compared = how == How::Compared;
+        self.slots[at] = Slot { io: *io, begun: ticks::now(), failures, compared };
+        let io = Io { tag: u64::from(at), sg, ..*io };
+        if !self.shared.carry(Carried { lane: Arc::clone(&self.lane), io, how }) {
+            return Submit::Full;
+        }
+        self.slots.take();
+        Submit::Pending
+    }
+}
+
+impl Channel for IscsiChannel {
+    fn submit(&mut self, io: &Io) -> Submit {
+        match self.check(io) {
+            Err(ended) => Submit::Done(ended),
+            Ok(()) => self.carry(io, io.sg, How::Plain),
+        }
+    }
+
+    fn submit_if(&mut self, io: &Io, expected: &Sg) -> Submit {
+        let most = self.shared.compared_max();
+        // Such a LUN is for one host, who has looked.
+        let Some(of) = &mut self.compared else { return self.submit(io) };
+        if of.in_use {
+            return Submit::Full;
+        }
+        let bytes = io.bytes(self.shared.geometry().block_size) as usize;
+        if bytes > COMPARED_AT_ONCE || io.blocks > most {
+            self.stats.error(IoError::Unsupported);
+            return Submit::Done(Err(IoError::Unsupported));
+        }
+        expected.copy_to_slice(0, &mut of.data[..bytes]);
+        io.sg.copy_to_slice(0, &mut of.data[bytes..2 * bytes]);
+        // SAFETY: this channel's memory, which it keeps until nothing is in flight.
+        of.run[0] = unsafe { IoVec::new(of.data.as_mut_ptr(), 2 * bytes) };
+        // SAFETY: as above; the list is boxed, and in use by one I/O at a time.
+        let sg = unsafe { Sg::new(&*of.run) };
+        if let Err(ended) = self.check(io) {
+            return Submit::Done(ended);
+        }
+        let submitted = self.carry(io, sg, How::Compared);
+        if let Some(of) = &mut self.compared {
+            of.in_use = submitted == Submit::Pending;
+        }
+        submitted
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
+        let before = done.len();
+        while done.len() < done.capacity()
+            && let Some(over) = self.lane.take()
+        {
+            let at = over.tag as u16;
+            let Slot { io, begun, failures, compared } = self.slots[at];
+            let mut result = over.result;
+            // A failed flush was told to one; what others wait for may be lost as well.
+            if result.is_ok()
+                && IscsiChannel::is_durable(&io)
+                && self.shared.latch.failures() != failures
+            {
+                result = Err(IoError::Flush);
+            }
+            if compared && let Some(of) = &mut self.compared {
+                of.in_use = false;
+            }
+            let ended = ticks::now();
+            let took = ended.saturating_sub(begun);
+            self.stats.record(io.op, io.bytes(self.shared.geometry().block_size), took, result);
+            self.slots.give_back(at);
+            done.push(Completion { tag: io.tag, result, ticks: took, ended });
+        }
+        (done.len() - before) as u32
+    }
+}
+
+impl Drop for IscsiChannel {
+    /// Waits for what is in flight: its memory is the caller's.
+    fn drop(&mut self) {
+        let mut left = self.slots.taken();
+        while left > 0 {
+            match self.lane.take() {
+                Some(_) => left -= 1,
+                None => thread::sleep(CLOSING_POLL),
+            }
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! The I/Os that the thread of a device has: which are to be sent, which are in flight, and what they come to.
+//! Without a connection: what is here outlives each session.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bdev::{AlignedBuf, Completion, Io, IoError, Op, Slots};
+use guestmem::{IoVec, Sg};
+
+use crate::channel::Lane;
+use crate::command::{self, Cdb, UNMAP_LEN};
+use crate::sense::{Answer, Verdict, failed};
+use crate::session::{DEPTH, Data};
+use crate::unit::Unit;
+
+/// Runs of memory that one command takes at most (`IOV_MAX`).
+pub(crate) const RUNS: usize = 1024;
+/// First and longest pause before a target that is busy has a command again.
+const PAUSE: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// Which command a write is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    Plain,
+    /// COMPARE AND WRITE: its list has what is expected, then what is written.
+    Compared,
+    /// As that, of a LUN that turned out not to have the command: a WRITE of the second half. Whoever asks has
+    /// compared, so it is right where no other host writes.
+    SecondHalf,
+}
+
+/// An I/O on its way to the thread.
+pub(crate) struct Carried {
+    pub lane: Arc<Lane>,
+    pub io: Io,
+    pub how: How,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    /// In `ready` or `later`.
+    Waits,
+    /// With the session.
+    Sent,
+}
+
+struct Flight {
+    carried: Option<Carried>,
+    state: State,
+    /// In which order it came.
+    number: u64,
+    since: Instant,
+    /// Bytes that are done.
+    done: u64,
+    /// Bytes of the part that is with the session; 0: what is done is made durable.
+    part: u64,
+    pause: Duration,
+    /// Of the part: the library changes it while it has it.
+    runs: Vec<IoVec>,
+    list: Box<[u8; UNMAP_LEN]>,
+}
+
+/// A command that is to be sent.
+pub(crate) struct Part<'a> {
+    pub cdb: Cdb,
+    pub data: Data,
+    pub runs: &'a mut [IoVec],
+}
+
+/// See the file's comment.
+pub(crate) struct Desk {
+    unit: Unit,
+    write_through: bool,
+    slots: Slots<Flight>,
+    ready: VecDeque<u16>,
+    later: Vec<(Instant, u16)>,
+    /// Came next, and changes blocks that one in flight changes.
+    held: Option<Carried>,
+    count: u64,
+    zeros: AlignedBuf,
+    /// Since when nothing was answered although something waits.
+    since: Option<Instant>,
+    /// A flush failed at the target.
+    flush_failed: bool,
+}
+
+impl Desk {
+    pub(crate) fn new(unit: Unit, write_through: bool) -> Desk {
+        let free = |_| Flight {
+            carried: None,
+            state: State::Free,
+            number: 0,
+            since: Instant::now(),
+            done: 0,
+            part: 0,
+            pause: PAUSE,
+            runs: Vec::new(),
+            list: Box::new([0; UNMAP_LEN]),
+        };
+        Desk {
+            unit,
+            write_through,
+            slots: Slots::new(DEPTH, free),
+            ready: VecDeque::with_capacity(usize::from(DEPTH)),
+            later: Vec::with_capacity(usize::from(DEPTH)),
+            held: None,
+            count: 0,
+            zeros: AlignedBuf::zeroed(unit.capacity.geometry.block_size as usize),
+            since: None,
+            flush_failed: false,
+        }
+    }
+
+    fn block_size(&self) -> u64 {
+        u64::from(self.unit.capacity.geometry.block_size)
+    }
+
+    /// Whether it has I/Os.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.taken() == 0 && self.held.is_none()
+    }
+
+    /// Whether it takes no more for now.
+    pub(crate) fn is_full(&self) -> bool {
+        self.slots.is_full() || self.held.is_some()
+    }
+
+    /// Since when nothing was answered although something waits.
+    pub(crate) fn waits_since(&self) -> Option<Instant> {
+        self.since
+    }
+
+    /// Something was answered.
+    pub(crate) fn is_answered(&mut self) {
+        self.since = if self.is_empty() { None } else { Some(Instant::now()) };
+    }
+
+    /// Takes I/Os that have come, as far as there is room. Two that change the same blocks are never in flight
+    /// together: one whose answer is lost is sent again, and must not undo another that was answered.
+    pub(crate) fn take(&mut self, mut next: impl FnMut() -> Option<Carried>) {
+        while let Some(at) = self.slots.next_free()
+            && let Some(carried) = self.held.take().or_else(&mut next)
+        {
+            self.since.get_or_insert_with(Instant::now);
+            if carried.io.op.is_write() && self.is_being_changed(&carried.io) {
+                self.held = Some(carried);
+                break;
+            }
+            self.slots.take();
+            self.count += 1;
+            let flight = &mut self.slots[at];
+            (flight.carried, flight.state) = (Some(carried), State::Waits);
+            (flight.number, flight.since) = (self.count, Instant::now());
+            (flight.done, flight.pause) = (0, PAUSE);
+            self.ready.push_back(at);
+        }
+    }
+
+    fn is_being_changed(&self, io: &Io) -> bool {
+        self.slots.iter().filter_map(|flight| flight.carried.as_ref()).any(
+            |Carried { io: other, .. }| {
+                other.op.is_write()
+                    && io.lba < other.lba + other.blocks
+                    && other.lba < io.lba + io.blocks
+            },
+        )
+    }
+
+    /// The next one to be sent.
+    pub(crate) fn next_ready(&mut self) -> Option<u16> {
+        let now = Instant::now();
+        let due = self.later.iter().position(|(at, _)| *at <= now);
+        if let Some(at) = due {
+            self.ready.push_back(self.later.swap_remove(at).1);
+        }
+        self.ready.pop_front()
+    }
+
+    /// When the next one is to be sent that waits for its time.
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        self.later.iter().map(|(at, _)| *at).min()
+    }
+
+    /// The next part of an I/O, which is with the session from now on.
+    ///
+    /// # Errors
+    /// It cannot be sent.
+    pub(crate) fn part(&mut self, at: u16) -> Result<Part<'_>, IoError> {
+        let (block_size, unit, write_through) = (self.block_size(), self.unit, self.write_through);
+        let zeros = self.zeros.as_mut_ptr();
+        let flight = &mut self.slots[at];
+        let Some(Carried { io, how, .. }) = &flight.carried else { return Err(IoError::Aborted) };
+        let left = (io.blocks * block_size).saturating_sub(flight.done);
+        let lba = io.lba + flight.done / block_size;
+        let fua = io.fua || write_through;
+        flight.state = State::Sent;
+        flight.runs.clear();
+        let (cdb, data);
+        match io.op {
+            Op::Read | Op::Write if *how == How::Compared => {
+                flight.part = left;
+                runs_of(&io.sg, 0, io.sg.len() as u64, block_size, &mut flight.runs);
+                (cdb, data) = (command::compare_and_write(lba, io.blocks as u8, fua), Data::Out);
+            }
+            Op::Read | Op::Write => {
+                let most = left.min(unit.part_max());
+                let skipped = match how {
+                    How::SecondHalf => io.sg.len() as u64 / 2,
+                    How::Plain | How::Compared => 0,
+                };
+                let from = skipped + flight.done;
+                flight.part = runs_of(&io.sg, from, most, block_size, &mut flight.runs);
+                if flight.part == 0 {
+                    return Err(IoError::Resources);
+                }
+                let blocks = (flight.part / block_size) as u32;
+                (cdb, data) = match io.op {
+                    Op::Read => (command::read(lba, blocks), Data::In),
+                    _ => (command::write(lba, blocks, fua), Data::Out),
+                };
+            }
+            Op::Flush => {
+                flight.part = 0;
+                (cdb, data) = (command::synchronize_cache(0, 0), Data::None);
+            }
+            Op::Unmap | Op::WriteZeroes if left == 0 => {
+                // There is no FUA for these.
+                flight.part = 0;
+                let blocks = u32::try_from(io.blocks).unwrap_or(0);
+                (cdb, data) = (command::synchronize_cache(io.lba, blocks), Data::None);
+            }
+            Op::Unmap if unit.unmaps() => {
+                let blocks = (left / block_size).min(u64::from(unit.unmap_max()));
+                flight.part = blocks * block_size;
+                (cdb, *flight.list) = command::unmap(lba, blocks as u32);
+                // SAFETY: the list is boxed, and is not touched while the part is with the session.
+                flight.runs.push(unsafe { IoVec::new(flight.list.as_mut_ptr(), UNMAP_LEN) });
+                data = Data::Out;
+            }
+            Op::Unmap | Op::WriteZeroes => {
+                let blocks = (left / block_size).min(u64::from(unit.same_max()));
+                flight.part = blocks * block_size;
+                // SAFETY: a block of zeros, which stays as long as this, and is only read.
+                flight.runs.push(unsafe { IoVec::new(zeros, block_size as usize) });
+                let unmap = io.op == Op::Unmap;
+                (cdb, data) = (command::write_same(lba, blocks as u32, unmap), Data::Out);
+            }
+        }
+        Ok(Part { cdb, data, runs: &mut flight.runs })
+    }
+
+    /// An I/O was not taken by the session after all.
+    pub(crate) fn put_back(&mut self, at: u16) {
+        self.slots[at].state = State::Waits;
+        self.ready.push_front(at);
+    }
+
+    /// A part of an I/O was answered. It waits no longer than `patience`, if there is one, for a target that is
+    /// busy.
+    pub(crate) fn answered(&mut self, at: u16, answer: Answer, patience: Option<Duration>) {
+        let (block_size, write_through) = (self.block_size(), self.write_through);
+        let flight = &mut self.slots[at];
+        let Some(Carried { io, how, .. }) = &mut flight.carried else { return };
+        let (op, all) = (io.op, io.blocks * block_size);
+        let syncs = flight.part == 0;
+        if *how == How::Compared && answer.is_unsupported() {
+            *how = How::SecondHalf;
+            flight.state = State::Waits;
+            return self.ready.push_back(at);
+        }
+        // Also of what makes zeros durable.
+        let of = if syncs { Op::Flush } else { op };
+        match answer.verdict(of) {
+            Verdict::Done => {
+                flight.done += flight.part;
+                let needs_sync = write_through && matches!(op, Op::Unmap | Op::WriteZeroes);
+                if syncs || (flight.done == all && !needs_sync) {
+                    self.finish(at, Ok(()));
+                } else {
+                    flight.pause = PAUSE;
+                    flight.state = State::Waits;
+                    self.ready.push_back(at);
+                }
+            }
+            // It keeps nothing in a cache.
+            Verdict::Failed(_) if syncs && answer.is_unsupported() => self.finish(at, Ok(())),
+            Verdict::Failed(error) => {
+                self.flush_failed |= syncs && error == IoError::Flush;
+                self.finish(at, Err(error));
+            }
+            Verdict::Again | Verdict::Later
+                if patience.is_some_and(|most| flight.since.elapsed() >= most) =>
+            {
+                self.finish(at, Err(failed(op)));
+            }
+            Verdict::Again | Verdict::Later => {
+                flight.state = State::Waits;
+                self.later.push((Instant::now() + flight.pause, at));
+                flight.pause = (flight.pause * 2).min(PAUSE_MAX);
+            }
+        }
+    }
+
+    /// Whether a flush failed at the target since the last call.
+    pub(crate) fn take_flush_failure(&mut self) -> bool {
+        std::mem::take(&mut self.flush_failed)
+    }
+
+    /// The session is gone, and nothing of what it had is in flight any more: what was not answered is sent again
+    /// in the order in which it came. What a comparison came to is not known.
+    pub(crate) fn begin_anew(&mut self) {
+        self.ready.clear();
+        self.later.clear();
+        let mut all: Vec<(u64, u16)> = Vec::with_capacity(self.slots.taken());
+        for at in 0..DEPTH {
+            let flight = &mut self.slots[at];
+            let Some(Carried { how, .. }) = &flight.carried else { continue };
+            if *how == How::Compared && flight.state == State::Sent {
+                self.finish(at, Err(IoError::Aborted));
+                continue;
+            }
+            flight.state = State::Waits;
+            all.push((flight.number, at));
+        }
+        all.sort_unstable();
+        self.ready.extend(all.into_iter().map(|(_, at)| at));
+    }
+
+    /// Ends all without an answer. Nothing may be in flight.
+    pub(crate) fn fail_all(&mut self) {
+        self.ready.clear();
+        self.later.clear();
+        if let Some(Carried { lane, io, .. }) = self.held.take() {
+            lane.give(ended(&io, Err(failed(io.op))));
+        }
+        for at in 0..DEPTH {
+            if let Some(Carried { io, .. }) = &self.slots[at].carried {
+                let error = failed(io.op);
+                self.finish(at, Err(error));
+            }
+        }
+        self.since = None;
+    }
+
+    pub(crate) fn finish(&mut self, at: u16, result: Result<(), IoError>) {
+        let flight = &mut self.slots[at];
+        flight.state = State::Free;
+        if let Some(Carried { lane, io, .. }) = flight.carried.take() {
+            self.slots.give_back(at);
+            lane.give(ended(&io, result));
+        }
+    }
+}
+
+/// The end of an I/O, for its channel.
+pub(crate) fn ended(io: &Io, result: Result<(), IoError>) -> Completion {
+    Completion { tag: io.tag, result, ticks: 0, ended: 0 }
+}
+
+/// Fills `runs` with those that make up `most` bytes from byte `offset`, or as many whole blocks as [`RUNS`] of
+/// them do; returns the bytes.
+fn runs_of(sg: &Sg, offset: u64, most: u64, block_size: u64, runs: &mut Vec<IoVec>) -> u64 {
+    runs.resize(sg.as_slice().len().min(RUNS), IoVec::EMPTY);
+    let mut bytes = most;
+    loop {
+        if let Some(count) = sg.slice_into(offset as usize, bytes as usize, runs) {
+            runs.truncate(count);
+            return bytes;
+        }
+        // `runs` has the first ones, as many as it takes.
+        let fits = runs.iter().map(|run| run.len() as u64).sum::<u64>() / block_size * block_size;
+        if fits == 0 || fits >= bytes {
+            return 0;
+        }
+        bytes = fits;
+    }
+}
+
+#[cfg(test)]
+mod tests;

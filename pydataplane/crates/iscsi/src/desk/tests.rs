@@ -1,0 +1,259 @@
+use super::*;
+use crate::unit::{Capacity, Limits, Mode, Provisioning};
+use bdev::Geometry;
+use reactor::IoContext;
+
+const GOOD: Answer = Answer { status: 0, key: 0, code: 0, missing: 0 };
+const BUSY: Answer = Answer { status: 8, ..GOOD };
+
+fn check(key: u8, code: u16) -> Answer {
+    Answer { status: 2, key, code, missing: 0 }
+}
+
+/// A device without a target, whose I/Os are of one channel.
+struct Rig {
+    desk: Desk,
+    lane: Arc<Lane>,
+    memory: Box<[u8]>,
+    run: Vec<Box<[IoVec]>>,
+    _io: IoContext,
+}
+
+impl Rig {
+    fn new() -> Rig {
+        Rig::with(false, Limits { transfer: 8, unmapped: 4, ..Limits::default() })
+    }
+
+    fn with(write_through: bool, limits: Limits) -> Rig {
+        let geometry = Geometry { block_size: 512, physical_block_size: 512, num_blocks: 1 << 20 };
+        let unit = Unit {
+            capacity: Capacity { geometry, thin: true, unmapped_is_zero: true },
+            mode: Mode { write_protected: false, fua: true, cache: true },
+            limits,
+            provisioning: Provisioning { unmap: true, same: true },
+            same: true,
+            identity: None,
+        };
+        let io = IoContext::new().unwrap();
+        Rig {
+            desk: Desk::new(unit, write_through),
+            lane: Lane::new(io.waker()),
+            memory: vec![0; 1 << 20].into(),
+            run: Vec::new(),
+            _io: io,
+        }
+    }
+
+    /// An I/O whose data is in runs of so many bytes.
+    fn io_in(&mut self, tag: u64, op: Op, lba: u64, blocks: u64, run: usize) -> Io {
+        let bytes = blocks as usize * 512;
+        // SAFETY: this rig's memory, which lives as long as its I/Os; nobody reads or writes it.
+        let part = |at| unsafe {
+            IoVec::new(self.memory.as_ptr().add(at).cast_mut(), run.min(bytes - at))
+        };
+        let runs: Box<[IoVec]> = (0..bytes).step_by(run).map(part).collect();
+        // SAFETY: as above; the list is boxed.
+        let sg = unsafe { Sg::new(&runs) };
+        self.run.push(runs);
+        let sg = if matches!(op, Op::Read | Op::Write) { sg } else { Sg::EMPTY };
+        Io { op, fua: false, lba, blocks, sg, tag }
+    }
+
+    fn come(&mut self, tag: u64, op: Op, lba: u64, blocks: u64) {
+        let io = self.io_in(tag, op, lba, blocks, 4096);
+        self.give(io, How::Plain);
+    }
+
+    fn give(&mut self, io: Io, how: How) {
+        let mut next = Some(Carried { lane: Arc::clone(&self.lane), io, how });
+        self.desk.take(|| next.take());
+        assert!(next.is_none(), "it was taken");
+    }
+
+    /// Sends all that is ready: the places, and the first bytes of the blocks.
+    fn send(&mut self) -> Vec<(u16, Cdb)> {
+        let mut sent = Vec::new();
+        while let Some(at) = self.desk.next_ready() {
+            match self.desk.part(at) {
+                Ok(part) => sent.push((at, part.cdb)),
+                Err(error) => self.desk.finish(at, Err(error)),
+            }
+        }
+        sent
+    }
+
+    fn answer(&mut self, at: u16, answer: Answer) {
+        self.desk.answered(at, answer, None);
+        self.desk.take(|| None);
+    }
+
+    fn ended(&self) -> Vec<(u64, Result<(), IoError>)> {
+        std::iter::from_fn(|| self.lane.take()).map(|over| (over.tag, over.result)).collect()
+    }
+}
+
+fn lbas(sent: &[(u16, Cdb)]) -> Vec<u64> {
+    sent.iter().map(|(_, cdb)| u64::from_be_bytes(cdb[2..10].try_into().unwrap())).collect()
+}
+
+#[test]
+fn what_is_longer_than_a_command_is_sent_in_parts_one_after_the_other() {
+    let mut rig = Rig::new();
+    rig.come(7, Op::Write, 100, 20);
+    for (lba, blocks) in [(100, 8), (108, 8), (116, 4)] {
+        let sent = rig.send();
+        assert_eq!((lbas(&sent), sent[0].1[13]), (vec![lba], blocks));
+        assert!(rig.ended().is_empty());
+        rig.answer(sent[0].0, GOOD);
+    }
+    assert_eq!(rig.ended(), [(7, Ok(()))]);
+    assert!(rig.desk.is_empty());
+}
+
+#[test]
+fn a_list_of_many_runs_is_sent_in_whole_blocks() {
+    let mut rig = Rig::with(false, Limits::default());
+    let io = rig.io_in(1, Op::Read, 0, 8, 2);
+    rig.give(io, How::Plain);
+    // 1024 runs of two bytes are four blocks.
+    for lba in [0, 4] {
+        let at = rig.desk.next_ready().unwrap();
+        let part = rig.desk.part(at).unwrap();
+        assert_eq!((part.cdb[9], part.cdb[13], part.runs.len()), (lba, 4, RUNS));
+        rig.answer(at, GOOD);
+    }
+    assert_eq!(rig.ended(), [(1, Ok(()))]);
+}
+
+#[test]
+fn two_changes_of_the_same_blocks_are_never_in_flight_together() {
+    let mut rig = Rig::new();
+    rig.come(1, Op::Write, 10, 4);
+    rig.come(2, Op::Unmap, 13, 4);
+    // One behind it waits with it: there is one place for what is held.
+    let sent = rig.send();
+    assert_eq!(lbas(&sent), [10]);
+    assert!(rig.desk.is_full());
+    rig.answer(sent[0].0, GOOD);
+    let sent = rig.send();
+    assert_eq!(sent[0].1[0], 0x42);
+    // Reads, and changes of others, go beside it.
+    rig.come(3, Op::Read, 13, 4);
+    rig.come(4, Op::Write, 17, 1);
+    assert_eq!(lbas(&rig.send()), [13, 17]);
+    rig.answer(sent[0].0, GOOD);
+    assert_eq!(rig.ended(), [(1, Ok(())), (2, Ok(()))]);
+}
+
+#[test]
+fn after_a_loss_only_what_was_not_answered_is_sent_again_in_order() {
+    let mut rig = Rig::new();
+    rig.come(1, Op::Write, 0, 16);
+    rig.come(2, Op::Write, 100, 1);
+    rig.come(3, Op::Flush, 0, 0);
+    let sent = rig.send();
+    assert_eq!(lbas(&sent), [0, 100, 0]);
+    // The first part of the first; the second altogether.
+    rig.answer(sent[0].0, GOOD);
+    rig.answer(sent[1].0, GOOD);
+    assert_eq!(lbas(&rig.send()), [8]);
+    rig.desk.begin_anew();
+    let sent = rig.send();
+    assert_eq!((lbas(&sent), sent[1].1[0]), (vec![8, 0], 0x91));
+    sent.iter().for_each(|(at, _)| rig.answer(*at, GOOD));
+    assert_eq!(rig.ended(), [(2, Ok(())), (1, Ok(())), (3, Ok(()))]);
+}
+
+#[test]
+fn a_comparison_is_never_sent_twice() {
+    let mut rig = Rig::new();
+    let io = rig.io_in(1, Op::Write, 5, 2, 4096);
+    rig.give(Io { blocks: 1, ..io }, How::Compared);
+    // Not sent yet, it is sent; sent, nobody knows what it came to.
+    rig.desk.begin_anew();
+    let sent = rig.send();
+    assert_eq!((sent[0].1[0], sent[0].1[13]), (0x89, 1));
+    rig.desk.begin_anew();
+    assert_eq!(rig.ended(), [(1, Err(IoError::Aborted))]);
+    assert!(rig.send().is_empty() && rig.desk.is_empty());
+}
+
+#[test]
+fn a_lun_that_has_no_such_command_is_written_to_by_whoever_has_compared() {
+    let mut rig = Rig::new();
+    let io = rig.io_in(1, Op::Write, 5, 2, 512);
+    let halves = io.sg.as_slice().iter().map(IoVec::base).collect::<Vec<_>>();
+    rig.give(Io { blocks: 1, ..io }, How::Compared);
+    let at = rig.desk.next_ready().unwrap();
+    let sent: Vec<_> = rig.desk.part(at).unwrap().runs.iter().map(IoVec::base).collect();
+    assert_eq!(sent, halves);
+    rig.answer(at, check(5, 0x2000));
+    assert!(rig.ended().is_empty());
+    let at = rig.desk.next_ready().unwrap();
+    let part = rig.desk.part(at).unwrap();
+    assert_eq!((part.cdb[0], part.cdb[9], part.cdb[13]), (0x8A, 5, 1));
+    assert_eq!(part.runs.iter().map(IoVec::base).collect::<Vec<_>>(), halves[1..]);
+    rig.answer(at, GOOD);
+    assert_eq!(rig.ended(), [(1, Ok(()))]);
+}
+
+#[test]
+fn a_target_that_is_busy_has_a_command_again_for_a_limited_time() {
+    let mut rig = Rig::new();
+    rig.come(1, Op::Read, 0, 1);
+    let sent = rig.send();
+    rig.answer(sent[0].0, BUSY);
+    assert!(rig.ended().is_empty());
+    let due = rig.desk.next_due().unwrap();
+    std::thread::sleep(due.saturating_duration_since(Instant::now()));
+    let sent = rig.send();
+    assert_eq!(sent.len(), 1);
+    rig.desk.answered(sent[0].0, check(6, 0x2900), Some(Duration::ZERO));
+    assert_eq!(rig.ended(), [(1, Err(IoError::ReadMedium))]);
+}
+
+#[test]
+fn zeros_and_holes_are_made_durable_where_writes_are() {
+    for (op, opcode) in [(Op::WriteZeroes, 0x93), (Op::Unmap, 0x42)] {
+        let mut rig = Rig::with(true, Limits { unmapped: 100, ..Limits::default() });
+        rig.come(1, op, 8, 4);
+        let sent = rig.send();
+        assert_eq!(sent[0].1[0], opcode);
+        rig.answer(sent[0].0, GOOD);
+        let sent = rig.send();
+        assert_eq!((sent[0].1[0], lbas(&sent), sent[0].1[13]), (0x91, vec![8], 4));
+        rig.answer(sent[0].0, check(3, 0x0C00));
+        assert_eq!(rig.ended(), [(1, Err(IoError::Flush))]);
+        assert!(rig.desk.take_flush_failure() && !rig.desk.take_flush_failure());
+    }
+    let mut rig = Rig::with(true, Limits::default());
+    rig.come(1, Op::Write, 0, 1);
+    assert_eq!(rig.send()[0].1[1], 8, "a write is durable by itself");
+}
+
+#[test]
+fn a_lun_that_cannot_flush_keeps_nothing_in_a_cache() {
+    let mut rig = Rig::new();
+    rig.come(1, Op::Flush, 0, 0);
+    let sent = rig.send();
+    rig.answer(sent[0].0, check(5, 0x2000));
+    assert_eq!(rig.ended(), [(1, Ok(()))]);
+    assert!(!rig.desk.take_flush_failure());
+}
+
+#[test]
+fn all_that_waits_fails_when_it_is_given_up() {
+    let mut rig = Rig::new();
+    rig.come(1, Op::Write, 0, 1);
+    rig.come(2, Op::Read, 0, 1);
+    rig.send();
+    rig.come(3, Op::Flush, 0, 0);
+    rig.come(4, Op::Write, 0, 1);
+    assert!(rig.desk.waits_since().is_some());
+    rig.desk.fail_all();
+    let mut ended = rig.ended();
+    ended.sort_by_key(|(tag, _)| *tag);
+    let (write, read) = (Err(IoError::WriteMedium), Err(IoError::ReadMedium));
+    assert_eq!(ended, [(1, write), (2, read), (3, Err(IoError::Flush)), (4, write)]);
+    assert!(rig.desk.is_empty() && rig.desk.waits_since().is_none());
+}

@@ -1,0 +1,386 @@
+//! The bdev.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bdev::{
+    Bdev, Channel, Features, FlushFailure, FlushLatch, Geometry, OpenError, Registry, Stats,
+    SyncChannel,
+};
+use crossbeam_queue::ArrayQueue;
+use parking_lot::{Condvar, Mutex};
+use reactor::IoContext;
+use rustix::event::{EventfdFlags, eventfd};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::address::Address;
+use crate::channel::IscsiChannel;
+use crate::desk::Carried;
+use crate::session::{Identity, Isid, Session};
+use crate::unit::Unit;
+use crate::worker::Worker;
+
+use Ordering::Relaxed;
+
+/// I/Os of all channels that the thread has not taken.
+const QUEUE: usize = 4096;
+/// How long I/O waits for an answer when the process ends.
+const END_WITHIN: Duration = Duration::from_secs(2);
+
+/// Seconds without an answer after which I/O fails; 0: never.
+static TIMEOUT_S: AtomicU64 = AtomicU64::new(DEFAULT_TIMEOUT_S);
+
+/// [`timeout`], unless it is set.
+pub const DEFAULT_TIMEOUT_S: u64 = 60;
+
+/// Sets how long I/O of all devices waits for an answer before it fails; `None`: without end.
+pub fn set_timeout(timeout: Option<Duration>) {
+    TIMEOUT_S.store(timeout.map_or(0, |timeout| timeout.as_secs().max(1)), Relaxed);
+}
+
+/// What [`set_timeout`] has set.
+pub fn timeout() -> Option<Duration> {
+    Some(TIMEOUT_S.load(Relaxed)).filter(|seconds| *seconds != 0).map(Duration::from_secs)
+}
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Name of the device.
+    pub name: String,
+    /// The LUN.
+    pub address: Address,
+    /// Name of the initiator.
+    pub initiator: String,
+    /// Of its session.
+    pub isid: Isid,
+    /// Identity; `None`: that of the LUN.
+    pub uuid: Option<Uuid>,
+    /// Each write is durable when it is answered (FUA); `None`: where the target is another host, has a cache
+    /// and can.
+    pub write_through: Option<bool>,
+}
+
+/// Why there is no such device.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot open {name}: {why}")]
+pub struct CreateError {
+    /// Name of the device.
+    pub name: String,
+    /// The cause, as a clause.
+    pub why: String,
+    /// The target may be there, or let in, later.
+    pub passes: bool,
+}
+
+/// What the device, its thread and its channels share.
+pub(crate) struct Shared {
+    options: Options,
+    pub(crate) unit: Unit,
+    pub(crate) features: Features,
+    pub(crate) write_through: bool,
+    num_blocks: AtomicU64,
+    queue: ArrayQueue<Carried>,
+    /// The thread sleeps, or is about to.
+    asleep: AtomicBool,
+    pub(crate) event: OwnedFd,
+    stop: AtomicBool,
+    /// The process ends: nobody waits for long any more.
+    ending: AtomicBool,
+    /// Nobody answered for too long: I/O fails until there is a session.
+    given_up: AtomicBool,
+    connected: AtomicBool,
+    sessions: AtomicU64,
+    pub(crate) latch: FlushLatch,
+    problem: Mutex<Option<String>>,
+    closing: Closing,
+}
+
+impl Shared {
+    pub(crate) fn name(&self) -> &str {
+        &self.options.name
+    }
+
+    pub(crate) fn identity(&self) -> Identity<'_> {
+        let Options { address, initiator, isid, .. } = &self.options;
+        Identity { address, initiator, isid: *isid }
+    }
+
+    #[inline]
+    pub(crate) fn geometry(&self) -> Geometry {
+        Geometry { num_blocks: self.num_blocks.load(Relaxed), ..self.unit.capacity.geometry }
+    }
+
+    /// Takes a number of blocks over; whether it is another one.
+    pub(crate) fn resize(&self, num_blocks: u64) -> bool {
+        self.num_blocks.swap(num_blocks, Relaxed) != num_blocks
+    }
+
+    /// Blocks of a COMPARE AND WRITE at most; 0: the LUN does none.
+    pub(crate) fn compared_max(&self) -> u64 {
+        self.unit.limits.compared.into()
+    }
+
+    /// Whether there is anything to flush.
+    pub(crate) fn flushes(&self) -> bool {
+        self.unit.mode.cache
+    }
+
+    #[inline]
+    pub(crate) fn has_given_up(&self) -> bool {
+        self.given_up.load(Relaxed)
+    }
+
+    pub(crate) fn set_given_up(&self, given_up: bool) {
+        self.given_up.store(given_up, Relaxed);
+    }
+
+    pub(crate) fn give_up(&self) -> Option<Duration> {
+        match self.ending.load(Relaxed) {
+            true => Some(timeout().map_or(END_WITHIN, |timeout| timeout.min(END_WITHIN))),
+            false => timeout(),
+        }
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(Relaxed)
+    }
+
+    pub(crate) fn set_connected(&self, connected: bool) {
+        self.connected.store(connected, Relaxed);
+        if connected {
+            self.sessions.fetch_add(1, Relaxed);
+        }
+    }
+
+    pub(crate) fn set_problem(&self, problem: Option<String>) {
+        *self.problem.lock() = problem;
+    }
+
+    pub(crate) fn closed(&self) {
+        self.closing.closed();
+    }
+
+    /// Hands an I/O to the thread; `false`: there is no room.
+    #[inline]
+    pub(crate) fn carry(&self, carried: Carried) -> bool {
+        let has_room = self.queue.push(carried).is_ok();
+        self.wake();
+        has_room
+    }
+
+    pub(crate) fn next_carried(&self) -> Option<Carried> {
+        self.queue.pop()
+    }
+
+    /// Wakes the thread, if it sleeps.
+    fn wake(&self) {
+        if self.asleep.swap(false, Ordering::SeqCst) {
+            _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// The thread is about to sleep; `false`: it must look again.
+    pub(crate) fn may_sleep(&self) -> bool {
+        self.asleep.swap(true, Ordering::SeqCst);
+        self.queue.is_empty() && !self.is_stopped()
+    }
+
+    /// The thread has slept, and may have been `woken`.
+    pub(crate) fn has_slept(&self, woken: bool) {
+        self.asleep.store(false, Ordering::SeqCst);
+        if woken {
+            let mut count = [0; 8];
+            _ = rustix::io::read(&self.event, &mut count);
+        }
+    }
+}
+
+/// Tells when a device has logged out, some time after the bdev and its channels are gone.
+#[derive(Clone, Default)]
+pub struct Closing(Arc<(Mutex<bool>, Condvar)>);
+
+impl Closing {
+    /// Waits until it has, `timeout` at most; whether it has.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        let (closed, changed) = &*self.0;
+        let end = Instant::now() + timeout;
+        let mut closed = closed.lock();
+        while !*closed {
+            if changed.wait_until(&mut closed, end).timed_out() {
+                return *closed;
+            }
+        }
+        true
+    }
+
+    fn closed(&self) {
+        let (closed, changed) = &*self.0;
+        *closed.lock() = true;
+        changed.notify_all();
+    }
+}
+
+/// The process ends, and serves no guest any more: what the rest of it asks of targets that do not answer fails
+/// after a moment.
+pub fn end_all(registry: &Registry) {
+    for bdev in registry.list() {
+        if let Some(disk) = registry.get_as::<Disk>(bdev.name()) {
+            disk.shared.ending.store(true, Relaxed);
+            disk.shared.wake();
+        }
+    }
+}
+
+/// Logs in, as somebody else than any device, and finds out what the LUN is; takes some seconds at most.
+///
+/// # Errors
+/// In one clause: the target is not there, lets nobody in, or has no such disk.
+pub fn reach(address: &Address, initiator: &str) -> Result<(), String> {
+    let identity = Identity { address, initiator, isid: Isid::random() };
+    let (session, _) = Session::establish(identity, None, &mut || true)?;
+    session.log_out();
+    Ok(())
+}
+
+/// Ends the device's thread with its last user.
+pub(crate) struct Life(Arc<Shared>);
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Relaxed);
+        self.0.wake();
+    }
+}
+
+/// A LUN of an iSCSI target as a bdev.
+pub struct Disk {
+    shared: Arc<Shared>,
+    life: Arc<Life>,
+    uuid: Uuid,
+    stats: Arc<Stats>,
+}
+
+impl Disk {
+    /// What [`Bdev::product_name`] says, as SPDK's.
+    pub const PRODUCT: &'static str = "iSCSI LUN";
+
+    /// Logs in; takes some seconds at most. `registry` is told when the size changes.
+    ///
+    /// # Errors
+    /// There is no library; the target is not there or lets nobody in; or the LUN is no disk that a bdev can
+    /// have.
+    pub fn create(registry: &Registry, options: Options) -> Result<Arc<Disk>, CreateError> {
+        let name = options.name.clone();
+        let failed = |why: String, passes| CreateError { name: name.clone(), why, passes };
+        crate::Library::loaded().map_err(|e| failed(e.to_string(), false))?;
+        let Options { address, initiator, isid, .. } = &options;
+        let identity = Identity { address, initiator, isid: *isid };
+        let (session, unit) = Session::establish(identity, None, &mut || true)
+            .map_err(|why| failed(format!("{address}: {why}"), true))?;
+        let can = unit.mode.fua && unit.mode.cache;
+        if options.write_through == Some(true) && unit.mode.cache && !unit.mode.fua {
+            let why = format!("{address}: its LUN makes no write durable by itself (FUA)");
+            return Err(failed(why, false));
+        }
+        let write_through = can && options.write_through.unwrap_or(!address.is_local());
+        let uuid = options.uuid.or(unit.identity).unwrap_or_else(Uuid::new_v4);
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| failed(e.to_string(), false))?;
+        let shared = Arc::new(Shared {
+            unit,
+            features: unit.features(write_through),
+            write_through,
+            num_blocks: AtomicU64::new(unit.capacity.geometry.num_blocks),
+            queue: ArrayQueue::new(QUEUE),
+            asleep: AtomicBool::new(false),
+            event,
+            stop: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
+            given_up: AtomicBool::new(false),
+            connected: AtomicBool::new(true),
+            sessions: AtomicU64::new(1),
+            latch: FlushLatch::default(),
+            problem: Mutex::default(),
+            closing: Closing::default(),
+            options,
+        });
+        let life = Arc::new(Life(Arc::clone(&shared)));
+        let worker = Worker::new(Arc::clone(&shared), registry.clone(), session);
+        let started = thread::Builder::new().name("iscsi".into()).spawn(|| worker.run());
+        started.map_err(|e| failed(e.to_string(), false))?;
+        Ok(Arc::new(Disk { shared, life, uuid, stats: Stats::new() }))
+    }
+
+    /// Tells when it has logged out.
+    pub fn closing(&self) -> Closing {
+        self.shared.closing.clone()
+    }
+
+    /// Lets flushes through again after one has failed, if the target flushes now. Returns what was latched.
+    /// What was written before that failure may be lost all the same.
+    ///
+    /// # Errors
+    /// The flush fails again, or cannot be tried; then the latch stays.
+    pub fn clear_flush_failure(&self) -> Result<Option<FlushFailure>, String> {
+        let failure = self.shared.latch.clear();
+        let flushed = SyncChannel::open(self)
+            .map_err(|e| e.to_string())
+            .and_then(|mut channel| channel.flush().map_err(|e| e.to_string()));
+        if let (Err(_), Some(failure)) = (&flushed, failure) {
+            self.shared.latch.restore(failure);
+        }
+        flushed.map(|()| failure)
+    }
+}
+
+impl Bdev for Disk {
+    fn name(&self) -> &str {
+        self.shared.name()
+    }
+    fn aliases(&self) -> Vec<String> {
+        Vec::new()
+    }
+    fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+    fn product_name(&self) -> &'static str {
+        Disk::PRODUCT
+    }
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry()
+    }
+    fn features(&self) -> Features {
+        self.shared.features
+    }
+    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+        let (stats, life) = (self.stats.channel(), Arc::clone(&self.life));
+        Ok(Box::new(IscsiChannel::new(&self.shared, io, stats, life)))
+    }
+    fn driver_specific(&self) -> Value {
+        let Shared { options, unit, .. } = &*self.shared;
+        let mut iscsi = json!({
+            "initiator_iqn": options.initiator,
+            "url": options.address.to_string(),
+            "isid": options.isid.to_string(),
+            "connected": self.shared.connected.load(Relaxed),
+            "sessions": self.shared.sessions.load(Relaxed),
+            "write_through": self.shared.write_through,
+            "compare_and_write_blocks": unit.limits.compared,
+        });
+        if let Some(problem) = &*self.shared.problem.lock() {
+            iscsi["problem"] = json!(problem);
+        }
+        json!({"iscsi": iscsi})
+    }
+    fn stats(&self) -> Option<&Arc<Stats>> {
+        Some(&self.stats)
+    }
+    fn flush_latch(&self) -> Option<&FlushLatch> {
+        Some(&self.shared.latch)
+    }
+}

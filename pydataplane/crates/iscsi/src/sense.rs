@@ -1,0 +1,161 @@
+//! What becomes of a command that a target has answered.
+
+use bdev::{IoError, Op};
+
+/// `enum scsi_status`.
+mod status {
+    pub(super) const GOOD: i32 = 0;
+    pub(super) const CHECK_CONDITION: i32 = 2;
+    pub(super) const CONDITION_MET: i32 = 4;
+    pub(super) const BUSY: i32 = 8;
+    pub(super) const RESERVATION_CONFLICT: i32 = 0x18;
+    pub(super) const TASK_SET_FULL: i32 = 0x28;
+    pub(super) const ACA_ACTIVE: i32 = 0x30;
+    pub(super) const TASK_ABORTED: i32 = 0x40;
+}
+
+/// How a command was answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Answer {
+    /// `enum scsi_status`.
+    pub status: i32,
+    pub key: u8,
+    /// Additional sense code and its qualifier.
+    pub code: u16,
+    /// Bytes that were asked for and did not come.
+    pub missing: usize,
+}
+
+/// What is to be done then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Done,
+    /// Send it again at once: the target only had to say something else. It is looked whether the LUN changed.
+    Again,
+    /// Send it again in a moment.
+    Later,
+    Failed(IoError),
+}
+
+impl Answer {
+    pub(crate) fn is_good(&self) -> bool {
+        matches!(self.status, status::GOOD | status::CONDITION_MET)
+    }
+
+    /// Whether a LUN lacks the command.
+    pub(crate) fn is_unsupported(&self) -> bool {
+        self.status == status::CHECK_CONDITION && self.key == 5 && self.code == 0x2000
+    }
+
+    /// Whether the LUN told of something else: a unit attention.
+    pub(crate) fn is_attention(&self) -> bool {
+        self.status == status::CHECK_CONDITION && self.key == 6
+    }
+
+    /// Whether the same is to be asked later: it is busy, or another host has it for itself.
+    pub(crate) fn is_later(&self) -> bool {
+        self.verdict(Op::Flush) == Verdict::Later || self.status == status::RESERVATION_CONFLICT
+    }
+
+    /// Of a command of `op`.
+    pub(crate) fn verdict(&self, op: Op) -> Verdict {
+        use Verdict::{Done, Failed, Later};
+        match self.status {
+            status::GOOD | status::CONDITION_MET if op == Op::Read && self.missing > 0 => {
+                Failed(IoError::ReadMedium)
+            }
+            status::GOOD | status::CONDITION_MET => Done,
+            status::BUSY | status::TASK_SET_FULL | status::ACA_ACTIVE | status::TASK_ABORTED => {
+                Later
+            }
+            status::RESERVATION_CONFLICT => Failed(IoError::Reserved),
+            status::CHECK_CONDITION => self.check(op),
+            _ => Failed(failed(op)),
+        }
+    }
+
+    fn check(&self, op: Op) -> Verdict {
+        use Verdict::{Again, Done, Failed, Later};
+        let asc = self.code >> 8;
+        match (self.key, asc) {
+            // NO SENSE, RECOVERED ERROR.
+            (0 | 1, _) => Done,
+            // NOT READY: becoming ready, and the like; else there is no medium.
+            (2, 0x04) => Later,
+            (2, _) => Failed(IoError::Removed),
+            // ILLEGAL REQUEST: it has no such command or field, block, or LUN.
+            (5, 0x20 | 0x24 | 0x26) => Failed(match op {
+                Op::Read => IoError::ReadMedium,
+                Op::Flush => IoError::Flush,
+                Op::Write | Op::Unmap | Op::WriteZeroes => IoError::Unsupported,
+            }),
+            (5, 0x21) => Failed(IoError::OutOfRange),
+            (5, 0x25) => Failed(IoError::Removed),
+            // UNIT ATTENTION.
+            (6, _) => Again,
+            // DATA PROTECT; of a thin LUN without room (SBC-4 4.7.3.6).
+            (7, _) if self.code == 0x2707 => Failed(IoError::NoSpace),
+            (7, _) if op.is_write() => Failed(IoError::ReadOnly),
+            // ABORTED COMMAND.
+            (0xB, _) => Later,
+            (0xE, _) => Failed(IoError::Miscompare),
+            // MEDIUM ERROR, HARDWARE ERROR and the rest.
+            _ => Failed(failed(op)),
+        }
+    }
+}
+
+/// What an I/O without an answer, or with one that says nothing else, ends as.
+pub(crate) fn failed(op: Op) -> IoError {
+    match op {
+        Op::Read => IoError::ReadMedium,
+        Op::Flush => IoError::Flush,
+        Op::Write | Op::Unmap | Op::WriteZeroes => IoError::WriteMedium,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_answer_by_operation() {
+        use IoError::*;
+        use Verdict::{Again, Done, Failed, Later};
+        let check = |key, code| Answer { status: 2, key, code, missing: 0 };
+        let status = |status| Answer { status, ..Answer::default() };
+        for (op, answer, want) in [
+            (Op::Read, status(0), Done),
+            (Op::Write, status(4), Done),
+            (Op::Read, Answer { missing: 1, ..status(0) }, Failed(ReadMedium)),
+            (Op::Write, Answer { missing: 1, ..status(0) }, Done),
+            (Op::Write, status(8), Later),
+            (Op::Write, status(0x28), Later),
+            (Op::Write, status(0x40), Later),
+            (Op::Read, status(0x18), Failed(Reserved)),
+            (Op::Read, status(0x77), Failed(ReadMedium)),
+            (Op::Read, check(1, 0x1701), Done),
+            (Op::Read, check(2, 0x0401), Later),
+            (Op::Read, check(2, 0x3A00), Failed(Removed)),
+            (Op::Read, check(3, 0x1100), Failed(ReadMedium)),
+            (Op::Write, check(3, 0x0C00), Failed(WriteMedium)),
+            (Op::Flush, check(3, 0x0C00), Failed(Flush)),
+            (Op::Unmap, check(4, 0x4400), Failed(WriteMedium)),
+            (Op::Unmap, check(5, 0x2000), Failed(Unsupported)),
+            (Op::Read, check(5, 0x2400), Failed(ReadMedium)),
+            (Op::Read, check(5, 0x2100), Failed(OutOfRange)),
+            (Op::Write, check(5, 0x2500), Failed(Removed)),
+            (Op::Read, check(6, 0x2900), Again),
+            (Op::Write, check(6, 0x2A09), Again),
+            (Op::Write, check(7, 0x2700), Failed(ReadOnly)),
+            (Op::WriteZeroes, check(7, 0x2707), Failed(NoSpace)),
+            (Op::Read, check(7, 0x2700), Failed(ReadMedium)),
+            (Op::Write, check(0xB, 0), Later),
+            (Op::Write, check(0xE, 0x1D00), Failed(Miscompare)),
+            (Op::Flush, check(0xF, 0), Failed(Flush)),
+        ] {
+            assert_eq!(answer.verdict(op), want, "{op:?} {answer:?}");
+        }
+        assert!(check(5, 0x2000).is_unsupported() && !check(5, 0x2400).is_unsupported());
+    }
+}
