@@ -155,8 +155,8 @@ def test_a_password_is_asked_for_kept_and_never_shown(target: Target, tgt: Tgt) 
     tgt.disk()
     tgt.require("ali", secret)
     what = {"name": "i0", "initiator_iqn": INITIATOR}
-    refused(target, "does not let in", IO, **what, url=tgt.url())
-    refused(target, "does not let in", IO, **what, url=tgt.url(login="ali%wrong-one-12@"))
+    refused(target, "cannot be logged in to: ", IO, **what, url=tgt.url())
+    refused(target, "Authentication failure", IO, **what, url=tgt.url(login="ali%wrong-one-12@"))
     refused(target, "a user without a password", INVALID, **what, url=tgt.url(login="ali@"))
     made = create(target, tgt.url(login=f"ali%{secret}@"))
     assert made["url"] == tgt.url(login="ali@")
@@ -322,9 +322,6 @@ def test_a_target_that_is_not_there_at_the_start_keeps_nobody_waiting(
     uuid = create(target, tgt.url())["uuid"]
     target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=BLOCK)
     attach(target, "m0", "i0")
-    with tgt.frozen(), pytest.raises(TargetFailed):
-        target.upgrade()
-    assert "bdev i0 could not be made again" in target.words() or "i0 has not" in target.words()
     assert target.stop() == 0
     tgt.kill9()
     target.start()
@@ -337,6 +334,24 @@ def test_a_target_that_is_not_there_at_the_start_keeps_nobody_waiting(
         guest.ready(target=1)
         assert guest.read(0, 8, target=1) == bytes(4096)
         assert shown(target)["uuid"] == uuid
+
+
+@pytest.mark.nightly
+def test_an_upgrade_is_refused_while_a_target_hangs(target: Target, tgt: Tgt) -> None:
+    tgt.disk()
+    create(target, tgt.url())
+    attach(target, "i0")
+    with connected(target) as guest:
+        with tgt.frozen():
+            with pytest.raises(TargetFailed):
+                target.upgrade()
+            assert "the disk of bdev i0 has not answered for" in target.words()
+        assert guest.read(0, 1) == bytes(BLOCK)
+        target.upgrade()
+        reconnect(guest)
+        guest.ready()
+        assert guest.read(0, 1) == bytes(BLOCK)
+    assert tgt.sessions() == 1
 
 
 def test_without_the_library_a_target_starts_and_says_what_to_do(
@@ -365,8 +380,8 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(target: Target, tgt: Tgt) 
     refused(target, "iSER is not served", INVALID, name="i0", url=f"iser://127.0.0.1/{IQN}/1")
     refused(target, "an initiator's name", INVALID, name="i0", url=url, initiator_iqn="")
     refused(target, "isid is twelve", INVALID, name="i0", url=url, isid="1")
-    refused(target, "does not let in: ", IO, name="i0", url=nobody)
-    refused(target, "does not let in: ", IO, name="i0", url=url.replace(IQN, "iqn.none"))
+    refused(target, "cannot be logged in to: Connection refused", IO, name="i0", url=nobody)
+    refused(target, "cannot be logged in to: ", IO, name="i0", url=url.replace(IQN, "iqn.none"))
     refused(target, "the target has no such LUN", IO, name="i0", url=tgt.url(7))
     refused(target, "it is no disk, but a device of type 0x0c", IO, name="i0", url=tgt.url(0))
     create(target, url)

@@ -43,6 +43,8 @@ enum State {
     Free,
     /// In `ready` or `later`.
     Waits,
+    /// In `held`.
+    Held,
     /// With the session.
     Sent,
 }
@@ -77,8 +79,8 @@ pub(crate) struct Desk {
     slots: Slots<Flight>,
     ready: VecDeque<u16>,
     later: Vec<(Instant, u16)>,
-    /// Came next, and changes blocks that one in flight changes.
-    held: Option<Carried>,
+    /// Those that change blocks which one before them changes, in order.
+    held: Vec<u16>,
     count: u64,
     zeros: AlignedBuf,
     /// Since when nothing was answered although something waits.
@@ -106,7 +108,7 @@ impl Desk {
             slots: Slots::new(DEPTH, free),
             ready: VecDeque::with_capacity(usize::from(DEPTH)),
             later: Vec::with_capacity(usize::from(DEPTH)),
-            held: None,
+            held: Vec::with_capacity(usize::from(DEPTH)),
             count: 0,
             zeros: AlignedBuf::zeroed(unit.capacity.geometry.block_size as usize),
             since: None,
@@ -120,12 +122,12 @@ impl Desk {
 
     /// Whether it has I/Os.
     pub(crate) fn is_empty(&self) -> bool {
-        self.slots.taken() == 0 && self.held.is_none()
+        self.slots.taken() == 0
     }
 
     /// Whether it takes no more for now.
     pub(crate) fn is_full(&self) -> bool {
-        self.slots.is_full() || self.held.is_some()
+        self.slots.is_full()
     }
 
     /// Since when nothing was answered although something waits.
@@ -142,31 +144,50 @@ impl Desk {
     /// together: one whose answer is lost is sent again, and must not undo another that was answered.
     pub(crate) fn take(&mut self, mut next: impl FnMut() -> Option<Carried>) {
         while let Some(at) = self.slots.next_free()
-            && let Some(carried) = self.held.take().or_else(&mut next)
+            && let Some(carried) = next()
         {
             self.since.get_or_insert_with(Instant::now);
-            if carried.io.op.is_write() && self.is_being_changed(&carried.io) {
-                self.held = Some(carried);
-                break;
-            }
             self.slots.take();
             self.count += 1;
             let flight = &mut self.slots[at];
             (flight.carried, flight.state) = (Some(carried), State::Waits);
             (flight.number, flight.since) = (self.count, Instant::now());
             (flight.done, flight.pause) = (0, PAUSE);
-            self.ready.push_back(at);
+            if self.has_to_wait(at) {
+                self.slots[at].state = State::Held;
+                self.held.push(at);
+            } else {
+                self.ready.push_back(at);
+            }
         }
     }
 
-    fn is_being_changed(&self, io: &Io) -> bool {
-        self.slots.iter().filter_map(|flight| flight.carried.as_ref()).any(
-            |Carried { io: other, .. }| {
-                other.op.is_write()
-                    && io.lba < other.lba + other.blocks
-                    && other.lba < io.lba + io.blocks
-            },
-        )
+    /// Whether an I/O changes blocks that one which came before it changes.
+    fn has_to_wait(&self, at: u16) -> bool {
+        let Flight { carried: Some(Carried { io, .. }), number, .. } = &self.slots[at] else {
+            return false;
+        };
+        io.op.is_write()
+            && self.slots.iter().filter(|flight| flight.number < *number).any(|flight| {
+                flight.carried.as_ref().is_some_and(|Carried { io: other, .. }| {
+                    other.op.is_write()
+                        && io.lba < other.lba + other.blocks
+                        && other.lba < io.lba + io.blocks
+                })
+            })
+    }
+
+    /// One that changed something is over.
+    fn let_go(&mut self) {
+        let held = std::mem::take(&mut self.held);
+        for at in held {
+            if self.has_to_wait(at) {
+                self.held.push(at);
+            } else {
+                self.slots[at].state = State::Waits;
+                self.ready.push_back(at);
+            }
+        }
     }
 
     /// The next one to be sent.
@@ -312,18 +333,24 @@ impl Desk {
     /// The session is gone, and nothing of what it had is in flight any more: what was not answered is sent again
     /// in the order in which it came. What a comparison came to is not known.
     pub(crate) fn begin_anew(&mut self) {
+        let is_unknown = |flight: &Flight| {
+            let compared = flight.carried.as_ref().is_some_and(|c| c.how == How::Compared);
+            compared && flight.state == State::Sent
+        };
+        for at in 0..DEPTH {
+            if is_unknown(&self.slots[at]) {
+                self.finish(at, Err(IoError::Aborted));
+            }
+        }
         self.ready.clear();
         self.later.clear();
         let mut all: Vec<(u64, u16)> = Vec::with_capacity(self.slots.taken());
         for at in 0..DEPTH {
             let flight = &mut self.slots[at];
-            let Some(Carried { how, .. }) = &flight.carried else { continue };
-            if *how == How::Compared && flight.state == State::Sent {
-                self.finish(at, Err(IoError::Aborted));
-                continue;
+            if matches!(flight.state, State::Waits | State::Sent) {
+                flight.state = State::Waits;
+                all.push((flight.number, at));
             }
-            flight.state = State::Waits;
-            all.push((flight.number, at));
         }
         all.sort_unstable();
         self.ready.extend(all.into_iter().map(|(_, at)| at));
@@ -331,17 +358,15 @@ impl Desk {
 
     /// Ends all without an answer. Nothing may be in flight.
     pub(crate) fn fail_all(&mut self) {
-        self.ready.clear();
-        self.later.clear();
-        if let Some(Carried { lane, io, .. }) = self.held.take() {
-            lane.give(ended(&io, Err(failed(io.op))));
-        }
+        self.held.clear();
         for at in 0..DEPTH {
             if let Some(Carried { io, .. }) = &self.slots[at].carried {
                 let error = failed(io.op);
                 self.finish(at, Err(error));
             }
         }
+        self.ready.clear();
+        self.later.clear();
         self.since = None;
     }
 
@@ -351,6 +376,9 @@ impl Desk {
         if let Some(Carried { lane, io, .. }) = flight.carried.take() {
             self.slots.give_back(at);
             lane.give(ended(&io, result));
+            if io.op.is_write() && !self.held.is_empty() {
+                self.let_go();
+            }
         }
     }
 }

@@ -73,11 +73,27 @@ pub struct Isid(pub(crate) [u8; 5]);
 thread_local! {
     /// What has ended within a call of the library on this thread: which, and how.
     static ENDED: RefCell<Vec<(usize, c_int)>> = const { RefCell::new(Vec::new()) };
+    /// Why a login failed: what the library says then it does not say for long.
+    static REFUSED: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
 /// Called by libiscsi on the thread that called it.
-extern "C" fn ended(_: Context, status: c_int, _: *mut c_void, which: *mut c_void) {
+extern "C" fn ended(context: Context, status: c_int, _: *mut c_void, which: *mut c_void) {
+    if which as usize == CONNECT && status != 0 {
+        REFUSED.set(error_of(context));
+    }
     ENDED.with_borrow_mut(|ended| ended.push((which as usize, status)));
+}
+
+/// What libiscsi says of a context.
+fn error_of(context: Context) -> String {
+    let Ok(library) = Library::loaded() else { return String::new() };
+    // SAFETY: a context of this thread; the text is its own and copied at once.
+    let text = unsafe { CStr::from_ptr((library.iscsi_get_error)(context)) };
+    let text = text.to_string_lossy();
+    // Behind whoever says so in the library.
+    let said = text.rsplit_once("socket error").map_or(&*text, |(_, said)| said);
+    said.trim_matches(|c: char| c.is_whitespace() || c == '.').to_owned()
 }
 
 pub(crate) struct Session {
@@ -115,7 +131,7 @@ impl Session {
         let portal = identity.address.portal();
         while !session.logged_in {
             session.wait_while(&mut waiting).map_err(|why| match why {
-                Why::Lost => format!("{portal} does not let in: {}", session.error()),
+                Why::Lost => format!("{portal} cannot be logged in to: {}", session.error()),
                 Why::Silent => format!(
                     "{portal} has not answered the login: look at the target and the network"
                 ),
@@ -136,6 +152,7 @@ impl Session {
         if context.is_null() {
             return Err("there is no memory for a session, or the initiator has no name".to_owned());
         }
+        REFUSED.take();
         let mut session = Session {
             library,
             context,
@@ -199,14 +216,11 @@ impl Session {
         Ok(session)
     }
 
-    /// What libiscsi says last.
+    /// Why there is no login.
     fn error(&self) -> String {
-        // SAFETY: a context of this thread; the text is its own and copied at once.
-        let text = unsafe { CStr::from_ptr((self.library.iscsi_get_error)(self.context)) };
-        match text.to_string_lossy().trim() {
-            "" => "the connection was refused or closed".to_owned(),
-            text => text.to_owned(),
-        }
+        let refused = REFUSED.take();
+        let said = if refused.is_empty() { error_of(self.context) } else { refused };
+        if said.is_empty() { "the connection was closed".to_owned() } else { said }
     }
 
     pub(crate) fn is_lost(&self) -> bool {

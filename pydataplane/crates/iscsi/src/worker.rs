@@ -78,7 +78,7 @@ impl Worker {
     /// One round on the session.
     fn carry(&mut self, mut session: Session) {
         self.send(&mut session);
-        let until = self.sleeps_until();
+        let until = self.sleeps_until(true);
         let time = match self.shared.may_sleep() {
             true => until.saturating_duration_since(Instant::now()),
             // There is no room for what waits; or there is, and it is taken at once.
@@ -124,9 +124,10 @@ impl Worker {
         }
     }
 
-    fn sleeps_until(&self) -> Instant {
+    fn sleeps_until(&self, has_session: bool) -> Instant {
         let now = Instant::now();
-        let look = if self.looking { None } else { Some(self.looked + LOOK) };
+        let looks = has_session && !self.looking;
+        let look = looks.then(|| self.looked + LOOK);
         let give_up = self.desk.waits_since().zip(self.shared.give_up()).map(|(a, b)| a + b);
         let dues = [look, give_up, self.desk.next_due()];
         dues.into_iter().flatten().fold(now + SLEEP, Instant::min)
@@ -226,7 +227,8 @@ impl Worker {
         let left = self.next.saturating_duration_since(Instant::now());
         if !left.is_zero() {
             self.shared.may_sleep();
-            let sleep = left.min(self.sleeps_until().saturating_duration_since(Instant::now()));
+            let sleep =
+                left.min(self.sleeps_until(false).saturating_duration_since(Instant::now()));
             let mut fds = [PollFd::new(&self.shared.event, PollFlags::IN)];
             _ = poll(&mut fds, Timespec::try_from(sleep.min(PAUSE)).ok().as_ref());
             self.shared.has_slept(true);

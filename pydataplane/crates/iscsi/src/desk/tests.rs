@@ -130,18 +130,22 @@ fn two_changes_of_the_same_blocks_are_never_in_flight_together() {
     let mut rig = Rig::new();
     rig.come(1, Op::Write, 10, 4);
     rig.come(2, Op::Unmap, 13, 4);
-    // One behind it waits with it: there is one place for what is held.
-    let sent = rig.send();
-    assert_eq!(lbas(&sent), [10]);
-    assert!(rig.desk.is_full());
-    rig.answer(sent[0].0, GOOD);
-    let sent = rig.send();
-    assert_eq!(sent[0].1[0], 0x42);
-    // Reads, and changes of others, go beside it.
-    rig.come(3, Op::Read, 13, 4);
-    rig.come(4, Op::Write, 17, 1);
-    assert_eq!(lbas(&rig.send()), [13, 17]);
-    rig.answer(sent[0].0, GOOD);
+    rig.come(3, Op::Write, 16, 4);
+    let first = rig.send();
+    assert_eq!(lbas(&first), [10]);
+    // Reads, and changes of others, go beside them.
+    rig.come(4, Op::Read, 13, 4);
+    rig.come(5, Op::Write, 20, 1);
+    assert_eq!(lbas(&rig.send()), [13, 20]);
+    // Nor after a loss, and each as soon as the one before it is over.
+    rig.desk.begin_anew();
+    let again = rig.send();
+    assert_eq!(lbas(&again), [10, 13, 20]);
+    rig.answer(first[0].0, GOOD);
+    let second = rig.send();
+    assert_eq!((second.len(), second[0].1[0]), (1, 0x42));
+    rig.answer(second[0].0, GOOD);
+    assert_eq!(lbas(&rig.send()), [16]);
     assert_eq!(rig.ended(), [(1, Ok(())), (2, Ok(()))]);
 }
 

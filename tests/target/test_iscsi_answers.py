@@ -1,0 +1,230 @@
+"""What no real iSCSI target does when a test wants it to: answers that are lost, or odd."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.fake_iscsi import BLOCK, BUSY, GOOD, Answer, Command, FakeIscsi, Lose, sense
+from tests.support.initiator import Initiator
+from tests.support.night import at_night
+from tests.support.restarts import choose_seed
+from tests.support.target import Target
+from tests.support.wait import until
+from tests.target.conftest import MakeTarget
+from tests.target.test_iscsi import CHECK, IO, PARAM_CHANGE, create, refused, shown
+from tests.target.test_nbd import attach, connected, outcome
+
+WRITE, COMPARED, READ, CAPACITY = 0x8A, 0x89, 0x88, 0x9E
+ABORTED_COMMAND, MISCOMPARE = 0xB, 0xE
+Usual = Callable[[Command], Answer]
+
+
+@pytest.fixture
+def target(make_target: MakeTarget) -> Target:
+    """A target that is an iSCSI initiator."""
+    return make_target("--iscsi").start()
+
+
+def write(lba: int, byte: bytes, blocks: int = 1) -> dict[str, Any]:
+    """Returns a WRITE(10) of blocks that are full of a byte."""
+    cdb = bytes([0x2A, 0, *lba.to_bytes(4, "big"), 0, *blocks.to_bytes(2, "big"), 0])
+    return {"cdb": cdb, "data_out": byte * BLOCK * blocks}
+
+
+def read(lba: int) -> dict[str, Any]:
+    """Returns a READ(10) of a block."""
+    return {"cdb": bytes([0x28, 0, *lba.to_bytes(4, "big"), 0, 0, 1, 0]), "data_in_len": BLOCK}
+
+
+class Once:
+    """Answers the first command with one of these operation codes in its own way."""
+
+    def __init__(self, opcode: int, answer: Callable[[Command, Usual], Answer | bytes]) -> None:
+        self.opcode, self.answer, self.left = opcode, answer, 1
+
+    def __call__(self, command: Command, usual: Usual) -> Answer | bytes:
+        if command.opcode == self.opcode and self.left:
+            self.left -= 1
+            return self.answer(command, usual)
+        return usual(command)
+
+
+def says(answer: Answer) -> Callable[[Command, Usual], Answer]:
+    """Answers so, whatever the command is, which is not done."""
+    return lambda _command, _usual: answer
+
+
+def kept_to_itself(command: Command, usual: Usual) -> bytes:
+    """Does what was asked, and says nothing about that."""
+    usual(command)
+    return b""
+
+
+def lost(command: Command, usual: Usual) -> Answer:
+    """Does what was asked, and goes."""
+    usual(command)
+    raise Lose
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"blocks": 0}, "which no disk has"),
+        ({"block_size": 3}, "a block is 512 or 4096 bytes, not 3"),
+        ({"block_size": 0}, "a block is 512 or 4096 bytes, not 0"),
+        ({"blocks": 1 << 63}, "which no disk has"),
+    ],
+)
+def test_a_capacity_that_no_disk_has_is_refused(
+    target: Target, given: dict[str, Any], words: str
+) -> None:
+    with FakeIscsi(**given) as fake:
+        refused(target, words, IO, name="i0", url=fake.url)
+        assert target.rpc("bdev_get_bdevs") == []
+
+
+def test_a_write_whose_answer_is_lost_is_repeated_before_another_to_its_blocks(
+    target: Target,
+) -> None:
+    with FakeIscsi() as fake:
+        create(target, fake.url)
+        attach(target, "i0")
+        with connected(target) as guest:
+
+            def good(head: int) -> bool:
+                return bool(guest.send("wait", head=head, timeout_ms=30_000)["status"] == GOOD)
+
+            fake.answering = Once(WRITE, kept_to_itself)
+            requests = [write(8, b"a", 2), write(9, b"b"), read(9)]
+            first, second, third = (guest.send("submit", **each)["head"] for each in requests)
+            assert good(third)
+            fake.answering = Once(READ, lost)
+            last = guest.send("submit", **read(100))["head"]
+            assert good(first) and good(second) and good(last)
+            assert guest.read(8, 2) == b"a" * BLOCK + b"b" * BLOCK
+            # And what was answered does not come again.
+            assert good(guest.send("submit", **write(20, b"c"))["head"])
+        # The second overlaps the first one, and goes when that is answered.
+        order = [command.data[:1] for command in fake.opcodes(WRITE)]
+        assert order == [b"a", b"a", b"b", b"c"]
+        assert bytes(fake.content[9 * BLOCK : 10 * BLOCK]) == b"b" * BLOCK
+        # The second session ends the first one: it has its identifier.
+        assert len(fake.logins) == 2 and len(set(fake.logins)) == 1
+        assert shown(target)["sessions"] == 2
+
+
+def test_compare_and_write_is_one_command_and_never_repeated(target: Target) -> None:
+    compared = bytes([0x89, 0, *(5).to_bytes(8, "big"), 0, 0, 0, 1, 0, 0])
+    with FakeIscsi() as fake:
+        assert create(target, fake.url)["compare_and_write_blocks"] == 8
+        attach(target, "i0")
+        with connected(target) as guest:
+            # Another host was quicker than the target's own look.
+            def meanwhile(command: Command, usual: Usual) -> Answer:
+                fake.content[5 * BLOCK] = 7
+                return usual(command)
+
+            words = bytes(BLOCK) + b"w" * BLOCK
+            fake.answering = Once(COMPARED, meanwhile)
+            assert outcome(guest.cdb(compared, data_out=words)) == (CHECK, MISCOMPARE)
+            fake.content[5 * BLOCK] = 0
+            assert outcome(guest.cdb(compared, data_out=words)) == (GOOD, 0)
+            assert [command.data for command in fake.opcodes(COMPARED)] == [words, words]
+            assert fake.opcodes(WRITE) == []
+            fake.answering = Once(COMPARED, lost)
+            words = b"w" * BLOCK + b"x" * BLOCK
+            answer = guest.cdb(compared, data_out=words, timeout_ms=30_000)
+            assert outcome(answer) == (CHECK, ABORTED_COMMAND)
+            assert len(fake.opcodes(COMPARED)) == 3
+            assert guest.read(5, 1) == b"x" * BLOCK
+
+
+def test_what_a_lun_says_instead_of_an_answer_is_not_the_guests(target: Target) -> None:
+    with FakeIscsi() as fake:
+        create(target, fake.url)
+        attach(target, "i0")
+        with connected(target) as guest:
+            for said in (
+                sense(6, 0x2900),
+                sense(6, 0x2A03),
+                sense(2, 0x0401),
+                sense(0xB, 0x4700),
+                sense(1, 0x1701),
+                Answer(status=BUSY),
+                Answer(status=0x28),
+            ):
+                fake.answering = Once(WRITE, says(said))
+                assert outcome(guest.cdb(**write(3, b"y"))) == (GOOD, 0), said
+            for said, status in (
+                (sense(3, 0x0C00), (CHECK, 3)),
+                (sense(7, 0x2700), (CHECK, 7)),
+                (sense(5, 0x2100), (CHECK, 5)),
+                (Answer(status=0x18), (0x18, 0)),
+            ):
+                fake.answering = Once(WRITE, says(said))
+                assert outcome(guest.cdb(**write(3, b"z"))) == status, said
+            # Fewer bytes than were asked for are no data.
+            fake.answering = Once(READ, says(Answer(b"s" * 100)))
+            assert outcome(guest.cdb(**read(3))) == (CHECK, 3)
+
+
+def test_a_capacity_that_has_changed_is_told_at_once_and_an_odd_one_is_not_taken(
+    target: Target,
+) -> None:
+    with FakeIscsi() as fake:
+        create(target, fake.url)
+        attach(target, "i0")
+        with connected(target) as guest:
+            guest.send("events")
+            fake.blocks *= 2
+            fake.answering = Once(WRITE, says(sense(6, 0x2A09)))
+            assert outcome(guest.cdb(**write(0, b"a"))) == (GOOD, 0)
+            events = guest.send("events", timeout_ms=20_000)["events"]
+            assert [(e["event"], e["reason"]) for e in events] == [(PARAM_CHANGE, 0x2A | 9 << 8)]
+            blocks = fake.blocks
+            fake.blocks = 0
+            until(lambda: "no disk has" in shown(target).get("problem", ""), "it is told")
+            assert shown(target)["num_blocks"] == blocks
+            fake.blocks = blocks
+            until(lambda: "problem" not in shown(target), "it is over")
+
+
+@pytest.mark.parametrize("rounds", [3, at_night(60)])
+def test_a_target_that_says_nonsense_harms_nobody_else(target: Target, rounds: int) -> None:
+    """Each nonsense ends the session, and the next one does what was asked for."""
+    rng = random.Random(choose_seed())
+
+    def nonsense(command: Command, usual: Usual) -> Answer | bytes:
+        kind = rng.randrange(4)
+        if kind == 0:
+            return rng.randbytes(rng.choice([1, 48, 100, 5000]))
+        header = bytearray(48)
+        header[0] = rng.choice([0x21, 0x23, 0x25, 0x26, 0x31, 0x32, 0x3F])
+        header[1] = rng.randrange(256)
+        header[5:8] = rng.choice([0, 1, 100, 1000]).to_bytes(3, "big")
+        header[16:20] = rng.randrange(8).to_bytes(4, "big")
+        return bytes(header) + rng.randbytes(1000)
+
+    with FakeIscsi() as fake:
+        target.rpc("bdev_iscsi_set_options", timeout_sec=1)
+        create(target, fake.url)
+        target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=BLOCK)
+        attach(target, "i0", "m0")
+        with connected(target) as guest:
+            guest.ready(target=1)
+            for _ in range(rounds):
+                asked = rng.choice([write(0, b"n"), read(0)])
+                fake.answering = Once(READ if "data_in_len" in asked else WRITE, nonsense)
+                head = guest.send("submit", **asked)["head"]
+                assert guest.read(0, 8, target=1) == bytes(8 * BLOCK)
+                guest.send("wait", head=head, timeout_ms=30_000)
+                fake.answering = lambda command, usual: usual(command)
+                until(lambda: is_written(guest), "it is used again")
+
+
+def is_written(guest: Initiator) -> bool:
+    return outcome(guest.cdb(**write(1, b"g"))) == (GOOD, 0)
