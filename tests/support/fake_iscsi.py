@@ -89,6 +89,8 @@ class FakeIscsi:
 
     blocks: int = 8 * 2048
     block_size: int = BLOCK
+    mode: bytes = bytes([23, 0, 0x10, 0, 8, 18, 4, *bytes(17)])
+    """What MODE SENSE (6) tells: a volatile cache (WCE), and FUA (DPOFUA)."""
     answering: Answering = field(default=lambda command, usual: usual(command))
     log: list[Command] = field(default_factory=list)
     logins: list[bytes] = field(default_factory=list)
@@ -130,7 +132,7 @@ class FakeIscsi:
             0x00: Answer(),
             0x91: Answer(),
             0x12: self._inquiry(command.cdb),
-            0x1A: Answer(bytes([23, 0, 0x10, 0, 8, 18, 4, *bytes(17)])),
+            0x1A: Answer(self.mode),
             0x9E: Answer(struct.pack(">QI20x", (self.blocks - 1) % (1 << 64), self.block_size)),
         }
         return answers.get(command.opcode, sense(5, 0x2000))

@@ -111,6 +111,11 @@ class Tgt:
         self.user = (user, password)
         self._set_user(user, password)
 
+    def prove(self, user: str, password: str) -> None:
+        """Proves to be `user` to whoever asks for that, until it ends."""
+        self.admin("account", "new", "--user", user, "--password", password)
+        self.admin("account", "bind", "--user", user, "--outgoing")
+
     def _set_user(self, user: str, password: str) -> None:
         self.admin("account", "new", "--user", user, "--password", password)
         self.admin("account", "bind", "--user", user)

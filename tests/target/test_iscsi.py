@@ -175,6 +175,49 @@ def test_a_password_is_asked_for_kept_and_never_shown(target: Target, tgt: Tgt) 
     assert secret not in target.words()
 
 
+def test_a_target_has_to_prove_who_it_is(target: Target, tgt: Tgt) -> None:
+    tgt.disk()
+    tgt.require("ali", "opensesame12")
+    tgt.prove("cave", "itisme123456")
+    url = tgt.url(login="ali%opensesame12@") + "?target_user=cave&target_password="
+    refused(target, "cannot be logged in to: ", IO, name="i0", url=f"{url}somebodyelse")
+    made = create(target, f"{url}itisme123456")
+    assert made["url"] == tgt.url(login="ali@") + "?target_user=cave"
+    assert "itisme123456" not in target.spdk_rpc("save_config").stdout
+
+
+@pytest.mark.nightly
+def test_an_lvstore_on_a_lun_survives_a_cut_of_both(target: Target, tgt: Tgt) -> None:
+    rng = random.Random(choose_seed())
+    tgt.disk(size=64 * MIB, thin_provisioning="1")
+    create(target, tgt.url())
+    target.rpc("bdev_lvol_create_lvstore", bdev_name="i0", lvs_name="lvs0", cluster_sz=MIB)
+    target.make_thin("v", EXTENTS)
+    attach(target, "lvs0/v")
+    with Initiator(target.vhost_dir / "vm-0") as guest:
+        guest.send("connect", queues=QUEUES, memory=256 * MIB, inflight=True)
+        guest.ready()
+        load = Load(guest, rng)
+        for cut in ((target.kill9, tgt.kill9), (tgt.kill9, target.kill9)):
+            load.submit(IN_FLIGHT)
+            time.sleep(rng.random() * 0.01)
+            for kill in cut:
+                kill()
+            load.submit(4)
+            tgt.start()
+            target.start()
+            reconnect(guest)
+            load.settle()
+        guest.ready()
+        load.audit()
+    assert target.rpc("virtlun_lvstore_check", lvs_name="lvs0")["problems"] == []
+    # One that is unloaded at the stop does not wait for long for a target that is gone.
+    tgt.kill9()
+    assert target.stop() == 0
+    tgt.start()
+    target.start()
+
+
 @pytest.mark.parametrize("rounds", [1, at_night(20)])
 def test_verified_io_goes_on_over_kills_and_stops_of_the_target(
     target: Target, tgt: Tgt, rounds: int

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pydataplane.errors import INVALID
 from tests.support.fake_iscsi import BLOCK, BUSY, GOOD, Answer, Command, FakeIscsi, Lose, sense
 from tests.support.initiator import Initiator
 from tests.support.night import at_night
@@ -18,7 +19,8 @@ from tests.target.conftest import MakeTarget
 from tests.target.test_iscsi import CHECK, IO, PARAM_CHANGE, create, refused, shown
 from tests.target.test_nbd import attach, connected, outcome
 
-WRITE, COMPARED, READ, CAPACITY = 0x8A, 0x89, 0x88, 0x9E
+WRITE, COMPARED, READ, SYNCHRONIZE = 0x8A, 0x89, 0x88, 0x91
+FUA = 8
 ABORTED_COMMAND, MISCOMPARE = 0xB, 0xE
 Usual = Callable[[Command], Answer]
 
@@ -170,6 +172,41 @@ def test_what_a_lun_says_instead_of_an_answer_is_not_the_guests(target: Target) 
             # Fewer bytes than were asked for are no data.
             fake.answering = Once(READ, says(Answer(b"s" * 100)))
             assert outcome(guest.cdb(**read(3))) == (CHECK, 3)
+
+
+def test_each_write_is_durable_where_that_is_asked_for(target: Target) -> None:
+    with FakeIscsi() as fake:
+        assert create(target, fake.url, write_through=True)["write_through"] is True
+        attach(target, "i0")
+        with connected(target) as guest:
+            assert outcome(guest.cdb(**write(3, b"d"))) == (GOOD, 0)
+        assert [command.cdb[1] for command in fake.opcodes(WRITE)] == [FUA]
+        target.rpc("vhost_delete_controller", ctrlr="vm-0", force=True)
+        target.rpc("bdev_iscsi_delete", name="i0")
+        # Not by itself on this host; and not where the LUN cannot.
+        assert create(target, fake.url)["write_through"] is False
+        fake.mode = bytes([23, 0, 0, 0, 8, 18, 4, *bytes(17)])
+        what = {"name": "i1", "url": fake.url, "write_through": True}
+        refused(target, "makes no write durable by itself (FUA)", INVALID, **what)
+
+
+def test_a_flush_that_fails_is_remembered_until_it_is_cleared(target: Target) -> None:
+    flush = bytes([0x35, *bytes(9)])
+    with FakeIscsi() as fake:
+        create(target, fake.url)
+        attach(target, "i0")
+        with connected(target) as guest:
+            assert outcome(guest.cdb(flush)) == (GOOD, 0)
+            fake.answering = Once(SYNCHRONIZE, says(sense(3, 0x0C00)))
+            assert outcome(guest.cdb(flush))[0] == CHECK
+            # The target would succeed now, with what was lost.
+            assert outcome(guest.cdb(flush))[0] == CHECK
+        target.restart()
+        (problem,) = target.rpc("virtlun_get_status")["flush_errors"]
+        assert problem.startswith("bdev i0: a flush failed"), problem
+        assert target.rpc("virtlun_bdev_clear_flush_error", name="i0") is True
+        with connected(target) as guest:
+            assert outcome(guest.cdb(flush)) == (GOOD, 0)
 
 
 def test_a_capacity_that_has_changed_is_told_at_once_and_an_odd_one_is_not_taken(

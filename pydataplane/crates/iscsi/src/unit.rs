@@ -269,6 +269,37 @@ fn u64_at(data: &[u8], at: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn whatever_a_lun_says_is_read_as_far_as_it_goes(
+            data in prop::collection::vec(any::<u8>(), 0..300),
+            sizes in prop::sample::select(vec![512u32, 4096]),
+        ) {
+            _ = is_disk(&data);
+            _ = is_supported(&data);
+            _ = identity("t", &data);
+            let (mode, limits) = (Mode::parse(&data), Limits::parse(&data));
+            let provisioning = Provisioning::parse(&data);
+            let mut told = data.clone();
+            if told.len() > 11 {
+                told[8..12].copy_from_slice(&sizes.to_be_bytes());
+            }
+            if let Ok(capacity) = Capacity::parse(&told) {
+                let geometry = capacity.geometry;
+                prop_assert!(geometry.num_blocks > 0 && geometry.bytes() <= BYTES_MAX);
+                prop_assert!(geometry.physical_block_size % geometry.block_size == 0);
+                let unit =
+                    Unit { capacity, mode, limits, provisioning, same: true, identity: None };
+                let features = unit.features(false);
+                prop_assert!(unit.part_max() >= u64::from(geometry.block_size));
+                prop_assert!(unit.part_max().is_multiple_of(u64::from(geometry.block_size)));
+                prop_assert!(unit.same_max() > 0 && features.unmap_granularity > 0);
+                prop_assert!(!unit.unmaps() || unit.unmap_max() > 0);
+            }
+        }
+    }
 
     fn capacity(last: u64, block_size: u32, exponent: u8, flags: u8) -> Result<Capacity, String> {
         let mut data = [0; 32];
