@@ -230,6 +230,20 @@ def test_a_capacity_that_has_changed_is_told_at_once_and_an_odd_one_is_not_taken
             until(lambda: "problem" not in shown(target), "it is over")
 
 
+def test_a_target_that_asks_for_a_logout_is_logged_in_to_again(target: Target) -> None:
+    # RFC 7143 11.9.1: an asynchronous message, within a second.
+    asks = bytearray(48)
+    asks[0], asks[1], asks[16:20], asks[36], asks[43] = 0x32, 0x80, b"\xff" * 4, 1, 1
+    with FakeIscsi() as fake:
+        create(target, fake.url)
+        attach(target, "i0")
+        with connected(target) as guest:
+            fake.answering = Once(WRITE, lambda _command, _usual: bytes(asks))
+            assert outcome(guest.cdb(**write(3, b"l"), timeout_ms=30_000)) == (GOOD, 0)
+            assert guest.read(3, 1) == b"l" * BLOCK
+        assert len(fake.opcodes(WRITE)) == len(fake.logins) == 2
+
+
 @pytest.mark.parametrize("rounds", [3, at_night(60)])
 def test_a_target_that_says_nonsense_harms_nobody_else(target: Target, rounds: int) -> None:
     """Each nonsense ends the session, and the next one does what was asked for."""

@@ -92,6 +92,9 @@ fn error_of(context: Context) -> String {
     let text = unsafe { CStr::from_ptr((library.iscsi_get_error)(context)) };
     let text = text.to_string_lossy();
     // Behind whoever says so in the library.
+    if text.contains("Can not resolv") {
+        return "its name has no address".to_owned();
+    }
     let said = text.rsplit_once("socket error").map_or(&*text, |(_, said)| said);
     said.trim_matches(|c: char| c.is_whitespace() || c == '.').to_owned()
 }
