@@ -132,12 +132,12 @@ impl Desk {
 
     /// Since when nothing was answered although something waits.
     pub(crate) fn waits_since(&self) -> Option<Instant> {
-        self.since
+        self.since.filter(|_| !self.is_empty())
     }
 
     /// Something was answered.
     pub(crate) fn is_answered(&mut self) {
-        self.since = if self.is_empty() { None } else { Some(Instant::now()) };
+        self.since = Some(Instant::now());
     }
 
     /// Takes I/Os that have come, as far as there is room. Two that change the same blocks are never in flight
@@ -146,7 +146,9 @@ impl Desk {
         while let Some(at) = self.slots.next_free()
             && let Some(carried) = next()
         {
-            self.since.get_or_insert_with(Instant::now);
+            if self.is_empty() {
+                self.since = Some(Instant::now());
+            }
             self.slots.take();
             self.count += 1;
             let flight = &mut self.slots[at];

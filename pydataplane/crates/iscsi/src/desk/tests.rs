@@ -246,6 +246,22 @@ fn a_lun_that_cannot_flush_keeps_nothing_in_a_cache() {
 }
 
 #[test]
+fn nobody_waits_where_there_is_nothing_and_each_waits_from_when_it_came() {
+    let mut rig = Rig::with(false, Limits::default());
+    // Its one block is in more runs than a command takes.
+    let io = rig.io_in(1, Op::Read, 0, 8, 1);
+    rig.desk.unit.capacity.geometry.block_size = 4096;
+    rig.give(Io { blocks: 1, ..io }, How::Plain);
+    assert!(rig.desk.waits_since().is_some());
+    rig.send();
+    assert_eq!(rig.ended(), [(1, Err(IoError::Resources))]);
+    assert!(rig.desk.waits_since().is_none());
+    let before = Instant::now();
+    rig.come(2, Op::Flush, 0, 0);
+    assert!(rig.desk.waits_since().unwrap() >= before);
+}
+
+#[test]
 fn all_that_waits_fails_when_it_is_given_up() {
     let mut rig = Rig::new();
     rig.come(1, Op::Write, 0, 1);
