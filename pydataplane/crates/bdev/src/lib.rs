@@ -71,7 +71,7 @@ pub use null::Null;
 pub use owned::{Finished, OwnedChannel};
 pub use pieces::{PIECES, Pieces};
 pub use protection::{
-    Checks, Mismatches, Protected, Protection, ProtectionType, TUPLE_LEN, Tuples,
+    AppTags, Checks, Mismatches, Protected, Protection, ProtectionType, TAG_RUNS, TUPLE_LEN, Tuples,
 };
 pub use registry::{
     Claim, ClaimMode, Event, Registry, RegistryError, Subscription, UNREGISTER_TIMEOUT,

@@ -36,7 +36,7 @@ pub struct Protection {
 pub struct Checks {
     /// The guard with the block's data.
     pub guard: bool,
-    /// The application tag with this one.
+    /// The application tag with this one, of any block; [`Protected::tags`] has those of several.
     pub app_tag: Option<u16>,
     /// The reference tag with the block's number, where the type has it so.
     pub reference: bool,
@@ -47,6 +47,61 @@ impl Checks {
     pub const ALL: Checks = Checks { guard: true, app_tag: None, reference: true };
     /// Nothing.
     pub const NONE: Checks = Checks { guard: false, app_tag: None, reference: false };
+}
+
+/// Runs of blocks with one application tag each of which an I/O can say it.
+pub const TAG_RUNS: usize = 4;
+
+/// The application tags that the blocks of an I/O are to have: a tag and how many blocks have it, from the first
+/// block on. Of blocks behind the last run it is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AppTags([(u16, u32); TAG_RUNS]);
+
+impl AppTags {
+    /// It is not known of any.
+    pub const NONE: AppTags = AppTags([(0, 0); TAG_RUNS]);
+
+    /// Of runs, [`TAG_RUNS`] at most; those without blocks are left out.
+    pub fn new(runs: impl IntoIterator<Item = (u16, u64)>) -> AppTags {
+        let mut tags = AppTags::NONE;
+        let runs = runs.into_iter().filter(|(_, blocks)| *blocks > 0);
+        for (to, (tag, blocks)) in tags.0.iter_mut().zip(runs) {
+            *to = (tag, u32::try_from(blocks).unwrap_or(u32::MAX));
+        }
+        tags
+    }
+
+    /// Whether it is not known of any block.
+    pub fn is_none(&self) -> bool {
+        self.0[0].1 == 0
+    }
+
+    /// That of the `nth` block.
+    #[inline]
+    pub fn of(&self, nth: u64) -> Option<u16> {
+        let mut end = 0;
+        for (tag, blocks) in self.0 {
+            if blocks == 0 {
+                return None;
+            }
+            end += u64::from(blocks);
+            if nth < end {
+                return Some(tag);
+            }
+        }
+        None
+    }
+
+    /// Those from block `blocks` on.
+    #[must_use]
+    fn further(&self, blocks: u64) -> AppTags {
+        let mut skipped = blocks;
+        AppTags::new(self.0.into_iter().map(|(tag, count)| {
+            let gone = skipped.min(count.into());
+            skipped -= gone;
+            (tag, u64::from(count) - gone)
+        }))
+    }
 }
 
 /// Where the tuples of an I/O are.
@@ -70,6 +125,9 @@ pub struct Protected {
     pub tuples: Tuples,
     /// What is checked of them, before anything is written, or given to whoever reads.
     pub checks: Checks,
+    /// The application tags that its blocks are to have: what those of tuples are compared with, and what the device
+    /// gives the tuples that it makes, also of [`Tuples::Like`] one that is to be checked.
+    pub tags: AppTags,
     /// The lower half of the number that the first block has for whoever submits the I/O: what the
     /// reference tags of its tuples count from, with type 1. The device moves them to its own numbers and
     /// back, so that a wrong one stays as wrong as it is. `None`: the device's number.
@@ -82,7 +140,19 @@ impl Protected {
 
     /// One with tuples that have the device's own block numbers.
     pub const fn new(tuples: Tuples, checks: Checks) -> Protected {
-        Protected { tuples, checks, first: None }
+        Protected { tuples, checks, tags: AppTags::NONE, first: None }
+    }
+
+    /// The same with these application tags.
+    #[must_use]
+    pub const fn tagged(self, tags: AppTags) -> Protected {
+        Protected { tags, ..self }
+    }
+
+    /// What is checked of the `nth` block.
+    #[inline]
+    pub fn checks_of(&self, nth: u64) -> Checks {
+        Checks { app_tag: self.checks.app_tag.or_else(|| self.tags.of(nth)), ..self.checks }
     }
 
     /// Checks an I/O with it against a device, as [`Io::check`], and its lists, which may be longer than
@@ -116,7 +186,7 @@ impl Protected {
             Tuples::Apart(list, skipped) => Tuples::Apart(list, skipped + blocks),
             other => other,
         };
-        Protected { tuples, first: Some(first), ..*self }
+        Protected { tuples, tags: self.tags.further(blocks), first: Some(first), ..*self }
     }
 
     /// Gives whoever reads the tuples of blocks that nobody wrote, by which nothing is checked (SBC-4
@@ -181,5 +251,26 @@ impl IoError {
     /// Whether a block's protection information is what was wrong.
     pub fn is_mismatch(self) -> bool {
         matches!(self, IoError::Guard | IoError::AppTag | IoError::RefTag)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn application_tags_of_what_comes_later_in_an_io_are_those_of_the_same_blocks() {
+        let tags = AppTags::new([(1, 0), (7, 3), (8, 1), (9, 2)]);
+        let all: Vec<_> = (0..8).map(|nth| tags.of(nth)).collect();
+        let known = [7, 7, 7, 8, 9, 9].map(Some);
+        assert_eq!(all, [&known[..], &[None; 2]].concat());
+        let with = Protected::PLAIN.tagged(tags);
+        for gone in 0..8 {
+            let further = with.further(100, gone);
+            let rest: Vec<_> = (0..8 - gone).map(|nth| further.tags.of(nth)).collect();
+            assert_eq!(rest, all[gone as usize..], "{gone}");
+            assert_eq!(further.checks_of(0).app_tag, all[gone as usize]);
+        }
+        assert!(with.further(100, 6).tags.is_none() && AppTags::NONE.is_none() && !tags.is_none());
     }
 }

@@ -9,8 +9,8 @@ use guestmem::{IoVec, Sg};
 use reactor::IoContext;
 
 use crate::{
-    Bdev, Channel, Checks, Completion, Geometry, Io, IoError, Op, OpenError, Protected, Run,
-    Submit, Tuples,
+    AppTags, Bdev, Channel, Checks, Completion, Geometry, Io, IoError, Op, OpenError, Protected,
+    Run, Submit, Tuples,
 };
 
 /// Alignment of [`AlignedBuf`], in bytes: a page, which satisfies every O_DIRECT device.
@@ -118,6 +118,11 @@ pub struct SyncError {
     pub cause: IoError,
 }
 
+/// What an I/O has beside its data whose blocks are to have these application tags.
+fn tagged(tags: AppTags) -> Option<Protected> {
+    (!tags.is_none()).then(|| Protected::PLAIN.tagged(tags))
+}
+
 /// A channel with blocking calls, on an I/O context of its own. Belongs to the thread that opened
 /// it; buffers of whole blocks, best an [`AlignedBuf`] (others are copied by the file backend).
 pub struct SyncChannel {
@@ -169,6 +174,27 @@ impl SyncChannel {
     ) -> Result<(), SyncError> {
         let with = Some(Protected::new(Tuples::Behind, checks));
         self.transfer(Op::Read, lba, buf.as_mut_ptr(), buf.len(), false, with)
+    }
+
+    /// As [`SyncChannel::read`], of blocks whose application tags are to be these.
+    ///
+    /// # Errors
+    /// As there; [`IoError::Unsupported`] where the blocks have none.
+    pub fn read_tagged(
+        &mut self,
+        lba: u64,
+        buf: &mut [u8],
+        tags: AppTags,
+    ) -> Result<(), SyncError> {
+        self.transfer(Op::Read, lba, buf.as_mut_ptr(), buf.len(), false, tagged(tags))
+    }
+
+    /// As [`SyncChannel::write`], of blocks that get these application tags.
+    ///
+    /// # Errors
+    /// As [`SyncChannel::read_tagged`].
+    pub fn write_tagged(&mut self, lba: u64, buf: &[u8], tags: AppTags) -> Result<(), SyncError> {
+        self.transfer(Op::Write, lba, buf.as_ptr().cast_mut(), buf.len(), false, tagged(tags))
     }
 
     /// As [`SyncChannel::write`], of blocks with their protection information, each behind its block.

@@ -15,6 +15,14 @@ fn number(with: &Protected, nth: usize, lba: u64) -> u64 {
     with.first.map_or(lba, |first| u64::from(first.wrapping_add(nth as u32)))
 }
 
+/// The tuple with this application tag, unless it is one by which nothing is checked.
+fn tagged(tuple: Tuple, kind: ProtectionType, tag: Option<u16>) -> Tuple {
+    match tag {
+        Some(app_tag) if !tuple.escapes(kind) => Tuple { app_tag, ..tuple },
+        _ => tuple,
+    }
+}
+
 /// A tuple as it lies of a block that nobody wrote.
 pub(crate) const NOTHING: [u8; TUPLE_LEN] = [0; TUPLE_LEN];
 
@@ -37,11 +45,13 @@ pub(crate) fn take(
     let given = match with.tuples {
         Tuples::Like(like) => {
             sg.copy_to_slice(nth * data.len(), data);
-            Tuple::from_bytes(like).at(kind, number).to_bytes()
+            let tuple = Tuple::from_bytes(like).at(kind, number);
+            tagged(tuple, kind, with.tags.of(nth as u64)).to_bytes()
         }
         Tuples::None => {
             sg.copy_to_slice(nth * data.len(), data);
-            *last = stored(Tuple::of(kind, lba, data).to_bytes());
+            let made = tagged(Tuple::of(kind, lba, data), kind, with.tags.of(nth as u64));
+            *last = stored(made.to_bytes());
             return Ok(());
         }
         Tuples::Apart(tuples, skipped) => {
@@ -56,7 +66,7 @@ pub(crate) fn take(
         }
     };
     let given = Tuple::from_bytes(given);
-    given.check(kind, with.checks, number, data)?;
+    given.check(kind, with.checks_of(nth as u64), number, data)?;
     *last = stored(given.moved(kind, number, lba).to_bytes());
     Ok(())
 }
@@ -71,7 +81,7 @@ pub(crate) fn give(
 ) -> Result<(), Mismatch> {
     let len = data.len() + TUPLE_LEN;
     let tuple = lying(last);
-    tuple.check(kind, with.checks, lba, data)?;
+    tuple.check(kind, with.checks_of(nth as u64), lba, data)?;
     let tuple = tuple.moved(kind, lba, number(with, nth, lba)).to_bytes();
     match with.tuples {
         Tuples::None | Tuples::Like(_) => {

@@ -48,8 +48,8 @@ impl Tuple {
     /// That of a block that was never written, or was unmapped (SBC-4 4.22.2).
     pub const UNWRITTEN: Tuple = Tuple { guard: !0, app_tag: ESCAPE, ref_tag: !0 };
 
-    /// That of block `lba` with `data`, which came without one. The application tag is 0 and no escape,
-    /// so that these blocks are checked as well.
+    /// That of block `lba` with `data`, which came without one. The application tag is 0, unless another one is known
+    /// ([`bdev::AppTags`]), and no escape, as SBC-4 has it, so that these blocks are checked as well.
     #[inline]
     pub fn of(kind: ProtectionType, lba: u64, data: &[u8]) -> Tuple {
         let ref_tag = match kind {

@@ -243,14 +243,16 @@ fn local_naa(uuid: Uuid) -> [u8; 8] {
     (((high ^ low) & 0x0FFF_FFFF_FFFF_FFFF) | 0x3000_0000_0000_0000).to_be_bytes()
 }
 
-/// Extended INQUIRY data (SPC-4 7.8.8): commands are SIMPLE, ORDERED or HEAD OF QUEUE, and a nexus loses its own
-/// unit attentions alone.
+/// Extended INQUIRY data (SPC-4 7.8.8; NO_PI_CHK: SPC-5 7.7.7): commands are SIMPLE, ORDERED or HEAD OF QUEUE, a nexus
+/// loses its own unit attentions alone, and a tuple that says so has its block not checked when it is written, either.
 fn extended(unit: &LunShared) -> [u8; LONG_PAGE] {
     const HEADSUP_ORDSUP_SIMPSUP: u8 = 0x07;
     const V_SUP: u8 = 0x01;
     const LUICLR: u8 = 0x01;
     const GRD_CHK: u8 = 0x04;
+    const APP_CHK: u8 = 0x02;
     const REF_CHK: u8 = 0x01;
+    const NO_PI_CHK: u8 = 0x20;
     /// SPT 000b: type 1; 100b: type 3.
     const SPT_TYPE_3: u8 = 0b100 << 3;
     let mut data = [0u8; LONG_PAGE];
@@ -258,12 +260,12 @@ fn extended(unit: &LunShared) -> [u8; LONG_PAGE] {
     data[3] = (LONG_PAGE - 4) as u8;
     data[4] = match unit.protection {
         None => 0,
-        Some(ProtectionType::Type1) => GRD_CHK | REF_CHK,
-        Some(ProtectionType::Type3) => SPT_TYPE_3 | GRD_CHK,
+        Some(ProtectionType::Type1) => GRD_CHK | APP_CHK | REF_CHK,
+        Some(ProtectionType::Type3) => SPT_TYPE_3 | GRD_CHK | APP_CHK,
     };
     data[5] = HEADSUP_ORDSUP_SIMPSUP;
     data[6] = if unit.features.volatile_cache { V_SUP } else { 0 };
-    data[7] = LUICLR;
+    data[7] = LUICLR | if unit.protection.is_some() { NO_PI_CHK } else { 0 };
     data[13] = SENSE_LEN as u8;
     data
 }

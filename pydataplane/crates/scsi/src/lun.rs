@@ -7,9 +7,10 @@ mod plan;
 
 use crate::block;
 use crate::job::{Compare, Job, Kind};
-use crate::mode::Modes;
+use crate::mode::{Modes, TagRanges};
 use crate::nexus::Nexus;
 use crate::policy::Failed;
+use crate::protect::Protect;
 use crate::response::{Fail, Outcome, Response, Status};
 use crate::sense::{Code, Field, Key, Sense, of_io_error};
 use crate::shared::{Gate, LunShared};
@@ -17,7 +18,9 @@ use crate::task::Task;
 use crate::volume::Exclusive;
 use crate::watch::InFlight;
 use awaited::Awaited;
-use bdev::{COPY_AT_ONCE, Channel, Checks, Completion, Io, IoError, Op, Protected, Submit, Tuples};
+use bdev::{
+    AppTags, COPY_AT_ONCE, Channel, Checks, Completion, Io, IoError, Op, Protected, Submit, Tuples,
+};
 use data::{compare, copy, or};
 use guestmem::{Bounce, Sg};
 use std::collections::VecDeque;
@@ -59,6 +62,8 @@ pub struct Lun {
     in_flight: InFlight,
     /// What tasks wait for that is no I/O of this thread, by their tags.
     awaited: Vec<(u64, Awaited)>,
+    /// The application tags of the volume's mode page, and of which [version](LunShared::modes_version) they are.
+    app_tags: (u32, TagRanges),
     /// Tags of tasks that gave others their turn.
     yielded: VecDeque<u64>,
 }
@@ -95,6 +100,8 @@ impl Lun {
             nexus,
             bounce: Bounce::new(),
             bounce_free: true,
+            // None that a unit has.
+            app_tags: (u32::MAX, TagRanges::default()),
             yielded: VecDeque::with_capacity(MAX_YIELDED + MAX_KEPT_PLACES),
         }
     }
@@ -224,17 +231,21 @@ impl Lun {
             }
             let submitted = match task.job.kind {
                 Kind::Protected(op, protect) if io.op == op => {
-                    self.channel.submit_protected(&io, &protect.of(op, task))
+                    let tags = self.app_tags(&io);
+                    self.channel.submit_protected(&io, &protect.of(op, task, tags))
                 }
                 Kind::Checked(checks) if io.op == Op::Read => {
-                    let with = Protected::new(Tuples::None, checks);
+                    let with = Protect::of_checks(checks, self.app_tags(&io));
                     self.channel.submit_protected(&io, &with)
                 }
                 Kind::FillLike(tuple) if io.op == Op::Write => {
                     // It was checked, as far as it was to be.
                     let with = Protected::new(Tuples::Like(tuple), Checks::NONE);
+                    let with = with.tagged(self.app_tags(&io));
                     self.channel.submit_protected(&io, &with)
                 }
+                // The device compares and makes tuples itself.
+                _ if self.shared.has_mode(Modes::APPLICATION_TAGS) => self.submit_tagged(&io),
                 // Of a COMPARE AND WRITE, which has compared.
                 Kind::WriteBounced if task.job.exclusive && io.op == Op::Write => {
                     self.channel.submit_if(&io, &task.data_out)
@@ -269,6 +280,32 @@ impl Lun {
             }
         }
         self.give_way(task)
+    }
+
+    /// The application tags that the blocks of an I/O are to have.
+    #[cold]
+    fn app_tags(&mut self, io: &Io) -> AppTags {
+        if !self.shared.has_mode(Modes::APPLICATION_TAGS) {
+            return AppTags::NONE;
+        }
+        let version = self.shared.modes_version();
+        if self.app_tags.0 != version {
+            self.app_tags = (version, self.shared.volume.tags());
+        }
+        // Where there are any, the unit's blocks are the bdev's.
+        self.app_tags.1.of(io.lba, io.blocks)
+    }
+
+    /// Submits an I/O without tuples to a unit whose blocks have application tags.
+    #[cold]
+    fn submit_tagged(&mut self, io: &Io) -> Submit {
+        let tags = self.app_tags(io);
+        match io.op {
+            Op::Read | Op::Write if !tags.is_none() => {
+                self.channel.submit_protected(io, &Protected::PLAIN.tagged(tags))
+            }
+            _ => self.channel.submit(io),
+        }
     }
 
     /// Whether the task [may not be done a second time](Task::is_unrepeatable) some time: then it is not only

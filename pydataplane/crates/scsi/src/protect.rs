@@ -7,7 +7,7 @@ use crate::response::Fail;
 use crate::sense::{Field, Sense, of_io_error};
 use crate::shared::MAX_WRITE_SAME_BLOCKS;
 use crate::task::Task;
-use bdev::{Checks, Op, Protected, TUPLE_LEN, Tuples};
+use bdev::{AppTags, Checks, Op, Protected, TUPLE_LEN, Tuples};
 use protection::Tuple;
 
 /// Where the field is: bits 7 to 5 of byte 1 (RDPROTECT, WRPROTECT, VRPROTECT).
@@ -34,11 +34,21 @@ impl Protect {
         Ok(Protect { checks: Checks { guard, reference, app_tag: None }, apart })
     }
 
-    /// What a step of `task` is for the bdev.
-    pub(crate) fn of(self, op: Op, task: &Task) -> Protected {
+    /// The application tags of blocks as they are checked: with each value of the field where reference tags are.
+    fn checked(checks: Checks, tags: AppTags) -> AppTags {
+        if checks.reference { tags } else { AppTags::NONE }
+    }
+
+    /// What a step of `task` is for the bdev, whose blocks are to have those application tags.
+    pub(crate) fn of(self, op: Op, task: &Task, tags: AppTags) -> Protected {
         let list = if op == Op::Read { task.tuples_in } else { task.tuples_out };
         let tuples = if self.apart { Tuples::Apart(list, 0) } else { Tuples::Behind };
-        Protected::new(tuples, self.checks)
+        Protected::new(tuples, self.checks).tagged(Protect::checked(self.checks, tags))
+    }
+
+    /// The same of a step that only checks.
+    pub(crate) fn of_checks(checks: Checks, tags: AppTags) -> Protected {
+        Protected::new(Tuples::None, checks).tagged(Protect::checked(checks, tags))
     }
 
     /// Bytes of a block in the list of the data.
@@ -137,7 +147,7 @@ fn write_and_verify(cx: &mut PlanContext, at: Extent, task: &Task) -> Result<Job
 }
 
 /// WRITE SAME (SBC-4 5.54): one block and its tuple, which is that of each; the reference tag counts the
-/// blocks with type 1. They are written, also with UNMAP.
+/// blocks with type 1, and application tags are those of the mode page, if any. They are written, also with UNMAP.
 fn write_same(cx: &mut PlanContext, at: Extent, no_data: bool, task: &Task) -> Result<Job, Fail> {
     let unit = cx.unit;
     let protect = Protect::parse(&task.cdb, !task.tuples_out.is_empty())?;
@@ -164,7 +174,9 @@ fn write_same(cx: &mut PlanContext, at: Extent, no_data: bool, task: &Task) -> R
         false => task.data_out.copy_to_slice(block, &mut tuple),
     };
     let tuple = Tuple::from_bytes(tuple);
-    tuple.check(kind, protect.checks, at.lba, data).map_err(|mismatch| Sense {
+    let tags = Protect::checked(protect.checks, unit.tags_of(at.lba, 1));
+    let checks = Checks { app_tag: tags.of(0), ..protect.checks };
+    tuple.check(kind, checks, at.lba, data).map_err(|mismatch| Sense {
         field: Some(Field::Block(at.lba)),
         ..of_io_error(mismatch.into())
     })?;

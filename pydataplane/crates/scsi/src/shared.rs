@@ -3,7 +3,7 @@
 use crate::characteristics::Characteristics;
 use crate::copy;
 use crate::log::{Room, SET_BYTES};
-use crate::mode::Modes;
+use crate::mode::{Modes, TagRanges};
 use crate::nexus::{Nexus, NexusState, Preventers, UnitAttention};
 use crate::opcode::Abilities;
 use crate::options::{LunError, LunOptions, in_units, shift_of};
@@ -11,7 +11,7 @@ use crate::policy::ErrorPolicy;
 use crate::reservations::{Access, NexusName};
 use crate::volume::{Volume, access_of};
 use crate::watch::{Counts, Range};
-use bdev::{Bdev, Features, ProtectionType};
+use bdev::{AppTags, Bdev, Features, ProtectionType};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -80,7 +80,7 @@ pub struct LunShared {
     nexus_name: NexusName,
     /// What its nexus may do, of [`access_of`], and [`Gate`]s: 0 where a command has nothing to look for.
     gates: AtomicU32,
-    /// [`Modes::bits`] of the volume's.
+    /// [`Modes::bits`] of the volume's, and above them a number that changes with them.
     modes: AtomicU32,
     pub(crate) copies: Arc<copy::Copies>,
     /// On which side its threads count commands that begin (`watch`).
@@ -201,7 +201,22 @@ impl LunShared {
 
     /// With the lock of the volume's modes held.
     pub(crate) fn set_modes(&self, bits: u32) {
-        self.modes.store(bits, Ordering::SeqCst);
+        // Application tags are those of blocks that the unit does not have.
+        let others = if self.protection.is_none() { Modes::APPLICATION_TAGS } else { 0 };
+        self.modes.store(bits & !others, Ordering::SeqCst);
+    }
+
+    /// A number that is another one after each change of the volume's modes.
+    pub(crate) fn modes_version(&self) -> u32 {
+        self.modes.load(Ordering::Acquire) >> Modes::VERSION_SHIFT
+    }
+
+    /// The application tags that these blocks are to have. Takes a lock: not for the I/O path.
+    pub(crate) fn tags_of(&self, lba: u64, blocks: u64) -> AppTags {
+        match self.has_mode(Modes::APPLICATION_TAGS) {
+            true => self.volume.tags().of(lba, blocks),
+            false => AppTags::NONE,
+        }
     }
 
     /// Whether what changes the medium is durable before its status.
@@ -469,6 +484,10 @@ impl LunShared {
         }
         if before != now {
             self.post(UnitAttention::CapacityChanged);
+            let tags: TagRanges = self.volume.modes().0.tags;
+            if self.protection.is_some() && tags.cut(before) != tags.cut(now) {
+                self.post(UnitAttention::ModeChanged);
+            }
         }
     }
 

@@ -9,7 +9,7 @@ use crate::reservations::is_allowed;
 use crate::sense::{Code, Sense};
 use crate::shared::{Gate, LunShared};
 use crate::watch::{InFlight, Range};
-use bdev::{AlignedBuf, Op, SyncChannel, SyncError};
+use bdev::{AlignedBuf, AppTags, Op, SyncChannel, SyncError};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -126,6 +126,11 @@ impl Party {
 
     fn lba(&self, at: u64) -> u64 {
         at / self.block()
+    }
+
+    /// The application tags that blocks with this data are to have.
+    fn tags(&self, lba: u64, data: &[u8]) -> AppTags {
+        self.unit.tags_of(lba, data.len() as u64 / self.block())
     }
 
     /// Bytes of a block of its bdev.
@@ -254,11 +259,13 @@ pub(crate) fn carry_out(
                 to.zero(run, Range { at: to_at, bytes })?;
             } else {
                 let data = &mut buffer[..bytes as usize];
-                from.io(run, None, |channel| channel.read(from_lba, data))?;
+                let tags = from.tags(from_lba, data);
+                from.io(run, None, |channel| channel.read_tagged(from_lba, data, tags))?;
                 token.map_or(Ok(()), Token::check_amid)?;
                 let to_lba = to.lba(to_at);
                 let changes = Some(Range { at: to_at, bytes });
-                to.io(run, changes, |channel| channel.write(to_lba, data))?;
+                let tags = to.tags(to_lba, data);
+                to.io(run, changes, |channel| channel.write_tagged(to_lba, data, tags))?;
             }
             left -= bytes;
             run.operation.count(bytes);
@@ -289,7 +296,9 @@ pub(crate) fn write_zeroes(
             } else {
                 let lba = to.lba(at);
                 let data = &buffer[..bytes as usize];
-                to.io(run, Some(Range { at, bytes }), |channel| channel.write(lba, data))?;
+                let tags = to.tags(lba, data);
+                let changes = Some(Range { at, bytes });
+                to.io(run, changes, |channel| channel.write_tagged(lba, data, tags))?;
             }
             at += bytes;
             run.operation.count(bytes);

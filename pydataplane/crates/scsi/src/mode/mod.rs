@@ -1,10 +1,11 @@
 //! Mode pages (SPC-4 7.5, SBC-3 6.5): MODE SENSE here, MODE SELECT in `select`, and what can be set in `state`.
 //!
 //! What is set is the volume's, for all its initiators (MPP 00b, page 87h): whether writes are cached, whether
-//! they are refused, and the format of sense data.
+//! they are refused, the format of sense data, and which application tags blocks are to have.
 
 mod select;
 mod state;
+mod tags;
 
 use crate::opcode::Cdb;
 use crate::reply::Reply;
@@ -14,24 +15,31 @@ use crate::shared::LunShared;
 use guestmem::Sg;
 pub(crate) use select::List;
 pub(crate) use state::{Keeping, ModeState, Modes};
+pub(crate) use tags::TagRanges;
 
 const CACHING: u8 = 0x08;
 const CONTROL: u8 = 0x0A;
-/// Its subpage.
+/// Its subpages.
 const CONTROL_EXTENSION: u8 = 0x01;
+const APPLICATION_TAG: u8 = 0x02;
 const INFORMATIONAL_EXCEPTIONS: u8 = 0x1C;
 /// Its subpage.
 const PROVISIONING: u8 = 0x02;
 const ALL_PAGES: u8 = 0x3F;
 const ALL_SUBPAGES: u8 = 0xFF;
+/// Bytes of a page that has none but reserved or few fields, and a subpage.
+const LONG_PAGE: usize = 32;
 /// Bytes of the longest page, and room for every page.
-const PAGE_MAX: usize = 32;
-const PAGES_MAX: usize = 20 + 12 + 32 + 12 + 32;
+const PAGE_MAX: usize = tags::PAGE;
+const PAGES_MAX: usize = 20 + 12 + LONG_PAGE + PAGE_MAX + 12 + LONG_PAGE;
+/// MODE SENSE(6) has all of them, behind a header and a block descriptor.
+const _: () = assert!(4 + 8 + PAGES_MAX <= u8::MAX as usize);
 /// Every page and its subpage, in the order in which they are listed.
-const PAGES: [(u8, u8); 5] = [
+const PAGES: [(u8, u8); 6] = [
     (CACHING, 0),
     (CONTROL, 0),
     (CONTROL, CONTROL_EXTENSION),
+    (CONTROL, APPLICATION_TAG),
     (INFORMATIONAL_EXCEPTIONS, 0),
     (INFORMATIONAL_EXCEPTIONS, PROVISIONING),
 ];
@@ -63,6 +71,14 @@ impl Page {
     fn new(code: u8, length: usize) -> Page {
         let mut page = Page { data: [0; PAGE_MAX], length };
         (page.data[0], page.data[1]) = (code, length as u8 - 2);
+        page
+    }
+
+    /// Of `length` bytes in all, with a subpage.
+    fn sub(code: u8, subpage: u8, length: usize) -> Page {
+        const SPF: u8 = 0x40;
+        let mut page = Page { data: [0; PAGE_MAX], length };
+        page.data[..4].copy_from_slice(&[SPF | code, subpage, 0, length as u8 - 4]);
         page
     }
 
@@ -157,7 +173,7 @@ fn pages(unit: &LunShared, cdb: &Cdb) -> Result<([u8; PAGES_MAX], usize), Fail> 
         }
         let Some(page) = page(unit, of, sub, values) else { continue };
         data[length..length + page.length].copy_from_slice(page.bytes());
-        if can_save && page.bytes()[0] & 0x40 == 0 && matches!(of, CACHING | CONTROL) {
+        if can_save && matches!((of, sub), (CACHING | CONTROL, 0) | (CONTROL, APPLICATION_TAG)) {
             data[length] |= PS;
         }
         length += page.length;
@@ -175,6 +191,7 @@ fn page(unit: &LunShared, code: u8, subpage: u8, values: Values) -> Option<Page>
         (CACHING, 0) => Some(caching(unit, values)),
         (CONTROL, 0) => Some(control(unit, values)),
         (CONTROL, CONTROL_EXTENSION) => Some(control_extension()),
+        (CONTROL, APPLICATION_TAG) => unit.protection.map(|_| application_tag(unit, values)),
         (INFORMATIONAL_EXCEPTIONS, 0) => Some(informational_exceptions(values)),
         (INFORMATIONAL_EXCEPTIONS, PROVISIONING) => {
             unit.room().map(|_| logical_block_provisioning(values))
@@ -199,7 +216,8 @@ fn caching(unit: &LunShared, values: Values) -> Page {
 }
 
 /// Control (SPC-4 7.5.8): no log of globally saved parameters, commands in any order, and aborted
-/// tasks end as TASK ABORTED. D_SENSE can be set, and SWP where writes are not refused anyhow.
+/// tasks end as TASK ABORTED. D_SENSE can be set, SWP where writes are not refused anyhow, and ATMPE where there are
+/// application tags.
 fn control(unit: &LunShared, values: Values) -> Page {
     const GLTSD: u8 = 0x02;
     const D_SENSE: u8 = 0x04;
@@ -208,17 +226,22 @@ fn control(unit: &LunShared, values: Values) -> Page {
     const TAS: u8 = 0x40;
     // Application tags are the initiators'.
     const ATO: u8 = 0x80;
+    // They are to be those of the Application Tag mode page.
+    const ATMPE: u8 = 0x20;
+    let tags = if unit.protection.is_some() { ATO } else { 0 };
     let mut page = Page::new(CONTROL, 12);
     match values {
         Values::Of(modes) => {
             page.data[2] = GLTSD | if modes.descriptor_sense { D_SENSE } else { 0 };
             page.data[3] = UNRESTRICTED_REORDERING;
             page.data[4] = if modes.write_protected { SWP } else { 0 };
-            page.data[5] = TAS | if unit.protection.is_some() { ATO } else { 0 };
+            let compared = modes.tags_enabled && unit.protection.is_some();
+            page.data[5] = TAS | tags | if compared { ATMPE } else { 0 };
         }
         Values::Changeable => {
             page.data[2] = D_SENSE;
             page.data[4] = if unit.read_only { 0 } else { SWP };
+            page.data[5] = if tags != 0 { ATMPE } else { 0 };
         }
     }
     page
@@ -226,11 +249,17 @@ fn control(unit: &LunShared, values: Values) -> Page {
 
 /// Control extension (SPC-4 7.5.9): no clock to be set, no priorities, sense data of any length.
 fn control_extension() -> Page {
-    const SPF: u8 = 0x40;
-    let mut page = Page { data: [0; PAGE_MAX], length: PAGE_MAX };
-    page.data[0] = SPF | CONTROL;
-    page.data[1] = CONTROL_EXTENSION;
-    page.data[3] = PAGE_MAX as u8 - 4;
+    Page::sub(CONTROL, CONTROL_EXTENSION, LONG_PAGE)
+}
+
+/// Application tag (SBC-4 6.5.3): what is set and lies on the medium, which may have become smaller.
+fn application_tag(unit: &LunShared, values: Values) -> Page {
+    let mut page = Page::sub(CONTROL, APPLICATION_TAG, tags::PAGE);
+    let descriptors = &mut page.data[tags::HEADER..];
+    match values {
+        Values::Of(modes) => modes.tags.cut(unit.num_blocks()).encode(descriptors),
+        Values::Changeable => tags::changeable(descriptors),
+    }
     page
 }
 
@@ -247,14 +276,10 @@ fn informational_exceptions(values: Values) -> Page {
 /// Logical block provisioning (SBC-3 6.5.8): a threshold for what there is and one for what it has, neither of
 /// which is enabled, nor can be: how much room is left is the host's to watch.
 fn logical_block_provisioning(values: Values) -> Page {
-    const SPF: u8 = 0x40;
     const INCREASING: u8 = 0b001;
     const AVAILABLE: u8 = 0x01;
     const USED: u8 = 0x02;
-    let mut page = Page { data: [0; PAGE_MAX], length: PAGE_MAX };
-    page.data[0] = SPF | INFORMATIONAL_EXCEPTIONS;
-    page.data[1] = PROVISIONING;
-    page.data[3] = PAGE_MAX as u8 - 4;
+    let mut page = Page::sub(INFORMATIONAL_EXCEPTIONS, PROVISIONING, LONG_PAGE);
     if values != Values::Changeable {
         page.data[16..18].copy_from_slice(&[0, AVAILABLE]);
         page.data[24..26].copy_from_slice(&[INCREASING, USED]);

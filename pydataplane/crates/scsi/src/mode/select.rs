@@ -1,7 +1,8 @@
 //! MODE SELECT (SPC-4 6.10, 6.11): the whole parameter list is checked before anything is changed.
 
 use super::state::Modes;
-use super::{ALL_SUBPAGES, CACHING, CONTROL, Page, Values, page};
+use super::tags::{self, TagRanges};
+use super::{ALL_SUBPAGES, APPLICATION_TAG, CACHING, CONTROL, Page, Values, page};
 use crate::opcode::Cdb;
 use crate::response::Fail;
 use crate::sense::{Code, Sense};
@@ -112,6 +113,14 @@ impl List {
                 CONTROL if subpage == 0 => {
                     now.descriptor_sense = asked[2] & 0x04 != 0;
                     now.write_protected = asked[4] & 0x08 != 0;
+                    now.tags_enabled = asked[5] & 0x20 != 0;
+                }
+                // What lies beyond the end and is not shown stays, unless something is changed.
+                CONTROL if subpage == APPLICATION_TAG && asked[head..] != present[head..] => {
+                    let ranges = TagRanges::parse(&asked[tags::HEADER..], unit.num_blocks());
+                    now.tags = ranges.map_err(|byte| {
+                        Sense::invalid_parameter((at + tags::HEADER + byte) as u16)
+                    })?;
                 }
                 _ => {}
             }

@@ -1,5 +1,6 @@
 //! The mode parameters of a volume that initiators can set, and how they outlive the process.
 
+use super::tags::TagRanges;
 use crate::nexus::{Nexus, UnitAttention};
 use crate::records::Record;
 use crate::response::Fail;
@@ -22,12 +23,25 @@ pub(crate) struct Modes {
     pub(crate) write_protected: bool,
     /// D_SENSE: sense data is in the descriptor format.
     pub(crate) descriptor_sense: bool,
+    /// ATMPE: blocks are to have the application tags below.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) tags_enabled: bool,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) tags: TagRanges,
+}
+
+/// What an earlier version does not know is not in the text where it was not set.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl Modes {
     pub(crate) const NO_CACHE: u32 = 1;
     pub(crate) const WRITE_PROTECTED: u32 = 2;
     pub(crate) const DESCRIPTOR_SENSE: u32 = 4;
+    pub(crate) const APPLICATION_TAGS: u32 = 8;
+    /// Above them a unit has how often it was told, for its threads to know that there is something new.
+    pub(crate) const VERSION_SHIFT: u32 = 8;
 
     /// As a unit has them for its commands to look at.
     pub(crate) fn bits(self) -> u32 {
@@ -35,6 +49,7 @@ impl Modes {
         bit(self.no_cache, Modes::NO_CACHE)
             | bit(self.write_protected, Modes::WRITE_PROTECTED)
             | bit(self.descriptor_sense, Modes::DESCRIPTOR_SENSE)
+            | bit(self.tags_enabled, Modes::APPLICATION_TAGS)
     }
 }
 
@@ -53,6 +68,8 @@ struct State {
     saved: Modes,
     /// Changes since the process has them.
     changes: u64,
+    /// Times that units were told.
+    version: u32,
 }
 
 /// Those of one volume.
@@ -96,6 +113,13 @@ impl Volume {
         (state.current, state.saved)
     }
 
+    /// The application tags that its blocks are to have. Holds a lock that is never held for longer than a change
+    /// in memory.
+    pub(crate) fn tags(&self) -> TagRanges {
+        let (current, _) = self.modes();
+        if current.tags_enabled { current.tags } else { TagRanges::default() }
+    }
+
     /// Takes what is kept, unless something was changed here, and has all units know it. What cannot be read is
     /// the default. For control threads.
     pub(crate) fn reload_modes(&self) {
@@ -107,12 +131,14 @@ impl Volume {
             state.current = if same_boot { kept.current } else { kept.saved };
             state.saved = kept.saved;
         }
-        self.tell_modes(state.current);
+        self.tell_modes(&mut state);
     }
 
-    /// Each unit knows them. With the lock of the state held.
-    fn tell_modes(&self, modes: Modes) {
-        self.units().iter().for_each(|unit| unit.set_modes(modes.bits()));
+    /// Each unit knows the current ones.
+    fn tell_modes(&self, state: &mut State) {
+        state.version = state.version.wrapping_add(1);
+        let bits = state.current.bits() | state.version << Modes::VERSION_SHIFT;
+        self.units().iter().for_each(|unit| unit.set_modes(bits));
     }
 
     /// MODE SELECT of a nexus: `change` makes the new ones of the present ones, and they are saved where `save`
@@ -129,12 +155,11 @@ impl Volume {
         if save {
             state.saved = state.current;
         }
-        let now = state.current;
         if before == (state.current, state.saved) {
             return Ok((before.0, Keeping(Arc::new(AtomicU32::new(Keeping::KEPT)))));
         }
         state.changes += 1;
-        self.tell_modes(now);
+        self.tell_modes(&mut state);
         drop(state);
         self.units().iter().for_each(|unit| unit.post_to_others(UnitAttention::ModeChanged, by));
         Ok((before.0, self.keep_modes()))
@@ -146,7 +171,7 @@ impl Volume {
         if state.current != state.saved {
             state.current = state.saved;
             state.changes += 1;
-            self.tell_modes(state.current);
+            self.tell_modes(&mut state);
             drop(state);
             drop(self.keep_modes());
         }

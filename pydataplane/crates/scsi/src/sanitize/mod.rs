@@ -16,6 +16,7 @@
 mod order;
 mod work;
 
+use crate::mode::TagRanges;
 use crate::opcode::Command;
 use crate::records::{Record, RecordKeeper};
 use crate::response::{Fail, Status};
@@ -398,6 +399,7 @@ impl Volume {
             self.sanitize.progress.store(progress as u32, Ordering::Relaxed);
             self.has_units()
         };
-        work::carry_out(&*bdev, order, &mut goes_on)
+        let tags = if bdev.protection().is_some() { self.tags() } else { TagRanges::default() };
+        work::carry_out(&*bdev, order, &tags, &mut goes_on)
     }
 }

@@ -1,6 +1,7 @@
 //! The work of a SANITIZE, on a thread of its own with blocking I/O.
 
 use super::order::{Method, Order};
+use crate::mode::TagRanges;
 use bdev::{AlignedBuf, Bdev, IoError, SyncChannel, SyncError};
 
 /// Bytes of one write, whole blocks of any size.
@@ -26,10 +27,11 @@ impl From<SyncError> for Ended {
 }
 
 /// Carries out `order` from the beginning; `goes_on` is told blocks done and in all, and says whether to go
-/// on. All is durable when it returns.
+/// on. What is written has the application tags of `tags`. All is durable when it returns.
 pub(crate) fn carry_out(
     bdev: &dyn Bdev,
     order: &Order,
+    tags: &TagRanges,
     goes_on: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<(), Ended> {
     let mut channel = SyncChannel::open(bdev).map_err(|_| Ended::Failed)?;
@@ -41,11 +43,16 @@ pub(crate) fn carry_out(
         };
         match &order.method {
             Method::BlockErase if pass == 1 => unmap(bdev, &mut channel, &mut told)?,
-            Method::BlockErase => overwrite(bdev, &mut channel, &[0], 1, &mut told)?,
+            Method::BlockErase => overwrite((bdev, &mut channel, tags), &[0], 1, &mut told)?,
             Method::Overwrite { pattern, invert, .. } => {
                 let flip = if *invert && pass % 2 == 1 { 0xFF } else { 0 };
                 let pattern: Vec<u8> = pattern.iter().map(|byte| byte ^ flip).collect();
-                overwrite(bdev, &mut channel, &pattern, order.block_size as usize, &mut told)?;
+                overwrite(
+                    (bdev, &mut channel, tags),
+                    &pattern,
+                    order.block_size as usize,
+                    &mut told,
+                )?;
             }
         }
         channel.flush()?;
@@ -56,8 +63,7 @@ pub(crate) fn carry_out(
 /// Writes `pattern` to all blocks, anew from each of `block` bytes on. Where it is zeros, what has no room
 /// and reads as zeros is left alone.
 fn overwrite(
-    bdev: &dyn Bdev,
-    channel: &mut SyncChannel,
+    (bdev, channel, tags): (&dyn Bdev, &mut SyncChannel, &TagRanges),
     pattern: &[u8],
     block: usize,
     told: &mut dyn FnMut(u64, u64) -> Result<(), Ended>,
@@ -86,7 +92,7 @@ fn overwrite(
             continue;
         }
         let blocks = blocks.min(most);
-        channel.write(lba, &data[..blocks as usize * own])?;
+        channel.write_tagged(lba, &data[..blocks as usize * own], tags.of(lba, blocks))?;
         lba += blocks;
     }
 }

@@ -1,5 +1,6 @@
 //! The logical unit, from CDB to response, against a disk that records what it is asked.
 
+mod app_tags;
 mod atomic;
 mod attention;
 mod backends;

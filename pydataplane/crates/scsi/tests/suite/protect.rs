@@ -11,16 +11,16 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 /// A unit on memory with protection information, past its first unit attention.
-struct Unit {
-    lun: Lun,
+pub struct Unit {
+    pub lun: Lun,
     below: Arc<dyn Bdev>,
     _io: IoContext,
 }
 
-const BLOCK: usize = 512;
+pub const BLOCK: usize = 512;
 
 /// What an initiator has beside its data.
-enum With<'a> {
+pub enum With<'a> {
     Nothing,
     /// Tuples for the unit.
     Out(&'a [u8]),
@@ -28,7 +28,7 @@ enum With<'a> {
     In(usize),
 }
 
-fn disk(kind: ProtectionType, block_size: u32) -> Arc<ProtectedDisk> {
+pub fn disk(kind: ProtectionType, block_size: u32) -> Arc<ProtectedDisk> {
     let options = MallocOptions {
         name: "m0".to_owned(),
         block_size,
@@ -41,11 +41,11 @@ fn disk(kind: ProtectionType, block_size: u32) -> Arc<ProtectedDisk> {
 }
 
 impl Unit {
-    fn new(kind: ProtectionType) -> Unit {
+    pub fn new(kind: ProtectionType) -> Unit {
         Unit::on(disk(kind, 512), LunOptions::default())
     }
 
-    fn on(disk: Arc<ProtectedDisk>, options: LunOptions) -> Unit {
+    pub fn on(disk: Arc<ProtectedDisk>, options: LunOptions) -> Unit {
         let io = IoContext::new().unwrap();
         let channel = disk.open(&io).unwrap();
         let below = disk.bare().unwrap();
@@ -56,12 +56,12 @@ impl Unit {
         unit
     }
 
-    fn run(&mut self, cdb: &[u8], data: &[u8], len: usize) -> Answer {
+    pub fn run(&mut self, cdb: &[u8], data: &[u8], len: usize) -> Answer {
         self.carry(cdb, data, len, With::Nothing).0
     }
 
     /// A command with tuples in lists of their own, and those that came.
-    fn carry(&mut self, cdb: &[u8], data: &[u8], len: usize, with: With) -> (Answer, Vec<u8>) {
+    pub fn carry(&mut self, cdb: &[u8], data: &[u8], len: usize, with: With) -> (Answer, Vec<u8>) {
         let (out, into) = (Buffer::new(data, 700), Buffer::new(&vec![0xEE; len], 900));
         let (tuples_out, tuples_in) = match with {
             With::Nothing => (&[][..], 0),
@@ -98,11 +98,11 @@ impl Unit {
     }
 }
 
-fn data(blocks: usize, seed: usize) -> Vec<u8> {
+pub fn data(blocks: usize, seed: usize) -> Vec<u8> {
     (0..blocks * BLOCK).map(|i| ((i / BLOCK + seed) * 7 + i) as u8).collect()
 }
 
-fn tuples(kind: ProtectionType, lba: u64, data: &[u8]) -> Vec<u8> {
+pub fn tuples(kind: ProtectionType, lba: u64, data: &[u8]) -> Vec<u8> {
     let of = |(n, one): (usize, &[u8])| Tuple {
         app_tag: 0xA5A5,
         ..Tuple::of(kind, lba + n as u64, one)
@@ -117,7 +117,7 @@ fn interleaved(data: &[u8], tuples: &[u8]) -> Vec<u8> {
 
 /// The sense of a check that failed at a block.
 #[track_caller]
-fn failed(answer: &Answer, code: u16, lba: u32) {
+pub fn failed(answer: &Answer, code: u16, lba: u32) {
     assert_eq!(answer.sense(), (0xB, code));
     let sense = answer.response().sense;
     assert_eq!((sense[0], &sense[3..7]), (0xF0, &lba.to_be_bytes()[..]), "INFORMATION");
@@ -128,10 +128,11 @@ const REFERENCE_TAG: u16 = 0x1003;
 
 #[test]
 fn a_unit_says_what_its_blocks_have() {
-    for (kind, p_type, checks) in [(Type1, 0x01, 0x05), (Type3, 0x05, 0x24)] {
+    for (kind, p_type, checks) in [(Type1, 0x01, 0x07), (Type3, 0x05, 0x26)] {
         let mut unit = Unit::new(kind);
         assert_eq!(unit.run(&[0x12, 0, 0, 0, 96, 0], &[], 96).good()[5] & 1, 1, "PROTECT");
-        assert_eq!(unit.run(&[0x12, 1, 0x86, 0, 64, 0], &[], 64).good()[4], checks);
+        let extended = unit.run(&[0x12, 1, 0x86, 0, 64, 0], &[], 64).good().to_vec();
+        assert_eq!((extended[4], extended[7]), (checks, 0x21), "NO_PI_CHK");
         let capacity = unit.run(&cdb16(0x9E, 0x10, 0, 32), &[], 32);
         assert_eq!(capacity.good()[8..14], [0, 0, 2, 0, p_type, 0]);
         // ATO.

@@ -22,8 +22,8 @@ const CACHING: [u8; 20] = [8, 18, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
 const CONTROL: [u8; 12] = [10, 10, 2, 0x10, 0, 0x40, 0, 0, 0, 0, 0, 0];
 
 #[derive(Default)]
-struct Keeper {
-    text: Mutex<Option<String>>,
+pub struct Keeper {
+    pub text: Mutex<Option<String>>,
     fails: AtomicBool,
 }
 
@@ -46,7 +46,7 @@ impl RecordKeeper for Keeper {
     }
 }
 
-fn options(keeper: &Arc<Keeper>) -> LunOptions {
+pub fn options(keeper: &Arc<Keeper>) -> LunOptions {
     let records: Arc<dyn RecordKeeper> = keeper.clone();
     LunOptions { records: Some(records), ..LunOptions::default() }
 }
