@@ -58,6 +58,8 @@ struct Marked {
     quiet: u32,
     /// It is not looked through or cleaned before, as that failed.
     not_before: Option<Instant>,
+    /// It was looked through, but for blocks that could not be read.
+    unreadable: bool,
 }
 
 pub(crate) struct Keeper {
@@ -430,6 +432,10 @@ impl Keeper {
     /// Has all maps say that nothing is being written, where that is so, and nothing become writable before
     /// [`Keeper::resume`].
     pub fn pause(&mut self) {
+        // The next flush, for which those who write wait, has little to do then.
+        if self.can_clean() && !self.marked.is_empty() {
+            let _ = self.with(SyncChannel::flush);
+        }
         self.clean_all(Some(Instant::now() + PAUSING));
         self.paused = true;
     }
@@ -502,6 +508,13 @@ impl Keeper {
         }
         self.channel = None;
         self.shared.wants.close();
+    }
+
+    /// What failed is tried again at once.
+    #[cfg(test)]
+    pub fn look_again(&mut self) {
+        self.marked.values_mut().for_each(|its| its.not_before = None);
+        self.suspects = true;
     }
 
     #[cfg(test)]

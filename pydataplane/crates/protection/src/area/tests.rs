@@ -1169,11 +1169,18 @@ fn a_pause_that_came_too_late_is_undone() {
     let host = Host::new(512, Type1, 48);
     let stuck = Arc::new(AtomicU8::new(0));
     let below = Arc::new(Stuck(host.base.clone(), stuck.clone()));
-    let disk = host.load_within(below, Duration::from_millis(50));
+    let disk = Arc::new(host.load_within(below, Duration::from_millis(50)));
     let mut channel = open(&disk);
     channel.write_protected(0, &host.both(0, 8, 1), Checks::ALL).unwrap();
     stuck.store(1, Ordering::SeqCst);
     assert!(disk.area.pause().is_err());
+    // Nobody who writes waits for the flush.
+    let (tell, told) = std::sync::mpsc::channel();
+    let (its, data) = (disk.clone(), host.both(0, 8, 3));
+    std::thread::spawn(move || {
+        let _ = tell.send(open(&its).write_protected(0, &data, Checks::ALL).is_ok());
+    });
+    assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(true), "the write waits");
     stuck.store(0, Ordering::SeqCst);
     channel.write_protected(0, &host.both(0, 8, 2), Checks::ALL).unwrap();
     assert_eq!(read(&mut channel, 0, 8), Ok(()));
@@ -1246,5 +1253,63 @@ fn behind_what_cannot_be_looked_through_the_rest_is() {
         let _ = keeper.round();
     }
     assert_eq!(host.base.image()[tuple..][..TUPLE_LEN], [0; TUPLE_LEN]);
+    assert_ne!(host.base.image()[host.at(0).1..][..TUPLE_LEN], [0; TUPLE_LEN]);
     assert!(shared.unit(0, 0).unwrap().doubts() > 0, "not all of it was compared");
+}
+
+#[test]
+fn blocks_that_can_never_be_read_are_the_only_ones_that_are_not_compared() {
+    let host = Host::new(512, Type1, 48);
+    let disk = host.load();
+    let mut channel = open(&disk);
+    for at in (0..1024).step_by(256) {
+        channel.write_protected(at, &host.both(at, 256, 1), Checks::ALL).unwrap();
+    }
+    let host = killed(&host);
+    host.base.corrupt(host.at(30).0, 1);
+    let fault = Fault::always(Op::Read, IoError::ReadMedium);
+    let bad = |lba: u64, blocks: u64| {
+        let at = host.at(lba).0 as u64 / 512;
+        host.base.inject(Fault { lba: at..at + blocks, ..fault.clone() });
+    };
+    bad(8, 8);
+    bad(600, 1);
+    let disk = host.load();
+    let mut channel = open(&disk);
+    assert_eq!(read(&mut channel, 0, 8), Ok(()));
+    wait_until_clean(&host, &disk);
+    assert_eq!(read(&mut channel, 8, 1), Err((IoError::ReadMedium, None)));
+    host.base.corrupt(host.at(7).0, 1);
+    host.base.corrupt(host.at(16).0, 1);
+    assert_eq!(read(&mut channel, 7, 1), Err((IoError::Guard, Some(0))));
+    assert_eq!(read(&mut channel, 16, 1), Err((IoError::Guard, Some(0))));
+    assert_eq!(read(&mut channel, 30, 1), Ok(()), "it was being written");
+    // Should they come back, nobody knows whether they are what was written last.
+    host.base.clear_faults();
+    host.base.corrupt(host.at(8).0, 1);
+    assert_eq!(read(&mut channel, 8, 8), Ok(()));
+    assert_eq!(host.base.image()[host.at(600).1..][..TUPLE_LEN], [0; TUPLE_LEN]);
+    assert_ne!(host.base.image()[host.at(601).1..][..TUPLE_LEN], [0; TUPLE_LEN]);
+}
+
+#[test]
+fn what_cannot_be_read_at_all_loses_no_tuples() {
+    let host = Host::new(512, Type1, 48);
+    let disk = host.load();
+    open(&disk).write_protected(0, &host.both(0, 256, 1), Checks::ALL).unwrap();
+    let host = killed(&host);
+    let at = host.at(0).0 as u64 / 512;
+    let fault = Fault::always(Op::Read, IoError::ReadMedium);
+    host.base.inject(Fault { lba: at..at + 100, ..fault });
+    let (shared, mut keeper) = keeper_of(&host, 1);
+    for _ in 0..3 {
+        for _ in 0..20 {
+            let _ = keeper.round();
+        }
+        keeper.look_again();
+    }
+    assert!(shared.unit(0, 0).unwrap().doubts() > 0);
+    for lba in 0..256 {
+        assert_ne!(host.base.image()[host.at(lba).1..][..TUPLE_LEN], [0; TUPLE_LEN], "{lba}");
+    }
 }

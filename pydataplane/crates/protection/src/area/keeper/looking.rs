@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes of data that are read at a time.
 const AT_ONCE: usize = 256 << 10;
+/// Blocks of a region that may be unreadable, at most, for the others to be compared: more is no bad sector.
+const UNREADABLE: usize = 16;
 /// A region that somebody has is tried again after so long.
 const HELD: Duration = Duration::from_millis(1);
 
@@ -25,6 +27,8 @@ pub(super) struct Looking {
     wrong: u64,
     /// A region could not be compared.
     failed: Option<IoError>,
+    /// It could not be some time ago, either: what cannot be read even now is left out.
+    again: bool,
 }
 
 /// What became of a region.
@@ -78,6 +82,9 @@ impl Keeper {
         let (zone, name) = (looking.number.0, self.below.name());
         tracing::error!("a part of zone {zone} of {name} is not looked through: {error}");
         self.delay(looking.number);
+        if let Some(its) = self.marked.get_mut(&looking.number) {
+            its.unreadable = error == IoError::ReadMedium;
+        }
     }
 
     /// All of a unit was compared: what is wrong from now on is damaged, unless it was doubted again.
@@ -96,6 +103,7 @@ impl Keeper {
         if let Some(its) = self.marked.get_mut(&looking.number) {
             its.quiet = self.times.quiet;
             its.not_before = None;
+            its.unreadable = false;
         }
     }
 
@@ -118,6 +126,7 @@ impl Keeper {
                     doubts,
                     wrong: 0,
                     failed: None,
+                    again: its.unreadable,
                 });
             }
             put_off = true;
@@ -147,7 +156,7 @@ impl Keeper {
         if !unit.holds.hold(region, 1) {
             return Ok(Looked::Held);
         }
-        let wrong = self.compare(zone, within, end.min(within + REGION_BLOCKS));
+        let wrong = self.compare(zone, (within, end.min(within + REGION_BLOCKS)), looking.again);
         shared.let_go(unit, region, 1);
         Ok(wrong.map_or_else(Looked::Failed, Looked::Through))
     }
@@ -161,24 +170,54 @@ impl Keeper {
         }
     }
 
-    /// Compares the blocks of a region, which nobody else changes; returns how many have no tuple any more.
-    fn compare(&mut self, zone: u64, from: u64, till: u64) -> Result<u64, IoError> {
+    /// Reads blocks of data from block `lba` on. With `lost` those that cannot be read are left out and noted there,
+    /// [`UNREADABLE`] at most.
+    fn read(
+        &mut self,
+        lba: u64,
+        bytes: &mut [u8],
+        mut lost: Option<&mut Vec<u64>>,
+    ) -> Result<(), IoError> {
+        let (layout, block) = (self.shared.layout, self.shared.layout.block_size() as usize);
+        let read = self.with(|channel| channel.read(layout.place(lba).lba, bytes));
+        let Some(lost) = lost.as_mut().filter(|_| read == Err(IoError::ReadMedium)) else {
+            return read;
+        };
+        let half = bytes.len() / block / 2;
+        if half == 0 {
+            lost.push(lba);
+            return if lost.len() > UNREADABLE { read } else { Ok(()) };
+        }
+        let (first, second) = bytes.split_at_mut(half * block);
+        self.read(lba, first, Some(lost))?;
+        self.read(lba + half as u64, second, Some(lost))
+    }
+
+    /// Compares the blocks of a region, which nobody else changes; returns how many have no tuple any more. Those that
+    /// cannot be read are an error, unless they are to be left out: such a block has none, either, should it come back.
+    fn compare(
+        &mut self,
+        zone: u64,
+        (from, till): (u64, u64),
+        leaves_out: bool,
+    ) -> Result<u64, IoError> {
         let (layout, kind) = (self.shared.layout, self.shared.kind);
         let block = layout.block_size() as usize;
         let page_at = layout.page(zone, from / REGION_BLOCKS);
         let mut page = AlignedBuf::zeroed(PAGE);
         self.with(|channel| channel.read(page_at, &mut page))?;
         let mut data = AlignedBuf::zeroed(AT_ONCE);
-        let (mut wrong, mut within) = (0, from);
+        let (mut wrong, mut within, mut lost) = (0, from, Vec::new());
         while within < till {
             let blocks = (till - within).min(self.at_once());
             let bytes = &mut data[..blocks as usize * block];
             let lba = zone * layout.zone_blocks() + within;
-            self.with(|channel| channel.read(layout.place(lba).lba, bytes))?;
+            self.read(lba, bytes, leaves_out.then_some(&mut lost))?;
             let tuples = page.as_chunks_mut::<TUPLE_LEN>().0.iter_mut();
             let tuples = tuples.skip((within - from) as usize);
             for ((at, data), stored) in (lba..).zip(bytes.chunks_exact(block)).zip(tuples) {
-                if block::lying(stored).check(kind, Checks::ALL, at, data).is_err() {
+                let its = block::lying(stored).check(kind, Checks::ALL, at, data);
+                if *stored != block::NOTHING && (its.is_err() || lost.contains(&at)) {
                     *stored = block::NOTHING;
                     wrong += 1;
                 }
