@@ -483,9 +483,19 @@ fn request(input: &mut Input<'_>) -> Vec<u8> {
     header
 }
 
-/// A request with the lengths of its protection information before its CDB.
+/// A request with the lengths of its protection information before its CDB; a MODE SELECT(10) mostly with a list of
+/// application tags, which need more that fits together than other commands.
 fn protected_request(input: &mut Input<'_>) -> Vec<u8> {
-    let plain = request(input);
+    const MODE_SELECT: u8 = 0x55;
+    const CDB: usize = 19;
+    let mut plain = request(input);
+    if plain[CDB] == MODE_SELECT && !input.once_in(4) {
+        let list = application_tags(input);
+        plain[CDB + 1] = 0x10; // PF
+        plain[CDB + 2..CDB + 16].fill(0);
+        plain[CDB + 8] = list.len() as u8;
+        return [&plain[..CDB], &[0; 8], &plain[CDB..], &list].concat();
+    }
     let mut length = || match input.u8() % 8 {
         7 => input.u32(),
         6 => input.u16().into(),
@@ -494,6 +504,29 @@ fn protected_request(input: &mut Input<'_>) -> Vec<u8> {
     };
     let lengths = [length().to_le_bytes(), length().to_le_bytes()].concat();
     [&plain[..19], &lengths, &plain[19..]].concat()
+}
+
+/// A parameter list of the Application Tag mode page and the Control mode page, which says whether it counts.
+fn application_tags(input: &mut Input<'_>) -> Vec<u8> {
+    let mut list = [&[0; 8][..], &[0x4A, 2, 0, 108], &[0; 12]].concat();
+    let mut next = 0u64;
+    for _ in 0..4 {
+        let flags = if input.once_in(3) { 0x80 } else { 0 };
+        let tag = input.u16();
+        let lba = if input.once_in(8) { input.u64() } else { next };
+        let blocks = if input.once_in(8) { input.u64() } else { input.u8().into() };
+        list.extend([flags, 0, 0, 0, 0, 0]);
+        list.extend(tag.to_be_bytes());
+        list.extend([lba.to_be_bytes(), blocks.to_be_bytes()].concat());
+        next = lba.wrapping_add(blocks);
+    }
+    let enabled = if input.once_in(2) { 0x20 } else { 0 };
+    list.extend([10, 10, 2, 0x10, 0, 0xC0 | enabled, 0, 0, 0, 0, 0, 0]);
+    let at = usize::from(input.u8());
+    if at < list.len() {
+        list[at] ^= input.u8();
+    }
+    list
 }
 
 /// A message of the control queue, and whether it may be none.
