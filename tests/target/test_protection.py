@@ -16,7 +16,8 @@ from tests.support.target import Target
 from tests.support.wait import until
 
 CHECK, ABORTED_COMMAND = 2, 0xB
-GUARD, REFERENCE_TAG = (0x10, 1), (0x10, 3)
+GUARD, APPLICATION_TAG, REFERENCE_TAG = (0x10, 1), (0x10, 2), (0x10, 3)
+MODE_PARAMETERS_CHANGED, CAPACITY_CHANGED = (0x2A, 1), (0x2A, 9)
 FLUSH = bytes([0x35, *bytes(9)])
 BLOCKS = 2048
 
@@ -370,7 +371,7 @@ def own(target: Target) -> Path:
     assert 'has no "dif_type" 2' in why
     target.rpc("bdev_lvol_create", lvol_name="v0", dif_type=1, **new)
     target.rpc("vhost_create_scsi_controller", ctrlr="vm")
-    target.add_lun("vm", "lvs0/v0")
+    target.add_lun("vm", "lvs0/v0", shareable=True)
     return file
 
 
@@ -436,3 +437,144 @@ def test_what_goes_bad_below_such_a_volume_is_told(target: Target, own: Path) ->
     target.add_lun("vm", "lvs0/c0")
     with guest(target) as vm:
         assert refused(vm, read, data_in_len=8 * 512) == (REFERENCE_TAG, LBA + 5)
+
+
+def tags_page(*ranges: tuple[int, int]) -> bytes:
+    """The Application Tag mode page: tags, and how many blocks have each, from block 0 on."""
+    page, lba = bytes([0x4A, 2, 0, 108]) + bytes(12), 0
+    for nth in range(4):
+        tag, blocks = ranges[nth] if nth < len(ranges) else (0, 0)
+        last = 0x80 if nth == max(len(ranges), 1) - 1 else 0
+        page += struct.pack(">B5xHQQ", last, tag, lba if blocks else 0, blocks)
+        lba += blocks
+    return page
+
+
+def select(vm: Initiator, *pages: bytes, target: int = 0) -> None:
+    """MODE SELECT(10) with SP."""
+    pages_of = bytes(8) + b"".join(pages)
+    cdb = bytes([0x55, 0x11, *bytes(5), *len(pages_of).to_bytes(2, "big"), 0])
+    answer = vm.cdb(cdb, data_out=pages_of, target=target)
+    assert answer["status"] == 0, answer
+
+
+def shown_tags(vm: Initiator, values: int = 0, target: int = 0) -> bytes:
+    """The page, current (0) or saved (3), as one that is set."""
+    cdb = bytes([0x1A, 8, values << 6 | 10, 2, 255, 0])
+    page: bytes = vm.cdb(cdb, data_in_len=255, target=target)["data_in"][4:116]
+    assert page[0] & 0x80, "PS"
+    return bytes([page[0] & 0x7F]) + page[1:]
+
+
+def control(*, tags: bool) -> bytes:
+    """The Control mode page, with ATMPE or without."""
+    return bytes([10, 10, 2, 0x10, 0, 0xE0 if tags else 0xC0, *bytes(6)])
+
+
+def attention(vm: Initiator, target: int = 0) -> list[tuple[int, int]]:
+    """The unit attentions that there are."""
+    found = []
+    while (answer := vm.cdb(bytes(6), target=target))["status"]:
+        assert answer["sense"][2] & 15 == 6
+        found.append((answer["sense"][12], answer["sense"][13]))
+    return found
+
+
+def test_application_tags_are_those_that_were_set_and_saved(target: Target, own: Path) -> None:
+    # Of the blocks of BOTH, the first four are to have one tag and the others another.
+    ranges = ((77, LBA + 4), (0x0B0B, 100))
+    target.rpc("vhost_create_scsi_controller", ctrlr="other")
+    target.add_lun("other", "lvs0/v0", shareable=True)
+    write, read = field(LBA, 8, 0x2A), field(LBA, 8, 0x28)
+    plain = bytes([0x28, 0, *LBA.to_bytes(4, "big"), 0, 0, 8, 0])
+    tagged = BOTH[: 4 * 520] + b"".join(
+        block + tuple_of(LBA + n, block, 0x0B0B) for n, block in enumerate(DATA[4:], 4)
+    )
+    with guest(target) as vm, Initiator(target.vhost_dir / "other") as other:
+        other.send("connect")
+        other.ready()
+        assert vm.cdb(bytes([0x12, 1, 0x86, 0, 64, 0]), data_in_len=64)["data_in"][4] == 7
+        select(vm, tags_page(*ranges), control(tags=True))
+        assert attention(other) == [MODE_PARAMETERS_CHANGED]
+        # On WRITE, and nothing of it is written.
+        assert refused(vm, write, data_out=BOTH) == (APPLICATION_TAG, LBA + 4)
+        # Without tuples it gets the tags, and so does what the other writes.
+        other.write(LBA, b"".join(DATA))
+        assert vm.cdb(read, data_in_len=len(BOTH))["data_in"] == tagged
+        # On READ: what was written unchecked, and what was damaged below, in file and area alike.
+        unchecked = bytes([0x2A, 0x60, *write[2:]])
+        assert vm.cdb(unchecked, data_out=BOTH)["status"] == 0
+        for cdb, length in ((plain, 8 * 512), (read, len(BOTH))):
+            assert refused(vm, cdb, data_in_len=length) == (APPLICATION_TAG, LBA + 4)
+            assert refused(other, cdb, data_in_len=length) == (APPLICATION_TAG, LBA + 4)
+        assert vm.cdb(write, data_out=tagged)["status"] == 0
+        assert vm.read(LBA, 8) == b"".join(DATA)
+        assert vm.cdb(FLUSH)["status"] == 0
+    # The page, saved, is there after a crash, and after an upgrade.
+    for again in ("crash", "upgrade"):
+        if again == "crash":
+            target.kill9()
+            target.start()
+        else:
+            target.upgrade()
+        with guest(target) as vm:
+            assert shown_tags(vm) == shown_tags(vm, 3) == tags_page(*ranges)
+            assert refused(vm, write, data_out=BOTH) == (APPLICATION_TAG, LBA + 4)
+            assert vm.cdb(read, data_in_len=len(tagged))["data_in"] == tagged
+    # Closed in order, so that what differs is damage, a tag in the volume's area.
+    target.restart()
+    content = own.read_bytes()
+    its = content.index(bytes(~byte & 0xFF for byte in tagged[5 * 520 + 512 : 6 * 520]))
+    with own.open("r+b") as opened:
+        opened.seek(its + 3)
+        opened.write(bytes([content[its + 3] ^ 1]))
+    with guest(target) as vm:
+        assert refused(vm, plain, data_in_len=8 * 512) == (APPLICATION_TAG, LBA + 5)
+        select(vm, control(tags=False))
+        assert vm.read(LBA, 8) == b"".join(DATA)
+
+
+def test_application_tags_are_of_the_blocks_that_there_are(target: Target, own: Path) -> None:
+    """A volume that is made smaller shows less of its ranges, and a larger one none beyond them."""
+    blocks = 32768
+    ranges = ((1, 1000), (2, blocks - 1000))
+    with guest(target) as vm:
+        select(vm, tags_page(*ranges), control(tags=True))
+        vm.write(blocks - 4, stamped(1, 4))
+        target.rpc("bdev_lvol_resize", name="lvs0/v0", size_in_mib=8)
+        assert sorted(attention(vm)) == [MODE_PARAMETERS_CHANGED, CAPACITY_CHANGED]
+        assert shown_tags(vm) == tags_page((1, 1000), (2, blocks // 2 - 1000))
+        target.rpc("bdev_lvol_resize", name="lvs0/v0", size_in_mib=32)
+        assert sorted(attention(vm)) == [MODE_PARAMETERS_CHANGED, CAPACITY_CHANGED]
+        assert shown_tags(vm) == tags_page(*ranges)
+        vm.write(blocks - 4, stamped(2, 8))
+        answer = vm.cdb(field(blocks - 4, 8, 0x28), data_in_len=8 * 520)
+        found = [answer["data_in"][n * 520 + 514 : n * 520 + 516] for n in range(8)]
+        assert found == [bytes([0, 2])] * 4 + [bytes(2)] * 4
+        # Growth alone changes nothing of the page.
+        target.rpc("bdev_lvol_resize", name="lvs0/v0", size_in_mib=40)
+        assert attention(vm) == [CAPACITY_CHANGED]
+
+
+def test_a_volume_on_a_disk_with_tuples_compares_application_tags(
+    target: Target, volume: Path
+) -> None:
+    """The disk below knows nothing of them, and has other numbers for the blocks."""
+    ranges = ((77, LBA + 6), (0x0B0B, 2))
+    with guest(target) as vm:
+        select(vm, tags_page(*ranges), control(tags=True))
+        # Over the end of a cluster, where it is cut.
+        assert refused(vm, field(LBA, 8, 0x2A), data_out=BOTH) == (APPLICATION_TAG, LBA + 6)
+        vm.write(LBA, b"".join(DATA))
+        read = vm.cdb(field(LBA, 8, 0x28), data_in_len=len(BOTH))["data_in"]
+        assert read[: 6 * 520] == BOTH[: 6 * 520]
+        assert read[6 * 520 + 514 : 6 * 520 + 516] == bytes([0x0B, 0x0B])
+        # The same blocks as a snapshot has them, of a volume that is another one.
+        target.rpc("bdev_lvol_snapshot", lvol_name="lvs0/v0", snapshot_name="s0")
+        vm.write(LBA + 5, DATA[0] + DATA[1])
+        (at,) = places(volume, DATA[1])[1:]
+        block = bytearray(block_of(volume, at))
+        block[515] ^= 1
+        put(volume, at, bytes(block))
+        plain = bytes([0x28, 0, *LBA.to_bytes(4, "big"), 0, 0, 8, 0])
+        assert refused(vm, plain, data_in_len=8 * 512) == (APPLICATION_TAG, LBA + 6)
