@@ -196,3 +196,43 @@ def test_a_guest_without_it_is_told_as_well(target: Target, boot: BootGuest) -> 
     assert "1+0 records out" not in read(guest, name, 77, 1)
     assert "1+0 records out" not in read(guest, name, 900, 1)
     assert "1+0 records out" in read(guest, name, 901, 1)
+
+
+@pytest.mark.nightly
+def test_application_tags_that_a_guest_sets(target: Target, boot: BootGuest) -> None:
+    """Linux gives its blocks tag 0: where another one is to be, its writes are refused."""
+    make(target, 1, 1)
+    make_own(target, 2, 1)
+    guest = boot(extra=T10_PI)
+    half = 8 * MIB // 512
+    page = bytes([0x4A, 2, 0, 108]) + bytes(12)
+    page += struct.pack(">B5xHQQ", 0, 0, 0, half) + struct.pack(">B5xHQQ", 0x80, 0x1234, half, half)
+    page += bytes(48)
+    contents = ",".join(f"{byte:02x}" for byte in page)
+    control = "0a,0a,02,10,00,e0,00,00,00,00,00,00"  # ATMPE
+    for number in (1, 2):
+        name = disk(guest, number)
+        guest.run(f"sg_wr_mode --page=a,2 --contents={contents} --save /dev/{name}")
+        guest.run(f"sg_wr_mode --page=a --contents={control} --save /dev/{name}")
+        assert "12 34" in guest.run(f"sg_modes --page=0xa,2 --hex /dev/{name}")
+
+        def write(lba: int, name: str = name) -> str:
+            there = f"of=/dev/{name} bs=4k count=1 seek={lba * 512} oflag=direct,seek_bytes"
+            return guest.run(f"dd if=/dev/urandom {there}", check=False)
+
+        assert "1+0 records out" in write(half - 8)
+        assert "1+0 records out" in read(guest, name, half - 8)
+        assert ILSEQ in write(half)
+        # Nobody has written there, and without tuples the target gives blocks the tag.
+        assert "1+0 records out" in read(guest, name, half)
+        guest.run("head -c 512 /dev/urandom > /tmp/block")
+        cdb = " ".join(re.findall("..", f"2a00{half:08x}00000100"))
+        guest.run(f"sg_raw --send=512 --infile=/tmp/block /dev/{name} {cdb}")
+        assert "1+0 records out" in read(guest, name, half, 1)
+        cdb = " ".join(re.findall("..", f"2a60{half:08x}00000100"))
+        guest.run("head -c 520 /dev/zero > /tmp/both")
+        guest.run(f"sg_raw --send=520 --infile=/tmp/both /dev/{name} {cdb}")
+        assert ILSEQ in read(guest, name, half, 1)
+        cdb = " ".join(re.findall("..", f"2820{half:08x}00000100"))
+        words = guest.run(f"sg_raw -r 520 /dev/{name} {cdb}", check=False)
+        assert "Logical block application tag check failed" in words, words

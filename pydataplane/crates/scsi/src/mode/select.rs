@@ -113,7 +113,10 @@ impl List {
                 CONTROL if subpage == 0 => {
                     now.descriptor_sense = asked[2] & 0x04 != 0;
                     now.write_protected = asked[4] & 0x08 != 0;
-                    now.tags_enabled = asked[5] & 0x20 != 0;
+                    // A unit that shows no tags leaves those of others.
+                    if unit.protection.is_some() {
+                        now.tags_enabled = asked[5] & 0x20 != 0;
+                    }
                 }
                 // What lies beyond the end and is not shown stays, unless something is changed.
                 CONTROL if subpage == APPLICATION_TAG && asked[head..] != present[head..] => {

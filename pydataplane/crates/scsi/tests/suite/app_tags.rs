@@ -395,6 +395,10 @@ fn a_change_is_told_to_others_and_counts_for_them() {
     larger.run(&[0x1A, 8, 10, 2, 255, 0], &[], 255).invalid_cdb(3, None);
     assert_eq!(larger.run(&[0x1A, 8, 10, 0, 255, 0], &[], 255).good()[4 + 5], 0x40);
     larger.run(&cdb10(0x28, 0, 4, 2), &[], 8192).good();
+    let swp = [10, 10, 2, 0x10, 8, 0x40, 0, 0, 0, 0, 0, 0];
+    assert_eq!(select(&mut larger, PF, &[&swp]), GOOD);
+    assert_eq!(other.run(&[0; 6], &[], 0).sense(), CHANGED);
+    assert_eq!(sense(&mut other, 0, 0)[5], 0xC0 | ATMPE);
 }
 
 #[test]
