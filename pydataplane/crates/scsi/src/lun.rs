@@ -229,31 +229,12 @@ impl Lun {
                 }
                 self.shared.changes(lba, blocks);
             }
+            // Application tags are compared and made by the device.
             let submitted = match task.job.kind {
-                Kind::Protected(op, protect) if io.op == op => {
-                    let tags = self.app_tags(&io);
-                    self.channel.submit_protected(&io, &protect.of(op, task, tags))
+                Kind::Direct(_) if !self.shared.has_mode(Modes::APPLICATION_TAGS) => {
+                    self.channel.submit(&io)
                 }
-                Kind::Checked(checks) if io.op == Op::Read => {
-                    let with = Protect::of_checks(checks, self.app_tags(&io));
-                    self.channel.submit_protected(&io, &with)
-                }
-                Kind::FillLike(tuple) if io.op == Op::Write => {
-                    // It was checked, as far as it was to be.
-                    let with = Protected::new(Tuples::Like(tuple), Checks::NONE);
-                    let with = with.tagged(self.app_tags(&io));
-                    self.channel.submit_protected(&io, &with)
-                }
-                // The device compares and makes tuples itself.
-                _ if self.shared.has_mode(Modes::APPLICATION_TAGS) => self.submit_tagged(&io),
-                // Of a COMPARE AND WRITE, which has compared.
-                Kind::WriteBounced if task.job.exclusive && io.op == Op::Write => {
-                    self.channel.submit_if(&io, &task.data_out)
-                }
-                Kind::Fill if io.op == Op::Write && self.channel.same_at_once() > 0 => {
-                    self.channel.submit_same(&io)
-                }
-                _ => self.channel.submit(&io),
+                _ => self.submit(task, &io),
             };
             let stepped = match submitted {
                 Submit::Pending => return Outcome::Pending,
@@ -282,8 +263,32 @@ impl Lun {
         self.give_way(task)
     }
 
-    /// The application tags that the blocks of an I/O are to have.
+    /// Submits an I/O of the task that is more than blocks between the initiator's buffers and the medium.
     #[cold]
+    fn submit(&mut self, task: &Task, io: &Io) -> Submit {
+        let moves = matches!(io.op, Op::Read | Op::Write);
+        let tags = if moves { self.app_tags(io) } else { AppTags::NONE };
+        let with = match task.job.kind {
+            Kind::Protected(op, protect) if io.op == op => protect.of(op, task, tags),
+            Kind::Checked(checks) if io.op == Op::Read => Protect::of_checks(checks, tags),
+            // It was checked, as far as it was to be.
+            Kind::FillLike(tuple) if io.op == Op::Write => {
+                Protected::new(Tuples::Like(tuple), Checks::NONE).tagged(tags)
+            }
+            _ if !tags.is_none() => Protected::PLAIN.tagged(tags),
+            // Of a COMPARE AND WRITE, which has compared.
+            Kind::WriteBounced if task.job.exclusive && io.op == Op::Write => {
+                return self.channel.submit_if(io, &task.data_out);
+            }
+            Kind::Fill if io.op == Op::Write && self.channel.same_at_once() > 0 => {
+                return self.channel.submit_same(io);
+            }
+            _ => return self.channel.submit(io),
+        };
+        self.channel.submit_protected(io, &with)
+    }
+
+    /// The application tags that the blocks of an I/O are to have.
     fn app_tags(&mut self, io: &Io) -> AppTags {
         if !self.shared.has_mode(Modes::APPLICATION_TAGS) {
             return AppTags::NONE;
@@ -294,18 +299,6 @@ impl Lun {
         }
         // Where there are any, the unit's blocks are the bdev's.
         self.app_tags.1.of(io.lba, io.blocks)
-    }
-
-    /// Submits an I/O without tuples to a unit whose blocks have application tags.
-    #[cold]
-    fn submit_tagged(&mut self, io: &Io) -> Submit {
-        let tags = self.app_tags(io);
-        match io.op {
-            Op::Read | Op::Write if !tags.is_none() => {
-                self.channel.submit_protected(io, &Protected::PLAIN.tagged(tags))
-            }
-            _ => self.channel.submit(io),
-        }
     }
 
     /// Whether the task [may not be done a second time](Task::is_unrepeatable) some time: then it is not only
