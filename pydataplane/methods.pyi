@@ -2248,6 +2248,7 @@ class Rpc(ABC):
         device: bool | None = ...,
         parked: bool | None = ...,
         read_only: bool | None = ...,
+        shareable: bool | None = ...,
     ) -> NewExport: ...
 
     # Take the file of a bdev away. Refused while it is open, after a wait of 2 s.

@@ -96,6 +96,12 @@ impl Disk {
         self.image.resize(bytes)
     }
 
+    /// Takes over the size that the image has now, which another client may have changed, and tells of it. Waits
+    /// for the cluster as long as that takes.
+    pub fn look_again(&self) {
+        self.image.look_again();
+    }
+
     /// Tells when the image is closed, some time after the bdev and its channels are gone.
     pub fn closing(&self) -> Closing {
         self.image.closing()

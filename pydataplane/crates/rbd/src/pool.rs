@@ -418,7 +418,13 @@ impl Pool {
     /// Notes what a new image is to have, or removes it.
     fn noted(&self, image: &str, notes: &Notes) -> Result<(), Error> {
         let note = || self.opened(image, None, true)?.note(None, notes);
-        if notes.is_empty() { Ok(()) } else { note().inspect_err(|_| _ = self.remove(image)) }
+        let failed = |why: &Error| {
+            // Another host has deleted it, and may have made one of its own.
+            if why.errno() != libc::ENOENT {
+                _ = self.remove(image);
+            }
+        };
+        if notes.is_empty() { Ok(()) } else { note().inspect_err(failed) }
     }
 
     /// Gives an image a new size, in bytes.
@@ -454,7 +460,10 @@ impl Pool {
         let path = self.path(image);
         check(removed, || match -removed {
             libc::ENOTEMPTY => {
-                format!("image {path} has snapshots, which go first; it is not deleted")
+                format!(
+                    "image {path} has snapshots, or deleted ones whose clones are left (`rbd children --all \
+                     {path}` tells), which go first; it is not deleted"
+                )
             }
             libc::EBUSY => format!(
                 "image {path} is not deleted: a client has it open, or snapshots of it still have clones \

@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::errors;
 use crate::pools::{CALL_TIMEOUT, DATA_TIMEOUT, LIST_TIMEOUT, Pool};
 use lvol::{LvolInfo, LvolOptions, Lvstores, NewLvol, Range, Ranges};
-use rbd::{Notes, Volume};
+use rbd::{Disk, Notes, Volume};
 use rpc::{Errno, Error};
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -279,9 +279,17 @@ impl Store for PoolStore<'_> {
     }
 
     fn resize(&self, name: &str, size: u64) -> Result<(), Error> {
-        let Volume { image, .. } = self.image(name)?;
+        let Volume { image, uuid, .. } = self.image(name)?;
         let (of, size) = (image.clone(), self.rounded(size));
-        self.pool.call(DATA_TIMEOUT, move |pool| pool.resize(&of, size))?;
+        let disk = self.app.registry.get_as::<Disk>(&uuid.to_string());
+        self.pool.call(DATA_TIMEOUT, move |pool| {
+            pool.resize(&of, size)?;
+            // The caller looks at the bdev next.
+            if let Some(disk) = disk {
+                disk.look_again();
+            }
+            Ok(())
+        })?;
         self.pool.look(&image, CALL_TIMEOUT).map(drop)
     }
 

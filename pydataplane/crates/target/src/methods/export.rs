@@ -31,6 +31,10 @@ struct Create {
     /// has it
     #[serde(default)]
     block_size: Option<u32>,
+    /// Of a volume of a pool of Ceph: other hosts may write to it, too, where each asks for it; else it is
+    /// locked for this one. Default: false
+    #[serde(default)]
+    shareable: Option<bool>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -130,6 +134,7 @@ fn create(app: &App, mut p: Create) -> Result<Created, Error> {
     p.bdev_name = bdev.name().to_owned();
     p.read_only = p.read_only.filter(|read_only| *read_only);
     p.device = p.device.filter(|device| *device);
+    p.shareable = p.shareable.filter(|shareable| *shareable);
     let now = app.exports.list().into_iter().find(|e| e.bdev_name == p.bdev_name);
     p.parked = now.map(|export| export.parked).filter(|parked| *parked);
     app.config().record("virtlun_export_create", &p);
