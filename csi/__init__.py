@@ -22,5 +22,8 @@ It never talks to libvirt, and never touches an I/O.
 
 DRIVER_NAME = "csi.virtlun.dev"
 TOPOLOGY_KEY = f"{DRIVER_NAME}/node"
+POOL_KEY = f"{DRIVER_NAME}/pool-"
+"""Begins the topology key of a pool of Ceph, before its UUID: nodes that have it say POOL_VALUE."""
+POOL_VALUE = "true"
 POD = "csi.storage.k8s.io/pod."
 """Begins the keys by which kubelet tells of the pod in a volume context (podInfoOnMount)."""

@@ -110,8 +110,12 @@ class Contents:
             with self._locks.hold(hidden):
                 snapshot = self._snapshots.take_hidden(hidden, source)
                 formatting = self._volumes.formatting(identifier)
-                with self._volumes.room.promise(owner.read(), store, size):
-                    self._clone(snapshot, owner, size, store, formatting=formatting)
+                try:
+                    with self._volumes.room.promise(owner.read(), store, size):
+                        self._clone(snapshot, owner, size, store, formatting=formatting)
+                finally:
+                    if store.is_pool:
+                        self._snapshots.delete_hidden(hidden)
 
     def _missing(self, kind: str, identifier: str) -> Failure:
         """Returns why a source is not here."""
@@ -159,7 +163,7 @@ class Contents:
                 f"volume {owner.name} cannot have {size} bytes: what it is made of has "
                 f"{source.size}; ask for as many at least",
             )
-        if asked.thin != "true" and size > store.free:
+        if asked.thin != "true" and size > store.free and store.tells_room:
             raise _no_room(owner, size, store, self._lvols.node)
         return size
 
@@ -174,6 +178,7 @@ class Contents:
         if size > of.size or owner.read().thin != "true":
             xattrs[UNFINISHED_XATTR] = str(size)
         name = lvol_name(owner.name, handle)
+        self._volumes.clear_remnant(handle, store, name)
         client = self._lvols.at(handle).client
         try:
             client.call(

@@ -1,14 +1,16 @@
 """The Controller service: volumes of this node's targets, and snapshots of them.
 
 Every node runs its own (external-provisioner with --node-deployment), so a volume is always made
-where the claim is used, and no central daemon takes part.
+where the claim is used, and no central daemon takes part. Volumes of a pool of Ceph any node that
+has the pool makes, grows and deletes, and several may at once: what a handle names is the same for
+all, and Ceph makes an image of a name once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from csi import DRIVER_NAME, TOPOLOGY_KEY, contents
+from csi import DRIVER_NAME, POOL_KEY, POOL_VALUE, TOPOLOGY_KEY, contents
 from csi.capabilities import SHARED_BLOCK, check_all, problem
 from csi.contents import Contents
 from csi.errors import Code, Failure, invalid
@@ -67,7 +69,6 @@ class Controller(SnapshotController):
         check_all(request.volume_capabilities, face=parameters.face)
         if request.mutable_parameters:
             raise invalid("a VolumeAttributesClass is not supported yet: leave it out of the claim")
-        self._check_topology(request.accessibility_requirements)
         source = request.volume_content_source
         content = contents.written(source) if request.HasField("volume_content_source") else ""
         owner = Owner(
@@ -77,7 +78,8 @@ class Controller(SnapshotController):
             for known in self._volumes.known(request.name):
                 with self._locks.hold(known):
                     pass  # told at once where it is in use, also while the target does not answer
-            store = self._volumes.lvols.lvstore(parameters.lvstore)
+            store = self._store(parameters)
+            self._check_topology(request.accessibility_requirements, store)
             handle = self._volumes.handle(request.name, store)
             with self._locks.hold(handle):
                 if content:
@@ -86,7 +88,8 @@ class Controller(SnapshotController):
                     found = self._create_empty(handle, owner, request.capacity_range, store)
                 _check_same(found, owner, request.capacity_range)
         shared = any(one.access_mode.mode in SHARED_BLOCK for one in request.volume_capabilities)
-        if shared and owner.claim and self._waiting:  # KubeVirt takes such a claim for migratable
+        on_one_node = shared and not store.is_pool
+        if on_one_node and owner.claim and self._waiting:  # KubeVirt takes it for migratable
             self._waiting.tell(
                 owner.claim,
                 "OneNode",
@@ -94,6 +97,21 @@ class Controller(SnapshotController):
                 "other node can have it, and a virtual machine with it cannot be migrated",
             )
         return pb.CreateVolumeResponse(volume=self._describe(found))
+
+    def _store(self, parameters: Parameters) -> Lvstore:
+        """Returns what a class's volumes come from.
+
+        Raises:
+            Failure: RESOURCE_EXHAUSTED, it is not on this node; INVALID_ARGUMENT, it has no such
+                volumes.
+        """
+        store = self._volumes.lvols.lvstore(parameters.lvstore)
+        if store.is_pool and parameters.encryption_key:
+            raise invalid(
+                f"StorageClass parameter encryptionKey: volumes of the pool {store.name} of Ceph "
+                "are not encrypted by the target; leave it out"
+            )
+        return store
 
     def _create_empty(
         self, handle: str, owner: Owner, wanted: pb.CapacityRange, store: Lvstore
@@ -180,16 +198,18 @@ class Controller(SnapshotController):
         """
         if parameters is None:
             stores = self._volumes.targets.lvstores()
-            free = max((store.free for store in stores), default=0)
+            known = (store.free for store in stores if store.tells_room)
+            free = max(known, default=0)
             return free, free
         try:
-            store = self._volumes.lvols.lvstore(parameters.lvstore)
+            store = self._store(parameters)
         except Failure as error:
-            if error.code is Code.FAILED_PRECONDITION and asked and self._waiting:
+            final = error.code in (Code.FAILED_PRECONDITION, Code.INVALID_ARGUMENT)
+            if final and asked and self._waiting:
                 self._waiting.tell(asked, "CannotProvision", f"no volume is made here: {error}")
             store = None
         room = self._volumes.room.left(parameters, store) if store else 0
-        largest = min(room, store.total) if store else 0
+        largest = min(room, store.total) if store and store.tells_room else room
         if self._waiting and asked:
             self._waiting.asked(asked, parameters.pool, largest)
         elif self._waiting:
@@ -220,7 +240,8 @@ class Controller(SnapshotController):
             if self._volumes.find(request.volume_id) is None:
                 return self._expand_elsewhere(request)
             grown = self._volumes.grow(request.volume_id, request.capacity_range)
-            used = self._volumes.has_kernel_face(request.volume_id)
+            # Of a pool's another node may have it.
+            used = bool(grown.pool) or self._volumes.has_kernel_face(request.volume_id)
         return pb.ControllerExpandVolumeResponse(
             capacity_bytes=grown.size, node_expansion_required=used
         )
@@ -230,16 +251,26 @@ class Controller(SnapshotController):
     ) -> pb.ControllerExpandVolumeResponse:
         """Leaves growth to the node that has the volume; NOT_FOUND if there is none."""
         node = self._node_of(request.volume_id)
-        if node in (None, self._node):
+        in_pool_here = node == "" and self._volumes.lvols.stores_of(request.volume_id)
+        if node in (None, self._node) or in_pool_here:
             raise self._volumes.missing(request.volume_id)
         return pb.ControllerExpandVolumeResponse(
             capacity_bytes=wanted_bytes(request.capacity_range), node_expansion_required=True
         )
 
-    def _check_topology(self, wanted: pb.TopologyRequirement) -> None:
+    def _check_topology(self, wanted: pb.TopologyRequirement, store: Lvstore) -> None:
         """Raises RESOURCE_EXHAUSTED if a volume of this node cannot be used where it is wanted."""
         nodes = [topology.segments.get(TOPOLOGY_KEY) for topology in wanted.requisite]
-        if nodes and self._node not in nodes:
+        if store.is_pool:
+            key = f"{POOL_KEY}{store.uuid}"
+            if nodes and not any(key in topology.segments for topology in wanted.requisite):
+                raise Failure(
+                    Code.RESOURCE_EXHAUSTED,
+                    f"the volume is wanted on {', '.join(map(str, nodes))}, without the pool "
+                    f"{store.name} when the driver began there: add the pool to the target there, "
+                    "then start the driver anew",
+                )
+        elif nodes and self._node not in nodes:
             raise Failure(
                 Code.RESOURCE_EXHAUSTED,
                 f"the volume is wanted on {', '.join(map(str, nodes))}, "
@@ -247,12 +278,15 @@ class Controller(SnapshotController):
             )
 
     def _describe(self, owned: Owned) -> pb.Volume:
+        place = {TOPOLOGY_KEY: self._node}
+        if owned.volume.pool:
+            place = {f"{POOL_KEY}{owned.volume.pool}": POOL_VALUE}
         return pb.Volume(
             volume_id=owned.volume.uuid,
             capacity_bytes=owned.volume.size,
             volume_context=owned.parameters.context(),
             content_source=contents.read(owned.owner.content),
-            accessible_topology=[pb.Topology(segments={TOPOLOGY_KEY: self._node})],
+            accessible_topology=[pb.Topology(segments=place)],
         )
 
 

@@ -18,6 +18,7 @@ from csi.proto import csi_pb2 as pb
 from csi.snapshotcontroller import check_name, check_parameters, described
 from csi.snapshots import OwnedSnapshot, OwnedSnapshots
 from csi.volumes import Owned, OwnedVolumes
+from pydataplane.lvstores import Lvstore
 
 Rpc = pb.GroupControllerServiceCapability.RPC
 VOLUMES_MAX = 256
@@ -69,11 +70,11 @@ class GroupController:
     def _named(self, name: str) -> list[OwnedSnapshot]:
         """Returns the snapshots of the group of this name, in whichever lvstore."""
         stores = self._lvols.targets.lvstores()
-        groups = (self._id(store.uuid, name) for store in stores)
+        groups = (self._id(store, name) for store in stores)
         return next((found for group in groups if (found := self._snapshots.of_group(group))), [])
 
-    def _id(self, lvstore: str, name: str) -> str:
-        return handles.make(lvstore, self._lvols.node, name, handles.GROUPS)
+    def _id(self, store: Lvstore, name: str) -> str:
+        return handles.make(store.uuid, self._lvols.node_in(store), name, handles.GROUPS)
 
     def _take(self, name: str, wanted: list[str]) -> list[OwnedSnapshot]:
         with ExitStack() as held:
@@ -84,15 +85,24 @@ class GroupController:
             numbered = [(f"{name}-{number}", each) for number, each in enumerate(sources, 1)]
             return self._snapshots.take_together(numbered, group)
 
-    def _lvstore_of(self, sources: list[Owned]) -> str:
-        """Returns the UUID of the lvstore that all volumes are in."""
+    def _lvstore_of(self, sources: list[Owned]) -> Lvstore:
+        """Returns the lvstore that all volumes are in.
+
+        Raises:
+            Failure: FAILED_PRECONDITION, there is none, or no snapshots are taken together there.
+        """
         names = sorted({each.volume.lvstore for each in sources})
         if len(names) > 1:
             raise precondition(
                 f"the volumes are in the lvstores {', '.join(names)}: snapshots are taken together "
                 "in one lvstore; take one group in each"
             )
-        return self._lvols.at(sources[0].volume.uuid).lvstore(names[0]).uuid
+        if sources[0].volume.pool and len(sources) > 1:
+            raise precondition(
+                f"the volumes are in the pool {names[0]} of Ceph, where snapshots of several are "
+                "not of one instant: take one of each"
+            )
+        return self._lvols.at(sources[0].volume.uuid).lvstore(names[0])
 
     def delete_volume_group_snapshot(
         self, request: pb.DeleteVolumeGroupSnapshotRequest

@@ -30,11 +30,19 @@ class Lvols:
         self.targets = targets
         self.node = node
 
+    def node_in(self, store: Lvstore) -> str:
+        """Returns the node that handles in an lvstore are made of; none in a pool of Ceph.
+
+        There every node makes the same of the same name.
+        """
+        return "" if store.is_pool else self.node
+
     def lvstore(self, name: str) -> Lvstore:
         """Returns an lvstore that a class names.
 
         Raises:
-            Failure: RESOURCE_EXHAUSTED, this node has none of that name; another one may.
+            Failure: RESOURCE_EXHAUSTED, this node has no lvstore or pool of Ceph of that name;
+                another one may.
                 FAILED_PRECONDITION, several of its targets have one.
         """
         try:
@@ -43,7 +51,7 @@ class Lvols:
             raise Failure(
                 Code.RESOURCE_EXHAUSTED,
                 f"node {self.node} has no lvstore {name}: make one with `virtlun lvstore create`, "
-                "or name another in the StorageClass",
+                "or name another in the StorageClass; a pool of Ceph comes with `virtlun pool add`",
             ) from error
 
     def at(self, handle: str) -> Volumes:
@@ -95,8 +103,8 @@ class Lvols:
         return Failure(
             Code.UNAVAILABLE,
             f"the lvstore of {kind} {handle} is not loaded on node {self.node}: see `virtlun "
-            "lvstore list` there and load it with `virtlun lvstore import`; if it is lost for "
-            f"good, {RETAIN[kind]}",
+            "lvstore list` there and load it with `virtlun lvstore import` (a pool of Ceph: "
+            f"`virtlun pool add`); if it is lost for good, {RETAIN[kind]}",
         )
 
 

@@ -13,8 +13,8 @@ from typing import TypeVar
 import structlog
 from google.protobuf.message import Message
 
-from csi import POD, TOPOLOGY_KEY, capabilities, mounts, sysblock
-from csi.capabilities import FILE_SYSTEMS, Mode, check
+from csi import POD, POOL_KEY, POOL_VALUE, TOPOLOGY_KEY, capabilities, mounts, sysblock
+from csi.capabilities import FILE_SYSTEMS, SHARED_BLOCK, Mode, check
 from csi.errors import Code, Failure, invalid, not_found, precondition
 from csi.host import Host
 from csi.host.local import LocalHost
@@ -146,7 +146,8 @@ class Node:
             device = self._stage(owned, staging, request.volume_capability)
             read_only = _read_only(request)
             if request.volume_capability.HasField("block"):
-                self._publish_block(owned, target, read_only=read_only)
+                shared = _shared(request.volume_capability)
+                self._publish_block(owned, target, read_only=read_only, shared=shared)
             else:
                 self._publish_mount(owned, device, staging, target, read_only=read_only)
         return pb.NodePublishVolumeResponse()
@@ -265,11 +266,19 @@ class Node:
         )
 
     def node_get_info(self, _: pb.NodeGetInfoRequest) -> pb.NodeGetInfoResponse:
-        """Tells which node this is."""
+        """Tells which node this is, and which pools of Ceph it has.
+
+        A pool that its target gets later, or does not tell of now, no other node's pods are sent
+        here for before the driver begins anew.
+        """
+        segments = {TOPOLOGY_KEY: self._node}
+        for store in self._volumes.targets.lvstores():
+            if store.is_pool:
+                segments[f"{POOL_KEY}{store.uuid}"] = POOL_VALUE
         return pb.NodeGetInfoResponse(
             node_id=self._node,
             max_volumes_per_node=self._max_volumes,
-            accessible_topology=pb.Topology(segments={TOPOLOGY_KEY: self._node}),
+            accessible_topology=pb.Topology(segments=segments),
         )
 
     def _underway(self, what: str, request: Message, work: Callable[[], Answer]) -> Answer:
@@ -300,7 +309,9 @@ class Node:
         """Makes sure that the volume has a working device, mounted at `staging` if it is to be."""
         handle, parameters = owned.volume.uuid, owned.parameters
         present = self._devices.device(handle)
-        device = self._devices.attach(handle, block_size=int(parameters.block_size))
+        device = self._devices.attach(
+            handle, block_size=int(parameters.block_size), shared=_shared(capability)
+        )
         if capability.HasField("block"):
             return device
         try:
@@ -347,10 +358,12 @@ class Node:
         self._host.make(handle, device, fs_type)
         self._volumes.set_formatting(handle, begun=False)
 
-    def _publish_block(self, owned: Owned, target: Path, *, read_only: bool) -> None:
+    def _publish_block(self, owned: Owned, target: Path, *, read_only: bool, shared: bool) -> None:
         """Makes the device appear at a path, in place of a dead one if need be."""
         handle, block_size = owned.volume.uuid, int(owned.parameters.block_size)
-        device = self._devices.attach(handle, read_only=read_only, block_size=block_size)
+        device = self._devices.attach(
+            handle, read_only=read_only, block_size=block_size, shared=shared
+        )
         present = mounts.at(target)
         if present is not None and present.root == f"/{device.name}":
             return
@@ -429,6 +442,11 @@ class Node:
         devices = [device for device in found if device is not None]
         users = {mount.target for device in devices for mount in mounts.of_device(device)}
         return users | self._vhost.mounted(handle)
+
+
+def _shared(capability: pb.VolumeCapability) -> bool:
+    """Whether other nodes may have the volume, too, where it is an image of a pool of Ceph."""
+    return capability.access_mode.mode in SHARED_BLOCK
 
 
 def _read_only(request: pb.NodePublishVolumeRequest) -> bool:

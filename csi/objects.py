@@ -14,7 +14,7 @@ from typing import Any
 
 from lightkube.utils.quantity import parse_quantity
 
-from csi import DRIVER_NAME, TOPOLOGY_KEY
+from csi import DRIVER_NAME, POOL_KEY, TOPOLOGY_KEY
 
 Object = Mapping[str, Any]
 """An object as JSON."""
@@ -51,6 +51,8 @@ class PersistentVolume:
     claim: tuple[str, str] | None
     """Namespace and name of the claim that it is reserved for."""
     deleting: bool
+    in_pool: bool = False
+    """Whether it is an image of a pool of Ceph, which every node that has the pool can use."""
 
     @property
     def ours(self) -> bool:
@@ -72,6 +74,7 @@ class PersistentVolume:
             quantity=quantity,
             block=spec.get("volumeMode") == "Block",
             node=_tied_to(spec),
+            in_pool=any(each["key"].startswith(POOL_KEY) for each in _places(spec)),
             claim=(claim["namespace"], claim["name"]) if claim else None,
             deleting="deletionTimestamp" in found["metadata"],
         )
@@ -226,12 +229,17 @@ def quantity_bytes(text: str) -> int:
 
 def _tied_to(spec: Object) -> str | None:
     """Returns the node of ours that a volume's affinity names, if it is exactly one."""
-    required = (spec.get("nodeAffinity") or {}).get("required") or {}
     nodes = {
         value
-        for term in required.get("nodeSelectorTerms") or ()
-        for each in term.get("matchExpressions") or ()
+        for each in _places(spec)
         if each["key"] == TOPOLOGY_KEY and each["operator"] == "In"
         for value in each.get("values") or ()
     }
     return nodes.pop() if len(nodes) == 1 else None
+
+
+def _places(spec: Object) -> list[Object]:
+    """Returns all that a volume's affinity asks of its node's labels."""
+    required = (spec.get("nodeAffinity") or {}).get("required") or {}
+    terms = required.get("nodeSelectorTerms") or ()
+    return [each for term in terms for each in term.get("matchExpressions") or ()]

@@ -35,9 +35,12 @@ class Parameters(BaseModel):
     )
 
     lvstore: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
-    """Name of the lvstore on the node that volumes come from; a UUID is taken as well."""
+    """Name of the lvstore on the node that volumes come from, or of the pool of Ceph, in which any
+    node that has it makes them; a UUID is taken as well."""
     thin: Literal["true", "false"] = "false"
-    """Take space when it is written to, instead of all at once."""
+    """Take space when it is written to, instead of all at once. Volumes of a pool of Ceph do in any
+    case; there it says that what is made of a snapshot or volume shares its data, and keeps it from
+    being deleted, instead of being a copy."""
     overcommit: str | None = Field(default=None, pattern=r"^[1-9][0-9]{0,3}(\.[0-9]{1,2})?$")
     """For thin volumes: how many times its size the volumes of an lvstore may have together, thick
     ones included, such as 1.5. Without it there is no limit, and a class's capacity is what is
@@ -76,7 +79,9 @@ class Parameters(BaseModel):
 
     def promised_most(self, store: Lvstore) -> int | None:
         """Returns the bytes that all volumes of an lvstore may have; None for no limit."""
-        return None if self.overcommit is None else int(Decimal(self.overcommit) * store.total)
+        if self.overcommit is None or not store.tells_room:
+            return None
+        return int(Decimal(self.overcommit) * store.total)
 
     def kept(self) -> str:
         """Returns the text that the volume keeps; equal for equal parameters."""

@@ -15,9 +15,12 @@ from csi.targets import Targets
 from pydataplane.lvstores import Lvstore
 from pydataplane.volumes import Volumes
 
+UNKNOWN_BYTES = 1 << 60
+"""The room of a pool of Ceph whose cluster does not tell it: no claim waits for that."""
+
 
 class Room:
-    """The room of one node's lvstores."""
+    """The room of one node's lvstores, and of its pools of Ceph."""
 
     def __init__(self, targets: Targets, node: str) -> None:
         """Asks `targets`, those of `node`."""
@@ -28,6 +31,8 @@ class Room:
 
     def left(self, parameters: Parameters, store: Lvstore) -> int:
         """Returns the bytes that volumes of a class can still get from an lvstore together."""
+        if not store.tells_room:
+            return UNKNOWN_BYTES
         most = parameters.promised_most(store)
         if most is None or store.free == 0:
             return store.free

@@ -4,6 +4,10 @@ Nothing prevents a snapshot's deletion. One that several lvols still show can on
 (the xattr `csi.deleted`): it is none of the driver's snapshots from then on, and is really deleted
 once one lvol or none needs it, which `sweep` looks after. So are those that a volume's clones are
 made of, marked from the beginning.
+
+In a pool of Ceph a snapshot can be deleted while clones need it, which keep its volume from being
+deleted then. There the node that makes a clone deletes its snapshot; one that it has left, as it
+died, is swept by any node an hour later.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from csi.errors import Code, Failure, not_found, precondition
 from csi.locks import VolumeLocks
 from csi.noted import Noted
 from csi.parameters import Parameters
-from csi.volumes import FORMATTING_XATTR, Owned, OwnedVolumes, lvol_name
+from csi.volumes import FORMATTING_XATTR, Owned, OwnedVolumes, lvol_name, may_be_ours
 from pydataplane import methods
 from pydataplane.client import Client
 from pydataplane.errors import (
@@ -39,6 +43,8 @@ from pydataplane.volumes import Volumes
 SNAPSHOT_XATTR = "csi.snapshot"
 DELETED_XATTR = "csi.deleted"
 SWEEP_AGAIN_S = 5.0
+LEFT_NS = 3600 * 10**9
+"""The age from which a snapshot for a clone in a pool of Ceph is taken for left by a node."""
 
 log = structlog.get_logger()
 
@@ -128,7 +134,8 @@ class OwnedSnapshots:
     def _of_target(self, client: Client) -> list[OwnedSnapshot]:
         """Returns the driver's snapshots on one target, those that wait for their key, too."""
         volumes = Volumes(client)
-        found = (self._owned(each, volumes) for each in volumes.all() if each.snapshot)
+        snapshots = (each for each in volumes.all() if each.snapshot and may_be_ours(each))
+        found = (self._owned(each, volumes) for each in snapshots)
         return [each for each in found if each is not None]
 
     def _owned(self, lvol: Volume, volumes: Volumes) -> OwnedSnapshot | None:
@@ -205,7 +212,7 @@ class OwnedSnapshots:
     def _handle(self, name: str, source: Owned) -> str:
         volume = source.volume
         store = self._lvols.at(volume.uuid).lvstore(volume.lvstore)
-        return handles.make(store.uuid, self._lvols.node, name, handles.SNAPSHOTS)
+        return handles.make(store.uuid, self._lvols.node_in(store), name, handles.SNAPSHOTS)
 
     def _taken(self, name: str, source: Owned, now_ns: int, group: str = "") -> Taken:
         of = source.volume.uuid
@@ -228,8 +235,10 @@ class OwnedSnapshots:
     def _free_name(self, handle: str, taken: Taken) -> str:
         """Returns what the lvol can be called."""
         name = lvol_name(taken.name, handle)
-        lvstore = self._lvols.at(handle).volume(taken.source).lvstore
-        there = self._lvols.in_lvstore_of(handle, f"{lvstore}/{name}")
+        source = self._lvols.at(handle).volume(taken.source)
+        # Those of an image have their names for themselves.
+        path = f"{source.path}@{name}" if source.pool else f"{source.lvstore}/{name}"
+        there = self._lvols.in_lvstore_of(handle, path)
         return name if there is None else f"csi-{handle}"
 
     def _take(self, sources: list[Owned], wanted: list[methods.SnapshotOf]) -> None:
@@ -281,24 +290,45 @@ class OwnedSnapshots:
                 self._deleted.add(handle)
         return kept.taken.read()
 
+    def delete_hidden(self, handle: str) -> None:
+        """Deletes a snapshot in a pool that was taken for a clone, which is made or not."""
+        self._lvols.at(handle).delete(handle, missing_ok=True)
+        self._known.pop(handle, None)
+        self._deleted.discard(handle)
+
     def sweep(self, handle: str) -> None:
-        """Really deletes what was deleted and is needed no more, on the target of this handle."""
-        if handles.is_uuid(handle):
+        """Really deletes what was deleted and is needed no more, on the target of this handle.
+
+        In a pool of Ceph there is nothing to do.
+        """
+        if not handles.is_uuid(handle):
+            return
+        in_pool = handles.tells_lvstore(handle) and any(
+            store.is_pool for store in self._lvols.stores_of(handle)
+        )
+        if not in_pool:
             self._sweep(self._lvols.at(handle))
 
     def _sweep(self, volumes: Volumes) -> None:
         while True:  # what one of them alone needed is needed no more
             lvols = volumes.volumes()
             shown = Counter((each.lvstore, each.parent) for each in lvols)
-            few = [each for each in lvols if each.snapshot and shown[each.lvstore, each.name] <= 1]
-            ended = [self._end(each, volumes) for each in few]
+            few = [
+                each
+                for each in lvols
+                if each.snapshot and (shown[each.lvstore, each.name] <= 1 or each.pool)
+            ]
+            ended = [self._end(each, volumes) for each in few if may_be_ours(each)]
             if not any(ended):
                 return
 
     def _end(self, lvol: Volume, volumes: Volumes) -> bool:
         """Deletes a snapshot if it is marked so; returns whether it is gone."""
-        if self._kept(lvol.uuid, volumes) is None or lvol.uuid not in self._deleted:
+        kept = self._kept(lvol.uuid, volumes)
+        if kept is None or lvol.uuid not in self._deleted:
             return False
+        if lvol.pool and time.time_ns() - kept.taken.created_ns < LEFT_NS:
+            return False  # another node makes a clone of it
         try:
             with self._locks.hold(lvol.uuid):
                 volumes.delete(lvol.uuid, missing_ok=True)

@@ -36,6 +36,8 @@ class VolumeNodes:
     def node_of(self, handle: str) -> str | None:
         """Returns the node that a volume of ours is tied to; None if there is no such volume.
 
+        It is empty for an image of a pool of Ceph, which is no node's.
+
         Raises:
             Failure: UNAVAILABLE, the API server does not say.
         """
@@ -45,7 +47,9 @@ class VolumeNodes:
             raise Failure(
                 Code.UNAVAILABLE, f"which node has volume {handle} is not known: {error}"
             ) from error
-        return found.node if found else None
+        if found is None:
+            return None
+        return "" if found.in_pool else found.node
 
     def capacity_of(self, handle: str) -> int:
         """Returns the bytes that a volume of ours is to have; 0 where nobody says."""

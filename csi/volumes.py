@@ -4,6 +4,10 @@ A volume's UUID, its handle, is made of the lvstore, the node and the name that 
 chose (`handles`). So a repeated CreateVolume finds what an earlier one made, however it ended, the
 driver needs no list of its own, and a volume that is gone is told from one whose lvstore is not
 loaded. The lvol is made with the xattr, in one change of the lvstore: what was made is listed.
+
+A pool of Ceph is an lvstore here, of which every node that has it sees the same: the node is no
+part of those handles, so that all make, find and delete the same volume. There the image is made
+before its xattr and UUID are noted; what a node left that died in between the next one deletes.
 """
 
 from __future__ import annotations
@@ -92,8 +96,10 @@ class OwnedVolumes:
 
     def handle(self, name: str, store: Lvstore) -> str:
         """Returns the UUID of the volume that the orchestrator calls `name`, made or not."""
+        handle = handles.make(store.uuid, self.lvols.node_in(store), name)
+        if store.is_pool:
+            return handle
         before = handles.without_lvstore(self.lvols.node, name)
-        handle = handles.make(store.uuid, self.lvols.node, name)
         # Of its target alone: others may be away.
         made_before = self.lvols.in_lvstore_of(handle, before)
         if made_before is not None and made_before.lvstore == store.name:
@@ -157,7 +163,7 @@ class OwnedVolumes:
     def _of_target(self, client: Client) -> list[Owned]:
         """Returns the driver's volumes on one target, those that wait for their key, too."""
         volumes = Volumes(client)
-        lvols = (lvol for lvol in volumes.all() if not lvol.snapshot)
+        lvols = (lvol for lvol in volumes.all() if not lvol.snapshot and may_be_ours(lvol))
         found = ((lvol, self._owner(lvol.uuid, volumes)) for lvol in lvols)
         return [Owned(volume, owner) for volume, owner in found if owner is not None]
 
@@ -169,8 +175,10 @@ class OwnedVolumes:
         """
         handle = self.handle(owner.name, store)
         volume = self.lvols.find(handle)
+        thin = thin or store.is_pool
         if volume is None:
             name = lvol_name(owner.name, handle)
+            self.clear_remnant(handle, store, name)
             try:
                 with self.room.promise(owner.read(), store, size):
                     volume = self._make(f"{store.name}/{name}", size, owner, thin=thin, uuid=handle)
@@ -197,6 +205,24 @@ class OwnedVolumes:
         if self._owner(handle) is None:
             self.lvols.at(handle).set_xattr(handle, OWNER_XATTR, owner.written())
         return self.get(handle)
+
+    def clear_remnant(self, handle: str, store: Lvstore, name: str) -> None:
+        """Deletes the image that a node has left which died while it made a volume in a pool.
+
+        It is empty, and nobody's: neither UUID nor owner were noted. One that a node makes at this
+        moment is open there, and stays.
+
+        Raises:
+            RpcError: BUSY, a node makes it at this moment.
+        """
+        if not store.is_pool:
+            return
+        found = self.lvols.in_lvstore_of(handle, f"{store.name}/{name}")
+        if found is None or found.uuid == handle or found.allocated:
+            return
+        volumes = self.lvols.at(handle)
+        if not volumes.xattrs(found.uuid):
+            volumes.delete(found.uuid, missing_ok=True)
 
     def _make(self, path: str, size: int, owner: Owner, *, thin: bool, uuid: str) -> Volume:
         """Makes an lvol with its owner.
@@ -294,6 +320,16 @@ class OwnedVolumes:
 def lvol_name(name: str, handle: str) -> str:
     """Returns what the lvol is called of something that the orchestrator calls `name`."""
     return name if NAME.fullmatch(name) else f"csi-{handle}"
+
+
+def may_be_ours(lvol: Volume) -> bool:
+    """Whether a volume can be the driver's, without a look at its xattrs.
+
+    In a pool of Ceph, which may have thousands of others, all of ours have handles that tell it.
+    """
+    return lvol.pool is None or (
+        handles.tells_lvstore(lvol.uuid) and handles.may_be_in(lvol.uuid, lvol.pool)
+    )
 
 
 def owner_of(volumes: Volumes, handle: str) -> Owner | None:

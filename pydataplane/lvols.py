@@ -44,6 +44,8 @@ class Volume(Lvol):
     """Name of the key that its data is encrypted with (our target's)."""
     dif_type: int | None = None
     """Type of the protection information that it keeps itself, 1 or 3 (our target's)."""
+    pool: str | None = None
+    """UUID of the pool of Ceph that it is an image of; None: it is an lvstore's."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for `--json`."""
@@ -91,6 +93,7 @@ def volume_of(item: methods.Bdev, store: Lvstore) -> Volume:
         external=lvol.get("external_snapshot_name"),
         key=lvol.get("key_name"),
         dif_type=lvol.get("dif_type"),
+        pool=store.uuid if store.is_pool else None,
     )
 
 

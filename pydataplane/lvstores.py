@@ -54,6 +54,11 @@ class Lvstore:
         """Whether it is a pool of Ceph."""
         return self.kind == "rbd"
 
+    @property
+    def tells_room(self) -> bool:
+        """Whether `total` and `free` are known: of a pool a manager of its cluster tells them."""
+        return not self.is_pool or self.total > 0
+
     def is_called(self, name: str) -> bool:
         """Whether `name` is its name or its UUID."""
         return name in (self.name, self.uuid)

@@ -18,8 +18,18 @@ class HostDevice(Protocol):
     csi.errors.HostError for the host's.
     """
 
-    def attach(self, volume: str, *, read_only: bool = False, block_size: int = 512) -> Path:
-        """Returns the volume's device, made if need be and working; `block_size` in bytes."""
+    def attach(
+        self,
+        volume: str,
+        *,
+        read_only: bool = False,
+        block_size: int = 512,
+        shared: bool = False,
+    ) -> Path:
+        """Returns the volume's device, made if need be and working; `block_size` in bytes.
+
+        An image of a pool of Ceph is locked for this node, unless it is `shared` with others.
+        """
 
     def device(self, volume: str, *, read_only: bool = False) -> Path | None:
         """Returns the volume's device if it is attached, working or not."""

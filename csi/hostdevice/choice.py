@@ -57,10 +57,17 @@ class ChosenDevices:
         self._mutex = threading.Lock()
         self._told: dict[Path, tuple[str, str]] = {}  # of the size of the targets
 
-    def attach(self, volume: str, *, read_only: bool = False, block_size: int = 512) -> Path:
+    def attach(
+        self,
+        volume: str,
+        *,
+        read_only: bool = False,
+        block_size: int = 512,
+        shared: bool = False,
+    ) -> Path:
         """Returns the volume's device: of the kind that it has, else of the one that is chosen."""
         devices = self._present(volume) or self._chosen(self._targets.of(volume))
-        return devices.attach(volume, read_only=read_only, block_size=block_size)
+        return devices.attach(volume, read_only=read_only, block_size=block_size, shared=shared)
 
     def device(self, volume: str, *, read_only: bool = False) -> Path | None:
         """Returns the volume's device if it is attached."""

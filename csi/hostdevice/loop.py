@@ -40,9 +40,16 @@ class LoopDevices:
         self._host = host or LocalHost()
         self._probes = Underway(probe_s)
 
-    def attach(self, volume: str, *, read_only: bool = False, block_size: int = 512) -> Path:
+    def attach(
+        self,
+        volume: str,
+        *,
+        read_only: bool = False,
+        block_size: int = 512,
+        shared: bool = False,
+    ) -> Path:
         """Returns the volume's device over the file that the target exports now."""
-        file = self._export(volume)
+        file = self._export(volume, shared=shared)
         try:
             found = self._probes.run(file, f"looking at the target's export {file}", file.stat)
         except OSError as error:
@@ -91,16 +98,21 @@ class LoopDevices:
         """Returns the UUIDs after which the files of loop devices are called, as exports are."""
         return sorted(name for name in loopctl.file_names() if UUID.fullmatch(name))
 
-    def _export(self, volume: str) -> Path:
+    def _export(self, volume: str, *, shared: bool) -> Path:
         """Returns the target's file of the volume, made if need be."""
         client = self._targets.of(volume)
         if (export := exports.find(client, volume)) is not None:
             return Path(export["path"])
         try:
-            made = client.call("virtlun_export_create", bdev_name=volume, read_only=False)
+            made = client.call(
+                "virtlun_export_create",
+                bdev_name=volume,
+                read_only=False,
+                shareable=shared or None,
+            )
         except RpcError as error:
             if error.code == EXISTS:
-                return self._export(volume)
+                return self._export(volume, shared=shared)
             raise
         return Path(made["path"])
 

@@ -27,7 +27,14 @@ class UblkDevices:
         self._targets = targets
         self._host = host
 
-    def attach(self, volume: str, *, read_only: bool = False, block_size: int = 512) -> Path:
+    def attach(
+        self,
+        volume: str,
+        *,
+        read_only: bool = False,
+        block_size: int = 512,
+        shared: bool = False,
+    ) -> Path:
         """Returns the volume's device; HostError where the target made a file instead."""
         made = self._targets.of(volume).call(
             "virtlun_export_create",
@@ -35,6 +42,7 @@ class UblkDevices:
             read_only=False,
             device=True,
             block_size=block_size,
+            shareable=shared or None,
         )
         device = Path(made["path"])
         if not ublkctl.is_device(device):

@@ -72,6 +72,8 @@ class Driver:
         self.log = directory / "driver.log"
         #: Where to end in the middle, for a driver that may: see `killed`.
         self.fuse: Path | None = None
+        #: Whether another driver on this machine stands for another node with the same volumes.
+        self.has_own_loops = False
         self.process: subprocess.Popen[bytes] | None = None
         self.handles: set[str] = set()
         self._channel: grpc.Channel | None = None
@@ -81,6 +83,8 @@ class Driver:
         assert self.process is None, "it runs already"
         self._share()
         program = ["csi.cli"] if self.fuse is None else ["tests.support.killed", str(self.fuse)]
+        if self.has_own_loops:
+            program = ["tests.support.own_loops", str(self.target.export_dir), *program]
         command = [
             *(sys.executable, "-m", *program, "--log-json", "--log-level", "debug"),
             *("--endpoint", f"unix://{self.socket}", "--node-id", self.node),

@@ -29,7 +29,14 @@ class FakeHost:
         self.crash_in_make = False
 
     # HostDevice
-    def attach(self, volume: str, *, read_only: bool = False, block_size: int = 512) -> Path:
+    def attach(
+        self,
+        volume: str,
+        *,
+        read_only: bool = False,
+        block_size: int = 512,
+        shared: bool = False,
+    ) -> Path:
         assert block_size in (512, 4096)
         if self._target.users(volume):
             raise RpcError(BUSY, "in use by a controller", "virtlun_export_create")

@@ -130,7 +130,7 @@ def test_an_export_or_a_device_that_does_not_answer_keeps_no_call(
 
     loop = Loop(Path("/dev/loop9"), "virtlun:v", (found.st_dev, found.st_ino), False, True, False)
     monkeypatch.setattr(Path, "stat", stat)
-    monkeypatch.setattr(devices, "_export", lambda _: file)
+    monkeypatch.setattr(devices, "_export", lambda _volume, *, shared: file)
     monkeypatch.setattr(devices, "_loops", lambda _: [loop])
     monkeypatch.setattr("csi.hostdevice.loopctl.encoded", lambda device: device)
     monkeypatch.setattr(devices._host, "answers", lambda _, device: wait_for(device))
