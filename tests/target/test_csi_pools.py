@@ -1,0 +1,306 @@
+"""The driver on volumes of a pool of Ceph: one node's, and two nodes' with a target each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import grpc
+import pytest
+
+from csi.proto import csi_pb2 as pb
+from pydataplane.volumes import Volumes
+from tests.support.ceph import POOL, Ceph, cluster, lacks
+from tests.support.csi import (
+    MIB,
+    NODE,
+    NOTHING,
+    Driver,
+    Mode,
+    block,
+    mount,
+    snapshot_of,
+    volume_of,
+)
+from tests.support.frozen import frozen
+from tests.support.wait import until
+from tests.target.conftest import MakeTarget
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(bool(lacks()), reason=f"not installed: {', '.join(lacks())}"),
+    pytest.mark.timeout(300),
+]
+
+Code = grpc.StatusCode
+SHARED = block(Mode.MULTI_NODE_MULTI_WRITER)
+CLASS = {"lvstore": "ceph0", "thin": "true"}
+COPIES = {"lvstore": "ceph0"}
+
+
+@pytest.fixture(scope="module")
+def ceph() -> Iterator[Ceph]:
+    """A cluster."""
+    with cluster() as made:
+        yield made
+
+
+@contextmanager
+def driver_of(make_target: MakeTarget, ceph: Ceph, node: str) -> Iterator[Driver]:
+    """A driver on a target with the pool as `ceph0`; nothing of it stays."""
+    target = make_target("--rbd").start()
+    Volumes(target.client).add_pool("ceph0", POOL, conf=ceph.conf)
+    driver = Driver(target, target.directory, node)
+    driver.has_own_loops = True
+    yield driver.start()
+    status = driver.stop()
+    driver.clear()
+    assert status == 0, driver.words()
+
+
+@pytest.fixture
+def here(make_target: MakeTarget, ceph: Ceph) -> Iterator[Driver]:
+    """The driver of a node."""
+    with driver_of(make_target, ceph, NODE) as driver:
+        yield driver
+
+
+@pytest.fixture
+def there(make_target: MakeTarget, ceph: Ceph) -> Iterator[Driver]:
+    """That of another one."""
+    with driver_of(make_target, ceph, f"{NODE}-2") as driver:
+        yield driver
+
+
+def images(ceph: Ceph) -> list[str]:
+    """Returns the names of the pool's images."""
+    return ceph.rbd("ls", POOL).split()
+
+
+def written(device: Path, text: bytes, at: int = 0) -> None:
+    """Writes to a device, past the page cache of this host."""
+    number = os.open(device, os.O_WRONLY)
+    try:
+        os.pwrite(number, text, at)
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def read(device: Path, length: int, at: int = 0) -> bytes:
+    """Reads what a device has, not what this host has cached of it."""
+    subprocess.run(["blockdev", "--flushbufs", device], check=True)
+    with device.open("rb") as file:
+        file.seek(at)
+        return file.read(length)
+
+
+def test_a_volume_of_a_pool_from_its_claim_to_its_end(here: Driver, ceph: Ceph) -> None:
+    request = here.create_request("data", 320 * MIB, mount(), **CLASS)
+    made = here.call(request).volume
+    handle = made.volume_id
+    here.handles.add(handle)
+    assert here.call(request).volume == made
+    [topology] = made.accessible_topology
+    told = here.call(pb.NodeGetInfoRequest()).accessible_topology.segments
+    [key] = topology.segments
+    assert (told[key], key in ("csi.virtlun.dev/node",)) == (topology.segments[key], False)
+    assert images(ceph) == ["data"]
+    room = here.call(pb.GetCapacityRequest(parameters=CLASS))
+    assert room.available_capacity > 1 << 40, "nobody tells it, so it holds no claim back"
+
+    path = here.publish(handle, mount())
+    (path / "file").write_text("of the volume")
+    before = os.statvfs(path).f_blocks
+    here.expand(handle, 400 * MIB)
+    assert os.statvfs(path).f_blocks > before
+    subprocess.run(["sync", "-f", path], check=True)
+    taken = here.snapshot(handle, "monday")
+    assert here.snapshot(handle, "monday") == taken
+    (path / "file").write_text("later")
+
+    for name, source, parameters, text in (
+        ("of-snapshot", snapshot_of(taken), CLASS, "of the volume"),
+        ("copied", snapshot_of(taken), COPIES, "of the volume"),
+        ("of-volume", volume_of(handle), COPIES, "later"),
+    ):
+        subprocess.run(["sync", "-f", path], check=True)
+        clone = here.create(name, 400 * MIB, mount(), source, **parameters)
+        assert (here.publish(clone, mount()) / "file").read_text() == text, name
+        here.unpublish(clone)
+        here.unstage(clone)
+    listed = here.call(pb.ListVolumesRequest()).entries
+    assert {each.volume.volume_id for each in listed} == here.handles
+    [entry] = here.call(pb.ListSnapshotsRequest()).entries
+    assert (entry.snapshot.snapshot_id, entry.snapshot.source_volume_id) == (taken, handle)
+
+    code, why = here.refuses(pb.DeleteVolumeRequest(volume_id=handle))
+    assert (code, "in use by" in why) == (Code.FAILED_PRECONDITION, True)
+    here.unpublish(handle)
+    here.unstage(handle)
+    code, why = here.refuses(pb.DeleteVolumeRequest(volume_id=handle))
+    assert (code, "has snapshots, or" in why) == (Code.FAILED_PRECONDITION, True)
+    here.delete_snapshot(taken)
+    here.delete_snapshot(taken)
+    code, why = here.refuses(pb.DeleteVolumeRequest(volume_id=handle))
+    assert "deleted ones whose clones are left" in why
+    assert code is Code.FAILED_PRECONDITION
+    for each in here.call(pb.ListVolumesRequest()).entries:
+        if each.volume.volume_id != handle:
+            here.delete(each.volume.volume_id)
+    here.delete(handle)
+    here.delete(handle)
+    assert (images(ceph), here.left()) == ([], NOTHING)
+
+
+def test_two_nodes_have_the_same_volumes(here: Driver, there: Driver, ceph: Ceph) -> None:
+    # What a node left that died between the image and what is noted at it.
+    ceph.image("data", 320)
+    request = here.create_request("data", 320 * MIB, mount(), **CLASS)
+    with ThreadPoolExecutor(2) as threads:
+        made = list(threads.map(lambda driver: _made(driver, request), (here, there)))
+    assert made[0] == made[1]
+    handle = made[0].volume_id
+    assert images(ceph) == ["data"]
+    for driver in (here, there):
+        driver.handles.add(handle)
+        [entry] = driver.call(pb.ListVolumesRequest()).entries
+        assert entry.volume == made[0]
+
+    path = here.publish(handle, mount())
+    (path / "file").write_text("from here")
+    code, why = there.refuses(there.stage_request(handle, mount()))
+    assert (code, "is locked by the client at" in why) == (Code.FAILED_PRECONDITION, True)
+    # Any node's resizer and snapshotter do for all.
+    grown = there.call(
+        pb.ControllerExpandVolumeRequest(
+            volume_id=handle, capacity_range=pb.CapacityRange(required_bytes=400 * MIB)
+        )
+    )
+    assert (grown.capacity_bytes, grown.node_expansion_required) == (400 * MIB, True)
+    before = os.statvfs(path).f_blocks
+    here.call(
+        pb.NodeExpandVolumeRequest(
+            volume_id=handle,
+            volume_path=str(path),
+            staging_target_path=str(here.staging / handle),
+            capacity_range=pb.CapacityRange(required_bytes=400 * MIB),
+        )
+    )
+    assert os.statvfs(path).f_blocks > before
+    subprocess.run(["sync", "-f", path], check=True)
+    taken = there.snapshot(handle, "monday")
+    assert here.snapshot(handle, "monday") == taken
+    there.delete_snapshot(taken)
+    code, why = there.refuses(pb.DeleteVolumeRequest(volume_id=handle))
+    assert (code, "a client has it open" in why) == (Code.FAILED_PRECONDITION, True)
+
+    here.unpublish(handle)
+    here.unstage(handle)
+    assert (there.publish(handle, mount()) / "file").read_text() == "from here"
+    there.unpublish(handle)
+    there.unstage(handle)
+    here.delete(handle)
+    there.delete(handle)
+    assert (images(ceph), here.left(), there.left()) == ([], NOTHING, NOTHING)
+
+
+def _made(driver: Driver, request: pb.CreateVolumeRequest) -> pb.Volume:
+    """Makes a volume as the provisioner does, which tries again."""
+    found: list[pb.Volume] = []
+
+    def tried() -> bool:
+        with suppress(grpc.RpcError):
+            found.append(driver.call(request).volume)
+        return bool(found)
+
+    until(tried, "the volume")
+    return found[0]
+
+
+def test_a_block_volume_of_several_nodes(here: Driver, there: Driver, ceph: Ceph) -> None:
+    code, why = here.refuses(
+        here.create_request("files", 8 * MIB, mount(mode=Mode.MULTI_NODE_MULTI_WRITER), **CLASS)
+    )
+    assert (code, "use volumeMode Block" in why) == (Code.INVALID_ARGUMENT, True)
+    handle = here.create("disk", 8 * MIB, SHARED, **CLASS)
+    there.handles.add(handle)
+    paths = [driver.publish(handle, SHARED) for driver in (here, there)]
+    for number, (path, other) in enumerate((paths, reversed(paths)), 1):
+        text = bytes([number]) * 4096
+        written(path, text, number * MIB)
+        assert read(other, 4096, number * MIB) == text
+    for driver in (here, there):
+        driver.unpublish(handle)
+        driver.unstage(handle)
+    there.delete(handle)
+    assert (images(ceph), here.left(), there.left()) == ([], NOTHING, NOTHING)
+
+
+@pytest.mark.nightly(reason="Ceph gives a client up after half a minute")
+def test_a_shared_block_volume_comes_back_with_its_target(
+    here: Driver, there: Driver, ceph: Ceph
+) -> None:
+    handle = here.create("disk", 8 * MIB, SHARED, **CLASS)
+    there.handles.add(handle)
+    paths = [driver.publish(handle, SHARED) for driver in (here, there)]
+    here.target.kill9()
+    here.target.start()
+    written(paths[0], b"a" * 4096)
+    assert read(paths[1], 4096) == b"a" * 4096
+    for driver in (here, there):
+        driver.unpublish(handle)
+        driver.unstage(handle)
+    # The killed client counts as one that has it open until then.
+    until(lambda: _deleted(there, handle), "the end of the client", deadline_s=120, every_s=1)
+    assert images(ceph) == []
+
+
+def _deleted(driver: Driver, handle: str) -> bool:
+    with suppress(grpc.RpcError):
+        driver.delete(handle)
+        return True
+    return False
+
+
+@pytest.mark.nightly(reason="Ceph gives a client up after half a minute")
+def test_the_volume_of_a_node_that_died_goes_to_another(
+    here: Driver, there: Driver, ceph: Ceph
+) -> None:
+    handle = here.create("disk", 8 * MIB, block(), **CLASS)
+    there.handles.add(handle)
+    device = here.publish(handle, block())
+    written(device, b"a" * 4096)
+    with frozen(here.target.pid):
+        until(lambda: _published(there, handle), "the lock", deadline_s=120, every_s=1)
+        other = there.path(handle)
+        assert read(other, 4096) == b"a" * 4096
+        written(other, b"b" * 4096)
+    # It comes back, and knows nothing of that.
+    with pytest.raises(OSError, match="Input/output error"):
+        written(device, b"c" * 4096)
+    assert read(other, 4096) == b"b" * 4096
+    here.unpublish(handle)
+    here.unstage(handle)
+    here.target.stop()
+    here.target.start()
+    there.unpublish(handle)
+    there.unstage(handle)
+    assert read(here.publish(handle, block()), 4096) == b"b" * 4096
+    here.unpublish(handle)
+    here.unstage(handle)
+    here.delete(handle)
+
+
+def _published(driver: Driver, handle: str) -> bool:
+    """Stages and publishes; False where the volume is refused as another node has it."""
+    try:
+        driver.publish(handle, block())
+    except grpc.RpcError as error:
+        assert error.code() is Code.FAILED_PRECONDITION, error.details()
+        return False
+    return True
