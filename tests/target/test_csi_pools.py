@@ -195,7 +195,14 @@ def test_two_nodes_have_the_same_volumes(here: Driver, there: Driver, ceph: Ceph
     subprocess.run(["sync", "-f", path], check=True)
     taken = there.snapshot(handle, "monday")
     assert here.snapshot(handle, "monday") == taken
+    for number in range(4):
+        of = snapshot_of(taken)
+        clone = here.create(f"clone-{number}", 400 * MIB, mount(), of, **CLASS)
+        # As the provisioners of all nodes do.
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda driver: _delete(driver, clone), (here, there)))  # noqa: B023
     there.delete_snapshot(taken)
+    assert images(ceph) == ["data"]
     code, why = there.refuses(pb.DeleteVolumeRequest(volume_id=handle))
     assert (code, "a client has it open" in why) == (Code.FAILED_PRECONDITION, True)
 
@@ -207,6 +214,11 @@ def test_two_nodes_have_the_same_volumes(here: Driver, there: Driver, ceph: Ceph
     here.delete(handle)
     there.delete(handle)
     assert (images(ceph), here.left(), there.left()) == ([], NOTHING, NOTHING)
+
+
+def _delete(driver: Driver, handle: str) -> None:
+    """Deletes a volume as the provisioner does."""
+    until(lambda: _deleted(driver, handle), "the volume to be deleted")
 
 
 def _made(driver: Driver, request: pb.CreateVolumeRequest) -> pb.Volume:

@@ -254,7 +254,9 @@ functions! {
         rbd_image_options_set_uint64(ImageOptions, c_int, u64) -> c_int;
         rbd_create4(IoCtx, *const c_char, u64, ImageOptions) -> c_int;
         rbd_clone3(IoCtx, *const c_char, *const c_char, IoCtx, *const c_char, ImageOptions) -> c_int;
-        rbd_remove(IoCtx, *const c_char) -> c_int;
+        rbd_trash_move(IoCtx, *const c_char, u64) -> c_int;
+        rbd_trash_remove(IoCtx, *const c_char, bool) -> c_int;
+        rbd_trash_restore(IoCtx, *const c_char, *const c_char) -> c_int;
         rbd_rename(IoCtx, *const c_char, *const c_char) -> c_int;
         rbd_snap_create(ImageHandle, *const c_char) -> c_int;
         rbd_snap_remove(ImageHandle, *const c_char) -> c_int;

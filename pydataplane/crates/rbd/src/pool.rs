@@ -358,7 +358,12 @@ impl Pool {
         let next: Vec<_> = volumes.iter().map(|v| (v.parent.clone(), v.name())).collect();
         for volume in &mut volumes {
             let Some(snapshot) = &volume.snapshot else { continue };
-            volume.clones = self.opened(image, Some(snapshot), false)?.children()?;
+            let clones = self.opened(image, Some(snapshot), false).and_then(|of| of.children());
+            volume.clones = match clones {
+                // It, or one of these, is being deleted.
+                Err(why) if why.errno() == libc::ENOENT => Vec::new(),
+                clones => clones?,
+            };
             let name = volume.name();
             let its = next.iter().filter(|(parent, _)| parent.as_deref() == Some(&*name));
             volume.clones.extend(its.map(|(_, each)| each.clone()));
@@ -449,28 +454,39 @@ impl Pool {
         check(renamed, || format!("image {} cannot be called {to}", self.path(image)))
     }
 
-    /// Deletes an image and its data.
+    /// Deletes an image and its data, by way of the pool's trash: hosts that delete one at the same time would
+    /// else each remove parts of it, and a clone would be left at its parent by name.
     ///
     /// # Errors
     /// It has snapshots, or somebody has it open; what Ceph says.
     pub fn remove(&self, image: &str) -> Result<(), Error> {
+        let (library, path) = (self.library(), self.path(image));
         let name = text("the image's name", image)?;
+        let opened = self.opened(image, None, false)?;
+        let (id, snapshots) = (text("its identity", &opened.id()?)?, opened.all_snapshots()?);
+        drop(opened);
+        if !snapshots.is_empty() {
+            let what = format!(
+                "image {path} has snapshots, or deleted ones whose clones are left (`rbd children --all {path}` \
+                 tells), which go first; it is not deleted"
+            );
+            return Err(failed(what, -libc::ENOTEMPTY));
+        }
         // SAFETY: an open pool and a zero-terminated text.
-        let removed = unsafe { (self.library().rbd_remove)(self.io, name.as_ptr()) };
-        let path = self.path(image);
-        check(removed, || match -removed {
-            libc::ENOTEMPTY => {
-                format!(
-                    "image {path} has snapshots, or deleted ones whose clones are left (`rbd children --all \
-                     {path}` tells), which go first; it is not deleted"
-                )
-            }
+        let moved = unsafe { (library.rbd_trash_move)(self.io, name.as_ptr(), 0) };
+        check(moved, || match -moved {
             libc::EBUSY => format!(
-                "image {path} is not deleted: a client has it open, or snapshots of it still have clones \
-                 (`rbd status {path}` and `rbd children --all {path}` tell)"
+                "image {path} is not deleted: a client has it open (`rbd status {path}` tells which)"
             ),
             _ => format!("image {path} cannot be deleted"),
-        })
+        })?;
+        // SAFETY: an open pool and a zero-terminated text.
+        let removed = unsafe { (library.rbd_trash_remove)(self.io, id.as_ptr(), true) };
+        if removed < 0 {
+            // SAFETY: an open pool and zero-terminated texts.
+            unsafe { (library.rbd_trash_restore)(self.io, id.as_ptr(), name.as_ptr()) };
+        }
+        check(removed, || format!("image {path} cannot be deleted"))
     }
 
     /// Takes a snapshot of an image.
@@ -849,6 +865,13 @@ impl Open<'_> {
 
     /// Names and sizes of the snapshots that people took, the oldest first.
     fn snapshots(&self) -> Result<Vec<(String, u64)>, Error> {
+        let mut found = self.all_snapshots()?;
+        found.retain(|(id, ..)| self.is_of_users(*id));
+        Ok(found.into_iter().map(|(_, name, size)| (name, size)).collect())
+    }
+
+    /// Numbers, names and sizes of all snapshots, the oldest first.
+    fn all_snapshots(&self) -> Result<Vec<(u64, String, u64)>, Error> {
         let library = self.library();
         let none = SnapInfo { id: 0, size: 0, name: ptr::null() };
         let mut room = SOME;
@@ -872,8 +895,7 @@ impl Open<'_> {
                 unsafe { (library.rbd_snap_list_end)(infos.as_mut_ptr()) };
             }
             found.sort_unstable();
-            found.retain(|(id, ..)| self.is_of_users(*id));
-            return Ok(found.into_iter().map(|(_, name, size)| (name, size)).collect());
+            return Ok(found);
         }
     }
 
