@@ -29,6 +29,7 @@ except urllib.error.HTTPError as error:
     print(error.code, error.read().decode())
 """
 NODE_KEY = "csi.virtlun.dev/node"
+POOL_KEY = "csi.virtlun.dev/pool-"
 FINALIZER = "virtlun.dev/lun"
 MANAGED_BY = "snapshot.storage.kubernetes.io/managed-by"
 PROVISIONER = "volume.kubernetes.io/storage-provisioner"
@@ -103,16 +104,18 @@ def hostile(account: Cluster) -> Node:
     raise AssertionError("the server does not hold to the policy")
 
 
-def volume(name: str, node: str | None, driver: str = DRIVER) -> str:
-    """Returns a volume of a node."""
-    requirement = {"key": NODE_KEY, "operator": "In", "values": [node]}
+def volume(
+    name: str, node: str | None, driver: str = DRIVER, key: str = NODE_KEY, handle: str = ""
+) -> str:
+    """Returns a volume of a node, or of whichever has `key` with that value."""
+    requirement = {"key": key, "operator": "In", "values": [node]}
     affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}}
     spec = {
         "capacity": {"storage": "1Gi"},
         "accessModes": ["ReadWriteOnce"],
         "persistentVolumeReclaimPolicy": "Delete",
         "storageClassName": "none",
-        "csi": {"driver": driver, "volumeHandle": name},
+        "csi": {"driver": driver, "volumeHandle": handle or name},
         **({"nodeAffinity": affinity} if node else {}),
     }
     meta = {"name": name}
@@ -135,6 +138,25 @@ def test_a_node_makes_and_deletes_its_own_volumes_alone(hostile: Node) -> None:
     hostile.may_not("is not of node", "delete", "pv", "victim")
     hostile.does("create", "-f", "-", stdin=volume("mine", here))
     hostile.does("delete", "pv", "mine")
+
+
+def test_every_node_makes_and_deletes_volumes_of_pools_and_no_others_as_such(
+    hostile: Node,
+) -> None:
+    key = f"{POOL_KEY}3f1e5a0c-77d2-5c11-8a4b-0123456789ab"
+    of_pool, of_another = (
+        f"{digits}-8c34-8590-9fe22618f4ff" for digits in ("3f1e5a0c-77d2", "3f1e5a0c-77d3")
+    )
+    made = volume("of-pool", "true", key=key, handle=of_pool)
+    hostile.does("create", "-f", "-", stdin=made)
+    hostile.does("delete", "pv", "of-pool", "--wait=false")
+    for name, place, handle in (
+        ("lvol", key, of_another),
+        ("key", f"{POOL_KEY}x", of_pool),
+        ("named", NODE_KEY, of_pool),
+    ):
+        wrong = volume(name, "true", key=place, handle=handle)
+        hostile.may_not("denied", "create", "-f", "-", stdin=wrong)
 
 
 def test_a_node_redirects_no_volume_but_notes_growth(hostile: Node) -> None:
