@@ -93,6 +93,8 @@ class Claim:
     """Whether its mode is Block; else Filesystem."""
     read_only: bool
     """Whether ReadOnlyMany is all that it asks for."""
+    shared: bool
+    """Whether it asks for ReadWriteMany, as KubeVirt wants of what a machine migrates with."""
     storage_class: str | None
     capacity: int
     """Bytes that the claim's status tells; 0 until it is bound."""
@@ -137,6 +139,7 @@ class Claim:
             phase=status.get("phase", "Pending"),
             block=spec.get("volumeMode") == "Block",
             read_only=set(spec.get("accessModes") or ()) == {"ReadOnlyMany"},
+            shared="ReadWriteMany" in (spec.get("accessModes") or ()),
             storage_class=spec.get("storageClassName"),
             capacity=quantity_bytes((status.get("capacity") or {}).get("storage", "0")),
             selected_node=(meta.get("annotations") or {}).get(SELECTED_NODE),

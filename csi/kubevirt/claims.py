@@ -37,4 +37,9 @@ def unfit(volume: MachineVolume, claim: Claim) -> str | None:
     """Returns why a claim of ours cannot be a LUN, whatever its target, or None if it can."""
     if not claim.block:
         return "its volumeMode is Filesystem, and only a Block claim can be a LUN"
+    if claim.shared and claim.volume is not None and claim.volume.in_pool:
+        return (
+            "it is ReadWriteMany and of a pool of Ceph, so that the machine can be migrated, which "
+            "one with a LUN cannot; ask for ReadWriteOnce to have a LUN"
+        )
     return volume.unsuited

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from csi.kubevirt.lun import Lun
 from csi.kubevirt.vmvolume.model import FINALIZER, Phase, VmVolume
-from csi.objects import Claim, StorageClass, Vmi
+from csi.objects import Claim, PersistentVolume, StorageClass, Vmi
 
 RELEASE_POLL_S = (0.05, 0.5)
 """While the guest has a disk in use that is to go: the shortest and the longest wait."""
@@ -415,11 +415,7 @@ def _bound(seen: Seen, claim: Claim) -> Decision:
         text = f"claim {claim.name} is bound to a volume of {volume.driver or 'another driver'}"
         return _failed(seen, "NotOurs", text)
     if volume.node != seen.node:
-        text = (
-            f"the volume of claim {claim.name} is on node {volume.node} and the machine runs on "
-            f"{seen.node}: start it there"
-        )
-        return _pending(seen, "OtherNode", text, warning=True)
+        return _not_here(seen, claim, volume)
     if seen.pod is None or seen.absent is not None:
         why = seen.absent or 'label its template virtlun.dev/controller: "true" and start it anew'
         text = f"virtual machine {seen.volume.spec.vm_name} has no controller: {why}"
@@ -433,6 +429,21 @@ def _bound(seen: Seen, claim: Claim) -> Decision:
     if seen.refused:
         return _pending(seen, "InUse", seen.refused, warning=True, retry=True)
     return Decision(actions=(*_held(seen, claim), Attach(seen.pod, volume.handle, seen.read_only)))
+
+
+def _not_here(seen: Seen, claim: Claim, volume: PersistentVolume) -> Decision:
+    """The claim's volume is not this node's."""
+    if volume.in_pool:
+        text = (
+            f"the volume of claim {claim.name} is of a pool of Ceph, whose volumes are disks of "
+            "machines that name them when they start, or that KubeVirt hot-plugs"
+        )
+        return _failed(seen, "OfPool", text)
+    text = (
+        f"the volume of claim {claim.name} is on node {volume.node} and the machine runs on "
+        f"{seen.node}: start it there"
+    )
+    return _pending(seen, "OtherNode", text, warning=True)
 
 
 def _ours(seen: Seen) -> list[tuple[str, Lun]]:

@@ -345,6 +345,16 @@ def test_growth_of_another_nodes_volume_is_left_to_that_node(world: World) -> No
     refused(lambda: _expand(world, handle, 128 * MIB), Code.NOT_FOUND)
 
 
+def test_growth_of_a_volume_of_a_pool_is_left_to_nodes_that_have_the_pool(world: World) -> None:
+    handle = handles.make("77777777-7777-4777-8777-777777777777", "", "data")
+    world.nodes[handle] = ""
+    answer = _expand(world, handle, 128 * MIB)
+    assert (answer.capacity_bytes, answer.node_expansion_required) == (128 * MIB, True)
+    gone = handles.make(LVSTORE_UUID, "", "data")
+    world.nodes[gone] = ""
+    refused(lambda: _expand(world, gone, 128 * MIB), Code.NOT_FOUND)
+
+
 def test_the_node_grows_a_volume_that_the_controller_did_not(world: World) -> None:
     handle = world.create().volume_id
     world.stage(handle)

@@ -144,3 +144,11 @@ def test_a_virtual_machine_tells_whether_it_is_about_to_move(
     meta = {"namespace": "ns", "name": "vm", "uid": "u"}
     found = {"metadata": meta, "status": {"phase": "Running", "migrationState": state}}
     assert Vmi.of(found).migrating == migrating
+
+
+def test_a_volume_of_a_pool_is_no_node_s() -> None:
+    place = {"key": "csi.virtlun.dev/pool-5f0c7b0e", "operator": "In", "values": ["true"]}
+    terms = [{"matchExpressions": [place]}]
+    found = PersistentVolume.of(volume(nodeAffinity={"required": {"nodeSelectorTerms": terms}}))
+    assert (found.node, found.in_pool) == (None, True)
+    assert not PersistentVolume.of(volume()).in_pool

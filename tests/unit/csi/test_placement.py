@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -73,6 +74,18 @@ def test_what_cannot_be_a_lun_has_no_say(shop: Shop) -> None:
     found = vmi("old", "new")
     found["spec"]["volumes"][0]["persistentVolumeClaim"]["hotpluggable"] = True
     assert shop.place(found) is shop.pair.b
+
+
+def test_a_claim_to_migrate_with_is_no_lun(shop: Shop) -> None:
+    old = shop.api.claims["old"]
+    assert old.volume is not None
+    volume = replace(old.volume, in_pool=True)
+    shop.api.claims["old"] = replace(old, volume=volume)
+    assert shop.place(vmi("old", "new")) is shop.pair.a
+    shop.api.claims["old"] = replace(old, volume=volume, shared=True)
+    assert shop.place(vmi("old", "new")) is shop.pair.b
+    shop.api.claims["old"] = replace(old, shared=True)
+    assert shop.place(vmi("old", "new")) is shop.pair.a
 
 
 def test_a_machine_without_claims_of_ours_has_it_on_the_first(shop: Shop) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from csi.clustererrors import UnreachableError
@@ -33,6 +35,12 @@ def test_it_is_the_node_of_the_volumes_affinity() -> None:
         *("node2", None, "node2")
     ]
     assert cluster.connected == 1
+
+
+def test_a_volume_of_a_pool_is_of_no_node() -> None:
+    cluster = knows()
+    cluster.volumes["there"] = replace(cluster.volumes["there"], node=None, in_pool=True)
+    assert VolumeNodes(cluster.connect).node_of("there") == ""
 
 
 def test_an_api_server_that_does_not_answer_is_asked_again() -> None:

@@ -159,6 +159,7 @@ FAILED: list[tuple[str, dict[str, Any], str]] = [
     ("NotOurs", {"claim": claim(None), "storage_class": FOREIGN}, "other.example.org's"),
     ("NotOurs", {"claim": claim(pv(driver="other.example.org"))}, "of other.example.org"),
     ("NotOurs", {"claim": claim(pv(driver=""))}, "of another driver"),
+    ("OfPool", {"claim": claim(replace(pv(None), in_pool=True))}, "of a pool of Ceph"),
     ("NoController", {"pod": None}, "virtlun.dev/controller"),
     ("NoController", {"absent": "QEMU has no such device"}, "controller: QEMU has no such"),
     (
