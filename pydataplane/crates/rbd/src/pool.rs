@@ -836,7 +836,11 @@ impl Open<'_> {
         let mut snapshots = Vec::new();
         for (name, size) in self.snapshots()? {
             let allocated = match fast {
-                true => self.pool.allocated(self.name, Some(&name))?,
+                true => match self.pool.allocated(self.name, Some(&name)) {
+                    // It has just been deleted.
+                    Err(why) if why.errno() == libc::ENOENT => continue,
+                    allocated => allocated?,
+                },
                 false => size,
             };
             let next = format!("{}@{name}", self.name);

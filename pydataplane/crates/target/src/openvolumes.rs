@@ -3,7 +3,7 @@
 use crate::app::App;
 use crate::errors;
 use crate::methods::rbd as images;
-use crate::pools::{CALL_TIMEOUT, Pool};
+use crate::pools::{ALL_TIMEOUT, Pool};
 use crate::restore::bdev_of;
 use crate::state;
 use bdev::{Bdev, Channel, ClaimMode, Features, Geometry, OpenError};
@@ -233,10 +233,18 @@ impl App {
         }
     }
 
-    /// Looks at a volume for what its pool says of it, where that answers soon.
+    /// Looks at an open volume for what its pool says of it, where that answers soon.
     pub fn refresh_volume(&self, bdev: &str) {
-        if let Some((pool, volume)) = self.pools.known(bdev) {
-            _ = pool.look(&volume.image, CALL_TIMEOUT.min(crate::pools::ALL_TIMEOUT));
+        if self.pools.is_empty() || !self.pools.open().contains(bdev) {
+            return;
+        }
+        // Nothing of it need be known, after the target's start for instance.
+        let Some(disk) = self.registry.get_as::<Disk>(bdev) else { return };
+        let (source, cluster) = (disk.source(), disk.cluster().name());
+        let its = |pool: &Arc<Pool>| pool.path == source.pool && pool.cluster.name() == cluster;
+        if let Some(pool) = self.pools.list().into_iter().find(its) {
+            let image = source.image.split('@').next().unwrap_or_default();
+            _ = pool.look(image, ALL_TIMEOUT);
         }
     }
 }
