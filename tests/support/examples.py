@@ -28,6 +28,10 @@ PARTS: tuple[tuple[tuple[str, ...], Callable[[Path], bool]], ...] = (
 OF_THE_NIGHT = frozenset(
     EXAMPLES / "kubernetes" / name
     for name in (
+        "ceph/pod.yaml",
+        "ceph/pods-shared-block.yaml",
+        "ceph/storageclass.yaml",
+        "ceph/target.patch.yaml",
         "daemonset.yaml",  # by day its containers run, without a kubelet that starts them
         "kubevirt/vm-legacy.yaml",
         "snapshotmetadata.yaml",
