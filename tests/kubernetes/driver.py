@@ -295,6 +295,16 @@ class Deployment:
             part.process.stop()
 
     @contextlib.contextmanager
+    def programs_as(self, programs: Mapping[str, list[Path | str]]) -> Iterator[None]:
+        """Has what begins as these programs run other ones for the duration of a block."""
+        self._further |= programs
+        try:
+            yield
+        finally:
+            for name in programs:
+                del self._further[name]
+
+    @contextlib.contextmanager
     def without(self, name: str) -> Iterator[None]:
         """Kills a part and keeps it down for the duration of a block."""
         part = self.parts[name]

@@ -11,7 +11,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from pydataplane.volumes import Volumes
 from tests.kubernetes.tools.sanity import csi_sanity
+from tests.support.ceph import POOL, cluster, lacks
 from tests.support.csi import MIB, NOTHING, Driver, results, running
 from tests.target.conftest import MakeTarget
 
@@ -44,6 +46,19 @@ def driver(make_target: MakeTarget) -> Iterator[Driver]:
         yield driver
 
 
+@pytest.fixture
+def on_pool(make_target: MakeTarget) -> Iterator[Driver]:
+    """A running driver with a pool of Ceph."""
+    with cluster() as ceph:
+        target = make_target("--rbd").start()
+        Volumes(target.client).add_pool("ceph0", POOL, conf=ceph.conf)
+        driver = Driver(target, target.directory).start()
+        yield driver
+        status = driver.stop()
+        driver.clear()
+        assert status == 0, driver.words()
+
+
 @pytest.mark.root
 @pytest.mark.parametrize(
     ("kind", "parameter"),
@@ -57,9 +72,26 @@ def driver(make_target: MakeTarget) -> Iterator[Driver]:
 def test_csi_sanity(
     program: Path, driver: Driver, kind: str, parameter: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    run(program, driver, kind, f"lvstore: lvs0\n{parameter}\n", capsys)
+
+
+@pytest.mark.root
+@pytest.mark.nightly
+@pytest.mark.skipif(bool(lacks()), reason=f"not installed: {', '.join(lacks())}")
+@pytest.mark.parametrize("kind", ["mount", "block"])
+def test_csi_sanity_on_a_pool(
+    program: Path, on_pool: Driver, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(program, on_pool, kind, "lvstore: ceph0\nfsType: xfs\n", capsys)
+
+
+def run(
+    program: Path, driver: Driver, kind: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs csi-sanity on a class with these parameters; all that is claimed has to pass."""
     directory = driver.directory
     parameters = directory / "parameters.yaml"
-    parameters.write_text(f"lvstore: lvs0\n{parameter}\n")
+    parameters.write_text(text)
     report = directory / "report.xml"
     done = subprocess.run(
         [
@@ -80,7 +112,7 @@ def test_csi_sanity(
     )
     counts, reasons = results(done.stdout), _skips(report)
     with capsys.disabled():  # on stderr, which is the terminal's for a worker of pytest, too
-        lines = [f"\ncsi-sanity {kind} {parameter}: {counts}"]
+        lines = [f"\ncsi-sanity {kind} {' '.join(text.split())}: {counts}"]
         lines += [f"  {number:2} skipped: {reason}" for reason, number in reasons.most_common()]
         print("\n".join(lines), file=sys.stderr, flush=True)
     assert done.returncode == 0, done.stdout[-6000:]

@@ -1,0 +1,135 @@
+"""A pool of Ceph on two nodes: volumes that are no node's, by the examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kubernetes import snapshots
+from tests.kubernetes.ceph import KEY, ceph_of, with_pool
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.driver import EXAMPLES, Deployment
+from tests.kubernetes.test_nodes import CONVERGE_S, DEVICE, pod
+from tests.kubernetes.test_snapshots import SNAPSHOT, of_claim, of_snapshot
+from tests.kubernetes.test_volumes import claim, device_bytes, grow, read, volume_of, write
+from tests.support.ceph import POOL, Ceph, lacks
+from tests.support.wait import until
+
+pytestmark = [
+    pytest.mark.nightly(reason="a second node, and Ceph"),
+    pytest.mark.skipif(bool(lacks()), reason=f"not installed: {', '.join(lacks())}"),
+]
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def ceph(cluster: Cluster) -> Iterator[Ceph]:
+    """A Ceph on the nodes."""
+    with ceph_of(cluster) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pool(deployment: Deployment, second: Deployment, ceph: Ceph) -> Iterator[str]:
+    """Both nodes have the pool, and the class is there; the pool's UUID."""
+    with with_pool(deployment, ceph) as pool, with_pool(second, ceph) as other:
+        assert pool == other
+        deployment.cluster.apply(EXAMPLES / "ceph/storageclass.yaml")
+        yield pool
+        deployment.sweep()
+        until(lambda: _images(ceph) == [], lambda: f"no images: {_images(ceph)}", CONVERGE_S)
+        deployment.cluster.kubectl("delete", "-f", EXAMPLES / "ceph/storageclass.yaml")
+
+
+def _images(ceph: Ceph) -> list[str]:
+    return ceph.rbd("ls", POOL).split()
+
+
+def _pods(cluster: Cluster, app: str) -> dict[str, str]:
+    """Returns the nodes of an application's pods that run, by their names."""
+    return {
+        each["metadata"]["name"]: each["spec"]["nodeName"]
+        for each in cluster.items("pod", "-l", f"app={app}")
+        if each["status"]["phase"] == "Running" and "deletionTimestamp" not in each["metadata"]
+    }
+
+
+def _pod(cluster: Cluster, app: str, *, on: set[str]) -> str:
+    """Waits for the application's one pod, on one of these nodes; returns its name."""
+
+    def found() -> str:
+        pods = _pods(cluster, app)
+        return next((name for name, node in pods.items() if {node} <= on), "")
+
+    name: str = until(found, f"a pod of {app} on {on}", deadline_s=CONVERGE_S, every_s=0.5)
+    cluster.wait(f"pod/{name}", "condition=Ready", CONVERGE_S)
+    return name
+
+
+def test_a_pod_goes_with_its_volume_to_another_node(
+    cluster: Cluster, deployment: Deployment, second: Deployment, pool: str, ceph: Ceph
+) -> None:
+    nodes = {deployment.node.name, second.node.name}
+    with cluster.applied((EXAMPLES / "ceph/pod.yaml").read_text()):
+        first = _pod(cluster, "wanderer", on=nodes)
+        [term] = volume_of(cluster, "wanders")["spec"]["nodeAffinity"]["required"][
+            "nodeSelectorTerms"
+        ]
+        [place] = term["matchExpressions"]
+        assert (place["key"], place["values"]) == (f"{KEY}{pool}", ["true"])
+        cluster.shell(first, "echo kept > /data/file && sync")
+        left = _pods(cluster, "wanderer")[first]
+        cluster.kubectl("cordon", left)
+        try:
+            cluster.delete("pod", first)
+            other = _pod(cluster, "wanderer", on=nodes - {left})
+            assert cluster.shell(other, "cat /data/file").strip() == "kept"
+            grow(cluster, "wanders", "640Mi")
+            cluster.wait("pvc/wanders", "jsonpath={.status.capacity.storage}=640Mi", CONVERGE_S)
+            free = cluster.shell(other, "df -m /data | tail -n 1 | awk '{print $4}'")
+            assert int(free) > 400
+        finally:
+            cluster.kubectl("uncordon", left)
+    until(lambda: _images(ceph) == [], "the image to be deleted", deadline_s=CONVERGE_S)
+
+
+def test_one_block_device_on_two_nodes(
+    cluster: Cluster, deployment: Deployment, second: Deployment, pool: str
+) -> None:
+    with cluster.applied((EXAMPLES / "ceph/pods-shared-block.yaml").read_text()):
+        names = ("sharers-0", "sharers-1")
+        for name in names:
+            until(lambda name=name: cluster.items("pod", "-l", "app=sharers"), "its pods")  # type: ignore[misc]
+            cluster.wait(f"pod/{name}", "condition=Ready", CONVERGE_S)
+        nodes = {deployment.node.name, second.node.name}
+        assert set(_pods(cluster, "sharers").values()) == nodes
+        for number, (name, other) in enumerate((names, reversed(names))):
+            write(cluster, name, f"of {name}", at_mib=number)
+            assert read(cluster, other, at_mib=number) == f"of {name}"
+
+
+def test_snapshots_and_clones_are_for_any_node(
+    cluster: Cluster, deployment: Deployment, second: Deployment, pool: str
+) -> None:
+    here, there = deployment.node.name, second.node.name
+    with (
+        snapshots.controller(cluster),
+        cluster.applied(claim("source", "virtlun-rbd")),
+        cluster.applied(pod("source", here)),
+    ):
+        cluster.wait("pod/source", "condition=Ready", CONVERGE_S)
+        write(cluster, "source", "kept")
+        with cluster.applied(SNAPSHOT.format(name="source", claim="source")):
+            snapshots.wait_ready(cluster, "source")
+            write(cluster, "source", "later")
+            restored = of_snapshot(claim("restored", "virtlun-rbd"), "source")
+            cloned = of_claim(claim("cloned", "virtlun-rbd"), "source")
+            with cluster.applied(restored), cluster.applied(cloned):
+                for name, text in (("restored", "kept"), ("cloned", "later")):
+                    with cluster.applied(pod(name, there, use=DEVICE)):
+                        cluster.wait(f"pod/{name}", "condition=Ready", CONVERGE_S)
+                        assert read(cluster, name) == text
+                        assert device_bytes(cluster, name) == 64 * MIB
+            until(lambda: len(cluster.items("pv")) == 1, "the copies' end", CONVERGE_S)
+        until(lambda: not cluster.items("volumesnapshotcontent"), "the snapshot's end")
