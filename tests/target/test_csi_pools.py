@@ -108,7 +108,8 @@ def test_a_volume_of_a_pool_from_its_claim_to_its_end(here: Driver, ceph: Ceph) 
     [topology] = made.accessible_topology
     told = here.call(pb.NodeGetInfoRequest()).accessible_topology.segments
     [key] = topology.segments
-    assert (told[key], key in ("csi.virtlun.dev/node",)) == (topology.segments[key], False)
+    assert key.startswith("csi.virtlun.dev/pool-")
+    assert told[key] == topology.segments[key]
     assert images(ceph) == ["data"]
     room = here.call(pb.GetCapacityRequest(parameters=CLASS))
     assert room.available_capacity > 1 << 40, "nobody tells it, so it holds no claim back"
@@ -155,6 +156,20 @@ def test_a_volume_of_a_pool_from_its_claim_to_its_end(here: Driver, ceph: Ceph) 
     here.delete(handle)
     here.delete(handle)
     assert (images(ceph), here.left()) == ([], NOTHING)
+
+
+def test_images_of_others_stay_as_they_are(here: Driver, ceph: Ceph) -> None:
+    ceph.image("theirs")
+    written = here.create_request("theirs", 8 * MIB, block(), **CLASS)
+    ceph.rbd("bench", "--io-type", "write", "--io-total", "4M", f"{POOL}/theirs")
+    code, why = here.refuses(written)
+    assert (code, "exists already" in why) == (Code.ALREADY_EXISTS, True)
+    uuid = Volumes(here.target.client).volume("ceph0/theirs").uuid
+    code, why = here.refuses(pb.DeleteVolumeRequest(volume_id=uuid))
+    assert (code, "is not of csi.virtlun.dev" in why) == (Code.FAILED_PRECONDITION, True)
+    assert list(here.call(pb.ListVolumesRequest()).entries) == []
+    assert images(ceph) == ["theirs"]
+    ceph.rbd("rm", "--no-progress", f"{POOL}/theirs")
 
 
 def test_two_nodes_have_the_same_volumes(here: Driver, there: Driver, ceph: Ceph) -> None:
