@@ -209,8 +209,8 @@ class OwnedVolumes:
     def clear_remnant(self, handle: str, store: Lvstore, name: str) -> None:
         """Deletes the image that a node has left which died while it made a volume in a pool.
 
-        It is empty, and nobody's: neither UUID nor owner were noted. One that a node makes at this
-        moment is open there, and stays.
+        It is nobody's: its owner, noted last, was not; either its UUID is this volume's, or nothing
+        was noted, and it is empty. One that a node makes at this moment is open there, and stays.
 
         Raises:
             RpcError: BUSY, a node makes it at this moment.
@@ -218,10 +218,15 @@ class OwnedVolumes:
         if not store.is_pool:
             return
         found = self.lvols.in_lvstore_of(handle, f"{store.name}/{name}")
-        if found is None or found.uuid == handle or found.allocated:
+        if found is None:
             return
         volumes = self.lvols.at(handle)
-        if not volumes.xattrs(found.uuid):
+        noted = volumes.xattrs(found.uuid)
+        if found.uuid == handle:
+            is_left = OWNER_XATTR not in noted
+        else:
+            is_left = not noted and _is_empty(volumes, found)
+        if is_left:
             volumes.delete(found.uuid, missing_ok=True)
 
     def _make(self, path: str, size: int, owner: Owner, *, thin: bool, uuid: str) -> Volume:
@@ -254,6 +259,11 @@ class OwnedVolumes:
         volume = self.lvols.find(handle)
         if volume is None:
             self.lvols.check_gone(handle)
+            if handles.is_uuid(handle) and any(
+                store.is_pool for store in self.lvols.stores_of(handle)
+            ):
+                # A node that died may have left it in the pool's trash.
+                self.lvols.at(handle).delete(handle, missing_ok=True)
             return
         if self._owner(handle) is None:
             raise precondition(
@@ -342,6 +352,11 @@ def owner_of(volumes: Volumes, handle: str) -> Owner | None:
         return None
     owner = Owner.parse(text) if text is not None else None
     return owner if owner is not None and owner.driver == DRIVER_NAME else None
+
+
+def _is_empty(volumes: Volumes, volume: Volume) -> bool:
+    """Whether an image has nothing; each object is looked for where its pool does not know."""
+    return not volume.allocated or not any(volumes.ranges(volume.uuid))
 
 
 def _is(volume: Volume, size: int, store: Lvstore, *, thin: bool) -> bool:

@@ -406,14 +406,22 @@ class Volumes(Lvstores):
         return self.volume(volume.uuid)
 
     def delete(self, reference: str, *, missing_ok: bool = False) -> None:
-        """Deletes a volume and its data; one that is in use is refused by the target."""
+        """Deletes a volume and its data; one that is in use is refused by the target.
+
+        Of a pool of Ceph, it completes a deletion that was cut off.
+        """
         try:
-            uuid = self.deletable(reference).uuid
-        except VolumeNotFoundError:
-            if missing_ok:
-                return
-            raise
-        self.client.call("bdev_lvol_delete", name=uuid)
+            name = self.deletable(reference).uuid
+        except VolumeNotFoundError as missing:
+            try:
+                self.client.call("bdev_lvol_delete", name=reference)
+            except RpcError as error:
+                if error.code != NO_DEVICE:
+                    raise
+                if not missing_ok:
+                    raise missing from error
+            return
+        self.client.call("bdev_lvol_delete", name=name)
 
     def deletable(self, reference: str) -> Volume:
         """Returns one volume as `volume`, also one whose key is not there, or lost."""

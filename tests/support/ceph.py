@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -112,6 +113,18 @@ class Ceph:
         """Makes an image; returns its name."""
         self.rbd("create", "--size", f"{size_in_mib}M", *options, f"{POOL}/{name}")
         return name
+
+    def cut_off_deletion(self, image: str) -> None:
+        """Leaves an image as a target does that is killed while it deletes it: in the trash."""
+        told = json.loads(self.rbd("info", "--format", "json", f"{POOL}/{image}"))
+        mark = f"virtlun.deleted.{told['id']}"
+        self.rbd("image-meta", "set", f"{POOL}/{image}", mark, "1")
+        self.rbd("trash", "mv", f"{POOL}/{image}")
+
+    def trash(self) -> set[str]:
+        """Returns the names of the images in the trash of the pool."""
+        listed = json.loads(self.rbd("trash", "ls", "--format", "json", POOL))
+        return {each["name"] for each in listed}
 
     def content(self, image: str) -> bytes:
         """Returns what `rbd export` says an image or snapshot holds."""

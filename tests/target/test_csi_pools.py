@@ -172,6 +172,27 @@ def test_images_of_others_stay_as_they_are(here: Driver, ceph: Ceph) -> None:
     ceph.rbd("rm", "--no-progress", f"{POOL}/theirs")
 
 
+def test_what_a_node_left_that_died_is_completed_by_the_next_call(here: Driver, ceph: Ceph) -> None:
+    # Before its owner was noted: an empty one of a pool without fast-diff, and a clone.
+    ceph.image("old", 8, "--image-feature", "layering,exclusive-lock")
+    handle = here.create("old", 8 * MIB, block(), **CLASS)
+    taken = here.snapshot(handle, "monday")
+    clone = here.create("copy", 8 * MIB, block(), snapshot_of(taken), **CLASS)
+    volumes = Volumes(here.target.client)
+    owner = volumes.xattrs(clone)["csi.volume"]
+    volumes.remove_xattr(clone, "csi.volume")
+    here.stop()
+    here.start()
+    assert here.create("copy", 8 * MIB, block(), snapshot_of(taken), **CLASS) == clone
+    assert volumes.xattrs(clone)["csi.volume"] == owner
+    # While it was deleted.
+    ceph.cut_off_deletion("copy")
+    here.delete(clone)
+    assert (images(ceph), ceph.trash()) == (["old"], set())
+    here.delete_snapshot(taken)
+    here.delete(handle)
+
+
 def test_two_nodes_have_the_same_volumes(here: Driver, there: Driver, ceph: Ceph) -> None:
     # What a node left that died between the image and what is noted at it.
     ceph.image("data", 320)

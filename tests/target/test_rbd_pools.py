@@ -447,6 +447,57 @@ def test_the_command_adds_a_pool_and_makes_volumes_in_it(
     refused(target, NOENT, "no cluster is registered", "bdev_rbd_get_clusters_info")
 
 
+def test_a_deletion_that_was_cut_off_is_completed_and_nothing_of_others(
+    target: Target, make_target: MakeTarget, ceph: Ceph
+) -> None:
+    uuid, used = create(target, "cut"), create(target, "used")
+    for name in ("named", "at-start"):
+        create(target, name)
+    ceph.image("theirs")
+    ceph.rbd("trash", "mv", f"{POOL}/theirs")
+    other = with_pool(make_target, ceph)
+    with guest_of(other, "ceph0/used", shareable=True) as guest:
+        for name in ("cut", "named", "used"):
+            ceph.cut_off_deletion(name)
+        refused(target, BUSY, "has it open", "bdev_lvol_delete", name=used)
+        guest.write(1, bytes([1]) * BLOCK)
+    other.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
+    assert ceph.trash() == {"cut", "named", "used", "theirs"}
+    for name in (uuid, used, "ceph0/named"):
+        target.rpc("bdev_lvol_delete", name=name)
+        refused(target, NODEV, "does not exist", "bdev_lvol_delete", name=name)
+    refused(target, NODEV, "does not exist", "bdev_lvol_delete", name="ceph0/theirs")
+    assert ceph.trash() == {"theirs"}
+    # One of the same identity was made meanwhile: neither is left.
+    create(target, "twice", lvol_uuid=uuid)
+    ceph.cut_off_deletion("twice")
+    create(target, "twice", lvol_uuid=uuid)
+    target.rpc("bdev_lvol_delete", name=uuid)
+    assert ("twice" in names(target), ceph.trash()) == (False, {"theirs"})
+    ceph.cut_off_deletion("at-start")
+    target.kill9()
+    target.start()
+    until(lambda: ceph.trash() == {"theirs"}, "the end of the deletion")
+    ceph.rbd("trash", "purge", "--no-progress", POOL)
+
+
+def test_a_volume_that_another_host_has_open_is_not_moved_to_the_trash(
+    target: Target, make_target: MakeTarget, ceph: Ceph
+) -> None:
+    uuid = create(target, "theirs")
+    other = with_pool(make_target, ceph)
+    with guest_of(other, "ceph0/theirs", shareable=True) as guest:
+        identity = json.loads(ceph.rbd("info", "--format", "json", f"{POOL}/theirs"))["id"]
+        refused(target, BUSY, "has it open", "bdev_lvol_delete", name=uuid)
+        assert "theirs" in ceph.rbd("ls", POOL).split()
+        # It was not even tried.
+        assert f"virtlun.deleted.{identity}" not in ceph.rbd("image-meta", "ls", f"{POOL}/theirs")
+        guest.write(1, bytes([1]) * BLOCK)
+    other.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
+    target.rpc("bdev_lvol_delete", name=uuid)
+    assert (ceph.trash(), "theirs" in names(target)) == (set(), False)
+
+
 def test_many_images_are_listed_without_a_lock(target: Target, ceph: Ceph) -> None:
     made = {f"many{n}" for n in range(40)}
     for name in made:

@@ -77,6 +77,40 @@ pub(crate) struct ImageSpec {
     pub name: *mut c_char,
 }
 
+/// `rbd_trash_image_info_t`: an image in a pool's trash.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct TrashInfo {
+    pub id: *mut c_char,
+    pub name: *mut c_char,
+    source: c_int,
+    deleted: libc::time_t,
+    deferred_until: libc::time_t,
+}
+
+impl TrashInfo {
+    pub(crate) const NONE: TrashInfo = TrashInfo {
+        id: std::ptr::null_mut(),
+        name: std::ptr::null_mut(),
+        source: 0,
+        deleted: 0,
+        deferred_until: 0,
+    };
+}
+
+/// `rbd_image_watcher_t`: a client that has an image open, other than to read it only.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Watcher {
+    pub address: *mut c_char,
+    id: i64,
+    cookie: u64,
+}
+
+impl Watcher {
+    pub(crate) const NONE: Watcher = Watcher { address: std::ptr::null_mut(), id: 0, cookie: 0 };
+}
+
 /// `rbd_linked_image_spec_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -246,7 +280,11 @@ functions! {
     RBD as rbd {
         rbd_open(IoCtx, *const c_char, *mut ImageHandle, *const c_char) -> c_int;
         rbd_open_read_only(IoCtx, *const c_char, *mut ImageHandle, *const c_char) -> c_int;
+        rbd_open_by_id(IoCtx, *const c_char, *mut ImageHandle, *const c_char) -> c_int;
+        rbd_open_by_id_read_only(IoCtx, *const c_char, *mut ImageHandle, *const c_char) -> c_int;
         rbd_close(ImageHandle) -> c_int;
+        rbd_watchers_list(ImageHandle, *mut Watcher, *mut size_t) -> c_int;
+        rbd_watchers_list_cleanup(*mut Watcher, size_t);
         rbd_list2(IoCtx, *mut ImageSpec, *mut size_t) -> c_int;
         rbd_image_spec_list_cleanup(*mut ImageSpec, size_t);
         rbd_image_options_create(*mut ImageOptions);
@@ -256,6 +294,8 @@ functions! {
         rbd_clone3(IoCtx, *const c_char, *const c_char, IoCtx, *const c_char, ImageOptions) -> c_int;
         rbd_trash_move(IoCtx, *const c_char, u64) -> c_int;
         rbd_trash_remove(IoCtx, *const c_char, bool) -> c_int;
+        rbd_trash_list(IoCtx, *mut TrashInfo, *mut size_t) -> c_int;
+        rbd_trash_list_cleanup(*mut TrashInfo, size_t);
         rbd_trash_restore(IoCtx, *const c_char, *const c_char) -> c_int;
         rbd_rename(IoCtx, *const c_char, *const c_char) -> c_int;
         rbd_snap_create(ImageHandle, *const c_char) -> c_int;

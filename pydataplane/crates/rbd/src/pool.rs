@@ -4,7 +4,7 @@
 //! of it taken, by that client, as librbd asks it to. All of it waits for the cluster as long as that takes, and
 //! is for threads that may ([`crate::within`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString};
 use std::ptr;
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use crate::cluster::{Client, Cluster, check, failed, option, text};
 use crate::ffi::{
     FEATURE_FAST_DIFF, FLAG_FAST_DIFF_INVALID, ImageHandle, ImageInfo, ImageOptions, ImageSpec,
     IoCtx, Library, LinkedImage, OPTION_CLONE_FORMAT, SNAPSHOT_OF_USERS, SnapInfo, SnapSpec,
+    TrashInfo, Watcher,
 };
 use crate::image::uuid_of;
 
@@ -39,6 +40,8 @@ const METADATA_MAX: usize = 16 << 20;
 const XATTR: &str = "virtlun.xattr";
 /// As that, of an identity that an image or snapshot was given.
 const UUID: &str = "virtlun.uuid";
+/// As that, of an image that is being deleted: what is in the trash without it is somebody else's.
+const DELETED: &str = "virtlun.deleted";
 /// Logarithm of the bytes of an object, unless Ceph's configuration says otherwise.
 const ORDER: u32 = 22;
 
@@ -375,7 +378,7 @@ impl Pool {
     /// Makes an image.
     ///
     /// # Errors
-    /// What Ceph says; then there is none.
+    /// What Ceph says; then there is none, or one without all of its notes.
     pub fn create(&self, image: &str, size: u64, notes: &Notes) -> Result<(), Error> {
         let name = text("the image's name", image)?;
         let options = Options::new(self.library());
@@ -388,7 +391,7 @@ impl Pool {
     /// Makes a clone of a snapshot, which need not be protected.
     ///
     /// # Errors
-    /// What Ceph says; then there is none.
+    /// What Ceph says; then there is none, or one without all of its notes.
     pub fn clone(
         &self,
         (of, snapshot): (&str, &str),
@@ -420,16 +423,10 @@ impl Pool {
         self.noted(image, notes)
     }
 
-    /// Notes what a new image is to have, or removes it.
+    /// Notes what a new image is to have. What is cut off stays: another host may have deleted the image and made
+    /// its own of that name.
     fn noted(&self, image: &str, notes: &Notes) -> Result<(), Error> {
-        let note = || self.opened(image, None, true)?.note(None, notes);
-        let failed = |why: &Error| {
-            // Another host has deleted it, and may have made one of its own.
-            if why.errno() != libc::ENOENT {
-                _ = self.remove(image);
-            }
-        };
-        if notes.is_empty() { Ok(()) } else { note().inspect_err(failed) }
+        if notes.is_empty() { Ok(()) } else { self.opened(image, None, true)?.note(None, notes) }
     }
 
     /// Gives an image a new size, in bytes.
@@ -454,39 +451,190 @@ impl Pool {
         check(renamed, || format!("image {} cannot be called {to}", self.path(image)))
     }
 
-    /// Deletes an image and its data, by way of the pool's trash: hosts that delete one at the same time would
-    /// else each remove parts of it, and a clone would be left at its parent by name.
+    /// Deletes an image and its data, by way of the pool's trash, which takes it once. What is cut off then is
+    /// found there by its mark, and completed ([`Pool::complete`]); nothing is deleted by its name alone.
     ///
     /// # Errors
-    /// It has snapshots, or somebody has it open; what Ceph says.
+    /// It has snapshots, or somebody has it open; what Ceph says. It is not deleted, or not yet.
     pub fn remove(&self, image: &str) -> Result<(), Error> {
         let (library, path) = (self.library(), self.path(image));
         let name = text("the image's name", image)?;
-        let opened = self.opened(image, None, false)?;
-        let (id, snapshots) = (text("its identity", &opened.id()?)?, opened.all_snapshots()?);
-        drop(opened);
-        if !snapshots.is_empty() {
-            let what = format!(
-                "image {path} has snapshots, or deleted ones whose clones are left (`rbd children --all {path}` \
-                 tells), which go first; it is not deleted"
-            );
-            return Err(failed(what, -libc::ENOTEMPTY));
+        // Who has it open for writing is seen by all others that delete it, and they refuse: its name stays its
+        // own until it is in the trash.
+        let opened = self.opened(image, None, true)?;
+        let id = opened.id()?;
+        let _alone = self.alone(&id, image)?;
+        if !opened.all_snapshots()?.is_empty() {
+            return Err(self.has_snapshots(image));
         }
+        if opened.watchers()?.len() > 1 {
+            return Err(self.in_use(image));
+        }
+        // Somebody who has closed it meanwhile may have moved it.
+        if self.opened(image, None, false)?.id()? != id {
+            return Err(self.in_use(image));
+        }
+        let uuid = opened.uuid(&id, None, &opened.metadata()?);
+        let mark = key_of(DELETED, &id, None);
+        opened.set(&mark, "1")?;
         // SAFETY: an open pool and a zero-terminated text.
         let moved = unsafe { (library.rbd_trash_move)(self.io, name.as_ptr(), 0) };
-        check(moved, || match -moved {
-            libc::EBUSY => format!(
-                "image {path} is not deleted: a client has it open (`rbd status {path}` tells which)"
-            ),
-            _ => format!("image {path} cannot be deleted"),
-        })?;
-        // SAFETY: an open pool and a zero-terminated text.
-        let removed = unsafe { (library.rbd_trash_remove)(self.io, id.as_ptr(), true) };
-        if removed < 0 {
-            // SAFETY: an open pool and zero-terminated texts.
-            unsafe { (library.rbd_trash_restore)(self.io, id.as_ptr(), name.as_ptr()) };
+        if moved < 0 {
+            _ = opened.unset(&mark);
         }
-        check(removed, || format!("image {path} cannot be deleted"))
+        drop(opened);
+        check(moved, || format!("image {path} cannot be deleted"))
+            .map_err(|why| if why.errno() == libc::EBUSY { self.in_use(image) } else { why })?;
+        self.emptied(&id, image)?;
+        // An earlier one of the same identity.
+        self.complete(|_, each| each == uuid).map(drop)
+    }
+
+    /// Completes deletions that were cut off, of the images in the trash whose name and identity `is_wanted`;
+    /// how many there were. What others have moved there stays.
+    ///
+    /// # Errors
+    /// Somebody has one open, or deletes it at the moment; what Ceph says.
+    pub fn complete(&self, is_wanted: impl Fn(&str, Uuid) -> bool) -> Result<usize, Error> {
+        let (mut completed, mut failed) = (0, None);
+        for (id, name) in self.trash()? {
+            match self.completed(&id, &name, &is_wanted) {
+                Ok(done) => completed += usize::from(done),
+                Err(why) => _ = failed.get_or_insert(why),
+            }
+        }
+        failed.map_or(Ok(completed), Err)
+    }
+
+    /// As [`Pool::complete`], of one image.
+    fn completed(
+        &self,
+        id: &str,
+        name: &str,
+        is_wanted: &impl Fn(&str, Uuid) -> bool,
+    ) -> Result<bool, Error> {
+        let opened = match self.opened_in_trash(id, name, false) {
+            Ok(opened) => opened,
+            Err(why) => match why.errno() {
+                // Its header goes after its data: nothing but the entry is left of it.
+                libc::ENOENT => {
+                    let _alone = self.alone(id, name)?;
+                    return self.purged(id, name).map(|()| false);
+                }
+                // Of a format or with features that none of ours has.
+                libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP => return Ok(false),
+                _ => return Err(why),
+            },
+        };
+        let metadata = opened.metadata()?;
+        let is_ours = metadata.contains_key(&key_of(DELETED, id, None));
+        if !is_ours || !is_wanted(name, opened.uuid(id, None, &metadata)) {
+            return Ok(false);
+        }
+        drop(opened);
+        let _alone = self.alone(id, name)?;
+        self.emptied(id, name).map(|()| true)
+    }
+
+    /// Deletes an image that is in the trash, unless somebody has it open, also to delete it.
+    fn emptied(&self, id: &str, name: &str) -> Result<(), Error> {
+        match self.opened_in_trash(id, name, true) {
+            Ok(opened) if opened.watchers()?.len() > 1 => return Err(self.in_use(name)),
+            Err(why) if why.errno() != libc::ENOENT => return Err(why),
+            _ => {}
+        }
+        let removed = self.purged(id, name);
+        if matches!(&removed, Err(why) if why.errno() == libc::ENOTEMPTY) {
+            // A snapshot was taken before it was in the trash.
+            let (id_, name_) = (text("its identity", id)?, text("the image's name", name)?);
+            // SAFETY: an open pool and zero-terminated texts.
+            unsafe { (self.library().rbd_trash_restore)(self.io, id_.as_ptr(), name_.as_ptr()) };
+            if let Ok(opened) = self.opened(name, None, true) {
+                _ = opened.unset(&key_of(DELETED, id, None));
+            }
+            return Err(self.has_snapshots(name));
+        }
+        removed
+    }
+
+    /// Removes an image from the trash; it may be gone.
+    fn purged(&self, id: &str, name: &str) -> Result<(), Error> {
+        let id_ = text("its identity", id)?;
+        // SAFETY: an open pool and a zero-terminated text.
+        match -unsafe { (self.library().rbd_trash_remove)(self.io, id_.as_ptr(), true) } {
+            libc::ENOENT => Ok(()),
+            libc::EBUSY => Err(self.in_use(name)),
+            errno => check(-errno, || {
+                format!("image {} is in the trash, but not deleted yet", self.path(name))
+            }),
+        }
+    }
+
+    fn in_use(&self, image: &str) -> Error {
+        let path = self.path(image);
+        let what = format!(
+            "image {path} is not deleted: a client has it open (`rbd status {path}` tells which), or deletes it \
+             now"
+        );
+        failed(what, -libc::EBUSY)
+    }
+
+    fn has_snapshots(&self, image: &str) -> Error {
+        let path = self.path(image);
+        let what = format!(
+            "image {path} has snapshots, or deleted ones whose clones are left (`rbd children --all {path}` \
+             tells), which go first; it is not deleted"
+        );
+        failed(what, -libc::ENOTEMPTY)
+    }
+
+    /// Keeps other threads of this process from deleting the same image: the cluster takes them for one client.
+    fn alone(&self, id: &str, image: &str) -> Result<Alone, Error> {
+        let key = format!("{}/{}/{id}", self.client.fsid, self.name);
+        match DELETING.lock().insert(key.clone()) {
+            true => Ok(Alone(key)),
+            false => Err(self.in_use(image)),
+        }
+    }
+
+    /// Identities and names of what is in the trash, but of what `rbd rm` is deleting.
+    fn trash(&self) -> Result<Vec<(String, String)>, Error> {
+        let library = self.library();
+        let mut infos = vec![TrashInfo::NONE; SOME];
+        loop {
+            let mut count = infos.len();
+            // SAFETY: an open pool, and room for that many.
+            let told = unsafe { (library.rbd_trash_list)(self.io, infos.as_mut_ptr(), &mut count) };
+            if told == -libc::ERANGE {
+                infos.resize(count + SOME, TrashInfo::NONE);
+                continue;
+            }
+            check(told, || format!("the trash of pool {} is not told", self.name))?;
+            let of = &infos[..count.min(infos.len())];
+            // SAFETY: zero-terminated texts, ours until they are given back.
+            let names = of.iter().map(|info| unsafe { (owned(info.id), owned(info.name)) });
+            let names = names.collect();
+            // SAFETY: those of the call above, once.
+            unsafe { (library.rbd_trash_list_cleanup)(infos.as_mut_ptr(), count) };
+            return Ok(names);
+        }
+    }
+
+    /// Opens an image that is in the trash.
+    fn opened_in_trash<'a>(
+        &'a self,
+        id: &str,
+        name: &'a str,
+        written: bool,
+    ) -> Result<Open<'a>, Error> {
+        let library = self.library();
+        let id = text("its identity", id)?;
+        let open = if written { library.rbd_open_by_id } else { library.rbd_open_by_id_read_only };
+        let mut image: ImageHandle = ptr::null_mut();
+        // SAFETY: an open pool, a zero-terminated text, and where the result is to be.
+        let opened = unsafe { open(self.io, id.as_ptr(), &mut image, ptr::null()) };
+        check(opened, || format!("image {} in the trash cannot be opened", self.path(name)))?;
+        Ok(Open { pool: self, name, image })
     }
 
     /// Takes a snapshot of an image.
@@ -653,6 +801,18 @@ fn key_of(kind: &str, id: &str, snapshot: Option<&str>) -> String {
     }
 }
 
+/// Images that threads of this process delete: cluster, pool and identity.
+static DELETING: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// One of [`DELETING`].
+struct Alone(String);
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        DELETING.lock().remove(&self.0);
+    }
+}
+
 /// What an image or snapshot has from the beginning.
 #[derive(Clone, Debug, Default)]
 pub struct Notes {
@@ -724,6 +884,39 @@ impl Open<'_> {
         check(told, || format!("the identity of image {} is not told", self.path()))?;
         // SAFETY: zero-terminated by the call.
         Ok(unsafe { owned(id.as_ptr()) })
+    }
+
+    /// Identity of the image or of a snapshot of it: the one that it was given, or its own.
+    fn uuid(&self, id: &str, snapshot: Option<&str>, metadata: &BTreeMap<String, String>) -> Uuid {
+        let given = metadata.get(&key_of(UUID, id, snapshot));
+        given.and_then(|given| Uuid::parse_str(given).ok()).unwrap_or_else(|| {
+            let pool = self.pool.number();
+            uuid_of(&self.pool.client.fsid, pool, id, snapshot.unwrap_or_default())
+        })
+    }
+
+    /// Addresses of the clients that have it open for writing, of this one, too.
+    fn watchers(&self) -> Result<Vec<String>, Error> {
+        let library = self.library();
+        let mut watchers = vec![Watcher::NONE; SOME];
+        loop {
+            let mut count = watchers.len();
+            // SAFETY: an open image, and room for that many.
+            let told = unsafe {
+                (library.rbd_watchers_list)(self.image, watchers.as_mut_ptr(), &mut count)
+            };
+            if told == -libc::ERANGE {
+                watchers.resize(count + SOME, Watcher::NONE);
+                continue;
+            }
+            check(told, || format!("who has image {} open is not told", self.path()))?;
+            let of = &watchers[..count.min(watchers.len())];
+            // SAFETY: zero-terminated texts, ours until they are given back.
+            let found = of.iter().map(|watcher| unsafe { owned(watcher.address) }).collect();
+            // SAFETY: those of the call above, once.
+            unsafe { (library.rbd_watchers_list_cleanup)(watchers.as_mut_ptr(), count) };
+            return Ok(found);
+        }
     }
 
     /// All metadata.
@@ -815,16 +1008,9 @@ impl Open<'_> {
         let mut before = parent.flatten();
         let fast = self.knows_objects()?;
         let metadata = self.metadata()?;
-        let given = |snapshot: &Option<String>| {
-            let given = metadata.get(&key_of(UUID, id, snapshot.as_deref()))?;
-            Uuid::parse_str(given).ok()
-        };
         let volume = |snapshot: Option<String>, size, parent, allocated| Volume {
             image: self.name.to_owned(),
-            uuid: given(&snapshot).unwrap_or_else(|| {
-                let name = snapshot.as_deref().unwrap_or_default();
-                uuid_of(&self.pool.client.fsid, self.pool.number(), id, name)
-            }),
+            uuid: self.uuid(id, snapshot.as_deref(), &metadata),
             snapshot,
             size,
             object_size,

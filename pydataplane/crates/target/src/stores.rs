@@ -481,6 +481,25 @@ impl App {
         }
     }
 
+    /// Completes the deletion of a volume (UUID or STORE/NAME) that is no more in its pool's list, but in its
+    /// trash, as an earlier call was cut off; whether there was one.
+    ///
+    /// # Errors
+    /// A pool does not answer, or somebody has the image open.
+    pub fn complete_deletion(&self, name: &str) -> Result<bool, Error> {
+        let uuid = Uuid::parse_str(name).ok();
+        let of = name.split_once('/').map(|(pool, _)| pool);
+        let is_asked = |pool: &Arc<Pool>| uuid.is_some() || Some(&*pool.name) == of;
+        let mut completed = 0;
+        for pool in self.pools.list().into_iter().filter(is_asked) {
+            let wanted = name.rsplit('/').next().unwrap_or(name).to_owned();
+            completed += pool.call(DATA_TIMEOUT, move |pool| {
+                pool.complete(|image, its| uuid.map_or(image == wanted, |uuid| its == uuid))
+            })?;
+        }
+        Ok(completed > 0)
+    }
+
     /// The store of that name or UUID, or what would have it.
     pub fn store(&self, name: &str) -> StoreOf<'_> {
         match self.pools.get(name) {

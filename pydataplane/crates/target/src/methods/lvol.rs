@@ -15,7 +15,7 @@ use crate::stores::Store;
 use bdev::TUPLE_LEN;
 use lvol::{ClearMethod, LvolInfo, LvolOptions, LvolSizes, LvolSpace, LvstoreInfo, LvstoreOptions};
 use rbd::Volume;
-use rpc::{Errno, Error, Flags, Methods};
+use rpc::{Code, Errno, Error, Flags, Methods};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -601,7 +601,12 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::LONG_WRITE,
             move |p: BdevName| {
                 let store = a.store_of(&p.name);
-                delete(&a, &[store.volume(&p.name)?], || store.delete(&p.name))
+                match store.volume(&p.name) {
+                    Err(why) if why.code == Code::Os(Errno::NoDev) => {
+                        if a.complete_deletion(&p.name)? { Ok(true) } else { Err(why) }
+                    }
+                    volume => delete(&a, &[volume?], || store.delete(&p.name)),
+                }
             },
         )
         .errors(&[Errno::NoDev, Errno::Busy, Errno::Perm, Errno::NoSpc, Errno::Io])

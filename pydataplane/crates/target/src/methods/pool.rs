@@ -3,7 +3,7 @@
 use super::{UuidText, check_name_of};
 use crate::app::App;
 use crate::errors;
-use crate::pools::{LIST_TIMEOUT, Pool};
+use crate::pools::{DATA_TIMEOUT, LIST_TIMEOUT, Pool};
 use crate::state::{self, Item};
 use bdev::Geometry;
 use rpc::{Errno, Error, Flags, Methods};
@@ -11,6 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::Arc;
+use std::thread;
 use uuid::Uuid;
 
 /// The method that adds a pool.
@@ -84,10 +85,26 @@ fn create(app: &App, mut p: Create) -> Result<String, Error> {
     let _wait = app.waits.begin(format!("pool {}", p.name), "its cluster to answer".into());
     let known = asked(&p, pool((Uuid::nil(), 1)))?;
     app.pools.add(pool(known))?;
+    complete_deletions(app, &p.name);
     (p.uuid, p.object_size) = (Some(UuidText(known.0)), Some(known.1));
     p.block_size = Some(block_size);
     app.config().record(CREATE, &p);
     Ok(known.0.to_string())
+}
+
+/// Completes what deletions that were cut off have left in a pool's trash, on a thread that may wait.
+fn complete_deletions(app: &App, name: &str) {
+    let Some(pool) = app.pools.get(name) else { return };
+    let complete = move || {
+        let done = pool.call(DATA_TIMEOUT, |pool| pool.complete(|_, _| true));
+        // The next call that deletes such a volume tries again.
+        if let Err(why) = done {
+            tracing::warn!("deletions in pool {} that were cut off: {}", pool.name, why.message);
+        }
+    };
+    if let Err(why) = thread::Builder::new().name("rbd trash".to_owned()).spawn(complete) {
+        tracing::warn!("no thread looks at the trash of pool {name}: {why}");
+    }
 }
 
 /// Adds the pool of `item`, one of [`is_pool`], again, if it is not there; without asking its cluster.
