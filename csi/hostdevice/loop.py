@@ -101,9 +101,8 @@ class LoopDevices:
     def _export(self, volume: str, *, shared: bool) -> Path:
         """Returns the target's file of the volume, made if need be."""
         client = self._targets.of(volume)
-        if (export := exports.find(client, volume)) is not None:
-            return Path(export["path"])
         try:
+            # also where there is one: it may be shared with other hosts, and is not to be, or not
             made = client.call(
                 "virtlun_export_create",
                 bdev_name=volume,
@@ -111,8 +110,8 @@ class LoopDevices:
                 shareable=shared or None,
             )
         except RpcError as error:
-            if error.code == EXISTS:
-                return self._export(volume, shared=shared)
+            if error.code == EXISTS and (export := exports.find(client, volume)) is not None:
+                return Path(export["path"])
             raise
         return Path(made["path"])
 

@@ -282,6 +282,8 @@ def test_a_block_volume_of_several_nodes(here: Driver, there: Driver, ceph: Ceph
         text = bytes([number]) * 4096
         written(path, text, number * MIB)
         assert read(other, 4096, number * MIB) == text
+    code, why = here.refuses(here.stage_request(handle, block()))
+    assert (code, "so it cannot be locked" in why) == (Code.FAILED_PRECONDITION, True)
     for driver in (here, there):
         driver.unpublish(handle)
         driver.unstage(handle)

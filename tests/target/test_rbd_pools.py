@@ -206,10 +206,20 @@ def test_several_hosts_write_to_a_volume_only_where_each_asks_for_it(
         assert there.read(1, 1) == bytes([1]) * BLOCK
         there.write(2, bytes([2]) * BLOCK)
         assert here.read(2, 1) == bytes([2]) * BLOCK
+        # Nobody takes it for locked who shares it.
+        target.rpc("vhost_create_scsi_controller", ctrlr="vm-2")
+        with pytest.raises(RpcError) as unlocked:
+            add(target, "ceph0/shared", "vm-2")
+        assert "shared with other hosts, so it cannot be locked" in unlocked.value.message
     for each in (target, other):
         each.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
+    export = {"method": "virtlun_export_create", "bdev_name": "ceph0/shared"}
+    target.rpc(**export, shareable=True)
+    refused(target, BUSY, "so it cannot be locked", **export)
+    target.rpc("virtlun_export_delete", bdev_name="ceph0/shared")
     add(target, "ceph0/shared")
     assert owners(ceph, "shared") == 1
+    refused(target, BUSY, "so it cannot be shared", **export, shareable=True)
 
 
 def test_a_restarted_target_has_its_pools_and_volumes_again(target: Target, ceph: Ceph) -> None:

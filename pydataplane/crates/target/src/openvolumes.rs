@@ -178,10 +178,17 @@ impl App {
         let there = self.registry.get(name).map(|bdev| bdev.name().to_owned());
         if let Some(disk) = there.as_ref().and_then(|bdev| self.registry.get_as::<Disk>(bdev)) {
             let bdev = there.unwrap_or_default();
-            let is_so = disk.source().shared == shared && !disk.is_fenced();
+            // A snapshot is not locked.
+            let same = disk.source().shared == shared || disk.source().image.contains('@');
+            let is_shared = disk.source().shared;
+            let is_so = same && !disk.is_fenced();
             drop(disk);
             if is_so || !self.close_volume(&bdev) {
-                return hold(&bdev);
+                return if same {
+                    hold(&bdev)
+                } else {
+                    Err(self.opened_otherwise(name, &bdev, is_shared))
+                };
             }
         }
         let volume = pool.volume(name)?;
@@ -193,6 +200,22 @@ impl App {
         }
         images::open_volume(self, &pool, &volume, shared)?;
         hold(&bdev)
+    }
+
+    /// Why a volume that is in use cannot be opened in the other way, with a lock or without.
+    fn opened_otherwise(&self, name: &str, bdev: &str, is_shared: bool) -> Error {
+        let owners = self.registry.owners(bdev);
+        let owner = owners.first().map_or("", |(owner, _)| owner.as_str());
+        let why = match is_shared {
+            true => format!(
+                "{name} is in use by {owner}, shared with other hosts, so it cannot be locked for this one: \
+                 release it there first"
+            ),
+            false => format!(
+                "{name} is in use by {owner}, locked for this host, so it cannot be shared: release it there first"
+            ),
+        };
+        Error::os(Errno::Busy, why)
     }
 
     /// Closes an open volume that nobody holds; whether it is closed, or will be soon.
