@@ -263,7 +263,7 @@ class Controller(SnapshotController):
         nodes = [topology.segments.get(TOPOLOGY_KEY) for topology in wanted.requisite]
         if store.is_pool:
             key = f"{POOL_KEY}{store.uuid}"
-            if nodes and not any(key in topology.segments for topology in wanted.requisite):
+            if nodes and not any(self._may_be(key, each) for each in wanted.requisite):
                 raise Failure(
                     Code.RESOURCE_EXHAUSTED,
                     f"the volume is wanted on {', '.join(map(str, nodes))}, without the pool "
@@ -276,6 +276,15 @@ class Controller(SnapshotController):
                 f"the volume is wanted on {', '.join(map(str, nodes))}, "
                 f"and this driver makes volumes on node {self._node} only",
             )
+
+    def _may_be(self, key: str, where: pb.Topology) -> bool:
+        """Whether a volume of the pool that has `key` can be used where a topology says.
+
+        A class that is bound at once says what its allowedTopologies say: a node alone, perhaps.
+        """
+        if any(each.startswith(POOL_KEY) for each in where.segments):
+            return key in where.segments
+        return where.segments.get(TOPOLOGY_KEY) == self._node
 
     def _describe(self, owned: Owned) -> pb.Volume:
         place = {TOPOLOGY_KEY: self._node}

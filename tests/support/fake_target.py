@@ -23,6 +23,7 @@ from pydataplane.errors import (
     NO_DEVICE,
     NO_SPACE,
     RpcError,
+    TargetError,
 )
 from pydataplane.silence import WatchedClient
 from tests.support.rpc_schemas import check_params, check_result
@@ -66,6 +67,8 @@ class FakeTarget(WatchedClient):
         super().__init__("/nonexistent")
         self.mib = mib
         self.lvstores = {LVSTORE: LVSTORE_UUID}
+        self.pools: set[str] = set()
+        """Those of `lvstores` that are pools of Ceph."""
         self.volumes = {alias: Volume(uuid) for alias, uuid in (volumes or {}).items()}
         self.controllers: dict[str, dict[int, str]] = {}
         """For each controller, the bdev of each target number."""
@@ -98,7 +101,7 @@ class FakeTarget(WatchedClient):
         # What a test wants.
         self.fail: dict[str, Exception] = {}
         """How the next call of a method fails."""
-        self.refuse: dict[str, RpcError] = {}
+        self.refuse: dict[str, TargetError] = {}
         """How each call of a method is refused."""
         self.gate: dict[str, threading.Event] = {}
         """What a method waits for before it does anything."""
@@ -318,7 +321,10 @@ class FakeTarget(WatchedClient):
             "format_version": 2,
         }
         stores = self.lvstores.items() if self.loaded else ()
-        found = [{"name": name, "uuid": own, **shown} for name, own in sorted(stores)]
+        found = []
+        for name, own in sorted(stores):
+            kind = {"kind": "rbd"} if name in self.pools else {}
+            found.append({"name": name, "uuid": own, **kind, **shown})
         if uuid is None:
             return found
         one = [store for store in found if store["uuid"] == uuid]

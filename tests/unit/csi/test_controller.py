@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from csi import TOPOLOGY_KEY, handles
+from csi import POOL_KEY, POOL_VALUE, TOPOLOGY_KEY, handles
 from csi.controller import Controller
 from csi.errors import Code
 from csi.locks import VolumeLocks
@@ -275,6 +275,24 @@ def test_a_volume_for_another_node_is_made_there(world: World) -> None:
     assert "node2" in message
     wanted.requisite.append(pb.Topology(segments={TOPOLOGY_KEY: "node1"}))
     assert world.create(accessibility_requirements=wanted).volume_id
+
+
+def test_a_volume_of_a_pool_is_for_nodes_with_the_pool_or_for_this_one(world: World) -> None:
+    world.target.pools.add(LVSTORE)
+
+    def made(*segments: dict[str, str]) -> str:
+        requisite = [pb.Topology(segments=each) for each in segments]
+        wanted = pb.TopologyRequirement(requisite=requisite)
+        return world.create(accessibility_requirements=wanted).volume_id
+
+    key = f"{POOL_KEY}{LVSTORE_UUID}"
+    handle = made({TOPOLOGY_KEY: "node2", key: POOL_VALUE})
+    # As allowedTopologies of a class that is bound at once say it.
+    assert made({TOPOLOGY_KEY: "node2"}, {TOPOLOGY_KEY: "node1"}) == handle
+    other = {f"{POOL_KEY}77777777-7777-4777-8777-777777777777": POOL_VALUE}
+    for where in ({TOPOLOGY_KEY: "node2"}, {TOPOLOGY_KEY: "node1", **other}):
+        message = refused(lambda: made(where), Code.RESOURCE_EXHAUSTED)  # noqa: B023
+        assert f"without the pool {LVSTORE}" in message
 
 
 def test_deleting_twice_is_fine(world: World) -> None:

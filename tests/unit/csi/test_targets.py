@@ -85,7 +85,7 @@ class Pair:
         """Has each call of a target fail as without a process."""
         error = TargetUnavailable(f"no target answers on {target.path}: start it")
         for method in (ASKED, "bdev_get_bdevs", "virtlun_get_status", "virtlun_export_list"):
-            target.refuse[method] = error  # type: ignore[assignment]
+            target.refuse[method] = error
 
     def back(self, target: FakeTarget) -> None:
         target.refuse = {}
