@@ -159,6 +159,7 @@ def main(
     _check(node_id, endpoint)
     set_up(log_level, as_json=log_json or not sys.stderr.isatty())
     ending = Ending()
+    path = Path(endpoint.removeprefix(UNIX))
     targets = Targets([WatchedClient(path) for path in dict.fromkeys(target_sockets)])
     host: Host = Helper(helper_socket) if helper_socket else LocalHost()
     volumes = OwnedVolumes(targets, node_id)
@@ -190,8 +191,8 @@ def main(
             capacity_of=nodes.capacity_of,
             asked_of=nodes.asked_of,
             host=host,
+            pools_file=path.with_name("pools.json"),
         )
-    path = Path(endpoint.removeprefix(UNIX))
     log = structlog.get_logger().bind(endpoint=endpoint, mode=mode, node=node_id)
     with ExitStack() as running:
         running.callback(stopped.set)

@@ -5,6 +5,7 @@ Staging makes the block device and mounts its file system once; publishing binds
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from csi.volumehealth import VolumeHealth
 from csi.volumes import Owned, OwnedVolumes
 from pydataplane.errors import NO_DEVICE, RpcError
 from pydataplane.lvols import Volume
+from pydataplane.volumes import Volumes
 
 Rpc = pb.NodeServiceCapability.RPC
 CAPABILITIES = [
@@ -59,13 +61,16 @@ class Node:
         capacity_of: Callable[[str], int] | None = None,
         asked_of: Callable[[str], int | None] | None = None,
         host: Host | None = None,
+        pools_file: Path | None = None,
     ) -> None:
         """Serves the pods of `node`, `max_volumes` at most (0: as many as there are).
 
         `host` mounts, by default in this process.
         `capacity_of` tells the bytes that a volume is to have, 0 where nobody knows; `asked_of`
-        those that its claim asks for, None where it has none.
+        those that its claim asks for, None where it has none. `pools_file` keeps which pools of
+        Ceph the node has.
         """
+        self._pools_file = pools_file
         self._volumes = volumes
         self._devices = devices
         self._vhost = vhost
@@ -235,6 +240,12 @@ class Node:
                 where = Path(mounted.target)
                 self._host.grow(request.volume_id, device, where, mounted.fs_type)
             size = sysblock.size_of(device)
+            if size < volume.size - volume.size % sysblock.PAGE_BYTES:
+                raise Failure(
+                    Code.UNAVAILABLE,
+                    f"{device} of volume {request.volume_id} has {size} bytes still, not the "
+                    f"{volume.size} that another node has given it: it takes them soon; try again",
+                )
         return pb.NodeExpandVolumeResponse(capacity_bytes=size)
 
     def _grow(self, handle: str, wanted: pb.CapacityRange) -> Volume:
@@ -268,18 +279,42 @@ class Node:
     def node_get_info(self, _: pb.NodeGetInfoRequest) -> pb.NodeGetInfoResponse:
         """Tells which node this is, and which pools of Ceph it has.
 
-        A pool that its target gets later, or does not tell of now, no other node's pods are sent
-        here for before the driver begins anew.
+        A pool that its target gets later no pods are sent here for before the driver begins anew.
+        Where a target does not answer, those are told that were known last: kubelet registers the
+        driver in any case, for volumes of other targets, too.
         """
+        pools = self._pools()
         segments = {TOPOLOGY_KEY: self._node}
-        for store in self._volumes.targets.lvstores():
-            if store.is_pool:
-                segments[f"{POOL_KEY}{store.uuid}"] = POOL_VALUE
+        segments |= {f"{POOL_KEY}{uuid}": POOL_VALUE for uuid in sorted(pools)}
         return pb.NodeGetInfoResponse(
             node_id=self._node,
             max_volumes_per_node=self._max_volumes,
             accessible_topology=pb.Topology(segments=segments),
         )
+
+    def _pools(self) -> set[str]:
+        """Returns the UUIDs of this node's pools, and keeps them."""
+        answers = self._volumes.targets.ask(lambda client: Volumes(client).lvstores())
+        found = {store.uuid for each in answers for store in each.value or () if store.is_pool}
+        if any(each.error is not None for each in answers):
+            return found | self._known_pools()
+        if self._pools_file is not None:
+            try:
+                new = self._pools_file.with_suffix(".new")
+                new.write_text(json.dumps(sorted(found)))
+                new.replace(self._pools_file)
+            except OSError as error:
+                log.warning("the pools of this node are not kept", reason=str(error))
+        return found
+
+    def _known_pools(self) -> set[str]:
+        try:
+            return set(json.loads(self._pools_file.read_text())) if self._pools_file else set()
+        except FileNotFoundError:
+            return set()
+        except (OSError, ValueError, TypeError) as error:
+            log.warning("the pools of this node are not known", reason=str(error))
+            return set()
 
     def _underway(self, what: str, request: Message, work: Callable[[], Answer]) -> Answer:
         """Does a call's work, which goes on when the call can wait no longer.

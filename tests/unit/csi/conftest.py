@@ -64,6 +64,7 @@ class World:
             capacity_of=lambda handle: self.capacities.get(handle, 0),
             asked_of=self.asked.get,
             host=cast(Host, self.host),
+            pools_file=self.directory / "pools.json",
         )
 
     def create(self, name: str = "pvc-1", size: int = 64 * MIB, **changes: Any) -> pb.Volume:

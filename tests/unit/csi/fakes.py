@@ -27,6 +27,8 @@ class FakeHost:
         self.dead: set[str] = set()
         self.flushed: list[str] = []
         self.crash_in_make = False
+        #: Bytes that devices lack, of what another node has just grown.
+        self.behind = 0
 
     # HostDevice
     def attach(
@@ -135,8 +137,10 @@ class FakeHost:
         self.mounted.append(Mount(str(target), self.numbers(device), "/", read_only, fs_type))
 
     # sysblock
+    PAGE_BYTES = 4096
+
     def size_of(self, device: Path) -> int:
-        return self._target.volume(self._volume(device)).mib * MIB
+        return self._target.volume(self._volume(device)).mib * MIB - self.behind
 
     def _volume(self, device: Path) -> str:
         return next(volume for (volume, _), path in self.devices.items() if path == device)

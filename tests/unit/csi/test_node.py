@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from csi import POOL_KEY, POOL_VALUE, TOPOLOGY_KEY
 from csi.errors import Code
 from csi.proto import csi_pb2 as pb
 from csi.volumes import FORMATTING_XATTR
-from tests.support.fake_target import MIB
+from pydataplane.errors import TargetUnavailable
+from tests.support.fake_target import LVSTORE, LVSTORE_UUID, MIB
 from tests.unit.csi.conftest import Mode, World, block, mount, refused
 
 NOWHERE = "33333333-3333-4333-8333-333333333333"
@@ -256,6 +258,45 @@ def test_a_guest_needs_no_help_of_the_node_to_see_growth(world: World, tmp_path:
     assert not answer.node_expansion_required
     request = pb.NodeExpandVolumeRequest(volume_id=handle, volume_path=str(tmp_path))
     assert world.node.node_expand_volume(request).capacity_bytes == 128 * MIB
+
+
+def test_a_device_that_has_not_taken_the_size_yet_is_asked_again(world: World) -> None:
+    handle = world.create().volume_id
+    world.stage(handle)
+    request = pb.NodeExpandVolumeRequest(
+        volume_id=handle,
+        volume_path=world.publish(handle),
+        capacity_range=pb.CapacityRange(required_bytes=128 * MIB),
+    )
+    world.host.grow = lambda *given: world.host.grown.append(str(given[-1]))  # type: ignore[method-assign]
+    world.host.behind = 64 * MIB
+    message = refused(lambda: world.node.node_expand_volume(request), Code.UNAVAILABLE)
+    assert "it takes them soon" in message
+    world.host.behind = 0
+    assert world.node.node_expand_volume(request).capacity_bytes == 128 * MIB
+
+
+def test_a_node_is_told_with_the_pools_that_were_known_last(world: World) -> None:
+    def told() -> dict[str, str]:
+        info = world.node.node_get_info(pb.NodeGetInfoRequest())
+        return dict(info.accessible_topology.segments)
+
+    away = {"bdev_lvol_get_lvstores": TargetUnavailable("the target is away")}
+    world.target.refuse.update(away)
+    assert told() == {TOPOLOGY_KEY: "node1"}
+    world.target.refuse.clear()
+    world.target.pools.add(LVSTORE)
+    known = {TOPOLOGY_KEY: "node1", f"{POOL_KEY}{LVSTORE_UUID}": POOL_VALUE}
+    assert told() == known
+    world.restart()
+    world.target.refuse.update(away)
+    assert told() == known
+    world.target.refuse.clear()
+    world.target.pools.clear()
+    assert told() == {TOPOLOGY_KEY: "node1"}, "it is no more"
+    (world.directory / "pools.json").write_text("nonsense")
+    world.target.refuse.update(away)
+    assert told() == {TOPOLOGY_KEY: "node1"}
 
 
 def test_a_volume_grows_to_what_its_claim_asks_for_and_no_further(
