@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from typing import NoReturn
 
 from plugin.hook.config import Config
@@ -79,6 +80,7 @@ def _run(operation: str, view: View, plan: Plan, config: Config) -> str | None:
             # One that somebody stays connected to is left: the hook runs also where a start has
             # failed, and whoever is connected then is not of that start.
             reconcile.released(rpc, plan.controller, reconcile.release_domain)
+            records.take_expected(config.state_dir, plan.controller)
         else:
             _bring_up(rpc, plan, operation, config)
         return views.refitted(view, _settings(config)) if operation in INCOMING else None
@@ -100,8 +102,12 @@ def _bring_up(rpc: Connection, plan: Plan, operation: str, config: Config) -> No
     recorded = {alias: uuids[alias] for alias in new}
     if recorded != known:
         records.write(config.state_dir, plan.controller, recorded)
+    if operation == "migrate":
+        records.expect(config.state_dir, plan.controller)
     if operation in INCOMING:
         return
+    if operation == "prepare" and records.take_expected(config.state_dir, plan.controller):
+        there = replace(there, incoming=True)
     reconcile.ensure(rpc, there, whole=operation == "prepare")
     lacks = next((path for path in plan.sockets if not os.path.exists(path)), None)  # noqa: PTH110
     if lacks is not None:

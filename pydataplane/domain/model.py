@@ -185,6 +185,8 @@ class Plan:
     """Controllers that devices of the domain name, and of which its metadata says nothing."""
     has_scsi: bool = True
     """Whether it has the vhost-user-scsi controller; else all of its disks are virtio-blk."""
+    incoming: bool = field(default=False, compare=False)
+    """Whether the guest comes from another host, which has its volumes until it runs here."""
     cpus: frozenset[frozenset[int]] = field(default=frozenset(), compare=False)
     """Sets of the host's CPUs that its vCPUs are bound to; empty: one may run on any."""
 

@@ -41,6 +41,10 @@ class Bdev:
     """Bytes of its own blocks."""
     limited: bool | None = None
     """Whether it has I/O limits; None where the target does not tell."""
+    follows_guest: bool = False
+    """Whether it is of a pool that several hosts have, one at a time."""
+    awaits_guest: bool = False
+    """Whether it is open for a guest that is still to come from another host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +160,13 @@ def look_up(rpc: Rpc, name: str) -> Bdev | None:
         if error.code != NO_DEVICE:
             raise
         return None
+    rbd = found.get("driver_specific", {}).get("rbd")
     return Bdev(
-        str(found["name"]), int(found.get("block_size", BLOCK_BYTES)), found.get("has_limits")
+        str(found["name"]),
+        int(found.get("block_size", BLOCK_BYTES)),
+        found.get("has_limits"),
+        follows_guest=rbd is not None,
+        awaits_guest=rbd is not None and rbd.get("locked") is False,
     )
 
 

@@ -61,6 +61,8 @@ class CreateBlk:
     lun: LunPlan
     cpus: frozenset[frozenset[int]] = frozenset()
     """As of `Plan`."""
+    incoming: bool = False
+    """As of `Plan`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class AddTarget:
 
     controller: str
     lun: LunPlan
+    incoming: bool = False
+    """As of `Plan`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +130,8 @@ Action = (
 def addition(plan: Plan, lun: LunPlan) -> AddTarget | CreateBlk:
     """Returns what shows a disk to the guest of this domain."""
     if lun.front == "scsi":
-        return AddTarget(plan.controller, lun)
-    return CreateBlk(plan.controller, lun, plan.cpus)
+        return AddTarget(plan.controller, lun, plan.incoming)
+    return CreateBlk(plan.controller, lun, plan.cpus, plan.incoming)
 
 
 def _wanted(plan: Plan) -> dict[Place, LunPlan]:
@@ -165,7 +169,13 @@ def actions(plan: Plan, state: State, *, whole: bool) -> list[Action]:
             result += new
             continue
         numbers = {lun.place(plan.controller).target: lun for lun in luns}
-        right = {n for n, lun in numbers.items() if is_right(lun, shown.get(n), state)}
+        right = {
+            n
+            for n, lun in numbers.items()
+            if is_right(lun, shown.get(n), state)
+            # Such a volume may be another host's still, and is asked for anew.
+            and (plan.incoming or not bdev_of(lun, state).awaits_guest)
+        }
         if whole and shown.keys() - right:
             result += [*owner, ReleaseController(name), *new]
             continue
@@ -251,7 +261,7 @@ def _show(rpc: Rpc, action: AddTarget | CreateBlk | SetLimits, state: State) -> 
     controller, lun = action.controller, action.lun
     limiting.bring(rpc, controller, lun, state)
     if isinstance(action, AddTarget):
-        _add_target(rpc, controller, lun, bdev_of(lun, state))
+        _add_target(rpc, action, bdev_of(lun, state))
     elif isinstance(action, CreateBlk):
         _create_blk(rpc, action, bdev_of(lun, state))
 
@@ -279,26 +289,33 @@ def _create_blk(rpc: Rpc, action: CreateBlk, bdev: Bdev) -> None:
             shareable=True if lun.shareable else None,
             block_size=lun.block_size if lun.block_size != bdev.block_size else None,
             discard=None if lun.characteristics.discard else False,
+            incoming=_incoming(action, bdev),
             **policy,
         )
 
     _with_policy(lun, create)
 
 
-def _add_target(rpc: Rpc, controller: str, lun: LunPlan, bdev: Bdev) -> None:
+def _incoming(action: AddTarget | CreateBlk, bdev: Bdev) -> bool | None:
+    return True if action.incoming and bdev.follows_guest else None
+
+
+def _add_target(rpc: Rpc, action: AddTarget, bdev: Bdev) -> None:
     """Adds a LUN; a target that is SPDK's own is not sent the extensions that it does not know."""
+    lun = action.lun
     extensions: dict[str, Any] = {
         "serial": lun.serial,
         "read_only": True if lun.read_only else None,
         "shareable": True if lun.shareable else None,
         "block_size": lun.block_size if lun.block_size != bdev.block_size else None,
+        "incoming": _incoming(action, bdev),
         **_chosen(lun.characteristics),
     }
 
     def add(policy: Mapping[str, Any]) -> None:
         rpc.call(
             "vhost_scsi_controller_add_target",
-            ctrlr=controller,
+            ctrlr=action.controller,
             scsi_target_num=lun.target,
             bdev_name=bdev.name,
             **extensions,

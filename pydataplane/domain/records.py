@@ -1,7 +1,8 @@
 """The hook's record of the volumes that a domain has had, for the hook cannot change its metadata.
 
 One file a controller: {"version": 1, "volumes": {"LVSTORE/LVOL": UUID}}. It tells a lost volume
-from one that never existed. The gateway moves what it says into the domain's metadata.
+from one that never existed. The gateway moves what it says into the domain's metadata. And an
+empty file beside it while the controller's guest is expected from another host.
 
 Standard library only: the hook is made of it.
 """
@@ -10,9 +11,14 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 from pydataplane.domain.errors import RecordError
+
+EXPECTED_S = 60
+"""How long, in seconds, a guest that is about to come is expected."""
 
 
 def read(folder: str, controller: str) -> dict[str, str]:
@@ -63,3 +69,29 @@ def write(folder: str, controller: str, uuids: Mapping[str, str]) -> None:
             f"{path}: the domain's volumes cannot be recorded ({error.strerror or error});"
             " make hook.state_dir of virtlun.toml a folder that can be written"
         ) from error
+
+
+def expect(folder: str, controller: str) -> None:
+    """Notes that the guest of a controller is about to come from another host.
+
+    Where that cannot be noted, a volume that the other host has locked is refused.
+    """
+    with suppress(OSError):
+        os.makedirs(folder, mode=0o755, exist_ok=True)  # noqa: PTH103
+        with open(_expected(folder, controller), "w"):  # noqa: PTH123
+            pass
+
+
+def take_expected(folder: str, controller: str) -> bool:
+    """Whether the guest of a controller comes from another host; the note of it goes."""
+    path = _expected(folder, controller)
+    try:
+        age_s = time.time() - os.stat(path).st_mtime  # noqa: PTH116
+        os.unlink(path)  # noqa: PTH108
+    except OSError:
+        return False
+    return 0 <= age_s < EXPECTED_S
+
+
+def _expected(folder: str, controller: str) -> str:
+    return f"{folder}/{controller}.incoming"

@@ -20,6 +20,8 @@ PACKAGES = ("ceph-mon", "ceph-osd", "ceph-common", "librbd1")
 """Of Debian."""
 COMMAND_DEADLINE_S = 60
 POOL = "rbd"
+WATCH_TIMEOUT_S = 30
+"""As Ceph has it."""
 _CONFIG = """
 [global]
 fsid = {fsid}
@@ -55,6 +57,7 @@ osd data = {directory}/osd
 osd class load list = *
 osd class default list = *
 osd memory target = 939524096
+osd client watch timeout = {watch_timeout}
 """
 
 
@@ -69,8 +72,13 @@ def free_port() -> int:
 class Ceph:
     """A cluster whose files are in `directory`; its path is short, as sockets are made in it."""
 
-    def __init__(self, directory: Path, *, key: bool = False) -> None:
-        """Makes and starts it; `key`: clients need one, which is in `keyring`."""
+    def __init__(
+        self, directory: Path, *, key: bool = False, watch_timeout_s: int = WATCH_TIMEOUT_S
+    ) -> None:
+        """Makes and starts it; `key`: clients need one, which is in `keyring`.
+
+        A client that does not answer for `watch_timeout_s` is given up.
+        """
         self.directory = directory
         self.conf = directory / "ceph.conf"
         self.keyring = directory / "keyring"
@@ -78,7 +86,13 @@ class Ceph:
         for name in ("mon", "osd", "run", "log"):
             (directory / name).mkdir()
         auth = "cephx" if key else "none"
-        text = _CONFIG.format(fsid=self.fsid, auth=auth, directory=directory, port=free_port())
+        text = _CONFIG.format(
+            fsid=self.fsid,
+            auth=auth,
+            directory=directory,
+            port=free_port(),
+            watch_timeout=watch_timeout_s,
+        )
         self.conf.write_text(text)
         self.environment = {**os.environ, "CEPH_CONF": str(self.conf)}
         self._make_monitor()
@@ -201,12 +215,12 @@ def lacks() -> list[str]:
 
 
 @contextlib.contextmanager
-def cluster(*, key: bool = False) -> Iterator[Ceph]:
+def cluster(*, key: bool = False, watch_timeout_s: int = WATCH_TIMEOUT_S) -> Iterator[Ceph]:
     """A cluster for the duration of a block."""
     with short_directory("ceph-", "/var/tmp") as directory:
         made: list[Ceph] = []
         try:
-            made.append(Ceph(directory, key=key))
+            made.append(Ceph(directory, key=key, watch_timeout_s=watch_timeout_s))
             yield made[0]
         finally:
             (made or [_Unmade(directory)])[0].stop()

@@ -170,7 +170,8 @@ async def _prepare_held(call: Call, xml: str, payload: Callable[[str], bytes]) -
         return await call.forward(payload(definition.xml))
     if not found[0].luns:
         return await _prepare_without_disks(call, definition.xml, found, payload)
-    async with prepared(call, *found, saved=True) as attempt:
+    plan = replace(found[0], incoming=True)
+    async with prepared(call, plan, found[1], saved=True) as attempt:
         reply = await call.forward(payload(definition.xml))
         attempt.started = reply.ok
     return reply

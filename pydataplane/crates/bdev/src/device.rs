@@ -138,6 +138,17 @@ pub trait Sparse: Send + Sync {
     }
 }
 
+/// What becomes of a guest whose disk a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestEvent {
+    /// It runs, or is about to.
+    Runs,
+    /// It has stopped, with nothing in flight, to go on at another host, or here again if that fails.
+    Leaves,
+    /// Its front end is gone: what it still waits for is not to be done any more.
+    Gone,
+}
+
 /// A block device. At most ten methods, and some for what only few have: all that a layer above may know.
 pub trait Bdev: Any + Send + Sync {
     /// Unique name; never changes while registered (an lvol's is its UUID).
@@ -187,6 +198,8 @@ pub trait Bdev: Any + Send + Sync {
     fn bare(&self) -> Option<Arc<dyn Bdev>> {
         None
     }
+    /// What becomes of the guest whose disk it is, for a device that one host at a time has. Must not wait.
+    fn on_guest(&self, _event: GuestEvent) {}
     /// Name of the device that this one shows as a whole, under a name of its own, and has for itself
     /// ([`crate::Registry::above`]); never changes.
     fn below(&self) -> Option<&str> {

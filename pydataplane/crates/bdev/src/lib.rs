@@ -58,7 +58,7 @@ mod wants;
 /// in pieces, so that nobody else on the thread waits for it (64 KiB take some ten microseconds).
 pub const COPY_AT_ONCE: usize = 64 << 10;
 
-pub use device::{Bdev, Features, Geometry, OpenError, Run, Sparse, host_boot};
+pub use device::{Bdev, Features, Geometry, GuestEvent, OpenError, Run, Sparse, host_boot};
 pub use file::{Closing, FileBdev, FileKind, FileOptions, OpenedFile};
 pub use gate::{Gate, Holds};
 pub use in_pieces::{InPieces, Layer, Part, Received};

@@ -6,6 +6,7 @@
 //! (`rbd_disable_zero_copy_writes`). What librbd would do all at once, such as to discard a terabyte, is
 //! done in parts, one after the other.
 
+use std::collections::VecDeque;
 use std::ptr;
 use std::sync::Arc;
 use std::thread;
@@ -21,6 +22,7 @@ use reactor::IoContext;
 
 use crate::errno::to_error;
 use crate::ffi::{Aio, EBLOCKLISTED};
+use crate::hold::Wish;
 use crate::image::Image;
 use crate::ring::{Outcome, Ring};
 
@@ -84,6 +86,10 @@ pub(crate) struct RbdChannel {
     slots: Slots<InFlight>,
     ring: Arc<Ring>,
     late: Late,
+    /// Writes that wait for the image to be locked, in order.
+    parked: VecDeque<u16>,
+    /// What [`Hold::given_up`] was when they began to.
+    given_up: u64,
     stats: ChannelStats,
     /// Of an image that other hosts write to.
     compared: Option<Compared>,
@@ -103,12 +109,16 @@ impl RbdChannel {
             in_use: false,
         });
         let free = InFlight::new(Io::flush(0), 0);
+        let ring = Ring::new(DEPTH, io.waker());
+        image.hold.add(Arc::downgrade(&ring));
         RbdChannel {
             image,
             features,
             slots: Slots::new(DEPTH, |_| free),
-            ring: Ring::new(DEPTH, io.waker()),
+            ring,
             late: Late::with_capacity(DEPTH),
+            parked: VecDeque::with_capacity(usize::from(DEPTH)),
+            given_up: 0,
             stats,
             compared,
         }
@@ -137,6 +147,55 @@ impl RbdChannel {
             return Err(Err(error));
         }
         if io.blocks == 0 && io.op != Op::Flush { Err(Ok(())) } else { Ok(()) }
+    }
+
+    /// Begins an I/O, unless it has to wait until the image is locked.
+    #[inline]
+    fn begin(&mut self, at: u16) {
+        match self.image.hold.is_held() || self.slots[at].io.op == Op::Read {
+            true => self.start(at),
+            false => self.park(at),
+        }
+    }
+
+    #[cold]
+    fn park(&mut self, at: u16) {
+        if self.parked.is_empty() {
+            self.given_up = self.image.hold.given_up();
+        }
+        self.parked.push_back(at);
+        self.image.wish(Wish::Take);
+    }
+
+    /// Begins what waited until the image is locked, or ends it if nobody wants it any more.
+    #[cold]
+    fn look_at_parked(&mut self, done: &mut Vec<Completion>) {
+        let given_up = self.image.is_fenced() || self.image.hold.given_up() != self.given_up;
+        if given_up {
+            while done.len() < done.capacity() {
+                let Some(at) = self.parked.pop_front() else { break };
+                done.push(self.over(at, Err(IoError::Removed)));
+            }
+        } else if self.image.hold.is_held() {
+            while let Some(at) = self.parked.pop_front() {
+                self.start(at);
+            }
+        }
+    }
+
+    /// An I/O is over: its slot is free.
+    fn over(&mut self, at: u16, result: Result<(), IoError>) -> Completion {
+        let InFlight { io, begun, how, .. } = self.slots[at];
+        let ended = reactor::ticks::now();
+        let ticks = ended.saturating_sub(begun);
+        self.stats.record(io.op, io.bytes(self.image.block_size()), ticks, result);
+        if how == How::Compared
+            && let Some(compared) = &mut self.compared
+        {
+            compared.in_use = false;
+        }
+        self.slots.give_back(at);
+        Completion { tag: io.tag, result, ticks, ended }
     }
 
     /// Gives the next part of an I/O to librbd; its end comes through the ring.
@@ -275,7 +334,7 @@ impl Channel for RbdChannel {
         }
         let Some(at) = self.slots.take() else { return Submit::Full };
         self.slots[at] = InFlight::new(*io, reactor::ticks::now());
-        self.start(at);
+        self.begin(at);
         Submit::Pending
     }
 
@@ -298,7 +357,7 @@ impl Channel for RbdChannel {
                 let Some(at) = self.slots.take() else { return Submit::Full };
                 self.slots[at] =
                     InFlight { how: How::Same, ..InFlight::new(*io, reactor::ticks::now()) };
-                self.start(at);
+                self.begin(at);
                 Submit::Pending
             }
         }
@@ -339,20 +398,14 @@ impl Channel for RbdChannel {
         if !self.late.is_empty() && !self.late.hand_over(done) {
             return (done.len() - before) as u32;
         }
+        if !self.parked.is_empty() {
+            self.look_at_parked(done);
+        }
         while done.len() < done.capacity() {
             let Some((at, outcome)) = self.ring.pop() else { break };
             let Some(result) = self.ended(at, outcome) else { continue };
-            let InFlight { io, begun, .. } = self.slots[at];
-            let ended = reactor::ticks::now();
-            let ticks = ended.saturating_sub(begun);
-            self.stats.record(io.op, io.bytes(self.image.block_size()), ticks, result);
-            if self.slots[at].how == How::Compared
-                && let Some(compared) = &mut self.compared
-            {
-                compared.in_use = false;
-            }
-            self.slots.give_back(at);
-            done.push(Completion { tag: io.tag, result, ticks, ended });
+            let over = self.over(at, result);
+            done.push(over);
         }
         (done.len() - before) as u32
     }
@@ -362,6 +415,9 @@ impl Drop for RbdChannel {
     /// Whoever closes a channel waits first until nothing is in flight. Where one did not, librbd still has
     /// memory of his.
     fn drop(&mut self) {
+        while let Some(at) = self.parked.pop_front() {
+            self.slots.give_back(at);
+        }
         while self.slots.taken() > 0 {
             match self.ring.pop() {
                 Some((at, _)) => self.slots.give_back(at),

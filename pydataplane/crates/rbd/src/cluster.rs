@@ -21,6 +21,7 @@ use uuid::Uuid;
 use crate::Error;
 use crate::clients::ClientsFile;
 use crate::ffi::{Library, Rados};
+use crate::hold;
 use crate::image::Image;
 
 /// How long a client waits for a monitor before it begins anew, in seconds, unless the configuration says
@@ -111,6 +112,8 @@ pub(crate) enum News {
     Changed(Weak<Image>),
     /// The cluster has fenced this client.
     Fenced(Weak<Image>),
+    /// Its lock is to be taken, or let go.
+    Lock(Weak<Image>),
 }
 
 /// A cluster, as images of it use it.
@@ -217,6 +220,11 @@ impl Cluster {
                 match news {
                     News::Changed(image) => _ = image.upgrade().map(|image| image.look_again()),
                     News::Fenced(image) => _ = image.upgrade().map(|image| image.say_fenced()),
+                    News::Lock(image) => {
+                        if let Err(why) = spawn("rbd lock", move || hold::see_to(&image)) {
+                            tracing::error!("the lock of an image stays as it is: {why}");
+                        }
+                    }
                 }
             }
         })?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bdev::{Bdev, Channel, Features, Geometry, OpenError, Registry, Stats};
+use bdev::{Bdev, Channel, Features, Geometry, GuestEvent, OpenError, Registry, Stats};
 use reactor::IoContext;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -88,6 +88,11 @@ impl Disk {
         self.image.is_fenced()
     }
 
+    /// Whether it is locked for this host; `None`: it is not to be.
+    pub fn is_locked(&self) -> Option<bool> {
+        self.image.is_locked()
+    }
+
     /// Gives the image a new size, in bytes, and tells of it. Waits for the cluster as long as that takes.
     ///
     /// # Errors
@@ -146,10 +151,16 @@ impl Bdev for Disk {
             "shared": source.shared,
             "fenced": self.is_fenced(),
         });
+        if let Some(locked) = self.is_locked() {
+            rbd["locked"] = json!(locked);
+        }
         if let Some(user) = &cluster.options().user {
             rbd["user_id"] = json!(user);
         }
         json!({"rbd": rbd})
+    }
+    fn on_guest(&self, event: GuestEvent) {
+        self.image.on_guest(event);
     }
     fn stats(&self) -> Option<&Arc<Stats>> {
         Some(&self.stats)

@@ -145,6 +145,21 @@ pub(crate) struct SnapInfo {
     pub name: *const c_char,
 }
 
+/// `rbd_image_watcher_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Watcher {
+    address: *mut c_char,
+    /// Number of the client.
+    pub client: i64,
+    cookie: u64,
+}
+
+impl Watcher {
+    pub(crate) const NONE: Watcher =
+        Watcher { address: std::ptr::null_mut(), client: 0, cookie: 0 };
+}
+
 /// Why the libraries cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LibraryError {
@@ -265,6 +280,7 @@ functions! {
         rados_ioctx_destroy(IoCtx);
         rados_ioctx_set_namespace(IoCtx, *const c_char);
         rados_ioctx_get_id(IoCtx) -> i64;
+        rados_get_instance_id(Rados) -> u64;
         rados_mon_command(
             Rados,
             *const *const c_char,
@@ -340,6 +356,9 @@ functions! {
         rbd_update_watch(ImageHandle, *mut u64, UpdateCallback, *mut c_void) -> c_int;
         rbd_update_unwatch(ImageHandle, u64) -> c_int;
         rbd_lock_acquire(ImageHandle, c_int) -> c_int;
+        rbd_lock_release(ImageHandle) -> c_int;
+        rbd_watchers_list(ImageHandle, *mut Watcher, *mut size_t) -> c_int;
+        rbd_watchers_list_cleanup(*mut Watcher, size_t);
         rbd_lock_get_owners(ImageHandle, *mut c_int, *mut *mut c_char, *mut size_t) -> c_int;
         rbd_lock_get_owners_cleanup(*mut *mut c_char, size_t);
         rbd_lock_break(ImageHandle, c_int, *const c_char) -> c_int;

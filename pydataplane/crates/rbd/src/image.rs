@@ -10,19 +10,24 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use bdev::Registry;
+use bdev::{GuestEvent, Registry};
 use libc::{c_char, c_int, c_void};
 use parking_lot::{Condvar, Mutex};
 use uuid::Uuid;
 
 use crate::Error;
 use crate::cluster::{Client, Cluster, News, check, failed, spawn, text};
-use crate::ffi::{FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, IoCtx, LOCK_EXCLUSIVE, Library};
+use crate::ffi::{
+    FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, IoCtx, LOCK_EXCLUSIVE, Library, Watcher,
+};
+use crate::hold::{Hold, Wish};
 
 /// Longest identity of an image, in bytes.
 const ID_MAX: usize = 64;
 /// Holders of a lock that are told at most.
 const OWNERS_MAX: usize = 8;
+/// Clients that have an image open that are told at most.
+const WATCHERS_MAX: usize = 16;
 
 /// Which image, and for whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +40,8 @@ pub struct Source {
     pub read_only: bool,
     /// Other clients may write to it, too; else it is locked for this one.
     pub shared: bool,
+    /// It is for a guest that comes from another host, which has the image locked until the guest runs here.
+    pub incoming: bool,
 }
 
 impl Source {
@@ -52,6 +59,11 @@ impl Source {
             Some((name, snapshot)) => (name, Some(snapshot)),
             None => (&self.image, None),
         }
+    }
+
+    /// Whether one client at a time has it.
+    fn is_locked(&self) -> bool {
+        self.is_written() && !self.shared
     }
 
     fn is_written(&self) -> bool {
@@ -168,7 +180,7 @@ impl OpenedImage {
     }
 
     /// Waits until nobody else writes to it, and nobody can from then on.
-    fn lock(&self) -> Result<(), Error> {
+    pub(crate) fn lock(&self) -> Result<(), Error> {
         let image = self.source.path();
         let mut features = 0;
         // SAFETY: an open image, and where the result is to be.
@@ -213,7 +225,7 @@ impl OpenedImage {
     }
 
     /// Addresses of the clients that have it locked.
-    fn lock_owners(&self) -> Vec<String> {
+    pub(crate) fn lock_owners(&self) -> Vec<String> {
         let mut mode: c_int = 0;
         let mut owners: [*mut c_char; OWNERS_MAX] = [ptr::null_mut(); OWNERS_MAX];
         let mut count = owners.len();
@@ -236,6 +248,35 @@ impl OpenedImage {
         // SAFETY: those of the call above, once.
         unsafe { (self.library.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
         texts
+    }
+
+    /// Lets others have the lock.
+    pub(crate) fn unlock(&self) -> Result<(), Error> {
+        // SAFETY: an open image.
+        let unlocked = unsafe { (self.library.rbd_lock_release)(self.image) };
+        check(unlocked, || format!("the lock of image {} is not let go", self.source.path()))
+    }
+
+    /// Whether another client has it open to write to it.
+    pub(crate) fn is_open_elsewhere(&self) -> Result<bool, Error> {
+        let Client { rados, .. } = self.cluster.client(Duration::ZERO)?;
+        // SAFETY: a connected client.
+        let own = unsafe { (self.library.rados_get_instance_id)(rados) };
+        let mut watchers = [Watcher::NONE; WATCHERS_MAX];
+        let mut count = watchers.len();
+        // SAFETY: an open image, and room for that many.
+        let told = unsafe {
+            (self.library.rbd_watchers_list)(self.image, watchers.as_mut_ptr(), &mut count)
+        };
+        if told == -libc::ERANGE {
+            return Ok(true);
+        }
+        check(told, || format!("who has image {} open is not told", self.source.path()))?;
+        let of = &watchers[..count.min(WATCHERS_MAX)];
+        let others = of.iter().any(|watcher| watcher.client.cast_unsigned() != own);
+        // SAFETY: those of the call above, once.
+        unsafe { (self.library.rbd_watchers_list_cleanup)(watchers.as_mut_ptr(), count) };
+        Ok(others)
     }
 
     /// Size and object size, in bytes.
@@ -317,13 +358,14 @@ pub(crate) struct Image {
     uuid: Uuid,
     /// The cluster does not serve this client any more.
     fenced: AtomicBool,
+    pub(crate) hold: Hold,
     news: Sender<News>,
     this: Weak<Image>,
 }
 
 impl Image {
-    /// Takes an open image into use: locks it, unless it is shared or only read, and looks at its size
-    /// from then on.
+    /// Takes an open image into use: locks it, unless it is shared, only read, or for a guest that is still to
+    /// come, and looks at its size from then on.
     ///
     /// # Errors
     /// Why not, with what to do.
@@ -333,7 +375,9 @@ impl Image {
         bdev: &str,
         block_size: u32,
     ) -> Result<Arc<Image>, Error> {
-        if opened.source.is_written() && !opened.source.shared {
+        let Source { incoming, .. } = opened.source;
+        let waits = opened.source.is_locked() && incoming;
+        if opened.source.is_locked() && !incoming {
             opened.lock()?;
         }
         let ((bytes, object_size), uuid) = (opened.stat()?, opened.uuid()?);
@@ -347,6 +391,7 @@ impl Image {
             object_size,
             uuid,
             fenced: AtomicBool::new(false),
+            hold: Hold::new(!waits),
             news,
             this: this.clone(),
         });
@@ -384,6 +429,32 @@ impl Image {
 
     pub(crate) fn source(&self) -> &Source {
         &self.opened.source
+    }
+
+    pub(crate) fn opened(&self) -> &OpenedImage {
+        &self.opened
+    }
+
+    /// Whether it is locked for this host; `None`: nobody locks it.
+    pub(crate) fn is_locked(&self) -> Option<bool> {
+        self.source().is_locked().then(|| self.hold.is_held())
+    }
+
+    /// The lock follows the guest.
+    pub(crate) fn on_guest(&self, event: GuestEvent) {
+        match event {
+            _ if !self.source().is_locked() => {}
+            GuestEvent::Runs => self.wish(Wish::Take),
+            GuestEvent::Leaves => self.wish(Wish::LetGo),
+            GuestEvent::Gone => self.hold.give_up(),
+        }
+    }
+
+    /// Has the lock taken or let go.
+    pub(crate) fn wish(&self, wish: Wish) {
+        if self.hold.wish(wish) {
+            _ = self.news.send(News::Lock(self.this.clone()));
+        }
     }
 
     pub(crate) fn cluster(&self) -> &Arc<Cluster> {
@@ -482,7 +553,7 @@ mod tests {
 
     fn source(pool: &str, image: &str) -> Source {
         let (pool, image) = (pool.to_owned(), image.to_owned());
-        Source { pool, image, read_only: false, shared: false }
+        Source { pool, image, read_only: false, shared: false, incoming: false }
     }
 
     #[test]

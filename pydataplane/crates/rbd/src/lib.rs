@@ -11,6 +11,7 @@
 //! | `clusters` | [`Clusters`]: those of a process |
 //! | `clients` | the addresses of clients, recorded for the next process |
 //! | `image` | [`OpenedImage`], [`Source`]: an image, its lock, its size; [`Closing`] |
+//! | `hold` | whether an image may be written here, while its guest moves from host to host |
 //! | `disk` | [`Disk`]: the bdev |
 //! | `channel` | its queue pair: the whole I/O path |
 //! | `pool` | [`Pool`], [`Volume`]: the images of a pool, made, changed and listed without a lock |
@@ -31,6 +32,7 @@ mod disk;
 mod errno;
 mod error;
 mod ffi;
+mod hold;
 mod image;
 mod pool;
 mod ring;

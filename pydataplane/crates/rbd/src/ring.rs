@@ -58,6 +58,11 @@ impl Ring {
         ring.waker.wake();
     }
 
+    /// Has the channel's thread look.
+    pub(crate) fn wake(&self) {
+        self.waker.wake();
+    }
+
     /// The next one that has ended.
     #[inline]
     pub(crate) fn pop(&self) -> Option<(u16, Outcome)> {

@@ -2,7 +2,7 @@
 
 use crate::app::App;
 use crate::errors;
-use crate::methods::rbd as images;
+use crate::methods::rbd::{self as images, Way};
 use crate::pools::{ALL_TIMEOUT, Pool};
 use crate::restore::bdev_of;
 use crate::state;
@@ -156,13 +156,14 @@ impl App {
         }
         let user = USERS.iter().find(|(name, _)| *name == method);
         let Some(name) = user.and_then(|(_, param)| text(param)) else { return Ok(None) };
-        let shared = params.get("shareable").and_then(Value::as_bool).unwrap_or(false);
-        self.open_volume(name, shared)
+        let flag = |name: &str| params.get(name).and_then(Value::as_bool).unwrap_or(false);
+        let way = Way { shared: flag("shareable"), incoming: flag("incoming") };
+        self.open_volume(name, way)
     }
 
     /// Opens a volume, unless it is open, and holds it so that it is not closed again. `None`: it is none, or
     /// was opened otherwise.
-    fn open_volume(&self, name: &str, shared: bool) -> Result<Held, Error> {
+    fn open_volume(&self, name: &str, way: Way) -> Result<Held, Error> {
         let registered = self.registry.get(name).map(|bdev| bdev.name().to_owned());
         let is_ours = |bdev: &String| self.pools.open().contains(bdev);
         let pool = match &registered {
@@ -179,9 +180,11 @@ impl App {
         if let Some(disk) = there.as_ref().and_then(|bdev| self.registry.get_as::<Disk>(bdev)) {
             let bdev = there.unwrap_or_default();
             // A snapshot is not locked.
-            let same = disk.source().shared == shared || disk.source().image.contains('@');
+            let same = disk.source().shared == way.shared || disk.source().image.contains('@');
             let is_shared = disk.source().shared;
-            let is_so = same && !disk.is_fenced();
+            // One that a VM is to come to is not locked yet.
+            let is_locked = way.incoming || disk.is_locked() != Some(false);
+            let is_so = same && is_locked && !disk.is_fenced();
             drop(disk);
             if is_so || !self.close_volume(&bdev) {
                 return if same {
@@ -198,7 +201,7 @@ impl App {
             let why = format!("{alias} is being opened again since the target's start: try again");
             return Err(Error::os(Errno::Busy, why));
         }
-        images::open_volume(self, &pool, &volume, shared)?;
+        images::open_volume(self, &pool, &volume, way)?;
         hold(&bdev)
     }
 

@@ -143,6 +143,10 @@ struct Create {
     /// Let other clients write to the image, too; else it is locked for this target (ours). Default: false
     #[serde(default, skip_serializing_if = "Option::is_none")]
     shared: Option<bool>,
+    /// It is for a VM that comes from another host, which has it locked until the VM runs here: only then it is
+    /// locked for this target, and what is written before waits (ours). Default: false
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    incoming: Option<bool>,
     /// Name of the pool whose volume the image is: it is also called POOL/IMAGE, what it holds is not looked at,
     /// and it goes when nobody uses it any more (ours). Default: none
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -333,6 +337,7 @@ fn source(p: &Create) -> Source {
         image: p.rbd_name.clone(),
         read_only: p.read_only.unwrap_or(false),
         shared: p.shared.unwrap_or(false),
+        incoming: p.incoming.unwrap_or(false),
     }
 }
 
@@ -350,11 +355,20 @@ fn name_of(app: &App, p: &mut Create) -> Result<String, Error> {
     Ok(name)
 }
 
+/// How a volume is opened.
+#[derive(Clone, Copy)]
+pub struct Way {
+    /// Other hosts may write to it, too.
+    pub shared: bool,
+    /// For a VM that comes from another host.
+    pub incoming: bool,
+}
+
 /// Opens a volume of a pool and makes it a bdev.
 ///
 /// # Errors
 /// As those of the method.
-pub fn open_volume(app: &App, pool: &Pool, volume: &Volume, shared: bool) -> Result<(), Error> {
+pub fn open_volume(app: &App, pool: &Pool, volume: &Volume, way: Way) -> Result<(), Error> {
     let p = Create {
         name: Some(volume.uuid.to_string()),
         user_id: None,
@@ -365,7 +379,8 @@ pub fn open_volume(app: &App, pool: &Pool, volume: &Volume, shared: bool) -> Res
         cluster_name: Some(pool.cluster.name().to_owned()),
         uuid: Some(UuidText(volume.uuid)),
         read_only: None,
-        shared: shared.then_some(true),
+        shared: way.shared.then_some(true),
+        incoming: way.incoming.then_some(true),
         pool: Some(pool.name.clone()),
     };
     create(app, p).map(drop)

@@ -16,6 +16,8 @@
 
 use std::time::Duration;
 
+use bdev::GuestEvent;
+
 use super::{Device, Worker};
 use crate::defs::response;
 use crate::past::Past;
@@ -63,6 +65,9 @@ impl Device {
                 });
                 ended.into_iter().flatten().for_each(|fd| cx.unwatch(fd));
             });
+        }
+        if !self.kept {
+            self.tell_disks(GuestEvent::Gone);
         }
         if !muted {
             self.answer_drained_tmfs();

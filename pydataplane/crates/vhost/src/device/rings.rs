@@ -8,10 +8,12 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use bdev::GuestEvent;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use virtqueue::{ConfigError, InflightRegion};
 
 use super::{Device, DeviceError};
+use crate::defs::F_LOG_ALL;
 use crate::front::Role;
 
 /// Where a ring lies, in the peer's own addresses.
@@ -110,9 +112,12 @@ impl Device {
     pub(crate) fn take_base(&mut self, index: u32) -> Result<u16, DeviceError> {
         let (at, _) = self.ring(index)?;
         self.stop(at)?;
-        let ring = &mut self.rings[at];
-        ring.kick = None;
-        Ok(ring.base)
+        self.rings[at].kick = None;
+        // What the guest dirties is logged while it migrates, and then only its memory is left to be sent.
+        if !self.runs() && self.features & F_LOG_ALL != 0 {
+            self.tell_disks(GuestEvent::Leaves);
+        }
+        Ok(self.rings[at].base)
     }
 
     /// SET_VRING_KICK; `None`: the peer will not kick.

@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bdev::GuestEvent;
 use guestmem::GuestMemory;
 use virtqueue::{
     AddressSpace, ConfigError, InflightError, InflightRegion, QueueConfig, SplitQueue,
@@ -56,6 +57,9 @@ impl Device {
                 return Ok(());
             }
         }
+        if matches!(role, Role::Requests(_)) {
+            self.tell_disks(GuestEvent::Runs);
+        }
         let replays = queue.to_replay();
         let base = queue.next_avail().wrapping_add(replays);
         let ring = &self.rings[at];
@@ -107,6 +111,11 @@ impl Device {
             Role::Requests(_) => {}
         }
         Ok(())
+    }
+
+    /// Tells the disks what becomes of the guest.
+    pub(super) fn tell_disks(&self, event: GuestEvent) {
+        self.attached.iter().flatten().for_each(|target| target.shared.bdev().on_guest(event));
     }
 
     /// Has what is in flight marked in a region of our own, if that is wanted and the peer has none.

@@ -1,0 +1,282 @@
+"""A running guest moves between two hosts with its disk, an image of a pool that both have.
+
+Real libvirtds, virsh, QEMU, guest and Ceph; the guest verifies what it reads all the time. The image
+is locked for one host at a time, and the lock moves when the guest does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.agent import Agent
+from tests.support.ceph import lacks
+from tests.support.ceph_pair import Pair, pair
+from tests.support.host import Host
+from tests.support.libvirtd import VirshError
+from tests.support.verified_io import VerifiedIo, block
+from tests.support.wait import until
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.vm,
+    pytest.mark.skipif(bool(lacks()), reason=f"not installed: {', '.join(lacks())}"),
+    pytest.mark.timeout(600),
+]
+
+NAME = "moving"
+IMAGE_MIB = 16
+SEED = 0x6D6F7665
+WATCH_TIMEOUT_S = 5
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Pair]:
+    """Two hosts over one pool of a cluster that soon gives up who does not answer."""
+    with pair(watch_timeout_s=WATCH_TIMEOUT_S) as made:
+        yield made
+
+
+@dataclass
+class Moving:
+    """A guest that verifies what it reads, and where it is."""
+
+    hosts: Pair
+    image: str
+    here: Host
+    agent: Agent
+    io: VerifiedIo
+
+    @property
+    def there(self) -> Host:
+        """The other host."""
+        return self.hosts.other(self.here)
+
+    def moved(self) -> None:
+        """The guest is on the other host now."""
+        self.here = self.there
+        self.agent.close()
+        self.agent = self.io.guest = self.hosts.agent(self.here, NAME)
+
+    def owner(self) -> str:
+        """The client that has the image locked."""
+        lock = self.hosts.lock(self.image)
+        assert lock is not None, "nobody has the image locked"
+        return lock.owner
+
+    def check(self) -> None:
+        """Checks that the guest's I/O goes on here, and that the other host has nothing of it."""
+        until(lambda: not self.hosts.disks(self.there), "the other host to let go")
+        for _ in range(2):  # the first count may be of before
+            self.io.goes_on(self.io.status().requests)
+        until(lambda: self.hosts.watchers(self.image) == {self.owner()}, "one client to be left")
+        (bdev,) = self.here.client.call("bdev_get_bdevs", name=f"ceph0/{self.image}")
+        assert bdev["driver_specific"]["rbd"]["locked"] is True
+
+    def audit(self) -> None:
+        """Ends the I/O; what the image holds is what the guest says, by Ceph's own command."""
+        ledger = self.io.finish()
+        self.here.virsh("destroy", NAME)
+        until(lambda: self.hosts.lock(self.image) is None, "the image to be closed")
+        held = self.hosts.ceph.content(self.image)
+        wrong = [
+            number
+            for number, generation in enumerate(ledger)
+            if held[number * 4096 : (number + 1) * 4096] != block(SEED, number, generation)
+        ]
+        assert not wrong, f"{len(wrong)} blocks are wrong, such as {wrong[:5]}"
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        """Begins a migration that does not end by itself, and waits until both have the image."""
+        source = self.owner()
+        command = self.hosts.command(self.here, NAME, "--bandwidth", "1", *words)
+        process = subprocess.Popen(
+            ["virsh", "-q", "-c", self.here.uri, *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        until(
+            lambda: len(self.hosts.watchers(self.image)) == 2 or process.poll() is not None,
+            "the destination to open the image",
+        )
+        assert process.poll() is None, process.communicate()[0]
+        until(lambda: "Memory processed" in self.here.virsh("domjobinfo", NAME), "memory to be sent")
+        assert len(self.hosts.disks(self.there)) == 1
+        assert self.owner() == source
+        return process
+
+    def let_finish(self, process: subprocess.Popen[str]) -> None:
+        """Lets a migration go as fast as it can, and waits for its end."""
+        fast(self.here)
+        said = process.communicate(timeout=240)[0]
+        assert process.returncode == 0, said
+
+
+@pytest.fixture
+def moving(hosts: Pair, request: pytest.FixtureRequest) -> Iterator[Moving]:
+    """A guest on the first host, which writes."""
+    bus = getattr(request, "param", "scsi")
+    image = hosts.ceph.image(f"i{abs(hash(request.node.name)) % 10**8}", IMAGE_MIB)
+    hosts.define(NAME, image, bus=bus)
+    here = hosts.first
+    here.virsh("start", NAME)
+    agent = hosts.agent(here, NAME)
+    disk = "sda" if bus == "scsi" else "vda"
+    agent.wait_for(f"[ -b /dev/{disk} ]")
+    made = Moving(hosts, image, here, agent, VerifiedIo(agent, disk, seed=SEED, threads=1, depth=8))
+    made.io.goes_on(0)
+    yield made
+    made.agent.close()
+    for host in (hosts.first, hosts.second):
+        host.virsh("destroy", NAME, check=False)
+        host.virsh("undefine", NAME, check=False)
+
+
+def test_a_running_guest_goes_there_and_back_and_the_lock_with_it(moving: Moving) -> None:
+    owners = [moving.owner()]
+    for _ in range(2):
+        done = moving.io.status().requests
+        process = moving.begin()
+        # It writes while its memory is sent, and the source alone has the image locked.
+        moving.io.goes_on(done)
+        assert moving.owner() == owners[-1]
+        moving.let_finish(process)
+        moving.moved()
+        moving.check()
+        owners.append(moving.owner())
+        print(f"downtime: {moving.hosts.downtime_ms(moving.here, NAME)} ms")
+    assert owners[0] == owners[2] != owners[1]
+    moving.audit()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("moving", ["virtio"], indirect=True)
+def test_so_does_a_virtio_blk_disk(moving: Moving) -> None:
+    source = moving.owner()
+    moving.let_finish(moving.begin())
+    moving.moved()
+    moving.check()
+    assert moving.owner() != source
+    moving.audit()
+
+
+@pytest.mark.nightly
+def test_the_definition_goes_with_it(moving: Moving) -> None:
+    moving.hosts.migrate(moving.here, NAME, "--persistent", "--undefinesource")
+    moving.moved()
+    moving.check()
+    assert moving.there.virsh("list", "--all", "--name") == ""
+    listed = moving.here.virsh("domblklist", NAME, "--inactive").split()
+    assert listed == ["sda", f"/dev/virtlun/ceph0/{moving.image}"]
+    moving.audit()
+    # As any guest of that host.
+    moving.here.virsh("start", NAME)
+    moving.hosts.agent(moving.here, NAME).close()
+
+
+@pytest.mark.nightly
+def test_a_cancelled_migration_leaves_all_as_it_was(moving: Moving) -> None:
+    source = moving.owner()
+    process = moving.begin()
+    moving.here.virsh("domjobabort", NAME)
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode != 0 and "cancel" in said, said
+    moving.check()
+    assert moving.owner() == source
+    moving.audit()
+
+
+@pytest.mark.nightly
+def test_so_does_one_whose_destination_dies(moving: Moving) -> None:
+    source = moving.owner()
+    process = moving.begin()
+    os.kill(qemu(moving.there), signal.SIGKILL)
+    process.communicate(timeout=120)
+    assert process.returncode != 0
+    moving.check()
+    assert moving.owner() == source
+    moving.audit()
+
+
+@pytest.mark.nightly
+def test_a_guest_that_could_not_go_on_there_takes_its_lock_back(moving: Moving) -> None:
+    """All of it was sent, and its source had let go."""
+    process = moving.begin()
+    pid = qemu(moving.there)
+    libvirtd = moving.there.libvirtd.pid
+    os.kill(libvirtd, signal.SIGSTOP)
+    try:
+        fast(moving.here)
+        until(lambda: moving.hosts.lock(moving.image) is None, "the source to let go", 120)
+        os.kill(pid, signal.SIGKILL)
+    finally:
+        os.kill(libvirtd, signal.SIGCONT)
+    process.communicate(timeout=120)
+    assert process.returncode != 0
+    moving.check()
+    moving.audit()
+
+
+@pytest.mark.nightly
+def test_post_copy_is_refused_before_anything_happens(moving: Moving) -> None:
+    for words in (("--postcopy",), ("--postcopy", "--p2p"), ("--postcopy", "--postcopy-after-precopy")):
+        with pytest.raises(VirshError, match="post-copy") as refused:
+            moving.hosts.migrate(moving.here, NAME, *words)
+        assert str(refused.value).count("\n") == 0
+    moving.check()
+    moving.audit()
+
+
+@pytest.mark.nightly
+def test_there_is_nothing_to_be_copied_of_a_pool(moving: Moving) -> None:
+    moving.hosts.migrate(moving.here, NAME, "--copy-storage-all")
+    moving.moved()
+    moving.check()
+    moving.audit()
+
+
+@pytest.mark.nightly
+def test_the_hook_alone_prepares_a_destination_as_well(moving: Moving) -> None:
+    """From libvirtd to libvirtd, without the gateways."""
+    here, there = moving.here, moving.there
+    xml = here.virsh_direct("dumpxml", "--migratable", NAME)
+    path = here.scratch / "there.xml"
+    path.write_text(xml.replace(str(here.paths.vhost_dir), str(there.paths.vhost_dir)))
+    command = moving.hosts.command(here, NAME, "--xml", str(path))
+    command[command.index(there.uri)] = there.libvirtd.uri()
+    here.virsh_direct(*command, deadline_s=240)
+    moving.moved()
+    moving.check()
+    moving.audit()
+
+
+@pytest.mark.nightly
+def test_another_host_is_refused_an_image_while_a_guest_writes(moving: Moving) -> None:
+    moving.hosts.define_on(moving.there, NAME)
+    with pytest.raises(VirshError, match="is locked by the client at 127.0.0.1") as refused:
+        moving.there.virsh("start", NAME)
+    assert str(refused.value).count("\n") == 0
+    assert moving.there.virsh("domstate", NAME) == "shut off"
+    moving.check()
+    moving.audit()
+
+
+def fast(host: Host) -> None:
+    """Lets the migration from a host end whatever its guest dirties."""
+    host.virsh("migrate-setspeed", NAME, "10000")
+    host.virsh("migrate-setmaxdowntime", NAME, "5000")
+
+
+def qemu(host: Host) -> int:
+    """The process of the only guest of a host."""
+    folder = host.libvirtd.scratch / "run-libvirt/qemu"
+    (file,) = (path for path in folder.glob("*.pid") if path.name != "driver.pid")
+    return int(file.read_text())

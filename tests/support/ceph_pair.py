@@ -1,0 +1,132 @@
+"""Two hosts, each with a libvirtd, a target and a gateway, over one pool of a real Ceph."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.agent import Agent
+from tests.support.ceph import POOL, Ceph, cluster
+from tests.support.domain import domain_xml
+from tests.support.host import Host
+from tests.support.libvirtd import NEWER_QEMU
+
+IDS = [f"c0ffee00-0000-4000-8000-00000000000{n}" for n in (5, 6)]
+AGENTS = Path("/var/lib/libvirt/agents")
+"""Where a guest's agent listens, of whichever host it runs on: each libvirtd sees a folder of its
+own there."""
+DISK = (
+    "<disk type='block' device='disk'><source dev='/dev/virtlun/ceph0/{image}'/>"
+    "<target dev='sda' bus='{bus}'/></disk>"
+)
+TUNNEL_DEADLINE_S = 240.0
+
+
+@dataclass
+class Lock:
+    """Who has an image."""
+
+    owner: str
+    """The client, such as client.4123."""
+    address: str
+
+
+class Pair:
+    """The hosts; both have the pool as `ceph0`."""
+
+    def __init__(self, ceph: Ceph, first: Host, second: Host) -> None:
+        """Adds the pool on both."""
+        self.ceph, self.first, self.second = ceph, first, second
+        for host in (first, second):
+            host.volumes.add_pool("ceph0", POOL, conf=ceph.conf)
+            folder = self._agents(host)
+            folder.mkdir()
+            folder.chmod(0o777)
+
+    def define(
+        self, name: str, image: str, *, bus: str = "scsi", accel: str = "tcg", vcpus: int = 1
+    ) -> None:
+        """Defines a domain on the first host, with an image of the pool as its disk."""
+        xml = domain_xml(
+            name,
+            self.first.image,
+            self.first.scratch,
+            accel=accel,
+            vcpus=vcpus,
+            devices=DISK.format(image=image, bus=bus),
+            emulator=NEWER_QEMU,
+        )
+        xml = xml.replace(f"{self.first.scratch}/{name}-agent", f"{AGENTS}/{name}")
+        path = self.first.scratch / f"{name}.xml"
+        path.write_text(xml)
+        self.first.virsh("define", str(path))
+
+    def define_on(self, host: Host, name: str) -> None:
+        """Defines on another host what is defined on the first, as its XML is there."""
+        host.virsh("define", str(self.first.scratch / f"{name}.xml"))
+
+    def agent(self, host: Host, name: str) -> Agent:
+        """The command channel into a guest that runs on a host."""
+        agent = Agent(self._agents(host) / name)
+        agent.wait_ready()
+        return agent
+
+    def other(self, host: Host) -> Host:
+        """The host that this one is not."""
+        return self.second if host is self.first else self.first
+
+    def command(self, source: Host, name: str, *words: str) -> list[str]:
+        """The words of virsh for a live migration from `source` to the other host."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        to = ("migrate", name, self.other(source).uri, "--live", "--migrateuri")
+        return [*to, f"tcp://127.0.0.1:{port}", *words]
+
+    def migrate(self, source: Host, name: str, *words: str) -> None:
+        """Migrates with plain virsh through both gateways."""
+        source.virsh(*self.command(source, name, *words), deadline_s=TUNNEL_DEADLINE_S)
+
+    @staticmethod
+    def downtime_ms(destination: Host, name: str) -> int:
+        """For how long no host ran the guest that has just come to `destination`."""
+        said = destination.virsh("domjobinfo", name, "--completed")
+        found = re.search(r"Total downtime:\s+(\d+)", said)
+        assert found, said
+        return int(found[1])
+
+    def lock(self, image: str) -> Lock | None:
+        """Who has an image; None: nobody."""
+        locks = json.loads(self.ceph.rbd("lock", "ls", "--format", "json", f"{POOL}/{image}"))
+        assert len(locks) <= 1, locks
+        return Lock(locks[0]["locker"], locks[0]["address"]) if locks else None
+
+    def watchers(self, image: str) -> set[str]:
+        """The clients that have an image open to write to it, such as client.4123."""
+        said = self.ceph.rbd("status", "--format", "json", f"{POOL}/{image}")
+        return {f"client.{item['client']}" for item in json.loads(said)["watchers"]}
+
+    @staticmethod
+    def disks(host: Host) -> list[str]:
+        """The controllers of a host's target."""
+        return [item["ctrlr"] for item in host.client.call("vhost_get_controllers")]
+
+    @staticmethod
+    def _agents(host: Host) -> Path:
+        return host.libvirtd.scratch / "lib" / AGENTS.name
+
+
+@contextlib.contextmanager
+def pair(*, watch_timeout_s: int = 30) -> Iterator[Pair]:
+    """A cluster, which gives a client up after `watch_timeout_s`, and two hosts over its pool."""
+    with (
+        cluster(watch_timeout_s=watch_timeout_s) as ceph,
+        Host(keep=True, host_uuid=IDS[0], target_options=["--rbd"]) as first,
+        Host(keep=True, host_uuid=IDS[1], target_options=["--rbd"]) as second,
+    ):
+        yield Pair(ceph, first, second)
