@@ -18,7 +18,7 @@ from uuid import UUID
 from plugin.gateway import copies, empty, overtaken, polkit
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
-from plugin.gateway.errors import GatewayError
+from plugin.gateway.errors import Code, GatewayError, Refused
 from plugin.gateway.handlers.start import begun, prepared, startable
 from plugin.gateway.messages import STRING, Domain, TypedParam
 from plugin.gateway.procs import Proc
@@ -36,6 +36,9 @@ COOKIE_MAX_BYTES = 4_194_304
 DEST_XML = "destination_xml"
 PERSIST_XML = "persistent_xml"
 """VIR_MIGRATE_PARAM_DEST_XML and _PERSIST_XML."""
+
+POST_COPY, COPY_ALL, COPY_CHANGED = 1 << 15, 1 << 6, 1 << 7
+"""VIR_MIGRATE_POSTCOPY, _NON_SHARED_DISK and _NON_SHARED_INC."""
 
 _NO_UUID = UUID(int=0)
 
@@ -56,8 +59,12 @@ async def perform(call: Call) -> None:
 async def _with_xml(call: Call) -> None:
     reader = Reader(call.payload)
     dom, xml = Domain.read(reader), reader.optional(reader.string)
-    await copies.check_none(call, dom)
-    await overtaken.check_none_of(call, dom)
+    after = Reader(call.payload[reader.offset :])
+    if call.header.procedure == Proc.MIGRATE_PERFORM3:
+        after.opaque(COOKIE_MAX_BYTES)
+        after.optional(after.string)
+        after.optional(after.string)
+    await _check_possible(call, dom, after.u64())
     if xml is None:
         xml = await _without_target(call, dom)
     else:
@@ -88,9 +95,11 @@ async def perform_params(call: Call) -> None:
 
 async def _with_params(call: Call, dom: Domain, reader: Reader, before: bytes) -> None:
     """Translates the XML among the parameters that `reader` has come to."""
-    await copies.check_none(call, dom)
-    await overtaken.check_none_of(call, dom)
     params = reader.array(lambda: TypedParam.read(reader), PARAMS_MAX)
+    after = Reader(call.payload[reader.offset :])
+    if call.header.procedure == Proc.MIGRATE_PERFORM3_PARAMS:
+        after.opaque(COOKIE_MAX_BYTES)
+    await _check_possible(call, dom, after.u32())
     given = {item.field for item in params}
     if DEST_XML not in given and (own := await _without_target(call, dom)) is not None:
         params.append(TypedParam(DEST_XML, STRING, own))
@@ -110,6 +119,41 @@ async def _with_params(call: Call, dom: Domain, reader: Reader, before: bytes) -
         item.write(writer)
     rest = call.payload[reader.offset :]
     await call.respond(await call.forward(before + bytes(writer) + rest))
+
+
+async def _check_possible(call: Call, dom: Domain, flags: int) -> None:
+    """Refuses what would lose something that a guest has of us, before anything is done.
+
+    Raises:
+        Refused: says what, and what to do instead.
+    """
+    await copies.check_none(call, dom)
+    await overtaken.check_none_of(call, dom)
+    if flags & (POST_COPY | COPY_ALL | COPY_CHANGED):
+        async with call.for_who_sees(dom):
+            await _check_flags(call, dom, flags)
+
+
+async def _check_flags(call: Call, dom: Domain, flags: int) -> None:
+    current = await _current(call, dom, XML_SECURE)
+    plan = None if current is None else await call.parse(lambda: translate.plan(current), current)
+    if plan is None or not plan.luns:
+        return
+    if flags & POST_COPY:
+        raise Refused(
+            Code.OPERATION_UNSUPPORTED,
+            f"domain '{dom.name}' has disks of virtlun, whose target has to reach all of the"
+            " guest's memory while it runs, so post-copy is not possible: migrate it without"
+            " --postcopy",
+        )
+    staying = await call.services.target.staying(plan)
+    if staying:
+        raise Refused(
+            Code.OPERATION_UNSUPPORTED,
+            f"disk {staying[0].dev} of domain '{dom.name}' is the volume"
+            f" {staying[0].volume.alias}, which a migration does not copy: give the other host its"
+            " content first, and migrate without --copy-storage-all",
+        )
 
 
 async def prepare(call: Call) -> None:
