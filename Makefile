@@ -61,6 +61,10 @@ help: ## This list
 demo: setup ## The main job in a real VM: attach, grow, detach a volume with plain virsh (SHELL_IN=1 keeps it)
 	@$(BIN)/python -m tests.demo $(if $(SHELL_IN),--shell)
 
+.PHONY: demo-ceph
+demo-ceph: setup ## A VM on a real Ceph: live migration under verified I/O, resize, its host killed
+	@$(BIN)/python -m tests.demo.ceph
+
 .PHONY: demo-kubernetes
 demo-kubernetes: kubernetes ## Claims and pods on a real Kubernetes node, built from source the first time
 	@$(BIN)/python -m tests.kubernetes

@@ -27,7 +27,7 @@ from pydataplane.domain.errors import LunKept, ReconcileError, Refusal
 from pydataplane.domain.limits import Limits
 from pydataplane.domain.model import Place
 from pydataplane.domain.names import domain_controller, domain_of
-from pydataplane.domain.observed import State, bdev_of, observe
+from pydataplane.domain.observed import State, observe
 from pydataplane.domain.reconcile import Release
 from pydataplane.domain.translate import LunPlan, Plan
 from pydataplane.domain.translate.taken import Held
@@ -398,11 +398,6 @@ class Target:
         state = await self._run(lambda: observe(self._client))
         shown = state.controllers.get(place.controller, {}).get(place.target)
         return shown is not None and shown.bdev == bdev
-
-    async def staying(self, plan: Plan) -> list[LunPlan]:
-        """Returns those disks of a plan that are of no pool which other hosts may have as well."""
-        state = await self._run(lambda: observe(self._client, plan.luns))
-        return [lun for lun in plan.luns if not bdev_of(lun, state).follows_guest]
 
     async def find_volumes(self, plan: Plan, known: dict[str, str]) -> Plan:
         """Returns the plan with the UUIDs of the volumes that are there; see `missing`."""

@@ -367,10 +367,6 @@ class Targets:
             raise answers.silent[0][1]
         return False
 
-    async def staying(self, plan: Plan) -> list[LunPlan]:
-        """Returns those disks of a plan that other hosts do not have; see `Target.staying`."""
-        return await self._of_plan(plan).staying(plan)
-
     async def find_volumes(self, plan: Plan, known: Mapping[str, str]) -> Plan:
         """Returns the plan with the UUIDs of the volumes that are there; see `missing`."""
         await self._check_home(plan, plan.luns)

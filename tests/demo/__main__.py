@@ -14,6 +14,7 @@ from rich.console import Console
 
 from tests.demo.shell import shell
 from tests.demo.steps import STEPS, Story
+from tests.demo.telling import tell
 from tests.guest.image import build
 from tests.support.host import Host, is_root, scratch_directory
 from tests.support.qemu import accelerator
@@ -63,13 +64,7 @@ def _tell(scratch: Path, *, with_shell: bool) -> None:
         kind = "KVM" if accel == "kvm" else "software (KVM does not work here)"
         OUT.print(f"[bold]virtlun demo[/] in {host.scratch}; the guest runs with {kind}\n")
         story = Story(host, accel=accel)
-        for number, step in enumerate(STEPS, 1):
-            OUT.print(f"[bold cyan]{number:2}. {step.__doc__}[/]")
-            with OUT.status("..."):
-                shown = step(story)
-            for line in shown.splitlines():
-                OUT.print(f"    {line}", markup=False)
-            OUT.print()
+        tell(OUT, story, STEPS)
         if with_shell:
             shell(host.uri, host.paths.rpc_socket, OUT)
 

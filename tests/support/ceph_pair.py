@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.agent import Agent
-from tests.support.ceph import POOL, Ceph, cluster
+from tests.support.agent import Agent, GuestError
+from tests.support.ceph import POOL, WATCH_TIMEOUT_S, Ceph, cluster
 from tests.support.domain import domain_xml
 from tests.support.host import Host
 from tests.support.libvirtd import NEWER_QEMU
@@ -24,7 +26,8 @@ DISK = (
     "<disk type='block' device='disk'><source dev='/dev/virtlun/ceph0/{image}'/>"
     "<target dev='sda' bus='{bus}'/></disk>"
 )
-TUNNEL_DEADLINE_S = 240.0
+MOVED_S = 240.0
+"""How long a migration may take."""
 
 
 @dataclass
@@ -43,7 +46,7 @@ class Pair:
         """Adds the pool on both."""
         self.ceph, self.first, self.second = ceph, first, second
         for host in (first, second):
-            host.volumes.add_pool("ceph0", POOL, conf=ceph.conf)
+            self._add_pool(host)
             folder = self._agents(host)
             folder.mkdir()
             folder.chmod(0o777)
@@ -67,13 +70,28 @@ class Pair:
         self.first.virsh("define", str(path))
 
     def define_on(self, host: Host, name: str) -> None:
-        """Defines on another host what is defined on the first, as its XML is there."""
-        host.virsh("define", str(self.first.scratch / f"{name}.xml"))
+        """Defines on another host the domain that is defined on the first."""
+        path = host.scratch / f"{name}.xml"
+        path.write_text(self.first.virsh("dumpxml", "--inactive", name))
+        host.virsh("define", str(path))
+
+    def _add_pool(self, host: Host) -> None:
+        host.volumes.add_pool("ceph0", POOL, conf=self.ceph.conf)
+
+    def forget_fence(self, host: Host) -> None:
+        """A host that was fenced, and uses nothing of the pool any more, has it again."""
+        host.volumes.remove_pool("ceph0")
+        self._add_pool(host)
 
     def agent(self, host: Host, name: str) -> Agent:
         """The command channel into a guest that runs on a host."""
         agent = Agent(self._agents(host) / name)
-        agent.wait_ready()
+        try:
+            agent.wait_ready(60.0)
+        except GuestError as error:
+            words = self.first.console(name)[-2000:]
+            log = host.paths.log.read_text(errors="replace")[-2000:]
+            raise GuestError(f"{error}\nIts console:\n{words}\nThe target's log:\n{log}") from error
         return agent
 
     def other(self, host: Host) -> Host:
@@ -90,7 +108,7 @@ class Pair:
 
     def migrate(self, source: Host, name: str, *words: str) -> None:
         """Migrates with plain virsh through both gateways."""
-        source.virsh(*self.command(source, name, *words), deadline_s=TUNNEL_DEADLINE_S)
+        source.virsh(*self.command(source, name, *words), deadline_s=MOVED_S)
 
     @staticmethod
     def downtime_ms(destination: Host, name: str) -> int:
@@ -117,16 +135,36 @@ class Pair:
         return [item["ctrlr"] for item in host.client.call("vhost_get_controllers")]
 
     @staticmethod
+    def qemu(host: Host) -> int:
+        """The process of the only guest of a host."""
+        folder = host.libvirtd.scratch / "run-libvirt/qemu"
+        (file,) = (path for path in folder.glob("*.pid") if path.name != "driver.pid")
+        return int(file.read_text())
+
+    def kill(self, host: Host) -> None:
+        """A host with its only guest dies."""
+        os.kill(self.qemu(host), signal.SIGKILL)
+        host.kill_target()
+        host.stop_gateway(signal.SIGKILL)
+        host.libvirtd.kill(signal.SIGKILL)
+
+    @staticmethod
     def _agents(host: Host) -> Path:
         return host.libvirtd.scratch / "lib" / AGENTS.name
 
 
 @contextlib.contextmanager
-def pair(*, watch_timeout_s: int = 30) -> Iterator[Pair]:
-    """A cluster, which gives a client up after `watch_timeout_s`, and two hosts over its pool."""
+def hosts_over(ceph: Ceph) -> Iterator[Pair]:
+    """Two hosts over the pool of a cluster, for the duration of a block."""
     with (
-        cluster(watch_timeout_s=watch_timeout_s) as ceph,
         Host(keep=True, host_uuid=IDS[0], target_options=["--rbd"]) as first,
         Host(keep=True, host_uuid=IDS[1], target_options=["--rbd"]) as second,
     ):
         yield Pair(ceph, first, second)
+
+
+@contextlib.contextmanager
+def pair(*, watch_timeout_s: int = WATCH_TIMEOUT_S) -> Iterator[Pair]:
+    """A cluster, which gives a client up after `watch_timeout_s`, and two hosts over its pool."""
+    with cluster(watch_timeout_s=watch_timeout_s) as ceph, hosts_over(ceph) as made:
+        yield made

@@ -37,6 +37,9 @@ DEST_XML = "destination_xml"
 PERSIST_XML = "persistent_xml"
 """VIR_MIGRATE_PARAM_DEST_XML and _PERSIST_XML."""
 
+MIGRATE_DISKS = "migrate_disks"
+"""VIR_MIGRATE_PARAM_MIGRATE_DISKS: those that libvirt copies, and no others."""
+
 POST_COPY, COPY_ALL, COPY_CHANGED = 1 << 15, 1 << 6, 1 << 7
 """VIR_MIGRATE_POSTCOPY, _NON_SHARED_DISK and _NON_SHARED_INC."""
 
@@ -99,7 +102,10 @@ async def _with_params(call: Call, dom: Domain, reader: Reader, before: bytes) -
     after = Reader(call.payload[reader.offset :])
     if call.header.procedure == Proc.MIGRATE_PERFORM3_PARAMS:
         after.opaque(COOKIE_MAX_BYTES)
-    await _check_possible(call, dom, after.u32())
+    flags = after.u32()
+    if any(item.field == MIGRATE_DISKS for item in params):
+        flags &= ~(COPY_ALL | COPY_CHANGED)
+    await _check_possible(call, dom, flags)
     given = {item.field for item in params}
     if DEST_XML not in given and (own := await _without_target(call, dom)) is not None:
         params.append(TypedParam(DEST_XML, STRING, own))
@@ -137,22 +143,22 @@ async def _check_possible(call: Call, dom: Domain, flags: int) -> None:
 async def _check_flags(call: Call, dom: Domain, flags: int) -> None:
     current = await _current(call, dom, XML_SECURE)
     plan = None if current is None else await call.parse(lambda: translate.plan(current), current)
-    if plan is None or not plan.luns:
+    if plan is None:
         return
-    if flags & POST_COPY:
+    if flags & POST_COPY and plan.luns:
         raise Refused(
             Code.OPERATION_UNSUPPORTED,
             f"domain '{dom.name}' has disks of virtlun, whose target has to reach all of the"
             " guest's memory while it runs, so post-copy is not possible: migrate it without"
             " --postcopy",
         )
-    staying = await call.services.target.staying(plan)
-    if staying:
+    if flags & (COPY_ALL | COPY_CHANGED):
         raise Refused(
             Code.OPERATION_UNSUPPORTED,
-            f"disk {staying[0].dev} of domain '{dom.name}' is the volume"
-            f" {staying[0].volume.alias}, which a migration does not copy: give the other host its"
-            " content first, and migrate without --copy-storage-all",
+            f"domain '{dom.name}' has a controller of virtlun, whose volumes libvirt does not copy"
+            " (those of a pool of Ceph are there already, others need their content there first):"
+            " migrate it without --copy-storage-all, or name the disks to be copied with"
+            " --migrate-disks",
         )
 
 

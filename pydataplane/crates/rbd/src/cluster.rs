@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::Error;
 use crate::clients::ClientsFile;
-use crate::ffi::{Library, Rados};
+use crate::ffi::{EBLOCKLISTED, Library, Rados};
 use crate::hold;
 use crate::image::Image;
 
@@ -279,7 +279,12 @@ pub(crate) fn text(what: &str, text: &str) -> Result<CString, Error> {
 
 /// The error of a call that returned something negative.
 pub(crate) fn failed(what: impl Into<String>, returned: c_int) -> Error {
-    Error::Failed { what: what.into(), errno: returned.checked_neg().unwrap_or(libc::EIO) }
+    let (mut what, errno) = (what.into(), returned.checked_neg().unwrap_or(libc::EIO));
+    if errno == EBLOCKLISTED {
+        what += " as the cluster has fenced this host (when nothing of it is in use here, remove the pool \
+                 and add it again, or register the cluster anew)";
+    }
+    Error::Failed { what, errno }
 }
 
 /// Succeeds where a call returned nothing negative.

@@ -1,0 +1,91 @@
+"""`make demo-ceph`: a VM on a pool of a real Ceph moves, grows, and survives its host."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.demo.ceph_steps import STEPS, WATCH_TIMEOUT_S, Story
+from tests.demo.telling import tell
+from tests.guest.image import build
+from tests.support.ceph import PACKAGES, cluster, lacks
+from tests.support.ceph_pair import hosts_over
+from tests.support.host import is_root
+from tests.support.qemu import accelerator
+
+OUT = Console(highlight=False, soft_wrap=True)
+
+
+def main() -> int:
+    """Runs the steps on two private hosts and a private cluster; returns the exit status."""
+    if not is_root():
+        OUT.print("the demo runs private libvirtds: run it as root", style="red")
+        return 1
+    if missing := lacks():
+        OUT.print(
+            f"the demo needs Ceph, of which {', '.join(missing)} is not installed: "
+            f"apt-get install --no-install-recommends {' '.join(PACKAGES)}",
+            style="red",
+        )
+        return 1
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda which, _: sys.exit(128 + which))
+    begun = time.monotonic()
+    folders: list[Path] = []
+    try:
+        _tell(folders)
+    except (KeyboardInterrupt, SystemExit) as end:  # ^C, or one of the signals above
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        OUT.print("\n[yellow]interrupted[/]; everything is removed")
+        return int(str(end.code)) if isinstance(end, SystemExit) else 128 + signal.SIGINT
+    except Exception as error:
+        OUT.print("the demo failed:", style="bold red")
+        OUT.print(str(error) or type(error).__name__, markup=False)
+        OUT.print("its processes are ended, its logs are kept:", style="red")
+        for path in sorted(log for folder in folders for log in folder.rglob("*.log")):
+            OUT.print(f"    {path}", markup=False)
+        return 1
+    OUT.print(f"[bold green]done in {time.monotonic() - begun:.0f} s[/]; everything is removed")
+    return 0
+
+
+def _tell(folders: list[Path]) -> None:
+    with OUT.status("building the guest image"):
+        image = build()
+    with contextlib.ExitStack() as stack:
+        begun = time.monotonic()
+        with OUT.status("making a cluster of Ceph"):
+            ceph = stack.enter_context(cluster(watch_timeout_s=WATCH_TIMEOUT_S))
+        OUT.print(
+            f"[bold]virtlun demo[/]: a cluster of Ceph in {ceph.directory}, a monitor and an OSD,"
+            f" was there after {time.monotonic() - begun:.1f} s"
+        )
+        begun = time.monotonic()
+        with OUT.status("starting two hosts: a libvirtd, a target and a gateway each"):
+            hosts = stack.enter_context(hosts_over(ceph))
+        folders += [hosts.first.scratch, hosts.second.scratch]
+        OUT.print(
+            f"two hosts in {folders[0]} and {folders[1]}, with a libvirtd, a target and a gateway"
+            f" each, after {time.monotonic() - begun:.1f} s"
+        )
+        with OUT.status("trying KVM"):
+            accel = accelerator(image, hosts.first.scratch)
+        kind = "KVM" if accel == "kvm" else "software (KVM does not work here)"
+        OUT.print(f"the guest runs with {kind}\n")
+        story = Story(hosts, accel=accel)
+        try:
+            tell(OUT, story, STEPS)
+        finally:
+            if story.agent is not None:
+                story.agent.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
