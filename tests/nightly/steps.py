@@ -186,6 +186,13 @@ STEPS = {
         _module("tests.demo"),
         (*WITH_GUESTS, "examples", "tests/demo"),
     ),
+    "demo-ceph": Step(
+        "the demo of Ceph, whose steps are checked as they are told",
+        2,
+        Lane.GUESTS,
+        _module("tests.demo.ceph"),
+        (*WITH_GUESTS, "examples", "tests/demo"),
+    ),
     "demo-kubernetes": Step(
         "the demo of Kubernetes, whose steps are checked as they are told",
         5,

@@ -105,6 +105,8 @@ class FakeTarget(WatchedClient):
         """How each call of a method is refused."""
         self.gate: dict[str, threading.Event] = {}
         """What a method waits for before it does anything."""
+        self.images: dict[str, bool] = {}
+        """Volumes by UUID that are images of Ceph, and whether each is locked."""
         self.block_sizes: dict[str, int] = {}
         """Of bdevs by name, where it is not 512."""
         self.flush_error: str | None = None
@@ -244,6 +246,10 @@ class FakeTarget(WatchedClient):
             return [self._bdev(self._alias(name))]
         return [self._bdev(alias) for alias in self.volumes] if self.loaded else []
 
+    def _rbd(self, uuid: str) -> dict[str, Any]:
+        """What is told of a volume that is an image of Ceph."""
+        return {"rbd": {"locked": self.images[uuid]}} if uuid in self.images else {}
+
     def _bdev(self, alias: str) -> dict[str, Any]:
         volume = self.volumes[alias]
         block_size = self.block_sizes.get(volume.uuid, 512)
@@ -261,7 +267,7 @@ class FakeTarget(WatchedClient):
             "preferred_unmap_granularity": MIB // block_size,
             "uuid": volume.uuid,
             "claimed": bool(self.users(volume.uuid)),
-            "driver_specific": {"lvol": lvol},
+            "driver_specific": {"lvol": lvol, **self._rbd(volume.uuid)},
             **OF_EACH_BDEV,
             "assigned_rate_limits": {
                 name: volume.limits.get(of, 0) // unit for name, (of, unit) in SPDK_RATES.items()

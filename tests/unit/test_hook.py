@@ -491,6 +491,23 @@ def test_a_guest_that_comes_with_all_its_volumes_is_let_in(host: Host, operation
     assert host.target.controllers == {}, "prepare comes next"
 
 
+def test_what_prepare_makes_for_a_guest_that_comes_is_left_to_the_other_host(host: Host) -> None:
+    host.target.images["uuid-a"] = True
+    with host.serve():
+        for comes in (True, False):  # the note of one arrival is for one start
+            if comes:
+                assert host.run("migrate", "begin", "-").returncode == 0
+            assert host.run("prepare", "begin", "-").returncode == 0
+            assert host.target.options[CONTROLLER, 0].get("incoming") == (True if comes else None)
+            assert "incoming" not in host.target.options[CONTROLLER, 1]
+            assert host.run("release", "end", "-").returncode == 0
+        # Nor is it for a start after an arrival that failed before its own.
+        host.run("migrate", "begin", "-")
+        host.run("release", "end", "-")
+        host.run("prepare", "begin", "-")
+        assert "incoming" not in host.target.options[CONTROLLER, 0]
+
+
 def test_the_record_goes_when_the_metadata_says_it(host: Host) -> None:
     with host.serve():
         known_by_record(host)

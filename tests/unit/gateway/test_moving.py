@@ -159,6 +159,53 @@ def test_xml_among_parameters(
     play(tmp_path, body)
 
 
+@pytest.mark.parametrize(
+    ("flag", "why"),
+    [(1 << 15, "post-copy is not"), (1 << 6, "does not copy"), (1 << 7, "not copy")],
+)
+@pytest.mark.parametrize(
+    "proc",
+    [
+        Proc.MIGRATE_BEGIN3,
+        Proc.MIGRATE_PERFORM3,
+        Proc.MIGRATE_BEGIN3_PARAMS,
+        Proc.MIGRATE_PERFORM3_PARAMS,
+    ],
+)
+def test_what_a_migration_cannot_do_is_refused_before_it_begins(
+    tmp_path: Path, proc: Proc, flag: int, why: str
+) -> None:
+    def sent(dom: Domain, *disks: str) -> bytes:
+        writer = dom.write(Writer())
+        if proc in (Proc.MIGRATE_BEGIN3, Proc.MIGRATE_PERFORM3):
+            writer.optional(None, writer.string)
+            if proc == Proc.MIGRATE_PERFORM3:
+                writer.opaque(COOKIE).optional("d", writer.string).optional(None, writer.string)
+            return bytes(writer.u64(1 | flag).optional(None, writer.string).u64(0))
+        if proc == Proc.MIGRATE_PERFORM3_PARAMS:
+            writer.optional(None, writer.string)
+        words = bytes(writer) + pack_params([TypedParam("migrate_disks", STRING, d) for d in disks])
+        cookie = bytes(Writer().opaque(COOKIE)) if proc == Proc.MIGRATE_PERFORM3_PARAMS else b""
+        return words + cookie + bytes(Writer().u32(1 | flag))
+
+    async def body(world: World) -> None:
+        ours, plain = world.domain(disks=disk()), world.domain("plain", UUID_2)
+        seen = Seen(world, proc)
+        client = await world.client()
+        with pytest.raises(ReplyError, match=why):
+            await client.call(proc, sent(ours.ref))
+        assert seen.payload == b""
+        if flag == 1 << 15:
+            await client.call(proc, sent(plain.ref))
+            assert seen.payload, "without a disk of ours it is libvirt's affair"
+        if flag != 1 << 15 and proc in (Proc.MIGRATE_BEGIN3_PARAMS, Proc.MIGRATE_PERFORM3_PARAMS):
+            seen.payload = b""
+            await client.call(proc, sent(ours.ref, "vdb"))
+            assert seen.payload, "no disk of ours is meant"
+
+    play(tmp_path, body)
+
+
 def prepare(world: World, proc: Proc, xml: str) -> bytes:
     if proc in (Proc.MIGRATE_PREPARE3_PARAMS, Proc.MIGRATE_PREPARE_TUNNEL3_PARAMS):
         params = [TypedParam("destination_xml", STRING, xml)]
