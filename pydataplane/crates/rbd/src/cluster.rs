@@ -281,7 +281,7 @@ pub(crate) fn text(what: &str, text: &str) -> Result<CString, Error> {
 pub(crate) fn failed(what: impl Into<String>, returned: c_int) -> Error {
     let (mut what, errno) = (what.into(), returned.checked_neg().unwrap_or(libc::EIO));
     if errno == EBLOCKLISTED {
-        what += " as the cluster has fenced this host (when nothing of it is in use here, remove the pool \
+        what += ", whose cluster keeps this host out (when nothing of it is in use here, remove the pool \
                  and add it again, or register the cluster anew)";
     }
     Error::Failed { what, errno }

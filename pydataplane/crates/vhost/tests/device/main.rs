@@ -9,6 +9,7 @@ mod control;
 mod copying;
 mod events;
 mod fair;
+mod following;
 mod fuzz;
 mod guest;
 mod handover;
