@@ -1,4 +1,4 @@
-"""A real Ceph for tests: a monitor and an OSD on a file, no manager; all of it on 127.0.0.1."""
+"""A real Ceph for tests: a monitor and an OSD on a file, no manager; here, or behind a link."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ mon allow pool size one = true
 mon warn on pool no redundancy = false
 mon data avail crit = 0
 mon initial members = a
-mon host = v2:127.0.0.1:{port}
-public addr = 127.0.0.1
+mon host = v2:{address}:{port}
+public addr = {address}
 run dir = {directory}/run
 admin socket = {directory}/run/$cluster-$name.asok
 log file = {directory}/log/$name.log
@@ -69,16 +69,75 @@ def free_port() -> int:
         return port
 
 
+class Link:
+    """A network namespace, and the link to it; a context manager. Needs root."""
+
+    def __init__(self) -> None:
+        """Makes them, with addresses of their own."""
+        number = os.getpid()
+        self.name = f"vl{number}"
+        network = f"10.{96 + number % 128}.{number // 128 % 256}"
+        self.address = f"{network}.2"
+        """Of the other end."""
+        self._ip("netns", "add", self.name)
+        try:
+            inside = ("peer", "name", f"{self.name}p", "netns", self.name)
+            self._ip("link", "add", self.name, "type", "veth", *inside)
+            self._ip("addr", "add", f"{network}.1/30", "dev", self.name)
+            self._ip("-n", self.name, "addr", "add", f"{self.address}/30", "dev", f"{self.name}p")
+            for words in ((self.name,), (f"{self.name}p",), ("lo",)):
+                where = () if words == (self.name,) else ("-n", self.name)
+                self._ip(*where, "link", "set", *words, "up")
+        except BaseException:
+            self.remove()
+            raise
+
+    @staticmethod
+    def _ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, timeout=COMMAND_DEADLINE_S)
+
+    def command(self, *words: str) -> list[str]:
+        """The command that runs `words` at the other end."""
+        return ["ip", "netns", "exec", self.name, *words]
+
+    def cut(self) -> None:
+        """Nothing goes through, without a word."""
+        self._ip("link", "set", self.name, "down")
+
+    def mend(self) -> None:
+        """It is as it was."""
+        self._ip("link", "set", self.name, "up")
+
+    def remove(self) -> None:
+        """Takes it away."""
+        self._ip("netns", "delete", self.name)
+
+    def __enter__(self) -> Link:
+        """Returns it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Takes it away."""
+        self.remove()
+
+
 class Ceph:
     """A cluster whose files are in `directory`; its path is short, as sockets are made in it."""
 
     def __init__(
-        self, directory: Path, *, key: bool = False, watch_timeout_s: int = WATCH_TIMEOUT_S
+        self,
+        directory: Path,
+        *,
+        key: bool = False,
+        watch_timeout_s: int = WATCH_TIMEOUT_S,
+        link: Link | None = None,
     ) -> None:
         """Makes and starts it; `key`: clients need one, which is in `keyring`.
 
-        A client that does not answer for `watch_timeout_s` is given up.
+        A client that does not answer for `watch_timeout_s` is given up. With a `link` its daemons
+        are at the other end of it.
         """
+        self.link = link
         self.directory = directory
         self.conf = directory / "ceph.conf"
         self.keyring = directory / "keyring"
@@ -91,6 +150,7 @@ class Ceph:
             auth=auth,
             directory=directory,
             port=free_port(),
+            address=link.address if link else "127.0.0.1",
             watch_timeout=watch_timeout_s,
         )
         self.conf.write_text(text)
@@ -118,6 +178,9 @@ class Ceph:
             timeout=deadline_s,
             check=False,
         )
+
+    def _daemon(self, *command: str) -> None:
+        self.run(*(self.link.command(*command) if self.link else command))
 
     def rbd(self, *words: str) -> str:
         """Runs `rbd` and returns what it printed."""
@@ -159,7 +222,7 @@ class Ceph:
 
     def start_osd(self) -> None:
         """Starts the OSD."""
-        self.run("ceph-osd", "--id", "0")
+        self._daemon("ceph-osd", "--id", "0")
 
     def stop(self) -> None:
         """Ends all of it."""
@@ -183,7 +246,7 @@ class Ceph:
         monmap, address = str(self.directory / "monmap"), self._monitor()
         self.run("monmaptool", "--create", "--fsid", self.fsid, "--addv", "a", address, monmap)
         self.run("ceph-mon", "--id", "a", "--mkfs", "--monmap", monmap, "--keyring", ring)
-        self.run("ceph-mon", "--id", "a")
+        self._daemon("ceph-mon", "--id", "a")
 
     def _monitor(self) -> str:
         (line,) = (line for line in self.conf.read_text().splitlines() if "mon host" in line)
@@ -215,12 +278,14 @@ def lacks() -> list[str]:
 
 
 @contextlib.contextmanager
-def cluster(*, key: bool = False, watch_timeout_s: int = WATCH_TIMEOUT_S) -> Iterator[Ceph]:
+def cluster(
+    *, key: bool = False, watch_timeout_s: int = WATCH_TIMEOUT_S, link: Link | None = None
+) -> Iterator[Ceph]:
     """A cluster for the duration of a block."""
     with short_directory("ceph-", "/var/tmp") as directory:
         made: list[Ceph] = []
         try:
-            made.append(Ceph(directory, key=key, watch_timeout_s=watch_timeout_s))
+            made.append(Ceph(directory, key=key, watch_timeout_s=watch_timeout_s, link=link))
             yield made[0]
         finally:
             (made or [_Unmade(directory)])[0].stop()
