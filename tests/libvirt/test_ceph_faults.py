@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterator
 
@@ -96,3 +97,35 @@ def test_a_network_that_is_away_for_a_while_is_a_pause(
     print(f"the longest pause: {status.longest_s:.1f} s")
     assert "I/O error" not in guest.run("dmesg")
     audit(host, ceph, io)
+
+
+def test_a_cluster_that_is_full_pauses_the_domain_and_says_why(
+    host: Host, guest: Agent, ceph: Ceph
+) -> None:
+    io = VerifiedIo(guest, "sda", seed=SEED, threads=1, depth=8)
+    io.goes_on(200)
+    full(ceph, 0.001)
+    until(lambda: "paused" in host.virsh("domstate", NAME), "the domain to be paused", 120)
+    assert host.virsh("domstate", NAME, "--reason") == "paused (I/O error)"
+    (error,) = host.client.call("virtlun_vhost_get_suspended")
+    assert error["error"] == "no_space"
+    words = ("--socket", str(host.paths.rpc_socket), "domain", "errors")
+    said = subprocess.run(
+        [host.program("virtlun"), *words], capture_output=True, text=True, check=False
+    )
+    assert f"ceph0/{IMAGE}" in said.stdout and "no space left" in said.stdout, said
+    # It is paused again as long as there is none.
+    host.virsh("resume", NAME)
+    until(lambda: "paused" in host.virsh("domstate", NAME), "the domain to be paused again", 120)
+    full(ceph, 0.95)
+    host.virsh("resume", NAME)
+    io.goes_on(io.status().requests)
+    assert "I/O error" not in guest.run("dmesg")
+    audit(host, ceph, io)
+
+
+def full(ceph: Ceph, ratio: float) -> None:
+    """Has the cluster take itself for full when so much of it is in use."""
+    names = ("nearfull", "backfillfull", "full")
+    for name in names if ratio < 0.5 else reversed(names):
+        ceph.run("ceph", "osd", f"set-{name}-ratio", str(ratio - 0.0001 * names[::-1].index(name)))

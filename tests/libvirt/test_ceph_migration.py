@@ -193,6 +193,23 @@ def test_the_definition_goes_with_it(moving: Moving) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_target_that_a_guest_came_to_is_started_again_as_any(moving: Moving, how: str) -> None:
+    moving.let_finish(moving.begin())
+    moving.moved()
+    moving.check()
+    done = moving.io.status().requests
+    if how == "killed":
+        moving.here.kill_target()
+    else:
+        moving.here.stop_target()
+    moving.here.start_target()
+    moving.io.goes_on(done)
+    moving.check()
+    moving.audit()
+
+
+@pytest.mark.nightly
 def test_a_cancelled_migration_leaves_all_as_it_was(moving: Moving) -> None:
     source = moving.owner()
     process = moving.begin()

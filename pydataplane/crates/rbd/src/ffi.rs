@@ -280,6 +280,7 @@ functions! {
         rados_ioctx_destroy(IoCtx);
         rados_ioctx_set_namespace(IoCtx, *const c_char);
         rados_ioctx_get_id(IoCtx) -> i64;
+        rados_set_pool_full_try(IoCtx);
         rados_get_instance_id(Rados) -> u64;
         rados_mon_command(
             Rados,

@@ -151,6 +151,9 @@ impl OpenedImage {
         })?;
         // SAFETY: made above, not used yet.
         unsafe { (library.rados_ioctx_set_namespace)(io, namespace.as_ptr()) };
+        // A write that there is no room for ends with an error, which is told; else it would just wait.
+        // SAFETY: as above; images of it take that over.
+        unsafe { (library.rados_set_pool_full_try)(io) };
         let mut image: ImageHandle = ptr::null_mut();
         let at = snapshot.as_ref().map_or(ptr::null(), |snapshot| snapshot.as_ptr());
         let open = if source.is_written() { library.rbd_open } else { library.rbd_open_read_only };
