@@ -88,7 +88,7 @@ pub(crate) struct RbdChannel {
     late: Late,
     /// Writes that wait for the image to be locked, in order.
     parked: VecDeque<u16>,
-    /// What [`Hold::given_up`] was when they began to.
+    /// How often what waited had been given up when they began to.
     given_up: u64,
     stats: ChannelStats,
     /// Of an image that other hosts write to.
