@@ -767,6 +767,8 @@ class Status(TypedDict):
     iscsi: StatusIscsi
     """Whether it serves LUNs of iSCSI targets."""
     lvstores: int
+    network: bool
+    """Whether it may make network connections, by `--network` or `--rbd`."""
     pid: int
     poll: bool
     """Whether reactors never sleep."""
@@ -1687,6 +1689,8 @@ class Rpc(ABC):
         cluster_name: str | None = ...,
         config: dict[str, str] | None = ...,
         incoming: bool | None = ...,
+        config_file: str | None = ...,
+        guest_disk: bool | None = ...,
         name: str | None = ...,
         pool: str | None = ...,
         pool_name: str,
@@ -2597,6 +2601,7 @@ class Rpc(ABC):
         *,
         block_size: int | None = ...,
         give_up_s: int | None = ...,
+        guest_disk: bool | None = ...,
         name: str,
         readonly: bool | None = ...,
         reconnect_delay_s: int | None = ...,

@@ -7,6 +7,7 @@ use crate::cli::Cli;
 use crate::copies::Copies;
 use crate::errors;
 use crate::flushrecord::Recorder;
+use crate::guestdisks::GuestDisks;
 use crate::heldsessions::HeldSessions;
 use crate::holding;
 use crate::logging::LogControl;
@@ -86,6 +87,8 @@ pub struct App {
     pub clusters: Clusters,
     /// Pools of those whose images are volumes.
     pub pools: Pools,
+    /// Bdevs that go when no guest has them.
+    pub guest_disks: GuestDisks,
     /// All polling threads.
     pub reactors: Reactors,
     /// Kernel thread ids of the reactors, in their order.
@@ -220,6 +223,7 @@ impl App {
             ublk_target: Mutex::default(),
             clusters: Clusters::new(Some(cli.state_dir.join(CLIENTS))),
             pools: Pools::default(),
+            guest_disks: GuestDisks::default(),
             reactors,
             reactor_tids,
             polls: cli.poll,
@@ -416,7 +420,7 @@ impl App {
             self.register(bdev)?;
         }
         // A guest's disk is not looked at.
-        if !self.pools.open().contains(&name) {
+        if !self.pools.open().contains(&name) && !self.guest_disks.has(&name) {
             self.load_lvstore(&name);
         }
         Ok(())

@@ -14,6 +14,7 @@
 //! | `state`, `restore` | the recorded configuration |
 //! | `reservations`, `records` | what of volumes outlives the process beside it: who has them reserved; mode pages and sanitize operations |
 //! | `stores` | what has volumes: the lvstores, and pools of Ceph |
+//! | `guestdisks` | bdevs that go when no guest has them |
 //! | `pools`, `openvolumes` | those pools, and which of their volumes are open |
 //! | `balance` | queues that move to reactors with more time |
 //! | `copies` | targets whose bdevs are being copied to others |
@@ -45,6 +46,7 @@ pub mod daemon;
 pub mod errors;
 pub mod flusherror;
 pub mod flushrecord;
+pub mod guestdisks;
 pub mod heldsessions;
 pub mod holding;
 pub mod logging;

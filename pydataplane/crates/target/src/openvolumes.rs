@@ -36,7 +36,7 @@ const CALL: &str = "a call that has just opened it";
 /// How long an image may take to be opened and locked.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long who let go of a volume waits until another host can have it.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A volume that is not open.
 struct Closed {
@@ -100,6 +100,15 @@ fn closed(pool: &Pool, volume: Volume) -> Arc<dyn Bdev> {
     Arc::new(Closed { name, alias, volume, block_size: pool.block_size, specific })
 }
 
+/// Holds a bdev so that it is not closed.
+///
+/// # Errors
+/// Somebody has it for himself alone.
+pub fn hold(app: &App, bdev: &str) -> Result<Held, Error> {
+    let held = app.registry.claim_as(bdev, CALL, ClaimMode::Reader);
+    held.map(|claim| Some(Box::new(claim) as _)).map_err(errors::registry)
+}
+
 impl App {
     /// A volume that is no bdev as it is not open, as far as is known of it, as one that cannot be used.
     pub fn closed_volume(&self, name: &str) -> Option<Arc<dyn Bdev>> {
@@ -144,18 +153,24 @@ impl App {
     /// # Errors
     /// It cannot be opened.
     pub fn before_call(&self, method: &str, params: &Value) -> Result<Held, Error> {
+        let text = |name: &str| params.get(name).and_then(Value::as_str);
+        let user = USERS.iter().find(|(name, _)| *name == method);
+        let used = user.and_then(|(_, param)| text(param));
+        if let Some(name) = used
+            && let Some(held) = self.hold_guest_disk(name)?
+        {
+            return Ok(Some(held));
+        }
         if self.pools.is_empty() {
             return Ok(None);
         }
-        let text = |name: &str| params.get(name).and_then(Value::as_str);
         if KNOWERS.contains(&method) {
             if let Some(name) = text("name").filter(|name| self.registry.get(name).is_none()) {
                 self.look_at_volume(name)?;
             }
             return Ok(None);
         }
-        let user = USERS.iter().find(|(name, _)| *name == method);
-        let Some(name) = user.and_then(|(_, param)| text(param)) else { return Ok(None) };
+        let Some(name) = used else { return Ok(None) };
         let flag = |name: &str| params.get(name).and_then(Value::as_bool).unwrap_or(false);
         let way = Way { shared: flag("shareable"), incoming: flag("incoming") };
         self.open_volume(name, way)
@@ -172,10 +187,6 @@ impl App {
         };
         let Some(pool) = pool else { return Ok(None) };
         let _opening = pool.opening(OPEN_TIMEOUT)?;
-        let hold = |bdev: &str| {
-            let held = self.registry.claim_as(bdev, CALL, ClaimMode::Reader);
-            held.map(|claim| Some(Box::new(claim) as _)).map_err(errors::registry)
-        };
         let there = self.registry.get(name).map(|bdev| bdev.name().to_owned());
         if let Some(disk) = there.as_ref().and_then(|bdev| self.registry.get_as::<Disk>(bdev)) {
             let bdev = there.unwrap_or_default();
@@ -188,7 +199,7 @@ impl App {
             drop(disk);
             if is_so || !self.close_volume(&bdev) {
                 return if same {
-                    hold(&bdev)
+                    hold(self, &bdev)
                 } else {
                     Err(self.opened_otherwise(name, &bdev, is_shared))
                 };
@@ -202,7 +213,7 @@ impl App {
             return Err(Error::os(Errno::Busy, why));
         }
         images::open_volume(self, &pool, &volume, way)?;
-        hold(&bdev)
+        hold(self, &bdev)
     }
 
     /// Why a volume that is in use cannot be opened in the other way, with a lock or without.

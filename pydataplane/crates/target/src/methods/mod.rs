@@ -72,7 +72,10 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
     let (restorer, recorder) = (app.clone(), app.clone());
     let (opener, closer) = (app.clone(), app.clone());
     methods.on_call(move |method, params| opener.before_call(method, params));
-    methods.on_end(move || closer.close_unused_volumes());
+    methods.on_end(move || {
+        closer.close_unused_volumes();
+        closer.close_unused_guest_disks();
+    });
     methods.on_change(move || restorer.restore_appeared());
     methods.on_commit(move || recorder.commit());
     let methods = methods.finish();

@@ -50,6 +50,10 @@ struct Create {
     /// Seconds that I/O waits for an answer, over any loss of the connection, before it fails. Default: 60
     #[serde(default)]
     give_up_s: Option<u32>,
+    /// It is a guest's disk: what it holds is not looked at, and it goes when nobody uses it any more, or has
+    /// within a minute. Default: false
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    guest_disk: Option<bool>,
 }
 
 fn error(e: &CreateError) -> Error {
@@ -120,8 +124,18 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
     app.flush_errors.attach(&*made, Path::new(&p.uri));
     p.uuid = Some(UuidText(made.uuid()));
     let bdev: Arc<dyn Bdev> = made;
+    let is_guest_disk = p.guest_disk.unwrap_or(false);
     match item {
-        Some(item) => app.add_restored(bdev.clone(), item)?,
+        Some(item) => {
+            if is_guest_disk {
+                app.guest_disks.add_used(&p.name);
+            }
+            app.add_restored(bdev.clone(), item)?;
+        }
+        None if is_guest_disk => {
+            app.guest_disks.add(&p.name);
+            app.register(bdev.clone())?;
+        }
         None => app.add_bdev(bdev.clone())?,
     }
     app.record_bdev(&bdev, CREATE, &p);

@@ -151,9 +151,31 @@ struct Create {
     /// and it goes when nobody uses it any more (ours). Default: none
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pool: Option<String>,
+    /// Path of a configuration, whose options those of `config` go before, where there is no cluster_name (ours).
+    /// Default: none where there is a config
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    config_file: Option<String>,
+    /// It is a guest's disk: what it holds is not looked at, it goes when nobody uses it any more, or has within a
+    /// minute, and /etc/ceph/ceph.conf is read beside `config`, if it is there (ours). Default: false
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    guest_disk: Option<bool>,
 }
 
 impl Create {
+    fn is_guest_disk(&self) -> bool {
+        self.guest_disk.unwrap_or(false)
+    }
+
+    /// The configuration of a client of its own.
+    fn file(&self) -> ConfigFile {
+        match &self.config_file {
+            Some(path) => ConfigFile::Path(path.clone()),
+            None if self.is_guest_disk() => ConfigFile::DefaultIfAny,
+            None if self.config.is_some() => ConfigFile::None,
+            None => ConfigFile::Default,
+        }
+    }
+
     /// Its other name, if it has one.
     fn alias(&self) -> Option<String> {
         self.pool.as_ref().map(|pool| format!("{pool}/{}", self.rbd_name))
@@ -323,7 +345,7 @@ fn cluster_of(app: &App, p: &Create) -> Result<Arc<Cluster>, Error> {
     keep_secrets(p.config.as_ref());
     let options = ClusterOptions {
         user: p.user_id.clone(),
-        config_file: if p.config.is_some() { ConfigFile::None } else { ConfigFile::Default },
+        config_file: p.file(),
         config: p.config.clone().unwrap_or_default(),
         key_file: None,
         cpus: Vec::new(),
@@ -382,6 +404,8 @@ pub fn open_volume(app: &App, pool: &Pool, volume: &Volume, way: Way) -> Result<
         shared: way.shared.then_some(true),
         incoming: way.incoming.then_some(true),
         pool: Some(pool.name.clone()),
+        config_file: None,
+        guest_disk: None,
     };
     create(app, p).map(drop)
 }
@@ -411,6 +435,10 @@ fn create(app: &App, mut p: Create) -> Result<String, Error> {
         true => {
             // Before anybody can look for it.
             app.pools.open().insert(name.clone());
+            app.register(Arc::clone(&disk))?;
+        }
+        false if p.is_guest_disk() => {
+            app.guest_disks.add(&name);
             app.register(Arc::clone(&disk))?;
         }
         false => app.add_bdev(Arc::clone(&disk))?,
@@ -451,6 +479,8 @@ pub fn restore(app: &App, item: &Item, ahead: Option<OpenedImage>) -> Result<(),
     p.uuid = Some(UuidText(disk.uuid()));
     if p.pool.is_some() {
         app.pools.open().insert(name);
+    } else if p.is_guest_disk() {
+        app.guest_disks.add_used(&name);
     }
     app.add_restored(Arc::clone(&disk), item)?;
     app.record_bdev(&disk, CREATE, &p);

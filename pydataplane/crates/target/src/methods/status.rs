@@ -47,6 +47,8 @@ struct Status {
     waiting: Vec<Waiting>,
     images: Images,
     iscsi: Luns,
+    /// Whether it may make network connections, by `--network` or `--rbd`.
+    network: bool,
 }
 
 /// Whether it serves LUNs of iSCSI targets.
@@ -155,6 +157,7 @@ fn status(app: &App) -> Status {
         waiting: app.waits.long().into_iter().map(Waiting::from).collect(),
         images: images(),
         iscsi: luns(),
+        network: app.network,
     }
 }
 
