@@ -45,6 +45,10 @@ class TargetSection(Section):
     """Folder in which the target makes the controllers' sockets."""
     timeout_s: float = Field(default=30.0, gt=0, le=3600)
     """How long one call to the target may take, seconds."""
+    rbd: bool = False
+    """Whether `virtlun target start` starts targets that serve images of Ceph (--rbd)."""
+    network: bool = False
+    """Whether it starts targets that may make network connections (--network)."""
 
 
 class NamedTargetSection(Section):
@@ -74,6 +78,11 @@ class DisksSection(Section):
     of a target without --hold-sessions with any QEMU. auto: blk with bus='virtio', unless the disk
     asks for what only SCSI has, and where the domain's <emulator> has no vhost-user-scsi; else
     scsi. A disk that a domain has stays what it is until it is detached, or gets another bus."""
+    serve_network: list[Literal["rbd", "nbd"]] = []
+    """Protocols of <source protocol=> whose disks are the target's, too: images of Ceph (rbd),
+    exports of NBD servers (nbd). Those of a domain are that is defined, created or attached to
+    through the gateway, where it can have a controller; of one that runs without, what is attached
+    is QEMU's, as all others are."""
     max_queues: int = Field(default=8, ge=1, le=64)
     """Most request queues of a controller; it gets one for each vCPU of the domain."""
     reconnect_s: Annotated[int, Field(ge=0, le=3600)] | Literal["auto"] = "auto"
@@ -186,6 +195,7 @@ class Config(Section):
             reconnect_s=None if self.disks.reconnect_s == "auto" else self.disks.reconnect_s,
             qemu_reconnects=emulator.reconnects,
             front_end=self.disks.front_end,
+            network=frozenset(self.disks.serve_network),
             qemu_lacks_scsi=emulator.lacks_scsi,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydataplane import methods
 from pydataplane.lvstores import Lvstore
@@ -21,6 +21,8 @@ class Lvol:
     block_size: int
     limited: bool | None = field(default=None, kw_only=True)
     """Whether it has I/O limits; None where the target does not tell."""
+    image: Literal["rbd", "nbd"] | None = field(default=None, kw_only=True)
+    """By which protocol it is on another host, and no volume but a disk's image."""
 
     @property
     def path(self) -> str:
@@ -70,6 +72,9 @@ class Sizes(NamedTuple):
 
 def lvol_of(item: methods.Bdev) -> Lvol:
     """Reads one entry of bdev_get_bdevs that is of a volume."""
+    image = image_of(item)
+    if image is not None:
+        return _image(item, image)
     lvstore, name = item["aliases"][0].split("/", 1)
     return Lvol(
         lvstore=lvstore,
@@ -79,6 +84,28 @@ def lvol_of(item: methods.Bdev) -> Lvol:
         thin=item["driver_specific"]["lvol"]["thin_provision"],
         block_size=item["block_size"],
         limited=item.get("has_limits"),
+    )
+
+
+def image_of(item: methods.Bdev) -> Literal["rbd", "nbd"] | None:
+    """Returns by which protocol a bdev is a disk's image on another host; None if it is none."""
+    specific = item["driver_specific"]
+    if specific.get("lvol") is not None or item["name"] != item["uuid"]:
+        return None
+    return "rbd" if "rbd" in specific else "nbd" if "nbd" in specific else None
+
+
+def _image(item: methods.Bdev, kind: Literal["rbd", "nbd"]) -> Lvol:
+    specific = item["driver_specific"][kind]
+    return Lvol(
+        lvstore=f"rbd:{specific['pool_name']}" if kind == "rbd" else "nbd",
+        name=specific["rbd_name"] if kind == "rbd" else specific["uri"],
+        uuid=item["uuid"],
+        size=item["num_blocks"] * item["block_size"],
+        thin=True,
+        block_size=item["block_size"],
+        limited=item.get("has_limits"),
+        image=kind,
     )
 
 

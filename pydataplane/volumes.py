@@ -20,7 +20,7 @@ from pydataplane.errors import (
     VolumeError,
     VolumeNotFoundError,
 )
-from pydataplane.lvols import Lvol, Sizes, Space, Volume, lvol_of, sizes_of, volume_of
+from pydataplane.lvols import Lvol, Sizes, Space, Volume, image_of, lvol_of, sizes_of, volume_of
 from pydataplane.lvstores import Lvstore, Lvstores
 from pydataplane.volumenames import split_path
 
@@ -97,10 +97,13 @@ class Volumes(Lvstores):
         return volume_of(item, self.lvstore(item["driver_specific"]["lvol"]["lvol_store_uuid"]))
 
     def lvol(self, reference: str) -> Lvol:
-        """Returns one volume as `volume`, in one call where it is there."""
-        return lvol_of(self._bdev_of(reference))
+        """Returns one volume as `volume`, in one call where it is there.
 
-    def _bdev_of(self, reference: str) -> methods.Bdev:
+        By its UUID also an image of another host that is a disk's.
+        """
+        return lvol_of(self._bdev_of(reference, images=True))
+
+    def _bdev_of(self, reference: str, *, images: bool = False) -> methods.Bdev:
         """Returns the bdev of one volume; VolumeNotFoundError if there is none."""
         name = reference
         if not _is_uuid(reference):
@@ -113,6 +116,8 @@ class Volumes(Lvstores):
             items = []
         for item in items:
             if item.get("driver_specific", {}).get("lvol") is not None:
+                return item
+            if images and name == item["name"] and image_of(item) is not None:
                 return item
         if not _is_uuid(reference):
             self.lvstore(name.split("/")[0])
@@ -167,7 +172,18 @@ class Volumes(Lvstores):
                 return self._sizes_by_bdev(names)
             for name, item in answer.items():
                 found[name] = Sizes(item["size"], item["allocated"])
-        return found
+        # An image is known by its UUID alone.
+        rest = [name for name in names if name not in found and _is_uuid(name)]
+        return found | self._sizes_of_images(rest) if rest else found
+
+    def _sizes_of_images(self, uuids: list[str]) -> dict[str, Sizes]:
+        """Returns the sizes of those of these bdevs that are images of other hosts.
+
+        What they take there is not known here: all of it.
+        """
+        answers = self.client.call_for_each("bdev_get_bdevs", uuids, lambda name: {"name": name})
+        images = {name: lvol_of(item) for name, (item,) in answers.items() if image_of(item)}
+        return {name: Sizes(image.size, image.size) for name, image in images.items()}
 
     def ranges(
         self, uuid: str, since: str | None = None, *, offset: int = 0, most: int = RANGES_MAX
@@ -398,6 +414,19 @@ class Volumes(Lvstores):
         volume = self.volume(reference)
         self.client.call("bdev_lvol_resize", name=volume.uuid, size_in_mib=_mib(size))
         return self.volume(volume.uuid)
+
+    def resize_image(self, image: Lvol, size: int) -> None:
+        """Grows an image of another host to at least `size` bytes, also while it is in use.
+
+        Raises:
+            VolumeError: its protocol has no way to.
+        """
+        if image.image != "rbd":
+            raise VolumeError(
+                f"image {image.path} is resized by its server, which the target asks for the size"
+                " when it connects"
+            )
+        self.client.call("bdev_rbd_resize", name=image.uuid, new_size=_mib(size))
 
     def rename(self, reference: str, name: str) -> Volume:
         """Gives a volume another name in the same lvstore."""

@@ -94,7 +94,11 @@ def _as_json(plan: Plan | None) -> dict[str, Any] | None:
     """Returns a plan as programs get it."""
     if plan is None:
         return None
-    return {**asdict(plan), "cpus": sorted(sorted(each) for each in plan.cpus)}
+    found = asdict(plan)
+    for lun in found["luns"]:
+        if lun["volume"]["source"] is None:
+            del lun["volume"]["source"]
+    return {**found, "cpus": sorted(sorted(each) for each in plan.cpus)}
 
 
 @domain.command("prepare", short_help="Let a VM have disks attached while it runs.")
@@ -259,11 +263,12 @@ def _rows(handle: Any, served: Served | None) -> list[dict[str, Any]]:
             **of_domain,
             "dev": lun.dev,
             "volume": lun.volume.alias,
-            "target": found.get(lun.volume.alias, (lun.target, lun.front))[0],
-            "as": KINDS[found.get(lun.volume.alias, (lun.target, lun.front))[1]],
-            "served": None if served is None else lun.volume.alias in found,
+            "target": found.get(name, (lun.target, lun.front))[0],
+            "as": KINDS[found.get(name, (lun.target, lun.front))[1]],
+            "served": None if served is None else name in found,
         }
         for lun in plan.luns
+        for name in (lun.volume.alias if lun.volume.source is None else lun.bdev_name,)
     ]
     own = {(row["target"], row["as"]) for row in rows if row["served"]}
     more = [

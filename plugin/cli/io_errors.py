@@ -114,7 +114,8 @@ def _name(waiting: list[dict[str, Any]], handles: Iterable[Any]) -> None:
             if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:  # else it just went
                 raise
             continue
-        devs = {lun.volume.alias: lun.dev for lun in plan.luns} if plan else {}
+        luns = plan.luns if plan else ()
+        devs = {name: lun.dev for lun in luns for name in (lun.volume.alias, lun.bdev_name)}
         for row in own:
             row |= {"domain": handle.name(), "dev": devs.get(row["volume"])}
 

@@ -35,6 +35,8 @@ from pydataplane.volumes import Volumes
 
 SOCKET_GROUP = "--socket-group"
 HOLD_SESSIONS = "--hold-sessions"
+RBD = "--rbd"
+NETWORK = "--network"
 
 
 @click.group()
@@ -52,6 +54,12 @@ def target() -> None:
     "--state-dir", type=click.Path(path_type=Path), help="Where its configuration is kept."
 )
 @click.option("--log", type=click.Path(path_type=Path), help="Log file.")
+@click.option(RBD, is_flag=True, help="Serve images of Ceph, as rbd = true of [target] has it.")
+@click.option(
+    NETWORK,
+    is_flag=True,
+    help="Let it make network connections, as network = true of [target] has it.",
+)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- TARGET-OPTION...]")
 @json_option
 @click.pass_obj
@@ -62,6 +70,8 @@ def start(
     vhost_dir: Path | None,
     state_dir: Path | None,
     log: Path | None,
+    rbd: bool,
+    network: bool,
     options: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -72,6 +82,9 @@ def start(
     what was configured is kept in the state folder. On a host with systemd use examples/systemd
     instead. One that runs already is left as it is, and what it lacks of the options is told.
     """
+    section = config().target
+    asked = {RBD: rbd or section.rbd, NETWORK: network or section.network}
+    options = (*(name for name, on in asked.items() if on and name not in options), *options)
     given = (*((SOCKET_GROUP, socket_group) if socket_group else ()), *options)
     group = socket_group or _group_of_qemu()
     if group and not any(option.startswith(SOCKET_GROUP) for option in options):

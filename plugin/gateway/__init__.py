@@ -11,6 +11,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     incoming, outgoing, channel  what a socket received; what it is sent; messages over it
     sasl                         who we are for a libvirtd that asks for it
     upstream, admin              a small libvirt client, for calls of our own
+    secrets                      values of libvirt's secrets
     joined                       what many ask at the same time, asked once
     usage                        what guests did with disks
     planned                      what a domain needs, made in a target
@@ -32,6 +33,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     ioerrors                     domains paused because a disk of ours cannot go on
     overtaken                    those that are not to be saved meanwhile
     records                      which volumes a domain has had
+    images                       images of other hosts, opened for the domains that have them
     domsnapshots, freezing       libvirtd's snapshots; guests' file systems, frozen for them
     snapshotsteps                their steps, which are done again
     domcheckpoints               checkpoints of a domain

@@ -232,7 +232,7 @@ class DomainStats:
             [
                 Block(
                     lun.dev,
-                    self._prefix + lun.volume.alias,
+                    lun.volume.path(self._prefix),
                     usages.get(item.unit(lun)) if item.running else None,
                     size,
                 )

@@ -142,7 +142,7 @@ class IoErrors:
         for item, entry in failed:
             if item not in self._told:
                 self._told.add(item)
-                path = services.settings.path_prefix + entry.lun.volume.alias
+                path = entry.lun.volume.path(services.settings.path_prefix)
                 reason = "enospc" if item.error == NO_SPACE else ""
                 services.announce(IoErrorEvent(dom, path, aliases[_place(item)], reason))
         rooms = await self._rooms(failed)

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import structlog
 
-from plugin.gateway import records
+from plugin.gateway import images, records
 from plugin.gateway.errors import Code, GatewayError, Kept, UpstreamError
 from plugin.gateway.known import Seen
 from plugin.gateway.messages import Domain
@@ -164,6 +164,7 @@ async def reconcile_domain(services: Services, dom: Domain, *, only_stopped: boo
     plan = translate.plan(await admin.xml(dom, 0))
     if plan is None:
         return True
+    await images.bring_back(services, admin, plan)
     added = await services.target.ensure(plan, whole=False)
     if added:
         _log.info("LUNs put right", domain=dom.name, devs=[lun.dev for lun in added])

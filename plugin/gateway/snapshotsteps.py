@@ -15,7 +15,7 @@ from uuid import UUID
 
 import structlog
 
-from plugin.gateway import domsnapshots, freezing
+from plugin.gateway import domsnapshots, freezing, images
 from plugin.gateway.backup import launch
 from plugin.gateway.domains import identity_of
 from plugin.gateway.domsnapshots import LONG_S, Snapshot
@@ -198,6 +198,7 @@ async def _start(services: Services, admin: Upstream, entry: SnapshotEntry, dom:
     """
     plan = translate.plan(await admin.xml(dom, XML_INACTIVE))
     if plan is not None:
+        await images.bring_back(services, admin, plan)
         await services.target.ensure(await services.target.find_volumes(plan, {}))
     flags = entry.start or 0
     if entry.memory_file is None:

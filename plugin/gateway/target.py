@@ -22,12 +22,12 @@ from plugin.gateway.lvolcopies import Copy, Disk
 from plugin.gateway.lvolsnapshots import XATTR, Moment, Owner
 from plugin.gateway.usage import Unit, Usage
 from pydataplane.client import Client
-from pydataplane.domain import limiting, reconcile
-from pydataplane.domain.errors import LunKept, ReconcileError, Refusal
+from pydataplane.domain import images, limiting, reconcile
+from pydataplane.domain.errors import ImageError, LunKept, ReconcileError, Refusal
 from pydataplane.domain.limits import Limits
 from pydataplane.domain.model import Place
 from pydataplane.domain.names import domain_controller, domain_of
-from pydataplane.domain.observed import State, observe
+from pydataplane.domain.observed import State, look_up, observe
 from pydataplane.domain.reconcile import Release
 from pydataplane.domain.translate import LunPlan, Plan
 from pydataplane.domain.translate.taken import Held
@@ -45,13 +45,16 @@ from pydataplane.lvols import Lvol, Sizes
 from pydataplane.lvstores import Lvstore
 from pydataplane.silence import WatchedClient
 from pydataplane.suspended import suspended
-from pydataplane.volumes import Volumes
+from pydataplane.volumes import MIB, Volumes
 
 T = TypeVar("T")
 Pages = Iterator[list[tuple[int, int]]]
 
 PATIENCE_S = 86_400.0
 """How long a call may take that copies data, seconds."""
+
+OPEN_S = 120.0
+"""How long an image of another host may take to be opened, seconds; its own limits are shorter."""
 
 CHANGES_MAX = 8
 """Changes of one target, and what is asked for them, at a time."""
@@ -137,6 +140,8 @@ class Target:
             raise Refused(Refusal.NO_VOLUME, str(error)) from error
         except LunKept as error:
             raise Kept(Refusal.NOT_POSSIBLE_NOW, str(error)) from error
+        except ImageError as error:
+            raise Refused(Refusal.NO_TARGET, str(error)) from error
         except (VolumeError, ReconcileError) as error:
             raise Refused(Refusal.BAD_ARGUMENT, str(error)) from error
         except TargetUnavailable as error:
@@ -197,12 +202,17 @@ class Target:
 
     async def cluster_size(self, volume: Lvol) -> int:
         """Returns the step in which a volume's size can change, bytes."""
+        if volume.image is not None:
+            return MIB
         return await self._run(lambda: self._volumes.lvstore(volume.lvstore).cluster_size)
 
     async def resize(self, volume: Lvol, size: int) -> None:
         """Gives a volume at least `size` bytes; guests are told by the target."""
 
         def work() -> None:
+            if volume.image is not None:
+                self._volumes.resize_image(volume, size)
+                return
             try:
                 self._volumes.resize(volume.uuid, size)
             except RpcError as error:
@@ -402,6 +412,19 @@ class Target:
     async def find_volumes(self, plan: Plan, known: dict[str, str]) -> Plan:
         """Returns the plan with the UUIDs of the volumes that are there; see `missing`."""
         return await self._run(lambda: planned.find(self._client, plan, known))
+
+    async def has_image(self, lun: LunPlan) -> bool:
+        """Whether the image of a disk over the network is open."""
+        return await self._run(lambda: look_up(self._client, lun.bdev_name) is not None)
+
+    async def open_image(self, lun: LunPlan, key: str | None) -> bool:
+        """Opens the image of a disk over the network; see `images.open_image`."""
+        client = Client(self._client.path, OPEN_S)
+        return await self._run(lambda: images.open_image(client, lun, key))
+
+    async def close_image(self, lun: LunPlan) -> None:
+        """Closes it unless somebody uses it; see `images.close_image`."""
+        await self._run(lambda: images.close_image(self._client, lun))
 
     async def make_volumes(self, plan: Plan, mib: int) -> Plan:
         """Makes those volumes of the plan that have no UUID; returns it with all of them."""

@@ -208,7 +208,7 @@ class Targets:
         plan = (await translated(settings)).plan
         if plan is None or not plan.luns:
             return settings
-        wanted = {lun.volume.lvstore for lun in plan.luns}
+        wanted = {lun.volume.lvstore for lun in plan.luns if lun.volume.source is None}
         answers = await self._ask(
             Target.lvstores, enough=lambda found: wanted <= set().union(*found)
         )
@@ -260,6 +260,21 @@ class Targets:
     async def volume(self, reference: str) -> Lvol:
         """Returns a volume by LVSTORE/LVOL or UUID."""
         return (await self._only(lambda t: t.volume(reference), f"volume {reference}"))[1]
+
+    async def lvol(self, reference: str) -> Lvol:
+        """Returns a volume by LVSTORE/LVOL or UUID, for what no image of another host can have.
+
+        Raises:
+            Refused: it is such an image.
+        """
+        found = await self.volume(reference)
+        if found.image is not None:
+            raise Refused(
+                Refusal.CANNOT_CHANGE,
+                f"image {found.path} is no virtlun volume: its snapshots, copies and backups are"
+                " made where it is; leave the disk out (snapshot='no')",
+            )
+        return found
 
     async def sizes(self, references: list[str]) -> Mapping[str, Sizes]:
         """Returns the sizes of those of these volumes that are there; see `Joined.about`.
@@ -371,6 +386,18 @@ class Targets:
         """Returns the plan with the UUIDs of the volumes that are there; see `missing`."""
         await self._check_home(plan, plan.luns)
         return await self._of_plan(plan).find_volumes(plan, dict(known))
+
+    async def has_image(self, plan: Plan, lun: LunPlan) -> bool:
+        """Whether the image of a plan's disk over the network is open."""
+        return await self._of_plan(plan).has_image(lun)
+
+    async def open_image(self, plan: Plan, lun: LunPlan, key: str | None) -> bool:
+        """Opens it in the plan's target; False if it is open. See `Target.open_image`."""
+        return await self._of_plan(plan).open_image(lun, key)
+
+    async def close_image(self, plan: Plan, lun: LunPlan) -> None:
+        """Closes it, unless somebody uses it."""
+        await self._of_plan(plan).close_image(lun)
 
     async def make_volumes(self, plan: Plan, mib: int) -> Plan:
         """Makes those volumes of the plan that have no UUID; returns it with all of them."""

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from plugin.hook.config import Config
 from plugin.hook.rpc import Connection
-from pydataplane.domain import missing, reconcile, records
+from pydataplane.domain import images, missing, reconcile, records
 from pydataplane.domain.errors import PluginError, ReconcileError
 from pydataplane.domain.model import Plan, Settings
 from pydataplane.domain.observed import observe
@@ -94,6 +94,7 @@ def _bring_up(rpc: Connection, plan: Plan, operation: str, config: Config) -> No
     Raises:
         PluginError, TargetError, VolumeError: it cannot be done; the sentence says why.
     """
+    images.open_without_secrets(rpc, plan)
     known = records.read(config.state_dir, plan.controller)
     mib = config.create_missing_mib if operation == "prepare" else 0
     there = missing.make(rpc, missing.find(rpc, plan, known), mib)

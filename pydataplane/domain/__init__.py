@@ -4,6 +4,7 @@
     model           settings in, plans out
     xml             libvirt's XML of a domain, read
     translate       a client's XML to libvirtd's and back
+    images          bdevs of disks over the network
     missing         disks whose volume is not there
     observed        what a target has
     reconcile       makes the target match a plan

@@ -117,5 +117,9 @@ class ReconcileError(PluginError):
     """The target refused or failed while it was brought to what the domains need."""
 
 
+class ImageError(PluginError):
+    """What a disk is on over the network cannot be opened."""
+
+
 class LunKept(ReconcileError):
     """A running domain keeps a LUN that its metadata does not have so: nothing has failed."""

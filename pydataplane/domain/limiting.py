@@ -20,7 +20,7 @@ from typing import Any
 from pydataplane.domain.errors import ReconcileError
 from pydataplane.domain.limits import NONE, Limits, limits_of
 from pydataplane.domain.model import LunPlan
-from pydataplane.domain.observed import State, bdev_of, observe
+from pydataplane.domain.observed import State, bdev_of, look_up, observe
 from pydataplane.errors import AGAIN, METHOD_NOT_FOUND, NO_DATA, NO_DEVICE, RpcError
 from pydataplane.methods import Rpc
 
@@ -234,12 +234,13 @@ def _put_in_spdk(rpc: Rpc, bdev: str, limits: Limits) -> None:
 def _owner(rpc: Rpc, bdev: str) -> str | None:
     """Returns whose limits a volume has: a controller's, or nobody's (an empty string).
 
-    None: the target has no way to tell.
+    None: the target has no way to tell, or it is no volume, but an image: its limits go with it.
     """
     try:
         return rpc.call("virtlun_lvol_get_xattrs", name=bdev).get(XATTR, "")
     except RpcError as error:
-        if error.code != METHOD_NOT_FOUND:
+        is_image = error.code == NO_DEVICE and look_up(rpc, bdev) is not None
+        if error.code != METHOD_NOT_FOUND and not is_image:
             raise
         return None
 

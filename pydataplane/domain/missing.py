@@ -45,6 +45,11 @@ def _found(rpc: Rpc, lun: LunPlan) -> LunPlan:
 
 def _check_never_existed(rpc: Rpc, lun: LunPlan) -> None:
     """Raises VolumeNotFoundError if the volume of a disk that has none may be lost."""
+    if lun.volume.source is not None:
+        raise VolumeNotFoundError(
+            f"disk {lun.dev}: image {lun.volume.alias} is not open in the target: start the domain"
+            " again, through virtlun-gateway"
+        )
     volume = f"volume {lun.volume.alias}" + (f" (UUID {lun.uuid})" if lun.uuid else "")
     store = lun.volume.lvstore
     if store not in {str(each["name"]) for each in rpc.call("bdev_lvol_get_lvstores")}:

@@ -55,22 +55,79 @@ class Settings:
     pydataplane.emulator.reconnects."""
     front_end: FrontEndSetting = "auto"
     """What a disk that is new becomes."""
+    network: frozenset[str] = frozenset()
+    """Protocols of <source protocol=> whose disks are ours, too; see domain.xml.network."""
     qemu_lacks_scsi: Callable[[str | None, str | None], bool] = none_lacks_scsi
     """Whether a domain's QEMU has no vhost-user-scsi; as `qemu_reconnects`. See
     pydataplane.emulator.lacks_scsi."""
 
 
 @dataclass(frozen=True, slots=True)
+class Host:
+    """A server: its name or address and port, or the path of a UNIX socket."""
+
+    name: str
+    port: int | None
+    """None: the default, or it is a socket."""
+
+    @property
+    def text(self) -> str:
+        """Returns NAME:PORT, an address of IPv6 in brackets."""
+        name = f"[{self.name}]" if ":" in self.name else self.name
+        return name if self.port is None else f"{name}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class SecretRef:
+    """A secret of libvirt's: one of the two."""
+
+    uuid: str | None
+    usage: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSource:
+    """What a disk over the network is opened by, but for the value of its secret."""
+
+    protocol: str
+    pool: str
+    """POOL or POOL/NAMESPACE of Ceph; of others empty."""
+    image: str
+    """IMAGE or IMAGE@SNAPSHOT; the name of an NBD export, which may be empty."""
+    hosts: tuple[Host, ...]
+    config: str | None
+    """Path of Ceph's configuration."""
+    user: str | None
+    """Of Ceph, without client."""
+    secret: SecretRef | None
+    """The user's key."""
+    read_only: bool
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True)
 class VolumeRef:
-    """A logical volume by name."""
+    """A logical volume by name, or what else a disk of ours is on.
+
+    An image of Ceph that its client names by cluster and pool is `rbd:POOL` and IMAGE, an NBD
+    export `nbd:HOST` and its name.
+    """
 
     lvstore: str
     lvol: str
+    source: NetworkSource | None = None
+    """Of one that is no volume of an lvstore or pool that the target has."""
 
     @property
     def alias(self) -> str:
         """Returns LVSTORE/LVOL, the bdev alias under which the target knows the volume."""
         return f"{self.lvstore}/{self.lvol}"
+
+    def path(self, prefix: str) -> str:
+        """Returns the path by which libvirt's calls know it; `prefix` is that of volumes."""
+        if self.source is None:
+            return prefix + self.alias
+        return f"{self.source.pool}/{self.source.image}".lstrip("/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,10 +74,12 @@ class Host:
         keep: bool = False,
         host_uuid: str = HOST_UUID,
         target_options: Sequence[str] = (),
+        more_config: str = "",
     ) -> None:
         """Starts libvirtd, the target with an empty file-backed lvstore `lvs0`, and the gateway.
 
-        Two hosts between which guests migrate need two `host_uuid`.
+        Two hosts between which guests migrate need two `host_uuid`. `more_config` are further
+        sections of the configuration.
         """
         self.scratch = scratch or scratch_directory()
         self.keep = keep
@@ -111,6 +113,7 @@ class Host:
                     memory_dir=self.scratch / "memory",
                     hook_state=self.scratch / "hook",
                 )
+                + more_config
             )
             self._install_hook()
             self._start_holder()

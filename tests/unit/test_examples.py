@@ -152,6 +152,8 @@ def test_the_programs_take_the_options_of_their_units(unit: Path) -> None:
     found = re.search(rf"^ExecStart={INSTALLED}/(.+)$", unit.read_text(), re.MULTILINE)
     assert found
     program, *options = shlex.split(found[1].replace("%i", "gold"))
+    if "$TARGET_OPTIONS" in options:
+        options[-1:] = ["--rbd", "--network"]  # as the drop-ins have it
     done = subprocess.run(
         [PROGRAMS / program, *options, "--help"],
         capture_output=True,
@@ -160,6 +162,16 @@ def test_the_programs_take_the_options_of_their_units(unit: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["rbd", "network"])
+def test_a_drop_in_gives_the_target_its_option_and_what_that_needs(name: str) -> None:
+    lines = used(SYSTEMD / f"{name}.conf").read_text().splitlines()
+    assert f"Environment=TARGET_OPTIONS=--{name}" in lines
+    # Which systemd adds to the unit's own.
+    assert "RestrictAddressFamilies=AF_INET AF_INET6 AF_NETLINK" in lines
+    assert "PrivateNetwork=no" in lines
+    assert any(f"examples/systemd/{name}.conf" in line for line in lines)
 
 
 @pytest.mark.parametrize("name", ["target", "holder"])
@@ -193,7 +205,7 @@ def test_holder_and_target_mean_the_same_places(at: str) -> None:
         text = (SYSTEMD / f"virtlun-{name}{at}.service").read_text()
         words = re.search(rf"^ExecStart={INSTALLED}/(.+)$", text, re.MULTILINE)
         assert words
-        options = shlex.split(words[1])[1:]
+        options = shlex.split(words[1].removesuffix(" $TARGET_OPTIONS"))[1:]
         return dict(itertools.pairwise(options))
 
     holder, target = given("holder"), given("target")

@@ -62,6 +62,7 @@ def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
                 "max_queues": 3,
                 "reconnect_s": 2,
                 "front_end": "blk",
+                "serve_network": ["nbd"],
             },
         }
     )
@@ -69,6 +70,7 @@ def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
     expected = Settings(
         *("/v", "/p/", "r/", "x", "q-", 3, 2, emulator.reconnects),
         front_end="blk",
+        network=frozenset({"nbd"}),
         qemu_lacks_scsi=emulator.lacks_scsi,
     )
     assert settings == expected == config.settings()

@@ -86,8 +86,9 @@ def examinations(
         ("the helper's rights", rights.helper),
         ("lvstores", lambda: target.lvstores(socket)),
         ("checksums", lambda: target.checksums(socket)),
-        ("images of Ceph", lambda: target.images(socket)),
+        ("images of Ceph", lambda: target.images(socket, settings)),
         ("LUNs of iSCSI targets", lambda: target.luns(socket)),
+        ("NBD servers", lambda: target.nbd_servers(socket, settings)),
         ("gateway", lambda: libvirt.gateway(settings.gateway.listen)),
         ("hook", libvirt.hook),
         (

@@ -10,11 +10,17 @@ from typing import Any
 from plugin.cli import io_errors
 from plugin.cli.doctor.finding import Finding
 from plugin.cli.output import client, size
+from plugin.config import Config
 from pydataplane import supervise
 from pydataplane.errors import METHOD_NOT_FOUND, RpcError, TargetError
 
 LOW_SHARE = 0.1
 """Less of an lvstore free than this is worth a word: as the target notifies of it."""
+
+START_WITH = (
+    "`virtlun target upgrade -- --{name}`; with the units install the drop-in "
+    "examples/systemd/{name}.conf, which says how"
+)
 
 CHECKSUM_ADVICE = (
     "look after the disk; `virtlun lvstore scrub` says which volumes have damage, to be restored "
@@ -177,11 +183,15 @@ def checksums(socket: Path) -> list[Finding]:
     return [Finding(what, "ok", f"of {names}: no mismatch since the target has them")]
 
 
-def images(socket: Path) -> list[Finding]:
+def images(socket: Path, settings: Config) -> list[Finding]:
     """Whether images of Ceph can be served, where that was asked for, and each cluster answers."""
     what = "images of Ceph"
     try:
         found = supervise.status(socket).get("images", {"asked": False})
+        wanted = settings.target.rbd or "rbd" in settings.disks.serve_network
+        if not found["asked"] and wanted:
+            text = "virtlun.toml has them served, but the target was started without --rbd"
+            return [Finding(what, "failed", text, START_WITH.format(name="rbd"))]
         if not found["asked"]:
             return [Finding(what, "ok", "none are served: the target was started without --rbd")]
         if found["problem"]:
@@ -222,6 +232,21 @@ def luns(socket: Path) -> list[Finding]:
     if not there:
         return [Finding(what, "ok", "libiscsi is there; no LUN is used", "bdev_iscsi_create")]
     return [Finding(what, "ok", f"{', '.join(there)}: connected")]
+
+
+def nbd_servers(socket: Path, settings: Config) -> list[Finding]:
+    """Whether exports of NBD servers can be served, where that is wanted; else nothing."""
+    what = "NBD servers"
+    if not settings.target.network and "nbd" not in settings.disks.serve_network:
+        return []
+    try:
+        reachable = supervise.status(socket).get("network", False)
+    except TargetError:
+        return [Finding(what, "warning", "not known, for the target does not tell", "start it")]
+    if reachable:
+        return [Finding(what, "ok", "the target may connect to those by TCP, too")]
+    text = "those of this host's UNIX sockets alone, as the target was started without --network"
+    return [Finding(what, "warning", text, START_WITH.format(name="network"))]
 
 
 def _cluster(found: Mapping[str, Any]) -> Finding:

@@ -8,10 +8,14 @@ Disks that are libvirtd's own pass, unless they would take the place of one of o
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import structlog
 
+from plugin.gateway import images
 from plugin.gateway.call import Call
-from plugin.gateway.domains import check_may_change, disk_dev, running_as, sides
+from plugin.gateway.domains import Sides, check_may_change, disk_dev, running_as, sides
 from plugin.gateway.errors import GatewayError
 from plugin.gateway.events import DeviceChange, DeviceEvent
 from plugin.gateway.handlers import plugging
@@ -31,7 +35,8 @@ from plugin.gateway.upstream import AFFECT_LIVE
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.limits import NONE
-from pydataplane.domain.translate import CARRIER_ALIAS, Change, controller_name
+from pydataplane.domain.translate import CARRIER_ALIAS, Change, VolumeRef, controller_name
+from pydataplane.lvols import Lvol
 
 _log = structlog.get_logger(__name__)
 
@@ -48,22 +53,34 @@ def _arguments(call: Call) -> DomainCall:
 
 async def attach(call: Call) -> None:
     """ATTACH_DEVICE and ATTACH_DEVICE_FLAGS."""
-    services, settings = call.services, call.services.settings
+    settings = call.services.settings
     args = _arguments(call)
     reference = None
     if translate.may_be_ours(args.text, settings):
         # Before anything is parsed: whoever may not attach has nothing to send.
         await check_may_change(await call.caller.own(), args.dom, args.flags)
         reference = await call.parse(lambda: translate.recognise(args.text, settings), args.text)
-    if reference is None:
+    if reference is None or not await _attach_ours(call, args, reference):
         await _attach_theirs(call, args)
         return
-    check_flags(args)
+    await call.answer()
+
+
+async def _attach_ours(call: Call, args: DomainCall, reference: VolumeRef) -> bool:
+    """Attaches a disk of ours; False if it is over the network, and QEMU's in this domain."""
+    services, settings = call.services, call.services.settings
+    far = reference.source is not None
+    if not far:
+        check_flags(args)
     async with services.domain_lock(args.dom.uuid):
         admin = await services.admin()  # whoever may change a domain need not be allowed to read it
         both = await sides(admin, args.dom, args.flags, peer=True)
-        volume = await services.target.volume(reference.alias)
-        uuids = {reference.alias: volume.uuid}
+        if far:
+            if await _is_qemus(call, args, both):
+                return False
+            check_flags(args)
+        volume = None if far else await services.target.volume(reference.alias)
+        uuids = {reference.alias: volume.uuid} if volume is not None else {}
 
         def compute(xml: str, live: bool) -> Change | None:
             peer = both.config if live else both.live
@@ -74,12 +91,14 @@ async def attach(call: Call) -> None:
         for change in (live, config):
             if change is not None and change.plan is not None:
                 await services.target.check_home(change.plan, change.lun)
-        async with services.locks.hold(f"volume:{volume.uuid}"):
-            if live is not None and live.plan is not None:
+        name = next((each.lun.bdev_name for each in (live, config) if each is not None), "")
+        async with services.locks.hold(f"volume:{name}"), _open(call, live) as image:
+            volume = volume or image
+            if live is not None and live.plan is not None and volume is not None:
                 await check_free(call, live.plan, live.lun, volume)
 
             async def add(change: Change) -> None:
-                if change.plan is not None:
+                if change.plan is not None and volume is not None:
                     await services.target.add(change.plan, change.lun, volume)
                 if change.device_xml is not None:
                     await plugging.plug(await call.caller.own(), args.dom, change)
@@ -92,7 +111,33 @@ async def attach(call: Call) -> None:
         # Before the answer: whoever waits for it must not depend on this client reading its own.
         services.announce(DeviceChange(DeviceEvent.ADDED, dom, live.alias))
         _log.info("attached", domain=dom.name, dev=live.lun.dev, volume=reference.alias)
-    await call.answer()
+    return True
+
+
+async def _is_qemus(call: Call, args: DomainCall, both: Sides) -> bool:
+    """Whether a disk over the network is QEMU's, on both sides then that the call is for."""
+    settings = call.services.settings
+    asked = [(both.live, True)] if both.to_live else []
+    asked += [(both.config, False)] if both.to_config else []
+
+    def work() -> bool:
+        return any(
+            translate.stays_qemus(xml, args.text, settings, live=live)
+            for xml, live in asked
+            if xml is not None
+        )
+
+    return await call.parse(work, args.text)
+
+
+@asynccontextmanager
+async def _open(call: Call, live: Change | None) -> AsyncIterator[Lvol | None]:
+    """Opens the image of a disk over the network that a running domain is to get."""
+    if live is None or live.plan is None or live.lun.volume.source is None:
+        yield None
+        return
+    async with images.opened(call, live.plan, [live.lun]):
+        yield await call.services.target.volume(live.lun.bdev_name)
 
 
 async def _attach_theirs(call: Call, args: DomainCall) -> None:

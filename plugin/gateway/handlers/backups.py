@@ -130,7 +130,7 @@ async def _part(
     Raises:
         GatewayError: its checkpoint is not there.
     """
-    volume = await call.services.target.volume(disk.lun.bdev_name)
+    volume = await call.services.target.lvol(disk.lun.bdev_name)
     since: Held | None = None
     if disk.incremental is not None:
         at = domcheckpoints.position(known, disk.incremental)

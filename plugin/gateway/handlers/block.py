@@ -201,6 +201,13 @@ def _fields(usage: Usage) -> dict[str, int]:
     }
 
 
+def _shrinking(volume: Lvol) -> str:
+    """Returns how a volume is made smaller."""
+    if volume.image is not None:
+        return "what its cluster has for that, while nobody uses it"
+    return f"`virtlun volume resize {volume.path} SIZE --shrink`"
+
+
 async def resize(call: Call) -> None:
     """BLOCK_RESIZE: the volume grows, the running guest is told by the target.
 
@@ -257,7 +264,7 @@ async def _resize(call: Call, args: ResizeCall) -> Reply | None:
             raise Refused(
                 Refusal.BAD_ARGUMENT,
                 f"disk {lun.dev} has {volume.size} bytes, and {size} would cut off data: to shrink "
-                f"it all the same, use `virtlun volume resize {volume.path} SIZE --shrink`",
+                f"it all the same, use {_shrinking(volume)}",
             )
         if rounded != volume.size:
             await services.target.resize(volume, rounded)

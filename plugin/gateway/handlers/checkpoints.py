@@ -112,7 +112,7 @@ async def new(
         created_ns = max(created_ns, known[-1].created_ns + 1)
     held = []
     for lun in request.luns:
-        volume = await call.services.target.volume(lun.bdev_name)
+        volume = await call.services.target.lvol(lun.bdev_name)
         lvol = snapshot_name(volume.name, name)
         if not VOLUME_NAME.fullmatch(lvol):
             raise Refused(
@@ -161,7 +161,7 @@ async def _define(call: Call, dom: Domain, request: CheckpointRequest) -> None:
         return
     held = []
     for lun in request.luns:
-        volume = await services.target.volume(lun.bdev_name)
+        volume = await services.target.lvol(lun.bdev_name)
         lvol = snapshot_name(volume.name, name)
         there = await services.target.volume(f"{volume.lvstore}/{lvol}")
         held.append(Held(lun.dev, volume.uuid, volume.lvstore, lvol, there.uuid))

@@ -41,6 +41,7 @@ async def commit(call: Call) -> None:
     active = top in (None, lun.dev, path)
     _check_flags(lun.dev, top, flags, active=active)
     await _check_possible(services, dom, lun)
+    await services.target.lvol(lun.bdev_name)
     target = await services.target.of_volume((await check_shown(call, dom, lun)).uuid)
     wanted = Range(None if active else top, base, shallow=bool(flags & SHALLOW))
     going = await target.merged_by(lun.bdev_name, wanted, prefix)

@@ -156,7 +156,7 @@ async def _begin(call: Call, wanted: Wanted, *, unknown: int) -> None:
                 Code.CONFIG_UNSUPPORTED,
                 f"disk {lun.dev}: what is on a virtlun volume is raw: copy it as that",
             )
-        volume = await services.target.volume(lun.bdev_name)
+        volume = await services.target.lvol(lun.bdev_name)
         await _check_home(services, dom, lun, ref)
         if wanted.shallow and await _has_parent(services, volume):
             raise Refused(

@@ -47,6 +47,7 @@ async def begin(call: Call, dom: Domain, disk: str, *, base: str | None) -> None
         )
     services = call.services
     services.block_jobs.check_free(dom, lun)
+    await services.target.lvol(lun.bdev_name)
     await check_shown(call, dom, lun)
     services.block_jobs.check_free(dom, lun)  # nobody began one meanwhile
     path = services.settings.path_prefix + lun.volume.alias
@@ -55,7 +56,7 @@ async def begin(call: Call, dom: Domain, disk: str, *, base: str | None) -> None
 
 
 async def _inflated(services: Services, lun: LunPlan) -> None:
-    volume = await services.target.volume(lun.bdev_name)
+    volume = await services.target.lvol(lun.bdev_name)
     target = await services.target.of_volume(volume.uuid)
     try:
         await target.inflate(volume)

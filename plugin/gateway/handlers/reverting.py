@@ -169,7 +169,7 @@ async def _check_revert(
     xml = await domsnapshots.xml_of(admin, snapshot)
     plan = await services.parse(lambda: translate.plan(domain_of(xml) or ""))
     if plan is not None:
-        for lun in plan.luns:
+        for lun in (lun for lun in plan.luns if lun.volume.source is None):
             await check_free(call, plan, lun, await services.target.volume(lun.bdev_name))
     for each in found.held:  # the running domain may have had more than its definition
         await owned.check_unused(services, dom, each)

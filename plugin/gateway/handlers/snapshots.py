@@ -323,7 +323,7 @@ async def held_by(call: Call, luns: tuple[LunPlan, ...], name: str) -> list[Held
     """
     held = []
     for lun in luns:
-        volume = await call.services.target.volume(lun.bdev_name)
+        volume = await call.services.target.lvol(lun.bdev_name)
         held.append(
             Held(lun.dev, volume.uuid, volume.lvstore, f"{volume.name}@{name}", str(uuid4()))
         )

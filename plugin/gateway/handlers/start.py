@@ -16,7 +16,7 @@ from uuid import UUID
 
 import structlog
 
-from plugin.gateway import empty, polkit, records
+from plugin.gateway import empty, images, polkit, records
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
@@ -27,6 +27,7 @@ from plugin.gateway.upstream import AFFECT_CONFIG, XML_INACTIVE, XML_SECURE, Ups
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
+from pydataplane.domain.images import of_plan
 from pydataplane.domain.translate import Definition, LunPlan, Plan, controller_name
 from pydataplane.lvols import Lvol
 
@@ -217,13 +218,14 @@ async def prepared(
         yield Attempt(plan)  # libvirtd refuses to start it again
         return
     known = await records.known(services.hook, plan.controller)
-    plan = await services.target.find_volumes(plan, known)
-    for lun in plan.luns:
-        if lun.uuid is not None:
-            await check_free(call, plan, lun, await services.target.volume(lun.uuid))
-    mib = 0 if saved else services.hook.create_missing_mib
-    attempt = Attempt(await services.target.make_volumes(plan, mib))
-    await services.target.ensure(attempt.plan)
+    async with images.opened(call, plan, of_plan(plan)):
+        plan = await services.target.find_volumes(plan, known)
+        for lun in plan.luns:
+            if lun.uuid is not None:
+                await check_free(call, plan, lun, await services.target.volume(lun.uuid))
+        mib = 0 if saved else services.hook.create_missing_mib
+        attempt = Attempt(await services.target.make_volumes(plan, mib))
+        await services.target.ensure(attempt.plan)
     try:
         yield attempt
     finally:
@@ -296,12 +298,13 @@ async def _taken_by(services: Services, holder: str, lun: LunPlan, volume: Lvol)
     `holder` is the UUID in the name of a controller that has the volume.
     """
     admin = await services.admin()
+    path = volume.path if volume.image is None else lun.volume.alias
     try:
         dom = await admin.lookup(UUID(holder).bytes)
     except (UpstreamError, ValueError):
         return holder  # not a domain of this libvirtd
     for _ in range(LEAVE_TRIES):
-        if lun.shareable and await _shares(services, admin, dom, volume):
+        if lun.shareable and await _shares(services, admin, dom, path):
             return None
         if not services.is_locked(dom.uuid):
             break
@@ -324,7 +327,7 @@ async def _keeps(services: Services, admin: Upstream, dom: Domain, volume: Lvol)
     return dom.uuid_text in await services.target.holders(volume.uuid, besides="")
 
 
-async def _shares(services: Services, admin: Upstream, dom: Domain, volume: Lvol) -> bool:
+async def _shares(services: Services, admin: Upstream, dom: Domain, path: str) -> bool:
     """Whether a domain, running or not, has a volume as <shareable/>."""
-    lun = translate.find(await admin.xml(dom, 0), volume.path, services.settings)
+    lun = translate.find(await admin.xml(dom, 0), path, services.settings)
     return lun is not None and lun.shareable

@@ -38,6 +38,7 @@ from pydataplane.domain.translate.changing import (
     detach,
     detach_alias,
     moved,
+    stays_qemus,
     update,
 )
 from pydataplane.domain.translate.mirrors import Mirror, mirrored
@@ -108,6 +109,7 @@ __all__ = [
     "refitted",
     "settable",
     "socket",
+    "stays_qemus",
     "tuned",
     "update",
     "volume_format",

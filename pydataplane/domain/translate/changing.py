@@ -85,6 +85,28 @@ def attach(
     return replace(change, device_xml=layout(lines, "\n"), plan=plan)
 
 
+def stays_qemus(domain_xml: str, disk_xml: str, settings: Settings, *, live: bool) -> bool:
+    """Whether a disk over the network is to be QEMU's, as its domain can have none of ours now.
+
+    Arguments as for `attach`. No for any other disk.
+
+    Raises:
+        TranslateError: BAD_XML, the disk's source is wrong.
+    """
+    device = disk_of_ours(disk_xml, settings)
+    if device is None or device[2].source is None:
+        return False
+    document, disk, ref = device
+    view = views.required(domain_xml)
+    if not live:
+        return memory.is_private(view.domain)
+    try:
+        _check_attachable(view, fronts.choose(document.root, disk, ref, view.domain, settings, {}))
+    except TranslateError:
+        return True
+    return False
+
+
 def _check_attachable(view: View, front: FrontEnd) -> None:
     """Refuses to attach to a running domain that cannot take such a disk before a restart.
 
@@ -183,6 +205,8 @@ def update(
     if found is None:
         return None
     view, metadata, entry = found
+    if (far := entry.lun.volume.source) is not None:  # which it stays, whatever new ones become
+        settings = replace(settings, network=settings.network | {far.protocol})
     device = disk_of_ours(disk_xml, settings)
     if device is None:
         raise TranslateError(
@@ -300,7 +324,8 @@ def _existing(
     entry = metadata.by_dev(given.dev) if metadata is not None else None
     if metadata is not None and entry is not None:
         return view, metadata, entry
-    if disks.volume(document.root, settings) is None:
+    ref = disks.volume(document.root, settings)
+    if ref is None or ref.source is not None:  # the latter may be QEMU's
         return None
     raise TranslateError(
         Refusal.DISK_MISSING,

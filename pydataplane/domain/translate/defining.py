@@ -108,6 +108,7 @@ def translate(
         )
         for order, (node, disk) in enumerate(zip(nodes, read, strict=True))
         if (ref := disks.volume(node, settings)) is not None
+        and not (ref.source is not None and memory.is_private(domain))
     ]
     uuid = _uuid(domain, new_uuid)
     luns_of_it = [item for item in ours if item.front == "scsi"]

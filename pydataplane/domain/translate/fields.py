@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.limits import NAMES
 from pydataplane.domain.model import FrontEnd, VolumeRef
-from pydataplane.domain.translate import blkfields
+from pydataplane.domain.translate import blkfields, networks
 from pydataplane.domain.translate.fieldkinds import Effect, Field, done, never, same
 from pydataplane.domain.xml import iotune
 from pydataplane.domain.xml.disk import BLOCK_SIZES, Disk
@@ -234,8 +234,13 @@ FIELDS: tuple[Field, ...] = (
 _BY_PATH = {field.path: field for field in FIELDS}
 
 
-def find(path: str, front: FrontEnd = "scsi") -> Field | None:
-    """Returns what the table says of an element or attribute, by itself or what it stands in."""
+def find(path: str, front: FrontEnd = "scsi", *, far: bool = False) -> Field | None:
+    """Returns what the table says of an element or attribute, by itself or what it stands in.
+
+    `far`: the disk is one over the network.
+    """
+    if far and (of_far := networks.BY_PATH.get(path)) is not None:
+        return of_far
     if front == "blk" and (own := blkfields.BY_PATH.get(path)) is not None:
         return own
     field = _BY_PATH.get(path)
@@ -253,7 +258,8 @@ def check(node: Node, disk: Disk, ref: VolumeRef, front: FrontEnd) -> None:
     Raises:
         TranslateError: BAD_XML or UNSUPPORTED, one sentence.
     """
-    what = f"disk '{disk.dev}' (volume {ref.alias})"
+    far = ref.source is not None
+    what = f"disk '{disk.dev}' ({'image' if far else 'volume'} {ref.alias})"
     if not disk.dev:
         raise _bad(f"the disk of volume {ref.alias} has no target dev; give it one")
     if not _DEV_NAME.fullmatch(disk.dev):
@@ -265,7 +271,7 @@ def check(node: Node, disk: Disk, ref: VolumeRef, front: FrontEnd) -> None:
     kind = node.value("driver", "type")
     if kind not in (None, "raw", "aio"):
         raise _unsupported(f"{what} cannot have driver type '{kind}'; virtlun volumes are raw")
-    _check_fields(node, "", what, front)
+    _check_fields(node, "", what, front, far=far)
     _check_blockio(node, what)
     iotune.check(node, what)
     if disk.serial is not None and not _SERIAL.fullmatch(disk.serial):
@@ -273,23 +279,23 @@ def check(node: Node, disk: Disk, ref: VolumeRef, front: FrontEnd) -> None:
     _check_characteristics(node, disk, what)
 
 
-def can_be_blk(node: Node) -> bool:
+def can_be_blk(node: Node, ref: VolumeRef) -> bool:
     """Whether nothing that a <disk> says is of LUNs alone."""
     try:
-        _check_fields(node, "", "", "blk")
+        _check_fields(node, "", "", "blk", far=ref.source is not None)
     except TranslateError:
         return False
     return True
 
 
-def _check_fields(node: Node, path: str, what: str, front: FrontEnd) -> None:
+def _check_fields(node: Node, path: str, what: str, front: FrontEnd, *, far: bool) -> None:
     """Refuses what the table refuses, or does not have, in an element and all inside of it.
 
     Raises:
         TranslateError: UNSUPPORTED.
     """
     for name, value in node.attrs.items():
-        field = None if " " in name else find(f"{path}@{name}", front)
+        field = None if " " in name else find(f"{path}@{name}", front, far=far)
         if " " in name or (field is not None and field.values is None):
             continue  # of a namespace of somebody else's, or any value will do
         if field is None or value not in (field.values or ()):
@@ -300,12 +306,12 @@ def _check_fields(node: Node, path: str, what: str, front: FrontEnd) -> None:
         if child.namespace:
             continue
         inner = f"{path}/{child.name}".lstrip("/")
-        field = find(inner, front)
+        field = find(inner, front, far=far)
         if field is None or field.effect is Effect.REFUSED:
             why = field.instead if field is not None else "virtlun does not know it; remove it"
             raise _unsupported(f"{what}: <{child.name}> is not possible: {why}")
         if not field.whole:
-            _check_fields(child, inner, what, front)
+            _check_fields(child, inner, what, front, far=far)
 
 
 def _check_characteristics(node: Node, disk: Disk, what: str) -> None:
@@ -366,7 +372,8 @@ refused in one sentence that names it.
 
 def document() -> str:
     """Returns the table for people, in Markdown."""
-    return "\n".join((_HEAD, *_lines(FIELDS), blkfields.HEAD, *_lines(blkfields.FIELDS)))
+    blk, far = _lines(blkfields.FIELDS), _lines(networks.FIELDS)
+    return "\n".join((_HEAD, *_lines(FIELDS), blkfields.HEAD, *blk, networks.HEAD, *far))
 
 
 def _lines(fields: Iterable[Field]) -> Iterable[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pydataplane.domain.errors import TranslateError
 from pydataplane.domain.model import FrontEnd, LunPlan, Settings, VolumeRef
-from pydataplane.domain.translate import fields
+from pydataplane.domain.translate import fields, networks
 from pydataplane.domain.xml.carrier import qemu_of
 from pydataplane.domain.xml.disk import Disk
 from pydataplane.domain.xml.document import Node
@@ -57,7 +57,7 @@ def choose(
         return settings.front_end
     if settings.qemu_lacks_scsi(*qemu_of(domain)):
         return "blk"
-    return "blk" if disk.bus == "virtio" and fields.can_be_blk(node) else "scsi"
+    return "blk" if disk.bus == "virtio" and fields.can_be_blk(node, ref) else "scsi"
 
 
 def can_have_scsi(domain: Node, settings: Settings) -> bool:
@@ -87,7 +87,7 @@ def planned(
         target=target,
         dev=disk.dev or "",
         volume=ref,
-        uuid=uuid,
+        uuid=uuid if ref.source is None else networks.identity(ref.source),
         serial=disk.serial,
         read_only=disk.read_only,
         shareable=disk.shareable,

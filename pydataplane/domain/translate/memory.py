@@ -57,6 +57,15 @@ def missing(domain: Node) -> list[str]:
     return lacks
 
 
+def is_private(domain: Node) -> bool:
+    """Whether the domain explicitly asks for memory that no other process can have."""
+    try:
+        missing(domain)
+    except TranslateError:
+        return True
+    return False
+
+
 def _refused(what: str, instead: str) -> TranslateError:
     return TranslateError(
         Refusal.UNSUPPORTED,

@@ -241,7 +241,8 @@ def find(domain_xml: str, path: str, settings: Settings) -> LunPlan | None:
 def means(lun: LunPlan, path: str, settings: Settings) -> bool:
     """Whether `path` (target dev, source path or LVSTORE/LVOL) means this disk."""
     alias = lun.volume.alias
-    return path in (lun.dev, alias, settings.path_prefix + alias, settings.rbd_prefix + alias)
+    own = lun.volume.path(settings.path_prefix)
+    return path in (lun.dev, alias, own, settings.rbd_prefix + alias)
 
 
 def salvaged(domain_xml: str | None) -> Metadata | None:

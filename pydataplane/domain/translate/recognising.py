@@ -43,7 +43,8 @@ def may_be_ours(disk_xml: str, settings: Settings) -> bool:
     What is written with references (`&#47;dev...`) may be anything.
     """
     words = (settings.path_prefix, settings.rbd_prefix, settings.protocol, settings.pool_prefix)
-    return "&" in disk_xml or any(word and word in disk_xml for word in words)
+    every = (*words, *settings.network)
+    return "&" in disk_xml or any(word and word in disk_xml for word in every)
 
 
 def is_foreign(xml: str, settings: Settings) -> bool:
@@ -127,5 +128,6 @@ def disk_of_ours(xml: str, settings: Settings) -> tuple[Document, Disk, VolumeRe
     if ref is None:
         return None
     disk = disks.read(document.root)
-    fronts.check_any(document.root, disk, ref)
+    if ref.source is None:  # else its domain may leave it to QEMU
+        fronts.check_any(document.root, disk, ref)
     return document, disk, ref

@@ -109,7 +109,7 @@ def listed(root: Node) -> list[Node]:
 
 def names_of(lun: LunPlan, settings: Settings) -> tuple[str, ...]:
     """Returns what may name a disk of ours in a snapshot: its target dev, and the paths."""
-    return lun.dev, lun.volume.alias, settings.path_prefix + lun.volume.alias
+    return lun.dev, lun.volume.alias, lun.volume.path(settings.path_prefix)
 
 
 def check_inside(node: Node, dev: str) -> None:

@@ -16,7 +16,7 @@ from pydataplane.domain.model import (
     Settings,
     VolumeRef,
 )
-from pydataplane.domain.xml import iotune
+from pydataplane.domain.xml import iotune, network
 from pydataplane.domain.xml.document import (
     Document,
     Edits,
@@ -149,12 +149,15 @@ def volume(node: Node, settings: Settings) -> VolumeRef | None:
     """Returns the volume that a <disk> names, or None if its source is not of ours.
 
     Raises:
-        TranslateError: BAD_XML, the source begins as one of ours but is no LVSTORE/LVOL.
+        TranslateError: BAD_XML, the source begins as one of ours but is no LVSTORE/LVOL; or as
+            `network.volume`.
     """
     source = node.child("source")
     if source is None:
         return None
     kind = node.attrs.get("type", "file")
+    if (far := network.volume(node, _far(source, settings))) is not None:
+        return far
     name: str | None = None
     if kind in ("file", "block"):
         path = source.attrs.get("file" if kind == "file" else "dev", "")
@@ -170,6 +173,14 @@ def volume(node: Node, settings: Settings) -> VolumeRef | None:
         if store is not None:
             name = f"{store}/{source.attrs.get('volume', '')}"
     return None if name is None else parse_volume(name, kind)
+
+
+def _far(source: Node, settings: Settings) -> frozenset[str]:
+    """Returns the protocols by which a source is of another host; those of volumes are here."""
+    prefix = settings.rbd_prefix
+    if prefix and source.attrs.get("name", "").startswith(prefix):
+        return settings.network - {"rbd"}
+    return settings.network
 
 
 def _after(text: str, prefix: str) -> str | None:
@@ -212,6 +223,15 @@ def stored(text: str) -> Disk | None:
 def _stored(text: str) -> Disk | None:
     document = parse_device(text)
     return None if document is None else read(document.root)
+
+
+def stored_network(text: str) -> VolumeRef | None:
+    """Returns what a stored <disk> names over the network; None if it names nothing so."""
+    document = parse_device(text)
+    try:
+        return None if document is None else network.volume(document.root, network.PROTOCOLS)
+    except TranslateError:
+        return None
 
 
 def stored_text(document: Document, node: Node) -> str:

@@ -30,7 +30,14 @@ from pydataplane.domain.model import (
     VolumeRef,
 )
 from pydataplane.domain.names import CONTROLLER_PREFIX, MAX_TARGETS, NAMESPACE, PREFIX
-from pydataplane.domain.xml.disk import BLOCK_SIZES, KEPT, KEPT_CHARS, Disk, stored
+from pydataplane.domain.xml.disk import (
+    BLOCK_SIZES,
+    KEPT,
+    KEPT_CHARS,
+    Disk,
+    stored,
+    stored_network,
+)
 from pydataplane.domain.xml.document import Edits, Lines, Node, attributes, escape, number
 
 VERSION = "1"
@@ -172,16 +179,16 @@ def _entry(node: Node) -> Entry:
 def _entry_of(given: tuple[tuple[str, str], ...], text: str) -> Entry:
     attrs = dict(given)
     target, order = number(attrs.get("target")), number(attrs.get("order"))
-    names = [attrs.get(name, "") for name in ("dev", "lvstore", "lvol")]
-    if target is None or order is None or not all(names):
-        raise _damaged("a disk lacks target, order, dev, lvstore or lvol")
+    dev, volume = attrs.get("dev", ""), _volume(attrs, text)
+    if target is None or order is None or not dev or volume is None:
+        raise _damaged("a disk lacks target, order, dev, or what names its volume")
     if target >= MAX_TARGETS:
         raise _damaged(f"target {target} is not below {MAX_TARGETS}")
     lun = LunPlan(
         target=target,
         # The same in thousands of domains, like most of what follows.
-        dev=sys.intern(names[0]),
-        volume=VolumeRef(sys.intern(names[1]), names[2]),
+        dev=sys.intern(dev),
+        volume=volume,
         uuid=attrs.get("uuid"),
         serial=attrs.get("serial"),
         read_only=attrs.get("readonly") == "yes",
@@ -193,6 +200,16 @@ def _entry_of(given: tuple[tuple[str, str], ...], text: str) -> Entry:
         front=_front(attrs.get("front", "scsi")),
     )
     return Entry(lun, order, attrs.get("before"), text)
+
+
+def _volume(attrs: Mapping[str, str], text: str) -> VolumeRef | None:
+    """Reads what a disk is on; what is on another host, the client's <disk> alone says."""
+    if "network" in attrs:
+        far = stored_network(text)
+        protocol = far.source.protocol if far is not None and far.source is not None else None
+        return far if protocol == attrs["network"] else None
+    lvstore, lvol = attrs.get("lvstore"), attrs.get("lvol")
+    return VolumeRef(sys.intern(lvstore), lvol) if lvstore and lvol else None
 
 
 def _characteristics(attrs: Mapping[str, str]) -> Characteristics:
@@ -281,6 +298,7 @@ def _entry_text(entry: Entry, prefix: str) -> str:
 
 @lru_cache(2 * KEPT)
 def _text_of(entry: Entry, prefix: str) -> str:
+    far = entry.lun.volume.source
     lun, shown, policy = entry.lun, entry.lun.characteristics, entry.lun.error_policy
     rate = shown.rotation_rate
     limits = " ".join(f"{name}={value}" for name, value in lun.limits.given.items())
@@ -290,8 +308,9 @@ def _text_of(entry: Entry, prefix: str) -> str:
             "order": str(entry.order),
             "before": entry.before,
             "dev": lun.dev,
-            "lvstore": lun.volume.lvstore,
-            "lvol": lun.volume.lvol,
+            "lvstore": lun.volume.lvstore if far is None else None,
+            "lvol": lun.volume.lvol if far is None else None,
+            "network": far.protocol if far is not None else None,
             "uuid": lun.uuid,
             "serial": lun.serial,
             "readonly": "yes" if lun.read_only else None,

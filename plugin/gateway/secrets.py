@@ -1,0 +1,58 @@
+"""Values of libvirt's secrets: the keys of Ceph that disks are opened with.
+
+They are asked for on a connection of the client's own, so that libvirtd judges whether it may read
+them, as it does when QEMU is to have one. None is kept here, or shown in a log or error.
+"""
+
+from __future__ import annotations
+
+import base64
+from uuid import UUID
+
+from plugin.gateway.errors import Code, Refused, UpstreamError
+from plugin.gateway.procs import Proc
+from plugin.gateway.upstream import Upstream
+from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain.errors import Refusal
+from pydataplane.domain.model import SecretRef
+
+CEPH = 2
+"""VIR_SECRET_USAGE_TYPE_CEPH."""
+
+VALUE_MAX_BYTES = 65_536
+"""REMOTE_SECRET_VALUE_MAX."""
+
+
+async def ceph_key(upstream: Upstream, secret: SecretRef) -> str:
+    """Returns the value of a secret as Ceph writes keys.
+
+    Raises:
+        UpstreamError: there is no such secret, or it has no value, or the client may not read it.
+        Refused: libvirtd tells nobody.
+        UpstreamGone: it cannot be asked.
+    """
+    found = await _look_up(upstream, secret)
+    try:
+        reply = await upstream.call(Proc.SECRET_GET_VALUE, found + bytes(Writer().u32(0)))
+    except UpstreamError as error:
+        if error.code != Code.INVALID_SECRET:
+            raise
+        raise Refused(
+            Refusal.DENIED,
+            f"secret {secret.uuid or secret.usage} is private, so that libvirt tells it to QEMU"
+            " alone: define it with private='no'",
+        ) from error
+    return base64.b64encode(Reader(reply).opaque(VALUE_MAX_BYTES)).decode()
+
+
+async def _look_up(upstream: Upstream, secret: SecretRef) -> bytes:
+    """Returns libvirtd's word for a secret (remote_nonnull_secret)."""
+    if secret.usage is not None:
+        wanted = bytes(Writer().i32(CEPH).string(secret.usage))
+        return await upstream.call(Proc.SECRET_LOOKUP_BY_USAGE, wanted)
+    try:
+        uuid = UUID(secret.uuid)
+    except ValueError as error:
+        text = f"'{secret.uuid}', by which a disk names its secret, is no UUID"
+        raise Refused(Refusal.BAD_XML, text) from error
+    return await upstream.call(Proc.SECRET_LOOKUP_BY_UUID, bytes(Writer().fixed(uuid.bytes)))

@@ -1,0 +1,154 @@
+"""Makes the bdevs of a domain's disks over the network: images of Ceph, exports of NBD servers.
+
+The target keeps them as long as a guest has them, over its own restart and upgrade, with the key of
+Ceph that they were made with (in its state directory, which only its user and root can read). That
+key is passed in the call and nowhere else.
+
+Standard library only: the hook is made of it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+
+from pydataplane.domain.errors import ImageError
+from pydataplane.domain.model import Host, LunPlan, NetworkSource, Plan
+from pydataplane.domain.observed import look_up
+from pydataplane.errors import BUSY, EXISTS, NO_DEVICE, RpcError, TargetError
+from pydataplane.methods import Rpc
+
+BLOCK_BYTES = 512
+"""Logical block of an image of Ceph; a disk can be shown with larger ones."""
+
+
+def of_plan(plan: Plan) -> list[LunPlan]:
+    """Returns the disks that are on images."""
+    return [lun for lun in plan.luns if lun.volume.source is not None]
+
+
+def open_image(rpc: Rpc, lun: LunPlan, key: str | None) -> bool:
+    """Makes the bdev of a disk over the network; False if it is there already.
+
+    `key` is the value of the source's secret as Ceph writes keys. The caller shows the bdev to a
+    guest within a minute, or it goes again.
+
+    Raises:
+        ImageError: the image cannot be had; one sentence.
+        TargetTimeout, TargetUnavailable: the target does not answer.
+    """
+    source = lun.volume.source
+    assert source is not None
+    assert lun.uuid is not None
+    if look_up(rpc, lun.uuid) is not None:
+        return False
+    try:
+        _OPENERS[source.protocol](rpc, lun.uuid, source, key)
+    except RpcError as error:
+        if error.code == EXISTS and look_up(rpc, lun.uuid) is not None:
+            return False
+        raise ImageError(f"disk {lun.dev} (image {lun.volume.alias}): {error}") from error
+    return True
+
+
+def open_without_secrets(rpc: Rpc, plan: Plan) -> None:
+    """Makes the bdevs of a plan's disks over the network, for who cannot ask libvirt for secrets.
+
+    Raises:
+        ImageError: one needs a secret, and is not there; or as `open_image`.
+        TargetTimeout, TargetUnavailable: the target does not answer.
+    """
+    for lun in of_plan(plan):
+        source = lun.volume.source
+        assert source is not None
+        if source.secret is None:
+            open_image(rpc, lun, None)
+        elif look_up(rpc, lun.bdev_name) is None:
+            raise ImageError(
+                f"disk {lun.dev} (image {lun.volume.alias}): libvirt has the secret that it is"
+                " opened with, which virtlun-gateway alone can ask for: start the domain through"
+                " that"
+            )
+
+
+def close_image(rpc: Rpc, lun: LunPlan) -> None:
+    """Closes the image of a disk that no guest was shown, unless somebody uses it."""
+    source = lun.volume.source
+    assert source is not None
+    try:
+        if source.protocol == "rbd":
+            rpc.call("bdev_rbd_delete", name=lun.bdev_name)
+        else:
+            rpc.call("virtlun_nbd_delete", name=lun.bdev_name)
+    except RpcError as error:
+        if error.code not in (BUSY, NO_DEVICE):
+            raise
+    except TargetError:
+        return  # it goes by itself
+
+
+def _open_rbd(rpc: Rpc, uuid: str, source: NetworkSource, key: str | None) -> None:
+    config = {}
+    if source.hosts:
+        config["mon_host"] = ",".join(host.text for host in source.hosts)
+    if key is not None:
+        config["key"] = key
+    rpc.call(
+        "bdev_rbd_create",
+        name=uuid,
+        uuid=uuid,
+        user_id=source.user,
+        pool_name=source.pool,
+        rbd_name=source.image,
+        block_size=BLOCK_BYTES,
+        config=config,
+        config_file=source.config,
+        read_only=source.read_only,
+        shared=True if source.shared else None,
+        guest_disk=True,
+    )
+
+
+def _open_nbd(rpc: Rpc, uuid: str, source: NetworkSource, key: str | None) -> None:
+    assert key is None
+    rpc.call(
+        "virtlun_nbd_create",
+        name=uuid,
+        uuid=uuid,
+        uri=nbd_uri(source),
+        readonly=source.read_only,
+        guest_disk=True,
+    )
+
+
+_OPENERS: Mapping[str, Callable[[Rpc, str, NetworkSource, str | None], None]] = {
+    "rbd": _open_rbd,
+    "nbd": _open_nbd,
+}
+"""By protocol."""
+
+
+def nbd_uri(source: NetworkSource) -> str:
+    """Returns the URI of an NBD export, with the server's address where the source has its name.
+
+    Raises:
+        ImageError: nobody knows the name.
+    """
+    (host,) = source.hosts
+    if host.port is None:
+        return f"nbd+unix:///{_quoted(source.image)}?socket={_quoted(host.name)}"
+    return f"nbd://{Host(_address(host.name), host.port).text}/{_quoted(source.image)}"
+
+
+def _quoted(text: str) -> str:
+    """Returns a part of a URI; urllib.parse is slow to import."""
+    plain = b"-._~abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+    return "".join(chr(byte) if byte in plain else f"%{byte:02X}" for byte in text.encode())
+
+
+def _address(name: str) -> str:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ImageError(f"NBD server {name}: {error.strerror or error}") from error
+    return str(found[0][4][0])

@@ -1,0 +1,156 @@
+"""The source of a <disk type='network'>: an image of Ceph, or an export of an NBD server.
+
+    <source protocol='rbd' name='POOL/IMAGE'>
+      <host name='10.0.0.1' port='6789'/>           monitors; none: as the configuration says
+      <snapshot name='monday'/>
+      <config file='/etc/ceph/ceph.conf'/>
+      <auth username='cinder'><secret type='ceph' uuid='...'/></auth>
+    </source>
+    <source protocol='nbd' name='EXPORT'><host name='10.0.0.1' port='10809'/></source>
+    <source protocol='nbd' name='EXPORT'><host transport='unix' socket='/run/nbd.sock'/></source>
+
+<auth> may stand beside <source>, too, as in older libvirt. Another protocol is one more reader in
+_READERS, and what makes its bdev in pydataplane.domain.images.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.model import Host, NetworkSource, SecretRef, VolumeRef
+from pydataplane.domain.xml.document import Node
+
+NBD_PORT = 10809
+_NAME = re.compile(r"[^/@\x00-\x1f\x7f]{1,255}")
+"""Of a pool, a namespace, an image or a snapshot."""
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,15})?\]?")
+"""A name, an address of IPv4, or one of IPv6."""
+_USER = re.compile(r"[A-Za-z0-9._-]{1,255}")
+EXPORT_MAX = 4096
+"""Bytes of the name of an NBD export."""
+
+
+def volume(node: Node, protocols: frozenset[str]) -> VolumeRef | None:
+    """Returns what a <disk> names over the network, by one of `protocols`; None if it does not.
+
+    Nor does what only QEMU can have: a CD-ROM, a disk on another bus than ours, or one that QEMU
+    decrypts, or reads as another format than raw.
+
+    Raises:
+        TranslateError: BAD_XML or UNSUPPORTED, the source is wrong.
+    """
+    source = node.child("source")
+    if source is None or node.attrs.get("type") != "network":
+        return None
+    protocol = source.attrs.get("protocol", "")
+    if protocol not in protocols or protocol not in _READERS or _is_qemus(node, source):
+        return None
+    return _READERS[protocol](node, source)
+
+
+def _is_qemus(node: Node, source: Node) -> bool:
+    bus = node.value("target", "bus")
+    dev = node.value("target", "dev") or ""
+    ours = bus in ("scsi", "virtio") if bus else dev.startswith(("sd", "vd"))
+    encrypted = node.child("encryption") or source.child("encryption")
+    return (
+        not ours
+        or node.attrs.get("device", "disk") not in ("disk", "lun")
+        or encrypted is not None
+        or node.value("driver", "type") not in (None, "raw", "aio")
+    )
+
+
+def _rbd(node: Node, source: Node) -> VolumeRef:
+    name = source.attrs.get("name", "")
+    parts = name.split("/")
+    if len(parts) not in (2, 3) or not all(map(_NAME.fullmatch, parts)):
+        raise _bad(f"rbd source '{name}' is not POOL/IMAGE or POOL/NAMESPACE/IMAGE")
+    snapshot = source.value("snapshot", "name")
+    read_only = node.child("readonly") is not None
+    if snapshot is not None and not _NAME.fullmatch(snapshot):
+        raise _bad(f"rbd source '{name}': '{snapshot}' is no name of a snapshot")
+    if snapshot is not None and not read_only:
+        raise TranslateError(
+            Refusal.UNSUPPORTED,
+            f"rbd source '{name}': its snapshot {snapshot} cannot be written to: give the disk"
+            " <readonly/>, or name a clone of the snapshot",
+        )
+    config = source.value("config", "file")
+    if config is not None and not config.startswith("/"):
+        raise _bad(f"rbd source '{name}': config file '{config}' is no path from the root")
+    auth = source.child("auth") or node.child("auth")
+    user, secret = _auth(auth, name) if auth is not None else (None, None)
+    hosts = tuple(_tcp(host, name) for host in source.every("host"))
+    path = "/".join(parts[:-1])
+    image = parts[-1] if snapshot is None else f"{parts[-1]}@{snapshot}"
+    found = NetworkSource(
+        "rbd", path, image, hosts, config, user, secret, read_only, _is_shared(node)
+    )
+    return VolumeRef(f"rbd:{path}", image, found)
+
+
+def _nbd(node: Node, source: Node) -> VolumeRef:
+    export = source.attrs.get("name", "")
+    if len(export.encode()) > EXPORT_MAX:
+        raise _bad(f"the name of an NBD export has at most {EXPORT_MAX} bytes")
+    hosts = list(source.every("host"))
+    if len(hosts) != 1:
+        raise _bad(f"nbd source '{export}' is to have one <host>, not {len(hosts)}")
+    transport, path = hosts[0].attrs.get("transport", "tcp"), hosts[0].attrs.get("socket")
+    if transport == "unix":
+        if path is None or not path.startswith("/"):
+            raise _bad(f"nbd source '{export}': its socket is no path from the root")
+        host = Host(path, None)
+    else:
+        host = _tcp(hosts[0], export)
+        host = Host(host.name, host.port or NBD_PORT)
+    read_only = node.child("readonly") is not None
+    found = NetworkSource("nbd", "", export, (host,), None, None, None, read_only, _is_shared(node))
+    return VolumeRef(f"nbd:{host.text}", export, found)
+
+
+_READERS: Mapping[str, Callable[[Node, Node], VolumeRef]] = {"rbd": _rbd, "nbd": _nbd}
+
+PROTOCOLS = frozenset(_READERS)
+
+
+def _is_shared(node: Node) -> bool:
+    return node.child("shareable") is not None
+
+
+def _tcp(node: Node, name: str) -> Host:
+    """Reads a <host>.
+
+    Raises:
+        TranslateError: it is none that a TCP connection can be made to.
+    """
+    host, port = node.attrs.get("name", ""), node.attrs.get("port")
+    if node.attrs.get("transport", "tcp") != "tcp" or not _HOST.fullmatch(host):
+        raise _bad(f"source '{name}': its <host> is no name or address, by TCP")
+    if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise _bad(f"source '{name}': '{port}' is no port of TCP")
+    return Host(host.strip("[]"), int(port) if port else None)
+
+
+def _auth(node: Node, name: str) -> tuple[str, SecretRef | None]:
+    """Reads an <auth>.
+
+    Raises:
+        TranslateError: it lacks what names user and secret.
+    """
+    user, secret = node.attrs.get("username", ""), node.child("secret")
+    if not _USER.fullmatch(user):
+        raise _bad(f"rbd source '{name}': '{user}' is no user of Ceph")
+    if secret is None:
+        return user, None
+    uuid, usage = secret.attrs.get("uuid"), secret.attrs.get("usage")
+    if secret.attrs.get("type") != "ceph" or (uuid is None) == (usage is None):
+        raise _bad(f"rbd source '{name}': its <secret> is to have type='ceph', and uuid or usage")
+    return user, SecretRef(uuid, usage)
+
+
+def _bad(message: str) -> TranslateError:
+    return TranslateError(Refusal.BAD_XML, message)

@@ -1,0 +1,230 @@
+"""Disks over the network: which are ours, what they are opened by, and what stays QEMU's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from lxml import etree
+
+from pydataplane.domain.errors import ImageError, Refusal, TranslateError
+from pydataplane.domain.images import nbd_uri
+from pydataplane.domain.model import Host, NetworkSource, SecretRef
+from pydataplane.domain.translate import (
+    LunPlan,
+    attach,
+    detach,
+    find,
+    plan,
+    present,
+    stays_qemus,
+    update,
+)
+from tests.unit.translate.domains import ROOT, SETTINGS, canonical, domain, plain, translated
+
+SERVED = replace(SETTINGS, network=frozenset({"rbd", "nbd"}))
+SECRET = "457eb676-33da-42ec-9a8c-9293d545c337"
+RBD = f"""\
+<disk type="network" device="disk">
+  <driver name="qemu" type="raw" cache="none" discard="unmap"/>
+  <source protocol="rbd" name="volumes/volume-1">
+    <host name="10.0.0.1" port="6789"/>
+    <host name="fd00::2" port="3300"/>
+  </source>
+  <auth username="cinder">
+    <secret type="ceph" uuid="{SECRET}"/>
+  </auth>
+  <target dev="sdb" bus="scsi"/>
+  <serial>volume-1</serial>
+</disk>
+"""
+NBD = """\
+<disk type='network' device='disk'>
+  <source protocol='nbd' name='a b'><host name='fd00::1'/></source>
+  <target dev='sdc' bus='scsi'/>
+</disk>
+"""
+GUARD = translated(domain(plain("vda", "virtio")), SERVED).xml
+
+
+def lun_of(xml: str) -> LunPlan:
+    """Returns the plan of a disk of ours that a domain is defined with."""
+    made = translated(domain(plain("vda", "virtio") + xml), SERVED)
+    assert made.plan is not None
+    (lun,) = made.plan.luns
+    assert plan(made.xml) == made.plan
+    return lun
+
+
+def source_of(xml: str) -> NetworkSource:
+    source = lun_of(xml).volume.source
+    assert source is not None
+    return source
+
+
+def refusal(xml: str) -> str:
+    with pytest.raises(TranslateError) as refused:
+        lun_of(xml)
+    return refused.value.message
+
+
+def test_an_image_of_ceph_is_a_lun_and_shown_as_its_client_wrote_it() -> None:
+    given = domain(plain("vda", "virtio") + RBD)
+    made = translated(given, SERVED)
+    assert made.plan is not None
+    (lun,) = made.plan.luns
+    assert (lun.dev, lun.serial, lun.volume.alias) == ("sdb", "volume-1", "rbd:volumes/volume-1")
+    assert lun.volume.source == NetworkSource(
+        protocol="rbd",
+        pool="volumes",
+        image="volume-1",
+        hosts=(Host("10.0.0.1", 6789), Host("fd00::2", 3300)),
+        config=None,
+        user="cinder",
+        secret=SecretRef(SECRET, None),
+        read_only=False,
+        shared=False,
+    )
+    assert [host.text for host in lun.volume.source.hosts] == ["10.0.0.1:6789", "[fd00::2]:3300"]
+    devices = etree.fromstring(made.xml.encode()).find("devices")
+    assert devices is not None
+    assert devices.find("disk/source[@protocol='rbd']") is None
+    assert canonical(present(made.xml, live=False)) == canonical(given)
+    assert plan(made.xml) == made.plan
+    for name in ("sdb", "volumes/volume-1", "rbd:volumes/volume-1"):
+        assert find(made.xml, name, SERVED) == lun
+
+
+def test_the_metadata_is_of_its_schema_and_says_nothing_twice() -> None:
+    made = translated(domain(plain("vda", "virtio") + RBD), SERVED)
+    (element,) = etree.fromstring(made.xml.encode()).iter("{*}disks")
+    schema = etree.RelaxNG(etree.parse(ROOT / "schemas/domain-metadata.rng"))
+    alone = etree.fromstring(etree.tostring(element))
+    for disk in alone:
+        disk.tag = etree.QName(disk).text
+    schema.assertValid(alone)
+    (disk,) = alone
+    assert disk.get("network") == "rbd"
+    assert disk.get("lvstore") is None
+
+
+def test_without_the_setting_all_of_them_are_qemus() -> None:
+    given = domain(plain("vda", "virtio") + RBD + NBD)
+    assert translated(given, controller=False).xml == given
+    only = replace(SETTINGS, network=frozenset({"nbd"}))
+    made = translated(given, only)
+    assert made.plan is not None
+    assert [lun.dev for lun in made.plan.luns] == ["sdc"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('device="disk"', 'device="cdrom"'),
+        ('dev="sdb" bus="scsi"', 'dev="hdb" bus="ide"'),
+        ('type="raw"', 'type="qcow2"'),
+        ("<serial>", "<encryption format='luks'/><serial>"),
+        ('protocol="rbd"', 'protocol="gluster"'),
+    ],
+)
+def test_what_only_qemu_can_have_stays_its_own(change: tuple[str, str]) -> None:
+    given = domain(plain("vda", "virtio") + RBD.replace(*change))
+    assert translated(given, SERVED, controller=False).xml == given
+
+
+def test_it_stays_qemus_where_the_domain_can_have_no_controller() -> None:
+    private = "<memoryBacking><access mode='private'/></memoryBacking>"
+    given = domain(plain("vda", "virtio") + RBD).replace("<os>", f"{private}<os>", 1)
+    assert translated(given, SERVED).xml == given
+    running = domain(plain("vda", "virtio"))
+    assert stays_qemus(running, RBD, SERVED, live=True)
+    assert not stays_qemus(running, RBD, SERVED, live=False)
+    assert stays_qemus(given, RBD, SERVED, live=False)
+    assert not stays_qemus(GUARD, RBD, SERVED, live=True)
+
+
+def test_it_is_attached_updated_and_detached() -> None:
+    change = attach(GUARD, RBD, SERVED, live=True)
+    assert change is not None and change.plan is not None
+    lun = lun_of(RBD)
+    assert replace(change.lun, target=0) == replace(lun, target=0)
+    config = attach(GUARD, RBD, SERVED, live=False)
+    assert config is not None and config.domain_xml is not None
+    with pytest.raises(TranslateError) as refused:
+        update(config.domain_xml, RBD.replace("volume-1", "volume-2"), SERVED, live=True)
+    assert refused.value.refusal is Refusal.CANNOT_CHANGE
+    # Also where new ones are QEMU's again.
+    assert update(config.domain_xml, RBD, SETTINGS, live=True) is not None
+    assert detach(config.domain_xml, RBD, SETTINGS, live=True) is not None
+    # It may be one of QEMU's.
+    assert detach(GUARD, RBD, SERVED, live=True) is None
+
+
+def test_its_identity_is_of_what_it_is_opened_by() -> None:
+    uuid = lun_of(RBD).uuid
+    hosts = RBD.replace("10.0.0.1", "x").replace("fd00::2", "10.0.0.1").replace('"x"', '"fd00::2"')
+    swapped = hosts.replace('"10.0.0.1" port="3300"', '"10.0.0.1" port="6789"').replace(
+        '"fd00::2" port="6789"', '"fd00::2" port="3300"'
+    )
+    assert lun_of(swapped).uuid == uuid
+    assert lun_of(RBD.replace('bus="scsi"', 'bus="virtio"')).uuid == uuid
+    others = {
+        lun_of(RBD.replace(*change)).uuid
+        for change in (
+            ("volume-1", "volume-2"),
+            ("10.0.0.1", "10.0.0.9"),
+            ("cinder", "nova"),
+            (SECRET, SECRET.replace("4", "5")),
+            ("<serial>", "<readonly/><serial>"),
+            ("<serial>", "<shareable/><serial>"),
+        )
+    }
+    assert len(others | {uuid}) == 7
+
+
+def test_the_ways_to_say_it() -> None:
+    inside = RBD.replace("</source>", "").replace("</auth>", "</auth></source>")
+    assert source_of(inside) == source_of(RBD)
+    usage = RBD.replace(f'uuid="{SECRET}"', "usage='client.cinder secret'")
+    assert source_of(usage).secret == SecretRef(None, "client.cinder secret")
+    spaced = source_of(RBD.replace("volumes/volume-1", "volumes/ns/volume-1"))
+    assert (spaced.pool, spaced.image) == ("volumes/ns", "volume-1")
+    conf = RBD.replace("</source>", "<config file='/etc/ceph/b.conf'/></source>")
+    assert source_of(conf).config == "/etc/ceph/b.conf"
+    snapshot = RBD.replace("</source>", "<snapshot name='monday'/></source>")
+    assert "cannot be written to: give the disk <readonly/>" in refusal(snapshot)
+    found = source_of(snapshot.replace("<serial>", "<readonly/><serial>"))
+    assert (found.image, found.read_only) == ("volume-1@monday", True)
+
+
+def test_a_prefix_of_volumes_goes_before_the_protocol() -> None:
+    lun = lun_of(RBD.replace("volumes/volume-1", "virtlun/lvs0/data"))
+    assert (lun.volume.alias, lun.volume.source) == ("lvs0/data", None)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("volumes/volume-1", "volume-1"), "is not POOL/IMAGE"),
+        (("volumes/volume-1", "volumes/a@b"), "is not POOL/IMAGE"),
+        (('"10.0.0.1"', '"10.0.0.1,key=x"'), "no name or address"),
+        (('"6789"', '"70000"'), "'70000' is no port"),
+        (('"cinder"', '"a b"'), "'a b' is no user"),
+        (('type="ceph"', 'type="iscsi"'), "is to have type='ceph'"),
+        (("</source>", "<config file='ceph.conf'/></source>"), "is no path from the root"),
+        (('protocol="rbd"', 'protocol="rbd" tls="yes"'), "has no TLS"),
+        (('cache="none"', 'iommu="on"'), "which all virtlun disks of the domain share"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(change: tuple[str, str], why: str) -> None:
+    assert why in refusal(RBD.replace(*change))
+
+
+def test_an_export_of_an_nbd_server() -> None:
+    assert nbd_uri(source_of(NBD)) == "nbd://[fd00::1]:10809/a%20b"
+    local = NBD.replace("name='fd00::1'", "transport='unix' socket='/run/a b.sock'")
+    assert nbd_uri(source_of(local)) == "nbd+unix:///a%20b?socket=%2Frun%2Fa%20b.sock"
+    assert "one <host>, not 2" in refusal(NBD.replace("</source>", "<host name='b'/></source>"))
+    unknown = NBD.replace("fd00::1", "no-such-host.invalid")
+    with pytest.raises(ImageError, match=r"NBD server no-such-host\.invalid: "):
+        nbd_uri(source_of(unknown))
