@@ -2318,6 +2318,17 @@ class Rpc(ABC):
         /,
     ) -> Status: ...
 
+    # Close a bdev that was made with guest_disk, at once though it is new; one that anybody uses
+    # stays. False where there is none.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_guest_disk_close"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
     # Create a bdev that keeps a checksum of each 4096 bytes on the bdev that it lies on, which it
     # has for itself, and verifies what is read: what is damaged is a medium error. It is noted on
     # the base, and comes with it.

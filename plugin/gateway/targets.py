@@ -244,6 +244,9 @@ class Targets:
             self._check_heard()
         except NoAnswer as why:
             return why
+        if lun.volume.source is not None:
+            text = f"image {lun.volume.alias} is open, and known here, while its domain runs"
+            return Refused(Refusal.NOT_POSSIBLE_NOW, text)
         return Refused(Refusal.NO_VOLUME, f"the target has no volume {lun.volume.alias}")
 
     def silence_at(self, plan: Plan) -> NoAnswer | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pydataplane.domain.errors import ImageError
 from pydataplane.domain.model import Host, LunPlan, NetworkSource, Plan
 from pydataplane.domain.observed import look_up
-from pydataplane.errors import BUSY, EXISTS, NO_DEVICE, RpcError, TargetError
+from pydataplane.errors import EXISTS, RpcError
 from pydataplane.methods import Rpc
 
 BLOCK_BYTES = 512
@@ -72,19 +72,12 @@ def open_without_secrets(rpc: Rpc, plan: Plan) -> None:
 
 
 def close_image(rpc: Rpc, lun: LunPlan) -> None:
-    """Closes the image of a disk that no guest was shown, unless somebody uses it."""
-    source = lun.volume.source
-    assert source is not None
-    try:
-        if source.protocol == "rbd":
-            rpc.call("bdev_rbd_delete", name=lun.bdev_name)
-        else:
-            rpc.call("virtlun_nbd_delete", name=lun.bdev_name)
-    except RpcError as error:
-        if error.code not in (BUSY, NO_DEVICE):
-            raise
-    except TargetError:
-        return  # it goes by itself
+    """Closes the image of a disk that no guest was shown, unless somebody uses it.
+
+    Raises:
+        TargetError: the target does not answer; it goes by itself then.
+    """
+    rpc.call("virtlun_guest_disk_close", name=lun.bdev_name)
 
 
 def _open_rbd(rpc: Rpc, uuid: str, source: NetworkSource, key: str | None) -> None:

@@ -46,7 +46,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "source/config",
         Effect.HONOURED,
-        "a configuration of Ceph, which the target's user can read",
+        "a configuration in /etc/ceph, which the target's user can read",
         whole=True,
     ),
     Field("source/snapshot", Effect.HONOURED, "of rbd, with `<readonly/>`", whole=True),

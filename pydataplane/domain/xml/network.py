@@ -28,6 +28,8 @@ _NAME = re.compile(r"[^/@\x00-\x1f\x7f]{1,255}")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,15})?\]?")
 """A name, an address of IPv4, or one of IPv6."""
 _USER = re.compile(r"[A-Za-z0-9._-]{1,255}")
+_CONFIG = re.compile(r"/etc/ceph/[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+"""Of Ceph, where root alone puts one: options of it have the target load and write files."""
 EXPORT_MAX = 4096
 """Bytes of the name of an NBD export."""
 
@@ -79,8 +81,11 @@ def _rbd(node: Node, source: Node) -> VolumeRef:
             " <readonly/>, or name a clone of the snapshot",
         )
     config = source.value("config", "file")
-    if config is not None and not config.startswith("/"):
-        raise _bad(f"rbd source '{name}': config file '{config}' is no path from the root")
+    if config is not None and not _CONFIG.fullmatch(config):
+        raise _bad(
+            f"rbd source '{name}': its config file '{config}' is to be in /etc/ceph: what is in it"
+            " is for all of this host's disks to bear"
+        )
     auth = source.child("auth") or node.child("auth")
     user, secret = _auth(auth, name) if auth is not None else (None, None)
     hosts = tuple(_tcp(host, name) for host in source.every("host"))

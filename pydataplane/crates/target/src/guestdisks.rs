@@ -2,12 +2,14 @@
 //! uses them any more.
 
 use crate::app::App;
+use crate::methods::limits;
 use crate::openvolumes::{CLOSE_TIMEOUT, hold};
 use crate::restore::bdev_of;
-use crate::state;
+use crate::state::{self, Item};
 use parking_lot::Mutex;
 use rbd::Disk;
 use rpc::{Error, Held};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -66,11 +68,24 @@ impl App {
         Ok(held)
     }
 
+    /// Closes one that nobody uses now, though it is new, when the call at hand ends. `false`: it is none.
+    pub fn let_go_of_guest_disk(&self, name: &str) -> bool {
+        let is_one = self.guest_disks.has(name);
+        if is_one {
+            self.guest_disks.add_used(name);
+        }
+        is_one
+    }
+
     /// Closes those that nobody uses any more; called after each call that may have let go of one.
     pub fn close_unused_guest_disks(&self) {
+        self.forget_unused_guest_disks();
         for bdev in self.guest_disks.settled(Instant::now()) {
             if self.registry.get(&bdev).is_none() {
-                self.guest_disks.remove(&bdev);
+                // One that is recorded is just being restored.
+                if self.config().get(&state::bdev_key(&bdev)).is_none() {
+                    self.guest_disks.remove(&bdev);
+                }
                 continue;
             }
             // Also by what waits for it.
@@ -83,11 +98,31 @@ impl App {
                 continue;
             }
             self.guest_disks.remove(&bdev);
-            let keys = [state::bdev_key(&bdev), state::limits_key(&bdev)];
-            self.config().forget(|item| keys.contains(&item.key));
+            self.config().forget(|item| item.key == state::bdev_key(&bdev));
+            limits::forget(self, &bdev);
             if closing.is_some_and(|closing| !closing.wait(CLOSE_TIMEOUT)) {
                 tracing::warn!("bdev {bdev} is closed, but its cluster has not let go of it yet");
             }
+        }
+    }
+}
+
+impl App {
+    /// Forgets those that could not be restored yet, and that nobody waits for any more.
+    fn forget_unused_guest_disks(&self) {
+        let config = self.config();
+        let name = |item: &Item| item.call.params.get("name")?.as_str().map(str::to_owned);
+        let waits = |item: &Item| {
+            item.call.params.get("guest_disk") == Some(&Value::Bool(true))
+                && name(item).is_some_and(|name| self.registry.get(&name).is_none())
+        };
+        let is_wanted = |name: &str| config.items().any(|item| bdev_of(item) == Some(name));
+        let waiting = config.items().filter(|item| waits(item)).filter_map(name);
+        let unused: Vec<_> = waiting.filter(|name| !is_wanted(name)).collect();
+        drop(config);
+        for bdev in unused {
+            // One that is being restored at this moment goes at the end of a later call.
+            _ = self.remove_bdev(&bdev);
         }
     }
 }

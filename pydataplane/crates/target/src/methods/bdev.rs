@@ -211,6 +211,14 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
         )
         .errors(&[Errno::NoDev, Errno::NoKey, Errno::Busy, Errno::IlSeq, Errno::Io]);
     let a = app.clone();
+    methods.add(
+        "virtlun_guest_disk_close",
+        "Close a bdev that was made with guest_disk, at once though it is new; one that anybody uses stays. \
+         False where there is none.",
+        Flags::WRITE,
+        move |p: BdevName| Ok(a.let_go_of_guest_disk(&p.name)),
+    );
+    let a = app.clone();
     methods
         .add(
             "virtlun_bdev_clear_flush_error",

@@ -1,0 +1,91 @@
+"""Nova's libvirt driver as a process, by the release of PyPI in an environment of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.support.cache import CACHE, ROOT
+from tests.support.host import Host
+
+FOLDER = Path(__file__).parent
+PROPERTIES = {
+    "hw_disk_bus": "scsi",
+    "hw_scsi_model": "virtio-scsi",
+    "hw_qemu_guest_agent": "yes",
+}
+
+
+def environment() -> Path:
+    """Returns the Python that has Nova, which is installed once."""
+    lock = FOLDER / "requirements.lock"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    known = hashlib.sha256(lock.read_bytes() + version.encode()).hexdigest()[:16]
+    folder = CACHE / f"nova-{known}"
+    if not folder.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix="nova-", dir=CACHE))
+        subprocess.run([sys.executable, "-m", "venv", str(new)], check=True)
+        words = ("install", "-q", "--require-hashes", "--disable-pip-version-check", "-r")
+        subprocess.run([new / "bin/python", "-m", "pip", *words, str(lock)], check=True)
+        with contextlib.suppress(OSError):  # another run was first
+            new.rename(folder)
+        shutil.rmtree(new, ignore_errors=True)
+    return folder / "bin/python"
+
+
+class Nova:
+    """The driver's process."""
+
+    def __init__(self, host: Host, name: str) -> None:
+        """Starts it for the domain of this name."""
+        text = (ROOT / "examples/openstack/nova.conf").read_text()
+        text = text.replace("/run/virtlun/libvirt-sock", str(host.gateway_socket))
+        state = host.scratch / "nova"
+        path = host.scratch / "nova.conf"
+        path.write_text(
+            text.replace("virt_type = kvm", "virt_type = qemu")
+            + f"[DEFAULT]\nstate_path = {state}\n[oslo_concurrency]\nlock_path = {state}\n"
+        )
+        program = (environment(), "-P", FOLDER / "nova_driver.py")
+        self._process = subprocess.Popen(
+            [*program, path, host.virsh("domuuid", name).strip(), json.dumps(PROPERTIES)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=(host.scratch / "nova.err").open("wb"),
+            text=True,
+            env={"PATH": os.environ["PATH"]},
+        )
+        self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def __call__(self, call: str, *words: object) -> dict[str, Any]:
+        """Returns what became of a call of the driver."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"call": call, "words": words}) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def does(self, call: str, *words: object) -> list[str]:
+        """Has the driver do what is to work; returns the statuses that Cinder was told."""
+        answer = self(call, *words)
+        assert answer["raised"] is None, answer
+        statuses: list[str] = answer["cinder"]
+        return statuses
+
+    def close(self) -> None:
+        """Ends it."""
+        self._process.kill()
+        self._process.wait()
