@@ -90,6 +90,8 @@ class FakeTarget(WatchedClient):
         """Controllers that were made to wait for their start."""
         self.copies: dict[tuple[str, int], dict[str, Any]] = {}
         """What virtlun_lun_copy_check tells, by controller and target number."""
+        self.images: dict[str, dict[str, Any]] = {}
+        """What each open image of Ceph, among the volumes by POOL/IMAGE, was made with."""
         self.suspended: list[dict[str, Any]] = []
         """What virtlun_vhost_get_suspended tells."""
         self._made = 0
@@ -105,11 +107,13 @@ class FakeTarget(WatchedClient):
         """How each call of a method is refused."""
         self.gate: dict[str, threading.Event] = {}
         """What a method waits for before it does anything."""
-        self.images: dict[str, bool] = {}
-        """Volumes by UUID that are images of Ceph, and whether each is locked."""
+        self.locked: dict[str, bool] = {}
+        """Volumes by UUID that are images of a pool, and whether each is locked."""
         self.block_sizes: dict[str, int] = {}
         """Of bdevs by name, where it is not 512."""
         self.flush_error: str | None = None
+        self.network = False
+        """Whether it may make network connections."""
         self.survives = "crash"
         self.problems: list[str] = []
         self.loaded = True
@@ -233,6 +237,7 @@ class FakeTarget(WatchedClient):
             "flush_errors": [],
             "waiting": [],
             "images": {"asked": False, "problem": None},
+            "network": self.network,
         }
         return status if self.complete is None else status | {"storage_complete": self.complete}
 
@@ -247,8 +252,8 @@ class FakeTarget(WatchedClient):
         return [self._bdev(alias) for alias in self.volumes] if self.loaded else []
 
     def _rbd(self, uuid: str) -> dict[str, Any]:
-        """What is told of a volume that is an image of Ceph."""
-        return {"rbd": {"locked": self.images[uuid]}} if uuid in self.images else {}
+        """What is told of a volume that is an image of a pool."""
+        return {"rbd": {"locked": self.locked[uuid]}} if uuid in self.locked else {}
 
     def _bdev(self, alias: str) -> dict[str, Any]:
         volume = self.volumes[alias]
@@ -267,7 +272,7 @@ class FakeTarget(WatchedClient):
             "preferred_unmap_granularity": MIB // block_size,
             "uuid": volume.uuid,
             "claimed": bool(self.users(volume.uuid)),
-            "driver_specific": {"lvol": lvol, **self._rbd(volume.uuid)},
+            "driver_specific": self._image(alias) or {"lvol": lvol, **self._rbd(volume.uuid)},
             **OF_EACH_BDEV,
             "assigned_rate_limits": {
                 name: volume.limits.get(of, 0) // unit for name, (of, unit) in SPDK_RATES.items()
@@ -275,6 +280,28 @@ class FakeTarget(WatchedClient):
             "has_limits": bool(volume.limits),
         }
         return shown | ({"flush_error": self.flush_error} if self.flush_error else {})
+
+    def _image(self, alias: str) -> dict[str, Any] | None:
+        """Returns what is told of an image of Ceph that is open; None of an lvol."""
+        given = self.images.get(alias)
+        if given is None:
+            return None
+        return {"rbd": {name: given[name] for name in ("pool_name", "rbd_name")}}
+
+    def bdev_rbd_create(self, name: str, pool_name: str, rbd_name: str, **given: Any) -> str:
+        if name in self.uuids:
+            raise RpcError(EXISTS, f"the name {name} is taken by another bdev")
+        alias = f"{pool_name}/{rbd_name}"
+        self.volumes[alias] = Volume(name)
+        self.images[alias] = {"pool_name": pool_name, "rbd_name": rbd_name, **given}
+        return name
+
+    def virtlun_guest_disk_close(self, name: str) -> bool:
+        found = [alias for alias in self.images if self.volumes[alias].uuid == name]
+        for alias in found:
+            if not self.users(name):
+                del self.images[alias], self.volumes[alias]
+        return bool(found)
 
     def _base(self, name: str) -> dict[str, Any]:
         """Returns the bdev of the lvstores, or what that is on where it has checksums."""

@@ -492,7 +492,7 @@ def test_a_guest_that_comes_with_all_its_volumes_is_let_in(host: Host, operation
 
 
 def test_what_prepare_makes_for_a_guest_that_comes_is_left_to_the_other_host(host: Host) -> None:
-    host.target.images["uuid-a"] = True
+    host.target.locked["uuid-a"] = True
     with host.serve():
         for comes in (True, False):  # the note of one arrival is for one start
             if comes:

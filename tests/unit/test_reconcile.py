@@ -239,7 +239,7 @@ def test_options_reach_the_target(target: FakeTarget) -> None:
 def test_an_image_of_a_guest_that_comes_is_left_to_the_host_that_has_it(
     target: FakeTarget, front: FrontEnd
 ) -> None:
-    target.images["uuid-0"] = True
+    target.locked["uuid-0"] = True
     luns = (lun(0, "v0", front=front), lun(1, "v1", front=front))
     coming = replace(plan(A, *luns), incoming=True)
     assert ensured(target, coming, whole=True) is None
@@ -251,7 +251,7 @@ def test_an_image_of_a_guest_that_comes_is_left_to_the_host_that_has_it(
 
     assert (given(0), given(1)) == (True, None), "SPDK's own target knows nothing of it"
     # A start is no arrival: what waits for a guest may be another host's.
-    target.images["uuid-0"] = False
+    target.locked["uuid-0"] = False
     assert ensured(target, coming, whole=True) is None
     assert given(0) is True, "it is prepared already"
     assert ensured(target, plan(A, *luns), whole=True) is None

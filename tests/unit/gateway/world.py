@@ -163,6 +163,7 @@ class World:
 
     def __init__(self, folder: Path, **options: object) -> None:
         timeout_s = options.pop("timeout_s", 10)
+        served = options.pop("serve_network", [])
         self.libvirtd = FakeLibvirtd(folder / "libvirtd")
         self.target = SocketTarget(folder / "target")
         self.target.add_volume("lvs0/data")
@@ -177,7 +178,7 @@ class World:
                 }
             ),
             # Not as the machine's own QEMU has it.
-            disks=DisksSection(reconnect_s=0),
+            disks=DisksSection.model_validate({"reconnect_s": 0, "serve_network": served}),
             hook=HookSection(state_dir=folder / "hook"),
             gateway=GatewaySection.model_validate(
                 {
@@ -236,7 +237,7 @@ class World:
 def play(folder: Path, body: Callable[[World], Awaitable[None]], **options: object) -> None:
     """Runs `body` with a world whose gateway has these options in its [gateway] section.
 
-    But `timeout_s`, which is how long a call of the target may take, seconds.
+    But `timeout_s`, which is how long a call of the target may take, seconds, and `serve_network`.
     """
 
     async def scene() -> None:

@@ -1,0 +1,206 @@
+"""Disks over the network: who asks libvirtd for their secrets, and what becomes of their images."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from plugin.gateway.errors import Code, Refused
+from plugin.gateway.procs import Proc
+from plugin.gateway.xdr import Reader, Writer
+from pydataplane.errors import RpcError
+from tests.unit.gateway.fake_libvirtd import FakeLibvirtd
+from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, play
+
+LIVE, CONFIG = 1, 2
+VALUE = bytes(range(28))
+KEY = base64.b64encode(VALUE).decode()
+SECRET = bytes(range(16))
+IMAGE = "volumes/volume-1"
+
+
+def disk(more: str = "", secret: str = "uuid='00010203-0405-0607-0809-0a0b0c0d0e0f'") -> str:
+    return (
+        f"<disk type='network' device='disk'><source protocol='rbd' name='{IMAGE}'>"
+        "<host name='10.0.0.1' port='6789'/><host name='::1' port='3300'/></source>"
+        f"<auth username='cinder'><secret type='ceph' {secret}/></auth>"
+        f"<target dev='sdb' bus='scsi'/>{more}</disk>"
+    )
+
+
+def knows_secret(libvirtd: FakeLibvirtd) -> None:
+    """Has libvirtd know the secret, by UUID and by usage."""
+    found = bytes(Writer().fixed(SECRET).i32(2).string("cinder's"))
+
+    def by_uuid(payload: bytes) -> bytes:
+        assert payload == SECRET
+        return found
+
+    def by_usage(payload: bytes) -> bytes:
+        reader = Reader(payload)
+        assert (reader.i32(), reader.string()) == (2, "cinder's")
+        return found
+
+    def value(payload: bytes) -> bytes:
+        assert payload == found + bytes(4)
+        return bytes(Writer().opaque(VALUE))
+
+    libvirtd.answers[Proc.SECRET_LOOKUP_BY_UUID] = by_uuid
+    libvirtd.answers[Proc.SECRET_LOOKUP_BY_USAGE] = by_usage
+    libvirtd.answers[Proc.SECRET_GET_VALUE] = value
+
+
+def played(folder: Path, body: Callable[[World], Awaitable[None]]) -> None:
+    """Plays with rbd served, and a secret."""
+
+    async def scene(world: World) -> None:
+        knows_secret(world.libvirtd)
+        await body(world)
+
+    play(folder, scene, serve_network=["rbd"])
+
+
+def askers(world: World) -> list[object]:
+    """Returns under whose identity the secret's value was asked for, each time."""
+    return [
+        identity.get("unix-user-id")
+        for connection in world.libvirtd.connections
+        for proc, identity in connection.calls
+        if proc == Proc.SECRET_GET_VALUE
+    ]
+
+
+@pytest.mark.parametrize("secret", ["", "usage="])
+def test_the_key_is_asked_for_in_the_clients_name_and_goes_to_the_target_alone(
+    tmp_path: Path, secret: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    xml = disk(secret='usage="cinder\'s"') if secret else disk()
+
+    async def body(world: World) -> None:
+        dom = world.domain()
+        client = await world.client()
+        await client.attach(dom.ref, xml, LIVE | CONFIG)
+        assert askers(world) == [os.getuid()]
+        assert world.target.images[IMAGE]["config"] == {
+            "mon_host": "10.0.0.1:6789,[::1]:3300",
+            "key": KEY,
+        }
+        assert world.target.images[IMAGE]["user_id"] == "cinder"
+        having = [name for name, given in world.target.requests if KEY in str(given)]
+        assert having == ["bdev_rbd_create"]
+        assert KEY not in f"{dom.live}{dom.config}{await client.xml(dom.ref)}"
+        assert IMAGE in await client.xml(dom.ref)
+
+    played(tmp_path, body)
+    assert not any(KEY in p.read_text() for p in tmp_path.rglob("*") if p.is_file())
+    out = capfd.readouterr()
+    assert "attached" in out.err + out.out
+    assert KEY not in out.err + out.out
+
+
+@pytest.mark.parametrize(
+    ("proc", "why", "says"),
+    [
+        (
+            Proc.SECRET_LOOKUP_BY_UUID,
+            Refused(Code.NO_DOMAIN, "no secret with matching uuid"),
+            "no secret with matching uuid",
+        ),
+        (
+            Proc.SECRET_GET_VALUE,
+            Refused(Code.ACCESS_DENIED, "access denied: secret"),
+            "access denied: secret",
+        ),
+        (
+            Proc.SECRET_GET_VALUE,
+            Refused(Code.INVALID_SECRET, "secret is private"),
+            "tells it to QEMU alone",
+        ),
+    ],
+)
+def test_who_may_not_have_the_secret_gets_libvirtds_refusal_and_no_disk(
+    tmp_path: Path, proc: Proc, why: Refused, says: str
+) -> None:
+    async def body(world: World) -> None:
+        del world.libvirtd.answers[proc]
+        world.libvirtd.refuse[proc] = why
+        dom = world.domain()
+        client = await world.client()
+        with pytest.raises(ReplyError, match=says):
+            await client.attach(dom.ref, disk(), LIVE | CONFIG)
+        assert IMAGE not in f"{dom.live}{dom.config}"
+        assert "bdev_rbd_create" not in world.target.calls
+
+    played(tmp_path, body)
+
+
+def test_an_image_that_is_open_for_another_domain_takes_the_right_to_its_secret(
+    tmp_path: Path,
+) -> None:
+    async def body(world: World) -> None:
+        one, two = world.domain(), world.domain("two", UUID_2)
+        client, shared = await world.client(), disk("<shareable/>")
+        await client.attach(one.ref, shared, LIVE)
+        del world.libvirtd.answers[Proc.SECRET_GET_VALUE]
+        world.libvirtd.refuse[Proc.SECRET_GET_VALUE] = Refused(Code.ACCESS_DENIED, "no")
+        with pytest.raises(ReplyError, match="no"):
+            await client.attach(two.ref, shared, LIVE)
+        del world.libvirtd.refuse[Proc.SECRET_GET_VALUE]
+        knows_secret(world.libvirtd)
+        await client.attach(two.ref, shared, LIVE)
+        assert world.target.calls.count("bdev_rbd_create") == 1
+        (uuid,) = {lun for luns in world.target.controllers.values() for lun in luns.values()}
+        assert world.target.users(uuid) == [f"vm-{UUID_1}", f"vm-{UUID_2}"]
+
+    played(tmp_path, body)
+
+
+def test_an_attach_that_fails_closes_what_it_has_opened_and_nothing_else(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        one, two = world.domain(), world.domain("two", UUID_2)
+        client = await world.client()
+        world.target.refuse["vhost_scsi_controller_add_target"] = RpcError(-5, "no")
+        with pytest.raises(ReplyError, match="no"):
+            await client.attach(one.ref, disk(), LIVE)
+        assert world.target.images == {}
+        del world.target.refuse["vhost_scsi_controller_add_target"]
+        await client.attach(one.ref, disk(), LIVE)
+        with pytest.raises(ReplyError, match="is in use by domain one"):
+            await client.attach(two.ref, disk(), LIVE)
+        assert IMAGE in world.target.images
+        assert "virtlun_guest_disk_close" in world.target.calls
+        world.target.refuse["bdev_rbd_create"] = RpcError(-2, "there is no such image")
+        other = disk().replace(IMAGE, "volumes/other").replace("sdb", "sdc")
+        says = "disk sdc .image rbd:volumes/other.: there is no such image"
+        with pytest.raises(ReplyError, match=says):
+            await client.attach(one.ref, other, LIVE)
+
+    played(tmp_path, body)
+
+
+def test_for_a_domain_without_a_controller_libvirtd_gets_what_its_client_sent(
+    tmp_path: Path,
+) -> None:
+    async def body(world: World) -> None:
+        xml = (world.domain("two", UUID_2).live or "").split("<metadata>")[0]
+        plain = f"{xml.split('<memoryBacking>')[0]}<devices/></domain>"
+        dom = world.libvirtd.add("bare", live=plain.replace(UUID_2, UUID_1))
+        got: list[bytes] = []
+
+        def attached(payload: bytes) -> bytes:
+            got.append(payload)
+            return b""
+
+        world.libvirtd.answers[Proc.ATTACH_DEVICE_FLAGS] = attached
+        client = await world.client()
+        await client.attach(dom.ref, disk(), LIVE)
+        (payload,) = got
+        assert disk().encode() in payload
+        assert askers(world) == []
+        assert world.target.images == {}
+
+    played(tmp_path, body)
