@@ -86,6 +86,40 @@ def test_target_start_goes_by_the_configuration(
     ]
 
 
+@pytest.mark.parametrize(
+    ("lines", "words", "options"),
+    [
+        ("", [], []),
+        ("rbd = true", [], ["--rbd"]),
+        ("network = true", ["--rbd"], ["--rbd", "--network"]),
+        ("rbd = true", ["--", "--rbd", "--cpumask", "[0]"], ["--rbd", "--cpumask", "[0]"]),
+    ],
+)
+def test_target_start_says_what_disks_over_the_network_need(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lines: str,
+    words: list[str],
+    options: list[str],
+) -> None:
+    started: list[tuple[str, ...]] = []
+
+    def start(_paths: supervise.TargetPaths, given: tuple[str, ...]) -> int:
+        started.append(given)
+        return 1
+
+    monkeypatch.setattr(supervise, "start", start)
+    path = tmp_path / "virtlun.toml"
+    path.write_text(f"[target]\nrpc_socket = '/s/rpc'\n{lines}\n")
+    done = CliRunner().invoke(
+        main, ["--config", str(path), "target", "start", "--socket-group", "g", *words]
+    )
+    assert done.exit_code == 0, done.output
+    (given,) = started
+    own = ("--hold-sessions", "--socket-group", "g")
+    assert [word for word in given if word not in own] == options
+
+
 def test_a_wrong_configuration_is_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "virtlun.toml"
     path.write_text("[disks]\nmax_queues = 0\n")
@@ -295,6 +329,32 @@ def test_doctor_tells_what_a_disk_gave_back_wrongly(monkeypatch: pytest.MonkeyPa
     assert finding.state == "failed"
     assert finding.found.endswith(": b (3 reads, 1 maps); c (2 pages of checksums)")
     assert "virtlun lvstore scrub" in finding.advice
+
+
+def test_doctor_tells_that_a_target_lacks_what_disks_over_the_network_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    status: dict[str, object] = {"images": {"asked": False, "problem": None}, "network": False}
+    monkeypatch.setattr(supervise, "status", lambda _: status)
+
+    def found(**settings: object) -> list[tuple[str, str]]:
+        config = Config.model_validate(settings)
+        checks = (target.images, target.nbd_servers)
+        findings = [each for check in checks for each in check(Path("/none"), config)]
+        return [(each.state, each.found + each.advice) for each in findings]
+
+    assert [state for state, _ in found()] == ["ok"]
+    (rbd,) = found(disks={"serve_network": ["rbd"]})
+    assert rbd == found(target={"rbd": True})[0]
+    assert rbd[0] == "failed" and "started without --rbd" in rbd[1]
+    assert "virtlun target upgrade -- --rbd" in rbd[1] and "systemd/rbd.conf" in rbd[1]
+    nbd = found(disks={"serve_network": ["nbd"]})[1]
+    assert nbd == found(target={"network": True})[1]
+    assert nbd[0] == "warning" and "systemd/network.conf" in nbd[1]
+    status |= {"network": True, "images": {"asked": True, "problem": "librbd1 is not installed"}}
+    rbd, nbd = found(disks={"serve_network": ["rbd", "nbd"]})
+    assert rbd[0] == "failed" and "librbd1 is not installed" in rbd[1]
+    assert nbd[0] == "ok"
 
 
 def test_doctor_tells_whether_libvirtd_listens(tmp_path: Path) -> None:
