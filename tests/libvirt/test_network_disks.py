@@ -26,6 +26,8 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
+OWN = ["boot", "root"]
+"""The images that the guest has from its start."""
 SERIAL = "5a1c7b52-8f0f-4f5e-9c6e-0f7f54a0a001"
 
 
@@ -40,8 +42,10 @@ def cloud() -> Iterator[Cloud]:
 def guest(cloud: Cloud) -> Iterator[Agent]:
     """A running guest that had a disk of Ceph when it was defined, as Nova's do."""
     cloud.ceph.image("root", 16)
+    cloud.ceph.image("boot", 4)
     serial = f"<serial>{SERIAL}</serial>"
-    cloud.host.define(NAME, devices=cloud.disk("root", "sda", serial))
+    devices = cloud.disk("root", "sda", serial) + cloud.disk("boot", "vda")
+    cloud.host.define(NAME, devices=devices)
     cloud.host.virsh("start", NAME)
     agent = cloud.host.agent(NAME)
     yield agent
@@ -53,10 +57,13 @@ def guest(cloud: Cloud) -> Iterator[Agent]:
 
 def test_a_disk_of_a_cloud_is_served_by_the_target(cloud: Cloud, guest: Agent) -> None:
     host = cloud.host
-    assert cloud.images == ["root"]
+    assert cloud.images == OWN
     assert guest.run("cat /sys/block/sda/size").strip() == str(16 * MIB // 512)
     assert SERIAL.encode() in guest.run("cat /sys/block/sda/device/vpd_pg80").encode()
+    assert guest.run("cat /sys/block/vda/size").strip() == str(4 * MIB // 512)
     guest.run("echo written by the guest > /dev/sda && sync")
+    guest.run("echo by virtio > /dev/vda && sync")
+    assert cloud.ceph.content("boot").startswith(b"by virtio")
     assert cloud.ceph.content("root").startswith(b"written by the guest")
     shown = host.virsh("dumpxml", NAME)
     assert f'<source protocol="rbd" name="{POOL}/root">' in shown
@@ -87,7 +94,7 @@ def test_attached_and_detached_while_the_guest_runs(cloud: Cloud, guest: Agent) 
     guest.run("echo more > /dev/sdb && sync")
     cloud.detach(xml, "--config")
     guest.wait_for("[ ! -e /sys/block/sdb ]")
-    assert cloud.images == ["root"]
+    assert cloud.images == OWN
     assert cloud.locks("more") == 0
     cloud.ceph.rbd("snap", "create", f"{POOL}/more@then")
     snapshot = cloud.disk("more", "sdb", "<readonly/>").replace(
@@ -114,7 +121,7 @@ def test_what_cannot_be_had_is_refused_and_leaves_nothing(cloud: Cloud, guest: A
         text = cloud.refusal(xml)
         assert why in text, text
         assert cloud.key not in text
-        assert cloud.images == ["root"], xml
+        assert cloud.images == OWN, xml
     assert cloud.host.virsh_direct("dumpxml", NAME) == before
 
 
@@ -131,7 +138,7 @@ def test_a_wrong_key_and_a_cluster_that_is_not_there(cloud: Cloud, guest: Agent)
         assert f"disk sdb (image rbd:{POOL}/root)" in text
         assert "cannot be reached as user cinder" in text
         assert other not in text
-        assert cloud.images == ["root"]
+        assert cloud.images == OWN
 
 
 def test_an_export_of_an_nbd_server(cloud: Cloud, guest: Agent) -> None:
@@ -160,9 +167,9 @@ def test_an_export_of_an_nbd_server(cloud: Cloud, guest: Agent) -> None:
         cloud.detach(xml)
         tls = xml.replace("name='a/b'", "name='a/b' tls='yes'")
         assert "NBD client has no TLS" in cloud.refusal(tls)
-    assert cloud.images == ["root"]
+    assert cloud.images == OWN
     assert "refused" in cloud.refusal(xml)
-    assert cloud.images == ["root"]
+    assert cloud.images == OWN
 
 
 def test_it_is_there_again_after_the_target_was_killed(cloud: Cloud, guest: Agent) -> None:
@@ -171,7 +178,7 @@ def test_it_is_there_again_after_the_target_was_killed(cloud: Cloud, guest: Agen
     cloud.host.start_target()
     guest.run("echo 3 > /proc/sys/vm/drop_caches")
     assert guest.run("head -n 1 /dev/sda") == "before the end\n"
-    assert cloud.images == ["root"]
+    assert cloud.images == OWN
 
 
 @pytest.mark.nightly
@@ -200,15 +207,19 @@ def test_started_by_libvirtd_itself_and_after_the_target_lost_its_state(cloud: C
         with pytest.raises(VirshError, match="virtlun-gateway alone can ask for"):
             host.virsh_direct("start", name)
         host.virsh("start", name)
-        running = sorted(cloud.images)
+        running = cloud.images
         assert len(running) == len(before) + 2
+        host.virsh("managedsave", name)
+        assert cloud.images == before
+        host.virsh("start", name)
+        assert cloud.images == running
         host.stop_gateway()
         host.kill_target()
         (host.paths.state_dir / "config.json").unlink()
         host.start_target()
         assert cloud.images == []
         host.start_gateway()
-        until(lambda: sorted(cloud.images) == running, "the images to be open again")
+        until(lambda: cloud.images == running, "the images to be open again")
         host.virsh("destroy", name)
     host.virsh("undefine", name)
 

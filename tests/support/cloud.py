@@ -84,7 +84,7 @@ class Cloud:
         found = self.host.client.call("bdev_get_bdevs")
         kinds = [each["driver_specific"] for each in found]
         rbd = [each["rbd"]["rbd_name"] for each in kinds if "rbd" in each]
-        return rbd + [each["nbd"]["uri"] for each in kinds if "nbd" in each]
+        return sorted(rbd) + sorted(each["nbd"]["uri"] for each in kinds if "nbd" in each)
 
     def locks(self, image: str) -> int:
         """How many clients have an image locked."""

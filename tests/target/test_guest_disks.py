@@ -45,6 +45,8 @@ def test_it_goes_with_the_last_who_uses_it(target: Target, server: Nbdkit) -> No
         assert target.rpc("virtlun_guest_disk_close", name=NAME)
         target.restart()
         assert is_there(target)
+        target.upgrade()
+        assert is_there(target)
         target.rpc("virtlun_bdev_set_limits", name=NAME, total_iops_sec=100)
         target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-0", scsi_target_num=0)
         assert not is_there(target)
