@@ -18,7 +18,7 @@ from pydataplane.domain.translate import LunPlan, Plan
 
 
 async def bring_back(services: Services, admin: Upstream, plan: Plan) -> None:
-    """Opens those of a domain's images that are not open, as a running guest has them.
+    """Opens those of a domain's images that the target has lost, as a running guest has them.
 
     Its secrets are asked for in the gateway's own name, for nobody asks for this.
 

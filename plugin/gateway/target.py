@@ -27,7 +27,7 @@ from pydataplane.domain.errors import ImageError, LunKept, ReconcileError, Refus
 from pydataplane.domain.limits import Limits
 from pydataplane.domain.model import Place
 from pydataplane.domain.names import domain_controller, domain_of
-from pydataplane.domain.observed import State, look_up, observe
+from pydataplane.domain.observed import State, observe
 from pydataplane.domain.reconcile import Release
 from pydataplane.domain.translate import LunPlan, Plan
 from pydataplane.domain.translate.taken import Held
@@ -414,8 +414,8 @@ class Target:
         return await self._run(lambda: planned.find(self._client, plan, known))
 
     async def has_image(self, lun: LunPlan) -> bool:
-        """Whether the image of a disk over the network is open."""
-        return await self._run(lambda: look_up(self._client, lun.bdev_name) is not None)
+        """Whether the image of a disk over the network is open, or the target goes on to try."""
+        return await self._run(lambda: images.has_image(self._client, lun))
 
     async def open_image(self, lun: LunPlan, key: str | None) -> bool:
         """Opens the image of a disk over the network; see `images.open_image`."""

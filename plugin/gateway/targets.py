@@ -391,7 +391,7 @@ class Targets:
         return await self._of_plan(plan).find_volumes(plan, dict(known))
 
     async def has_image(self, plan: Plan, lun: LunPlan) -> bool:
-        """Whether the image of a plan's disk over the network is open."""
+        """Whether a plan's image is open, or the target tries; see `Target.has_image`."""
         return await self._of_plan(plan).has_image(lun)
 
     async def open_image(self, plan: Plan, lun: LunPlan, key: str | None) -> bool:

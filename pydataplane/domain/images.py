@@ -27,6 +27,19 @@ def of_plan(plan: Plan) -> list[LunPlan]:
     return [lun for lun in plan.luns if lun.volume.source is not None]
 
 
+def has_image(rpc: Rpc, lun: LunPlan) -> bool:
+    """Whether the image of a disk is open, or recorded, so that the target goes on to try that.
+
+    Raises:
+        TargetError: the target refuses or does not answer.
+    """
+    if look_up(rpc, lun.bdev_name) is not None:
+        return True
+    status, own = rpc.call("virtlun_get_status"), f"bdev {lun.bdev_name}"
+    waiting = [each["name"] for each in status["waiting"]]
+    return own in waiting or any(p.startswith(f"{own} ") for p in status["restore_problems"])
+
+
 def open_image(rpc: Rpc, lun: LunPlan, key: str | None) -> bool:
     """Makes the bdev of a disk over the network; False if it is there already.
 

@@ -6,15 +6,19 @@ import base64
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.procs import Proc
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain import images, translate
+from pydataplane.domain.translate import Settings
 from pydataplane.errors import RpcError
+from tests.support.fake_target import FakeTarget
 from tests.unit.gateway.fake_libvirtd import FakeLibvirtd
-from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, play
+from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, plain, play
 
 LIVE, CONFIG = 1, 2
 VALUE = bytes(range(28))
@@ -182,13 +186,28 @@ def test_an_attach_that_fails_closes_what_it_has_opened_and_nothing_else(tmp_pat
     played(tmp_path, body)
 
 
+def test_an_image_that_the_target_goes_on_to_try_is_not_lost() -> None:
+    settings = Settings(network=frozenset({"rbd"}))
+    made = translate.define(plain(devices=disk()), settings, new_uuid=UUID(UUID_1))
+    assert made.plan is not None
+    (lun,) = images.of_plan(made.plan)
+    target = FakeTarget()
+    assert not images.has_image(target, lun)
+    target.problems = [f"bdev {lun.bdev_name} is not restored: its cluster is away"]
+    assert images.has_image(target, lun)
+    target.problems = []
+    assert images.open_image(target, lun, KEY)
+    assert images.has_image(target, lun)
+    assert not images.open_image(target, lun, KEY)
+
+
 def test_for_a_domain_without_a_controller_libvirtd_gets_what_its_client_sent(
     tmp_path: Path,
 ) -> None:
     async def body(world: World) -> None:
         xml = (world.domain("two", UUID_2).live or "").split("<metadata>")[0]
-        plain = f"{xml.split('<memoryBacking>')[0]}<devices/></domain>"
-        dom = world.libvirtd.add("bare", live=plain.replace(UUID_2, UUID_1))
+        bare = f"{xml.split('<memoryBacking>')[0]}<devices/></domain>"
+        dom = world.libvirtd.add("bare", live=bare.replace(UUID_2, UUID_1))
         got: list[bytes] = []
 
         def attached(payload: bytes) -> bytes:
