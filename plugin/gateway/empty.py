@@ -46,7 +46,9 @@ async def with_controller(
     `new_uuid` becomes its UUID if it has none; `client` as in `Services.define`.
     """
     try:
-        made = await services.define(xml, new_uuid=new_uuid, controller=True, client=client)
+        made = await services.define(
+            xml, new_uuid=new_uuid, controller=True, client=client, served_in=xml
+        )
     except (GatewayError, TranslateError):
         return None
     return made if made.plan is not None else None

@@ -194,7 +194,9 @@ async def move_socket(services: Services, dom: Domain) -> None:
     socket = translate.socket(xml)
     if socket is None:
         return
-    moved = await services.define(xml, new_uuid=UUID(bytes=dom.uuid), current_xml=xml)
+    moved = await services.define(
+        xml, new_uuid=UUID(bytes=dom.uuid), current_xml=xml, served_in=xml
+    )
     if moved.plan is not None and moved.plan.socket != socket:
         await services.redefine(admin, dom.uuid, moved.xml)
         _log.info("the controller's socket put right in a definition", domain=dom.name)

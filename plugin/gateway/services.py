@@ -109,10 +109,12 @@ class Services:
         uuids: Mapping[str, str] | None = None,
         controller: bool = False,
         client: ClientParser | None = None,
+        served_in: str | None = None,
     ) -> Definition:
         """Translates a domain, with its controller in the target that has its volumes.
 
-        `client` reads what one has sent; None: the XML is libvirtd's.
+        `client` reads what one has sent; None: the XML is libvirtd's. `served_in` is given where it
+        is not the client that defines the domain.
 
         Raises:
             GatewayError: they are of several targets.
@@ -128,6 +130,7 @@ class Services:
                 current_xml=current_xml,
                 uuids=uuids,
                 controller=controller,
+                served_in=served_in,
             )
             return await (self.parse(work) if client is None else client.parse(work, len(xml)))
 

@@ -167,7 +167,9 @@ async def revert(services: Services, entry: SnapshotEntry, dom: Domain) -> None:
             Code.SNAPSHOT_REVERT_RISKY,
             f"snapshot '{entry.snapshot}' lacks domain '{dom.name}' rollback info",
         )
-    made = await services.define(inside, new_uuid=UUID(int=0), current_xml=present)
+    made = await services.define(
+        inside, new_uuid=UUID(int=0), current_xml=present, served_in=inside
+    )
     await admin.define(made.xml)
     await domsnapshots.redefine(admin, dom, xml)
     _log.info("reverted", domain=dom.name, snapshot=entry.snapshot)

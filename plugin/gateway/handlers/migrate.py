@@ -213,7 +213,7 @@ async def _prepare_held(call: Call, xml: str, payload: Callable[[str], bytes]) -
     """As `_prepare`, for a domain whose lock is held."""
     carried = await call.parse(lambda: translate.has_controller(xml), xml)
     definition = await call.services.define(
-        xml, new_uuid=_NO_UUID, controller=carried, client=call.parser
+        xml, new_uuid=_NO_UUID, controller=carried, client=call.parser, served_in=xml
     )
     found = await startable(call, definition.plan, definition.xml, _RIGHTS)
     if found is None:
@@ -265,6 +265,11 @@ async def _translated(call: Call, xml: str, current: str | None) -> str:
         return xml  # without a controller on the source there is none on the destination
     carried = await services.parse(lambda: translate.has_controller(current))
     made = await services.define(
-        xml, new_uuid=_NO_UUID, current_xml=current, controller=carried, client=call.parser
+        xml,
+        new_uuid=_NO_UUID,
+        current_xml=current,
+        controller=carried,
+        client=call.parser,
+        served_in=current,
     )
     return made.xml

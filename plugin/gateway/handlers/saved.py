@@ -214,5 +214,6 @@ async def _translated(call: Call, xml: str, current: str | None) -> str:
         current_xml=current,
         controller=carried,
         client=call.parser,
+        served_in=current or "",
     )
     return made.xml

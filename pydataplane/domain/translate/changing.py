@@ -11,7 +11,7 @@ from pydataplane.domain.limits import NONE
 from pydataplane.domain.model import Change, FrontEnd, LunPlan, Settings, VolumeRef
 from pydataplane.domain.names import MAX_TARGETS, controller_name
 from pydataplane.domain.translate import fields, fronts, memory
-from pydataplane.domain.translate.defining import Current, check_new, queues, translate
+from pydataplane.domain.translate.defining import Current, check_new, queues, served_by, translate
 from pydataplane.domain.translate.operations import salvaged
 from pydataplane.domain.translate.presenting import restore
 from pydataplane.domain.translate.recognising import disk_of_ours
@@ -388,7 +388,14 @@ def applied(
         client = restore(view.document, [view], live=False, metadata=metadata)
         current = Current.with_disks(view, metadata)
         domain_xml = translate(
-            client, views.required(client), current, settings, _NO_UUID, {}, controller=False
+            client,
+            views.required(client),
+            current,
+            settings,
+            _NO_UUID,
+            {},
+            controller=False,
+            served=served_by(metadata),
         ).xml
         after = views.required(domain_xml)
         stored = after.metadata or metadata

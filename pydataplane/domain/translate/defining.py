@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from pydataplane.domain.errors import Refusal, TranslateError
@@ -82,6 +82,7 @@ def translate(
     uuids: Mapping[str, str],
     *,
     controller: bool,
+    served: Mapping[str, str] | None = None,
 ) -> Definition:
     """Does the work of `define` on a domain without traces of ours.
 
@@ -90,6 +91,8 @@ def translate(
     memory. Otherwise, without any disk of ours, what is kept of it is our metadata, empty, if it
     had any: the mark of a domain that is to have a controller whenever it can be given one (see
     plugin.gateway.empty).
+
+    `served`: the disks over the network that are ours, as `served_by`; None: those of `settings`.
 
     Raises:
         TranslateError: as `define`.
@@ -107,7 +110,7 @@ def translate(
             node, disk, ref, order, fronts.choose(node, disk, ref, domain, settings, current.fronts)
         )
         for order, (node, disk) in enumerate(zip(nodes, read, strict=True))
-        if (ref := disks.volume(node, settings)) is not None
+        if (ref := disks.volume(node, _for_disk(settings, disk, served))) is not None
         and not (ref.source is not None and memory.is_private(domain))
     ]
     uuid = _uuid(domain, new_uuid)
@@ -168,6 +171,20 @@ def translate(
         cpus=pinned_to(domain),
     )
     return Definition(edits.apply(), plan)
+
+
+def served_by(metadata: Metadata | None) -> dict[str, str]:
+    """Returns the disks over the network that are ours in a domain: target dev to protocol."""
+    luns = [entry.lun for entry in metadata.entries] if metadata is not None else []
+    sources = {lun.dev: lun.volume.source for lun in luns}
+    return {dev: source.protocol for dev, source in sources.items() if source is not None}
+
+
+def _for_disk(settings: Settings, disk: Disk, served: Mapping[str, str] | None) -> Settings:
+    if served is None:
+        return settings
+    protocol = served.get(disk.dev or "")
+    return replace(settings, network=frozenset({protocol} if protocol is not None else ()))
 
 
 def _take_out(

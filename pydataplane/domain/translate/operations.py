@@ -9,7 +9,7 @@ from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Definition, LunPlan, Plan, Settings
 from pydataplane.domain.names import CARRIER_ALIAS, NAMESPACE, PREFIX, controller_name
 from pydataplane.domain.translate import memory
-from pydataplane.domain.translate.defining import Current, translate
+from pydataplane.domain.translate.defining import Current, served_by, translate
 from pydataplane.domain.translate.presenting import restore
 from pydataplane.domain.translate.recognising import check_encoding, check_readable
 from pydataplane.domain.xml import metadata as metadatas
@@ -26,6 +26,7 @@ def define(
     current_xml: str | None = None,
     uuids: Mapping[str, str] | None = None,
     controller: bool = False,
+    served_in: str | None = None,
 ) -> Definition:
     """Turns a client's domain into what libvirtd gets, for define and create.
 
@@ -38,6 +39,8 @@ def define(
             the UUID (or, without one, by the name) in `domain_xml`; None if there is none.
         uuids: LVSTORE/LVOL to volume UUID, as far as known.
         controller: the domain gets one also without a disk of ours, if its memory can be shared.
+        served_in: where no client defines the domain: libvirtd's XML of it, whose disks over the
+            network stay whose they are there, whatever `settings` say; '' has none of ours.
 
     Raises:
         TranslateError: a disk of ours is malformed, doubled or not possible in this domain. A
@@ -62,6 +65,7 @@ def define(
         new_uuid,
         uuids or {},
         controller=controller,
+        served=None if served_in is None else served_by(salvaged(served_in)),
     )
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from plugin.gateway.errors import Code, Refused
+from plugin.gateway.messages import STRING, TypedParam, pack_params, pack_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import images, translate
@@ -66,6 +67,12 @@ def played(folder: Path, body: Callable[[World], Awaitable[None]]) -> None:
         await body(world)
 
     play(folder, scene, serve_network=["rbd"])
+
+
+def taken(sent: list[bytes], payload: bytes) -> bytes:
+    """Notes a call's payload; returns an empty answer."""
+    sent.append(payload)
+    return b""
 
 
 def askers(world: World) -> list[object]:
@@ -209,17 +216,51 @@ def test_for_a_domain_without_a_controller_libvirtd_gets_what_its_client_sent(
         bare = f"{xml.split('<memoryBacking>')[0]}<devices/></domain>"
         dom = world.libvirtd.add("bare", live=bare.replace(UUID_2, UUID_1))
         got: list[bytes] = []
-
-        def attached(payload: bytes) -> bytes:
-            got.append(payload)
-            return b""
-
-        world.libvirtd.answers[Proc.ATTACH_DEVICE_FLAGS] = attached
+        world.libvirtd.answers[Proc.ATTACH_DEVICE_FLAGS] = lambda p: taken(got, p)
         client = await world.client()
         await client.attach(dom.ref, disk(), LIVE)
         (payload,) = got
         assert disk().encode() in payload
         assert askers(world) == []
         assert world.target.images == {}
+
+    played(tmp_path, body)
+
+
+def test_a_guest_that_comes_from_another_host_keeps_qemus_disk(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        sent: list[bytes] = []
+        world.libvirtd.answers[Proc.MIGRATE_PREPARE3_PARAMS] = lambda p: taken(sent, p)
+        elsewhere = translate.define(
+            plain(devices=disk()), Settings(), new_uuid=UUID(UUID_1), controller=True
+        )
+        params = [TypedParam("destination_xml", STRING, elsewhere.xml)]
+        client = await world.client()
+        payload = pack_params(params) + bytes(Writer().opaque(b"").u32(1))
+        await client.call(Proc.MIGRATE_PREPARE3_PARAMS, payload)
+        (payload,) = sent
+        assert b"<source protocol='rbd'" in payload
+        assert b"network=" not in payload
+        assert "bdev_rbd_create" not in world.target.calls
+        assert askers(world) == []
+
+    played(tmp_path, body)
+
+
+def test_an_image_that_is_restored_with_other_xml_keeps_qemus_disk(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        saved = translate.define(
+            plain(devices=disk()), Settings(), new_uuid=UUID(UUID_1), controller=True
+        ).xml
+        sent: list[bytes] = []
+        world.libvirtd.answers[Proc.SAVE_IMAGE_GET_XML_DESC] = lambda _: pack_string(saved)
+        world.libvirtd.answers[Proc.SAVE_IMAGE_DEFINE_XML] = lambda p: taken(sent, p)
+        client = await world.client()
+        given = translate.present(saved, live=False)
+        args = bytes(Writer().string("/image").string(given).u32(0))
+        await client.call(Proc.SAVE_IMAGE_DEFINE_XML, args)
+        (payload,) = sent
+        assert b"<source protocol='rbd'" in payload
+        assert b"network=" not in payload
 
     played(tmp_path, body)

@@ -13,6 +13,7 @@ from pydataplane.domain.model import Host, NetworkSource, SecretRef
 from pydataplane.domain.translate import (
     LunPlan,
     attach,
+    define,
     detach,
     find,
     plan,
@@ -20,7 +21,16 @@ from pydataplane.domain.translate import (
     stays_qemus,
     update,
 )
-from tests.unit.translate.domains import ROOT, SETTINGS, canonical, domain, plain, translated
+from tests.unit.translate.domains import (
+    NEW_UUID,
+    ROOT,
+    SETTINGS,
+    canonical,
+    domain,
+    lvol,
+    plain,
+    translated,
+)
 
 SERVED = replace(SETTINGS, network=frozenset({"rbd", "nbd"}))
 SECRET = "457eb676-33da-42ec-9a8c-9293d545c337"
@@ -158,6 +168,41 @@ def test_it_is_attached_updated_and_detached() -> None:
     assert detach(config.domain_xml, RBD, SETTINGS, live=True) is not None
     # It may be one of QEMU's.
     assert detach(GUARD, RBD, SERVED, live=True) is None
+
+
+def test_where_no_client_defines_it_a_disk_stays_whose_it_is() -> None:
+    before = translated(domain(plain("vda", "virtio") + lvol("sda") + RBD)).xml  # without it
+    for served_in in (before, ""):
+        again = define(before, SERVED, new_uuid=NEW_UUID, served_in=served_in)
+        assert again.plan is not None
+        assert [lun.dev for lun in again.plan.luns] == ["sda"]
+        assert '<source protocol="rbd"' in again.xml
+    ours = translated(domain(plain("vda", "virtio") + RBD), SERVED).xml
+    for settings in (SERVED, SETTINGS):
+        again = define(ours, settings, new_uuid=NEW_UUID, served_in=ours)
+        assert again.plan == plan(ours)
+    given = present(ours, live=False).replace("10.0.0.1", "10.0.0.9")
+    given = given.replace("</devices>", f"{NBD}</devices>")
+    sent = define(given, SERVED, new_uuid=NEW_UUID, current_xml=ours, served_in=ours)
+    assert sent.plan is not None
+    assert [lun.dev for lun in sent.plan.luns] == ["sdb"]
+
+
+def test_a_change_of_another_disk_leaves_it_whose_it_is() -> None:
+    private = translated(domain(plain("vda", "virtio") + RBD)).xml
+    boot = lvol("sdd", more="<boot order='1'/>")
+    change = attach(private, boot, SERVED, live=False)
+    assert change is not None and change.domain_xml is not None and change.plan is not None
+    assert [lun.dev for lun in change.plan.luns] == ["sdd"]
+    assert '<source protocol="rbd"' in change.domain_xml
+    without = detach(change.domain_xml, boot, SERVED, live=False)
+    assert without is not None and without.domain_xml is not None
+    assert without.plan is None
+    assert '<source protocol="rbd"' in without.domain_xml
+    ours = translated(domain(plain("vda", "virtio") + RBD), SERVED).xml
+    change = attach(ours, boot, SETTINGS, live=False)
+    assert change is not None and change.plan is not None
+    assert {lun.dev for lun in change.plan.luns} == {"sdb", "sdd"}
 
 
 def test_its_identity_is_of_what_it_is_opened_by() -> None:
