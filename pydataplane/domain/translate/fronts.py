@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from pydataplane.domain.errors import TranslateError
 from pydataplane.domain.model import FrontEnd, LunPlan, Settings, VolumeRef
-from pydataplane.domain.translate import fields, networks
+from pydataplane.domain.translate import fields
 from pydataplane.domain.xml.carrier import qemu_of
 from pydataplane.domain.xml.disk import Disk
 from pydataplane.domain.xml.document import Node
 from pydataplane.domain.xml.metadata import Metadata
+from pydataplane.domain.xml.network import identity as identity_over_network
 
 Identity = tuple[str | None, VolumeRef, str]
 """What makes a disk the same as before: target dev, volume and bus."""
@@ -87,7 +88,7 @@ def planned(
         target=target,
         dev=disk.dev or "",
         volume=ref,
-        uuid=uuid if ref.source is None else networks.identity(ref.source),
+        uuid=uuid if ref.source is None else identity_over_network(ref.source),
         serial=disk.serial,
         read_only=disk.read_only,
         shareable=disk.shareable,

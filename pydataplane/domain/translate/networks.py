@@ -1,28 +1,13 @@
-"""Disks over the network that are ours: how they are known, and what they take otherwise.
-
-The identity of one is made of what it is opened by, so that it is the same on every host, and
-another one where anything of that differs: no domain gets by it what its own secret is not for.
+"""Disks over the network that are ours: what they take otherwise.
 
 A row of FIELDS goes before the one of the same path in `fields` and `blkfields`.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
-from uuid import UUID, uuid5
-
-from pydataplane.domain.model import NetworkSource
 from pydataplane.domain.translate.fieldkinds import Effect, Field, done, never
 
-_SPACE = UUID("8d0c5f0e-3c0b-4b55-9d3f-0f6f2a5c1c77")
 _TLS = "the target's NBD client has no TLS: leave the disk to QEMU, or use a network that is safe"
-
-
-def identity(source: NetworkSource) -> str:
-    """Returns the UUID of the bdev that a source is, which is also its name."""
-    ordered = replace(source, hosts=tuple(sorted(source.hosts, key=lambda host: host.text)))
-    return str(uuid5(_SPACE, json.dumps(asdict(ordered), sort_keys=True)))
 
 
 FIELDS: tuple[Field, ...] = (

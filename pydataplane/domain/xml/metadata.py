@@ -39,6 +39,7 @@ from pydataplane.domain.xml.disk import (
     stored_network,
 )
 from pydataplane.domain.xml.document import Edits, Lines, Node, attributes, escape, number
+from pydataplane.domain.xml.network import identity
 
 VERSION = "1"
 CONTROLLER = re.compile(CONTROLLER_PREFIX + r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -182,6 +183,9 @@ def _entry_of(given: tuple[tuple[str, str], ...], text: str) -> Entry:
     dev, volume = attrs.get("dev", ""), _volume(attrs, text)
     if target is None or order is None or not dev or volume is None:
         raise _damaged("a disk lacks target, order, dev, or what names its volume")
+    uuid = attrs.get("uuid")
+    if volume.source is not None and uuid != identity(volume.source):
+        raise _damaged(f"the uuid of disk {dev} is not that of its source")
     if target >= MAX_TARGETS:
         raise _damaged(f"target {target} is not below {MAX_TARGETS}")
     lun = LunPlan(
@@ -189,7 +193,7 @@ def _entry_of(given: tuple[tuple[str, str], ...], text: str) -> Entry:
         # The same in thousands of domains, like most of what follows.
         dev=sys.intern(dev),
         volume=volume,
-        uuid=attrs.get("uuid"),
+        uuid=uuid,
         serial=attrs.get("serial"),
         read_only=attrs.get("readonly") == "yes",
         shareable=attrs.get("shareable") == "yes",

@@ -15,8 +15,10 @@ _READERS, and what makes its bdev in pydataplane.domain.images.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
+from uuid import UUID, uuid5
 
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Host, NetworkSource, SecretRef, VolumeRef
@@ -32,6 +34,32 @@ _CONFIG = re.compile(r"/etc/ceph/[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 """Of Ceph, where root alone puts one: options of it have the target load and write files."""
 EXPORT_MAX = 4096
 """Bytes of the name of an NBD export."""
+
+
+_SPACE = UUID("8d0c5f0e-3c0b-4b55-9d3f-0f6f2a5c1c77")
+
+
+def identity(source: NetworkSource) -> str:
+    """Returns the UUID of the bdev that a source is, which is also its name.
+
+    It is made of what the source is opened by, so that it is the same on every host, and another
+    one where anything of that differs: no domain gets by it what its own secret is not for. It
+    stands in domains' metadata, so what it is made of must stay as it is.
+    """
+    secret = source.secret
+    hosts = [{"name": host.name, "port": host.port} for host in source.hosts]
+    made_of = {
+        "protocol": source.protocol,
+        "pool": source.pool,
+        "image": source.image,
+        "hosts": sorted(hosts, key=lambda host: (host["name"], host["port"] or 0)),
+        "config": source.config,
+        "user": source.user,
+        "secret": {"uuid": secret.uuid, "usage": secret.usage} if secret is not None else None,
+        "read_only": source.read_only,
+        "shared": source.shared,
+    }
+    return str(uuid5(_SPACE, json.dumps(made_of, sort_keys=True)))
 
 
 def volume(node: Node, protocols: frozenset[str]) -> VolumeRef | None:

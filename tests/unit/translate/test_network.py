@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from lxml import etree
@@ -225,6 +225,34 @@ def test_its_identity_is_of_what_it_is_opened_by() -> None:
         )
     }
     assert len(others | {uuid}) == 7
+
+
+def test_its_identity_stays_what_it_is_for_it_is_recorded_in_domains() -> None:
+    assert lun_of(RBD).uuid == "1492d5b4-2ba7-5e13-b8c3-73d9c64cb478"
+    assert lun_of(NBD).uuid == "8e492423-660d-51c5-bd05-8cc34f9e8bfb"
+    # Another field of it is no part of what domains have recorded.
+    assert [field.name for field in fields(NetworkSource)] == [
+        "protocol",
+        "pool",
+        "image",
+        "hosts",
+        "config",
+        "user",
+        "secret",
+        "read_only",
+        "shared",
+    ]
+
+
+def test_metadata_whose_uuid_is_that_of_another_source_is_damaged() -> None:
+    made = translated(domain(plain("vda", "virtio") + RBD), SERVED)
+    mine, other = lun_of(RBD).uuid, lun_of(RBD.replace("volume-1", "volume-2")).uuid
+    assert mine is not None and other is not None
+    for wrong in (made.xml.replace(mine, other), made.xml.replace(f'uuid="{mine}"', "", 1)):
+        assert wrong != made.xml
+        with pytest.raises(TranslateError, match="the uuid of disk sdb is not that of its source"):
+            plan(wrong)
+        assert find(wrong, "sdb", SERVED) is None
 
 
 def test_the_ways_to_say_it() -> None:
