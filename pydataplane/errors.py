@@ -24,6 +24,7 @@ NO_DEVICE = -19
 INVALID = -22
 NO_SPACE = -28
 NO_DATA = -61
+TIMED_OUT = -110
 NO_KEY = -126
 """Codes of RpcError that mean something here: negative errno (EPERM, EBUSY, ...), as SPDK's."""
 METHOD_NOT_FOUND = -32601

@@ -28,6 +28,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     redefined                    the events of definitions that we replace, held back
     domains, shown, known        a domain's XML: questions to it, as clients see it, what is ours
     domstats                     statistics of domains, as clients see them
+    openings                     which images clients with the right to had opened
     roomreturns                  which of those that found no room go on when there is some
     caller, services, call       what handlers get: the client, the gateway's parts, one call
     ioerrors                     domains paused because a disk of ours cannot go on

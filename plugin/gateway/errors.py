@@ -108,6 +108,10 @@ class NoAnswer(Refused):
     """A target does not run, is not for this user, or does not answer in time."""
 
 
+class ServerSilent(Refused):
+    """The cluster or server of an image did not answer in time."""
+
+
 class Kept(Refused):
     """A running domain keeps a LUN that its metadata does not have so: see `LunKept`."""
 

@@ -10,24 +10,82 @@ from contextlib import asynccontextmanager, suppress
 
 from plugin.gateway import secrets
 from plugin.gateway.call import Call
-from plugin.gateway.errors import GatewayError
+from plugin.gateway.errors import GatewayError, Refused, ServerSilent
 from plugin.gateway.services import Services
 from plugin.gateway.upstream import Upstream
+from pydataplane.domain.errors import Refusal
 from pydataplane.domain.images import of_plan
+from pydataplane.domain.model import Host
 from pydataplane.domain.translate import LunPlan, Plan
 
+Cluster = tuple[str, tuple[Host, ...], str | None]
 
-async def bring_back(services: Services, admin: Upstream, plan: Plan) -> None:
+
+class Silent:
+    """The clusters and servers that did not answer, so that a round of all domains waits once."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._why: dict[Cluster, GatewayError] = {}
+
+    def check(self, lun: LunPlan) -> None:
+        """Raises what was said of the disk's."""
+        why = self._why.get(_cluster_of(lun))
+        if why is not None:
+            raise why
+
+    def note(self, lun: LunPlan, why: GatewayError) -> None:
+        """Keeps why the image of a disk was not opened."""
+        self._why[_cluster_of(lun)] = why
+
+
+def _cluster_of(lun: LunPlan) -> Cluster:
+    source = lun.volume.source
+    assert source is not None
+    return source.protocol, source.hosts, source.config
+
+
+async def bring_back(
+    services: Services, admin: Upstream, plan: Plan, silent: Silent | None = None
+) -> dict[LunPlan, GatewayError]:
     """Opens those of a domain's images that the target has lost, as a running guest has them.
 
-    Its secrets are asked for in the gateway's own name, for nobody asks for this.
-
-    Raises:
-        GatewayError: one cannot be opened.
+    Its secrets are asked for in the gateway's own name, for nobody asks for this; so only those
+    that a client who may read them had opened for this domain. Returns why which disks have none,
+    also where the target goes on to try.
     """
+    failed: dict[LunPlan, GatewayError] = {}
+    silent = silent or Silent()
     for lun in of_plan(plan):
-        if not await services.target.has_image(plan, lun):
+        try:
+            if await services.target.is_open(plan, lun):
+                continue
+            if await services.target.has_image(plan, lun):
+                raise _refused(lun, "is not open yet; the target goes on to try")
+            source = lun.volume.source
+            secret = source.secret if source is not None else None
+            if secret is not None and not services.openings.has(plan.controller, lun.bdev_name):
+                raise _refused(
+                    lun,
+                    "was not opened for this domain by a client that may read its secret: stop the"
+                    " domain, and start it through the gateway",
+                )
+            silent.check(lun)
+        except GatewayError as error:
+            failed[lun] = error
+            continue
+        try:
             await _open(services, admin, plan, lun)
+        except GatewayError as error:
+            failed[lun] = error
+            if isinstance(error, ServerSilent):
+                silent.note(lun, error)
+    return failed
+
+
+def _refused(lun: LunPlan, why: str) -> Refused:
+    text = f"disk {lun.dev}: image {lun.volume.alias} {why}"
+    return Refused(Refusal.NOT_POSSIBLE_NOW, text)
 
 
 @asynccontextmanager
@@ -35,7 +93,8 @@ async def opened(call: Call, plan: Plan, luns: list[LunPlan]) -> AsyncIterator[N
     """Opens the images of disks that the client's domain is to have, for the body to show them.
 
     Also where an image is open already, the client has to have the right to read its secret. Those
-    that were opened are closed again if the body fails.
+    that were opened are closed again if the body fails. It is noted that they may be opened for
+    this domain: see plugin.gateway.openings.
 
     Raises:
         GatewayError: one cannot be opened; what libvirtd says where the client may not read its
@@ -46,6 +105,7 @@ async def opened(call: Call, plan: Plan, luns: list[LunPlan]) -> AsyncIterator[N
         for lun in luns:
             if await _open(services, await call.caller.own(), plan, lun):
                 new.append(lun)
+        services.openings.add(plan.controller, [lun.bdev_name for lun in luns])
         yield
     except BaseException:
         for lun in new:

@@ -10,6 +10,7 @@ kept, with what puts it right.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from uuid import UUID
 
 import structlog
@@ -68,6 +69,7 @@ class Reconciler:
             return
         self._said.pop("target", None)
         domains = await (await services.admin()).domains(0)
+        unopened = images.Silent()
         for nth, dom in enumerate(domains):
             if nth % TURN == TURN - 1:
                 await asyncio.sleep(0)
@@ -77,7 +79,7 @@ class Reconciler:
                     silent = services.target.silence_at(seen.plan) if seen.plan else None
                     if silent is not None:  # others are not to wait for it
                         raise silent
-                    await self._put_right(dom)
+                    await self._put_right(dom, unopened)
                 self._said.pop(dom.uuid_text, None)
             except Kept as error:
                 self._say(dom.uuid_text, str(error), KEPT, domain=dom.name)
@@ -101,11 +103,11 @@ class Reconciler:
             return False
         return seen.plan is not None and observed.is_right(seen.plan)
 
-    async def _put_right(self, dom: Domain) -> None:
+    async def _put_right(self, dom: Domain, unopened: images.Silent) -> None:
         services = self._services
         async with services.domain_lock(dom.uuid):
             recorded = await records.take_over(services, dom)
-            await reconcile_domain(services, dom)
+            await reconcile_domain(services, dom, unopened=unopened)
         seen = await services.known.current(dom)
         if recorded:
             self._recorded[dom.uuid] = seen
@@ -136,11 +138,18 @@ class Reconciler:
             _log.warning(event, **{"error" if event == FAILED else "why": text}, **more)
 
 
-async def reconcile_domain(services: Services, dom: Domain, *, only_stopped: bool = False) -> bool:
+async def reconcile_domain(
+    services: Services,
+    dom: Domain,
+    *,
+    only_stopped: bool = False,
+    unopened: images.Silent | None = None,
+) -> bool:
     """Makes one domain's controller what it should be; the caller holds the domain's lock.
 
     `only_stopped` leaves a domain alone that runs: it may just be stopping, and what is made for it
-    now would stay.
+    now would stay. A disk whose image cannot be opened keeps no other one away; `unopened` has what
+    was found of clusters before.
 
     Returns False if the domain has stopped and its QEMU is connected still.
 
@@ -156,6 +165,8 @@ async def reconcile_domain(services: Services, dom: Domain, *, only_stopped: boo
         active = False
     if not active:
         outcome = await services.target.release_idle(controller_name(dom.uuid_text))
+        if outcome != "busy":
+            services.openings.forget(controller_name(dom.uuid_text))
         if outcome == "released":
             _log.info("controller of a stopped domain released", domain=dom.name)
         return outcome != "busy"
@@ -164,13 +175,16 @@ async def reconcile_domain(services: Services, dom: Domain, *, only_stopped: boo
     plan = translate.plan(await admin.xml(dom, 0))
     if plan is None:
         return True
-    await images.bring_back(services, admin, plan)
-    added = await services.target.ensure(plan, whole=False)
+    failed = await images.bring_back(services, admin, plan, unopened)
+    there = replace(plan, luns=tuple(lun for lun in plan.luns if lun not in failed))
+    added = await services.target.ensure(there, whole=False)
     if added:
         _log.info("LUNs put right", domain=dom.name, devs=[lun.dev for lun in added])
     gone = await services.target.release_leftovers(plan)
     if gone:
         _log.info("controllers of detached disks released", domain=dom.name, names=sorted(gone))
+    for why in failed.values():
+        raise why
     return True
 
 

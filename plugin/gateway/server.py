@@ -23,6 +23,7 @@ from plugin.gateway.known import Known
 from plugin.gateway.listen import Admission, Listener, as_at, handed_over, in_place_of, listen
 from plugin.gateway.locks import Locks
 from plugin.gateway.loop import ReconcileLoop
+from plugin.gateway.openings import Openings
 from plugin.gateway.parsing import Parsers
 from plugin.gateway.procs import Proc
 from plugin.gateway.roomreturns import RoomReturns
@@ -74,6 +75,7 @@ class Gateway:
             ended_backups={},
             paused=paused,
             room_returns=RoomReturns(config.gateway.state_dir),
+            openings=Openings(config.gateway.state_dir),
         )
         self.loop = ReconcileLoop(self.services)
         self.io_errors = IoErrors(self.services)

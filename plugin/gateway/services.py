@@ -20,6 +20,7 @@ from plugin.gateway.events import Announced
 from plugin.gateway.journal import Journal
 from plugin.gateway.known import Known
 from plugin.gateway.locks import Locks
+from plugin.gateway.openings import Openings
 from plugin.gateway.parsing import ClientParser, Parsers
 from plugin.gateway.roomreturns import RoomReturns
 from plugin.gateway.shown import Shown
@@ -69,6 +70,7 @@ class Services:
     the error; see plugin.gateway.ioerrors."""
     room_returns: RoomReturns
     """Which of them go on by themselves."""
+    openings: Openings
 
     async def parse(self, work: Callable[[], T]) -> T:
         """Does what parses XML of libvirtd's in a thread; `Call.parse` is for a client's."""

@@ -200,7 +200,8 @@ async def _start(services: Services, admin: Upstream, entry: SnapshotEntry, dom:
     """
     plan = translate.plan(await admin.xml(dom, XML_INACTIVE))
     if plan is not None:
-        await images.bring_back(services, admin, plan)
+        for error in (await images.bring_back(services, admin, plan)).values():
+            raise error
         await services.target.ensure(await services.target.find_volumes(plan, {}))
     flags = entry.start or 0
     if entry.memory_file is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from plugin.gateway import lvolchain, lvolcheckpoints, lvolcopies, lvolsnapshots, planned, usage
-from plugin.gateway.errors import Kept, NoAnswer, Refused
+from plugin.gateway.errors import Kept, NoAnswer, Refused, ServerSilent
 from plugin.gateway.lvolchain import Range
 from plugin.gateway.lvolcheckpoints import Checkpoint
 from plugin.gateway.lvolcopies import Copy, Disk
@@ -23,7 +23,13 @@ from plugin.gateway.lvolsnapshots import XATTR, Moment, Owner
 from plugin.gateway.usage import Unit, Usage
 from pydataplane.client import Client
 from pydataplane.domain import images, limiting, reconcile
-from pydataplane.domain.errors import ImageError, LunKept, ReconcileError, Refusal
+from pydataplane.domain.errors import (
+    ImageError,
+    ImageServerSilent,
+    LunKept,
+    ReconcileError,
+    Refusal,
+)
 from pydataplane.domain.limits import Limits
 from pydataplane.domain.model import Place
 from pydataplane.domain.names import domain_controller, domain_of
@@ -140,6 +146,8 @@ class Target:
             raise Refused(Refusal.NO_VOLUME, str(error)) from error
         except LunKept as error:
             raise Kept(Refusal.NOT_POSSIBLE_NOW, str(error)) from error
+        except ImageServerSilent as error:
+            raise ServerSilent(Refusal.NO_TARGET, str(error)) from error
         except ImageError as error:
             raise Refused(Refusal.NO_TARGET, str(error)) from error
         except (VolumeError, ReconcileError) as error:
@@ -412,6 +420,10 @@ class Target:
     async def find_volumes(self, plan: Plan, known: dict[str, str]) -> Plan:
         """Returns the plan with the UUIDs of the volumes that are there; see `missing`."""
         return await self._run(lambda: planned.find(self._client, plan, known))
+
+    async def is_open(self, lun: LunPlan) -> bool:
+        """Whether the image of a disk over the network is open."""
+        return await self._run(lambda: images.is_open(self._client, lun))
 
     async def has_image(self, lun: LunPlan) -> bool:
         """Whether the image of a disk over the network is open, or the target goes on to try."""

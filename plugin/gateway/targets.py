@@ -390,6 +390,14 @@ class Targets:
         await self._check_home(plan, plan.luns)
         return await self._of_plan(plan).find_volumes(plan, dict(known))
 
+    async def is_open(self, plan: Plan, lun: LunPlan) -> bool:
+        """Whether a plan's image is open in its target."""
+        return await self._of_plan(plan).is_open(lun)
+
+    async def image(self, plan: Plan, lun: LunPlan) -> Lvol:
+        """Returns the open image of a plan's disk, which other targets may have open, too."""
+        return await self._of_plan(plan).volume(lun.bdev_name)
+
     async def has_image(self, plan: Plan, lun: LunPlan) -> bool:
         """Whether a plan's image is open, or the target tries; see `Target.has_image`."""
         return await self._of_plan(plan).has_image(lun)

@@ -94,7 +94,12 @@ def _bring_up(rpc: Connection, plan: Plan, operation: str, config: Config) -> No
     Raises:
         PluginError, TargetError, VolumeError: it cannot be done; the sentence says why.
     """
-    images.open_without_secrets(rpc, plan)
+    failed = images.open_without_secrets(rpc, plan)
+    if operation != "reconnect":
+        for error in failed.values():
+            raise error
+    # A guest that runs has its other disks, whatever becomes of these.
+    plan = replace(plan, luns=tuple(lun for lun in plan.luns if lun not in failed))
     known = records.read(config.state_dir, plan.controller)
     mib = config.create_missing_mib if operation == "prepare" else 0
     there = missing.make(rpc, missing.find(rpc, plan, known), mib)
@@ -116,6 +121,8 @@ def _bring_up(rpc: Connection, plan: Plan, operation: str, config: Config) -> No
             f"the virtlun target made no socket {lacks}; vhost_dir in virtlun.toml and the"
             " target's own folder differ: make them the same and define the domain again"
         )
+    for error in failed.values():
+        raise error
 
 
 def _alarm(*_: object) -> NoReturn:

@@ -121,5 +121,9 @@ class ImageError(PluginError):
     """What a disk is on over the network cannot be opened."""
 
 
+class ImageServerSilent(ImageError):
+    """It cannot, as its cluster or server did not answer in time."""
+
+
 class LunKept(ReconcileError):
     """A running domain keeps a LUN that its metadata does not have so: nothing has failed."""

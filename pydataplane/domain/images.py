@@ -12,10 +12,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping
 
-from pydataplane.domain.errors import ImageError
+from pydataplane.domain.errors import ImageError, ImageServerSilent
 from pydataplane.domain.model import Host, LunPlan, NetworkSource, Plan
 from pydataplane.domain.observed import look_up
-from pydataplane.errors import EXISTS, RpcError
+from pydataplane.errors import EXISTS, TIMED_OUT, RpcError
 from pydataplane.methods import Rpc
 
 BLOCK_BYTES = 512
@@ -27,13 +27,22 @@ def of_plan(plan: Plan) -> list[LunPlan]:
     return [lun for lun in plan.luns if lun.volume.source is not None]
 
 
+def is_open(rpc: Rpc, lun: LunPlan) -> bool:
+    """Whether the image of a disk is open.
+
+    Raises:
+        TargetError: the target refuses or does not answer.
+    """
+    return look_up(rpc, lun.bdev_name) is not None
+
+
 def has_image(rpc: Rpc, lun: LunPlan) -> bool:
     """Whether the image of a disk is open, or recorded, so that the target goes on to try that.
 
     Raises:
         TargetError: the target refuses or does not answer.
     """
-    if look_up(rpc, lun.bdev_name) is not None:
+    if is_open(rpc, lun):
         return True
     status, own = rpc.call("virtlun_get_status"), f"bdev {lun.bdev_name}"
     waiting = [each["name"] for each in status["waiting"]]
@@ -60,28 +69,35 @@ def open_image(rpc: Rpc, lun: LunPlan, key: str | None) -> bool:
     except RpcError as error:
         if error.code == EXISTS and look_up(rpc, lun.uuid) is not None:
             return False
-        raise ImageError(f"disk {lun.dev} (image {lun.volume.alias}): {error}") from error
+        kind = ImageServerSilent if error.code == TIMED_OUT else ImageError
+        raise kind(f"disk {lun.dev} (image {lun.volume.alias}): {error}") from error
     return True
 
 
-def open_without_secrets(rpc: Rpc, plan: Plan) -> None:
+def open_without_secrets(rpc: Rpc, plan: Plan) -> dict[LunPlan, ImageError]:
     """Makes the bdevs of a plan's disks over the network, for who cannot ask libvirt for secrets.
 
+    Returns why which disks have none: it needs a secret, or as `open_image`.
+
     Raises:
-        ImageError: one needs a secret, and is not there; or as `open_image`.
         TargetTimeout, TargetUnavailable: the target does not answer.
     """
+    failed: dict[LunPlan, ImageError] = {}
     for lun in of_plan(plan):
         source = lun.volume.source
         assert source is not None
-        if source.secret is None:
-            open_image(rpc, lun, None)
-        elif look_up(rpc, lun.bdev_name) is None:
-            raise ImageError(
+        try:
+            if source.secret is None:
+                open_image(rpc, lun, None)
+        except ImageError as error:
+            failed[lun] = error
+        if source.secret is not None and not is_open(rpc, lun):
+            failed[lun] = ImageError(
                 f"disk {lun.dev} (image {lun.volume.alias}): libvirt has the secret that it is"
                 " opened with, which virtlun-gateway alone can ask for: start the domain through"
                 " that"
             )
+    return failed
 
 
 def close_image(rpc: Rpc, lun: LunPlan) -> None:

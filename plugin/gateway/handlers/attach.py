@@ -137,7 +137,7 @@ async def _open(call: Call, live: Change | None) -> AsyncIterator[Lvol | None]:
         yield None
         return
     async with images.opened(call, live.plan, [live.lun]):
-        yield await call.services.target.volume(live.lun.bdev_name)
+        yield await call.services.target.image(live.plan, live.lun)
 
 
 async def _attach_theirs(call: Call, args: DomainCall) -> None:

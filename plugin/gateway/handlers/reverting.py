@@ -5,10 +5,11 @@ Those that have none are libvirtd's alone. All that can be refused is, before an
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from plugin.gateway import domsnapshots, snapshotsteps
+from plugin.gateway import domsnapshots, images, snapshotsteps
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domsnapshots import (
     CHILDREN,
@@ -33,6 +34,8 @@ from plugin.gateway.upstream import Upstream
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.images import of_plan
+from pydataplane.domain.translate import LunPlan, Plan
 from pydataplane.domain.translate.taken import Held, Taken, domain_of
 
 RESET_NVRAM = 32
@@ -82,7 +85,7 @@ async def _revert(call: Call, snapshot: Snapshot, flags: int, found: Taken) -> R
     admin = await services.admin()
     dom = await admin.lookup(snapshot.dom.uuid)
     snapshot = Snapshot(snapshot.name, dom)
-    await _check_revert(call, admin, snapshot, flags, found)
+    plan = await _check_revert(call, admin, snapshot, flags, found)
     start: int | None = None
     if found.memory_file is not None or flags & (REVERT_RUNNING | REVERT_PAUSED):
         paused = bool(flags & REVERT_PAUSED) or (
@@ -100,23 +103,43 @@ async def _revert(call: Call, snapshot: Snapshot, flags: int, found: Taken) -> R
         start=start,
         memory_file=found.memory_file,
     )
-    stored = services.journal.append(entry)
-    try:
-        await snapshotsteps.revert(services, entry, dom)
-    except (GatewayError, TranslateError):
-        services.journal.remove(stored)  # the client is told, and may do it again
-        raise
-    except BaseException:
-        services.journal.pending.append(stored)
-        raise
-    services.journal.remove(stored)
+    far = of_plan(plan) if plan is not None and start is not None else []
+    async with _opened(call, plan, far):
+        stored = services.journal.append(entry)
+        try:
+            await snapshotsteps.revert(services, entry, dom)
+        except (GatewayError, TranslateError):
+            services.journal.remove(stored)  # the client is told, and may do it again
+            raise
+        except BaseException:
+            services.journal.pending.append(stored)
+            raise
+        services.journal.remove(stored)
     return None
+
+
+@asynccontextmanager
+async def _opened(call: Call, plan: Plan | None, far: list[LunPlan]) -> AsyncIterator[None]:
+    """Opens the images that the domain starts with, in the client's name, while nothing is done.
+
+    Raises:
+        GatewayError: one cannot be had, or another domain has it.
+    """
+    if plan is None or not far:
+        yield
+        return
+    async with images.opened(call, plan, far):
+        for lun in far:
+            await check_free(call, plan, lun, await call.services.target.image(plan, lun))
+        yield
 
 
 async def _check_revert(
     call: Call, admin: Upstream, snapshot: Snapshot, flags: int, found: Taken
-) -> None:
+) -> Plan | None:
     """Refuses what libvirt refuses, and what would leave the domain without its disks.
+
+    Returns what the domain is to have of the target.
 
     Raises:
         GatewayError: says why; nothing has changed.
@@ -173,6 +196,7 @@ async def _check_revert(
             await check_free(call, plan, lun, await services.target.volume(lun.bdev_name))
     for each in found.held:  # the running domain may have had more than its definition
         await owned.check_unused(services, dom, each)
+    return plan
 
 
 async def _going(call: Call, snapshot: Snapshot, flags: int) -> dict[Snapshot, Taken | None]:

@@ -221,7 +221,9 @@ async def prepared(
     async with images.opened(call, plan, of_plan(plan)):
         plan = await services.target.find_volumes(plan, known)
         for lun in plan.luns:
-            if lun.uuid is not None:
+            if lun.volume.source is not None:
+                await check_free(call, plan, lun, await services.target.image(plan, lun))
+            elif lun.uuid is not None:
                 await check_free(call, plan, lun, await services.target.volume(lun.uuid))
         mib = 0 if saved else services.hook.create_missing_mib
         attempt = Attempt(await services.target.make_volumes(plan, mib))

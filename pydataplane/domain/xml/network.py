@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from uuid import UUID, uuid5
 
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Host, NetworkSource, SecretRef, VolumeRef
@@ -36,7 +35,7 @@ EXPORT_MAX = 4096
 """Bytes of the name of an NBD export."""
 
 
-_SPACE = UUID("8d0c5f0e-3c0b-4b55-9d3f-0f6f2a5c1c77")
+_SPACE = "8d0c5f0e-3c0b-4b55-9d3f-0f6f2a5c1c77"
 
 
 def identity(source: NetworkSource) -> str:
@@ -46,6 +45,8 @@ def identity(source: NetworkSource) -> str:
     one where anything of that differs: no domain gets by it what its own secret is not for. It
     stands in domains' metadata, so what it is made of must stay as it is.
     """
+    from uuid import UUID, uuid5  # noqa: PLC0415 - slow to import, and most domains have none
+
     secret = source.secret
     hosts = [{"name": host.name, "port": host.port} for host in source.hosts]
     made_of = {
@@ -59,7 +60,7 @@ def identity(source: NetworkSource) -> str:
         "read_only": source.read_only,
         "shared": source.shared,
     }
-    return str(uuid5(_SPACE, json.dumps(made_of, sort_keys=True)))
+    return str(uuid5(UUID(_SPACE), json.dumps(made_of, sort_keys=True)))
 
 
 def volume(node: Node, protocols: frozenset[str]) -> VolumeRef | None:

@@ -10,16 +10,22 @@ from uuid import UUID
 
 import pytest
 
-from plugin.gateway.errors import Code, Refused
+from plugin.gateway import snapshotsteps
+from plugin.gateway.domsnapshots import REVERT_RUNNING, Snapshot
+from plugin.gateway.errors import Code, GatewayError, Refused
+from plugin.gateway.handlers import reverting
 from plugin.gateway.messages import STRING, TypedParam, pack_params, pack_string
 from plugin.gateway.procs import Proc
+from plugin.gateway.reconcile import reconcile_domain
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import images, translate
 from pydataplane.domain.translate import Settings
+from pydataplane.domain.translate.taken import Held, Taken
 from pydataplane.errors import RpcError
 from tests.support.fake_target import FakeTarget
 from tests.unit.gateway.fake_libvirtd import FakeLibvirtd
 from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, plain, play
+from tests.unit.gateway.world import disk as lvol
 
 LIVE, CONFIG = 1, 2
 VALUE = bytes(range(28))
@@ -262,5 +268,113 @@ def test_an_image_that_is_restored_with_other_xml_keeps_qemus_disk(tmp_path: Pat
         (payload,) = sent
         assert b"<source protocol='rbd'" in payload
         assert b"network=" not in payload
+
+    played(tmp_path, body)
+
+
+def served(xml: str, *, live: bool = True) -> str:
+    """Returns a domain as libvirtd has it, with its disks over the network served by the target."""
+    settings = Settings(network=frozenset({"rbd"}))
+    made = translate.define(xml, settings, new_uuid=UUID(UUID_1)).xml
+    return made.replace("<domain ", "<domain id='1' ", 1) if live else made
+
+
+def test_what_no_client_had_opened_is_not_opened_in_the_gateways_name(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        services = world.gateway.services
+        xml = plain(devices=disk() + lvol(dev="sdc"))
+        dom = world.libvirtd.add("one", live=served(xml))
+        with pytest.raises(GatewayError, match="was not opened for this domain by a client"):
+            await reconcile_domain(services, dom.ref)
+        assert askers(world) == []
+        assert "bdev_rbd_create" not in world.target.calls
+        (shown,) = world.target.controllers.values()
+        assert list(shown.values()) == [world.target.volumes["lvs0/data"].uuid]
+        # Another domain's is no reason, either.
+        other = world.domain("two", UUID_2)
+        await (await world.client()).attach(other.ref, disk(), LIVE)
+        world.target.controllers.clear()
+        world.target.virtlun_guest_disk_close(next(iter(world.target.images.values()))["uuid"])
+        with pytest.raises(GatewayError, match="was not opened for this domain by a client"):
+            await reconcile_domain(services, dom.ref)
+        assert world.target.images == {}
+
+    played(tmp_path, body)
+
+
+def test_what_a_client_had_opened_comes_back_with_the_target_and_ends_with_the_domain(
+    tmp_path: Path,
+) -> None:
+    async def body(world: World) -> None:
+        services, dom = world.gateway.services, world.domain()
+        await (await world.client()).attach(dom.ref, disk(), LIVE)
+        (given,) = world.target.images.values()
+        name = f"vm-{UUID_1}"
+        assert services.openings.has(name, given["uuid"])
+        world.target.controllers.clear()
+        world.target.virtlun_guest_disk_close(given["uuid"])
+        assert world.target.images == {}
+        await reconcile_domain(services, dom.ref)
+        assert list(world.target.controllers[name].values()) == [given["uuid"]]
+        dom.live = None
+        await reconcile_domain(services, dom.ref)
+        assert not services.openings.has(name, given["uuid"])
+
+    played(tmp_path, body)
+
+
+def test_of_a_cluster_that_is_silent_one_image_is_asked_for(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        services = world.gateway.services
+        far = disk().replace(IMAGE, "volumes/other").replace("sdb", "sdd")
+        dom = world.libvirtd.add("one", live=served(plain(devices=disk() + far)))
+        named = translate.plan(dom.live or "")
+        assert named is not None
+        services.openings.add(named.controller, [lun.bdev_name for lun in named.luns])
+        for error, tries in ((RpcError(-110, "no answer"), 1), (RpcError(-2, "no image"), 2)):
+            world.target.refuse["bdev_rbd_create"] = error
+            world.target.calls.clear()
+            with pytest.raises(GatewayError, match=str(error)):
+                await reconcile_domain(services, dom.ref)
+            assert world.target.calls.count("bdev_rbd_create") == tries
+
+    played(tmp_path, body)
+
+
+def test_a_revert_does_nothing_before_it_has_the_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    plan = translate.plan(served(plain(devices=disk())))
+    held = Taken("s", "running", None, (), (), (), (Held("sda", "v", "lvs0", "a@s", "u"),))
+
+    async def returned(value: object) -> object:
+        return value
+
+    async def reverted(*_: object) -> None:
+        done.append("reverted")
+
+    monkeypatch.setattr(reverting, "_held", lambda *_: returned(held))
+    monkeypatch.setattr(reverting, "_judged", lambda *_: returned(None))
+    monkeypatch.setattr(reverting, "_check_revert", lambda *_: returned(plan))
+    monkeypatch.setattr(snapshotsteps, "revert", reverted)
+
+    async def body(world: World) -> None:
+        dom = world.domain(running=False)
+        client = await world.client()
+        running = bytes(Snapshot("s", dom.ref).write(Writer()).u32(REVERT_RUNNING))
+        world.libvirtd.refuse[Proc.SECRET_GET_VALUE] = Refused(Code.ACCESS_DENIED, "no right")
+        with pytest.raises(ReplyError, match="no right"):
+            await client.call(Proc.REVERT_TO_SNAPSHOT, running)
+        assert done == []
+        await client.call(
+            Proc.REVERT_TO_SNAPSHOT, bytes(Snapshot("s", dom.ref).write(Writer()).u32(0))
+        )
+        assert done == ["reverted"], "a domain that stays off needs none"
+        del world.libvirtd.refuse[Proc.SECRET_GET_VALUE]
+        await client.call(Proc.REVERT_TO_SNAPSHOT, running)
+        assert done == ["reverted"] * 2
+        assert IMAGE in world.target.images
+        assert askers(world) == [os.getuid()] * 2
 
     played(tmp_path, body)

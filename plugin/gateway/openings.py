@@ -1,0 +1,64 @@
+"""Which images a domain's disks were opened on with the right of a client to read their secrets.
+
+A domain's metadata does not say that: whoever may change a domain at libvirtd itself can name any
+secret there. So what the gateway opens again in its own name, after the target has lost it, is only
+what is noted here. One file a domain; they are lost with the host's memory, as the running domains
+are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from plugin.gateway.errors import Refused
+from pydataplane.domain.errors import Refusal
+
+SUFFIX = ".images"
+
+
+class Openings:
+    """By the name of a domain's controller."""
+
+    def __init__(self, folder: Path) -> None:
+        """Notes in `folder`, which is for root alone."""
+        self._folder = folder
+
+    def has(self, controller: str, uuid: str) -> bool:
+        """Whether an image (its bdev's UUID) was opened for a domain in a client's name."""
+        return uuid in self._read(controller)
+
+    def add(self, controller: str, uuids: Iterable[str]) -> None:
+        """Notes that these were.
+
+        Raises:
+            Refused: that cannot be written.
+        """
+        known = self._read(controller)
+        if not set(uuids) - known:
+            return
+        path = self._path(controller)
+        new = path.with_suffix(".new")
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new.write_text("\n".join(sorted(known | set(uuids))))
+            new.rename(path)
+        except OSError as error:
+            raise Refused(
+                Refusal.INTERNAL,
+                f"{path} cannot be written ({error.strerror}): make gateway.state_dir of"
+                " virtlun.toml a folder with space",
+            ) from error
+
+    def forget(self, controller: str) -> None:
+        """Forgets those of a domain that does not run any more."""
+        self._path(controller).unlink(missing_ok=True)
+
+    def _path(self, controller: str) -> Path:
+        return self._folder / f"{controller}{SUFFIX}"
+
+    def _read(self, controller: str) -> set[str]:
+        try:
+            return set(self._path(controller).read_text().split())
+        except OSError:
+            return set()
