@@ -47,8 +47,11 @@ async def revert(call: Call) -> None:
     reader = Reader(call.payload)
     snapshot, flags = Snapshot.read(reader), reader.u32()
     async with call.services.domain_lock(snapshot.dom.uuid):
-        found = await _held(call, snapshot)
-        reply = await (call.forward() if found is None else _revert(call, snapshot, flags, found))
+        found = await domsnapshots.read(await call.services.admin(), snapshot)
+        if found is None or not found.held:
+            reply = await _revert_theirs(call, snapshot, flags, found)
+        else:
+            reply = await _revert(call, snapshot, flags, found)
     await call.give(reply)
 
 
@@ -63,10 +66,28 @@ async def delete(call: Call) -> None:
     await call.give(reply)
 
 
-async def _held(call: Call, snapshot: Snapshot) -> Taken | None:
-    """Returns a snapshot that has disks of ours; None of others, and where libvirtd has none."""
-    found = await domsnapshots.read(await call.services.admin(), snapshot)
-    return found if found is not None and found.held else None
+async def _revert_theirs(
+    call: Call, snapshot: Snapshot, flags: int, found: Taken | None
+) -> Reply | None:
+    """Has libvirtd revert to a snapshot without a disk of ours, or that it does not have.
+
+    Raises:
+        Refused: it has the memory of a guest that has disks of ours.
+    """
+    if found is not None and found.has_memory and found.left_of_ours and not flags & REVERT_FORCE:
+        refusal = await _judged(call, snapshot, flags)
+        if refusal is not None:
+            return refusal
+        raise _risky(snapshot, found.name, found.left_of_ours)
+    return await call.forward()
+
+
+def _risky(snapshot: Snapshot, name: str, left: tuple[str, ...]) -> Refused:
+    return Refused(
+        Code.SNAPSHOT_REVERT_RISKY,
+        f"snapshot {name} has the memory of {snapshot.dom.name}, but not what {', '.join(left)} had"
+        " then: what the guest keeps of it in memory would damage it",
+    )
 
 
 async def _judged(call: Call, snapshot: Snapshot, flags: int) -> Reply | None:
@@ -172,12 +193,7 @@ async def _check_revert(
                 " recommended to avoid corruption",
             )
         if found.memory_file is not None and found.left:
-            raise Refused(
-                Code.SNAPSHOT_REVERT_RISKY,
-                f"snapshot {found.name} has the memory of {dom.name}, but not what"
-                f" {', '.join(found.left)} had then: what the guest keeps of it in memory would"
-                " damage it",
-            )
+            raise _risky(snapshot, found.name, found.left)
     if found.memory_file is not None:
         await snapshotsteps.saved_xml(admin, dom, found.memory_file)
     target = await services.target.of_volume(found.held[0].volume)

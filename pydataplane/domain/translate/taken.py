@@ -59,9 +59,13 @@ class Taken:
     internal: tuple[str, ...]
     """Of those that it holds inside of their files."""
     left: tuple[str, ...]
-    """Of those that a guest can write, and that it lacks."""
+    """Target devs of the disks that a guest can write, of ours or not, and that it lacks."""
     held: tuple[Held, ...]
     """Its disks of ours."""
+    has_memory: bool = False
+    """Wherever that is."""
+    left_of_ours: tuple[str, ...] = ()
+    """Those of `left` that are ours: volumes, and disks over the network."""
 
 
 def taken(xml: str) -> Taken | None:
@@ -81,14 +85,27 @@ def taken(xml: str) -> Taken | None:
         for node in view.their_nodes()
         if node.child("readonly") is None and node.child("source") is not None
     }
+    held = tuple(held for view in inside for held in _held(view.domain))
+    within = {each.dev for each in held}
+    lacking = tuple(
+        entry.lun.dev
+        for view in inside
+        if (metadata := view.salvaged) is not None
+        for entry in metadata.entries
+        if not entry.lun.read_only and entry.lun.dev not in within
+    )
+    theirs = tuple(dev for dev in by_way.get("no", ()) if dev in writable)
+    file, memory = root.value("memory", "file"), root.value("memory", "snapshot")
     return Taken(
         name=text_of(root, "name") or "",
         state=text_of(root, "state") or "",
-        memory_file=root.value("memory", "file"),
+        memory_file=file,
         external=tuple(by_way.get("external", ())),
         internal=tuple(by_way.get("internal", ())),
-        left=tuple(dev for dev in by_way.get("no", ()) if dev in writable),
-        held=tuple(held for view in inside for held in _held(view.domain)),
+        left=theirs + lacking,
+        held=held,
+        has_memory=file is not None or memory in ("internal", "external"),
+        left_of_ours=lacking,
     )
 
 

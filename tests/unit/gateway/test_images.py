@@ -10,8 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from plugin.gateway import snapshotsteps
-from plugin.gateway.domsnapshots import REVERT_RUNNING, Snapshot
+from plugin.gateway import domsnapshots, snapshotsteps
+from plugin.gateway.domsnapshots import REVERT_FORCE, REVERT_RUNNING, Snapshot
 from plugin.gateway.errors import Code, GatewayError, Refused
 from plugin.gateway.handlers import reverting
 from plugin.gateway.messages import STRING, TypedParam, pack_params, pack_string
@@ -354,7 +354,7 @@ def test_a_revert_does_nothing_before_it_has_the_images(
     async def reverted(*_: object) -> None:
         done.append("reverted")
 
-    monkeypatch.setattr(reverting, "_held", lambda *_: returned(held))
+    monkeypatch.setattr(domsnapshots, "read", lambda *_: returned(held))
     monkeypatch.setattr(reverting, "_judged", lambda *_: returned(None))
     monkeypatch.setattr(reverting, "_check_revert", lambda *_: returned(plan))
     monkeypatch.setattr(snapshotsteps, "revert", reverted)
@@ -376,5 +376,42 @@ def test_a_revert_does_nothing_before_it_has_the_images(
         assert done == ["reverted"] * 2
         assert IMAGE in world.target.images
         assert askers(world) == [os.getuid()] * 2
+
+    played(tmp_path, body)
+
+
+def test_memory_does_not_go_back_without_a_disk_that_is_not_in_the_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forwarded: list[bytes] = []
+
+    async def unjudged(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(reverting, "_judged", unjudged)
+
+    async def body(world: World) -> None:
+        inside = served(plain(devices=disk()), live=False)
+        xml = "<domainsnapshot><name>s</name><state>running</state>{}<disks/>{}</domainsnapshot>"
+        memory = "<memory snapshot='external' file='/m'/>"
+        shown = [xml.format(memory, inside)]
+        world.libvirtd.answers[Proc.SNAPSHOT_GET_XML_DESC] = lambda _: pack_string(shown[0])
+        world.libvirtd.answers[Proc.REVERT_TO_SNAPSHOT] = lambda p: taken(forwarded, p)
+        dom = world.domain()
+        client = await world.client()
+        plainly, forced = (
+            bytes(Snapshot("s", dom.ref).write(Writer()).u32(flags)) for flags in (0, REVERT_FORCE)
+        )
+        with pytest.raises(ReplyError, match="but not what sdb had then"):
+            await client.call(Proc.REVERT_TO_SNAPSHOT, plainly)
+        assert forwarded == []
+        await client.call(Proc.REVERT_TO_SNAPSHOT, forced)
+        for harmless in (
+            xml.format("<memory snapshot='no'/>", inside),
+            xml.format(memory, served(plain(devices=disk("<readonly/>")), live=False)),
+        ):
+            shown[0] = harmless
+            await client.call(Proc.REVERT_TO_SNAPSHOT, plainly)
+        assert forwarded == [forced, plainly, plainly]
 
     played(tmp_path, body)

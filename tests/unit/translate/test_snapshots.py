@@ -14,7 +14,7 @@ from pydataplane.domain.errors import TranslateError
 from pydataplane.domain.translate import Settings, listing
 from pydataplane.domain.translate.requested import Request, compose, requested
 from pydataplane.domain.translate.taken import Held, domain_of, noted, taken, without_note
-from tests.unit.translate.domains import domain
+from tests.unit.translate.domains import domain, lvol
 from tests.unit.translate.test_listing import CDROM, OURS, THEIRS, libvirts, names
 
 ROOT = Path(__file__).parents[3]
@@ -134,6 +134,14 @@ def test_a_snapshot_of_disks_of_ours_alone() -> None:
     assert domain_of(composed(live, None)) == live.strip()
     (note,) = re.findall(r"<virtlun-snapshot:volumes.*?</virtlun-snapshot:volumes>", xml, re.DOTALL)
     NOTE_RNG.assertValid(etree.fromstring(note))
+
+
+def test_what_of_ours_a_guest_can_write_and_is_not_in_it() -> None:
+    there = libvirts(OURS + lvol("sdy", "w") + lvol("sdz", "r", more="<readonly/>"))
+    found = taken(noted(f"<domainsnapshot><name>s</name>{there}</domainsnapshot>", HELD))
+    assert found is not None
+    assert (found.left, found.left_of_ours) == (("sdy",), ("sdy",))
+    assert not found.has_memory
 
 
 def test_a_note_is_taken_out_again_and_no_client_sees_it() -> None:
