@@ -2616,6 +2616,7 @@ class Rpc(ABC):
         name: str,
         readonly: bool | None = ...,
         reconnect_delay_s: int | None = ...,
+        shared: bool | None = ...,
         uri: str,
         uuid: str | None = ...,
         write_through: bool | None = ...,

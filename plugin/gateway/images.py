@@ -75,7 +75,7 @@ async def bring_back(
             failed[lun] = error
             continue
         try:
-            await _open(services, admin, plan, lun)
+            await services.target.open_image(plan, lun, await _key(admin, lun))
         except GatewayError as error:
             failed[lun] = error
             if isinstance(error, ServerSilent):
@@ -101,10 +101,15 @@ async def opened(call: Call, plan: Plan, luns: list[LunPlan]) -> AsyncIterator[N
             secret.
     """
     services, new = call.services, []
+    keys: dict[LunPlan, str | None] = {}
     try:
         for lun in luns:
-            if await _open(services, await call.caller.own(), plan, lun):
+            key = await _key(await call.caller.own(), lun)
+            if await services.target.open_image(plan, lun, key):
                 new.append(lun)
+            for earlier, its in keys.items():  # else they go again while the others are opened
+                await services.target.open_image(plan, earlier, its)
+            keys[lun] = key
         services.openings.add(plan.controller, [lun.bdev_name for lun in luns])
         yield
     except BaseException:
@@ -114,9 +119,8 @@ async def opened(call: Call, plan: Plan, luns: list[LunPlan]) -> AsyncIterator[N
         raise
 
 
-async def _open(services: Services, upstream: Upstream, plan: Plan, lun: LunPlan) -> bool:
-    """Opens an image with the rights of this connection; False if it is open already."""
+async def _key(upstream: Upstream, lun: LunPlan) -> str | None:
+    """Returns what an image is opened with, with the rights of this connection."""
     source = lun.volume.source
     assert source is not None
-    key = await secrets.ceph_key(upstream, source.secret) if source.secret is not None else None
-    return await services.target.open_image(plan, lun, key)
+    return await secrets.ceph_key(upstream, source.secret) if source.secret is not None else None

@@ -50,7 +50,7 @@ def has_image(rpc: Rpc, lun: LunPlan) -> bool:
 
 
 def open_image(rpc: Rpc, lun: LunPlan, key: str | None) -> bool:
-    """Makes the bdev of a disk over the network; False if it is there already.
+    """Makes the bdev of a disk over the network; False if it is there already, and stays.
 
     `key` is the value of the source's secret as Ceph writes keys. The caller shows the bdev to a
     guest within a minute, or it goes again.
@@ -62,8 +62,6 @@ def open_image(rpc: Rpc, lun: LunPlan, key: str | None) -> bool:
     source = lun.volume.source
     assert source is not None
     assert lun.uuid is not None
-    if look_up(rpc, lun.uuid) is not None:
-        return False
     try:
         _OPENERS[source.protocol](rpc, lun.uuid, source, key)
     except RpcError as error:
@@ -87,7 +85,7 @@ def open_without_secrets(rpc: Rpc, plan: Plan) -> dict[LunPlan, ImageError]:
         source = lun.volume.source
         assert source is not None
         try:
-            if source.secret is None:
+            if source.secret is None and not is_open(rpc, lun):
                 open_image(rpc, lun, None)
         except ImageError as error:
             failed[lun] = error
@@ -140,6 +138,7 @@ def _open_nbd(rpc: Rpc, uuid: str, source: NetworkSource, key: str | None) -> No
         uri=nbd_uri(source),
         readonly=source.read_only,
         guest_disk=True,
+        shared=True if source.shared else None,
     )
 
 

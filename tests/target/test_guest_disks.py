@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pydataplane.errors import BUSY, RpcError
 from tests.support.nbdkit import Nbdkit
 from tests.support.target import Target
 from tests.support.wait import until
@@ -86,3 +87,49 @@ def test_one_that_cannot_be_restored_is_forgotten_with_its_user(
     assert not is_there(target)
     target.rpc("vhost_delete_controller", ctrlr="vm-0", force=False)
     until(lambda: not recorded(target), "the record to go")
+
+
+def test_one_guest_writes_to_an_export(target: Target, server: Nbdkit) -> None:
+    """An NBD server locks nothing."""
+    other = NAME.replace("1", "2")
+
+    def made(name: str, **more: object) -> str:
+        given = {"name": name, "uuid": name, "uri": server.uri, "guest_disk": True, **more}
+        return str(target.rpc("virtlun_nbd_create", **given))
+
+    with server:
+        made(NAME)
+        with pytest.raises(RpcError, match=f"is written to as bdev {NAME} by another guest") as got:
+            made(other)
+        assert got.value.code == BUSY
+        with pytest.raises(RpcError, match="by another guest"):
+            made(other, shared=True)
+        made(other, readonly=True)
+        for name in (NAME, other):
+            target.rpc("virtlun_guest_disk_close", name=name)
+        made(NAME, shared=True)
+        made(other, shared=True)
+        target.rpc("virtlun_nbd_create", name="administrators", uri=server.uri)
+
+
+def test_one_that_is_asked_for_again_stays_for_whoever_asks(target: Target, server: Nbdkit) -> None:
+    with server:
+        create(target, server)
+        target.rpc("vhost_create_scsi_controller", ctrlr="vm-0")
+        target.add_lun("vm-0", NAME, 0)
+        with pytest.raises(RpcError, match="already"):
+            create(target, server)
+        target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-0", scsi_target_num=0)
+        assert is_there(target)
+        target.add_lun("vm-0", NAME, 0)
+        target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-0", scsi_target_num=0)
+        assert not is_there(target)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(180)
+def test_one_that_nobody_uses_goes_without_a_call(target: Target, server: Nbdkit) -> None:
+    with server:
+        create(target, server)
+        until(lambda: not is_there(target), "the disk to go", 130)
+        assert not recorded(target)

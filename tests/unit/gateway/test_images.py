@@ -169,7 +169,7 @@ def test_an_image_that_is_open_for_another_domain_takes_the_right_to_its_secret(
         del world.libvirtd.refuse[Proc.SECRET_GET_VALUE]
         knows_secret(world.libvirtd)
         await client.attach(two.ref, shared, LIVE)
-        assert world.target.calls.count("bdev_rbd_create") == 1
+        assert list(world.target.images) == [IMAGE]
         (uuid,) = {lun for luns in world.target.controllers.values() for lun in luns.values()}
         assert world.target.users(uuid) == [f"vm-{UUID_1}", f"vm-{UUID_2}"]
 
@@ -413,5 +413,19 @@ def test_memory_does_not_go_back_without_a_disk_that_is_not_in_the_snapshot(
             shown[0] = harmless
             await client.call(Proc.REVERT_TO_SNAPSHOT, plainly)
         assert forwarded == [forced, plainly, plainly]
+
+    played(tmp_path, body)
+
+
+def test_images_that_are_open_stay_while_others_are_opened(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        far = [disk().replace(IMAGE, f"volumes/{n}").replace("sdb", f"sd{n}") for n in "xyz"]
+        dom = world.libvirtd.add("one", config=served(plain(devices="".join(far)), live=False))
+        client = await world.client()
+        await client.call(Proc.CREATE, bytes(dom.ref.write(Writer())))
+        given = [params for name, params in world.target.requests if name == "bdev_rbd_create"]
+        assert [params["rbd_name"] for params in given] == [*"xyxzxy"]
+        assert all(params["config"]["key"] == KEY for params in given)
+        assert len(askers(world)) == 3
 
     played(tmp_path, body)

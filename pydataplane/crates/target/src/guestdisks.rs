@@ -8,9 +8,12 @@ use crate::restore::bdev_of;
 use crate::state::{self, Item};
 use parking_lot::Mutex;
 use rbd::Disk;
-use rpc::{Error, Held};
+use rpc::{Errno, Error, Held};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long one that is new is kept for whoever made it to use.
@@ -19,8 +22,12 @@ const NEW: Duration = Duration::from_secs(60);
 /// Their names. Shared by all methods; thread-safe.
 #[derive(Default)]
 pub struct GuestDisks {
-    /// When it was made, of one that nobody has used yet.
+    /// When it was made, or asked for again, of one that nobody has used since.
     all: Mutex<BTreeMap<String, Option<Instant>>>,
+    /// Held while one that is on a server which does not lock it is made known and recorded.
+    pub making: Mutex<()>,
+    /// Whether a thread closes those that nobody uses in time.
+    watched: AtomicBool,
 }
 
 impl GuestDisks {
@@ -32,6 +39,20 @@ impl GuestDisks {
     /// One more, which somebody uses, or will as soon as it is restored.
     pub fn add_used(&self, name: &str) {
         self.all.lock().insert(name.to_owned(), None);
+    }
+
+    /// One that is there is asked for again, and is to be used soon. `false`: it is none.
+    pub fn renew(&self, name: &str) -> bool {
+        let mut all = self.all.lock();
+        all.get_mut(name).map(|made| *made = Some(Instant::now())).is_some()
+    }
+
+    /// Whether any is new; if not, nobody watches them any more.
+    fn go_on_watching(&self) -> bool {
+        let all = self.all.lock();
+        let any = all.values().any(Option::is_some);
+        self.watched.store(any, Ordering::Relaxed);
+        any
     }
 
     /// Whether it is one.
@@ -107,7 +128,54 @@ impl App {
     }
 }
 
+/// Has those that are new now closed in time, also where no call comes that would do it.
+pub fn watch(app: &Arc<App>) {
+    if app.guest_disks.watched.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let weak = Arc::downgrade(app);
+    let work = move || {
+        loop {
+            thread::sleep(NEW);
+            let Some(app) = weak.upgrade() else { return };
+            app.close_unused_guest_disks();
+            if let Err(e) = app.commit() {
+                tracing::error!("guests' disks that were closed are not recorded as such: {e}");
+            }
+            if !app.guest_disks.go_on_watching() {
+                return;
+            }
+        }
+    };
+    if let Err(e) = thread::Builder::new().name("guest disks".into()).spawn(work) {
+        app.guest_disks.watched.store(false, Ordering::Relaxed);
+        tracing::warn!("guests' disks that nobody uses are closed with the next call: {e}");
+    }
+}
+
 impl App {
+    /// Refuses to make a guest's disk that is being made again since the target's start; has one that is there
+    /// stay for whoever asks for it.
+    ///
+    /// # Errors
+    /// It is being opened again.
+    pub fn ask_for_guest_disk(&self, name: &str) -> Result<(), Error> {
+        if self.restoring().contains(&state::bdev_key(name)) {
+            let why =
+                format!("bdev {name} is being opened again since the target's start: try again");
+            return Err(Error::os(Errno::Busy, why));
+        }
+        if self.registry.get_as::<Disk>(name).is_some_and(|disk| disk.is_fenced()) {
+            let why = format!(
+                "bdev {name} was fenced by its cluster, and somebody has it still: detach it from all guests, \
+                 then try again"
+            );
+            return Err(Error::os(Errno::Busy, why));
+        }
+        self.guest_disks.renew(name);
+        Ok(())
+    }
+
     /// Forgets those that could not be restored yet, and that nobody waits for any more.
     fn forget_unused_guest_disks(&self) {
         let config = self.config();
@@ -140,6 +208,12 @@ mod tests {
         let now = Instant::now();
         assert_eq!(disks.settled(now), ["used"]);
         assert_eq!(disks.settled(now + NEW), ["new", "used"]);
+        assert!(disks.renew("used") && !disks.renew("other"));
+        assert_eq!(disks.settled(now), Vec::<String>::new());
+        assert!(disks.go_on_watching());
+        disks.add_used("new");
+        disks.add_used("used");
+        assert!(!disks.go_on_watching());
         disks.remove("used");
         assert!(disks.has("new") && !disks.has("used"));
     }

@@ -404,6 +404,8 @@ pub fn again(app: &App, methods: &Methods) {
         let name = item.call.params.get("name").and_then(Value::as_str);
         let bdev = name.filter(|_| item.key.starts_with("bdev "));
         match bdev.filter(|name| app.registry.get(name).is_some()) {
+            // A guest's disk, or a volume, is not looked at.
+            Some(name) if app.guest_disks.has(name) || app.pools.open().contains(name) => (),
             Some(name) => _ = app.examine(name),
             None => _ = restore(app, methods, item),
         }

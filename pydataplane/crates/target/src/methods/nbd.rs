@@ -2,6 +2,7 @@
 
 use super::{UuidText, check_name};
 use crate::app::App;
+use crate::guestdisks;
 use crate::state::Item;
 use bdev::Bdev;
 use nbd::{Address, CreateError, Nbd, Options};
@@ -54,6 +55,46 @@ struct Create {
     /// within a minute. Default: false
     #[serde(default, skip_serializing_if = "Option::is_none")]
     guest_disk: Option<bool>,
+    /// Other guests' disks that say so, too, may write to the export: a server keeps nobody from it. Default: false
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    shared: Option<bool>,
+}
+
+impl Create {
+    fn is_guest_disk(&self) -> bool {
+        self.guest_disk.unwrap_or(false)
+    }
+
+    fn writes(&self) -> bool {
+        !self.readonly.unwrap_or(false)
+    }
+
+    /// Refuses a guest's disk on an export that another one writes to, also one that waits for its server.
+    fn check_free(&self, app: &App) -> Result<(), Error> {
+        let shared = self.shared.unwrap_or(false);
+        let config = app.config();
+        let others =
+            config.items().filter(|item| is_nbd(item)).filter_map(|item| params(item).ok());
+        let in_the_way = |other: &Create| {
+            other.is_guest_disk()
+                && other.name != self.name
+                && other.uri == self.uri
+                && self.writes()
+                && other.writes()
+                && !(shared && other.shared.unwrap_or(false))
+        };
+        match others.into_iter().find(in_the_way) {
+            None => Ok(()),
+            Some(other) => Err(Error::os(
+                Errno::Busy,
+                format_args!(
+                    "{} is written to as bdev {} by another guest: detach it there first, or give the disk \
+                     <shareable/> in both domains",
+                    self.uri, other.name
+                ),
+            )),
+        }
+    }
 }
 
 fn error(e: &CreateError) -> Error {
@@ -113,6 +154,11 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
         )?,
         give_up: seconds(&p.name, "give_up_s", p.give_up_s, GIVE_UP_S)?,
     };
+    let is_guest_disk = p.is_guest_disk();
+    if is_guest_disk && item.is_none() {
+        app.ask_for_guest_disk(&p.name)?;
+        p.check_free(app)?;
+    }
     if item.is_none() && app.registry.get(&p.name).is_some() {
         let why = format!("there is a bdev {} already", p.name);
         return Err(Error::os(Errno::Exist, why).into());
@@ -124,7 +170,7 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
     app.flush_errors.attach(&*made, Path::new(&p.uri));
     p.uuid = Some(UuidText(made.uuid()));
     let bdev: Arc<dyn Bdev> = made;
-    let is_guest_disk = p.guest_disk.unwrap_or(false);
+    let _making = is_guest_disk.then(|| app.guest_disks.making.lock());
     match item {
         Some(item) => {
             if is_guest_disk {
@@ -133,6 +179,7 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
             app.add_restored(bdev.clone(), item)?;
         }
         None if is_guest_disk => {
+            p.check_free(app)?;
             app.guest_disks.add(&p.name);
             app.register(bdev.clone())?;
         }
@@ -187,13 +234,21 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             "Create a bdev whose base is an export of an NBD server. Where the connection is lost, I/O waits \
              and is sent again. An lvstore on it is loaded.",
             Flags::LONG_WRITE,
-            move |p: Create| create(&a, p, None).map_err(|e| e.error),
+            move |p: Create| {
+                let is_guest_disk = p.is_guest_disk();
+                let made = create(&a, p, None).map_err(|e| e.error);
+                if is_guest_disk {
+                    guestdisks::watch(&a);
+                }
+                made
+            },
         )
         .errors(&[
             Errno::NoEnt,
             Errno::Io,
             Errno::Access,
             Errno::Exist,
+            Errno::Busy,
             Errno::Inval,
             Errno::NotSup,
             Errno::TimedOut,

@@ -7,6 +7,7 @@ use super::{BdevName, MIB, UuidText, check_name, check_name_of, mib_to_bytes};
 use crate::app::App;
 use crate::cpumask::CpuMask;
 use crate::errors;
+use crate::guestdisks;
 use crate::pools::Pool;
 use crate::privilege;
 use crate::state::Item;
@@ -412,6 +413,9 @@ pub fn open_volume(app: &App, pool: &Pool, volume: &Volume, way: Way) -> Result<
 
 fn create(app: &App, mut p: Create) -> Result<String, Error> {
     let name = name_of(app, &mut p)?;
+    if p.is_guest_disk() {
+        app.ask_for_guest_disk(&name)?;
+    }
     if app.registry.get(&name).is_some() {
         // Before the image is locked.
         let why = format!("the name {name} is taken by another bdev: choose another");
@@ -565,7 +569,14 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             "Create a bdev on an image of Ceph, which is locked for this target unless it is shared or \
              read-only. An lvstore on it is loaded.",
             Flags::LONG_WRITE,
-            move |p: Create| create(&a, p),
+            move |p: Create| {
+                let is_guest_disk = p.is_guest_disk();
+                let made = create(&a, p);
+                if is_guest_disk {
+                    guestdisks::watch(&a);
+                }
+                made
+            },
         )
         .secrets(&["config"])
         .errors(&[
