@@ -60,7 +60,7 @@ class Seen:
 
     def find(self, path: str, settings: translate.Settings) -> LunPlan | None:
         """Returns the disk of ours that `path` means, or None; see `translate.find`."""
-        return next((lun for lun in self.luns if translate.means(lun, path, settings)), None)
+        return translate.meant(self.luns, path, settings)
 
 
 NOTHING = Seen()

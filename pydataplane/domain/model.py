@@ -127,6 +127,8 @@ class VolumeRef:
         """Returns the path by which libvirt's calls know it; `prefix` is that of volumes."""
         if self.source is None:
             return prefix + self.alias
+        if self.source.protocol == "nbd":  # the name of an export may be any disk's target dev
+            return self.alias
         return f"{self.source.pool}/{self.source.image}".lstrip("/")
 
 

@@ -51,5 +51,6 @@ HEAD = """
 ## Over the network
 
 What a disk takes otherwise that `serve_network` of virtlun.toml has the target serve. One with
-another bus than `scsi` and `virtio`, a CD-ROM, and one that is encrypted, or not raw, is QEMU's.
+another bus than `scsi` and `virtio`, a CD-ROM, and one that is encrypted, not raw, transient, over
+TLS, or has `snapshot='external'`, is QEMU's.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from uuid import UUID
 
 from pydataplane.domain.errors import Refusal, TranslateError
@@ -239,14 +239,23 @@ def find(domain_xml: str, path: str, settings: Settings) -> LunPlan | None:
     """
     metadata = salvaged(domain_xml)
     luns = [entry.lun for entry in metadata.entries] if metadata is not None else []
-    return next((lun for lun in luns if means(lun, path, settings)), None)
+    return meant(luns, path, settings)
 
 
-def means(lun: LunPlan, path: str, settings: Settings) -> bool:
-    """Whether `path` (target dev, source path or LVSTORE/LVOL) means this disk."""
-    alias = lun.volume.alias
-    own = lun.volume.path(settings.path_prefix)
-    return path in (lun.dev, alias, own, settings.rbd_prefix + alias)
+def meant(luns: Iterable[LunPlan], path: str, settings: Settings) -> LunPlan | None:
+    """Returns which of a domain's disks `path` means: a target dev, source path or LVSTORE/LVOL.
+
+    A target dev goes before all names, and the name of a volume before that of an image of Ceph.
+    """
+    all_of_it = list(luns)
+    by_dev = [lun for lun in all_of_it if lun.dev == path]
+    by_name = [lun for lun in all_of_it if path in _names(lun, settings)]
+    by_path = [lun for lun in all_of_it if path == lun.volume.path(settings.path_prefix)]
+    return next(iter(by_dev + by_name + by_path), None)
+
+
+def _names(lun: LunPlan, settings: Settings) -> tuple[str, str]:
+    return lun.volume.alias, settings.rbd_prefix + lun.volume.alias
 
 
 def salvaged(domain_xml: str | None) -> Metadata | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pydataplane.domain.limits import Limits
 from pydataplane.domain.model import Change, Settings
 from pydataplane.domain.translate.changing import applied
-from pydataplane.domain.translate.operations import means
+from pydataplane.domain.translate.operations import meant
 from pydataplane.domain.xml import iotune
 from pydataplane.domain.xml import view as views
 
@@ -31,7 +31,8 @@ def tuned(
     metadata = view.metadata
     if metadata is None:
         return None
-    entry = next((e for e in metadata.entries if means(e.lun, path, settings)), None)
+    lun = meant([e.lun for e in metadata.entries], path, settings)
+    entry = metadata.by_dev(lun.dev) if lun is not None else None
     if entry is None:
         return None
     lun = replace(entry.lun, limits=limits)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Callable, Mapping
 
 from pydataplane.domain.errors import Refusal, TranslateError
@@ -26,8 +27,10 @@ from pydataplane.domain.xml.document import Node
 NBD_PORT = 10809
 _NAME = re.compile(r"[^/@\x00-\x1f\x7f]{1,255}")
 """Of a pool, a namespace, an image or a snapshot."""
-_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,15})?\]?")
-"""A name, an address of IPv4, or one of IPv6."""
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
+"""A name, or an address of IPv4."""
+_HOST_6 = re.compile(r"(\[?)([0-9A-Fa-f:.]{2,45})(%[A-Za-z0-9._-]{1,15})?(\]?)")
+"""An address of IPv6, which may stand in brackets."""
 _USER = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _CONFIG = re.compile(r"/etc/ceph/[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 """Of Ceph, where root alone puts one: options of it have the target load and write files."""
@@ -66,8 +69,9 @@ def identity(source: NetworkSource) -> str:
 def volume(node: Node, protocols: frozenset[str]) -> VolumeRef | None:
     """Returns what a <disk> names over the network, by one of `protocols`; None if it does not.
 
-    Nor does what only QEMU can have: a CD-ROM, a disk on another bus than ours, or one that QEMU
-    decrypts, or reads as another format than raw.
+    Nor does what only QEMU can have: a CD-ROM, a disk on another bus than ours, one that QEMU
+    decrypts, or reads as another format than raw, or has by TLS; one that is transient or has
+    snapshots in files; and an image without the name of its pool.
 
     Raises:
         TranslateError: BAD_XML or UNSUPPORTED, the source is wrong.
@@ -82,6 +86,8 @@ def volume(node: Node, protocols: frozenset[str]) -> VolumeRef | None:
 
 
 def _is_qemus(node: Node, source: Node) -> bool:
+    if source.attrs.get("protocol") == "rbd" and _image(source) is None:
+        return True  # QEMU knows a default pool
     bus = node.value("target", "bus")
     dev = node.value("target", "dev") or ""
     ours = bus in ("scsi", "virtio") if bus else dev.startswith(("sd", "vd"))
@@ -91,14 +97,21 @@ def _is_qemus(node: Node, source: Node) -> bool:
         or node.attrs.get("device", "disk") not in ("disk", "lun")
         or encrypted is not None
         or node.value("driver", "type") not in (None, "raw", "aio")
+        or source.attrs.get("tls", "no") != "no"
+        or node.attrs.get("snapshot") == "external"
+        or node.child("transient") is not None
     )
 
 
+def _image(source: Node) -> list[str] | None:
+    """Returns POOL and IMAGE, or POOL, NAMESPACE and IMAGE; None if a source names it otherwise."""
+    parts = source.attrs.get("name", "").split("/")
+    return parts if len(parts) in (2, 3) and all(map(_NAME.fullmatch, parts)) else None
+
+
 def _rbd(node: Node, source: Node) -> VolumeRef:
-    name = source.attrs.get("name", "")
-    parts = name.split("/")
-    if len(parts) not in (2, 3) or not all(map(_NAME.fullmatch, parts)):
-        raise _bad(f"rbd source '{name}' is not POOL/IMAGE or POOL/NAMESPACE/IMAGE")
+    name, parts = source.attrs.get("name", ""), _image(source)
+    assert parts is not None
     snapshot = source.value("snapshot", "name")
     read_only = node.child("readonly") is not None
     if snapshot is not None and not _NAME.fullmatch(snapshot):
@@ -162,11 +175,24 @@ def _tcp(node: Node, name: str) -> Host:
         TranslateError: it is none that a TCP connection can be made to.
     """
     host, port = node.attrs.get("name", ""), node.attrs.get("port")
-    if node.attrs.get("transport", "tcp") != "tcp" or not _HOST.fullmatch(host):
+    if node.attrs.get("transport", "tcp") != "tcp" or not _is_host(host):
         raise _bad(f"source '{name}': its <host> is no name or address, by TCP")
     if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         raise _bad(f"source '{name}': '{port}' is no port of TCP")
     return Host(host.strip("[]"), int(port) if port else None)
+
+
+def _is_host(text: str) -> bool:
+    if _HOST.fullmatch(text):
+        return True
+    found = _HOST_6.fullmatch(text)
+    if found is None or bool(found[1]) != bool(found[4]):
+        return False
+    try:
+        socket.inet_pton(socket.AF_INET6, found[2])
+    except OSError:
+        return False
+    return True
 
 
 def _auth(node: Node, name: str) -> tuple[str, SecretRef | None]:

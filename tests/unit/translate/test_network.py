@@ -135,6 +135,11 @@ def test_without_the_setting_all_of_them_are_qemus() -> None:
         ('type="raw"', 'type="qcow2"'),
         ("<serial>", "<encryption format='luks'/><serial>"),
         ('protocol="rbd"', 'protocol="gluster"'),
+        ("volumes/volume-1", "volume-1"),
+        ("volumes/volume-1", "volumes/a@b"),
+        ('protocol="rbd"', 'protocol="rbd" tls="yes"'),
+        ('device="disk"', 'device="disk" snapshot="external"'),
+        ("<serial>", "<transient/><serial>"),
     ],
 )
 def test_what_only_qemu_can_have_stays_its_own(change: tuple[str, str]) -> None:
@@ -270,6 +275,34 @@ def test_the_ways_to_say_it() -> None:
     assert (found.image, found.read_only) == ("volume-1@monday", True)
 
 
+def test_a_name_that_several_disks_have_means_the_one_that_a_client_shows_by_it() -> None:
+    export = NBD.replace("a b", "sda")
+    image = RBD.replace("volumes/volume-1", "lvs0/v")
+    made = translated(domain(export + image + lvol("sda")), SERVED)
+    shown = {
+        name: found.dev
+        for name in (
+            "sda",
+            "sdb",
+            "sdc",
+            "lvs0/v",
+            "rbd:lvs0/v",
+            "nbd:[fd00::1]:10809/sda",
+            "/dev/virtlun/lvs0/v",
+        )
+        if (found := find(made.xml, name, SERVED)) is not None
+    }
+    assert shown == {
+        "sda": "sda",
+        "sdb": "sdb",
+        "sdc": "sdc",
+        "lvs0/v": "sda",
+        "rbd:lvs0/v": "sdb",
+        "nbd:[fd00::1]:10809/sda": "sdc",
+        "/dev/virtlun/lvs0/v": "sda",
+    }
+
+
 def test_a_prefix_of_volumes_goes_before_the_protocol() -> None:
     lun = lun_of(RBD.replace("volumes/volume-1", "virtlun/lvs0/data"))
     assert (lun.volume.alias, lun.volume.source) == ("lvs0/data", None)
@@ -278,15 +311,15 @@ def test_a_prefix_of_volumes_goes_before_the_protocol() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (("volumes/volume-1", "volume-1"), "is not POOL/IMAGE"),
-        (("volumes/volume-1", "volumes/a@b"), "is not POOL/IMAGE"),
         (('"10.0.0.1"', '"10.0.0.1,key=x"'), "no name or address"),
+        (('"10.0.0.1"', '"10.0.0.1:6789"'), "no name or address"),
+        (('"10.0.0.1"', '":::::"'), "no name or address"),
+        (('"10.0.0.1"', '"[::1"'), "no name or address"),
         (('"6789"', '"70000"'), "'70000' is no port"),
         (('"cinder"', '"a b"'), "'a b' is no user"),
         (('type="ceph"', 'type="iscsi"'), "is to have type='ceph'"),
         (("</source>", "<config file='/tmp/ceph.conf'/></source>"), "is to be in /etc/ceph"),
         (("</source>", "<config file='/etc/ceph/../x'/></source>"), "is to be in /etc/ceph"),
-        (('protocol="rbd"', 'protocol="rbd" tls="yes"'), "has no TLS"),
         (('cache="none"', 'iommu="on"'), "which all virtlun disks of the domain share"),
     ],
 )
