@@ -83,6 +83,13 @@ class DisksSection(Section):
     exports of NBD servers (nbd). Those of a domain are that is defined, created or attached to
     through the gateway, where it can have a controller; of one that runs without, what is attached
     is QEMU's, as all others are."""
+    own_keyring: bool = False
+    """Whether that holds for images of Ceph without a secret, too. The target opens them with its
+    user's own keyring: who may change a domain has every image that this may open, and is asked for
+    no right."""
+    nbd_sockets: list[Annotated[str, Field(pattern="^/")]] = []
+    """Folders below which UNIX sockets of NBD servers are that the target connects to, as its own
+    user. Disks on others are QEMU's."""
     max_queues: int = Field(default=8, ge=1, le=64)
     """Most request queues of a controller; it gets one for each vCPU of the domain."""
     reconnect_s: Annotated[int, Field(ge=0, le=3600)] | Literal["auto"] = "auto"
@@ -196,6 +203,8 @@ class Config(Section):
             qemu_reconnects=emulator.reconnects,
             front_end=self.disks.front_end,
             network=frozenset(self.disks.serve_network),
+            own_keyring=self.disks.own_keyring,
+            nbd_sockets=tuple(self.disks.nbd_sockets),
             qemu_lacks_scsi=emulator.lacks_scsi,
         )
 

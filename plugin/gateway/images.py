@@ -13,8 +13,8 @@ from plugin.gateway.call import Call
 from plugin.gateway.errors import GatewayError, Refused, ServerSilent
 from plugin.gateway.services import Services
 from plugin.gateway.upstream import Upstream
-from pydataplane.domain.errors import Refusal
-from pydataplane.domain.images import of_plan
+from pydataplane.domain.errors import ImageError, Refusal
+from pydataplane.domain.images import check_allowed, of_plan
 from pydataplane.domain.model import Host
 from pydataplane.domain.translate import LunPlan, Plan
 
@@ -70,6 +70,7 @@ async def bring_back(
                     "was not opened for this domain by a client that may read its secret: stop the"
                     " domain, and start it through the gateway",
                 )
+            _check_allowed(services, lun)
             silent.check(lun)
         except GatewayError as error:
             failed[lun] = error
@@ -104,6 +105,7 @@ async def opened(call: Call, plan: Plan, luns: list[LunPlan]) -> AsyncIterator[N
     keys: dict[LunPlan, str | None] = {}
     try:
         for lun in luns:
+            _check_allowed(services, lun)
             key = await _key(await call.caller.own(), lun)
             if await services.target.open_image(plan, lun, key):
                 new.append(lun)
@@ -117,6 +119,14 @@ async def opened(call: Call, plan: Plan, luns: list[LunPlan]) -> AsyncIterator[N
             with suppress(GatewayError):
                 await services.target.close_image(plan, lun)
         raise
+
+
+def _check_allowed(services: Services, lun: LunPlan) -> None:
+    settings = services.settings
+    try:
+        check_allowed(lun, settings.own_keyring, settings.nbd_sockets)
+    except ImageError as error:
+        raise Refused(Refusal.DENIED, str(error)) from error
 
 
 async def _key(upstream: Upstream, lun: LunPlan) -> str | None:

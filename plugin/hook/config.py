@@ -41,6 +41,9 @@ class Config:
         try:
             again = values.get("disks", {}).get("reconnect_s", DEFAULT_RECONNECT_S)
             self.reconnect_s = None if again == "auto" else int(again)
+            disks = values.get("disks", {})
+            self.own_keyring = disks.get("own_keyring", False) is True
+            self.nbd_sockets = [str(folder) for folder in disks.get("nbd_sockets", [])]
             self.rpc_socket = str(target.get("rpc_socket", DEFAULT_RPC_SOCKET))
             self.vhost_dir = str(target.get("vhost_dir", DEFAULT_VHOST_DIR))
             self.others = {

@@ -10,11 +10,12 @@ Standard library only: the hook is made of it.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from pydataplane.domain.errors import ImageError, ImageServerSilent
 from pydataplane.domain.model import Host, LunPlan, NetworkSource, Plan
 from pydataplane.domain.observed import look_up
+from pydataplane.domain.xml.network import forbidden
 from pydataplane.errors import EXISTS, TIMED_OUT, RpcError
 from pydataplane.methods import Rpc
 
@@ -72,7 +73,21 @@ def open_image(rpc: Rpc, lun: LunPlan, key: str | None) -> bool:
     return True
 
 
-def open_without_secrets(rpc: Rpc, plan: Plan) -> dict[LunPlan, ImageError]:
+def check_allowed(lun: LunPlan, own_keyring: bool, nbd_sockets: Sequence[str]) -> None:
+    """Refuses a disk that this host's configuration has not served, whatever its metadata says.
+
+    Raises:
+        ImageError: says why.
+    """
+    assert lun.volume.source is not None
+    why = forbidden(lun.volume.source, own_keyring, nbd_sockets)
+    if why is not None:
+        raise ImageError(f"disk {lun.dev} (image {lun.volume.alias}): {why}")
+
+
+def open_without_secrets(
+    rpc: Rpc, plan: Plan, own_keyring: bool, nbd_sockets: Sequence[str]
+) -> dict[LunPlan, ImageError]:
     """Makes the bdevs of a plan's disks over the network, for who cannot ask libvirt for secrets.
 
     Returns why which disks have none: it needs a secret, or as `open_image`.
@@ -85,10 +100,12 @@ def open_without_secrets(rpc: Rpc, plan: Plan) -> dict[LunPlan, ImageError]:
         source = lun.volume.source
         assert source is not None
         try:
+            check_allowed(lun, own_keyring, nbd_sockets)
             if source.secret is None and not is_open(rpc, lun):
                 open_image(rpc, lun, None)
         except ImageError as error:
             failed[lun] = error
+            continue
         if source.secret is not None and not is_open(rpc, lun):
             failed[lun] = ImageError(
                 f"disk {lun.dev} (image {lun.volume.alias}): libvirt has the secret that it is"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from pydataplane.domain.limits import NONE, Limits
@@ -57,9 +57,19 @@ class Settings:
     """What a disk that is new becomes."""
     network: frozenset[str] = frozenset()
     """Protocols of <source protocol=> whose disks are ours, too; see domain.xml.network."""
+    own_keyring: bool = False
+    """Whether an image of Ceph without a secret is ours, too, opened with the target's keyring."""
+    nbd_sockets: tuple[str, ...] = ()
+    """Folders below which UNIX sockets of NBD servers are whose disks are ours."""
     qemu_lacks_scsi: Callable[[str | None, str | None], bool] = none_lacks_scsi
     """Whether a domain's QEMU has no vhost-user-scsi; as `qemu_reconnects`. See
     pydataplane.emulator.lacks_scsi."""
+
+
+def serving(settings: Settings, protocol: str) -> Settings:
+    """Returns settings under which a disk over the network that is ours already is so again."""
+    network = settings.network | {protocol}
+    return replace(settings, network=network, own_keyring=True, nbd_sockets=("/",))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ USER = "cinder"
 CONFIG = """
 [disks]
 serve_network = ["rbd", "nbd"]
+nbd_sockets = ["/tmp", "/var/tmp"]
 """
 
 

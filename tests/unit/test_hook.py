@@ -736,14 +736,14 @@ def test_an_image_that_cannot_be_had_keeps_no_other_disk_from_a_guest_that_runs(
 ) -> None:
     image = (
         "<disk type='network' device='disk'><source protocol='rbd' name='volumes/v'/>"
+        "<auth username='u'><secret type='ceph' usage='s'/></auth>"
         "<target dev='sdz' bus='scsi'/></disk>"
     )
     settings = Settings(vhost_dir=str(host.folder / "vhost"), network=frozenset({"rbd"}))
     xml = translated(domain(image + lvol("sda", "a")), settings).xml
     with host.serve():
-        host.target.refuse["bdev_rbd_create"] = RpcError(-2, "there is no such image")
         done = host.run("prepare", "begin", "-", xml=xml)
         assert (done.returncode, host.target.controllers) == (1, {})
         done = host.run("reconnect", "begin", "-", xml=xml)
-        assert "disk sdz (image rbd:volumes/v): there is no such image" in done.stderr
+        assert "disk sdz (image rbd:volumes/v): libvirt has the secret" in done.stderr
         assert host.target.controllers == {CONTROLLER: {1: "uuid-a"}}

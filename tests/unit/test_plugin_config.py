@@ -63,6 +63,8 @@ def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
                 "reconnect_s": 2,
                 "front_end": "blk",
                 "serve_network": ["nbd"],
+                "own_keyring": True,
+                "nbd_sockets": ["/run/nbd"],
             },
         }
     )
@@ -71,6 +73,8 @@ def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
         *("/v", "/p/", "r/", "x", "q-", 3, 2, emulator.reconnects),
         front_end="blk",
         network=frozenset({"nbd"}),
+        own_keyring=True,
+        nbd_sockets=("/run/nbd",),
         qemu_lacks_scsi=emulator.lacks_scsi,
     )
     assert settings == expected == config.settings()

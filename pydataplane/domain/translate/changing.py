@@ -8,7 +8,7 @@ from uuid import UUID
 
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.limits import NONE
-from pydataplane.domain.model import Change, FrontEnd, LunPlan, Settings, VolumeRef
+from pydataplane.domain.model import Change, FrontEnd, LunPlan, Settings, VolumeRef, serving
 from pydataplane.domain.names import MAX_TARGETS, controller_name
 from pydataplane.domain.translate import fields, fronts, memory
 from pydataplane.domain.translate.defining import Current, check_new, queues, served_by, translate
@@ -206,7 +206,7 @@ def update(
         return None
     view, metadata, entry = found
     if (far := entry.lun.volume.source) is not None:  # which it stays, whatever new ones become
-        settings = replace(settings, network=settings.network | {far.protocol})
+        settings = serving(settings, far.protocol)
     device = disk_of_ours(disk_xml, settings)
     if device is None:
         raise TranslateError(

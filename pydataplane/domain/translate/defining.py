@@ -14,6 +14,7 @@ from pydataplane.domain.model import (
     Plan,
     Settings,
     VolumeRef,
+    serving,
 )
 from pydataplane.domain.names import MAX_SOCKET_PATH_BYTES, MAX_TARGETS, controller_name
 from pydataplane.domain.translate import fields, fronts, memory
@@ -183,8 +184,9 @@ def served_by(metadata: Metadata | None) -> dict[str, str]:
 def _for_disk(settings: Settings, disk: Disk, served: Mapping[str, str] | None) -> Settings:
     if served is None:
         return settings
+    without = replace(settings, network=frozenset())
     protocol = served.get(disk.dev or "")
-    return replace(settings, network=frozenset({protocol} if protocol is not None else ()))
+    return without if protocol is None else serving(without, protocol)
 
 
 def _take_out(

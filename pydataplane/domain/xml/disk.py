@@ -156,7 +156,13 @@ def volume(node: Node, settings: Settings) -> VolumeRef | None:
     if source is None:
         return None
     kind = node.attrs.get("type", "file")
-    if (far := network.volume(node, _far(source, settings))) is not None:
+    far = network.volume(
+        node,
+        _far(source, settings),
+        own_keyring=settings.own_keyring,
+        nbd_sockets=settings.nbd_sockets,
+    )
+    if far is not None:
         return far
     name: str | None = None
     if kind in ("file", "block"):

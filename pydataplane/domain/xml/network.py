@@ -16,9 +16,10 @@ _READERS, and what makes its bdev in pydataplane.domain.images.
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Host, NetworkSource, SecretRef, VolumeRef
@@ -66,12 +67,34 @@ def identity(source: NetworkSource) -> str:
     return str(uuid5(UUID(_SPACE), json.dumps(made_of, sort_keys=True)))
 
 
-def volume(node: Node, protocols: frozenset[str]) -> VolumeRef | None:
+def forbidden(source: NetworkSource, own_keyring: bool, nbd_sockets: Sequence[str]) -> str | None:
+    """Returns why this host's configuration has no such disk served; None if it has.
+
+    The target would reach for it what its client need not be allowed to.
+    """
+    if source.protocol == "rbd" and source.secret is None and not own_keyring:
+        return "it names no secret, and own_keyring of virtlun.toml is off"
+    for host in source.hosts:
+        if source.protocol != "nbd" or host.port is not None:
+            continue
+        path = os.path.normpath(host.name)
+        if not any(path.startswith(f"{folder.rstrip('/')}/") for folder in nbd_sockets):
+            return f"socket {path} is in none of the folders of nbd_sockets in virtlun.toml"
+    return None
+
+
+def volume(
+    node: Node,
+    protocols: frozenset[str],
+    *,
+    own_keyring: bool = True,
+    nbd_sockets: Sequence[str] = ("/",),
+) -> VolumeRef | None:
     """Returns what a <disk> names over the network, by one of `protocols`; None if it does not.
 
     Nor does what only QEMU can have: a CD-ROM, a disk on another bus than ours, one that QEMU
     decrypts, or reads as another format than raw, or has by TLS; one that is transient or has
-    snapshots in files; and an image without the name of its pool.
+    snapshots in files; an image without the name of its pool; and what is `forbidden` here.
 
     Raises:
         TranslateError: BAD_XML or UNSUPPORTED, the source is wrong.
@@ -82,7 +105,9 @@ def volume(node: Node, protocols: frozenset[str]) -> VolumeRef | None:
     protocol = source.attrs.get("protocol", "")
     if protocol not in protocols or protocol not in _READERS or _is_qemus(node, source):
         return None
-    return _READERS[protocol](node, source)
+    found = _READERS[protocol](node, source)
+    assert found.source is not None
+    return None if forbidden(found.source, own_keyring, nbd_sockets) else found
 
 
 def _is_qemus(node: Node, source: Node) -> bool:
@@ -195,7 +220,7 @@ def _is_host(text: str) -> bool:
     return True
 
 
-def _auth(node: Node, name: str) -> tuple[str, SecretRef | None]:
+def _auth(node: Node, name: str) -> tuple[str, SecretRef]:
     """Reads an <auth>.
 
     Raises:
@@ -205,7 +230,7 @@ def _auth(node: Node, name: str) -> tuple[str, SecretRef | None]:
     if not _USER.fullmatch(user):
         raise _bad(f"rbd source '{name}': '{user}' is no user of Ceph")
     if secret is None:
-        return user, None
+        raise _bad(f"rbd source '{name}': its <auth> has no <secret>")
     uuid, usage = secret.attrs.get("uuid"), secret.attrs.get("usage")
     if secret.attrs.get("type") != "ceph" or (uuid is None) == (usage is None):
         raise _bad(f"rbd source '{name}': its <secret> is to have type='ceph', and uuid or usage")

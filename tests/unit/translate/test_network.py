@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 
 import pytest
 from lxml import etree
 
 from pydataplane.domain.errors import ImageError, Refusal, TranslateError
-from pydataplane.domain.images import nbd_uri
+from pydataplane.domain.images import check_allowed, nbd_uri
 from pydataplane.domain.model import Host, NetworkSource, SecretRef
 from pydataplane.domain.translate import (
     LunPlan,
@@ -32,7 +33,7 @@ from tests.unit.translate.domains import (
     translated,
 )
 
-SERVED = replace(SETTINGS, network=frozenset({"rbd", "nbd"}))
+SERVED = replace(SETTINGS, network=frozenset({"rbd", "nbd"}), nbd_sockets=("/run/nbd",))
 SECRET = "457eb676-33da-42ec-9a8c-9293d545c337"
 RBD = f"""\
 <disk type="network" device="disk">
@@ -145,6 +146,27 @@ def test_without_the_setting_all_of_them_are_qemus() -> None:
 def test_what_only_qemu_can_have_stays_its_own(change: tuple[str, str]) -> None:
     given = domain(plain("vda", "virtio") + RBD.replace(*change))
     assert translated(given, SERVED, controller=False).xml == given
+
+
+def test_what_a_client_may_not_have_the_target_reach_stays_qemus() -> None:
+    keyless = re.sub("<auth.*?</auth>", "", RBD, flags=re.DOTALL)
+    for xml in (
+        keyless,
+        NBD.replace("name='fd00::1'", "transport='unix' socket='/run/virtlun/x.sock'"),
+        NBD.replace("name='fd00::1'", "transport='unix' socket='/run/nbd/../virtlun/x.sock'"),
+        NBD.replace("name='fd00::1'", "transport='unix' socket='/run/nbdx/x.sock'"),
+    ):
+        given = domain(plain("vda", "virtio") + xml)
+        assert translated(given, SERVED, controller=False).xml == given
+        ours = translated(given, replace(SERVED, own_keyring=True, nbd_sockets=("/",)))
+        assert ours.plan is not None
+        # Whatever is written into the metadata.
+        with pytest.raises(ImageError, match=r"virtlun\.toml"):
+            check_allowed(ours.plan.luns[0], False, ("/run/nbd",))
+        again = define(ours.xml, SERVED, new_uuid=NEW_UUID, served_in=ours.xml)
+        assert again.plan == ours.plan
+    lacking = RBD.replace(f'<secret type="ceph" uuid="{SECRET}"/>', "")
+    assert "its <auth> has no <secret>" in refusal(lacking)
 
 
 def test_it_stays_qemus_where_the_domain_can_have_no_controller() -> None:
@@ -329,8 +351,8 @@ def test_what_is_wrong_is_one_sentence(change: tuple[str, str], why: str) -> Non
 
 def test_an_export_of_an_nbd_server() -> None:
     assert nbd_uri(source_of(NBD)) == "nbd://[fd00::1]:10809/a%20b"
-    local = NBD.replace("name='fd00::1'", "transport='unix' socket='/run/a b.sock'")
-    assert nbd_uri(source_of(local)) == "nbd+unix:///a%20b?socket=%2Frun%2Fa%20b.sock"
+    local = NBD.replace("name='fd00::1'", "transport='unix' socket='/run/nbd/a b.sock'")
+    assert nbd_uri(source_of(local)) == "nbd+unix:///a%20b?socket=%2Frun%2Fnbd%2Fa%20b.sock"
     assert "one <host>, not 2" in refusal(NBD.replace("</source>", "<host name='b'/></source>"))
     unknown = NBD.replace("fd00::1", "no-such-host.invalid")
     with pytest.raises(ImageError, match=r"NBD server no-such-host\.invalid: "):
