@@ -16,7 +16,7 @@ from pydataplane.domain.errors import ImageError, ImageServerSilent
 from pydataplane.domain.model import Host, LunPlan, NetworkSource, Plan
 from pydataplane.domain.observed import look_up
 from pydataplane.domain.xml.network import forbidden
-from pydataplane.errors import EXISTS, TIMED_OUT, RpcError
+from pydataplane.errors import BUSY, EXISTS, TIMED_OUT, RpcError
 from pydataplane.methods import Rpc
 
 BLOCK_BYTES = 512
@@ -148,11 +148,24 @@ def _open_rbd(rpc: Rpc, uuid: str, source: NetworkSource, key: str | None) -> No
 
 def _open_nbd(rpc: Rpc, uuid: str, source: NetworkSource, key: str | None) -> None:
     assert key is None
+    *others, last = nbd_uris(source)
+    for uri in others:
+        try:
+            _make_nbd(rpc, uuid, source, uri)
+        except RpcError as error:
+            if error.code in (EXISTS, BUSY):  # else it is not reached there
+                raise
+        else:
+            return
+    _make_nbd(rpc, uuid, source, last)
+
+
+def _make_nbd(rpc: Rpc, uuid: str, source: NetworkSource, uri: str) -> None:
     rpc.call(
         "virtlun_nbd_create",
         name=uuid,
         uuid=uuid,
-        uri=nbd_uri(source),
+        uri=uri,
         readonly=source.read_only,
         guest_disk=True,
         shared=True if source.shared else None,
@@ -166,16 +179,17 @@ _OPENERS: Mapping[str, Callable[[Rpc, str, NetworkSource, str | None], None]] = 
 """By protocol."""
 
 
-def nbd_uri(source: NetworkSource) -> str:
-    """Returns the URI of an NBD export, with the server's address where the source has its name.
+def nbd_uris(source: NetworkSource) -> list[str]:
+    """Returns the URIs of an NBD export: of each of its server's addresses, in order.
 
     Raises:
         ImageError: nobody knows the name.
     """
     (host,) = source.hosts
     if host.port is None:
-        return f"nbd+unix:///{_quoted(source.image)}?socket={_quoted(host.name)}"
-    return f"nbd://{Host(_address(host.name), host.port).text}/{_quoted(source.image)}"
+        return [f"nbd+unix:///{_quoted(source.image)}?socket={_quoted(host.name)}"]
+    hosts = [Host(address, host.port) for address in _addresses(host.name)]
+    return [f"nbd://{each.text}/{_quoted(source.image)}" for each in hosts]
 
 
 def _quoted(text: str) -> str:
@@ -184,9 +198,9 @@ def _quoted(text: str) -> str:
     return "".join(chr(byte) if byte in plain else f"%{byte:02X}" for byte in text.encode())
 
 
-def _address(name: str) -> str:
+def _addresses(name: str) -> list[str]:
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ImageError(f"NBD server {name}: {error.strerror or error}") from error
-    return str(found[0][4][0])
+    return list(dict.fromkeys(str(each[4][0]) for each in found))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import socket
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from lxml import etree
 
 from pydataplane.domain.errors import ImageError, Refusal, TranslateError
-from pydataplane.domain.images import check_allowed, nbd_uri
+from pydataplane.domain.images import check_allowed, nbd_uris, open_image
 from pydataplane.domain.model import Host, NetworkSource, SecretRef
 from pydataplane.domain.translate import (
     LunPlan,
@@ -22,6 +24,7 @@ from pydataplane.domain.translate import (
     stays_qemus,
     update,
 )
+from pydataplane.errors import BUSY, RpcError
 from tests.unit.translate.domains import (
     NEW_UUID,
     ROOT,
@@ -350,10 +353,46 @@ def test_what_is_wrong_is_one_sentence(change: tuple[str, str], why: str) -> Non
 
 
 def test_an_export_of_an_nbd_server() -> None:
-    assert nbd_uri(source_of(NBD)) == "nbd://[fd00::1]:10809/a%20b"
+    assert nbd_uris(source_of(NBD)) == ["nbd://[fd00::1]:10809/a%20b"]
     local = NBD.replace("name='fd00::1'", "transport='unix' socket='/run/nbd/a b.sock'")
-    assert nbd_uri(source_of(local)) == "nbd+unix:///a%20b?socket=%2Frun%2Fnbd%2Fa%20b.sock"
+    assert nbd_uris(source_of(local)) == ["nbd+unix:///a%20b?socket=%2Frun%2Fnbd%2Fa%20b.sock"]
     assert "one <host>, not 2" in refusal(NBD.replace("</source>", "<host name='b'/></source>"))
     unknown = NBD.replace("fd00::1", "no-such-host.invalid")
     with pytest.raises(ImageError, match=r"NBD server no-such-host\.invalid: "):
-        nbd_uri(source_of(unknown))
+        nbd_uris(source_of(unknown))
+
+
+def test_each_address_of_a_server_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(None, None, None, "", (address, 0)) for address in ("10.0.0.1", "fd00::1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    lun = lun_of(NBD.replace("fd00::1", "storage"))
+    asked: list[str] = []
+
+    class Server:
+        """Answers at one of them."""
+
+        def __init__(self, at: str, code: int = -111) -> None:
+            self.at, self.code = at, code
+
+        def call(self, method: str, **given: object) -> object:
+            assert method == "virtlun_nbd_create"
+            asked.append(str(given["uri"]))
+            if self.at not in asked[-1]:
+                raise RpcError(self.code, "connection refused")
+            return given["name"]
+
+    for at, tries in (("10.0.0.1", 1), ("fd00::1", 2)):
+        asked.clear()
+        server: Any = Server(at)
+        assert open_image(server, lun, None)
+        assert len(asked) == tries
+    asked.clear()
+    nobody: Any = Server("none")
+    with pytest.raises(ImageError, match="connection refused"):
+        open_image(nobody, lun, None)
+    assert asked == ["nbd://10.0.0.1:10809/a%20b", "nbd://[fd00::1]:10809/a%20b"]
+    asked.clear()
+    taken: Any = Server("none", BUSY)
+    with pytest.raises(ImageError):
+        open_image(taken, lun, None)
+    assert asked == ["nbd://10.0.0.1:10809/a%20b"], "another guest writes to it"
