@@ -103,12 +103,14 @@ impl TrashInfo {
 #[derive(Clone, Copy)]
 pub(crate) struct Watcher {
     pub address: *mut c_char,
-    id: i64,
+    /// Number of the client.
+    pub client: i64,
     cookie: u64,
 }
 
 impl Watcher {
-    pub(crate) const NONE: Watcher = Watcher { address: std::ptr::null_mut(), id: 0, cookie: 0 };
+    pub(crate) const NONE: Watcher =
+        Watcher { address: std::ptr::null_mut(), client: 0, cookie: 0 };
 }
 
 /// `rbd_linked_image_spec_t`.
@@ -143,21 +145,6 @@ pub(crate) struct SnapInfo {
     pub id: u64,
     pub size: u64,
     pub name: *const c_char,
-}
-
-/// `rbd_image_watcher_t`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Watcher {
-    address: *mut c_char,
-    /// Number of the client.
-    pub client: i64,
-    cookie: u64,
-}
-
-impl Watcher {
-    pub(crate) const NONE: Watcher =
-        Watcher { address: std::ptr::null_mut(), client: 0, cookie: 0 };
 }
 
 /// Why the libraries cannot be used.
@@ -358,8 +345,6 @@ functions! {
         rbd_update_unwatch(ImageHandle, u64) -> c_int;
         rbd_lock_acquire(ImageHandle, c_int) -> c_int;
         rbd_lock_release(ImageHandle) -> c_int;
-        rbd_watchers_list(ImageHandle, *mut Watcher, *mut size_t) -> c_int;
-        rbd_watchers_list_cleanup(*mut Watcher, size_t);
         rbd_lock_get_owners(ImageHandle, *mut c_int, *mut *mut c_char, *mut size_t) -> c_int;
         rbd_lock_get_owners_cleanup(*mut *mut c_char, size_t);
         rbd_lock_break(ImageHandle, c_int, *const c_char) -> c_int;
