@@ -336,8 +336,6 @@ def test_the_volume_of_a_node_that_died_goes_to_another(
     assert read(other, 4096) == b"b" * 4096
     here.unpublish(handle)
     here.unstage(handle)
-    here.target.stop()
-    here.target.start()
     there.unpublish(handle)
     there.unstage(handle)
     assert read(here.publish(handle, block()), 4096) == b"b" * 4096

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -506,6 +507,38 @@ def test_a_volume_that_another_host_has_open_is_not_moved_to_the_trash(
     other.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
     target.rpc("bdev_lvol_delete", name=uuid)
     assert (ceph.trash(), "theirs" in names(target)) == (set(), False)
+
+
+def test_a_fenced_client_is_replaced_by_itself(target: Target, ceph: Ceph) -> None:
+    create(target, "fenced")
+    with guest_of(target, "ceph0/fenced") as guest:
+        guest.write(1, bytes([1]) * BLOCK)
+        [lock] = json.loads(ceph.rbd("lock", "ls", "--format", "json", f"{POOL}/fenced"))
+        ceph.run("ceph", "osd", "blocklist", "add", lock["address"])
+        write = bytes([0x2A, *bytes(7), 1, 0])
+        until(lambda: guest.cdb(write, data_out=bytes(BLOCK))["status"] != 0, "the fence")
+        # Others have a new client at once; this one stays fenced until it is opened again.
+        until(lambda: _succeeds(target, "bdev_lvol_get_lvols", lvs_name="ceph0"), "a new client")
+        create(target, "other")
+        add_other = {"ctrlr": "vm-2", "bdev_name": "ceph0/other", "scsi_target_num": 0}
+        target.rpc("vhost_create_scsi_controller", ctrlr="vm-2")
+        target.rpc("vhost_scsi_controller_add_target", **add_other)
+        assert guest.cdb(write, data_out=bytes(BLOCK))["status"] != 0
+    target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
+    with guest_of(target, "ceph0/fenced") as guest:
+        assert guest.read(1, 1) == bytes([1]) * BLOCK
+        guest.write(1, bytes([2]) * BLOCK)
+    target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
+    target.rpc("vhost_delete_controller", ctrlr="vm-2", force=True)
+    for name in ("fenced", "other"):
+        target.rpc("bdev_lvol_delete", name=f"ceph0/{name}")
+
+
+def _succeeds(target: Target, method: str, **params: Any) -> bool:
+    with suppress(RpcError):
+        target.rpc(method, **params)
+        return True
+    return False
 
 
 def test_many_images_are_listed_without_a_lock(target: Target, ceph: Ceph) -> None:

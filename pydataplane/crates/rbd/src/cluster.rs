@@ -78,8 +78,7 @@ pub struct ClusterOptions {
     pub cpus: Vec<usize>,
 }
 
-/// A client that is connected. Valid as long as its [`Cluster`].
-#[derive(Clone, Copy)]
+/// A client that is connected; shut down on a thread of its own with the last who uses it.
 pub(crate) struct Client {
     pub(crate) library: &'static Library,
     pub(crate) rados: Rados,
@@ -87,15 +86,27 @@ pub(crate) struct Client {
     pub(crate) fsid: Uuid,
     /// Smallest discard that frees anything, in bytes.
     pub(crate) discard_granularity: u64,
+    clients: Arc<ClientsFile>,
 }
 
 // SAFETY: librados is thread-safe.
 unsafe impl Send for Client {}
+// SAFETY: as above.
+unsafe impl Sync for Client {}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let (client, clients) = (Making(self.library, self.rados), Arc::clone(&self.clients));
+        if let Err(why) = spawn("rbd shutdown", move || shut_down(client, &clients)) {
+            tracing::error!("a client of Ceph is not shut down in order: {why}");
+        }
+    }
+}
 
 enum State {
     /// Not yet; and why not, as far as was seen.
     Connecting(Option<Error>),
-    Up(Client),
+    Up(Arc<Client>),
     Failed(Error),
     /// Nobody wants it.
     Unwanted,
@@ -146,7 +157,7 @@ impl Cluster {
             clients: Arc::clone(&clients),
             news: Mutex::default(),
         };
-        let connect = move || keep_connecting(library, &name, &options, &link, &clients);
+        let connect = move || keep_connecting(library, (&name, &options), &link, &clients);
         spawn("rbd connect", connect)?;
         Ok(Arc::new(cluster))
     }
@@ -170,12 +181,12 @@ impl Cluster {
     }
 
     /// The client, as soon as it is connected.
-    pub(crate) fn client(&self, timeout: Duration) -> Result<Client, Error> {
+    pub(crate) fn client(&self, timeout: Duration) -> Result<Arc<Client>, Error> {
         let end = Instant::now().checked_add(timeout);
         let mut state = self.link.state.lock();
         loop {
             let seen = match &*state {
-                State::Up(client) => return Ok(*client),
+                State::Up(client) => return Ok(Arc::clone(client)),
                 State::Failed(why) => return Err(why.clone()),
                 State::Connecting(seen) => seen.clone(),
                 State::Unwanted => None,
@@ -194,6 +205,28 @@ impl Cluster {
                     seconds: timeout.as_secs(),
                 }));
             }
+        }
+    }
+
+    /// The cluster has fenced a client: what is opened from now on has a new one. Images of the old one stay
+    /// as they are, and it ends with them.
+    pub(crate) fn renew(&self, fenced: &Arc<Client>) {
+        let mut state = self.link.state.lock();
+        if !matches!(&*state, State::Up(client) if Arc::ptr_eq(client, fenced)) {
+            return;
+        }
+        let (link, clients) = (Arc::clone(&self.link), Arc::clone(&self.clients));
+        let (name, options, library) = (self.name.clone(), self.options.clone(), fenced.library);
+        let connect = move || keep_connecting(library, (&name, &options), &link, &clients);
+        match spawn("rbd connect", connect) {
+            Ok(()) => {
+                *state = State::Connecting(None);
+                tracing::warn!(
+                    "cluster {} has fenced this target's client: what is opened from now on has a new one",
+                    self.name
+                );
+            }
+            Err(why) => tracing::error!("the fenced client of cluster {} stays: {why}", self.name),
         }
     }
 
@@ -219,7 +252,7 @@ impl Cluster {
             for news in told {
                 match news {
                     News::Changed(image) => _ = image.upgrade().map(|image| image.look_again()),
-                    News::Fenced(image) => _ = image.upgrade().map(|image| image.say_fenced()),
+                    News::Fenced(image) => _ = image.upgrade().map(|image| image.leave_client()),
                     News::Lock(image) => {
                         if let Err(why) = spawn("rbd lock", move || hold::see_to(&image)) {
                             tracing::error!("the lock of an image stays as it is: {why}");
@@ -237,13 +270,7 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         let state = std::mem::replace(&mut *self.link.state.lock(), State::Unwanted);
         self.link.changed.notify_all();
-        if let State::Up(client) = state {
-            let clients = Arc::clone(&self.clients);
-            let ended = spawn("rbd shutdown", move || shut_down(client, &clients));
-            if let Err(why) = ended {
-                tracing::error!("the client of cluster {} stays: {why}", self.name);
-            }
-        }
+        drop(state);
     }
 }
 
@@ -294,10 +321,9 @@ pub(crate) fn check(returned: c_int, what: impl FnOnce() -> String) -> Result<()
 
 fn keep_connecting(
     library: &'static Library,
-    name: &str,
-    options: &ClusterOptions,
+    (name, options): (&str, &ClusterOptions),
     link: &Link,
-    clients: &ClientsFile,
+    clients: &Arc<ClientsFile>,
 ) {
     if !options.cpus.is_empty() {
         let mut cpus = CpuSet::new();
@@ -310,15 +336,11 @@ fn keep_connecting(
         let connected = connect(library, name, options, clients);
         let mut state = link.state.lock();
         if matches!(*state, State::Unwanted) {
-            drop(state);
-            if let Ok(client) = connected {
-                shut_down(client, clients);
-            }
             return;
         }
         let passes = matches!(&connected, Err(why) if why.passes());
         *state = match connected {
-            Ok(client) => State::Up(client),
+            Ok(client) => State::Up(Arc::new(client)),
             Err(why) if passes => State::Connecting(Some(why)),
             Err(why) => State::Failed(why),
         };
@@ -336,6 +358,9 @@ fn keep_connecting(
 /// A client that is being made; shut down unless it comes to its end.
 struct Making(&'static Library, Rados);
 
+// SAFETY: librados is thread-safe.
+unsafe impl Send for Making {}
+
 impl Drop for Making {
     fn drop(&mut self) {
         // SAFETY: made by `rados_create`, and used by nobody else.
@@ -348,7 +373,7 @@ fn connect(
     library: &'static Library,
     name: &str,
     options: &ClusterOptions,
-    clients: &ClientsFile,
+    clients: &Arc<ClientsFile>,
 ) -> Result<Client, Error> {
     let user = options.user.as_deref().map(|user| text("the user's name", user)).transpose()?;
     let mut rados: Rados = ptr::null_mut();
@@ -396,7 +421,7 @@ fn connect(
     let granularity = option(library, rados, "rbd_discard_granularity_bytes");
     let discard_granularity = granularity.and_then(|text| text.parse().ok()).unwrap_or(64 << 10);
     std::mem::forget(making);
-    Ok(Client { library, rados, fsid, discard_granularity })
+    Ok(Client { library, rados, fsid, discard_granularity, clients: Arc::clone(clients) })
 }
 
 fn read_file(
@@ -449,9 +474,9 @@ fn address(library: &'static Library, rados: Rados) -> Option<String> {
     Some(text)
 }
 
-fn shut_down(client: Client, clients: &ClientsFile) {
-    let address = address(client.library, client.rados);
-    drop(Making(client.library, client.rados));
+fn shut_down(client: Making, clients: &ClientsFile) {
+    let address = address(client.0, client.1);
+    drop(client);
     if let Some(address) = address {
         clients.remove(&address);
     }

@@ -18,7 +18,8 @@ use uuid::Uuid;
 use crate::Error;
 use crate::cluster::{Client, Cluster, News, check, failed, spawn, text};
 use crate::ffi::{
-    FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, IoCtx, LOCK_EXCLUSIVE, Library, Watcher,
+    EBLOCKLISTED, FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, IoCtx, LOCK_EXCLUSIVE, Library,
+    Watcher,
 };
 use crate::hold::{Hold, Wish};
 
@@ -99,6 +100,7 @@ impl Closing {
 /// An image that is open, but not locked. Closed on a thread of its own when it is dropped.
 pub struct OpenedImage {
     cluster: Arc<Cluster>,
+    client: Arc<Client>,
     library: &'static Library,
     source: Source,
     io: IoCtx,
@@ -133,7 +135,8 @@ impl OpenedImage {
     /// # Errors
     /// Why not, with what to do.
     pub fn open(cluster: &Arc<Cluster>, source: Source) -> Result<OpenedImage, Error> {
-        let Client { library, rados, fsid, discard_granularity } = cluster.client(Duration::MAX)?;
+        let client = cluster.client(Duration::MAX)?;
+        let Client { library, rados, fsid, discard_granularity, .. } = *client;
         let (pool, namespace) = source.pool_and_namespace();
         let (name, snapshot) = source.name_and_snapshot();
         let (pool_, name) = (text("the pool's name", pool)?, text("the image's name", name)?);
@@ -162,10 +165,14 @@ impl OpenedImage {
         if opened < 0 {
             // SAFETY: made above, and used by nobody.
             unsafe { (library.rados_ioctx_destroy)(io) };
+            if opened == -EBLOCKLISTED {
+                cluster.renew(&client);
+            }
             return Err(failed(format!("image {} cannot be opened", source.path()), opened));
         }
         Ok(OpenedImage {
             cluster: Arc::clone(cluster),
+            client,
             library,
             source,
             io,
@@ -206,7 +213,12 @@ impl OpenedImage {
                 let owner = if owners.is_empty() { "?".into() } else { owners.join(" and ") };
                 Err(Error::Locked { image, owner })
             }
-            _ => Err(failed(format!("image {image} cannot be locked"), locked)),
+            errno => {
+                if errno == EBLOCKLISTED {
+                    self.cluster.renew(&self.client);
+                }
+                Err(failed(format!("image {image} cannot be locked"), locked))
+            }
         }
     }
 
@@ -262,9 +274,8 @@ impl OpenedImage {
 
     /// Whether another client has it open to write to it.
     pub(crate) fn is_open_elsewhere(&self) -> Result<bool, Error> {
-        let Client { rados, .. } = self.cluster.client(Duration::ZERO)?;
         // SAFETY: a connected client.
-        let own = unsafe { (self.library.rados_get_instance_id)(rados) };
+        let own = unsafe { (self.library.rados_get_instance_id)(self.client.rados) };
         let mut watchers = [Watcher::NONE; WATCHERS_MAX];
         let mut count = watchers.len();
         // SAFETY: an open image, and room for that many.
@@ -335,12 +346,13 @@ impl Drop for OpenedImage {
         unsafe impl Send for Parts {}
         let parts = Parts(self.library, (self.image, self.io), self.watch.lock().take());
         // The client stays until the image is closed, which a cluster that does not answer delays.
-        let (cluster, closing) = (Arc::clone(&self.cluster), self.closing.clone());
+        let (client, closing) = (Arc::clone(&self.client), self.closing.clone());
+        let cluster = Arc::clone(&self.cluster);
         let closed = spawn("rbd close", move || {
             let parts = parts;
             let Parts(library, handles, watch) = parts;
             OpenedImage::close(library, handles, watch);
-            drop(cluster);
+            drop((client, cluster));
             closing.closed();
         });
         if let Err(why) = closed {
@@ -505,7 +517,9 @@ impl Image {
         }
     }
 
-    pub(crate) fn say_fenced(&self) {
+    /// Tells that it is fenced, and has others opened by a new client.
+    pub(crate) fn leave_client(&self) {
+        self.opened.cluster.renew(&self.opened.client);
         tracing::error!(
             "bdev {}: the cluster {} has fenced this host, so image {} is not served any more: when \
              nothing else writes to it, delete the bdev and create it again",

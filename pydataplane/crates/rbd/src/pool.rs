@@ -19,9 +19,9 @@ use uuid::Uuid;
 use crate::Error;
 use crate::cluster::{Client, Cluster, check, failed, option, text};
 use crate::ffi::{
-    FEATURE_FAST_DIFF, FLAG_FAST_DIFF_INVALID, ImageHandle, ImageInfo, ImageOptions, ImageSpec,
-    IoCtx, Library, LinkedImage, OPTION_CLONE_FORMAT, SNAPSHOT_OF_USERS, SnapInfo, SnapSpec,
-    TrashInfo, Watcher,
+    EBLOCKLISTED, FEATURE_FAST_DIFF, FLAG_FAST_DIFF_INVALID, ImageHandle, ImageInfo, ImageOptions,
+    ImageSpec, IoCtx, Library, LinkedImage, OPTION_CLONE_FORMAT, SNAPSHOT_OF_USERS, SnapInfo,
+    SnapSpec, TrashInfo, Watcher,
 };
 use crate::image::uuid_of;
 
@@ -100,9 +100,8 @@ pub struct Ranges {
 
 /// An open pool, or a namespace of one.
 pub struct Pool {
-    client: Client,
-    /// Keeps the client.
-    _cluster: Arc<Cluster>,
+    client: Arc<Client>,
+    cluster: Arc<Cluster>,
     /// `POOL` or `POOL/NAMESPACE`.
     name: String,
     io: IoCtx,
@@ -175,7 +174,14 @@ impl Pool {
         })?;
         // SAFETY: made above, not used yet.
         unsafe { (library.rados_ioctx_set_namespace)(io, namespace.as_ptr()) };
-        Ok(Pool { client, _cluster: Arc::clone(cluster), name: name.to_owned(), io })
+        Ok(Pool { client, cluster: Arc::clone(cluster), name: name.to_owned(), io })
+    }
+
+    /// Has calls that come have a new client, where one has failed as the cluster has fenced this one.
+    pub fn leave_fenced(&self, why: &Error) {
+        if why.errno() == EBLOCKLISTED {
+            self.cluster.renew(&self.client);
+        }
     }
 
     fn library(&self) -> &'static Library {

@@ -179,7 +179,8 @@ impl Pool {
         let (cluster, path) = (Arc::clone(&self.cluster), self.path.clone());
         Box::new(move || {
             cluster.wait(CONNECT_TIMEOUT)?;
-            ask(&rbd::Pool::open(&cluster, &path)?)
+            let pool = rbd::Pool::open(&cluster, &path)?;
+            ask(&pool).inspect_err(|why| pool.leave_fenced(why))
         })
     }
 
