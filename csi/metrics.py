@@ -12,6 +12,8 @@ from prometheus_client.registry import Collector
 from csi.volumes import OwnedVolumes
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 100)
+LABELS = ["lvstore", "pool"]
+"""Of an lvstore the first alone; a pool of Ceph, of which each node tells, has its UUID, too."""
 
 
 class Metrics:
@@ -56,17 +58,13 @@ class VolumeCollector(Collector):
         up = GaugeMetricFamily(
             "virtlun_csi_target_up", "Whether a target answers.", labels=["socket"]
         )
-        count = GaugeMetricFamily(
-            "virtlun_csi_volumes", "Volumes of the driver.", labels=["lvstore"]
-        )
-        size = GaugeMetricFamily(
-            "virtlun_csi_volumes_bytes", "Their sizes, bytes.", labels=["lvstore"]
-        )
+        count = GaugeMetricFamily("virtlun_csi_volumes", "Volumes of the driver.", labels=LABELS)
+        size = GaugeMetricFamily("virtlun_csi_volumes_bytes", "Their sizes, bytes.", labels=LABELS)
         total = GaugeMetricFamily(
-            "virtlun_csi_lvstore_bytes", "Size of an lvstore, bytes.", labels=["lvstore"]
+            "virtlun_csi_lvstore_bytes", "Size of an lvstore, bytes.", labels=LABELS
         )
         free = GaugeMetricFamily(
-            "virtlun_csi_lvstore_free_bytes", "Free bytes of an lvstore.", labels=["lvstore"]
+            "virtlun_csi_lvstore_free_bytes", "Free bytes of an lvstore.", labels=LABELS
         )
         mismatches = GaugeMetricFamily(
             "virtlun_csi_lvstore_checksum_mismatches",
@@ -78,6 +76,8 @@ class VolumeCollector(Collector):
             up.add_metric([str(answer.client.path)], int(answer.error is None))
             for held in answer.value or ():
                 labels = [held.store.name]
+                if held.store.is_pool:
+                    labels.append(held.store.uuid)
                 count.add_metric(labels, len(held.volumes))
                 size.add_metric(labels, sum(owned.volume.size for owned in held.volumes))
                 total.add_metric(labels, held.store.total)
