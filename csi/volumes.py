@@ -13,6 +13,7 @@ before its xattr and UUID are noted; what a node left that died in between the n
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from csi import DRIVER_NAME, handles
@@ -32,6 +33,7 @@ from pydataplane.errors import (
     NO_SPACE,
     RpcError,
     VolumeError,
+    VolumeNotFoundError,
 )
 from pydataplane.lvols import Volume
 from pydataplane.lvstores import Lvstore
@@ -262,15 +264,22 @@ class OwnedVolumes:
             if handles.is_uuid(handle) and any(
                 store.is_pool for store in self.lvols.stores_of(handle)
             ):
-                # A node that died may have left it in the pool's trash.
-                self.lvols.at(handle).delete(handle, missing_ok=True)
+                self._delete_in_pool(handle)
             return
         if self._owner(handle) is None:
             raise precondition(
                 f"lvol {volume.path} is not of {DRIVER_NAME}: delete it with `virtlun volume`"
             )
-        self.lvols.at(handle).delete(handle, missing_ok=True)
+        if volume.pool:
+            self._delete_in_pool(handle)
+        else:
+            self.lvols.at(handle).delete(handle, missing_ok=True)
         self._owners.pop(handle, None)
+
+    def _delete_in_pool(self, handle: str) -> None:
+        """Deletes a volume, also one that a node has left in the trash which died meanwhile."""
+        with suppress(VolumeNotFoundError):
+            self.lvols.at(handle).delete(handle)
 
     def grow(self, handle: str, wanted: pb.CapacityRange) -> Volume:
         """Grows a volume into a range; one that is as large already is left as it is.

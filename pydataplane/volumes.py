@@ -437,18 +437,20 @@ class Volumes(Lvstores):
     def delete(self, reference: str, *, missing_ok: bool = False) -> None:
         """Deletes a volume and its data; one that is in use is refused by the target.
 
-        Of a pool of Ceph, it completes a deletion that was cut off.
+        Of a pool of Ceph, it completes a deletion that was cut off; with `missing_ok` it does not
+        look for one.
         """
         try:
             name = self.deletable(reference).uuid
         except VolumeNotFoundError as missing:
+            if missing_ok:
+                return
             try:
                 self.client.call("bdev_lvol_delete", name=reference)
             except RpcError as error:
-                if error.code != NO_DEVICE:
-                    raise
-                if not missing_ok:
+                if error.code == NO_DEVICE:
                     raise missing from error
+                raise
             return
         self.client.call("bdev_lvol_delete", name=name)
 

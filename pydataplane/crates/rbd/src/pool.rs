@@ -496,6 +496,14 @@ impl Pool {
         self.complete(|_, each| each == uuid).map(drop)
     }
 
+    /// Whether there is anything in the trash.
+    ///
+    /// # Errors
+    /// What Ceph says.
+    pub fn has_trash(&self) -> Result<bool, Error> {
+        Ok(!self.trash()?.is_empty())
+    }
+
     /// Completes deletions that were cut off, of the images in the trash whose name and identity `is_wanted`;
     /// how many there were. What others have moved there stays.
     ///

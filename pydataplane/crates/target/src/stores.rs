@@ -492,6 +492,9 @@ impl App {
         let is_asked = |pool: &Arc<Pool>| uuid.is_some() || Some(&*pool.name) == of;
         let mut completed = 0;
         for pool in self.pools.list().into_iter().filter(is_asked) {
+            if !pool.call(LIST_TIMEOUT, rbd::Pool::has_trash)? {
+                continue;
+            }
             let wanted = name.rsplit('/').next().unwrap_or(name).to_owned();
             completed += pool.call(DATA_TIMEOUT, move |pool| {
                 pool.complete(|image, its| uuid.map_or(image == wanted, |uuid| its == uuid))
