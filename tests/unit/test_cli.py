@@ -357,6 +357,27 @@ def test_doctor_tells_that_a_target_lacks_what_disks_over_the_network_need(
     assert nbd[0] == "ok"
 
 
+def test_doctor_names_domains_whose_autostart_needs_a_secret(tmp_path: Path) -> None:
+    disk = (
+        "<disk type='network' device='disk'><source protocol='rbd' name='p/{0}'/>{1}"
+        "<target dev='sdb' bus='scsi'/></disk>"
+    )
+    auth = "<auth username='u'><secret type='ceph' usage='s'/></auth>"
+    served = Settings(network=frozenset({"rbd"}), own_keyring=True)
+    for name, devices in (
+        ("secret", disk.format("a", auth)),
+        ("keyring", disk.format("b", "")),
+        ("none", ""),
+    ):
+        made = translate.define(domain(devices), served, new_uuid=UUID(UUID_1))
+        (tmp_path / f"{name}.xml").write_text(f"<!-- libvirt's own words -->\n{made.xml}")
+    (tmp_path / "broken.xml").write_text("<domain")
+    (finding,) = libvirt.autostart(tmp_path)
+    assert finding.state == "warning" and finding.found.startswith("secret: ")
+    (tmp_path / "secret.xml").unlink()
+    assert libvirt.autostart(tmp_path) == []
+
+
 def test_doctor_tells_whether_libvirtd_listens(tmp_path: Path) -> None:
     path = tmp_path / "libvirt-sock"
     finding = libvirt.libvirtd(path)

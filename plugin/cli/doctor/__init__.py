@@ -89,6 +89,7 @@ def examinations(
         ("images of Ceph", lambda: target.images(socket, settings)),
         ("LUNs of iSCSI targets", lambda: target.luns(socket)),
         ("NBD servers", lambda: target.nbd_servers(socket, settings)),
+        ("autostart", libvirt.autostart),
         ("gateway", lambda: libvirt.gateway(settings.gateway.listen)),
         ("hook", libvirt.hook),
         (

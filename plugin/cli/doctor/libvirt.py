@@ -20,6 +20,9 @@ from plugin.gateway import libvirtdconf, sasl
 from plugin.gateway.errors import Refused
 from plugin.hook import archive
 from pydataplane import emulator
+from pydataplane.domain import translate
+from pydataplane.domain.errors import TranslateError
+from pydataplane.domain.images import of_plan
 from pydataplane.domain.model import FrontEndSetting
 
 SOCKET_UNIT = "libvirtd.socket"
@@ -27,6 +30,8 @@ UNITS = (Path("/lib/systemd/system"), Path("/run/systemd/system"), Path("/etc/sy
 DROP_IN = "virtlun.conf"
 """Ours, which moves libvirtd's socket away (examples/libvirt/transparent)."""
 EMULATOR = "qemu-system-x86_64"
+AUTOSTART = Path("/etc/libvirt/qemu/autostart")
+"""Links to the definitions of domains that libvirtd starts by itself."""
 HOOK = Path("/etc/libvirt/hooks/qemu.d/virtlun")
 LIBVIRT_OVERRIDE = (8, 2)
 FRONT_END = "disks' front end"
@@ -334,6 +339,32 @@ def apparmor(vhost_dir: Path) -> Finding:
         f"no rule lets QEMU use {vhost_dir}",
         f"add the line `{vhost_dir}/** rw,` to {APPARMOR_RULES[0]}, where libvirt confines QEMU",
     )
+
+
+def autostart(folder: Path = AUTOSTART) -> list[Finding]:
+    """Names the domains that libvirtd cannot start by itself, as it starts them past the gateway.
+
+    It tells nobody else the secrets that their images of Ceph are opened with.
+    """
+    names = []
+    for file in sorted(folder.glob("*.xml")):
+        with suppress(OSError, ValueError, TranslateError):
+            plan = translate.plan(file.read_text())
+            sources = [lun.volume.source for lun in of_plan(plan)] if plan is not None else []
+            if any(source is not None and source.secret is not None for source in sources):
+                names.append(file.stem)
+    if not names:
+        return []
+    return [
+        Finding(
+            "autostart",
+            "warning",
+            f"{', '.join(names)}: libvirtd starts them with the host past the gateway, which alone"
+            " can have the secrets of their images; so that is refused",
+            "start them through the gateway (Nova: resume_guests_state_on_host_boot), and turn"
+            " `virsh autostart` off",
+        )
+    ]
 
 
 def gateway(socket: Path) -> Finding:
