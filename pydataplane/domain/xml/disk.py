@@ -235,7 +235,7 @@ def stored_network(text: str) -> VolumeRef | None:
     """Returns what a stored <disk> names over the network; None if it names nothing so."""
     document = parse_device(text)
     try:
-        return None if document is None else network.volume(document.root, network.PROTOCOLS)
+        return None if document is None else network.stored_volume(document.root)
     except TranslateError:
         return None
 

@@ -110,6 +110,17 @@ def volume(
     return None if forbidden(found.source, own_keyring, nbd_sockets) else found
 
 
+def stored_volume(node: Node) -> VolumeRef | None:
+    """As `volume`, of a <disk> that is ours already, whatever is left to QEMU since."""
+    source = node.child("source")
+    protocol = source.attrs.get("protocol", "") if source is not None else ""
+    if source is None or protocol not in _READERS:
+        return None
+    if protocol == "rbd" and _image(source) is None:
+        return None
+    return _READERS[protocol](node, source)
+
+
 def _is_qemus(node: Node, source: Node) -> bool:
     if source.attrs.get("protocol") == "rbd" and _image(source) is None:
         return True  # QEMU knows a default pool
@@ -185,8 +196,6 @@ def _nbd(node: Node, source: Node) -> VolumeRef:
 
 
 _READERS: Mapping[str, Callable[[Node, Node], VolumeRef]] = {"rbd": _rbd, "nbd": _nbd}
-
-PROTOCOLS = frozenset(_READERS)
 
 
 def _is_shared(node: Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 from collections.abc import Awaitable, Callable
@@ -10,6 +11,7 @@ from uuid import UUID
 
 import pytest
 
+from plugin.config import Config
 from plugin.gateway import domsnapshots, snapshotsteps
 from plugin.gateway.domsnapshots import REVERT_FORCE, REVERT_RUNNING, Snapshot
 from plugin.gateway.errors import Code, GatewayError, Refused
@@ -17,11 +19,13 @@ from plugin.gateway.handlers import reverting
 from plugin.gateway.messages import STRING, TypedParam, pack_params, pack_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.reconcile import reconcile_domain
+from plugin.gateway.targets import Targets
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import images, translate
 from pydataplane.domain.translate import Settings
 from pydataplane.domain.translate.taken import Held, Taken
 from pydataplane.errors import RpcError
+from tests.support.fake_socket import SocketTarget
 from tests.support.fake_target import FakeTarget
 from tests.unit.gateway.fake_libvirtd import FakeLibvirtd
 from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, plain, play
@@ -429,3 +433,29 @@ def test_images_that_are_open_stay_while_others_are_opened(tmp_path: Path) -> No
         assert len(askers(world)) == 3
 
     played(tmp_path, body)
+
+
+def test_an_image_that_two_targets_have_open_is_the_plans_own(tmp_path: Path) -> None:
+    served_plan = translate.plan(served(plain(devices=disk("<shareable/>"))))
+    assert served_plan is not None
+    (lun,) = images.of_plan(served_plan)
+    first = SocketTarget(tmp_path / "first")
+    other = SocketTarget(tmp_path / "other")
+    config = Config.model_validate(
+        {
+            "target": {"rpc_socket": first.path, "vhost_dir": "/run/virtlun/vhost"},
+            "targets": {"gold": {"rpc_socket": other.path, "vhost_dir": "/gold"}},
+        }
+    )
+
+    async def body() -> None:
+        targets = Targets(config)
+        for target in (first, other):
+            images.open_image(target, lun, KEY)
+        with pytest.raises(GatewayError, match="give one of the two lvstores another"):
+            await targets.volume(lun.bdev_name)
+        assert (await targets.image(served_plan, lun)).uuid == lun.uuid
+        targets.close()
+
+    with first.serve(), other.serve():
+        asyncio.run(body())

@@ -274,6 +274,13 @@ def test_its_identity_stays_what_it_is_for_it_is_recorded_in_domains() -> None:
     ]
 
 
+def test_what_is_ours_stays_so_though_it_is_left_to_qemu_since() -> None:
+    made = translated(domain(plain("vda", "virtio") + RBD), SERVED)
+    before = made.xml.replace("<serial>", "<transient/><serial>")
+    assert before != made.xml
+    assert plan(before) == made.plan
+
+
 def test_metadata_whose_uuid_is_that_of_another_source_is_damaged() -> None:
     made = translated(domain(plain("vda", "virtio") + RBD), SERVED)
     mine, other = lun_of(RBD).uuid, lun_of(RBD.replace("volume-1", "volume-2")).uuid
