@@ -374,7 +374,7 @@ def test_a_second_writer_is_refused_and_a_shared_image_has_several(
 
 def test_a_host_that_was_fenced_serves_the_image_no_more(target: Target, ceph: Ceph) -> None:
     image = ceph.image("fenced", 8)
-    disk(target, image)
+    disk(target, image, guest_disk=True)
     target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=BLOCK)
     with guest_of(target, image, "m0") as guest:
         guest.write(1, bytes([1]) * BLOCK)
@@ -389,6 +389,8 @@ def test_a_host_that_was_fenced_serves_the_image_no_more(target: Target, ceph: C
         read = guest.cdb(bytes([0x28, *cdb[1:]]), data_in_len=BLOCK)
         assert read["status"] == 2, read
         assert info(target, image)["driver_specific"]["rbd"]["fenced"] is True
+        with pytest.raises(RpcError, match="somebody has it still: detach it from all guests"):
+            disk(target, image, guest_disk=True)  # for another guest
         until(lambda: "has fenced this host" in target.words())
         guest.write(1, bytes([3]) * BLOCK, target=1)
     assert target.words().count("has fenced this host") == 1
