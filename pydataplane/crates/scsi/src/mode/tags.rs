@@ -10,6 +10,8 @@ const DESCRIPTOR: usize = 24;
 /// Bytes before them, and in all.
 pub(super) const HEADER: usize = 16;
 pub(super) const PAGE: usize = HEADER + DESCRIPTORS * DESCRIPTOR;
+/// By a block with that tag nothing is checked: it is none that blocks are to have.
+const ESCAPE: u64 = 0xFFFF;
 /// The descriptor is the last valid one.
 const LAST: u8 = 0x80;
 /// LOGICAL BLOCK APPLICATION TAG, LOGICAL BLOCK ADDRESS and LOGICAL BLOCK COUNT.
@@ -77,7 +79,7 @@ impl TagRanges {
     ///
     /// # Errors
     /// The byte of what is wrong: an address that is not that of the block behind the descriptor before, a range
-    /// that reaches beyond the medium, or that none is the last one.
+    /// that reaches beyond the medium, a tag by which its blocks would not be checked, or that none is the last one.
     pub(super) fn parse(descriptors: &[u8], capacity: u64) -> Result<TagRanges, usize> {
         let mut ranges = TagRanges::default();
         let (mut next, mut count) = (0, 0);
@@ -94,6 +96,9 @@ impl TagRanges {
                 // `next` is not beyond it.
                 if blocks > capacity - next {
                     return Err(nth * DESCRIPTOR + COUNT_AT);
+                }
+                if tag == ESCAPE {
+                    return Err(nth * DESCRIPTOR + TAG_AT);
                 }
                 ranges.0[count] = TagRange { tag: tag as u16, blocks };
                 (next, count) = (next + blocks, count + 1);
@@ -180,8 +185,12 @@ mod tests {
             Ok(ranges(&[(1, 9), (2, 91)]))
         );
         // Those without blocks are ignored, wherever they say that they are, and so is what comes after the last one.
-        let odd =
-            [one(false, 5, 77, 0), one(false, 1, 0, 9), one(true, 5, 3, 0), one(false, 9, 9, 9)];
+        let odd = [
+            one(false, 5, 77, 0),
+            one(false, 1, 0, 9),
+            one(true, 0xFFFF, 3, 0),
+            one(false, 9, 9, 9),
+        ];
         assert_eq!(parsed(&odd), Ok(ranges(&[(1, 9)])));
         assert_eq!(parsed(&[one(true, 1, 0, 0)]), Ok(TagRanges::default()));
         for (wrong, at) in [
@@ -192,6 +201,7 @@ mod tests {
             (vec![one(false, 1, 0, 9), one(true, 2, 9, 92)], 24 + 16), // as well
             (vec![one(true, 1, 0, u64::MAX)], 16),
             (vec![one(false, 1, 0, 9)], 72), // none is the last one
+            (vec![one(false, 1, 0, 9), one(true, 0xFFFF, 9, 1)], 24 + 6), // nothing is checked
         ] {
             assert_eq!(parsed(&wrong), Err(at), "{wrong:?}");
         }
@@ -200,7 +210,7 @@ mod tests {
     proptest! {
         #[test]
         fn ranges_are_read_as_they_were_written(
-            of in prop::collection::vec((any::<u16>(), 1u64..1000), 0..=DESCRIPTORS),
+            of in prop::collection::vec((0u16..0xFFFF, 1u64..1000), 0..=DESCRIPTORS),
             capacity in 0u64..4000,
         ) {
             let cut = ranges(&of).cut(capacity);

@@ -148,6 +148,7 @@ fn ranges_that_do_not_fit_are_refused_and_change_nothing() {
         with(16 + 48 + 22, 4),  // beyond the end
         with(16 + 48, 0),       // none is the last one
         page(&[(1, BLOCKS + 1)]),
+        page(&[(1, 40), (0xFFFF, 1)]), // its blocks would not be checked
     ] {
         assert_eq!(select(&mut unit, PF, &[&control(false), &wrong]), LIST_FIELD, "{wrong:x?}");
     }
