@@ -5,7 +5,7 @@ mod common;
 
 use ProtectionType::{Type1, Type3};
 use bdev::testing::{Fault, FaultBdev};
-use bdev::{AlignedBuf, Bdev, Checks, IoError, Op, ProtectionType, SyncChannel};
+use bdev::{AlignedBuf, AppTags, Bdev, Checks, IoError, Op, ProtectionType, SyncChannel};
 use common::{BLOCK, PER_CLUSTER, Rig, WITH_TUPLE, options, protected};
 use lvol::{LvolOptions, NewLvol};
 use protection::Tuple;
@@ -321,7 +321,7 @@ fn a_damaged_block_is_found_and_no_copy_makes_it_right() {
 }
 
 #[test]
-fn of_a_parent_outside_nothing_is_known_before_it_is_copied() {
+fn of_a_parent_outside_nothing_is_known_before_it_is_written_to() {
     for kind in [Type1, Type3] {
         let rig = rig(kind);
         rig.registry.register(common::image()).unwrap();
@@ -338,13 +338,24 @@ fn of_a_parent_outside_nothing_is_known_before_it_is_copied() {
             both.chunks(WITH_TUPLE).map(of).collect::<Vec<_>>()
         };
         let outside = |lba: u64| (lba + 1, Tuple::UNWRITTEN);
-        let copied = |lba: u64| (lba + 1, Tuple::of(kind, lba, &common::tagged(lba + 1, 1)));
         let lba = PER_CLUSTER - 1;
         assert_eq!(read(&mut v, lba), [lba, lba + 1, lba + 2].map(outside));
         v.write_protected(PER_CLUSTER + 9, &blocks(kind, PER_CLUSTER + 9, 1, 1), Checks::ALL)
             .unwrap();
-        assert_eq!(read(&mut v, lba), [outside(lba), copied(lba + 1), copied(lba + 2)]);
+        assert_eq!(read(&mut v, lba), [lba, lba + 1, lba + 2].map(outside));
         assert_eq!(read(&mut v, PER_CLUSTER + 8)[1].1, tuple(kind, PER_CLUSTER + 9, 1));
+        // Whatever application tag they are to have, its neighbours can be read; they have one when they are written.
+        let last = 2 * PER_CLUSTER - 1;
+        let [all, others] = [7, 8].map(|tag| AppTags::new([(tag, 100)]));
+        let mut alone = AlignedBuf::zeroed(DATA);
+        for neighbour in [PER_CLUSTER, PER_CLUSTER + 8, last] {
+            v.read_tagged(neighbour, &mut alone, all).unwrap();
+        }
+        v.write_tagged(last, &alone, all).unwrap();
+        let its = read(&mut v, last - 1)[1].1;
+        assert_eq!((its.app_tag, its.escapes(kind)), (7, false));
+        v.read_tagged(last, &mut alone, all).unwrap();
+        assert_eq!(v.read_tagged(last, &mut alone, others).unwrap_err().cause, IoError::AppTag);
     }
 }
 

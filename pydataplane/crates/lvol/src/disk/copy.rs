@@ -1,13 +1,15 @@
 //! Ranges that are filled within a bdev, or from another, several pieces at a time.
 //!
 //! What is copied within a bdev with protection information is copied with it, and nothing is compared: a
-//! block that was damaged is not made right by it, and who reads it finds out.
+//! block that was damaged is not made right by it, and who reads it finds out. What comes from outside has
+//! none, as nobody made it any.
 
 use bdev::{
     AlignedBuf, Bdev, Checks, Finished, IoError, Op, OpenError, OwnedChannel, Protected, TUPLE_LEN,
     Tuples,
 };
 use blobstore::Fill;
+use protection::Tuple;
 
 /// Pieces under way at a time, and bytes of one at most.
 const DEPTH: u16 = 32;
@@ -16,6 +18,17 @@ const PIECE: u64 = 128 << 10;
 const TUPLES: Tuples = Tuples::Behind;
 /// How long nothing is waited for where nothing is in flight, in microseconds: that does not happen.
 const IDLE_US: u64 = 1000;
+
+/// What protection information a piece is written with.
+#[derive(Clone, Copy)]
+enum Info {
+    /// What the bdev makes.
+    Made,
+    /// That of what it was copied from, which begins at this byte.
+    Carried(u64),
+    /// That of blocks that nobody wrote: nothing of them is checked. Any application tag could be a wrong one.
+    Unwritten,
+}
 
 /// A piece under way: `len` bytes at byte `at` of a range.
 #[derive(Clone, Copy)]
@@ -27,8 +40,7 @@ struct Piece {
     /// First byte that is read; `None`: nothing is, or it was.
     reads: Option<u64>,
     to: u64,
-    /// First byte of what it was copied from, where its protection information comes with it.
-    carried: Option<u64>,
+    info: Info,
 }
 
 /// What failed: the operation, and the first byte that it was of.
@@ -81,7 +93,9 @@ impl Copier {
 
     /// Fills ranges of `len` bytes. Ends when nothing is under way any more.
     pub fn fill(&mut self, fills: &[Fill<'_>], len: u64) -> Result<(), Failed> {
-        let mut left = pieces(fills, len, self.piece, self.is_protected);
+        let is_protected = self.is_protected;
+        let carried = |from| if is_protected { Info::Carried(from) } else { Info::Made };
+        let mut left = pieces(fills, len, self.piece, carried);
         let (mut over, mut result) = (Vec::new(), Ok(()));
         loop {
             while result.is_ok()
@@ -93,7 +107,8 @@ impl Copier {
                 over.extend(match piece.reads {
                     Some(from) => {
                         let (lba, blocks) = (from / self.block, piece.len / self.block);
-                        let with = piece.carried.map(|_| Protected::new(TUPLES, Checks::NONE));
+                        let carries = matches!(piece.info, Info::Carried(_));
+                        let with = carries.then(|| Protected::new(TUPLES, Checks::NONE));
                         self.channel.submit_with(Op::Read, lba, blocks, Some(buf), with, piece)
                     }
                     None => self.write(fills, piece, buf),
@@ -130,7 +145,8 @@ impl Copier {
         len: u64,
     ) -> Result<(), Failed> {
         let step = self.piece.min(source.longest / self.block * self.block).max(self.block);
-        let all: Vec<Piece> = pieces(fills, len, step, false).collect();
+        let info = if self.is_protected { Info::Unwritten } else { Info::Made };
+        let all: Vec<Piece> = pieces(fills, len, step, |_| info).collect();
         for some in all.chunks(usize::from(DEPTH)) {
             let mut over = Vec::new();
             for piece in some {
@@ -176,26 +192,47 @@ impl Copier {
         mut buf: AlignedBuf,
     ) -> Option<Finished<Piece>> {
         let (lba, blocks) = (piece.to / self.block, piece.len / self.block);
-        let with = piece.carried.map(|from| {
-            let first = Some((from / self.block) as u32);
-            Protected { first, ..Protected::new(TUPLES, Checks::NONE) }
-        });
-        if with.is_none() {
-            fills[piece.range].complete(piece.at, &mut buf[..piece.len as usize]);
-        }
+        let with = match piece.info {
+            Info::Made => {
+                fills[piece.range].complete(piece.at, &mut buf[..piece.len as usize]);
+                None
+            }
+            Info::Carried(from) => {
+                let first = Some((from / self.block) as u32);
+                Some(Protected { first, ..Protected::new(TUPLES, Checks::NONE) })
+            }
+            Info::Unwritten => {
+                part(&mut buf, self.block as usize, blocks as usize);
+                Some(Protected::new(TUPLES, Checks::NONE))
+            }
+        };
         self.channel.submit_with(Op::Write, lba, blocks, Some(buf), with, piece)
     }
 }
 
-/// Ranges of `len` bytes in pieces of `step` bytes at most; none is read yet. Where something lies over a
-/// range, protection information is not carried: it is compared, and made anew.
-fn pieces(fills: &[Fill<'_>], len: u64, step: u64, carries: bool) -> impl Iterator<Item = Piece> {
+/// Moves blocks apart and puts the tuple of one that nobody wrote behind each.
+fn part(buf: &mut [u8], block: usize, blocks: usize) {
+    for nth in (0..blocks).rev() {
+        let to = nth * (block + TUPLE_LEN);
+        buf.copy_within(nth * block..(nth + 1) * block, to);
+        buf[to + block..][..TUPLE_LEN].copy_from_slice(&Tuple::UNWRITTEN.to_bytes());
+    }
+}
+
+/// Ranges of `len` bytes in pieces of `step` bytes at most; none is read yet. `info` is that of one read from this
+/// byte on. Where something lies over a range, protection information is compared, and made anew.
+fn pieces(
+    fills: &[Fill<'_>],
+    len: u64,
+    step: u64,
+    info: impl Fn(u64) -> Info + Copy,
+) -> impl Iterator<Item = Piece> {
     fills.iter().enumerate().flat_map(move |(range, fill)| {
         (0..len).step_by(step as usize).map(move |at| {
             let len = step.min(len - at);
             let reads = fill.read_from(at, len);
-            let carried = reads.filter(|_| carries && fill.over.is_empty());
-            Piece { range, at, len, reads, to: fill.to + at, carried }
+            let info = reads.filter(|_| fill.over.is_empty()).map_or(Info::Made, info);
+            Piece { range, at, len, reads, to: fill.to + at, info }
         })
     })
 }
