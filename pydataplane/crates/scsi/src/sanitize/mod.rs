@@ -16,13 +16,13 @@
 mod order;
 mod work;
 
-use crate::mode::TagRanges;
 use crate::opcode::Command;
 use crate::records::{Record, RecordKeeper};
 use crate::response::{Fail, Status};
 use crate::sense::{Code, Key, Sense};
 use crate::shared::Gate;
 use crate::volume::Volume;
+use bdev::AppTags;
 use order::Order;
 pub(crate) use order::parse;
 use parking_lot::Mutex;
@@ -399,7 +399,11 @@ impl Volume {
             self.sanitize.progress.store(progress as u32, Ordering::Relaxed);
             self.has_units()
         };
-        let tags = if bdev.protection().is_some() { self.tags() } else { TagRanges::default() };
+        // A reset may change them meanwhile.
+        let tags = |lba, blocks| match bdev.protection() {
+            Some(_) => self.tags().of(lba, blocks),
+            None => AppTags::NONE,
+        };
         work::carry_out(&*bdev, order, &tags, &mut goes_on)
     }
 }

@@ -1,8 +1,7 @@
 //! The work of a SANITIZE, on a thread of its own with blocking I/O.
 
 use super::order::{Method, Order};
-use crate::mode::TagRanges;
-use bdev::{AlignedBuf, Bdev, IoError, SyncChannel, SyncError};
+use bdev::{AlignedBuf, AppTags, Bdev, IoError, SyncChannel, SyncError};
 
 /// Bytes of one write, whole blocks of any size.
 const WRITE_BYTES: usize = 1 << 20;
@@ -26,12 +25,15 @@ impl From<SyncError> for Ended {
     }
 }
 
+/// The application tags that so many blocks from this one on are to have.
+type Tags<'a> = &'a dyn Fn(u64, u64) -> AppTags;
+
 /// Carries out `order` from the beginning; `goes_on` is told blocks done and in all, and says whether to go
-/// on. What is written has the application tags of `tags`. All is durable when it returns.
+/// on. What is written has the application tags that it is to have by then. All is durable when it returns.
 pub(crate) fn carry_out(
     bdev: &dyn Bdev,
     order: &Order,
-    tags: &TagRanges,
+    tags: Tags<'_>,
     goes_on: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<(), Ended> {
     let mut channel = SyncChannel::open(bdev).map_err(|_| Ended::Failed)?;
@@ -63,7 +65,7 @@ pub(crate) fn carry_out(
 /// Writes `pattern` to all blocks, anew from each of `block` bytes on. Where it is zeros, what has no room
 /// and reads as zeros is left alone.
 fn overwrite(
-    (bdev, channel, tags): (&dyn Bdev, &mut SyncChannel, &TagRanges),
+    (bdev, channel, tags): (&dyn Bdev, &mut SyncChannel, Tags<'_>),
     pattern: &[u8],
     block: usize,
     told: &mut dyn FnMut(u64, u64) -> Result<(), Ended>,
@@ -92,7 +94,7 @@ fn overwrite(
             continue;
         }
         let blocks = blocks.min(most);
-        channel.write_tagged(lba, &data[..blocks as usize * own], tags.of(lba, blocks))?;
+        channel.write_tagged(lba, &data[..blocks as usize * own], tags(lba, blocks))?;
         lba += blocks;
     }
 }
@@ -118,5 +120,47 @@ fn unmap(
         let blocks = (most - lba % most).min(end - lba);
         channel.unmap(lba, blocks)?;
         lba += blocks;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bdev::{Malloc, MallocOptions, Protection, ProtectionType};
+    use protection::ProtectedDisk;
+    use std::cell::Cell;
+
+    #[test]
+    fn what_is_written_has_the_application_tags_of_then() {
+        const STEP: u64 = WRITE_BYTES as u64 / 512;
+        let options = MallocOptions {
+            name: "m0".to_owned(),
+            block_size: 512,
+            physical_block_size: 0,
+            num_blocks: 3 * STEP,
+            uuid: None,
+        };
+        let kind = ProtectionType::Type1;
+        let disk = ProtectedDisk::new(
+            Malloc::with_metadata(options, 8).unwrap(),
+            Protection { kind, interleaved: false, at_head: false },
+        );
+        let (tag, of) = (Cell::new(1), |tag| AppTags::new([(tag, STEP)]));
+        let method = Method::Overwrite { pattern: vec![0xAB; 4], count: 1, invert: false };
+        let order = Order { method, block_size: 512, unrestricted: false, failed: false };
+        let mut goes_on = |done, _| {
+            // A reset, after the first step.
+            tag.set(if done < STEP { 1 } else { 2 });
+            true
+        };
+        carry_out(&*disk, &order, &|_, _| of(tag.get()), &mut goes_on).unwrap();
+        let mut channel = SyncChannel::open(&*disk).unwrap();
+        let mut data = vec![0; WRITE_BYTES];
+        for (lba, its, other) in [(0, 1, 2), (STEP, 2, 1), (2 * STEP, 2, 1)] {
+            channel.read_tagged(lba, &mut data, of(its)).unwrap();
+            assert!(data == vec![0xAB; WRITE_BYTES]);
+            let told = channel.read_tagged(lba, &mut data, of(other)).unwrap_err();
+            assert_eq!(told.cause, IoError::AppTag);
+        }
     }
 }
