@@ -18,8 +18,8 @@ pub(crate) enum Kind {
     WriteBounced,
     /// Writes the bounce buffer, which holds copies of one block, again and again.
     Fill,
-    /// As that, with this tuple ([`bdev::Tuples::Like`]).
-    FillLike([u8; TUPLE_LEN]),
+    /// As that, with this tuple ([`bdev::Tuples::Like`]), of which that was checked.
+    FillLike([u8; TUPLE_LEN], Checks),
     /// Unmap or WriteZeroes of one range, in steps.
     Range(Op),
     /// Unmap of `count` ranges out of the parameter list, each in steps.

@@ -272,7 +272,8 @@ impl Lun {
             Kind::Protected(op, protect) if io.op == op => protect.of(op, task, tags),
             Kind::Checked(checks) if io.op == Op::Read => Protect::of_checks(checks, tags),
             // It was checked, as far as it was to be.
-            Kind::FillLike(tuple) if io.op == Op::Write => {
+            Kind::FillLike(tuple, checked) if io.op == Op::Write => {
+                let tags = Protect::checked(checked, tags);
                 Protected::new(Tuples::Like(tuple), Checks::NONE).tagged(tags)
             }
             _ if !tags.is_none() => Protected::PLAIN.tagged(tags),
@@ -410,7 +411,7 @@ impl Lun {
                 (job.step, io.sg) = self.bounce_step(job)?;
                 io.op = Op::Read;
             }
-            Kind::Fill | Kind::FillLike(_) => {
+            Kind::Fill | Kind::FillLike(..) => {
                 (job.step, io.sg) = match self.channel.same_at_once() >> self.shared.bdev_shift {
                     most @ 1.. if job.kind == Kind::Fill => {
                         let block = self.shared.block_size as usize;
@@ -505,7 +506,7 @@ impl Lun {
             Kind::Protected(_, protect) => {
                 job.moved += job.step as u32 * protect.block(self.shared.block_size);
             }
-            Kind::Range(_) | Kind::UnmapList | Kind::Fill | Kind::FillLike(_) => {}
+            Kind::Range(_) | Kind::UnmapList | Kind::Fill | Kind::FillLike(..) => {}
             Kind::Verify(Compare::Nothing) | Kind::Checked(_) => {}
             Kind::ReadBounced => {
                 let from = self.bounce_of(bytes)?;
@@ -548,7 +549,7 @@ impl Lun {
             Kind::Direct(op) | Kind::Protected(op, _) => op == Op::Read,
             Kind::ReadBounced | Kind::Verify(_) | Kind::CompareThenWrite | Kind::OrRead => true,
             Kind::Checked(_) => true,
-            Kind::WriteBounced | Kind::Fill | Kind::FillLike(_) | Kind::OrWrite => false,
+            Kind::WriteBounced | Kind::Fill | Kind::FillLike(..) | Kind::OrWrite => false,
             Kind::Range(_) | Kind::UnmapList | Kind::Settle => false,
         };
         let failed = match (job.step, reads) {

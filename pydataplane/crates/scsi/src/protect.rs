@@ -35,7 +35,7 @@ impl Protect {
     }
 
     /// The application tags of blocks as they are checked: with each value of the field where reference tags are.
-    fn checked(checks: Checks, tags: AppTags) -> AppTags {
+    pub(crate) fn checked(checks: Checks, tags: AppTags) -> AppTags {
         if checks.reference { tags } else { AppTags::NONE }
     }
 
@@ -147,7 +147,8 @@ fn write_and_verify(cx: &mut PlanContext, at: Extent, task: &Task) -> Result<Job
 }
 
 /// WRITE SAME (SBC-4 5.54): one block and its tuple, which is that of each; the reference tag counts the
-/// blocks with type 1, and application tags are those of the mode page, if any. They are written, also with UNMAP.
+/// blocks with type 1. Where application tags are checked each block gets that of its range, if any, as one tag cannot
+/// be right in several. They are written, also with UNMAP.
 fn write_same(cx: &mut PlanContext, at: Extent, no_data: bool, task: &Task) -> Result<Job, Fail> {
     let unit = cx.unit;
     let protect = Protect::parse(&task.cdb, !task.tuples_out.is_empty())?;
@@ -180,7 +181,7 @@ fn write_same(cx: &mut PlanContext, at: Extent, no_data: bool, task: &Task) -> R
         field: Some(Field::Block(at.lba)),
         ..of_io_error(mismatch.into())
     })?;
-    let like = Kind::FillLike(tuple.like(kind, at.lba).to_bytes());
+    let like = Kind::FillLike(tuple.like(kind, at.lba).to_bytes(), protect.checks);
     let mut job = Job { kind: like, lba: at.lba, left: at.blocks, moved: given, ..Job::IDLE };
     job.flush_after = unit.writes_through();
     cx.take_bounce(&mut job)?;

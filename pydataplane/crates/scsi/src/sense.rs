@@ -39,6 +39,7 @@ impl Code {
     pub(crate) const IO_PROCESS_TERMINATED: Code = Code(0x0006);
     pub(crate) const OPERATION_IN_PROGRESS: Code = Code(0x0016);
     pub(crate) const PERIPHERAL_DEVICE_WRITE_FAULT: Code = Code(0x0300);
+    pub(crate) const BECOMING_READY: Code = Code(0x0401);
     pub(crate) const SANITIZE_IN_PROGRESS: Code = Code(0x041B);
     pub(crate) const WRITE_ERROR: Code = Code(0x0C00);
     pub(crate) const COPY_TARGET_NOT_REACHABLE: Code = Code(0x0D02);

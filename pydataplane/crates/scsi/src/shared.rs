@@ -42,6 +42,8 @@ pub(crate) enum Gate {
     Watched = 0x20,
     /// None but one that changes blocks of which some are kept ([`Volume::keep_blocks`]).
     Kept = 0x40,
+    /// What is kept of the volume's modes cannot be read, so that nobody knows them.
+    Modes = 0x80,
 }
 
 /// Bits of a unit's gates that are of [`access_of`].

@@ -247,7 +247,7 @@ impl Lun {
     }
 }
 
-/// Whether the command is kept from the unit by a reservation, or as the volume is sanitized.
+/// Whether the command is kept from the unit by a reservation, as the volume is sanitized, or as its modes are not known.
 #[cold]
 pub(super) fn check_gates(unit: &LunShared, command: Command, cdb: &Cdb) -> Result<(), Fail> {
     let access = unit.access();
@@ -256,6 +256,9 @@ pub(super) fn check_gates(unit: &LunShared, command: Command, cdb: &Cdb) -> Resu
     }
     if unit.is_at(Gate::Sanitize) {
         unit.volume.sanitize.check(command)?;
+    }
+    if unit.is_at(Gate::Modes) {
+        unit.volume.check_modes(command)?;
     }
     Ok(())
 }

@@ -2,16 +2,22 @@
 
 use super::tags::TagRanges;
 use crate::nexus::{Nexus, UnitAttention};
+use crate::opcode::Command;
 use crate::records::Record;
 use crate::response::Fail;
 use crate::sense::{Code, Key, Sense};
+use crate::shared::Gate;
 use crate::volume::Volume;
 use bdev::host_boot;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 use uuid::Uuid;
+
+/// What could not be read is tried again after so long.
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// What can be set, as it differs from the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,6 +72,8 @@ struct KeptModes {
 struct State {
     current: Modes,
     saved: Modes,
+    /// What is kept was read, or there is nothing.
+    is_known: bool,
     /// Changes since the process has them.
     changes: u64,
     /// Times that units were told.
@@ -78,6 +86,8 @@ pub(crate) struct ModeState {
     state: Mutex<State>,
     /// One is kept at a time.
     turn: Mutex<()>,
+    /// When what is kept was read, where that failed.
+    failed: Mutex<Option<Instant>>,
 }
 
 /// A change that is being kept.
@@ -120,12 +130,16 @@ impl Volume {
         if current.tags_enabled { current.tags } else { TagRanges::default() }
     }
 
-    /// Takes what is kept, unless something was changed here, and has all units know it. What cannot be read is
-    /// the default. For control threads.
+    /// Takes what is kept, unless something was changed here, and has all units know it. What is no modes is
+    /// the default. As long as it cannot be read the units take no commands. For control threads.
     pub(crate) fn reload_modes(&self) {
-        let text = self.records().and_then(|r| r.kept(Record::Mode, self.uuid()).ok().flatten());
+        let read = self.records().map_or(Ok(None), |r| r.kept(Record::Mode, self.uuid()));
+        *self.modes.failed.lock() = read.is_err().then(Instant::now);
+        let is_read = read.is_ok();
+        let text = read.ok().flatten();
         let kept = text.and_then(|text| serde_json::from_str::<KeptModes>(&text).ok());
         let mut state = self.modes.state.lock();
+        state.is_known |= is_read;
         if let (Some(kept), 0) = (kept, state.changes) {
             let same_boot = kept.boot.is_some() && kept.boot == present_boot();
             state.current = if same_boot { kept.current } else { kept.saved };
@@ -138,7 +152,30 @@ impl Volume {
     fn tell_modes(&self, state: &mut State) {
         state.version = state.version.wrapping_add(1);
         let bits = state.current.bits() | state.version << Modes::VERSION_SHIFT;
-        self.units().iter().for_each(|unit| unit.set_modes(bits));
+        for unit in self.units() {
+            unit.set_modes(bits);
+            unit.set_gate(Gate::Modes, !state.is_known);
+        }
+    }
+
+    /// Whether a command is for units whose modes are not known, which are read again soon.
+    ///
+    /// # Errors
+    /// NOT READY: it could write where that is not allowed, or what is not to be.
+    pub(crate) fn check_modes(self: &Arc<Self>, command: Command) -> Result<(), Sense> {
+        use Command as C;
+        if matches!(command, C::Inquiry | C::ReportLuns | C::RequestSense) {
+            return Ok(());
+        }
+        let mut failed = self.modes.failed.lock();
+        if failed.is_some_and(|failed| failed.elapsed() >= AGAIN) {
+            // Nobody else begins before that is over.
+            let volume = Arc::clone(self);
+            if crate::aside::run("modes", move || volume.reload_modes()) {
+                *failed = None;
+            }
+        }
+        Err(Sense::new(Key::NotReady, Code::BECOMING_READY))
     }
 
     /// MODE SELECT of a nexus: `change` makes the new ones of the present ones, and they are saved where `save`

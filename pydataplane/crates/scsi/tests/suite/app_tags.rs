@@ -9,6 +9,8 @@ use protection::Tuple;
 use reactor::IoContext;
 use scsi::{Lun, LunOptions};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 const APPLICATION_TAG: u16 = 0x1002;
 const GUARD: u16 = 0x1001;
@@ -329,8 +331,12 @@ fn sbc4_5_54_write_same_gives_each_block_the_tag_of_its_range() {
             APPLICATION_TAG,
             39,
         );
-        unit.carry(&cdb10(0x41, 0x60, 39, 2), &block, 0, With::Out(&bad)).0.good();
-        assert_eq!(tags(&mut unit, 39, 2), [0x1111, 0x2222]);
+        // Where it is not checked it is the initiator's, as with WRITE.
+        for field in [0x60, 0x80] {
+            unit.carry(&cdb10(0x41, 0x20, 39, 9), &block, 0, With::Out(&of)).0.good();
+            unit.carry(&cdb10(0x41, field, 39, 9), &block, 0, With::Out(&bad)).0.good();
+            assert_eq!(tags(&mut unit, 39, 9), [0x1110; 9], "{field:x}");
+        }
     }
 }
 
@@ -432,4 +438,44 @@ fn what_was_saved_outlives_reset_and_process() {
     drop(unit);
     let mut unit = Unit::on(disk, options(&keeper));
     assert_eq!((sense(&mut unit, 0, 0)[4], &sense(&mut unit, 0, 2)[4..]), (8, &page(&[])[4..]));
+}
+
+#[test]
+fn nothing_is_written_before_it_is_known_which_tags_blocks_are_to_have() {
+    const NOT_READY: (u8, u16) = (0x2, 0x0401);
+    let keeper: Arc<Keeper> = Arc::default();
+    let disk = disk(Type1, 512);
+    let mut unit = Unit::on(disk.clone(), options(&keeper));
+    assert_eq!(select(&mut unit, PF | SP, &[&page(&RANGES), &control(true)]), GOOD);
+    drop(unit);
+    keeper.is_unreadable.store(true, Ordering::Relaxed);
+    let mut unit = Unit::unattended(disk.clone(), options(&keeper));
+    unit.run(&[0x12, 0, 0, 0, 96, 0], &[], 96).good();
+    assert_eq!(unit.run(&[0; 6], &[], 0).sense(), (0x6, 0x2900));
+    assert_eq!(unit.run(&[0; 6], &[], 0).sense(), NOT_READY);
+    for field in [0, 0x60] {
+        let write = cdb10(0x2A, field, 38, 8);
+        let (answer, _) = unit.carry(&write, &data(8, 1), 0, With::Out(&[0; 64]));
+        assert_eq!(answer.sense(), NOT_READY);
+    }
+    assert_eq!(select(&mut unit, PF | SP, &[&page(&[]), &control(false)]), NOT_READY);
+    // It is read again, without another session.
+    keeper.is_unreadable.store(false, Ordering::Relaxed);
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        let answer = unit.run(&[0; 6], &[], 0);
+        if answer.response().sense_len == 0 {
+            break;
+        }
+        assert_eq!(answer.sense(), NOT_READY);
+        assert!(Instant::now() < until, "it is never read");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    unit.run(&cdb10(0x2A, 0, 38, 8), &data(8, 1), 0).good();
+    assert_eq!(tags(&mut unit, 38, 8), expected(38..46));
+    // What is known stays so.
+    keeper.is_unreadable.store(true, Ordering::Relaxed);
+    drop(unit.lun.shared().connect());
+    unit.run(&cdb10(0x2A, 0, 38, 8), &data(8, 2), 0).good();
+    assert_eq!(tags(&mut unit, 38, 8), expected(38..46));
 }

@@ -46,14 +46,19 @@ impl Unit {
     }
 
     pub fn on(disk: Arc<ProtectedDisk>, options: LunOptions) -> Unit {
+        let mut unit = Unit::unattended(disk, options);
+        assert_eq!(unit.run(&[0; 6], &[], 0).sense(), (0x6, 0x2900));
+        unit
+    }
+
+    /// One that nobody has sent a command to.
+    pub fn unattended(disk: Arc<ProtectedDisk>, options: LunOptions) -> Unit {
         let io = IoContext::new().unwrap();
         let channel = disk.open(&io).unwrap();
         let below = disk.bare().unwrap();
         let shared = LunShared::new(disk, options).unwrap();
         let nexus = shared.connect();
-        let mut unit = Unit { lun: Lun::new(shared, nexus, channel), below, _io: io };
-        assert_eq!(unit.run(&[0; 6], &[], 0).sense(), (0x6, 0x2900));
-        unit
+        Unit { lun: Lun::new(shared, nexus, channel), below, _io: io }
     }
 
     pub fn run(&mut self, cdb: &[u8], data: &[u8], len: usize) -> Answer {

@@ -25,6 +25,7 @@ const CONTROL: [u8; 12] = [10, 10, 2, 0x10, 0, 0x40, 0, 0, 0, 0, 0, 0];
 pub struct Keeper {
     pub text: Mutex<Option<String>>,
     fails: AtomicBool,
+    pub is_unreadable: AtomicBool,
 }
 
 impl RecordKeeper for Keeper {
@@ -38,6 +39,9 @@ impl RecordKeeper for Keeper {
     }
 
     fn kept(&self, record: Record, _: Uuid) -> io::Result<Option<String>> {
+        if record == Record::Mode && self.is_unreadable.load(Ordering::Relaxed) {
+            return Err(io::Error::other("bad sector"));
+        }
         Ok((record == Record::Mode).then(|| self.text.lock().clone()).flatten())
     }
 
