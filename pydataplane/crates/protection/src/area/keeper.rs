@@ -58,8 +58,8 @@ struct Marked {
     quiet: u32,
     /// It is not looked through or cleaned before, as that failed.
     not_before: Option<Instant>,
-    /// It was looked through, but for blocks that could not be read.
-    unreadable: bool,
+    /// Regions of which blocks could not be read when it was looked through, each as a bit.
+    unreadable: u64,
 }
 
 pub(crate) struct Keeper {

@@ -1293,6 +1293,39 @@ fn blocks_that_can_never_be_read_are_the_only_ones_that_are_not_compared() {
 }
 
 #[test]
+fn a_block_loses_its_tuple_only_when_its_region_could_not_be_read_twice() {
+    let host = Host::new(512, Type1, 48);
+    let disk = host.load();
+    let mut channel = open(&disk);
+    for at in (0..1024).step_by(256) {
+        channel.write_protected(at, &host.both(at, 256, 1), Checks::ALL).unwrap();
+    }
+    let host = killed(&host);
+    let bad = |lba: u64| {
+        let at = host.at(lba).0 as u64 / 512;
+        let fault = Fault::always(Op::Read, IoError::ReadMedium);
+        host.base.inject(Fault { lba: at..at + 1, ..fault });
+    };
+    let has_tuple = |lba: u64| host.base.image()[host.at(lba).1..][..TUPLE_LEN] != [0; TUPLE_LEN];
+    bad(8);
+    let (_shared, mut keeper) = keeper_of(&host, 1);
+    let mut look = || {
+        for _ in 0..20 {
+            let _ = keeper.round();
+        }
+        keeper.look_again();
+    };
+    look();
+    assert!(has_tuple(8));
+    // Another region, for the first time.
+    bad(600);
+    look();
+    assert_eq!((has_tuple(8), has_tuple(600)), (false, true));
+    look();
+    assert_eq!([9, 600, 601].map(has_tuple), [true, false, true]);
+}
+
+#[test]
 fn what_cannot_be_read_at_all_loses_no_tuples() {
     let host = Host::new(512, Type1, 48);
     let disk = host.load();

@@ -27,8 +27,15 @@ pub(super) struct Looking {
     wrong: u64,
     /// A region could not be compared.
     failed: Option<IoError>,
-    /// It could not be some time ago, either: what cannot be read even now is left out.
-    again: bool,
+    /// Of which blocks could not be read, each as a bit, and of which some time ago: what cannot be read of those even
+    /// now is left out.
+    unreadable: u64,
+    before: u64,
+}
+
+/// That of a region of a unit.
+fn bit(region: u64) -> u64 {
+    1 << region
 }
 
 /// What became of a region.
@@ -60,6 +67,9 @@ impl Keeper {
                 self.looking = Some(looking);
             }
             Ok(Looked::Failed(e)) => {
+                if e == IoError::ReadMedium {
+                    looking.unreadable |= bit(looking.region);
+                }
                 looking.region += 1;
                 looking.failed = Some(e);
                 self.looking = Some(looking);
@@ -83,7 +93,9 @@ impl Keeper {
         tracing::error!("a part of zone {zone} of {name} is not looked through: {error}");
         self.delay(looking.number);
         if let Some(its) = self.marked.get_mut(&looking.number) {
-            its.unreadable = error == IoError::ReadMedium;
+            // Where not all of it was tried, what was known of the rest still counts.
+            let rest = if looking.failed.is_some() { 0 } else { looking.before };
+            its.unreadable = looking.unreadable | rest;
         }
     }
 
@@ -103,7 +115,7 @@ impl Keeper {
         if let Some(its) = self.marked.get_mut(&looking.number) {
             its.quiet = self.times.quiet;
             its.not_before = None;
-            its.unreadable = false;
+            its.unreadable = 0;
         }
     }
 
@@ -126,7 +138,8 @@ impl Keeper {
                     doubts,
                     wrong: 0,
                     failed: None,
-                    again: its.unreadable,
+                    unreadable: 0,
+                    before: its.unreadable,
                 });
             }
             put_off = true;
@@ -156,7 +169,8 @@ impl Keeper {
         if !unit.holds.hold(region, 1) {
             return Ok(Looked::Held);
         }
-        let wrong = self.compare(zone, (within, end.min(within + REGION_BLOCKS)), looking.again);
+        let leaves_out = looking.before & bit(looking.region) != 0;
+        let wrong = self.compare(zone, (within, end.min(within + REGION_BLOCKS)), leaves_out);
         shared.let_go(unit, region, 1);
         Ok(wrong.map_or_else(Looked::Failed, Looked::Through))
     }
