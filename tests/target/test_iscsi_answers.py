@@ -16,7 +16,7 @@ from tests.support.restarts import choose_seed
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
-from tests.target.test_iscsi import CHECK, IO, PARAM_CHANGE, create, refused, shown
+from tests.target.test_iscsi import CHECK, FLUSH, IO, PARAM_CHANGE, create, refused, shown
 from tests.target.test_nbd import attach, connected, outcome
 
 WRITE, COMPARED, READ, SYNCHRONIZE = 0x8A, 0x89, 0x88, 0x91
@@ -172,6 +172,35 @@ def test_what_a_lun_says_instead_of_an_answer_is_not_the_guests(target: Target) 
             # Fewer bytes than were asked for are no data.
             fake.answering = Once(READ, says(Answer(b"s" * 100)))
             assert outcome(guest.cdb(**read(3))) == (CHECK, 3)
+
+
+def test_check_condition_without_sense_data_is_no_success(target: Target) -> None:
+    with FakeIscsi() as fake:
+        create(target, fake.url)
+        attach(target, "i0")
+        with connected(target) as guest:
+            for said in (Answer(status=CHECK), Answer(status=CHECK, sense=bytes(18))):
+                fake.answering = Once(WRITE, says(said))
+                assert outcome(guest.cdb(**write(3, b"y"))) == (CHECK, 3), said
+            assert guest.cdb(FLUSH)["status"] == GOOD
+
+
+@pytest.mark.parametrize("kind", [0x71, 0x73])
+def test_an_error_of_what_was_answered_before_fails_the_flushes(target: Target, kind: int) -> None:
+    told = bytes([kind, 3, 0x0C, 0, *bytes(4)])
+    if kind == 0x71:
+        told = bytes([kind, 0, 3, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x0C, 0, *bytes(4)])
+    with FakeIscsi() as fake:
+        create(target, fake.url)
+        attach(target, "i0")
+        with connected(target) as guest:
+            fake.answering = Once(WRITE, says(Answer(status=CHECK, sense=told)))
+            # It was not carried out, and is sent again.
+            assert outcome(guest.cdb(**write(3, b"y"))) == (GOOD, 0)
+            assert len(fake.opcodes(WRITE)) == 2
+            assert guest.read(3, 1) == b"y" * BLOCK
+            assert guest.cdb(FLUSH)["status"] == CHECK
+        assert fake.opcodes(SYNCHRONIZE) == []
 
 
 def test_each_write_is_durable_where_that_is_asked_for(target: Target) -> None:

@@ -30,10 +30,11 @@ pub(crate) struct Task {
     /// `enum scsi_residual`: 1, fewer bytes came than were asked for.
     pub residual_status: c_int,
     pub residual: size_t,
-    /// `struct scsi_sense`.
-    error_type: c_uchar,
-    pub sense_key: c_int,
-    pub ascq: c_int,
+    /// `struct scsi_sense`: also what the library makes of an answer without one.
+    sense: [c_int; 4],
+    /// `struct scsi_data`: what came with CHECK CONDITION, two bytes of length and sense data.
+    pub told_len: c_int,
+    pub told: *mut c_uchar,
 }
 
 /// Why the library cannot be used.

@@ -14,11 +14,24 @@ mod status {
     pub(super) const TASK_ABORTED: i32 = 0x40;
 }
 
+/// Of when sense data tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum About {
+    /// There is none that can be read.
+    #[default]
+    Nothing,
+    /// Of the command that was answered.
+    Current,
+    /// Of one that was answered before: this one was not carried out.
+    Deferred,
+}
+
 /// How a command was answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Answer {
     /// `enum scsi_status`.
     pub status: i32,
+    pub about: About,
     pub key: u8,
     /// Additional sense code and its qualifier.
     pub code: u16,
@@ -38,18 +51,51 @@ pub(crate) enum Verdict {
 }
 
 impl Answer {
+    /// Whether sense data is to come with it.
+    pub(crate) fn has_sense(&self) -> bool {
+        self.status == status::CHECK_CONDITION
+    }
+
+    /// Takes over sense data (SPC-5 4.4), as far as it came.
+    pub(crate) fn tell(&mut self, sense: &[u8]) {
+        let code = |at| Some(u16::from_be_bytes([*sense.get(at)?, *sense.get(at + 1)?]));
+        let Some(kind) = sense.first().map(|kind| kind & 0x7F) else { return };
+        let (key, code) = match kind {
+            // Its additional code may be left out.
+            0x70 | 0x71 => (sense.get(2), code(12).or(Some(0))),
+            0x72 | 0x73 => (sense.get(1), code(2)),
+            _ => return,
+        };
+        if let (Some(key), Some(code)) = (key, code) {
+            (self.key, self.code) = (key & 0xF, code);
+            self.about = if kind & 1 == 0 { About::Current } else { About::Deferred };
+        }
+    }
+
+    /// Whether what was answered before is lost.
+    pub(crate) fn is_late_failure(&self) -> bool {
+        self.status == status::CHECK_CONDITION
+            && self.about == About::Deferred
+            // NO SENSE, RECOVERED ERROR.
+            && !matches!(self.key, 0 | 1)
+    }
+
+    fn is_of_this(&self) -> bool {
+        self.status == status::CHECK_CONDITION && self.about == About::Current
+    }
+
     pub(crate) fn is_good(&self) -> bool {
         matches!(self.status, status::GOOD | status::CONDITION_MET)
     }
 
     /// Whether a LUN lacks the command.
     pub(crate) fn is_unsupported(&self) -> bool {
-        self.status == status::CHECK_CONDITION && self.key == 5 && self.code == 0x2000
+        self.is_of_this() && self.key == 5 && self.code == 0x2000
     }
 
     /// Whether the LUN told of something else: a unit attention.
     pub(crate) fn is_attention(&self) -> bool {
-        self.status == status::CHECK_CONDITION && self.key == 6
+        self.is_of_this() && self.key == 6
     }
 
     /// Whether the same is to be asked later: it is busy, or another host has it for itself.
@@ -77,6 +123,11 @@ impl Answer {
     fn check(&self, op: Op) -> Verdict {
         use Verdict::{Again, Done, Failed, Later};
         let asc = self.code >> 8;
+        match self.about {
+            About::Nothing => return Failed(failed(op)),
+            About::Deferred => return Later,
+            About::Current => {}
+        }
         match (self.key, asc) {
             // NO SENSE, RECOVERED ERROR.
             (0 | 1, _) => Done,
@@ -122,7 +173,8 @@ mod tests {
     fn each_answer_by_operation() {
         use IoError::*;
         use Verdict::{Again, Done, Failed, Later};
-        let check = |key, code| Answer { status: 2, key, code, missing: 0 };
+        let check =
+            |key, code| Answer { status: 2, about: About::Current, key, code, ..Answer::default() };
         let status = |status| Answer { status, ..Answer::default() };
         for (op, answer, want) in [
             (Op::Read, status(0), Done),
@@ -153,9 +205,41 @@ mod tests {
             (Op::Write, check(0xB, 0), Later),
             (Op::Write, check(0xE, 0x1D00), Failed(Miscompare)),
             (Op::Flush, check(0xF, 0), Failed(Flush)),
+            (Op::Write, status(2), Failed(WriteMedium)),
+            (Op::Flush, status(2), Failed(Flush)),
+            (Op::Write, Answer { about: About::Deferred, ..check(3, 0x0C00) }, Later),
         ] {
             assert_eq!(answer.verdict(op), want, "{op:?} {answer:?}");
         }
         assert!(check(5, 0x2000).is_unsupported() && !check(5, 0x2400).is_unsupported());
+    }
+
+    #[test]
+    fn sense_data_is_of_this_command_or_of_one_before_or_none() {
+        use About::*;
+        let told = |sense: &[u8]| {
+            let mut answer = Answer { status: 2, ..Answer::default() };
+            answer.tell(sense);
+            (answer.about, answer.key, answer.code)
+        };
+        let fixed = |kind| [kind, 0, 0x23, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x0C, 2, 0, 0, 0, 0];
+        for (sense, want) in [
+            (&fixed(0x70)[..], (Current, 3, 0x0C02)),
+            (&fixed(0xF0), (Current, 3, 0x0C02)),
+            (&fixed(0x71), (Deferred, 3, 0x0C02)),
+            (&fixed(0x70)[..8], (Current, 3, 0)),
+            (&[0x72, 6, 0x29, 1, 0, 0, 0, 0], (Current, 6, 0x2901)),
+            (&[0x73, 4, 0x44, 0, 0, 0, 0, 0], (Deferred, 4, 0x4400)),
+            (&[0x72, 6, 0x29], (Nothing, 0, 0)),
+            (&fixed(0x70)[..2], (Nothing, 0, 0)),
+            (&fixed(0), (Nothing, 0, 0)),
+            (&fixed(0x7F), (Nothing, 0, 0)),
+            (&[], (Nothing, 0, 0)),
+        ] {
+            assert_eq!(told(sense), want, "{sense:02x?}");
+        }
+        let late = |key| Answer { status: 2, about: Deferred, key, ..Answer::default() };
+        assert!(late(3).is_late_failure() && !late(1).is_late_failure());
+        assert!(!Answer { about: Current, ..late(3) }.is_late_failure());
     }
 }

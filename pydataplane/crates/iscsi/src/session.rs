@@ -112,6 +112,7 @@ pub(crate) struct Session {
     own: Box<[u8; OWN_LEN]>,
     own_run: Box<[IoVec; 1]>,
     own_answer: Option<Answer>,
+    late_failure: bool,
 }
 
 // SAFETY: the library has no state of a thread, and a session is with one thread at a time.
@@ -168,6 +169,7 @@ impl Session {
             own: Box::new([0; OWN_LEN]),
             own_run: Box::new([IoVec::EMPTY]),
             own_answer: None,
+            late_failure: false,
         };
         let Isid([a, b, c, d, e]) = isid;
         let (random, qualifier) =
@@ -380,19 +382,30 @@ impl Session {
             return;
         }
         // SAFETY: a task that has ended, of the library's layout.
-        let Task { residual_status, residual, sense_key, ascq, .. } = unsafe { &*task };
-        let answer = Answer {
+        let Task { residual_status, residual, told_len, told, .. } = unsafe { &*task };
+        let mut answer = Answer {
             status,
-            key: *sense_key as u8,
-            code: *ascq as u16,
             missing: if *residual_status == 1 { *residual } else { 0 },
+            ..Answer::default()
         };
+        if answer.has_sense() && !told.is_null() {
+            let len = usize::try_from(*told_len).unwrap_or(0);
+            // SAFETY: so many bytes, which the task has until it is freed.
+            let told = unsafe { std::slice::from_raw_parts(*told, len) };
+            answer.tell(told.get(2..).unwrap_or_default());
+        }
+        self.late_failure |= answer.is_late_failure();
         // SAFETY: it has ended, and nobody else has it.
         unsafe { (self.library.scsi_free_scsi_task)(task) };
         match place as u16 {
             OWN => self.own_answer = Some(answer),
             place => self.answers.push_back((place, answer)),
         }
+    }
+
+    /// Whether the LUN has told, since the last call, that something which it had answered is lost.
+    pub(crate) fn take_late_failure(&mut self) -> bool {
+        std::mem::take(&mut self.late_failure)
     }
 
     /// The next command that was answered: its place, and how.

@@ -136,6 +136,9 @@ impl Worker {
     fn collect(&mut self, session: &mut Session) {
         let patience = self.shared.give_up();
         let mut answered = false;
+        if session.take_late_failure() {
+            self.shared.latch.set(FlushCause::Flush, None);
+        }
         while let Some((at, answer)) = session.next_answer() {
             answered = true;
             if answer.is_attention() {

@@ -1,13 +1,14 @@
 use super::*;
+use crate::sense::About;
 use crate::unit::{Capacity, Limits, Mode, Provisioning};
 use bdev::Geometry;
 use reactor::IoContext;
 
-const GOOD: Answer = Answer { status: 0, key: 0, code: 0, missing: 0 };
+const GOOD: Answer = Answer { status: 0, about: About::Nothing, key: 0, code: 0, missing: 0 };
 const BUSY: Answer = Answer { status: 8, ..GOOD };
 
 fn check(key: u8, code: u16) -> Answer {
-    Answer { status: 2, key, code, missing: 0 }
+    Answer { status: 2, about: About::Current, key, code, ..GOOD }
 }
 
 /// A device without a target, whose I/Os are of one channel.
