@@ -62,6 +62,9 @@ class Answer:
     data: bytes = b""
     status: int = GOOD
     sense: bytes = b""
+    residual: int = 0
+    """Bytes that are said to be left over of a command without data to the initiator; less than 0:
+    to lack."""
 
 
 def sense(key: int, code: int) -> Answer:
@@ -91,6 +94,8 @@ class FakeIscsi:
     block_size: int = BLOCK
     mode: bytes = bytes([23, 0, 0x10, 0, 8, 18, 4, *bytes(17)])
     """What MODE SENSE (6) tells: a volatile cache (WCE), and FUA (DPOFUA)."""
+    identity: bytes = b"\x60identit"
+    """The designator of the device identification page (NAA)."""
     answering: Answering = field(default=lambda command, usual: usual(command))
     log: list[Command] = field(default_factory=list)
     logins: list[bytes] = field(default_factory=list)
@@ -157,7 +162,7 @@ class FakeIscsi:
             case 0:
                 return Answer(bytes([0, 0, 0, 3, 0, 0x83, 0xB0]))
             case 0x83:
-                return Answer(bytes([0, 0x83, 0, 12, 1, 3, 0, 8, *b"\x60identit"]))
+                return Answer(bytes([0, 0x83, 0, 12, 1, 3, 0, 8, *self.identity]))
             case 0xB0:
                 page = bytearray(64)
                 page[:6] = [0, 0xB0, 0, 60, 0, 8]
@@ -245,4 +250,6 @@ class _Connection:
             self._send(0x25, flags, header, came, at44=missing)
             return
         told = len(answer.sense).to_bytes(2, "big") + answer.sense if answer.sense else b""
-        self._send(0x21, 0x80, header, told, at3=bytes([answer.status]), at20=bytes(4))
+        flags = 0x80 | (2 if answer.residual > 0 else 4 if answer.residual else 0)
+        left = abs(answer.residual).to_bytes(4, "big")
+        self._send(0x21, flags, header, told, at3=bytes([answer.status]), at20=bytes(4), at44=left)

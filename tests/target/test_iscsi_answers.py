@@ -174,6 +174,58 @@ def test_what_a_lun_says_instead_of_an_answer_is_not_the_guests(target: Target) 
             assert outcome(guest.cdb(**read(3))) == (CHECK, 3)
 
 
+@pytest.mark.parametrize("code", [0x3F03, 0x3F0E, 0x2900])
+def test_nothing_is_written_to_another_lun_that_comes_in_a_session(
+    target: Target, code: int
+) -> None:
+    with FakeIscsi() as fake:
+        create(target, fake.url)
+        attach(target, "i0")
+
+        def swapped(_command: Command, _usual: Usual) -> Answer:
+            fake.identity = b"\x60another"
+            return sense(6, code)
+
+        with connected(target) as guest:
+            fake.answering = Once(WRITE, swapped)
+            head = guest.send("submit", **write(3, b"s"))["head"]
+            problem = "it has another identification"
+            until(lambda: problem in shown(target).get("problem", ""), "it is told")
+            assert shown(target)["connected"] is False
+            assert len(fake.opcodes(WRITE)) == 1
+            fake.identity = FakeIscsi.identity
+            assert outcome(guest.send("wait", head=head, timeout_ms=30_000)) == (GOOD, 0)
+        assert bytes(fake.content[3 * BLOCK :][:BLOCK]) == b"s" * BLOCK
+
+
+def test_another_size_of_blocks_ends_the_session(target: Target) -> None:
+    with FakeIscsi() as fake:
+        create(target, fake.url)
+        attach(target, "i0")
+        with connected(target) as guest:
+            fake.block_size = 4096
+            until(lambda: not shown(target)["connected"], "it is looked at")
+            head = guest.send("submit", **write(3, b"s"))["head"]
+            until(lambda: "blocks are 4096" in shown(target)["problem"], "it is told")
+            fake.block_size = BLOCK
+            assert outcome(guest.send("wait", head=head, timeout_ms=30_000)) == (GOOD, 0)
+        assert fake.content.find(b"s" * BLOCK) == 3 * BLOCK
+
+
+@pytest.mark.parametrize("residual", [BLOCK, -BLOCK])
+def test_a_write_of_other_bytes_than_were_asked_for_is_an_error(
+    target: Target, residual: int
+) -> None:
+    with FakeIscsi() as fake:
+        create(target, fake.url)
+        attach(target, "i0")
+        with connected(target) as guest:
+            fake.answering = Once(WRITE, says(Answer(residual=residual)))
+            assert outcome(guest.cdb(**write(3, b"r", 2))) == (CHECK, 3)
+            until(lambda: shown(target)["sessions"] == 2, "it is looked at anew")
+            assert outcome(guest.cdb(**write(3, b"r", 2))) == (GOOD, 0)
+
+
 def test_check_condition_without_sense_data_is_no_success(target: Target) -> None:
     with FakeIscsi() as fake:
         create(target, fake.url)

@@ -25,9 +25,10 @@ pub(crate) struct Task {
     status: c_int,
     cdb_size: c_int,
     xfer_dir: c_int,
-    expxferlen: c_int,
+    /// Bytes that were to go over.
+    pub expxferlen: c_int,
     cdb: [c_uchar; 16],
-    /// `enum scsi_residual`: 1, fewer bytes came than were asked for.
+    /// `enum scsi_residual`: 1, fewer bytes went over than were asked for; 2, more would have.
     pub residual_status: c_int,
     pub residual: size_t,
     /// `struct scsi_sense`: also what the library makes of an answer without one.

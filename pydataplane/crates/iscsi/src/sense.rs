@@ -37,6 +37,8 @@ pub(crate) struct Answer {
     pub code: u16,
     /// Bytes that were asked for and did not come.
     pub missing: usize,
+    /// More bytes would have come, or gone.
+    pub excess: bool,
 }
 
 /// What is to be done then.
@@ -103,12 +105,25 @@ impl Answer {
         self.verdict(Op::Flush) == Verdict::Later || self.status == status::RESERVATION_CONFLICT
     }
 
+    /// Whether it is done with other bytes than were asked for.
+    pub(crate) fn is_partial(&self) -> bool {
+        self.is_good() && (self.missing > 0 || self.excess)
+    }
+
+    /// Whether it may be another LUN than before, or one with other properties. An attention that says nothing of
+    /// that is of reservations (2Ah/03h to 05h), of paths (2Ah/06h, 07h), of the capacity, which is looked at
+    /// anyway, of commands that another host ended (2Fh), or of room (38h).
+    pub(crate) fn is_doubtful(&self) -> bool {
+        self.is_attention()
+            && !matches!(self.code, 0x2A03..=0x2A07 | 0x2A09 | 0x2F00..=0x2F02 | 0x3807)
+    }
+
     /// Of a command of `op`.
     pub(crate) fn verdict(&self, op: Op) -> Verdict {
         use Verdict::{Done, Failed, Later};
         match self.status {
-            status::GOOD | status::CONDITION_MET if op == Op::Read && self.missing > 0 => {
-                Failed(IoError::ReadMedium)
+            status::GOOD | status::CONDITION_MET if op != Op::Flush && self.is_partial() => {
+                Failed(failed(op))
             }
             status::GOOD | status::CONDITION_MET => Done,
             status::BUSY | status::TASK_SET_FULL | status::ACA_ACTIVE | status::TASK_ABORTED => {
@@ -180,7 +195,9 @@ mod tests {
             (Op::Read, status(0), Done),
             (Op::Write, status(4), Done),
             (Op::Read, Answer { missing: 1, ..status(0) }, Failed(ReadMedium)),
-            (Op::Write, Answer { missing: 1, ..status(0) }, Done),
+            (Op::Write, Answer { missing: 1, ..status(0) }, Failed(WriteMedium)),
+            (Op::WriteZeroes, Answer { excess: true, ..status(0) }, Failed(WriteMedium)),
+            (Op::Flush, Answer { missing: 1, ..status(0) }, Done),
             (Op::Write, status(8), Later),
             (Op::Write, status(0x28), Later),
             (Op::Write, status(0x40), Later),
@@ -211,6 +228,13 @@ mod tests {
         ] {
             assert_eq!(answer.verdict(op), want, "{op:?} {answer:?}");
         }
+        for code in [0x2A03, 0x2A09, 0x2F00, 0x3807] {
+            assert!(check(6, code).is_attention() && !check(6, code).is_doubtful(), "{code:x}");
+        }
+        for code in [0x2900, 0x2A01, 0x3F03, 0x3F0E, 0] {
+            assert!(check(6, code).is_doubtful(), "{code:x}");
+        }
+        assert!(!check(3, 0x3F03).is_doubtful());
         assert!(check(5, 0x2000).is_unsupported() && !check(5, 0x2400).is_unsupported());
     }
 

@@ -232,6 +232,11 @@ impl Session {
         self.lost
     }
 
+    /// Nothing is sent any more, and what was not answered is not.
+    pub(crate) fn end(&mut self) {
+        self.lost = true;
+    }
+
     /// Gives a command to the library; [`Session::next_answer`] has its answer.
     ///
     /// # Errors
@@ -252,6 +257,7 @@ impl Session {
         }
         let bytes: usize = runs.iter().map(IoVec::len).sum();
         let (Ok(bytes), Ok(count)) = (c_int::try_from(bytes), c_int::try_from(runs.len())) else {
+            self.lost = true;
             return Err(Lost);
         };
         let (library, mut cdb_) = (self.library, *cdb);
@@ -382,10 +388,13 @@ impl Session {
             return;
         }
         // SAFETY: a task that has ended, of the library's layout.
-        let Task { residual_status, residual, told_len, told, .. } = unsafe { &*task };
+        let Task { expxferlen, residual_status, residual, told_len, told, .. } = unsafe { &*task };
+        // Without data there is nothing that could be left.
+        let kind = if *expxferlen == 0 { 0 } else { *residual_status };
         let mut answer = Answer {
             status,
-            missing: if *residual_status == 1 { *residual } else { 0 },
+            missing: if kind == 1 { *residual } else { 0 },
+            excess: kind == 2,
             ..Answer::default()
         };
         if answer.has_sense() && !told.is_null() {
@@ -433,6 +442,10 @@ impl Session {
                 })?;
             }
             let answer = self.own_answer.take().unwrap_or_default();
+            // What it has said before may not hold any more; the first command takes what a new session is told.
+            if answer.is_doubtful() && cdb != &command::test_unit_ready() {
+                return Err("it changed while it was looked at".to_owned());
+            }
             match answer.verdict(bdev::Op::Flush) {
                 Verdict::Again => {}
                 Verdict::Later => {

@@ -145,6 +145,11 @@ impl Worker {
                 self.look_soon();
             }
             self.desk.answered(at, answer, patience);
+            if answer.is_doubtful() || answer.is_partial() {
+                // What was answered after that may be of another LUN, so it is not taken for an answer.
+                session.end();
+                break;
+            }
         }
         if answered {
             self.desk.is_answered();
@@ -155,6 +160,9 @@ impl Worker {
         let Some((answer, told)) = session.own_answer() else { return };
         self.looking = false;
         self.looked = Instant::now();
+        if answer.is_doubtful() {
+            return session.end();
+        }
         if answer.is_attention() {
             return self.look_soon();
         }
@@ -166,7 +174,10 @@ impl Worker {
         };
         match told.and_then(|capacity| self.take_over(&Unit { capacity, ..self.shared.unit })) {
             Ok(()) => self.all_is_well(),
-            Err(why) => self.say(why),
+            Err(why) => {
+                session.end();
+                self.say(why);
+            }
         }
     }
 

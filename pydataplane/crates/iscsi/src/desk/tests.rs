@@ -4,7 +4,8 @@ use crate::unit::{Capacity, Limits, Mode, Provisioning};
 use bdev::Geometry;
 use reactor::IoContext;
 
-const GOOD: Answer = Answer { status: 0, about: About::Nothing, key: 0, code: 0, missing: 0 };
+const GOOD: Answer =
+    Answer { status: 0, about: About::Nothing, key: 0, code: 0, missing: 0, excess: false };
 const BUSY: Answer = Answer { status: 8, ..GOOD };
 
 fn check(key: u8, code: u16) -> Answer {
