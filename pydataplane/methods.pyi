@@ -1335,6 +1335,8 @@ class Rpc(ABC):
         *,
         initiator_iqn: str,
         isid: str | None = ...,
+        lun_block_size: int | None = ...,
+        lun_uuid: str | None = ...,
         name: str,
         url: str,
         uuid: str | None = ...,

@@ -162,7 +162,15 @@ class FakeIscsi:
             case 0:
                 return Answer(bytes([0, 0, 0, 3, 0, 0x83, 0xB0]))
             case 0x83:
-                return Answer(bytes([0, 0x83, 0, 12, 1, 3, 0, 8, *self.identity]))
+                known = (
+                    bytes([1, 3, 0, len(self.identity)]) + self.identity if self.identity else b""
+                )
+                return Answer(
+                    bytes([0, 0x83, *(len(known) + 240).to_bytes(2, "big")])
+                    + known
+                    + bytes([1, 0, 0, 236])
+                    + bytes(236)
+                )
             case 0xB0:
                 page = bytearray(64)
                 page[:6] = [0, 0xB0, 0, 60, 0, 8]

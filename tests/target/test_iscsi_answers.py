@@ -198,6 +198,34 @@ def test_nothing_is_written_to_another_lun_that_comes_in_a_session(
         assert bytes(fake.content[3 * BLOCK :][:BLOCK]) == b"s" * BLOCK
 
 
+def test_another_lun_is_not_used_after_a_restart(target: Target) -> None:
+    """Also where its blocks have another size, as the bdev's identity is recorded."""
+    with FakeIscsi() as fake:
+        made = create(target, fake.url)
+        for change, back in (
+            ({"identity": b"\x60another"}, {"identity": FakeIscsi.identity}),
+            ({"block_size": 4096}, {"block_size": BLOCK}),
+        ):
+            target.kill9()
+            vars(fake).update(change)
+            target.start()
+            (problem,) = target.rpc("virtlun_get_status")["restore_problems"]
+            assert "another LUN" in str(problem) or "blocks are 4096" in str(problem)
+            vars(fake).update(back)
+            until(lambda: not target.rpc("virtlun_get_status")["restore_problems"], "it is back")
+            assert shown(target)["uuid"] == made["uuid"]
+
+
+def test_a_lun_that_cannot_be_told_from_another_is_refused(target: Target) -> None:
+    with FakeIscsi(identity=b"") as fake:
+        refused(target, "could not be told from another one", IO, name="i0", url=fake.url)
+        what = {"name": "i0", "url": fake.url}
+        fake.identity = FakeIscsi.identity
+        refused(target, "are given together", INVALID, **what, lun_block_size=BLOCK)
+        other = "00000000-0000-4000-8000-000000000000"
+        refused(target, "another LUN", IO, **what, lun_uuid=other, lun_block_size=BLOCK)
+
+
 def test_another_size_of_blocks_ends_the_session(target: Target) -> None:
     with FakeIscsi() as fake:
         create(target, fake.url)

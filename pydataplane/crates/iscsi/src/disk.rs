@@ -47,6 +47,34 @@ pub fn timeout() -> Option<Duration> {
     Some(TIMEOUT_S.load(Relaxed)).filter(|seconds| *seconds != 0).map(Duration::from_secs)
 }
 
+/// What tells one LUN from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lun {
+    /// Made of the target's name and the LUN's identification.
+    pub identity: Uuid,
+    /// Bytes.
+    pub block_size: u32,
+}
+
+impl Lun {
+    /// # Errors
+    /// A clause: `is` is another one.
+    pub(crate) fn check(self, is: Lun) -> Result<(), String> {
+        if is.identity != self.identity {
+            return Err(
+                "another LUN is there than before: it has another identification".to_owned()
+            );
+        }
+        if is.block_size != self.block_size {
+            return Err(format!(
+                "its blocks are {} bytes now, not {}",
+                is.block_size, self.block_size
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// What is asked for.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -60,6 +88,8 @@ pub struct Options {
     pub isid: Isid,
     /// Identity; `None`: that of the LUN.
     pub uuid: Option<Uuid>,
+    /// Which LUN it has to be; `None`: whatever is there.
+    pub expected: Option<Lun>,
     /// Each write is durable when it is answered (FUA); `None`: where the target is another host, has a cache
     /// and can.
     pub write_through: Option<bool>,
@@ -288,7 +318,10 @@ impl Disk {
             return Err(failed(why, false));
         }
         let write_through = can && options.write_through.unwrap_or(!address.is_local());
-        let uuid = options.uuid.or(unit.identity).unwrap_or_else(Uuid::new_v4);
+        if let Some(expected) = options.expected {
+            expected.check(unit.lun()).map_err(|why| failed(format!("{address}: {why}"), true))?;
+        }
+        let uuid = options.uuid.unwrap_or(unit.identity);
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| failed(e.to_string(), false))?;
         let shared = Arc::new(Shared {
@@ -314,6 +347,11 @@ impl Disk {
         let started = thread::Builder::new().name("iscsi".into()).spawn(|| worker.run());
         started.map_err(|e| failed(e.to_string(), false))?;
         Ok(Arc::new(Disk { shared, life, uuid, stats: Stats::new() }))
+    }
+
+    /// Which LUN it is.
+    pub fn lun(&self) -> Lun {
+        self.shared.unit.lun()
     }
 
     /// Tells when it has logged out.

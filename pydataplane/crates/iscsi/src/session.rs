@@ -492,11 +492,20 @@ impl Session {
         }
         let pages = self.told(&command::inquiry(Some(0), PAGE), page_len, waiting)?;
         let mut page = |number: u8| {
-            let has = pages.get(4..).unwrap_or_default().contains(&number);
-            let cdb = command::inquiry(Some(number), PAGE);
-            if has { self.told(&cdb, page_len, waiting) } else { Ok(Vec::new()) }
+            if !pages.get(4..).unwrap_or_default().contains(&number) {
+                return Ok(Vec::new());
+            }
+            let page = self.told(&command::inquiry(Some(number), PAGE), page_len, waiting)?;
+            // Old LUNs know one byte of length only.
+            if unit::page_len(&page) <= page_len {
+                return Ok(page);
+            }
+            self.told(&command::inquiry(Some(number), OWN_LEN as u16), OWN_LEN, waiting)
         };
-        let (identification, limits, provisioning) = (page(0x83)?, page(0xB0)?, page(0xB2)?);
+        let (identification, serial) = (page(0x83)?, page(0x80)?);
+        let (limits, provisioning) = (page(0xB0)?, page(0xB2)?);
+        let identity = unit::identity(&address.target, &identification, &serial);
+        let identity = identity.ok_or("it has neither an identification (VPD page 83h) nor a serial number (80h), so it could not be told from another one")?;
         let provisioning = Provisioning::parse(&provisioning);
         let same = self.told(&command::report_opcode(0x93, 64), 64, waiting)?;
         Ok(Unit {
@@ -505,7 +514,7 @@ impl Session {
             limits: Limits::parse(&limits),
             same: unit::is_supported(&same) || provisioning.same,
             provisioning,
-            identity: unit::identity(&address.target, &identification),
+            identity,
         })
     }
 

@@ -4,6 +4,8 @@
 use bdev::{Features, Geometry};
 use uuid::Uuid;
 
+use crate::disk::Lun;
+
 /// Bytes of one command at most; longer I/O is done in parts.
 const PART_MAX: u64 = 4 << 20;
 /// Blocks that one command zeroes or deallocates at most where the LUN names no limit: the target does it all
@@ -127,13 +129,25 @@ impl Provisioning {
     }
 }
 
+/// What a page of vital product data holds, as far as it came.
+fn page_data(page: &[u8]) -> &[u8] {
+    let data = page.get(4..).unwrap_or_default();
+    &data[..data.len().min(page_len(page).saturating_sub(4))]
+}
+
+/// Bytes that such a page has altogether.
+pub(crate) fn page_len(page: &[u8]) -> usize {
+    page.get(2..4).map_or(0, |len| 4 + usize::from(u16::from_be_bytes([len[0], len[1]])))
+}
+
 /// The identity of a LUN of `target`, by the best designator of the device identification page (83h), the same
-/// on every host; `None`: it has none.
-pub(crate) fn identity(target: &str, page: &[u8]) -> Option<Uuid> {
-    let mut left = page.get(4..)?;
-    let mut best: Option<(u8, &[u8])> = None;
+/// on every host; else by its serial number (80h); `None`: it has neither.
+pub(crate) fn identity(target: &str, page: &[u8], serial: &[u8]) -> Option<Uuid> {
+    let mut left = page_data(page);
+    let mut best = Some((0, page_data(serial).trim_ascii())).filter(|(_, s)| !s.is_empty());
     while let [_, kind, _, len, rest @ ..] = left {
-        let (designator, rest) = rest.split_at_checked(usize::from(*len))?;
+        // The last one may be cut.
+        let Some((designator, rest)) = rest.split_at_checked(usize::from(*len)) else { break };
         left = rest;
         // Of the logical unit, not of the port.
         if kind & 0x30 != 0 || designator.is_empty() {
@@ -148,7 +162,7 @@ pub(crate) fn identity(target: &str, page: &[u8]) -> Option<Uuid> {
             1 => 1,
             _ => continue,
         };
-        if best.is_none_or(|(other, _)| other < rank) {
+        if best.is_none_or(|(other, _): (u8, _)| other < rank) {
             best = Some((rank, designator));
         }
     }
@@ -187,12 +201,16 @@ pub(crate) struct Unit {
     pub provisioning: Provisioning,
     /// WRITE SAME (16) is supported.
     pub same: bool,
-    pub identity: Option<Uuid>,
+    pub identity: Uuid,
 }
 
 impl Unit {
     fn block_size(&self) -> u64 {
         u64::from(self.capacity.geometry.block_size)
+    }
+
+    pub(crate) fn lun(&self) -> Lun {
+        Lun { identity: self.identity, block_size: self.capacity.geometry.block_size }
     }
 
     /// Bytes of one READ or WRITE at most, whole blocks.
@@ -245,16 +263,7 @@ impl Unit {
     /// # Errors
     /// A clause that says why not.
     pub(crate) fn can_replace(&self, old: &Unit) -> Result<(), String> {
-        let size = |unit: &Unit| unit.capacity.geometry.block_size;
-        if self.identity != old.identity {
-            return Err(
-                "another LUN is there than before: it has another identification".to_owned()
-            );
-        }
-        if size(self) != size(old) {
-            return Err(format!("its blocks are {} bytes now, not {}", size(self), size(old)));
-        }
-        Ok(())
+        old.lun().check(self.lun())
     }
 }
 
@@ -279,7 +288,7 @@ mod tests {
         ) {
             _ = is_disk(&data);
             _ = is_supported(&data);
-            _ = identity("t", &data);
+            _ = identity("t", &data, &data);
             let (mode, limits) = (Mode::parse(&data), Limits::parse(&data));
             let provisioning = Provisioning::parse(&data);
             let mut told = data.clone();
@@ -291,7 +300,7 @@ mod tests {
                 prop_assert!(geometry.num_blocks > 0 && geometry.bytes() <= BYTES_MAX);
                 prop_assert!(geometry.physical_block_size % geometry.block_size == 0);
                 let unit =
-                    Unit { capacity, mode, limits, provisioning, same: true, identity: None };
+                    Unit { capacity, mode, limits, provisioning, same: true, identity: Uuid::nil() };
                 let features = unit.features(false);
                 prop_assert!(unit.part_max() >= u64::from(geometry.block_size));
                 prop_assert!(unit.part_max().is_multiple_of(u64::from(geometry.block_size)));
@@ -316,7 +325,7 @@ mod tests {
             limits: Limits::default(),
             provisioning: Provisioning { unmap: true, same: true },
             same: true,
-            identity: identity("t", &[0, 0x83, 0, 7, 1, 3, 0, 3, 1, 2, 3]),
+            identity: identity("t", &[0, 0x83, 0, 7, 1, 3, 0, 3, 1, 2, 3], &[]).unwrap(),
         }
     }
 
@@ -392,9 +401,14 @@ mod tests {
 
     #[test]
     fn an_identity_is_that_of_the_lun_the_same_everywhere() {
-        let page = [0, 0x83, 0, 0, 1, 3, 0, 2, 9, 9, 2, 0x13, 0, 1, 5, 1, 1, 0, 1, 4];
+        let page = [0, 0x83, 0, 16, 1, 3, 0, 2, 9, 9, 2, 0x13, 0, 1, 5, 1, 1, 0, 1, 4];
+        let identity = |target, page| identity(target, page, &[]);
         let naa = identity("t", &page).unwrap();
         assert_eq!(identity("t", &[0, 0x83, 0, 6, 1, 3, 0, 2, 9, 9]).unwrap(), naa);
+        // What is behind the page is none of it; one that is cut is none.
+        let behind = [0, 0x83, 0, 6, 1, 3, 0, 2, 9, 9, 1, 3, 0, 1, 7];
+        let cut = [0, 0x83, 1, 0, 1, 1, 0, 1, 4, 1, 3, 0, 2, 9, 9, 1, 3, 0, 200, 1];
+        assert_eq!([&behind[..], &cut].map(|page| identity("t", page)), [Some(naa); 2]);
         assert_ne!(identity("u", &page).unwrap(), naa);
         assert_ne!(identity("t", &[0, 0x83, 0, 6, 1, 3, 0, 2, 9, 8]).unwrap(), naa);
         // That of a port only, none, and one that is longer than its page.
@@ -406,6 +420,17 @@ mod tests {
         ] {
             assert_eq!(identity("t", none), None, "{none:?}");
         }
+    }
+
+    #[test]
+    fn a_lun_without_identification_is_known_by_its_serial_number() {
+        let serial = |text: &[u8; 4]| [&[0, 0x80, 0, 4][..], text].concat();
+        let of = |page: &[u8], text| identity("t", page, &serial(text));
+        assert_eq!(of(&[], b" 12 "), of(&[], b"12  "));
+        assert_ne!(of(&[], b"1234"), of(&[], b"1235"));
+        assert_eq!(of(&[], b"    "), None);
+        let naa = [0, 0x83, 0, 6, 1, 3, 0, 2, 9, 9];
+        assert_eq!(of(&naa, b"1234"), identity("t", &naa, &[]));
     }
 
     #[test]
@@ -434,7 +459,7 @@ mod tests {
     fn guests_go_on_only_with_the_same_lun() {
         let old = unit();
         assert!(old.can_replace(&old).is_ok());
-        let other = Unit { identity: None, ..old };
+        let other = Unit { identity: Uuid::nil(), ..old };
         assert!(other.can_replace(&old).unwrap_err().contains("another LUN"));
         let other = Unit { capacity: capacity(2047, 4096, 0, 0).unwrap(), ..old };
         assert_eq!(other.can_replace(&old).unwrap_err(), "its blocks are 4096 bytes now, not 512");

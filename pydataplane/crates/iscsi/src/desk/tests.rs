@@ -34,7 +34,7 @@ impl Rig {
             limits,
             provisioning: Provisioning { unmap: true, same: true },
             same: true,
-            identity: None,
+            identity: uuid::Uuid::nil(),
         };
         let io = IoContext::new().unwrap();
         Rig {

@@ -6,7 +6,7 @@ use crate::app::App;
 use crate::privilege;
 use crate::state::{Call, Item};
 use bdev::Bdev;
-use iscsi::{Address, CreateError, Disk, Isid, Library, Options};
+use iscsi::{Address, CreateError, Disk, Isid, Library, Lun, Options};
 use rpc::{Errno, Error, Flags, Methods};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -50,6 +50,13 @@ struct Create {
     /// before that had it (ours). Default: a random one, which is recorded
     #[serde(default, skip_serializing_if = "Option::is_none")]
     isid: Option<String>,
+    /// Identity that the LUN has to have (ours). Default: the one that it has, which is recorded
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    lun_uuid: Option<UuidText>,
+    /// Bytes that a block of that LUN has to have, with `lun_uuid` (ours). Default: those that it has, which is
+    /// recorded
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    lun_block_size: Option<u32>,
 }
 
 #[derive(Deserialize, Serialize, JsonSchema)]
@@ -121,6 +128,20 @@ fn check_initiator(p: &Create) -> Result<(), Error> {
     Err(Error::os(Errno::Inval, why))
 }
 
+/// Which LUN it has to be.
+fn expected(p: &Create) -> Result<Option<Lun>, Error> {
+    match (&p.lun_uuid, p.lun_block_size) {
+        (None, None) => Ok(None),
+        (Some(UuidText(identity)), Some(block_size)) => {
+            Ok(Some(Lun { identity: *identity, block_size }))
+        }
+        _ => {
+            let why = format!("bdev {}: lun_uuid and lun_block_size are given together", p.name);
+            Err(Error::os(Errno::Inval, why))
+        }
+    }
+}
+
 fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMade> {
     check_name(&p.name)?;
     check_initiator(&p)?;
@@ -144,6 +165,7 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
         initiator: p.initiator_iqn.clone(),
         isid,
         uuid: p.uuid.map(|uuid| uuid.0),
+        expected: expected(&p)?,
         write_through: p.write_through,
     };
     let wait = app.waits.begin(format!("bdev {}", p.name), format!("{shown} to answer"));
@@ -151,6 +173,8 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
     drop(wait);
     app.flush_errors.attach(&*made, Path::new(&shown));
     (p.uuid, p.isid) = (Some(UuidText(made.uuid())), Some(isid.to_string()));
+    let lun = made.lun();
+    (p.lun_uuid, p.lun_block_size) = (Some(UuidText(lun.identity)), Some(lun.block_size));
     let bdev: Arc<dyn Bdev> = made;
     match item {
         Some(item) => app.add_restored(bdev.clone(), item)?,
