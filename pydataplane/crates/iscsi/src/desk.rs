@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bdev::{AlignedBuf, Completion, Io, IoError, Op, Slots};
+use bdev::{AlignedBuf, Completion, FlushCause, FlushLatch, Io, IoError, Op, Slots};
 use guestmem::{IoVec, Sg};
 
 use crate::channel::Lane;
@@ -55,6 +55,8 @@ struct Flight {
     /// In which order it came.
     number: u64,
     since: Instant,
+    /// When its part went off.
+    sent: Instant,
     /// Bytes that are done.
     done: u64,
     /// Bytes of the part that is with the session; 0: what is done is made durable.
@@ -85,8 +87,6 @@ pub(crate) struct Desk {
     zeros: AlignedBuf,
     /// Since when nothing was answered although something waits.
     since: Option<Instant>,
-    /// A flush failed at the target.
-    flush_failed: bool,
 }
 
 impl Desk {
@@ -96,6 +96,7 @@ impl Desk {
             state: State::Free,
             number: 0,
             since: Instant::now(),
+            sent: Instant::now(),
             done: 0,
             part: 0,
             pause: PAUSE,
@@ -112,7 +113,6 @@ impl Desk {
             count: 0,
             zeros: AlignedBuf::zeroed(unit.capacity.geometry.block_size as usize),
             since: None,
-            flush_failed: false,
         }
     }
 
@@ -219,7 +219,7 @@ impl Desk {
         let left = (io.blocks * block_size).saturating_sub(flight.done);
         let lba = io.lba + flight.done / block_size;
         let fua = io.fua || write_through;
-        flight.state = State::Sent;
+        (flight.state, flight.sent) = (State::Sent, Instant::now());
         flight.runs.clear();
         let (cdb, data);
         match io.op {
@@ -282,9 +282,16 @@ impl Desk {
     }
 
     /// A part of an I/O was answered. It waits no longer than `patience`, if there is one, for a target that is
-    /// busy.
-    pub(crate) fn answered(&mut self, at: u16, answer: Answer, patience: Option<Duration>) {
-        let (block_size, write_through) = (self.block_size(), self.write_through);
+    /// busy. A flush that failed is latched before anybody is told.
+    pub(crate) fn answered(
+        &mut self,
+        at: u16,
+        answer: Answer,
+        patience: Option<Duration>,
+        latch: &FlushLatch,
+    ) {
+        let block_size = self.block_size();
+        let (write_through, cache) = (self.write_through, self.unit.mode.cache);
         let flight = &mut self.slots[at];
         let Some(Carried { io, how, .. }) = &mut flight.carried else { return };
         let (op, all) = (io.op, io.blocks * block_size);
@@ -294,12 +301,17 @@ impl Desk {
             flight.state = State::Waits;
             return self.ready.push_back(at);
         }
+        // It may have begun.
+        if *how == How::Compared && answer.is_aborted() {
+            return self.finish(at, Err(IoError::Aborted));
+        }
         // Also of what makes zeros durable.
         let of = if syncs { Op::Flush } else { op };
         match answer.verdict(of) {
             Verdict::Done => {
                 flight.done += flight.part;
-                let needs_sync = write_through && matches!(op, Op::Unmap | Op::WriteZeroes);
+                let durable = write_through || io.fua && cache;
+                let needs_sync = durable && matches!(op, Op::Unmap | Op::WriteZeroes);
                 if syncs || (flight.done == all && !needs_sync) {
                     self.finish(at, Ok(()));
                 } else {
@@ -311,7 +323,9 @@ impl Desk {
             // It keeps nothing in a cache.
             Verdict::Failed(_) if syncs && answer.is_unsupported() => self.finish(at, Ok(())),
             Verdict::Failed(error) => {
-                self.flush_failed |= syncs && error == IoError::Flush;
+                if syncs && error == IoError::Flush {
+                    latch.set(FlushCause::Flush, None);
+                }
                 self.finish(at, Err(error));
             }
             Verdict::Again | Verdict::Later
@@ -327,9 +341,24 @@ impl Desk {
         }
     }
 
-    /// Whether a flush failed at the target since the last call.
-    pub(crate) fn take_flush_failure(&mut self) -> bool {
-        std::mem::take(&mut self.flush_failed)
+    /// When the command went off that has waited longest for its answer.
+    pub(crate) fn oldest_sent(&self) -> Option<Instant> {
+        let sent = self.slots.iter().filter(|flight| flight.state == State::Sent);
+        sent.map(|flight| flight.sent).min()
+    }
+
+    /// Ends those that went off so long ago. Nothing may be in flight any more.
+    pub(crate) fn fail_sent_before(&mut self, before: Instant) {
+        for at in 0..DEPTH {
+            let flight = &self.slots[at];
+            if flight.state == State::Sent
+                && flight.sent <= before
+                && let Some(Carried { io, .. }) = &flight.carried
+            {
+                let error = failed(io.op);
+                self.finish(at, Err(error));
+            }
+        }
     }
 
     /// The session is gone, and nothing of what it had is in flight any more: what was not answered is sent again
@@ -351,6 +380,11 @@ impl Desk {
             let flight = &mut self.slots[at];
             if matches!(flight.state, State::Waits | State::Sent) {
                 flight.state = State::Waits;
+                // Zeros that were to be made durable may be gone.
+                let zeroes = |c: &Carried| matches!(c.io.op, Op::Unmap | Op::WriteZeroes);
+                if flight.carried.as_ref().is_some_and(zeroes) {
+                    flight.done = 0;
+                }
                 all.push((flight.number, at));
             }
         }

@@ -24,7 +24,8 @@ pub(crate) const XFER: [c_int; 3] = [0, 1, 2];
 pub(crate) struct Task {
     status: c_int,
     cdb_size: c_int,
-    xfer_dir: c_int,
+    /// One of [`XFER`].
+    pub xfer_dir: c_int,
     /// Bytes that were to go over.
     pub expxferlen: c_int,
     cdb: [c_uchar; 16],

@@ -105,6 +105,11 @@ impl Answer {
         self.verdict(Op::Flush) == Verdict::Later || self.status == status::RESERVATION_CONFLICT
     }
 
+    /// Whether it was ended before it was over.
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.status == status::TASK_ABORTED || self.is_of_this() && self.key == 0xB
+    }
+
     /// Whether it is done with other bytes than were asked for.
     pub(crate) fn is_partial(&self) -> bool {
         self.is_good() && (self.missing > 0 || self.excess)

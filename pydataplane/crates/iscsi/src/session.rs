@@ -113,6 +113,8 @@ pub(crate) struct Session {
     own_run: Box<[IoVec; 1]>,
     own_answer: Option<Answer>,
     late_failure: bool,
+    /// Commands with data that were answered while something was still to be sent, which may be that data.
+    early: Vec<(usize, c_int)>,
 }
 
 // SAFETY: the library has no state of a thread, and a session is with one thread at a time.
@@ -170,6 +172,7 @@ impl Session {
             own_run: Box::new([IoVec::EMPTY]),
             own_answer: None,
             late_failure: false,
+            early: Vec::with_capacity(usize::from(DEPTH)),
         };
         let Isid([a, b, c, d, e]) = isid;
         let (random, qualifier) =
@@ -370,7 +373,16 @@ impl Session {
                 CONNECT => self.lost = true,
                 // What has no answer stays until the context is gone.
                 _ if no_answer => self.lost = true,
+                // The library still reads what it has not sent of it.
+                place if self.sends() && self.has_data_out(place) => {
+                    self.early.push((place, status))
+                }
                 place => self.answered(place, status),
+            }
+        }
+        if !self.early.is_empty() && !self.lost && !self.sends() {
+            for (place, status) in std::mem::take(&mut self.early) {
+                self.answered(place, status);
             }
         }
         // Its memory is used again.
@@ -379,6 +391,26 @@ impl Session {
                 *ended = all;
             }
         });
+    }
+
+    /// Whether commands or data are to be sent that the target lets be sent. Data of a command goes before all
+    /// commands after it.
+    fn sends(&self) -> bool {
+        // SAFETY: a context of this thread.
+        let events = unsafe { (self.library.iscsi_which_events)(self.context) };
+        events & c_int::from(PollFlags::OUT.bits() as i16) != 0
+    }
+
+    fn has_data_out(&self, place: usize) -> bool {
+        let task = self.tasks.get(place).copied().filter(|task| !task.is_null());
+        // SAFETY: a task of the library's layout, which nobody has freed.
+        task.is_some_and(|task| unsafe { (*task).xfer_dir } == XFER[Data::Out as usize])
+    }
+
+    /// Whether nothing more is to be sent for now: an answer waits until all is sent that was given to the
+    /// library, and is taken for none if the session is lost before.
+    pub(crate) fn has_early(&self) -> bool {
+        !self.early.is_empty()
     }
 
     fn answered(&mut self, place: usize, status: c_int) {

@@ -33,6 +33,8 @@ pub(crate) struct Worker {
     /// When the LUN was looked at; in the past: it is to be looked at.
     looked: Instant,
     looking: bool,
+    /// When it was.
+    asked: Instant,
     /// No attempt to log in before that, and the pause after the next one.
     next: Instant,
     pause: Duration,
@@ -52,6 +54,7 @@ impl Worker {
             begun: now,
             looked: now,
             looking: false,
+            asked: now,
             next: now,
             pause: PAUSE,
             said: None,
@@ -82,7 +85,9 @@ impl Worker {
         let time = match self.shared.may_sleep() {
             true => until.saturating_duration_since(Instant::now()),
             // There is no room for what waits; or there is, and it is taken at once.
-            false if self.desk.is_full() => until.saturating_duration_since(Instant::now()),
+            false if self.desk.is_full() || session.has_early() => {
+                until.saturating_duration_since(Instant::now())
+            }
             false => Duration::ZERO,
         };
         let woken = session.wait(Some(self.shared.event.as_fd()), time);
@@ -97,16 +102,33 @@ impl Worker {
             self.shared.set_connected(false);
             self.give_up();
             self.next = Instant::now();
+        } else if self.has_silent() {
+            drop(session);
+            if let Some(before) = self.shared.give_up().and_then(|t| Instant::now().checked_sub(t))
+            {
+                self.desk.fail_sent_before(before);
+            }
+            self.lose();
         } else {
             self.session = Some(session);
         }
     }
 
+    /// Whether a command has no answer for too long, although others may have.
+    fn has_silent(&self) -> bool {
+        let asked = Some(self.asked).filter(|_| self.looking);
+        let oldest = asked.into_iter().chain(self.desk.oldest_sent()).min();
+        let waits = oldest.map(|since| since.elapsed());
+        waits.zip(self.shared.give_up()).is_some_and(|(waits, most)| waits >= most)
+    }
+
     fn send(&mut self, session: &mut Session) {
         if !self.looking && self.looked.elapsed() >= LOOK {
+            self.asked = Instant::now();
             self.looking = session.send_own(&command::read_capacity(), CAPACITY_LEN).is_ok();
         }
         while !session.is_lost()
+            && !session.has_early()
             && let Some(at) = self.desk.next_ready()
         {
             let sent = match self.desk.part(at) {
@@ -129,7 +151,10 @@ impl Worker {
         let looks = has_session && !self.looking;
         let look = looks.then(|| self.looked + LOOK);
         let give_up = self.desk.waits_since().zip(self.shared.give_up()).map(|(a, b)| a + b);
-        let dues = [look, give_up, self.desk.next_due()];
+        let asked = Some(self.asked).filter(|_| has_session && self.looking);
+        let oldest = asked.into_iter().chain(self.desk.oldest_sent()).min();
+        let silent = oldest.zip(self.shared.give_up()).map(|(a, b)| a + b);
+        let dues = [look, give_up, silent, self.desk.next_due()];
         dues.into_iter().flatten().fold(now + SLEEP, Instant::min)
     }
 
@@ -144,7 +169,7 @@ impl Worker {
             if answer.is_attention() {
                 self.look_soon();
             }
-            self.desk.answered(at, answer, patience);
+            self.desk.answered(at, answer, patience, &self.shared.latch);
             if answer.is_doubtful() || answer.is_partial() {
                 // What was answered after that may be of another LUN, so it is not taken for an answer.
                 session.end();
@@ -153,9 +178,6 @@ impl Worker {
         }
         if answered {
             self.desk.is_answered();
-        }
-        if self.desk.take_flush_failure() {
-            self.shared.latch.set(FlushCause::Flush, None);
         }
         let Some((answer, told)) = session.own_answer() else { return };
         self.looking = false;
