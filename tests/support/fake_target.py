@@ -237,6 +237,7 @@ class FakeTarget(WatchedClient):
             "flush_errors": [],
             "waiting": [],
             "images": {"asked": False, "problem": None},
+            "iscsi": {"asked": False, "problem": None},
             "network": self.network,
         }
         return status if self.complete is None else status | {"storage_complete": self.complete}

@@ -413,7 +413,7 @@ def test_requests_that_would_be_lost_keep_a_domain_here(tmp_path: Path, proc: Pr
         world.target.suspended[0]["overtaken"] = True
         await machine.look()
         assert machine.suspends == 1, "it is the same failure"
-        asked = bytes(machine.dom.write(Writer()).u32(0).u32(0).u32(0).u32(0))
+        asked = bytes(machine.dom.write(Writer()).u32(0).u32(0).u32(0).u32(0).u64(0))
         with pytest.raises(ReplyError, match="would be lost: make room"):
             await client.call(proc, asked)
         assert proc not in world.libvirtd.calls()

@@ -204,7 +204,9 @@ def two_texts(xml: str) -> bytes:
         ),
         (
             Proc.MIGRATE_BEGIN3,
-            lambda dom, xml, more: bytes(dom.write(Writer()).u32(1).string(xml).u32(0)),
+            lambda dom, xml, more: bytes(
+                dom.write(Writer()).u32(1).string(xml).u64(0).u32(0).u64(0)
+            ),
         ),
         (
             Proc.ATTACH_DEVICE_FLAGS,
