@@ -226,6 +226,50 @@ def test_a_lun_that_cannot_be_told_from_another_is_refused(target: Target) -> No
         refused(target, "another LUN", IO, **what, lun_uuid=other, lun_block_size=BLOCK)
 
 
+def test_what_no_flush_has_made_durable_fails_the_flushes_after_a_loss(target: Target) -> None:
+    with FakeIscsi(mode=bytes([23, 0, 0, 0, 8, 18, 4, *bytes(17)])) as fake:
+        # As one on another host: only an address that begins with 127. and localhost are known.
+        create(target, fake.url.replace("127.0.0.1", "127.1"))
+        attach(target, "i0")
+        with connected(target) as guest:
+            for flushed, status in ((True, GOOD), (False, CHECK)):
+                assert outcome(guest.cdb(**write(3, b"f"))) == (GOOD, 0)
+                if flushed:
+                    assert guest.cdb(FLUSH)["status"] == GOOD
+                fake.answering = Once(READ, lost)
+                assert outcome(guest.cdb(**read(9), timeout_ms=30_000)) == (GOOD, 0)
+                assert guest.cdb(FLUSH)["status"] == status
+
+
+def test_a_lun_that_has_a_cache_of_late_is_not_used(target: Target) -> None:
+    with FakeIscsi(mode=bytes([23, 0, 0x10, 0, 8, 18, 0, *bytes(17)])) as fake:
+        create(target, fake.url)
+        attach(target, "i0")
+        with connected(target) as guest:
+            was, fake.mode = fake.mode, FakeIscsi.mode
+            fake.answering = Once(WRITE, says(sense(6, 0x2A01)))
+            head = guest.send("submit", **write(3, b"s"))["head"]
+            until(lambda: "a volatile cache now" in shown(target).get("problem", ""), "it is told")
+            assert len(fake.opcodes(WRITE)) == 1
+            fake.mode = was
+            assert outcome(guest.send("wait", head=head, timeout_ms=30_000)) == (GOOD, 0)
+
+
+def test_one_command_without_an_answer_ends_the_session_and_alone_fails(target: Target) -> None:
+    target.rpc("bdev_iscsi_set_options", timeout_sec=2)
+    with FakeIscsi() as fake:
+        create(target, fake.url)
+        attach(target, "i0")
+        with connected(target) as guest:
+            fake.answering = Once(WRITE, lambda _command, _usual: b"")
+            head = guest.send("submit", **write(3, b"o"))["head"]
+            # All the time others are answered.
+            while shown(target)["sessions"] == 1:
+                assert outcome(guest.cdb(**read(9), timeout_ms=30_000)) == (GOOD, 0)
+            assert outcome(guest.send("wait", head=head, timeout_ms=30_000)) == (CHECK, 3)
+            assert outcome(guest.cdb(**write(3, b"o"))) == (GOOD, 0)
+
+
 def test_another_size_of_blocks_ends_the_session(target: Target) -> None:
     with FakeIscsi() as fake:
         create(target, fake.url)

@@ -127,7 +127,8 @@ impl Login {
 }
 
 fn portal_of(portal: &str) -> Result<(String, u16), String> {
-    let wrong = || format!("{portal:?} is no host with a port");
+    // It is not quoted: where an @ is missing, it is a password.
+    let wrong = || "its URL has no host, or one with a wrong port".to_owned();
     let (host, port) = match portal.strip_prefix('[') {
         Some(rest) => {
             let (host, port) = rest.split_once(']').ok_or_else(wrong)?;
@@ -174,10 +175,10 @@ fn decoded(text: &str) -> Result<String, String> {
         let mut digit = || rest.next().and_then(|b| char::from(b).to_digit(16));
         match (digit(), digit()) {
             (Some(high), Some(low)) if high + low > 0 => bytes.push((high * 16 + low) as u8),
-            _ => return Err(format!("{text:?} has a % without two hexadecimal digits")),
+            _ => return Err("its target's name has a % without two hexadecimal digits".to_owned()),
         }
     }
-    String::from_utf8(bytes).map_err(|_| format!("{text:?} is not UTF-8"))
+    String::from_utf8(bytes).map_err(|_| "its target's name is not UTF-8".to_owned())
 }
 
 impl fmt::Display for Address {
@@ -257,6 +258,9 @@ mod tests {
             ("iscsi://me@h/t/1", "a user without a password"),
             ("iscsi://me%@h/t/1", "a user and a password have"),
             ("iscsi://me%secret@h/t/x", "a LUN is a number"),
+            ("iscsi://me%secret/t/1", "no host"),
+            ("iscsi://me/%secret/1", "two hexadecimal digits"),
+            ("iscsi://me/%73ecret%ff/1", "not UTF-8"),
             ("iscsi://me%secret@h/t/1?x=y", "a parameter"),
             ("iscsi://h/t/1?target_user=a&target_password=secret", "wants that of the initiator"),
         ] {

@@ -5,6 +5,8 @@ pub(crate) type Cdb = [u8; 16];
 
 /// Bytes of what READ CAPACITY (16) tells.
 pub(crate) const CAPACITY_LEN: usize = 32;
+/// UNMAP's operation code.
+pub(crate) const UNMAP: u8 = 0x42;
 /// Bytes of an UNMAP's list of one range.
 pub(crate) const UNMAP_LEN: usize = 24;
 
@@ -56,7 +58,7 @@ pub(crate) fn write_same(lba: u64, blocks: u32, unmap: bool) -> Cdb {
 /// UNMAP, with its list of one range.
 pub(crate) fn unmap(lba: u64, blocks: u32) -> (Cdb, [u8; UNMAP_LEN]) {
     let (mut cdb, mut list) = ([0; 16], [0; UNMAP_LEN]);
-    cdb[0] = 0x42;
+    cdb[0] = UNMAP;
     cdb[8] = UNMAP_LEN as u8;
     list[1] = UNMAP_LEN as u8 - 2;
     list[3] = UNMAP_LEN as u8 - 8;

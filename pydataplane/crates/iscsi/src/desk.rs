@@ -55,6 +55,8 @@ struct Flight {
     /// In which order it came.
     number: u64,
     since: Instant,
+    /// Changes that had been answered before its part went off.
+    changes: u64,
     /// When its part went off.
     sent: Instant,
     /// Bytes that are done.
@@ -87,6 +89,9 @@ pub(crate) struct Desk {
     zeros: AlignedBuf,
     /// Since when nothing was answered although something waits.
     since: Option<Instant>,
+    /// Changes that were answered, and how many of them a flush has made durable.
+    changes: u64,
+    flushed: u64,
 }
 
 impl Desk {
@@ -96,6 +101,7 @@ impl Desk {
             state: State::Free,
             number: 0,
             since: Instant::now(),
+            changes: 0,
             sent: Instant::now(),
             done: 0,
             part: 0,
@@ -113,6 +119,8 @@ impl Desk {
             count: 0,
             zeros: AlignedBuf::zeroed(unit.capacity.geometry.block_size as usize),
             since: None,
+            changes: 0,
+            flushed: 0,
         }
     }
 
@@ -220,6 +228,7 @@ impl Desk {
         let lba = io.lba + flight.done / block_size;
         let fua = io.fua || write_through;
         (flight.state, flight.sent) = (State::Sent, Instant::now());
+        flight.changes = self.changes;
         flight.runs.clear();
         let (cdb, data);
         match io.op {
@@ -310,6 +319,11 @@ impl Desk {
         match answer.verdict(of) {
             Verdict::Done => {
                 flight.done += flight.part;
+                if op == Op::Flush {
+                    self.flushed = self.flushed.max(flight.changes);
+                } else if op.is_write() && cache && !write_through && !io.fua {
+                    self.changes += 1;
+                }
                 let durable = write_through || io.fua && cache;
                 let needs_sync = durable && matches!(op, Op::Unmap | Op::WriteZeroes);
                 if syncs || (flight.done == all && !needs_sync) {
@@ -339,6 +353,11 @@ impl Desk {
                 flight.pause = (flight.pause * 2).min(PAUSE_MAX);
             }
         }
+    }
+
+    /// Whether something was answered that no flush has made durable. The next call only knows of what comes then.
+    pub(crate) fn take_unflushed(&mut self) -> bool {
+        std::mem::replace(&mut self.flushed, self.changes) < self.changes
     }
 
     /// When the command went off that has waited longest for its answer.

@@ -321,6 +321,13 @@ impl Disk {
         if let Some(expected) = options.expected {
             expected.check(unit.lun()).map_err(|why| failed(format!("{address}: {why}"), true))?;
         }
+        if unit.mode.cache && !write_through && !address.is_local() {
+            tracing::warn!(
+                bdev = name,
+                "its LUN has a volatile cache, and no write is made durable by itself (FUA): after a loss of the \
+                 session flushes fail until that is cleared"
+            );
+        }
         let uuid = options.uuid.unwrap_or(unit.identity);
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| failed(e.to_string(), false))?;

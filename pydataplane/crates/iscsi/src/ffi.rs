@@ -28,7 +28,7 @@ pub(crate) struct Task {
     pub xfer_dir: c_int,
     /// Bytes that were to go over.
     pub expxferlen: c_int,
-    cdb: [c_uchar; 16],
+    pub cdb: [c_uchar; 16],
     /// `enum scsi_residual`: 1, fewer bytes went over than were asked for; 2, more would have.
     pub residual_status: c_int,
     pub residual: size_t,

@@ -420,9 +420,10 @@ impl Session {
             return;
         }
         // SAFETY: a task that has ended, of the library's layout.
-        let Task { expxferlen, residual_status, residual, told_len, told, .. } = unsafe { &*task };
-        // Without data there is nothing that could be left.
-        let kind = if *expxferlen == 0 { 0 } else { *residual_status };
+        let Task { expxferlen, cdb, residual_status, residual, told_len, told, .. } =
+            unsafe { &*task };
+        // Without data there is nothing that could be left; and tgtd says of each UNMAP that its list was.
+        let kind = if *expxferlen == 0 || cdb[0] == command::UNMAP { 0 } else { *residual_status };
         let mut answer = Answer {
             status,
             missing: if kind == 1 { *residual } else { 0 },
@@ -594,6 +595,14 @@ enum Why {
 }
 
 impl Isid {
+    /// That of a device: the same whenever it is made, so that it ends a session that is left of it.
+    pub fn of(initiator: &str, address: &Address, name: &str) -> Isid {
+        let text = format!("{initiator}\0{address}\0{name}");
+        let [a, b, c, d, e, ..] =
+            *uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_OID, text.as_bytes()).as_bytes();
+        Isid([a, b, c, d, e])
+    }
+
     /// One that nobody else has, as far as that can be said.
     pub fn random() -> Isid {
         let [a, b, c, d, e, ..] = *uuid::Uuid::new_v4().as_bytes();
@@ -633,5 +642,11 @@ mod tests {
             assert_eq!(Isid::parse(wrong), None, "{wrong}");
         }
         assert_ne!(Isid::random(), Isid::random());
+        let address = |url| Address::parse(url).unwrap();
+        let of = Isid::of("i", &address("iscsi://me%one@h/t/1"), "a");
+        assert_eq!(Isid::of("i", &address("iscsi://me%two@h/t/1"), "a"), of);
+        assert_ne!(Isid::of("i", &address("iscsi://me%one@h/t/2"), "a"), of);
+        assert_ne!(Isid::of("j", &address("iscsi://me%one@h/t/1"), "a"), of);
+        assert_ne!(Isid::of("i", &address("iscsi://me%one@h/t/1"), "b"), of);
     }
 }

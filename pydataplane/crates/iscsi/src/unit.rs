@@ -263,7 +263,21 @@ impl Unit {
     /// # Errors
     /// A clause that says why not.
     pub(crate) fn can_replace(&self, old: &Unit) -> Result<(), String> {
-        old.lun().check(self.lun())
+        old.lun().check(self.lun())?;
+        let can = |what: &str| Err(format!("{what}: delete the bdev and create it again"));
+        if self.mode.cache && !old.mode.cache {
+            return can("it has a volatile cache now, and had none");
+        }
+        if self.mode.cache && old.mode.fua && !self.mode.fua {
+            return can("it makes no write durable by itself (FUA) any more");
+        }
+        if old.capacity.unmapped_is_zero && !self.capacity.unmapped_is_zero {
+            return can("what is deallocated does not read as zeros any more");
+        }
+        if old.capacity.thin && !self.capacity.thin {
+            return can("it is not thin any more");
+        }
+        Ok(())
     }
 }
 
@@ -463,7 +477,7 @@ mod tests {
         assert!(other.can_replace(&old).unwrap_err().contains("another LUN"));
         let other = Unit { capacity: capacity(2047, 4096, 0, 0).unwrap(), ..old };
         assert_eq!(other.can_replace(&old).unwrap_err(), "its blocks are 4096 bytes now, not 512");
-        let larger = Unit { capacity: capacity(4095, 512, 0, 0).unwrap(), ..old };
+        let larger = Unit { capacity: capacity(4095, 512, 3, 0xC0).unwrap(), ..old };
         assert!(larger.can_replace(&old).is_ok());
     }
 }

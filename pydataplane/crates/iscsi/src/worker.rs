@@ -289,7 +289,19 @@ impl Worker {
             Ok(session)
         });
         match taken {
-            Ok(session) => {
+            Ok(mut session) => {
+                // Its host may have been down, and what its cache held is gone then. The cache of one on this host
+                // goes with this process.
+                let may_be_lost =
+                    self.desk.take_unflushed() && !self.shared.identity().address.is_local();
+                if may_be_lost || session.take_late_failure() {
+                    let name = self.shared.name();
+                    tracing::error!(
+                        bdev = name,
+                        "what was written since the last flush may be lost: its target has ended the session, and has a volatile cache"
+                    );
+                    self.shared.latch.set(FlushCause::Flush, None);
+                }
                 self.session = Some(session);
                 self.begun = Instant::now();
                 self.looked = self.begun;

@@ -301,6 +301,31 @@ fn the_oldest_command_without_an_answer_is_known_and_ended_alone() {
 }
 
 #[test]
+fn a_change_is_unflushed_until_a_flush_that_came_after_its_answer() {
+    let mut rig = Rig::new();
+    rig.come(1, Op::Write, 0, 1);
+    let write = rig.send();
+    // That flush need not have it.
+    rig.come(2, Op::Flush, 0, 0);
+    let flush = rig.send();
+    rig.answer(write[0].0, GOOD);
+    rig.answer(flush[0].0, GOOD);
+    assert!(rig.desk.take_unflushed() && !rig.desk.take_unflushed());
+    rig.come(3, Op::Write, 0, 1);
+    let write = rig.send();
+    rig.answer(write[0].0, GOOD);
+    rig.come(4, Op::Flush, 0, 0);
+    let flush = rig.send();
+    rig.answer(flush[0].0, GOOD);
+    assert!(!rig.desk.take_unflushed());
+    let mut rig = Rig::with(true, Limits::default());
+    rig.come(1, Op::Write, 0, 1);
+    let write = rig.send();
+    rig.answer(write[0].0, GOOD);
+    assert!(!rig.desk.take_unflushed(), "it was made durable");
+}
+
+#[test]
 fn a_lun_that_cannot_flush_keeps_nothing_in_a_cache() {
     let mut rig = Rig::new();
     rig.come(1, Op::Flush, 0, 0);

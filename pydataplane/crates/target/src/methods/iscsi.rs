@@ -47,7 +47,7 @@ struct Create {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     write_through: Option<bool>,
     /// Identifier of the session (ISID), twelve hexadecimal digits that begin with 80; each login ends the session
-    /// before that had it (ours). Default: a random one, which is recorded
+    /// before that had it (ours). Default: one made of the initiator's name, the URL and the bdev's name
     #[serde(default, skip_serializing_if = "Option::is_none")]
     isid: Option<String>,
     /// Identity that the LUN has to have (ours). Default: the one that it has, which is recorded
@@ -147,7 +147,7 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
     check_initiator(&p)?;
     let address = address(&p.name, &p.url)?;
     let isid = match &p.isid {
-        None => Isid::random(),
+        None => Isid::of(&p.initiator_iqn, &address, &p.name),
         Some(text) => Isid::parse(text).ok_or_else(|| {
             let why =
                 format!("bdev {}: isid is twelve hexadecimal digits that begin with 80", p.name);
