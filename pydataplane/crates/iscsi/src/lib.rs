@@ -18,14 +18,16 @@
 //! - nothing is sent in a new session before the target has ended what it had of the old one: each login of a
 //!   device has the same identifier (ISID), and the target ends the session that has it before it lets in
 //!   (session reinstatement, RFC 7143 6.3.5). So does that of a process that comes after one that was killed, as
-//!   the identifier is recorded. libiscsi's own reconnection takes another one, and is off;
+//!   the identifier is recorded. (tgtd does not wait for what its threads still carry out: not our doing, and a
+//!   reset of the LUN would harm other hosts.) libiscsi's own reconnection takes another one, and is off;
 //! - a COMPARE AND WRITE is not sent again, as it would find what it wrote: it fails as aborted;
 //! - a SYNCHRONIZE CACHE stands for writes that were answered before. Where a target that comes back may have
 //!   lost those, each write is sent with FUA instead ([`Options::write_through`]): by default where it is
 //!   another host.
 //!
 //! A target that hangs is waited for. After [`timeout`] without an answer the session is given up, I/O fails,
-//! and further I/O fails at once until there is a session again. A LUN that has another identification
+//! and further I/O fails at once until there is a session again. A LUN that tells of a change is looked at in a new
+//! session before anything more is sent (`sense`). One that has another identification
 //! or block size than before keeps the device without one.
 //!
 //! | file | noun |
