@@ -94,6 +94,11 @@ class FakeIscsi:
     block_size: int = BLOCK
     mode: bytes = bytes([23, 0, 0x10, 0, 8, 18, 4, *bytes(17)])
     """What MODE SENSE (6) tells: a volatile cache (WCE), and FUA (DPOFUA)."""
+    unsolicited: bool = False
+    """The data of a WRITE comes without being asked for, of which only what is with the command is
+    looked at, and is read slowly."""
+    after: Callable[[], None] = field(default=lambda: None)
+    """Called once a command is answered, before more is read."""
     identity: bytes = b"\x60identit"
     """The designator of the device identification page (NAA)."""
     answering: Answering = field(default=lambda command, usual: usual(command))
@@ -174,7 +179,7 @@ class FakeIscsi:
             case 0xB0:
                 page = bytearray(64)
                 page[:6] = [0, 0xB0, 0, 60, 0, 8]
-                page[8:12] = MAX_TRANSFER.to_bytes(4, "big")
+                page[8:12] = (8192 if self.unsolicited else MAX_TRANSFER).to_bytes(4, "big")
                 return Answer(bytes(page))
         return sense(5, 0x2400)
 
@@ -211,6 +216,8 @@ class _Connection:
                     self._command(header, data)
                 case 0x06:
                     return self._send(0x26, 0x80, header)
+                case 0x05 if self.target.unsolicited:
+                    pass
                 case 0x00:
                     self._send(0x20, 0x80, header)
                 case other:
@@ -235,6 +242,13 @@ class _Connection:
         self.isid = header[8:14]
         asked = dict(pair.split("=", 1) for pair in data.decode().split("\0") if pair)
         known = {**_LOGIN, "AuthMethod": "None"}
+        if self.target.unsolicited:
+            known |= {
+                "InitialR2T": "No",
+                "FirstBurstLength": "8388608",
+                "MaxBurstLength": "8388608",
+            }
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         text = "".join(f"{key}={known[key]}\0" for key in asked if key in known)
         flags = header[1] & 0x8F
         done = flags & 0x83 == 0x83
@@ -261,3 +275,4 @@ class _Connection:
         flags = 0x80 | (2 if answer.residual > 0 else 4 if answer.residual else 0)
         left = abs(answer.residual).to_bytes(4, "big")
         self._send(0x21, flags, header, told, at3=bytes([answer.status]), at20=bytes(4), at44=left)
+        self.target.after()

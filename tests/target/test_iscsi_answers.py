@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -268,6 +269,22 @@ def test_one_command_without_an_answer_ends_the_session_and_alone_fails(target: 
                 assert outcome(guest.cdb(**read(9), timeout_ms=30_000)) == (GOOD, 0)
             assert outcome(guest.send("wait", head=head, timeout_ms=30_000)) == (CHECK, 3)
             assert outcome(guest.cdb(**write(3, b"o"))) == (GOOD, 0)
+
+
+def test_an_answer_waits_for_data_that_is_still_to_be_sent(target: Target) -> None:
+    """The memory is the guest's again only when nothing reads it any more."""
+    over = threading.Event()
+    early: list[bool] = []
+    with FakeIscsi(unsolicited=True) as fake:
+        create(target, fake.url)
+        attach(target, "i0")
+        with connected(target, memory=64 << 20) as guest:
+            fake.answering = Once(WRITE, says(sense(3, 0x0C00)))
+            fake.after = lambda: early.append(over.wait(2))
+            head = guest.send("submit", **write(3, b"e", 8192))["head"]
+            assert outcome(guest.send("wait", head=head, timeout_ms=30_000)) == (CHECK, 3)
+            over.set()
+            assert early[:1] == [False]
 
 
 def test_another_size_of_blocks_ends_the_session(target: Target) -> None:
