@@ -143,9 +143,9 @@ async def _check_possible(call: Call, dom: Domain, flags: int) -> None:
 async def _check_flags(call: Call, dom: Domain, flags: int) -> None:
     current = await _current(call, dom, XML_SECURE)
     plan = None if current is None else await call.parse(lambda: translate.plan(current), current)
-    if plan is None:
+    if plan is None or not plan.luns:
         return
-    if flags & POST_COPY and plan.luns:
+    if flags & POST_COPY:
         raise Refused(
             Code.OPERATION_UNSUPPORTED,
             f"domain '{dom.name}' has disks of virtlun, whose target has to reach all of the"
@@ -155,7 +155,7 @@ async def _check_flags(call: Call, dom: Domain, flags: int) -> None:
     if flags & (COPY_ALL | COPY_CHANGED):
         raise Refused(
             Code.OPERATION_UNSUPPORTED,
-            f"domain '{dom.name}' has a controller of virtlun, whose volumes libvirt does not copy"
+            f"domain '{dom.name}' has disks of virtlun, whose volumes libvirt does not copy"
             " (those of a pool of Ceph are there already, others need their content there first):"
             " migrate it without --copy-storage-all, or name the disks to be copied with"
             " --migrate-disks",
