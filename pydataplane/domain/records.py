@@ -17,8 +17,8 @@ from contextlib import suppress
 
 from pydataplane.domain.errors import RecordError
 
-EXPECTED_S = 60
-"""How long, in seconds, a guest that is about to come is expected."""
+EXPECTED_S = 10
+"""How long, in seconds, a guest that is about to come is expected: libvirt asks twice in a row."""
 
 
 def read(folder: str, controller: str) -> dict[str, str]:

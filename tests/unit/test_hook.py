@@ -506,6 +506,14 @@ def test_what_prepare_makes_for_a_guest_that_comes_is_left_to_the_other_host(hos
         host.run("release", "end", "-")
         host.run("prepare", "begin", "-")
         assert "incoming" not in host.target.options[CONTROLLER, 0]
+        # Nor for one that is no part of it, as libvirt asks for both at once.
+        host.run("release", "end", "-")
+        host.run("migrate", "begin", "-")
+        (note,) = (host.folder / "state").glob("*.incoming")
+        before = time.time() - 11
+        os.utime(note, (before, before))
+        host.run("prepare", "begin", "-")
+        assert "incoming" not in host.target.options[CONTROLLER, 0]
 
 
 def test_the_record_goes_when_the_metadata_says_it(host: Host) -> None:
