@@ -253,6 +253,44 @@ def test_a_guest_that_could_not_go_on_there_takes_its_lock_back(moving: Moving) 
 
 
 @pytest.mark.nightly
+def test_a_guest_that_goes_on_here_after_another_host_had_its_image_has_no_disk_any_more(
+    moving: Moving,
+) -> None:
+    """As where it ran there, and ended, before the source learned of it."""
+    hosts, here = moving.hosts, moving.here
+    process = moving.begin()
+    pid = hosts.qemu(moving.there)
+    libvirtd = moving.there.libvirtd.pid
+    os.kill(libvirtd, signal.SIGSTOP)
+    try:
+        fast(here)
+        until(lambda: hosts.lock(moving.image) is None, "the source to let go", 120)
+        hosts.ceph.rbd("image-meta", "set", f"{POOL}/{moving.image}", "virtlun.generation", "other")
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: hosts.lock(moving.image) is None, "that to be done")
+        before = hosts.ceph.content(moving.image)
+    finally:
+        os.kill(libvirtd, signal.SIGCONT)
+    process.communicate(timeout=120)
+    assert process.returncode != 0
+
+    def fenced() -> bool:
+        (bdev,) = here.client.call("bdev_get_bdevs", name=f"ceph0/{moving.image}")
+        return bool(bdev["driver_specific"]["rbd"]["fenced"])
+
+    until(fenced, "the source to know")
+    until(lambda: "I/O error" in here.console(NAME), "the guest to be told")
+    said = f"image {POOL}/{moving.image} was locked by another host since its guest"
+    assert said in here.paths.log.read_text(errors="replace")
+    assert hosts.ceph.content(moving.image) == before
+    # A start is of a new guest, which has the disk.
+    here.virsh("destroy", NAME)
+    here.virsh("start", NAME)
+    moving.agent.close()
+    hosts.agent(here, NAME).close()
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("words", ["--postcopy", "--postcopy --p2p", "--copy-storage-all"])
 def test_what_is_not_possible_is_refused_before_anything_happens(
     moving: Moving, words: str

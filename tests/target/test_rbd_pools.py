@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -548,3 +549,94 @@ def test_many_images_are_listed_without_a_lock(target: Target, ceph: Ceph) -> No
     assert made <= names(target)
     assert not target.client.call("bdev_lvol_get_lvols", lvs_name="ceph0")[0]["is_degraded"]
     assert owners(ceph, "many7") == 0
+
+
+def come(target: Target, volume: str) -> None:
+    """Makes a controller with a volume whose guest another host has, and which is to come."""
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-2")
+    add(target, volume, "vm-2", incoming=True)
+
+
+def shown(target: Target, volume: str) -> dict[str, Any]:
+    """Returns what a target says of an image."""
+    return dict(info(target, volume)["driver_specific"]["rbd"])
+
+
+def test_a_guest_that_comes_reads_what_its_other_host_wrote_last(
+    target: Target, make_target: MakeTarget, ceph: Ceph
+) -> None:
+    create(target, "comes")
+    other = with_pool(make_target, ceph)
+    with guest_of(target, "ceph0/comes") as here, ThreadPoolExecutor() as pool:
+        here.write(1, bytes([1]) * BLOCK)
+        come(other, "ceph0/comes")
+        with Initiator(other.vhost_dir / "vm-2") as there:
+            there.send("connect")
+            there.ready()
+            reads = pool.submit(there.read, 1, 1)
+            here.write(1, bytes([2]) * BLOCK)
+            assert shown(other, "ceph0/comes")["locked"] is False
+            target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
+            assert reads.result() == bytes([2]) * BLOCK
+            assert shown(other, "ceph0/comes")["locked"] is True
+            there.write(1, bytes([3]) * BLOCK)
+    # From now on it is as any other of that host.
+    assert "incoming" not in json.dumps(other.configuration())
+    other.kill9()
+    other.start()
+    assert shown(other, "ceph0/comes")["locked"] is True
+    with Initiator(other.vhost_dir / "vm-2") as there:
+        there.send("connect")
+        there.ready()
+        assert there.read(1, 1) == bytes([3]) * BLOCK
+
+
+def test_a_guest_that_comes_too_late_is_refused_its_disk_for_good(
+    target: Target, make_target: MakeTarget, ceph: Ceph
+) -> None:
+    create(target, "late")
+    other, third = with_pool(make_target, ceph), with_pool(make_target, ceph)
+    # Who waits takes nothing by himself while anybody has it open.
+    third.rpc("vhost_create_scsi_controller", ctrlr="vm-3")
+    add(third, "ceph0/late", "vm-3", shareable=True)
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+    add(target, "ceph0/late")
+    come(other, "ceph0/late")
+    for _ in range(2):  # the second time it is another guest's
+        target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
+        assert owners(ceph, "late") == 0
+        add(target, "ceph0/late")
+    target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
+    with Initiator(other.vhost_dir / "vm-2") as guest:
+        guest.send("connect")
+        guest.ready()
+        until(lambda: shown(other, "ceph0/late")["fenced"], "the disk to be refused")
+        for _ in range(2):
+            with pytest.raises(AssertionError):
+                guest.write(1, bytes([1]) * BLOCK)
+    assert owners(ceph, "late") == 0
+    assert ceph.content("late") == bytes(8 * MIB)
+    assert other.words().count("image rbd/late was locked by another host since its guest") == 1
+
+
+def test_a_guest_that_comes_paused_has_its_disk_when_the_other_host_has_it_no_more(
+    target: Target, make_target: MakeTarget, ceph: Ceph
+) -> None:
+    create(target, "paused")
+    other = with_pool(make_target, ceph)
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+    add(target, "ceph0/paused")
+    come(other, "ceph0/paused")
+    target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
+    until(lambda: shown(other, "ceph0/paused")["locked"], "the disk to be locked")
+    with pytest.raises(RpcError, match="is locked by the client at"):
+        add(target, "ceph0/paused")
+
+
+def test_a_guest_that_comes_is_refused_an_image_that_cannot_be_locked(
+    target: Target, ceph: Ceph
+) -> None:
+    ceph.image("loose", 8, "--image-feature", "layering")
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-2")
+    with pytest.raises(RpcError, match="lacks the feature exclusive-lock"):
+        add(target, "ceph0/loose", "vm-2", incoming=True)

@@ -86,7 +86,7 @@ pub(crate) struct RbdChannel {
     slots: Slots<InFlight>,
     ring: Arc<Ring>,
     late: Late,
-    /// Writes that wait for the image to be locked, in order.
+    /// I/Os that wait for the image to be locked, in order.
     parked: VecDeque<u16>,
     /// How often what waited had been given up when they began to.
     given_up: u64,
@@ -152,7 +152,8 @@ impl RbdChannel {
     /// Begins an I/O, unless it has to wait until the image is locked.
     #[inline]
     fn begin(&mut self, at: u16) {
-        match self.image.hold.is_held() || self.slots[at].io.op == Op::Read {
+        // Reads as well: what the other host has acknowledged may be in its librbd until it has let go.
+        match self.image.hold.is_held() {
             true => self.start(at),
             false => self.park(at),
         }

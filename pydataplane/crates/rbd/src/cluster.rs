@@ -123,8 +123,6 @@ pub(crate) enum News {
     Changed(Weak<Image>),
     /// The cluster has fenced this client.
     Fenced(Weak<Image>),
-    /// Its lock is to be taken, or let go.
-    Lock(Weak<Image>),
 }
 
 /// A cluster, as images of it use it.
@@ -135,6 +133,8 @@ pub struct Cluster {
     clients: Arc<ClientsFile>,
     /// To the thread that looks after images, once there is one.
     news: Mutex<Option<mpsc::Sender<News>>>,
+    /// To the thread that has locks of images seen to, once there is one.
+    locks: Mutex<Option<mpsc::Sender<Weak<Image>>>>,
 }
 
 impl Cluster {
@@ -156,6 +156,7 @@ impl Cluster {
             link: Arc::clone(&link),
             clients: Arc::clone(&clients),
             news: Mutex::default(),
+            locks: Mutex::default(),
         };
         let connect = move || keep_connecting(library, (&name, &options), &link, &clients);
         spawn("rbd connect", connect)?;
@@ -253,16 +254,56 @@ impl Cluster {
                 match news {
                     News::Changed(image) => _ = image.upgrade().map(|image| image.look_again()),
                     News::Fenced(image) => _ = image.upgrade().map(|image| image.leave_client()),
-                    News::Lock(image) => {
-                        if let Err(why) = spawn("rbd lock", move || hold::see_to(&image)) {
-                            tracing::error!("the lock of an image stays as it is: {why}");
-                        }
-                    }
                 }
             }
         })?;
         *there = Some(tell.clone());
         Ok(tell)
+    }
+
+    /// Where it is to be told that the lock of an image is to be taken, or let go: apart from other news,
+    /// which may wait for the cluster.
+    ///
+    /// # Errors
+    /// There is no thread.
+    pub(crate) fn locks(&self) -> Result<mpsc::Sender<Weak<Image>>, Error> {
+        let mut there = self.locks.lock();
+        if let Some(locks) = &*there {
+            return Ok(locks.clone());
+        }
+        let (tell, told) = mpsc::channel();
+        let see_to = |image: &Weak<Image>| {
+            let image = Weak::clone(image);
+            spawn("rbd lock", move || hold::see_to(&image))
+        };
+        spawn("rbd locks", move || hand_out(&told, RETRY, see_to))?;
+        *there = Some(tell.clone());
+        Ok(tell)
+    }
+}
+
+/// Gives each that is told to `start`, and again after `pause` what could not be started. Ends with who tells.
+fn hand_out<T>(
+    told: &mpsc::Receiver<T>,
+    pause: Duration,
+    mut start: impl FnMut(&T) -> Result<(), Error>,
+) {
+    let mut late = Vec::new();
+    loop {
+        let next = match late.is_empty() {
+            true => told.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
+            false => told.recv_timeout(pause),
+        };
+        match next {
+            Ok(one) => late.push(one),
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => return,
+        }
+        late.retain(|one| {
+            let started = start(one);
+            let late = started.inspect_err(|why| tracing::error!("an image's lock waits: {why}"));
+            late.is_err()
+        });
     }
 }
 
@@ -515,6 +556,23 @@ mod tests {
             thread::sleep(LOOK);
         }
         assert_eq!(within(Duration::from_secs(600), what(), || Ok(7)).unwrap(), 7);
+    }
+
+    #[test]
+    fn what_cannot_be_started_is_started_later() {
+        let (tell, told) = mpsc::channel();
+        let mut started = Vec::new();
+        let mut tells = Some(tell);
+        tells.as_ref().unwrap().send(7).unwrap();
+        hand_out(&told, Duration::from_millis(1), |number| {
+            started.push(*number);
+            if started.len() < 3 {
+                return Err(Error::Failed { what: "no thread".to_owned(), errno: libc::EAGAIN });
+            }
+            tells = None;
+            Ok(())
+        });
+        assert_eq!(started, [7, 7, 7]);
     }
 
     #[test]

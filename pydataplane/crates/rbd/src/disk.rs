@@ -78,12 +78,18 @@ impl Disk {
         self.image.source()
     }
 
+    /// What says in the image that it is had by this bdev, for [`Source::generation`] of the next process.
+    pub fn generation(&self) -> &str {
+        self.image.generation()
+    }
+
     /// Whose image it is.
     pub fn cluster(&self) -> &Arc<Cluster> {
         self.image.cluster()
     }
 
-    /// Whether the cluster has fenced this host: then every I/O fails.
+    /// Whether the cluster has fenced this host, or another host had the image while a guest was to have it
+    /// here: then every I/O fails.
     pub fn is_fenced(&self) -> bool {
         self.image.is_fenced()
     }

@@ -47,6 +47,15 @@ pub enum Error {
         /// Addresses of clients.
         owner: String,
     },
+    /// Another client had the image locked while its guest was to have it here.
+    #[error(
+        "image {image} was locked by another host since its guest had it here or began to come, so it is \
+         not served any more: stop that guest, whose idea of the disk is out of date"
+    )]
+    Overtaken {
+        /// Pool and name.
+        image: String,
+    },
     /// The image cannot be had by one host alone.
     #[error(
         "image {image} lacks the feature exclusive-lock, so other hosts cannot be kept from writing to \
@@ -79,7 +88,7 @@ impl Error {
             Error::Library(_) => libc::EOPNOTSUPP,
             Error::Exists(_) => libc::EEXIST,
             Error::NoCluster(_) => libc::ENOENT,
-            Error::InUse { .. } | Error::Locked { .. } => libc::EBUSY,
+            Error::InUse { .. } | Error::Locked { .. } | Error::Overtaken { .. } => libc::EBUSY,
             Error::TimedOut { .. } => libc::ETIMEDOUT,
             Error::NoLock { .. } | Error::ZeroByte(_) | Error::Invalid(_) => libc::EINVAL,
             Error::Failed { errno, .. } => *errno,

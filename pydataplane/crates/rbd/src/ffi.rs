@@ -319,6 +319,7 @@ functions! {
             DiffCallback,
             *mut c_void
         ) -> c_int;
+        rbd_metadata_get(ImageHandle, *const c_char, *mut c_char, *mut size_t) -> c_int;
         rbd_metadata_set(ImageHandle, *const c_char, *const c_char) -> c_int;
         rbd_metadata_remove(ImageHandle, *const c_char) -> c_int;
         rbd_metadata_list(

@@ -1,13 +1,13 @@
-//! Whether an image may be written here, while its guest moves from host to host.
+//! Whether an image may be used here, while its guest moves from host to host.
 //!
 //! Who opens an image for a guest that is still to come leaves the lock to the host where it runs, and takes
 //! it when it runs here. Where it has stopped to go on elsewhere, the lock is let go, but only if another
-//! client has the image open: it is taken again if the guest goes on here after all. What is written meanwhile
-//! waits. One thread at a time sees to it, as Ceph may take its time.
+//! client has the image open: it is taken again if the guest goes on here after all, and nobody else had it. I/O
+//! waits meanwhile. One thread at a time sees to it, as Ceph may take its time.
 
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -24,11 +24,16 @@ const ASK: Duration = Duration::from_secs(1);
 /// After how long, and how often from then on, it is said that a guest waits.
 const SAY: Duration = Duration::from_secs(10);
 
+/// How often it is tried to let go of it.
+const UNLOCKS: u32 = 5;
+
 /// What is wanted of the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wish {
     /// That it stays as it is.
     Nothing,
+    /// To have it, as soon as nobody else has the image open: its guest has come, and is paused.
+    Inherit,
     /// To have it, from whoever has it now.
     Take,
     /// To let another client have it.
@@ -39,11 +44,13 @@ struct State {
     wish: Wish,
     /// A thread sees to it.
     busy: bool,
+    /// That thread, once it runs.
+    thread: Option<Thread>,
     /// Channels, to be woken when it comes.
     rings: Vec<Weak<Ring>>,
 }
 
-/// Whether an image may be written here.
+/// Whether an image may be used here.
 pub(crate) struct Hold {
     held: AtomicBool,
     /// How often what waited was given up.
@@ -53,11 +60,11 @@ pub(crate) struct Hold {
 
 impl Hold {
     pub(crate) fn new(held: bool) -> Hold {
-        let state = State { wish: Wish::Nothing, busy: false, rings: Vec::new() };
+        let state = State { wish: Wish::Nothing, busy: false, thread: None, rings: Vec::new() };
         Hold { held: held.into(), given_up: 0.into(), state: Mutex::new(state) }
     }
 
-    /// Whether writes may begin.
+    /// Whether I/O may begin.
     #[inline]
     pub(crate) fn is_held(&self) -> bool {
         self.held.load(Ordering::Acquire)
@@ -81,13 +88,16 @@ impl Hold {
         state.wish = wish;
         let begins = !state.busy && self.is_open(wish);
         state.busy |= begins;
+        if let Some(thread) = &state.thread {
+            thread.unpark();
+        }
         begins
     }
 
     /// What still waits for the lock is not to be done any more, whenever it comes.
     pub(crate) fn give_up(&self) {
         let mut state = self.state.lock();
-        if state.wish == Wish::Take {
+        if matches!(state.wish, Wish::Take | Wish::Inherit) {
             state.wish = Wish::Nothing;
         }
         self.given_up.fetch_add(1, Ordering::AcqRel);
@@ -102,7 +112,7 @@ impl Hold {
     fn is_open(&self, wish: Wish) -> bool {
         match wish {
             Wish::Nothing => false,
-            Wish::Take => !self.is_held(),
+            Wish::Take | Wish::Inherit => !self.is_held(),
             Wish::LetGo => self.is_held(),
         }
     }
@@ -111,7 +121,7 @@ impl Hold {
     fn next(&self) -> Wish {
         let mut state = self.state.lock();
         if !self.is_open(state.wish) {
-            (state.wish, state.busy) = (Wish::Nothing, false);
+            (state.wish, state.busy, state.thread) = (Wish::Nothing, false, None);
         }
         state.wish
     }
@@ -119,7 +129,7 @@ impl Hold {
     /// The lock has come; whether it is still wanted.
     fn came(&self) -> bool {
         let state = self.state.lock();
-        let wanted = state.wish == Wish::Take;
+        let wanted = matches!(state.wish, Wish::Take | Wish::Inherit);
         if wanted {
             self.held.store(true, Ordering::Release);
             Hold::wake(&state);
@@ -137,6 +147,15 @@ impl Hold {
         may
     }
 
+    /// A thread begins to see to it.
+    fn begun(&self) {
+        self.state.lock().thread = Some(thread::current());
+    }
+
+    fn is_wished(&self, wish: Wish) -> bool {
+        self.state.lock().wish == wish
+    }
+
     /// A wish is not to be fulfilled, unless there is another one by now.
     fn drop_wish(&self, wish: Wish) {
         let mut state = self.state.lock();
@@ -149,14 +168,19 @@ impl Hold {
 /// Sees to what is wanted of an image's lock until that is so.
 pub(crate) fn see_to(image: &Weak<Image>) {
     let mut waiting = Waiting::default();
+    if let Some(image) = image.upgrade() {
+        image.hold.begun();
+    }
     while let Some(image) = image.upgrade() {
         let pause = match image.hold.next() {
             Wish::Nothing => return,
+            Wish::Inherit => inherit(&image),
             Wish::Take => waiting.take(&image),
             Wish::LetGo => let_go(&image),
         };
         drop(image);
-        thread::sleep(pause);
+        // A new wish ends it.
+        thread::park_timeout(pause);
     }
 }
 
@@ -171,40 +195,72 @@ struct Waiting {
 impl Waiting {
     /// Takes the lock if it is free, or its owner gone; how long to wait before it is tried again.
     fn take(&mut self, image: &Image) -> Duration {
-        let since = *self.since.get_or_insert_with(Instant::now);
+        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
         let is_live = |owner: &String| !image.cluster().is_of_the_past(owner);
         let just_asked = self.asked.is_some_and(|asked| asked.elapsed() < ASK);
         if just_asked && image.opened().lock_owners().iter().any(is_live) {
-            return LOOK;
+            return look_after(waited);
         }
         self.asked = Some(Instant::now());
-        let path = image.source().path();
-        match image.opened().lock() {
-            Ok(()) if image.hold.came() => {
-                let waited = since.elapsed().as_millis();
-                tracing::info!("image {path} is locked for its guest, after {waited} ms");
-                image.look_again();
-                Duration::ZERO
-            }
-            Ok(()) => {
-                release(image);
-                Duration::ZERO
-            }
-            Err(why) if why.errno() == EBLOCKLISTED => {
-                image.fence();
-                image.hold.give_up();
-                Duration::ZERO
-            }
+        match take_now(image) {
+            Ok(()) => Duration::ZERO,
             Err(why) => {
-                let is_locked = matches!(why, Error::Locked { .. });
-                if since.elapsed() > SAY && self.said.is_none_or(|said| said.elapsed() > SAY) {
+                if waited > SAY && self.said.is_none_or(|said| said.elapsed() > SAY) {
                     self.said = Some(Instant::now());
-                    let seconds = since.elapsed().as_secs();
-                    tracing::warn!("the guest waits with its writes for {seconds} s: {why}");
+                    tracing::warn!(
+                        "the guest waits for its disk for {} s: {why}",
+                        waited.as_secs()
+                    );
                 }
-                if is_locked { LOOK } else { ASK }
+                if matches!(why, Error::Locked { .. }) { look_after(waited) } else { ASK }
             }
         }
+    }
+}
+
+/// How long to wait until it is looked again: a migration takes milliseconds, and what takes longer may take
+/// long.
+fn look_after(waited: Duration) -> Duration {
+    (waited / 10).clamp(LOOK, ASK)
+}
+
+/// Takes the lock; an error is one that may pass.
+fn take_now(image: &Image) -> Result<(), Error> {
+    let path = image.source().path();
+    match image.opened().lock_again() {
+        Ok(_) if image.hold.came() => {
+            tracing::info!("image {path} is locked for its guest");
+            image.look_again();
+            Ok(())
+        }
+        Ok(before) => {
+            if let Err(why) = image.opened().take_back(before) {
+                tracing::warn!("{why}");
+            }
+            release(image);
+            Ok(())
+        }
+        Err(why) if why.errno() == EBLOCKLISTED => {
+            image.fence();
+            image.hold.give_up();
+            Ok(())
+        }
+        Err(why @ Error::Overtaken { .. }) => {
+            image.overtaken(&why);
+            Ok(())
+        }
+        Err(why) => Err(why),
+    }
+}
+
+/// Takes the lock if nobody has it, nor the image open.
+fn inherit(image: &Image) -> Duration {
+    // Where a host died with its lock somebody has to ask for it.
+    let is_free = image.opened().owners().is_ok_and(|owners| owners.is_empty());
+    let is_closed = is_free && matches!(image.opened().is_open_elsewhere(), Ok(false));
+    match is_closed.then(|| take_now(image)) {
+        Some(Ok(())) => Duration::ZERO,
+        _ => ASK,
     }
 }
 
@@ -214,9 +270,13 @@ fn let_go(image: &Image) -> Duration {
         Ok(true) if image.hold.goes() => release(image),
         // It was saved, perhaps, or goes on here already.
         Ok(_) => image.hold.drop_wish(Wish::LetGo),
-        Err(why) => {
-            tracing::warn!("image {} stays locked: {why}", image.source().path());
+        Err(why) if why.errno() == EBLOCKLISTED => {
+            image.fence();
             image.hold.drop_wish(Wish::LetGo);
+        }
+        Err(why) => {
+            tracing::warn!("image {} stays locked for now: {why}", image.source().path());
+            return ASK;
         }
     }
     Duration::ZERO
@@ -224,9 +284,18 @@ fn let_go(image: &Image) -> Duration {
 
 fn release(image: &Image) {
     let path = image.source().path();
-    match image.opened().unlock() {
-        Ok(()) => tracing::info!("image {path} is let go, as its guest goes on elsewhere"),
-        Err(why) => tracing::warn!("image {path} stays locked until it is closed: {why}"),
+    for tried in 1..=UNLOCKS {
+        match image.opened().unlock() {
+            Ok(()) => {
+                tracing::info!("image {path} is let go, as its guest goes on elsewhere");
+                return;
+            }
+            Err(why) if tried < UNLOCKS && !image.hold.is_wished(Wish::Take) => {
+                tracing::warn!("image {path} stays locked for now: {why}");
+                thread::park_timeout(ASK);
+            }
+            Err(why) => tracing::warn!("image {path} stays locked until it is closed: {why}"),
+        }
     }
 }
 
@@ -265,6 +334,26 @@ mod tests {
         hold.wish(Wish::Take);
         assert!(!hold.goes() && hold.is_held());
         assert_eq!(hold.next(), Wish::Nothing);
+    }
+
+    #[test]
+    fn a_guest_that_runs_does_not_wait_for_the_next_look_of_who_would_inherit() {
+        let hold = Hold::new(false);
+        assert!(hold.wish(Wish::Inherit));
+        hold.begun();
+        assert_eq!(hold.next(), Wish::Inherit);
+        assert!(!hold.wish(Wish::Take), "who sees to it is told");
+        // Ten minutes: a wake-up that is lost would show as a hang.
+        thread::park_timeout(Duration::from_secs(600));
+        assert_eq!(hold.next(), Wish::Take);
+        assert!(hold.came() && hold.next() == Wish::Nothing);
+    }
+
+    #[test]
+    fn who_waits_long_looks_less_often() {
+        assert_eq!(look_after(Duration::ZERO), LOOK);
+        assert_eq!(look_after(Duration::from_secs(1)), Duration::from_millis(100));
+        assert_eq!(look_after(Duration::from_secs(3600)), ASK);
     }
 
     #[test]

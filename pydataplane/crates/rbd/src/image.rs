@@ -29,6 +29,10 @@ const ID_MAX: usize = 64;
 const OWNERS_MAX: usize = 8;
 /// Clients that have an image open that are told at most.
 const WATCHERS_MAX: usize = 16;
+/// The key of the image's metadata that says who had it locked last: another value for each bdev that has it.
+const GENERATION: &CStr = c"virtlun.generation";
+/// Longest value of it, in bytes.
+const GENERATION_MAX: usize = 64;
 
 /// Which image, and for whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +47,8 @@ pub struct Source {
     pub shared: bool,
     /// It is for a guest that comes from another host, which has the image locked until the guest runs here.
     pub incoming: bool,
+    /// What says in the image that it is had here, of an earlier process that had it; `None`: something new.
+    pub generation: Option<String>,
 }
 
 impl Source {
@@ -105,12 +111,19 @@ pub struct OpenedImage {
     source: Source,
     io: IoCtx,
     image: ImageHandle,
+    /// What the image's metadata says of who has it, when that is this one.
+    own: String,
+    /// What it says as long as nobody else has had it.
+    seen: Mutex<Option<String>>,
     /// What to take back before it is closed.
     watch: Mutex<Option<Watch>>,
     closing: Closing,
     fsid: Uuid,
     discard_granularity: u64,
 }
+
+/// What the image's metadata said before it was locked.
+pub(crate) struct Before(Option<String>);
 
 /// What librbd tells changes of the header to.
 struct Watch {
@@ -170,6 +183,7 @@ impl OpenedImage {
             }
             return Err(failed(format!("image {} cannot be opened", source.path()), opened));
         }
+        let own = source.generation.clone().unwrap_or_else(|| Uuid::new_v4().to_string());
         Ok(OpenedImage {
             cluster: Arc::clone(cluster),
             client,
@@ -177,6 +191,8 @@ impl OpenedImage {
             source,
             io,
             image,
+            own,
+            seen: Mutex::default(),
             watch: Mutex::default(),
             closing: Closing::default(),
             fsid,
@@ -189,16 +205,102 @@ impl OpenedImage {
         &self.source
     }
 
-    /// Waits until nobody else writes to it, and nobody can from then on.
-    pub(crate) fn lock(&self) -> Result<(), Error> {
+    /// Sees that one client at a time can have it.
+    fn check_lockable(&self) -> Result<(), Error> {
         let image = self.source.path();
         let mut features = 0;
         // SAFETY: an open image, and where the result is to be.
         let told = unsafe { (self.library.rbd_get_features)(self.image, &mut features) };
         check(told, || format!("the features of image {image} are not told"))?;
-        if features & FEATURE_EXCLUSIVE_LOCK == 0 {
-            return Err(Error::NoLock { image });
+        if features & FEATURE_EXCLUSIVE_LOCK == 0 { Err(Error::NoLock { image }) } else { Ok(()) }
+    }
+
+    /// Locks it for whoever begins to use it, or goes on after this target's process before.
+    fn lock_anew(&self) -> Result<(), Error> {
+        self.check_lockable()?;
+        self.lock()?;
+        self.begin_generation()
+    }
+
+    /// Has it in mind that a guest comes from whoever has it now.
+    fn expect(&self) -> Result<(), Error> {
+        self.check_lockable()?;
+        *self.seen.lock() = self.generation()?;
+        Ok(())
+    }
+
+    /// Locks it for a guest that had it here, or that comes from whoever had it when it was opened.
+    ///
+    /// # Errors
+    /// [`Error::Overtaken`]: somebody else had it meanwhile. Whatever it is, it is not locked.
+    pub(crate) fn lock_again(&self) -> Result<Before, Error> {
+        self.lock()?;
+        let before = Before(self.seen.lock().clone());
+        let begun = self.generation().and_then(|now| match now == before.0 {
+            true => self.begin_generation(),
+            false => Err(Error::Overtaken { image: self.source.path() }),
+        });
+        begun.inspect_err(|_| _ = self.unlock()).map(|()| before)
+    }
+
+    /// It was locked, but not used: to be unlocked as if it had not been.
+    pub(crate) fn take_back(&self, Before(before): Before) -> Result<(), Error> {
+        match &before {
+            Some(generation) => self.set_generation(generation)?,
+            None => {
+                // SAFETY: an open image and a zero-terminated text.
+                let gone =
+                    unsafe { (self.library.rbd_metadata_remove)(self.image, GENERATION.as_ptr()) };
+                check(gone, || format!("a note of image {} stays", self.source.path()))?;
+            }
         }
+        *self.seen.lock() = before;
+        Ok(())
+    }
+
+    /// Who had it locked last.
+    fn generation(&self) -> Result<Option<String>, Error> {
+        let mut value = [0 as c_char; GENERATION_MAX];
+        let mut len = value.len();
+        // SAFETY: an open image, a zero-terminated text, and a buffer of that length.
+        let told = unsafe {
+            (self.library.rbd_metadata_get)(
+                self.image,
+                GENERATION.as_ptr(),
+                value.as_mut_ptr(),
+                &mut len,
+            )
+        };
+        if told == -libc::ENOENT {
+            return Ok(None);
+        }
+        check(told, || format!("who had image {} last is not told", self.source.path()))?;
+        // SAFETY: zero-terminated by the call.
+        let value = unsafe { CStr::from_ptr(value.as_ptr()) };
+        Ok(Some(value.to_string_lossy().into_owned()))
+    }
+
+    /// Says in the image that this client has it now; it is locked.
+    fn begin_generation(&self) -> Result<(), Error> {
+        if self.generation()?.as_deref() != Some(&self.own) {
+            self.set_generation(&self.own)?;
+        }
+        *self.seen.lock() = Some(self.own.clone());
+        Ok(())
+    }
+
+    fn set_generation(&self, generation: &str) -> Result<(), Error> {
+        let value = text("the generation", generation)?;
+        // SAFETY: an open image and zero-terminated texts.
+        let set = unsafe {
+            (self.library.rbd_metadata_set)(self.image, GENERATION.as_ptr(), value.as_ptr())
+        };
+        check(set, || format!("who has image {} cannot be noted in it", self.source.path()))
+    }
+
+    /// Waits until nobody else writes to it, and nobody can from then on.
+    fn lock(&self) -> Result<(), Error> {
+        let image = self.source.path();
         for owner in self.lock_owners() {
             if self.cluster.is_of_the_past(&owner) {
                 self.break_lock(&owner)?;
@@ -239,8 +341,13 @@ impl OpenedImage {
         Ok(())
     }
 
-    /// Addresses of the clients that have it locked.
+    /// Addresses of the clients that have it locked, as far as that is told.
     pub(crate) fn lock_owners(&self) -> Vec<String> {
+        self.owners().unwrap_or_default()
+    }
+
+    /// Addresses of the clients that have it locked.
+    pub(crate) fn owners(&self) -> Result<Vec<String>, Error> {
         let mut mode: c_int = 0;
         let mut owners: [*mut c_char; OWNERS_MAX] = [ptr::null_mut(); OWNERS_MAX];
         let mut count = owners.len();
@@ -253,16 +360,17 @@ impl OpenedImage {
                 &mut count,
             )
         };
-        if told < 0 {
-            return Vec::new();
+        if told == -libc::ENOENT {
+            return Ok(Vec::new());
         }
+        check(told, || format!("who has image {} locked is not told", self.source.path()))?;
         let of = &owners[..count.min(OWNERS_MAX)];
         // SAFETY: zero-terminated texts, ours until they are given back.
         let texts = of.iter().map(|owner| unsafe { CStr::from_ptr(*owner) });
         let texts = texts.map(|text| text.to_string_lossy().into_owned()).collect();
         // SAFETY: those of the call above, once.
         unsafe { (self.library.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
-        texts
+        Ok(texts)
     }
 
     /// Lets others have the lock.
@@ -371,10 +479,12 @@ pub(crate) struct Image {
     num_blocks: AtomicU64,
     object_size: u64,
     uuid: Uuid,
-    /// The cluster does not serve this client any more.
+    /// The cluster does not serve this client any more, or somebody else had the image meanwhile.
     fenced: AtomicBool,
     pub(crate) hold: Hold,
     news: Sender<News>,
+    /// To who has its lock seen to.
+    locks: Sender<Weak<Image>>,
     this: Weak<Image>,
 }
 
@@ -392,11 +502,13 @@ impl Image {
     ) -> Result<Arc<Image>, Error> {
         let Source { incoming, .. } = opened.source;
         let waits = opened.source.is_locked() && incoming;
-        if opened.source.is_locked() && !incoming {
-            opened.lock()?;
+        match opened.source.is_locked() {
+            true if incoming => opened.expect()?,
+            true => opened.lock_anew()?,
+            false => {}
         }
         let ((bytes, object_size), uuid) = (opened.stat()?, opened.uuid()?);
-        let news = opened.cluster.news()?;
+        let (news, locks) = (opened.cluster.news()?, opened.cluster.locks()?);
         let image = Arc::new_cyclic(|this| Image {
             opened,
             bdev: bdev.to_owned(),
@@ -408,11 +520,15 @@ impl Image {
             fenced: AtomicBool::new(false),
             hold: Hold::new(!waits),
             news,
+            locks,
             this: this.clone(),
         });
         image.watch()?;
         // It may have changed before it was watched.
         image.look_again();
+        if waits {
+            image.wish(Wish::Inherit);
+        }
         Ok(image)
     }
 
@@ -467,9 +583,13 @@ impl Image {
 
     /// Has the lock taken or let go.
     pub(crate) fn wish(&self, wish: Wish) {
-        if self.hold.wish(wish) {
-            _ = self.news.send(News::Lock(self.this.clone()));
+        if !self.is_fenced() && self.hold.wish(wish) {
+            _ = self.locks.send(self.this.clone());
         }
+    }
+
+    pub(crate) fn generation(&self) -> &str {
+        &self.opened.own
     }
 
     pub(crate) fn cluster(&self) -> &Arc<Cluster> {
@@ -515,6 +635,14 @@ impl Image {
         if !self.fenced.swap(true, Ordering::Relaxed) {
             _ = self.news.send(News::Fenced(self.this.clone()));
         }
+    }
+
+    /// Somebody else had the image while a guest was to have it here: it is not served any more.
+    pub(crate) fn overtaken(&self, why: &Error) {
+        if !self.fenced.swap(true, Ordering::Relaxed) {
+            tracing::error!("bdev {}: {why}", self.bdev);
+        }
+        self.hold.give_up();
     }
 
     /// Tells that it is fenced, and has others opened by a new client.
@@ -570,7 +698,7 @@ mod tests {
 
     fn source(pool: &str, image: &str) -> Source {
         let (pool, image) = (pool.to_owned(), image.to_owned());
-        Source { pool, image, read_only: false, shared: false, incoming: false }
+        Source { pool, image, read_only: false, shared: false, incoming: false, generation: None }
     }
 
     #[test]

@@ -146,8 +146,12 @@ struct Create {
     shared: Option<bool>,
     /// It is for a VM that comes from another host, which has it locked until the VM runs here: only then it is
     /// locked for this target, and what is written before waits (ours). Default: false
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing)]
     incoming: Option<bool>,
+    /// What is recorded of the bdev: by what the image shows that it is had by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    generation: Option<String>,
     /// Name of the pool whose volume the image is: it is also called POOL/IMAGE, what it holds is not looked at,
     /// and it goes when nobody uses it any more (ours). Default: none
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -361,6 +365,7 @@ fn source(p: &Create) -> Source {
         read_only: p.read_only.unwrap_or(false),
         shared: p.shared.unwrap_or(false),
         incoming: p.incoming.unwrap_or(false),
+        generation: p.generation.clone(),
     }
 }
 
@@ -404,6 +409,7 @@ pub fn open_volume(app: &App, pool: &Pool, volume: &Volume, way: Way) -> Result<
         read_only: None,
         shared: way.shared.then_some(true),
         incoming: way.incoming.then_some(true),
+        generation: None,
         pool: Some(pool.name.clone()),
         config_file: None,
         guest_disk: None,
@@ -433,7 +439,9 @@ fn create(app: &App, mut p: Create) -> Result<String, Error> {
         let opened = OpenedImage::open(&cluster, source)?;
         Disk::create(&registry, (&of, alias), opened, block_size, uuid)
     });
-    let disk: Arc<dyn Bdev> = disk.map_err(errors::rbd)?;
+    let disk = disk.map_err(errors::rbd)?;
+    p.generation = Some(disk.generation().to_owned());
+    let disk: Arc<dyn Bdev> = disk;
     p.uuid = Some(UuidText(disk.uuid()));
     match p.pool.is_some() {
         true => {
@@ -478,7 +486,9 @@ pub fn restore(app: &App, item: &Item, ahead: Option<OpenedImage>) -> Result<(),
     };
     let uuid = p.uuid.map(|uuid| uuid.0);
     let disk = Disk::create(&app.registry, (&name, p.alias()), opened, p.block_size, uuid);
-    let disk: Arc<dyn Bdev> = disk.map_err(errors::rbd)?;
+    let disk = disk.map_err(errors::rbd)?;
+    p.generation = Some(disk.generation().to_owned());
+    let disk: Arc<dyn Bdev> = disk;
     drop(wait);
     p.uuid = Some(UuidText(disk.uuid()));
     if p.pool.is_some() {
