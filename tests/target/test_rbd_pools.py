@@ -627,6 +627,10 @@ def test_a_guest_that_comes_paused_has_its_disk_when_the_other_host_has_it_no_mo
     target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
     add(target, "ceph0/paused")
     come(other, "ceph0/paused")
+    # It is the same guest's still.
+    target.kill9()
+    target.start()
+    assert shown(target, "ceph0/paused")["locked"] is True
     target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
     until(lambda: shown(other, "ceph0/paused")["locked"], "the disk to be locked")
     with pytest.raises(RpcError, match="is locked by the client at"):
