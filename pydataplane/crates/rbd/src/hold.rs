@@ -195,14 +195,15 @@ struct Waiting {
 impl Waiting {
     /// Takes the lock if it is free, or its owner gone; how long to wait before it is tried again.
     fn take(&mut self, image: &Image) -> Duration {
-        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
+        let since = *self.since.get_or_insert_with(Instant::now);
+        let waited = since.elapsed();
         let is_live = |owner: &String| !image.cluster().is_of_the_past(owner);
         let just_asked = self.asked.is_some_and(|asked| asked.elapsed() < ASK);
         if just_asked && image.opened().lock_owners().iter().any(is_live) {
             return look_after(waited);
         }
         self.asked = Some(Instant::now());
-        match take_now(image) {
+        match take_now(image, since) {
             Ok(()) => Duration::ZERO,
             Err(why) => {
                 if waited > SAY && self.said.is_none_or(|said| said.elapsed() > SAY) {
@@ -224,12 +225,13 @@ fn look_after(waited: Duration) -> Duration {
     (waited / 10).clamp(LOOK, ASK)
 }
 
-/// Takes the lock; an error is one that may pass.
-fn take_now(image: &Image) -> Result<(), Error> {
+/// Takes the lock, which is wanted `since`; an error is one that may pass.
+fn take_now(image: &Image, since: Instant) -> Result<(), Error> {
     let path = image.source().path();
     match image.opened().lock_again() {
         Ok(_) if image.hold.came() => {
-            tracing::info!("image {path} is locked for its guest");
+            let waited = since.elapsed().as_millis();
+            tracing::info!("image {path} is locked for its guest, after {waited} ms");
             image.look_again();
             Ok(())
         }
@@ -258,7 +260,7 @@ fn inherit(image: &Image) -> Duration {
     // Where a host died with its lock somebody has to ask for it.
     let is_free = image.opened().owners().is_ok_and(|owners| owners.is_empty());
     let is_closed = is_free && matches!(image.opened().is_open_elsewhere(), Ok(false));
-    match is_closed.then(|| take_now(image)) {
+    match is_closed.then(|| take_now(image, Instant::now())) {
         Some(Ok(())) => Duration::ZERO,
         _ => ASK,
     }
