@@ -349,8 +349,8 @@ pub(crate) fn text(what: &str, text: &str) -> Result<CString, Error> {
 pub(crate) fn failed(what: impl Into<String>, returned: c_int) -> Error {
     let (mut what, errno) = (what.into(), returned.checked_neg().unwrap_or(libc::EIO));
     if errno == EBLOCKLISTED {
-        what += ", whose cluster keeps this host out (when nothing of it is in use here, remove the pool \
-                 and add it again, or register the cluster anew)";
+        what += ", whose cluster keeps this host's client out (stop what uses its images here, then try \
+                 again: what is opened from then on has a new client)";
     }
     Error::Failed { what, errno }
 }
