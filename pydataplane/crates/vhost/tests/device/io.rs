@@ -324,11 +324,12 @@ fn what_ended_is_shown_before_the_rest_of_its_batch_ended() {
     let rest: Vec<_> = (1..=20).map(&mut submit).collect();
     turnstile.let_through(20);
     assert_eq!(guest.finish(&first).status, 0);
-    for request in &rest[..16] {
+    // All but the last group of eight, wherever the reactor's turn ended meanwhile.
+    for request in &rest[..12] {
         assert_eq!(guest.finish(request).status, 0);
     }
     turnstile.let_through(1);
-    for request in &rest[16..] {
+    for request in &rest[12..] {
         assert_eq!(guest.finish(request).status, 0);
     }
 }
