@@ -117,6 +117,9 @@ class FakeIscsi:
         socketserver.ThreadingTCPServer.allow_reuse_address = True
         socketserver.ThreadingTCPServer.daemon_threads = True
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        if self.unsolicited:
+            # Before anybody connects: so little is under way that a large write is not sent at once.
+            self._server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
@@ -248,7 +251,6 @@ class _Connection:
                 "FirstBurstLength": "8388608",
                 "MaxBurstLength": "8388608",
             }
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         text = "".join(f"{key}={known[key]}\0" for key in asked if key in known)
         flags = header[1] & 0x8F
         done = flags & 0x83 == 0x83

@@ -281,10 +281,13 @@ def test_an_answer_waits_for_data_that_is_still_to_be_sent(target: Target) -> No
         with connected(target, memory=64 << 20) as guest:
             fake.answering = Once(WRITE, says(sense(3, 0x0C00)))
             fake.after = lambda: early.append(over.wait(2))
-            head = guest.send("submit", **write(3, b"e", 8192))["head"]
-            assert outcome(guest.send("wait", head=head, timeout_ms=30_000)) == (CHECK, 3)
+            # Twice as much as the kernel takes at once (tcp_wmem).
+            submitted = [guest.send("submit", **write(at, b"e", 8190))["head"] for at in (3, 8193)]
+            first, second = submitted
+            assert outcome(guest.send("wait", head=first, timeout_ms=30_000)) == (CHECK, 3)
             over.set()
             assert early[:1] == [False]
+            assert outcome(guest.send("wait", head=second, timeout_ms=30_000)) == (GOOD, 0)
 
 
 def test_another_size_of_blocks_ends_the_session(target: Target) -> None:
