@@ -118,7 +118,7 @@ class FakeIscsi:
         socketserver.ThreadingTCPServer.daemon_threads = True
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         if self.unsolicited:
-            # Before anybody connects: so little is under way that a large write is not sent at once.
+            # Before anybody connects: a large write is not sent at once then.
             self._server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         return self
