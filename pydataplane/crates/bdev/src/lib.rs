@@ -26,12 +26,14 @@
 //! | `file` | [`FileBdev`]: a file or block device through io_uring |
 //! | `wants` | [`Wants`]: what channels ask of a thread that may block |
 //! | `sync` | [`SyncChannel`], [`AlignedBuf`]: blocking I/O for control threads |
+//! | `closed` | [`Closed`]: what waits until something is closed elsewhere |
 //! | `owned` | [`OwnedChannel`]: many I/Os at a time, safely, for threads that are no reactors |
 //! | `testing` | `FaultBdev`: power cuts and injected errors; `Holes` (feature `testing`) |
 //!
 //! Errors: an I/O ends in an [`IoError`], a small closed set that the SCSI layer turns into sense
 //! without a wildcard; control operations fail with one sentence that names object and cause.
 
+mod closed;
 mod device;
 mod file;
 mod gate;
@@ -58,6 +60,7 @@ mod wants;
 /// in pieces, so that nobody else on the thread waits for it (64 KiB take some ten microseconds).
 pub const COPY_AT_ONCE: usize = 64 << 10;
 
+pub use closed::Closed;
 pub use device::{Bdev, Features, Geometry, GuestEvent, OpenError, Run, Sparse, host_boot};
 pub use file::{Closing, FileBdev, FileKind, FileOptions, OpenedFile};
 pub use gate::{Gate, Holds};

@@ -4,14 +4,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bdev::{
-    Bdev, Channel, Features, FlushFailure, FlushLatch, Geometry, OpenError, Registry, Stats,
-    SyncChannel,
+    Bdev, Channel, Closed, Features, FlushFailure, FlushLatch, Geometry, OpenError, Registry,
+    Stats, SyncChannel,
 };
 use crossbeam_queue::ArrayQueue;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use reactor::IoContext;
 use rustix::event::{EventfdFlags, eventfd};
 use serde_json::{Value, json};
@@ -127,7 +127,7 @@ pub(crate) struct Shared {
     sessions: AtomicU64,
     pub(crate) latch: FlushLatch,
     problem: Mutex<Option<String>>,
-    closing: Closing,
+    closing: Closed,
 }
 
 impl Shared {
@@ -192,7 +192,7 @@ impl Shared {
     }
 
     pub(crate) fn closed(&self) {
-        self.closing.closed();
+        self.closing.tell();
     }
 
     /// Hands an I/O to the thread; `false`: there is no room.
@@ -227,31 +227,6 @@ impl Shared {
             let mut count = [0; 8];
             _ = rustix::io::read(&self.event, &mut count);
         }
-    }
-}
-
-/// Tells when a device has logged out, some time after the bdev and its channels are gone.
-#[derive(Clone, Default)]
-pub struct Closing(Arc<(Mutex<bool>, Condvar)>);
-
-impl Closing {
-    /// Waits until it has, `timeout` at most; whether it has.
-    pub fn wait(&self, timeout: Duration) -> bool {
-        let (closed, changed) = &*self.0;
-        let end = Instant::now() + timeout;
-        let mut closed = closed.lock();
-        while !*closed {
-            if changed.wait_until(&mut closed, end).timed_out() {
-                return *closed;
-            }
-        }
-        true
-    }
-
-    fn closed(&self) {
-        let (closed, changed) = &*self.0;
-        *closed.lock() = true;
-        changed.notify_all();
     }
 }
 
@@ -346,7 +321,7 @@ impl Disk {
             sessions: AtomicU64::new(1),
             latch: FlushLatch::default(),
             problem: Mutex::default(),
-            closing: Closing::default(),
+            closing: Closed::default(),
             options,
         });
         let life = Arc::new(Life(Arc::clone(&shared)));
@@ -362,7 +337,7 @@ impl Disk {
     }
 
     /// Tells when it has logged out.
-    pub fn closing(&self) -> Closing {
+    pub fn closing(&self) -> Closed {
         self.shared.closing.clone()
     }
 

@@ -56,8 +56,7 @@ mod worker;
 
 pub use address::Address;
 pub use disk::{
-    Closing, CreateError, DEFAULT_TIMEOUT_S, Disk, Lun, Options, end_all, reach, set_timeout,
-    timeout,
+    CreateError, DEFAULT_TIMEOUT_S, Disk, Lun, Options, end_all, reach, set_timeout, timeout,
 };
 pub use ffi::{Library, LibraryError};
 pub use session::Isid;

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use bdev::{Bdev, Channel, Features, Geometry, GuestEvent, OpenError, Registry, Stats};
+use bdev::{Bdev, Channel, Closed, Features, Geometry, GuestEvent, OpenError, Registry, Stats};
 use reactor::IoContext;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::channel::RbdChannel;
-use crate::image::{Closing, Image, OpenedImage, Source};
+use crate::image::{Image, OpenedImage, Source};
 use crate::{Cluster, Error};
 
 /// An image of Ceph as a bdev.
@@ -114,7 +114,7 @@ impl Disk {
     }
 
     /// Tells when the image is closed, some time after the bdev and its channels are gone.
-    pub fn closing(&self) -> Closing {
+    pub fn closing(&self) -> Closed {
         self.image.closing()
     }
 }

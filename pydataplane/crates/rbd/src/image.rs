@@ -8,11 +8,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use bdev::{GuestEvent, Registry};
+use bdev::{Closed, GuestEvent, Registry};
 use libc::{c_char, c_int, c_void};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::Error;
@@ -78,31 +78,6 @@ impl Source {
     }
 }
 
-/// Tells when an image is closed.
-#[derive(Clone, Default)]
-pub struct Closing(Arc<(Mutex<bool>, Condvar)>);
-
-impl Closing {
-    /// Waits until it is, `timeout` at most; whether it is.
-    pub fn wait(&self, timeout: Duration) -> bool {
-        let (closed, changed) = &*self.0;
-        let end = Instant::now() + timeout;
-        let mut closed = closed.lock();
-        while !*closed {
-            if changed.wait_until(&mut closed, end).timed_out() {
-                return *closed;
-            }
-        }
-        true
-    }
-
-    fn closed(&self) {
-        let (closed, changed) = &*self.0;
-        *closed.lock() = true;
-        changed.notify_all();
-    }
-}
-
 /// An image that is open, but not locked. Closed on a thread of its own when it is dropped.
 pub struct OpenedImage {
     cluster: Arc<Cluster>,
@@ -117,7 +92,7 @@ pub struct OpenedImage {
     seen: Mutex<Option<String>>,
     /// What to take back before it is closed.
     watch: Mutex<Option<Watch>>,
-    closing: Closing,
+    closing: Closed,
     fsid: Uuid,
     discard_granularity: u64,
 }
@@ -194,7 +169,7 @@ impl OpenedImage {
             own,
             seen: Mutex::default(),
             watch: Mutex::default(),
-            closing: Closing::default(),
+            closing: Closed::default(),
             fsid,
             discard_granularity,
         })
@@ -461,7 +436,7 @@ impl Drop for OpenedImage {
             let Parts(library, handles, watch) = parts;
             OpenedImage::close(library, handles, watch);
             drop((client, cluster));
-            closing.closed();
+            closing.tell();
         });
         if let Err(why) = closed {
             tracing::error!("image {} stays open: {why}", self.source.path());
@@ -620,7 +595,7 @@ impl Image {
         self.opened.source.is_written()
     }
 
-    pub(crate) fn closing(&self) -> Closing {
+    pub(crate) fn closing(&self) -> Closed {
         self.opened.closing.clone()
     }
 
@@ -714,16 +689,5 @@ mod tests {
         assert_eq!(snapshot.name_and_snapshot(), ("data", Some("monday")));
         assert!(!snapshot.is_written());
         assert_eq!(snapshot.path(), "vms/team/data@monday");
-    }
-
-    #[test]
-    fn who_waits_for_the_end_of_an_image_waits_no_longer_than_he_says() {
-        let closing = Closing::default();
-        assert!(!closing.wait(Duration::from_millis(1)));
-        let other = closing.clone();
-        let closes = std::thread::spawn(move || other.closed());
-        assert!(closing.wait(Duration::from_secs(600)));
-        closes.join().unwrap();
-        assert!(closing.wait(Duration::ZERO));
     }
 }

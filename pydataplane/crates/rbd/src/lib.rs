@@ -10,7 +10,7 @@
 //! | `cluster` | [`Cluster`]: a client, which connects on a thread of its own; [`within`]: calls with a limit |
 //! | `clusters` | [`Clusters`]: those of a process |
 //! | `clients` | the addresses of clients, recorded for the next process |
-//! | `image` | [`OpenedImage`], [`Source`]: an image, its lock, its size; [`Closing`] |
+//! | `image` | [`OpenedImage`], [`Source`]: an image, its lock, its size |
 //! | `hold` | whether an image may be written here, while its guest moves from host to host |
 //! | `disk` | [`Disk`]: the bdev |
 //! | `channel` | its queue pair: the whole I/O path |
@@ -42,5 +42,5 @@ pub use clusters::Clusters;
 pub use disk::Disk;
 pub use error::Error;
 pub use ffi::{Library, LibraryError};
-pub use image::{Closing, OpenedImage, Source};
+pub use image::{OpenedImage, Source};
 pub use pool::{Notes, Pool, Ranges, Space, Volume};
