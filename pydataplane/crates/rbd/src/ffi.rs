@@ -102,7 +102,7 @@ impl TrashInfo {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Watcher {
-    pub address: *mut c_char,
+    address: *mut c_char,
     /// Number of the client.
     pub client: i64,
     cookie: u64,

@@ -19,16 +19,14 @@ use crate::Error;
 use crate::cluster::{Client, Cluster, News, check, failed, spawn, text};
 use crate::ffi::{
     EBLOCKLISTED, FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, IoCtx, LOCK_EXCLUSIVE, Library,
-    Watcher,
 };
 use crate::hold::{Hold, Wish};
+use crate::watchers::watchers;
 
 /// Longest identity of an image, in bytes.
 const ID_MAX: usize = 64;
 /// Holders of a lock that are told at most.
 const OWNERS_MAX: usize = 8;
-/// Clients that have an image open that are told at most.
-const WATCHERS_MAX: usize = 16;
 /// The key of the image's metadata that says who had it locked last: another value for each bdev that has it.
 const GENERATION: &CStr = c"virtlun.generation";
 /// Longest value of it, in bytes.
@@ -359,21 +357,9 @@ impl OpenedImage {
     pub(crate) fn is_open_elsewhere(&self) -> Result<bool, Error> {
         // SAFETY: a connected client.
         let own = unsafe { (self.library.rados_get_instance_id)(self.client.rados) };
-        let mut watchers = [Watcher::NONE; WATCHERS_MAX];
-        let mut count = watchers.len();
-        // SAFETY: an open image, and room for that many.
-        let told = unsafe {
-            (self.library.rbd_watchers_list)(self.image, watchers.as_mut_ptr(), &mut count)
-        };
-        if told == -libc::ERANGE {
-            return Ok(true);
-        }
-        check(told, || format!("who has image {} open is not told", self.source.path()))?;
-        let of = &watchers[..count.min(WATCHERS_MAX)];
-        let others = of.iter().any(|watcher| watcher.client.cast_unsigned() != own);
-        // SAFETY: those of the call above, once.
-        unsafe { (self.library.rbd_watchers_list_cleanup)(watchers.as_mut_ptr(), count) };
-        Ok(others)
+        // SAFETY: an open image.
+        let clients = unsafe { watchers(self.library, self.image, &self.source.path()) }?;
+        Ok(clients.into_iter().any(|client| client != own))
     }
 
     /// Size and object size, in bytes.

@@ -15,6 +15,7 @@
 //! | `disk` | [`Disk`]: the bdev |
 //! | `channel` | its queue pair: the whole I/O path |
 //! | `pool` | [`Pool`], [`Volume`]: the images of a pool, made, changed and listed without a lock |
+//! | `watchers` | which clients have an image open |
 //! | `ring` | how ended I/Os come back from librbd's threads |
 //! | `errno` | what a guest's I/O ends with |
 //! | `error` | [`Error`]: why something cannot be done |
@@ -36,6 +37,7 @@ mod hold;
 mod image;
 mod pool;
 mod ring;
+mod watchers;
 
 pub use cluster::{Cluster, ClusterOptions, ConfigFile, exit, is_quiet, wait_until_quiet, within};
 pub use clusters::Clusters;

@@ -21,9 +21,10 @@ use crate::cluster::{Client, Cluster, check, failed, option, text};
 use crate::ffi::{
     EBLOCKLISTED, FEATURE_FAST_DIFF, FLAG_FAST_DIFF_INVALID, ImageHandle, ImageInfo, ImageOptions,
     ImageSpec, IoCtx, Library, LinkedImage, OPTION_CLONE_FORMAT, SNAPSHOT_OF_USERS, SnapInfo,
-    SnapSpec, TrashInfo, Watcher,
+    SnapSpec, TrashInfo,
 };
 use crate::image::uuid_of;
+use crate::watchers::watchers;
 
 /// Images that are looked at side by side while a pool is listed.
 const BESIDE: usize = 16;
@@ -473,7 +474,7 @@ impl Pool {
         if !opened.all_snapshots()?.is_empty() {
             return Err(self.has_snapshots(image));
         }
-        if opened.watchers()?.len() > 1 {
+        if opened.is_open_elsewhere()? {
             return Err(self.in_use(image));
         }
         // Somebody who has closed it meanwhile may have moved it.
@@ -553,7 +554,7 @@ impl Pool {
     /// Deletes an image that is in the trash, unless somebody has it open, also to delete it.
     fn emptied(&self, id: &str, name: &str) -> Result<(), Error> {
         match self.opened_in_trash(id, name, true) {
-            Ok(opened) if opened.watchers()?.len() > 1 => return Err(self.in_use(name)),
+            Ok(opened) if opened.is_open_elsewhere()? => return Err(self.in_use(name)),
             Err(why) if why.errno() != libc::ENOENT => return Err(why),
             _ => {}
         }
@@ -909,28 +910,10 @@ impl Open<'_> {
         })
     }
 
-    /// Addresses of the clients that have it open for writing, of this one, too.
-    fn watchers(&self) -> Result<Vec<String>, Error> {
-        let library = self.library();
-        let mut watchers = vec![Watcher::NONE; SOME];
-        loop {
-            let mut count = watchers.len();
-            // SAFETY: an open image, and room for that many.
-            let told = unsafe {
-                (library.rbd_watchers_list)(self.image, watchers.as_mut_ptr(), &mut count)
-            };
-            if told == -libc::ERANGE {
-                watchers.resize(count + SOME, Watcher::NONE);
-                continue;
-            }
-            check(told, || format!("who has image {} open is not told", self.path()))?;
-            let of = &watchers[..count.min(watchers.len())];
-            // SAFETY: zero-terminated texts, ours until they are given back.
-            let found = of.iter().map(|watcher| unsafe { owned(watcher.address) }).collect();
-            // SAFETY: those of the call above, once.
-            unsafe { (library.rbd_watchers_list_cleanup)(watchers.as_mut_ptr(), count) };
-            return Ok(found);
-        }
+    /// Whether another client has it open to write; this one has.
+    fn is_open_elsewhere(&self) -> Result<bool, Error> {
+        // SAFETY: an open image.
+        Ok(unsafe { watchers(self.library(), self.image, &self.path()) }?.len() > 1)
     }
 
     /// All metadata.
