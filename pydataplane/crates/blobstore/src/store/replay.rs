@@ -168,7 +168,10 @@ impl<D: Disk> Store<D> {
         self.write_pages(&replayed.pages)?;
         let flushed = self.disk.flush();
         self.must(flushed)?;
-        self.journal = Journal { head: 0, used: 0, seq: self.journal.seq };
+        // A record that was lost may have left a page in its place. Each took a page of the ring or more, so
+        // its number is below this: what comes is newer than that page.
+        let seq = self.journal.seq + self.sb.journal_pages;
+        self.journal = Journal { head: 0, used: 0, seq };
         self.sb.tail_page = 0;
         self.sb.tail_seq = self.journal.seq;
         self.sb.mount += 1;
