@@ -514,17 +514,22 @@ impl LunShared {
         others.for_each(|nexus| nexus.post(attention));
     }
 
-    /// LOGICAL UNIT RESET (SAM-5 7.7): every task in flight, of every session, ends as TASK
-    /// ABORTED once its outstanding I/O has ended, every session gets 29h/00h (not of a removable
-    /// unit), and none prevents the removal of the medium any more (SBC-3 4.11). The transport
-    /// answers the task management function when its own tasks are done. Takes a lock that is held
+    /// LOGICAL UNIT RESET (SAM-5 6.3.3, 7.7), of all that show the volume, through whichever
+    /// controllers: every task in flight, of every session, ends as TASK ABORTED once its
+    /// outstanding I/O has ended, what was reserved by RESERVE(6) is free, modes are the saved ones,
+    /// every session gets 29h/00h (not of a removable unit), and none prevents the removal of the
+    /// medium any more (SBC-3 4.11). The transport answers the task management function when its own
+    /// tasks are done, which may be before those of other controllers are. Takes locks that are held
     /// for microseconds.
     pub fn reset(&self) {
-        self.abort_tasks();
+        let units = self.volume.units();
+        units.iter().for_each(|unit| unit.abort_tasks());
         self.volume.forget_reserved(None);
         self.volume.reset_modes();
-        self.nexuses().iter().filter_map(Weak::upgrade).for_each(|n| n.forget_prevention());
-        self.post(UnitAttention::Reset);
+        for unit in &units {
+            unit.nexuses().iter().filter_map(Weak::upgrade).for_each(|n| n.forget_prevention());
+            unit.post(UnitAttention::Reset);
+        }
     }
 
     /// I_T NEXUS RESET (SAM-5 7.6) of `nexus`, whose tasks the transport ends.

@@ -321,6 +321,7 @@ fn spc2_7_21_reserve_6_lasts_until_release_reset_or_the_end_of_the_session() {
 
     a.run(&reserve).good();
     a.shared.reset();
+    assert_eq!(b.run(&[0; 6]).sense(), (0x6, 0x2900));
     goes(write(&mut b));
     b.run(&reserve).good();
     assert_eq!(a.run(&[0; 6]).sense(), (0x6, 0x2900));

@@ -186,8 +186,9 @@ fn sbc3_4_11_2_nothing_else_is_done_while_it_runs() {
     let Outcome::Done(ended) = unit.lun.resume(&mut erase, Ok(())) else { panic!("it goes on") };
     assert_eq!(key_code(&ended.sense), IN_PROGRESS);
     drop(held);
-    assert_eq!(settled(&mut other), None);
-    assert_eq!(settled(&mut unit), Some((0x6, 0x2900)));
+    for unit in [&mut other, &mut unit] {
+        assert_eq!((settled(unit), settled(unit)), (Some((0x6, 0x2900)), None));
+    }
     assert_eq!(medium(&disk), vec![0; BLOCKS as usize * 512]);
 }
 

@@ -62,6 +62,42 @@ fn sam5_7_7_after_a_reset_tasks_in_flight_end_as_aborted_and_new_ones_see_the_at
 }
 
 #[test]
+fn sam5_7_7_a_reset_is_of_all_that_show_the_volume() {
+    let options = LunOptions { removable: true, ..LunOptions::default() };
+    let mut a = Setup { options, mode: Mode::Later, ..Setup::default() }.fresh();
+    let mut b = a.another_unit(LunOptions::default());
+    let mut c = a.another_unit(LunOptions::default());
+    let mut other = later();
+    a.run(&[0x1E, 0, 0, 0, 1, 0]).good();
+    assert!(a.shared.removal_prevented());
+    // WCE is 0, and not saved.
+    let no_cache = [&[0; 4][..], &[8, 18, 0], &[0; 17]].concat();
+    b.output(&[0x15, 0x10, 0, 0, no_cache.len() as u8, 0], &no_cache).good();
+    assert_eq!(c.run(&[0; 6]).sense(), (0x6, 0x2A01));
+    let write = cdb10(0x2A, 0, 0, 1);
+    let (mut of_c, outcome) = start(&mut c, 1, &write, &[1; 512], 0);
+    assert_eq!(outcome, Outcome::Pending);
+    let (mut of_other, outcome) = start(&mut other, 1, &write, &[1; 512], 0);
+    assert_eq!(outcome, Outcome::Pending);
+
+    b.shared.reset();
+    let done = poll(&mut c);
+    assert_eq!(c.lun.resume(&mut of_c.task, done[0].result), bare(Status::TaskAborted));
+    for told in [&mut b, &mut c] {
+        assert_eq!(told.run(&[0; 6]).sense(), (0x6, 0x2900));
+    }
+    assert_eq!(c.input(&[0x1A, 8, 8, 0, 255, 0], 255).good()[6], 4);
+    // A removable unit has no attentions; the rest is reset.
+    a.run(&[0; 6]).good();
+    assert!(!a.shared.removal_prevented());
+    // Another volume's goes on.
+    let done = poll(&mut other);
+    let outcome = other.lun.resume(&mut of_other.task, done[0].result);
+    assert!(matches!(outcome, Outcome::Done(r) if r.status == Status::Good));
+    other.run(&[0; 6]).good();
+}
+
+#[test]
 fn sam5_7_7_a_reset_ends_tasks_that_wait_because_their_io_failed() {
     let error_policy = ErrorPolicy { write: WaitFor::Room, read: WaitFor::Nothing };
     let options = LunOptions { error_policy, ..LunOptions::default() };
