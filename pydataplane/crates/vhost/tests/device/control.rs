@@ -138,7 +138,8 @@ fn a_task_is_found_and_aborted_when_its_io_has_ended() {
 
 #[test]
 fn a_reset_ends_all_tasks_of_the_unit_and_only_those() {
-    for (function, response) in [(LOGICAL_UNIT_RESET, 4), (I_T_NEXUS_RESET, 4), (ABORT_TASK_SET, 2)]
+    for (function, response) in
+        [(LOGICAL_UNIT_RESET, 4), (I_T_NEXUS_RESET, 4), (ABORT_TASK_SET, 2), (CLEAR_TASK_SET, 2)]
     {
         let host = Host::new(2);
         let (gate, other) = (host.gate("gate"), host.gate("other"));
