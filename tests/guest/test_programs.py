@@ -539,12 +539,12 @@ def test_a_disk_is_sanitized(target: Target, devices: tuple[Guest, str, str]) ->
 def test_mode_pages_are_set_and_saved(target: Target, devices: tuple[Guest, str, str]) -> None:
     guest, _, thin = devices
     write = f"dd if=/dev/zero of={thin} bs=512 count=1 oflag=direct"
-    page = "8a,a,2,10,{swp},40,0,0,0,0,0,0"
+    page = "8a,a,22,10,{swp},40,0,0,0,0,0,0"
     works(guest, f"sg_wr_mode --save --page=a --contents={page.format(swp=8)} {thin}")
     assert status(guest, write)[0] != 0
     for control in (0, 3):
         told = works(guest, f"sg_modes --control={control} --page=0xa {thin}")
-        assert re.search(r"8a 0a 02 10 08 40", told), told
+        assert re.search(r"8a 0a 22 10 08 40", told), told
     assert "WP=1" in told
     assert len(list((target.state_dir / "mode").glob("*.json"))) == 1
     works(guest, f"sg_wr_mode --save --page=a --contents={page.format(swp=0)} {thin}")

@@ -209,7 +209,7 @@ def test_application_tags_that_a_guest_sets(target: Target, boot: BootGuest) -> 
     page += struct.pack(">B5xHQQ", 0, 0, 0, half) + struct.pack(">B5xHQQ", 0x80, 0x1234, half, half)
     page += bytes(48)
     contents = ",".join(f"{byte:02x}" for byte in page)
-    control = "0a,0a,02,10,00,e0,00,00,00,00,00,00"  # ATMPE
+    control = "0a,0a,22,10,00,e0,00,00,00,00,00,00"  # ATMPE
     for number in (1, 2):
         name = disk(guest, number)
         guest.run(f"sg_wr_mode --page=a,2 --contents={contents} --save /dev/{name}")

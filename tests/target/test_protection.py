@@ -468,7 +468,7 @@ def shown_tags(vm: Initiator, values: int = 0, target: int = 0) -> bytes:
 
 def control(*, tags: bool) -> bytes:
     """The Control mode page, with ATMPE or without."""
-    return bytes([10, 10, 2, 0x10, 0, 0xE0 if tags else 0xC0, *bytes(6)])
+    return bytes([10, 10, 0x22, 0x10, 0, 0xE0 if tags else 0xC0, *bytes(6)])
 
 
 def attention(vm: Initiator, target: int = 0) -> list[tuple[int, int]]:

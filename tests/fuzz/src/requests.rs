@@ -521,7 +521,7 @@ fn application_tags(input: &mut Input<'_>) -> Vec<u8> {
         next = lba.wrapping_add(blocks);
     }
     let enabled = if input.once_in(2) { 0x20 } else { 0 };
-    list.extend([10, 10, 2, 0x10, 0, 0xC0 | enabled, 0, 0, 0, 0, 0, 0]);
+    list.extend([10, 10, 0x22, 0x10, 0, 0xC0 | enabled, 0, 0, 0, 0, 0, 0]);
     let at = usize::from(input.u8());
     if at < list.len() {
         list[at] ^= input.u8();

@@ -215,10 +215,13 @@ fn caching(unit: &LunShared, values: Values) -> Page {
     page
 }
 
-/// Control (SPC-4 7.5.8): no log of globally saved parameters, commands in any order, and aborted
-/// tasks end as TASK ABORTED. D_SENSE can be set, SWP where writes are not refused anyhow, and ATMPE where there are
+/// Control (SPC-4 7.5.8): a task set for each I_T nexus, as ORDERED, CLEAR TASK SET and QUERY TASK SET are about
+/// one VM's tasks, whoever shares the volume; no log of globally saved parameters, commands in any order, and
+/// aborted tasks end as TASK ABORTED. D_SENSE can be set, SWP where writes are not refused anyhow, and ATMPE where there are
 /// application tags.
 fn control(unit: &LunShared, values: Values) -> Page {
+    // TST 001b.
+    const SET_PER_NEXUS: u8 = 0x20;
     const GLTSD: u8 = 0x02;
     const D_SENSE: u8 = 0x04;
     const UNRESTRICTED_REORDERING: u8 = 0x10;
@@ -232,7 +235,8 @@ fn control(unit: &LunShared, values: Values) -> Page {
     let mut page = Page::new(CONTROL, 12);
     match values {
         Values::Of(modes) => {
-            page.data[2] = GLTSD | if modes.descriptor_sense { D_SENSE } else { 0 };
+            let format = if modes.descriptor_sense { D_SENSE } else { 0 };
+            page.data[2] = SET_PER_NEXUS | GLTSD | format;
             page.data[3] = UNRESTRICTED_REORDERING;
             page.data[4] = if modes.write_protected { SWP } else { 0 };
             let compared = modes.tags_enabled && unit.protection.is_some();

@@ -27,7 +27,7 @@ const RANGES: [(u16, u64); 3] = [(0x1111, 40), (0x2222, 1), (0x3333, 3)];
 
 /// The Control mode page, with ATMPE or without.
 fn control(enabled: bool) -> [u8; 12] {
-    [10, 10, 2, 0x10, 0, 0xC0 | if enabled { ATMPE } else { 0 }, 0, 0, 0, 0, 0, 0]
+    [10, 10, 0x22, 0x10, 0, 0xC0 | if enabled { ATMPE } else { 0 }, 0, 0, 0, 0, 0, 0]
 }
 
 /// The Application Tag mode page with these ranges from block 0 on.
@@ -402,7 +402,7 @@ fn a_change_is_told_to_others_and_counts_for_them() {
     larger.run(&[0x1A, 8, 10, 2, 255, 0], &[], 255).invalid_cdb(3, None);
     assert_eq!(larger.run(&[0x1A, 8, 10, 0, 255, 0], &[], 255).good()[4 + 5], 0x40);
     larger.run(&cdb10(0x28, 0, 4, 2), &[], 8192).good();
-    let swp = [10, 10, 2, 0x10, 8, 0x40, 0, 0, 0, 0, 0, 0];
+    let swp = [10, 10, 0x22, 0x10, 8, 0x40, 0, 0, 0, 0, 0, 0];
     assert_eq!(select(&mut larger, PF, &[&swp]), GOOD);
     assert_eq!(other.run(&[0; 6], &[], 0).sense(), CHANGED);
     assert_eq!(sense(&mut other, 0, 0)[5], 0xC0 | ATMPE);

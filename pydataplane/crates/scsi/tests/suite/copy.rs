@@ -134,7 +134,7 @@ fn what_is_kept_from_a_unit_is_not_copied_to_it() {
     assert_eq!(copy(&mut other, &to_b).outcome, CONFLICT);
     holder.io(&out(3), &[1u64.to_be_bytes(), [0; 8], [0; 8]].concat(), 0).good();
     // Software write protection.
-    let swp = [&[0; 4][..], &[10, 10, 2, 0x10, 8, 0x40, 0, 0, 0, 0, 0, 0]].concat();
+    let swp = [&[0; 4][..], &[10, 10, 0x22, 0x10, 8, 0x40, 0, 0, 0, 0, 0, 0]].concat();
     other.io(&[0x15, 0x10, 0, 0, 16, 0], &swp, 0).good();
     assert_eq!(copy(&mut unit, &to_b).sense(), (0x7, 0x2702));
     copy(&mut unit, &from_b).good();

@@ -13,7 +13,7 @@ fn sense10(rig: &mut Rig, flags: u8, page: u8) -> Answer {
 }
 
 const CACHING: [u8; 20] = [8, 18, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-const CONTROL: [u8; 12] = [10, 10, 2, 0x10, 0, 0x40, 0, 0, 0, 0, 0, 0];
+const CONTROL: [u8; 12] = [10, 10, 0x22, 0x10, 0, 0x40, 0, 0, 0, 0, 0, 0];
 const EXCEPTIONS: [u8; 12] = [0x1C, 10, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 const DBD: u8 = 0x08;
 

@@ -304,14 +304,14 @@ fn what_goes_bad_below_is_told_to_whoever_reads() {
         failed(&unit.run(&cdb16(0x8B, 0, 210, 1), &[1; 512], 0), code, 210);
         unit.run(&cdb10(0x28, 0, 211, 200), &[], 200 * BLOCK).good();
         // In descriptors.
-        let d_sense = [0, 0, 0, 0, 10, 10, 0x06, 0x10, 0, 0xC0, 0, 0, 0, 0, 0, 0];
+        let d_sense = [0, 0, 0, 0, 10, 10, 0x26, 0x10, 0, 0xC0, 0, 0, 0, 0, 0, 0];
         unit.run(&[0x15, 0x10, 0, 0, 16, 0], &d_sense, 0).good();
         let response = unit.run(&cdb10(0x28, 0, 200, 300), &[], 300 * BLOCK).response();
         let [asc, ascq] = code.to_be_bytes();
         let head = [0x72, 0xB, asc, ascq, 0, 0, 0, 12, 0, 10, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 210];
         assert_eq!((response.sense_len, response.sense), (20, head));
         let mut plain = d_sense;
-        plain[6] = 0x02;
+        plain[6] = 0x22;
         unit.run(&[0x15, 0x10, 0, 0, 16, 0], &plain, 0).good();
     }
     unit.put(210, &one);

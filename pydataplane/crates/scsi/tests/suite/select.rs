@@ -17,9 +17,9 @@ const KEPT_NOT: (u8, u16) = (0x4, 0x4400);
 const GOOD: (u8, u16) = (0, 0);
 const PF: u8 = 0x10;
 const SP: u8 = 0x01;
-/// Pages as they are: WCE; GLTSD, reordering, TAS.
+/// Pages as they are: WCE; TST, GLTSD, reordering, TAS.
 const CACHING: [u8; 20] = [8, 18, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-const CONTROL: [u8; 12] = [10, 10, 2, 0x10, 0, 0x40, 0, 0, 0, 0, 0, 0];
+const CONTROL: [u8; 12] = [10, 10, 0x22, 0x10, 0, 0x40, 0, 0, 0, 0, 0, 0];
 
 #[derive(Default)]
 pub struct Keeper {
@@ -148,7 +148,7 @@ fn spc4_7_5_8_swp_refuses_writes_of_all_and_they_are_told() {
 #[test]
 fn spc4_4_5_2_d_sense_is_the_format_of_sense_data() {
     let mut rig = Rig::new();
-    assert_eq!(select(&mut rig, PF, &with(CONTROL, 2, 6)), GOOD);
+    assert_eq!(select(&mut rig, PF, &with(CONTROL, 2, 0x26)), GOOD);
     let response = rig.run(&cdb10(0x28, 0, u32::MAX, 1)).response();
     assert_eq!(response.sense[..8], [0x72, 5, 0x21, 0, 0, 0, 0, 0]);
     assert_eq!(response.sense_len, 8);
@@ -161,7 +161,7 @@ fn spc4_4_5_2_d_sense_is_the_format_of_sense_data() {
 #[test]
 fn what_was_saved_outlives_reset_and_process_and_the_rest_only_the_process() {
     let (keeper, mut rig) = kept();
-    assert_eq!(select(&mut rig, PF | SP, &with(CONTROL, 2, 6)), GOOD);
+    assert_eq!(select(&mut rig, PF | SP, &with(CONTROL, 2, 0x26)), GOOD);
     assert_eq!(select(&mut rig, PF, &with(CACHING, 2, 0)), GOOD);
     let again = |rig: Rig| {
         let disk = rig.disk.clone();
@@ -171,7 +171,7 @@ fn what_was_saved_outlives_reset_and_process_and_the_rest_only_the_process() {
     let mut rig = again(rig);
     assert_eq!(rig.run(&[0; 6]).response().sense[..4], [0x72, 6, 0x29, 0]);
     assert_eq!((page(&mut rig, 0, 8)[2], page(&mut rig, 3, 8)[2]), (0, 4));
-    assert_eq!((page(&mut rig, 0, 10)[2], page(&mut rig, 3, 10)[2]), (6, 6));
+    assert_eq!((page(&mut rig, 0, 10)[2], page(&mut rig, 3, 10)[2]), (0x26, 0x26));
     // As of another boot of the host.
     let boot = format!("\"boot\":\"{}\"", Uuid::new_v4());
     let text = keeper.text.lock().take().unwrap();
@@ -179,11 +179,11 @@ fn what_was_saved_outlives_reset_and_process_and_the_rest_only_the_process() {
     *keeper.text.lock() = Some(format!("{before}{boot}}}"));
     let mut rig = again(rig);
     rig.run(&[0; 6]).response();
-    assert_eq!((page(&mut rig, 0, 8)[2], page(&mut rig, 0, 10)[2]), (4, 6));
+    assert_eq!((page(&mut rig, 0, 8)[2], page(&mut rig, 0, 10)[2]), (4, 0x26));
     assert_eq!(select(&mut rig, PF, &with(CACHING, 2, 0)), GOOD);
     rig.shared.reset();
     rig.run(&[0; 6]).response();
-    assert_eq!((page(&mut rig, 0, 8)[2], page(&mut rig, 0, 10)[2]), (4, 6));
+    assert_eq!((page(&mut rig, 0, 8)[2], page(&mut rig, 0, 10)[2]), (4, 0x26));
     assert_eq!(select(&mut rig, PF | SP, &CONTROL), GOOD);
     // Nothing is kept of the defaults; the reset's own record came before or not at all.
     assert_eq!(*keeper.text.lock(), None);
@@ -209,7 +209,8 @@ fn lists_that_are_refused_change_nothing() {
         (after(&[0x4A, 1, 0]), LIST_LENGTH),
         (after(&[0x0A]), LIST_LENGTH),
         (after(&with(CONTROL, 1, 9)), LIST_FIELD),
-        (after(&with(CONTROL, 2, 0)), LIST_FIELD), // GLTSD cannot be changed
+        (after(&with(CONTROL, 2, 0x20)), LIST_FIELD), // GLTSD cannot be changed,
+        (after(&with(CONTROL, 2, 0x02)), LIST_FIELD), // nor TST
         (after(&with(CONTROL, 11, 1)), LIST_FIELD),
         (after(&[0x1C, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]), LIST_FIELD),
         (after(&[0x04, 0]), LIST_FIELD),

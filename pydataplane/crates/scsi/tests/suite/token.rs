@@ -567,7 +567,7 @@ fn what_is_kept_from_a_unit_is_not_copied_to_it() {
     }
     write(&mut target, 2, &list).good();
     // Write protection.
-    let swp = [&[0; 4][..], &[10, 10, 2, 0x10, 8, 0x40, 0, 0, 0, 0, 0, 0]].concat();
+    let swp = [&[0; 4][..], &[10, 10, 0x22, 0x10, 8, 0x40, 0, 0, 0, 0, 0, 0]].concat();
     target.io(&[0x15, 0x10, 0, 0, 16, 0], &swp, 0).good();
     assert_eq!(write(&mut target, 2, &list).sense(), (0x7, 0x2702));
     let options = LunOptions { read_only: true, ..on("readers:0") };
