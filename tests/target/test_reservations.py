@@ -134,7 +134,7 @@ def test_a_registration_of_another_boot_counts_where_it_was_to_outlive_it(
         a.register(persist=persist)
         assert a.out(RESERVE) == GOOD
         assert b.write() == CONFLICT
-        target.stop()
+        target.kill9()
         (kept,) = (target.state_dir / "reservations").iterdir()
         record = json.loads(kept.read_text())
         assert record["reservations"]["persist"] is persist
