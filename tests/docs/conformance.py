@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.guest.conformance import LISTED, Kind, Reason
+from tests.guest.conformance import BY_DAY, LISTED, Kind, Reason
 
 FOLDER = "tests/guest"
 
@@ -20,7 +20,7 @@ def scsi_suite() -> str:
         f"[conformance.yaml](../../../{FOLDER}/conformance.yaml) has what is expected of each test "
         f"on each disk, and [a test](../../../{FOLDER}/test_conformance.py) compares each. A test "
         "of which the suite skips everything counts as skipped, though the suite itself says that "
-        "it passed.\n",
+        f"it passed. `make test` runs {', '.join(map(_code, BY_DAY))}, `make nightly` all.\n",
         "| disk | passed | skipped | failed by a mistake of the suite | deviates by design |\n"
         "| --- | --- | --- | --- | --- |",
         *(_disk(disk) for disk in LISTED.tests),

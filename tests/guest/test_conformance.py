@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.guest.conformance import LISTED
+from tests.guest.conformance import BY_DAY, LISTED
 from tests.guest.conftest import MIB, add, disk
 from tests.guest.image import Image, with_tools
 from tests.support.qemu import Guest
@@ -49,12 +49,6 @@ TARGETS = {
     "file, 4096": (9,),
     "thick volume, 512": (10,),
 }
-#: The others are of the night.
-BY_DAY = (
-    "malloc, 4096",
-    "thin volume, 512, two paths",
-    "file, 512",
-)
 
 
 @pytest.fixture(scope="module")
