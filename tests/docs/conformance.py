@@ -34,6 +34,11 @@ def scsi_suite() -> str:
         "\n## What fails on some disks\n\nOthers pass, or skip it.\n\n"
         "| disks | tests | because |\n| --- | --- | --- |",
         *_partly(),
+        "\n## What no test of it asks\n\nThe mode pages Control Extension and Informational "
+        "Exceptions Control are shown, and can be given to MODE SELECT as they are: nothing in "
+        "them can be changed. Of SBC-4's pages of vital product data there is no B5h (a disk's "
+        "utilization tells of its wear, which is not the target's to tell) and no B6h (no zones). "
+        "WRITE ATOMIC is of one physical block.",
     ]
     return "\n".join(parts) + "\n"
 
