@@ -129,12 +129,13 @@ def run(arguments: argparse.Namespace, out: Console) -> list[Point]:
         ):
             total = arguments.rounds * len(arguments.rw) * len(DEPTHS) * len(subjects)
             task = progress.add_task("measuring", total=total)
-            for _ in range(arguments.rounds):
+            for number in range(arguments.rounds):
                 for rw in arguments.rw:
                     for depth in DEPTHS:
                         for subject in subjects:
                             progress.update(task, description=f"{subject.name}, {rw}, QD{depth}")
-                            points.append(measure(subject, rw, depth, arguments.time, cpus))
+                            point = measure(subject, rw, depth, arguments.time, cpus)
+                            points.append(replace(point, round=number))
                             progress.advance(task)
     finally:
         shutil.rmtree(scratch)

@@ -39,6 +39,8 @@ class Point:
     """Resident memory without shared memory: a malloc disk counts, guest memory does not."""
     c2c_ns: tuple[float, float] | None
     """Cache-line round trip between the two CPUs before and after."""
+    round: int = 0
+    """In which round over all targets it was measured."""
 
     @property
     def mode(self) -> str:

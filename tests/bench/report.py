@@ -73,40 +73,54 @@ def table(points: list[Point], rw: str) -> Table:
     return out
 
 
-def ratios(points: list[Point], pairs: list[tuple[str, str]]) -> Table:
-    """Ours divided by the other's: IOPS (more is better), mean latency and CPU (less is better).
+def paired(points: list[Point], ours: str, peer: str) -> dict[Key, list[tuple[Point, Point]]]:
+    """Points of both that were measured in the same round, with the cores equally far apart.
 
-    Only cells that were measured with the cores equally far apart are compared.
+    A round measures them one after the other, so what else the machine does is in both. Where the
+    hypervisor moved a CPU meanwhile, or during one of them, there is no pair.
     """
-    out = Table(title="ours / peer, where the cores were equally far apart", title_justify="left")
+    others = {(p.rw, p.depth, p.round): p for p in points if p.subject == peer}
+    pairs: dict[Key, list[tuple[Point, Point]]] = defaultdict(list)
+    for point in points:
+        other = others.get((point.rw, point.depth, point.round))
+        if point.subject == ours and other and other.mode == point.mode != "mixed":
+            pairs[ours, point.rw, point.depth, point.mode].append((point, other))
+    return dict(pairs)
+
+
+def spread(pairs: list[tuple[Point, Point]], value: Callable[[Point], float | None]) -> str:
+    """The median of the pairs' ratios, and the least and the greatest where there are several."""
+    both = [(value(ours), value(peer)) for ours, peer in pairs]
+    found = sorted(a / b for a, b in both if a and b)
+    if not found:
+        return "-"
+    middle = f"{statistics.median(found):.2f}x"
+    return middle if len(found) == 1 else f"{middle} {found[0]:.2f}-{found[-1]:.2f}"
+
+
+def ratios(points: list[Point], pairs: list[tuple[str, str]]) -> Table:
+    """Ours divided by the other's: IOPS (more is better), latencies and CPU (less is better).
+
+    Each is the median of the ratios of pairs of the same round, with the least and the greatest.
+    """
+    out = Table(title="ours / peer, pairs of the same round and mode", title_justify="left")
     for name in ("ours", "peer", "pattern"):
         out.add_column(name)
-    for name in ("QD", "cores", "IOPS", "mean latency", "p99", "CPU ns/IO"):
+    for name in ("QD", "cores", "IOPS", "mean latency", "p99", "p99.9", "CPU ns/IO", "n"):
         out.add_column(name, justify="right")
-    cells = grouped(points)
     for ours, peer in pairs:
-        for (subject, rw, depth, mode), cell in cells.items():
-            other = cells.get((peer, rw, depth, mode))
-            if subject != ours or other is None or mode == "mixed":
-                continue
-
-            def ratio(
-                value: Callable[[Point], float | None],
-                a: list[Point] = cell,
-                b: list[Point] = other,
-            ) -> str:
-                ours_is, peer_is = median(a, value), median(b, value)
-                return f"{ours_is / peer_is:.2f}x" if ours_is and peer_is else "-"
-
+        for (_, rw, depth, mode), cell in paired(points, ours, peer).items():
             out.add_row(
                 ours,
                 peer,
                 rw,
                 str(depth),
                 mode,
-                ratio(lambda p: p.iops),
-                ratio(lambda p: p.mean_ns),
-                ratio(lambda p: p.p99_ns),
-                ratio(lambda p: p.cpu_ns_per_io),
+                spread(cell, lambda p: p.iops),
+                spread(cell, lambda p: p.mean_ns),
+                spread(cell, lambda p: p.p99_ns),
+                spread(cell, lambda p: p.p999_ns),
+                spread(cell, lambda p: p.cpu_ns_per_io),
+                str(len(cell)),
             )
     return out

@@ -12,11 +12,13 @@ import pytest
 from rich.console import Console
 
 from tests.bench.measure import Point
-from tests.bench.report import grouped, ratios, table
+from tests.bench.report import grouped, paired, ratios, spread, table
 from tests.support.target import ROOT, binary
 
 
-def point(subject: str, iops: float, c2c: tuple[float, float] | None) -> Point:
+def point(
+    subject: str, iops: float, c2c: tuple[float, float] | None, number: int = 0, tail: float = 3.0
+) -> Point:
     return Point(
         subject=subject,
         rw="randread",
@@ -25,11 +27,12 @@ def point(subject: str, iops: float, c2c: tuple[float, float] | None) -> Point:
         mean_ns=1e9 / iops,
         p50_ns=1.0,
         p99_ns=2.0,
-        p999_ns=3.0,
+        p999_ns=tail,
         cpu_ns_per_io=100.0,
         busy_ns_per_io=None,
         rss_mib=5.0,
         c2c_ns=c2c,
+        round=number,
     )
 
 
@@ -44,19 +47,41 @@ def test_points_of_different_modes_are_never_compared() -> None:
     near, far, mixed = (60.0, 61.0), (300.0, 330.0), (60.0, 330.0)
     points = [
         point("ours", 200.0, near),
-        point("ours", 400.0, near),
-        point("ours", 50.0, far),
-        point("ours", 70.0, mixed),
+        point("ours", 400.0, near, 1),
+        point("ours", 50.0, far, 2),
+        point("ours", 70.0, mixed, 3),
         point("peer", 100.0, near),
-        point("peer", 70.0, mixed),
+        point("peer", 100.0, near, 2),
+        point("peer", 70.0, mixed, 3),
         point("ours", 1.0, None),
     ]
-    assert [p.mode for p in points] == ["near", "near", "far", "mixed", "near", "mixed", "?"]
+    modes = ["near", "near", "far", "mixed", "near", "near", "mixed", "?"]
+    assert [p.mode for p in points] == modes
     assert len(grouped(points)) == 6
+    assert list(paired(points, "ours", "peer").values()) == [[(points[0], points[4])]]
     text = rendered(ratios(points, [("ours", "peer"), ("ours", "absent")]))
-    assert text.count("│ ours") == 1, "the one cell that both have"
-    assert "3.00x" in text
+    assert text.count("│ ours") == 1, "the one pair that there is"
+    assert "2.00x" in text
     assert rendered(table(points, "randread")).count("near") == 2
+
+
+def test_a_ratio_is_of_pairs_of_the_same_round() -> None:
+    """The machine became half as fast after the first round: medians of all would say 1.17."""
+    near = (60.0, 61.0)
+    both = [(200.0, 100.0), (60.0, 50.0), (70.0, 50.0)]
+    points = [
+        each
+        for number, (ours, peer) in enumerate(both)
+        for each in (
+            point("ours", ours, near, number, tail=9.0),
+            point("peer", peer, near, number, tail=3.0),
+        )
+    ]
+    (cell,) = paired(points, "ours", "peer").values()
+    assert spread(cell, lambda p: p.iops) == "1.40x 1.20-2.00"
+    assert spread(cell, lambda p: p.busy_ns_per_io) == "-"
+    assert spread(cell[:1], lambda p: p.iops) == "2.00x"
+    assert "3.00x 3.00-3.00" in rendered(ratios(points, [("ours", "peer")])), "p99.9"
 
 
 def run_bench(*options: str) -> subprocess.CompletedProcess[str]:
