@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import sys
 import tempfile
@@ -20,14 +19,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 
+from tests.bench.machine import machine, revision
 from tests.bench.measure import Point, measure
 from tests.bench.report import ratios, table
 from tests.bench.subjects import Bench, Subject, check_spdk, running
+from tests.support.target import binary
 
 DEPTHS = (1, 8, 32, 128)
 PAIRS = [
@@ -101,18 +101,6 @@ def subjects_of(
     return [make for name, make in makers.items() if not wanted or name in wanted]
 
 
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    info = Path("/proc/cpuinfo").read_text(errors="replace")
-    models = [line.split(":", 1)[1].strip() for line in info.splitlines() if "model name" in line]
-    return {
-        "cpu": models[0] if models else platform.machine(),
-        "cpus": os.cpu_count(),
-        "kernel": platform.release(),
-        "load": os.getloadavg(),
-    }
-
-
 def run(arguments: argparse.Namespace, out: Console) -> list[Point]:
     """Measures all points, interleaved."""
     scratch = Path(tempfile.mkdtemp(prefix="vbench-", dir="/tmp"))
@@ -172,6 +160,8 @@ def main() -> int:
     arguments.rw = arguments.rw or (["randread"] if arguments.quick else ["randread", "randwrite"])
     out = Console(stderr=arguments.json, width=None if sys.stdout.isatty() else 160)
     where = machine()
+    builds = {"virtlun": binary(), OTHER: arguments.against, "spdk": arguments.spdk}
+    where["builds"] = {name: revision(path) for name, path in builds.items() if path}
     points = run(arguments, out)
     told = json.dumps({"machine": where, "points": [p.as_json() for p in points]}, indent=1)
     if arguments.save:

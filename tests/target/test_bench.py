@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.bench.machine import machine, revision
 from tests.bench.measure import Point
 from tests.bench.report import grouped, paired, ratios, spread, table
 from tests.support.target import ROOT, binary
@@ -118,10 +120,28 @@ def test_two_builds_are_measured_in_turn_and_the_points_are_kept(tmp_path: Path)
     done = run_bench("--against", str(binary()), "--save", str(kept), *both, *SHORT)
     assert done.returncode == 0, done.stderr
     told = json.loads(kept.read_text())
-    assert told["machine"]["cpus"] > 0
+    where = told["machine"]
+    assert min(where["cpus"], where["nodes"], where["memory_mib"]) > 0
+    assert list(where["builds"]) == ["virtlun", "other"]
     subjects = [point["subject"] for point in told["points"]]
     assert subjects == ["virtlun null", "other null"] * 4
     assert "ours / peer" in done.stdout
+
+
+def test_the_machine_and_the_builds_are_told(tmp_path: Path) -> None:
+    told = machine()
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    assert abs(told["memory_mib"] - total) <= 1
+    assert told["cpus"] == os.cpu_count()
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    program = tmp_path / "bin" / "virtlun-target"
+    program.parent.mkdir()
+    program.touch()
+    assert revision(program) == "unknown"
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message=a"], check=True)
+    of = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    assert of.stdout.startswith(revision(program))
 
 
 def test_an_unknown_target_is_named() -> None:
