@@ -18,6 +18,7 @@ from rich.table import Table
 from plugin.cli.output import client, console, errors_as_sentences, json_option, size
 from pydataplane import supervise
 from pydataplane.client import Client
+from pydataplane.domain.reactors import topology
 from pydataplane.errors import METHOD_NOT_FOUND, RpcError
 
 INTERVAL_MAX_S = 3600
@@ -110,7 +111,7 @@ def _reactors(target: Client) -> list[Mapping[str, Any]]:
 
 
 def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Returns each reactor's busy share and queues, and each bdev's counters per second."""
+    """Returns each reactor's place, busy share and queues, and each bdev's counters per second."""
     seconds = max(after["at"] - before["at"], 1e-6)
     reactors = []
     for old, new in zip(before["reactors"], after["reactors"], strict=False):
@@ -122,6 +123,7 @@ def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
             {
                 "index": new["index"],
                 "cpu": new["cpu"],
+                "node": _node(new["cpu"]),
                 "busy": spent["busy_ns"] / total,
                 "queues": after["queues"][cpu],
             }
@@ -136,14 +138,23 @@ def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     return {"reactors": reactors, "bdevs": bdevs}
 
 
+def _node(cpu: int | None) -> int | None:
+    """Returns the NUMA node of a CPU of this host; None where there is none, or no CPU."""
+    if cpu is None:
+        return None
+    there = topology({cpu}).get(cpu)
+    return int(there.node.removeprefix("node")) if there and there.node else None
+
+
 def _tables(rates: dict[str, Any]) -> Group:
     load = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("REACTOR", "CPU", "BUSY", "QUEUES"):
+    for title in ("REACTOR", "CPU", "NODE", "BUSY", "QUEUES"):
         load.add_column(title, justify="left" if title == "REACTOR" else "right")
     for reactor in rates["reactors"]:
         cpu = "any" if reactor["cpu"] is None else str(reactor["cpu"])
         busy = f"{100 * reactor['busy']:.1f} %"
-        load.add_row(str(reactor["index"]), cpu, busy, str(reactor["queues"]))
+        node = "-" if reactor["node"] is None else str(reactor["node"])
+        load.add_row(str(reactor["index"]), cpu, node, busy, str(reactor["queues"]))
     volumes = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("VOLUME", "READ/S", "WRITE/S", "READ", "WRITTEN"):
         volumes.add_column(title, justify="left" if title == "VOLUME" else "right")
