@@ -324,6 +324,7 @@ STEPS = {
     "bench": _bench("", "the whole benchmark", 10),
     "bench-noisy": _bench("noisy", "a verified reader beside each hostile neighbour", 10, "--goal"),
     "bench-interrupts": _bench("interrupts", "interrupts per I/O of a guest that sleeps", 5),
+    "bench-queues": _bench("queues", "two queues on two reactors and on one", 2),
     "bench-attach": _bench("attach", "attach by libvirt", 5),
     "bench-gateway": _bench(
         "gateway", "the calls of 2,000 domains, by the gateway and directly", 30

@@ -156,6 +156,14 @@ def test_an_spdk_that_was_not_built_is_named(tmp_path: Path) -> None:
     assert f"{tmp_path}/build/bin/vhost is not there: build SPDK" in done.stderr
 
 
+@pytest.mark.nightly
+def test_two_queues_are_measured_on_one_reactor_and_on_two() -> None:
+    words = [sys.executable, "-m", "tests.bench.queues", "--rounds", "1", "--time", "0.1"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    sizes = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    assert sizes == ["4k", "64k", "1m"], done.stdout
+
+
 def run_noisy(victim: str, names: list[str], *more: str) -> subprocess.CompletedProcess[str]:
     """Runs the noisy neighbour's benchmark for short rows, as JSON."""
     only = [option for name in names for option in ("--only", name)]
