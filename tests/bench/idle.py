@@ -9,7 +9,8 @@ show its store to who looks for it: there is no way below that.
 alone: of a target that polls, on a null bdev, in turn. "start" is from the start of the target's
 process, which makes all of them anew, until it answers; their volumes are of one lvstore on a
 file. "RSS" is what the target has in memory then (VmRSS, proc_pid_status(5)), and with all of them
-connected.
+connected; "its own" is that without what it has touched of the guests' memory, which is theirs
+(RssShmem).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from rich.table import Table
 
 from tests.bench.measure import Point, measure
 from tests.bench.subjects import Bench, Subject, running
-from tests.bench.upgrade import rss_kib
+from tests.bench.upgrade import rss_kib, shared_kib
 from tests.support.initiator import Initiator
 from tests.support.target import Target
 
@@ -145,6 +146,7 @@ def at_rest() -> list[Measured]:
                 assert (answer["response"], answer["status"]) == (0, 0), answer
                 first_us.append(float(answer["us"]))
             connected = rss_kib(target.pid) * 1024 / 1e6
+            own = connected - shared_kib(target.pid) * 1024 / 1e6
     finally:
         target.stop()
         shutil.rmtree(directory)
@@ -155,6 +157,7 @@ def at_rest() -> list[Measured]:
         Measured("start, median", statistics.median(starts), "ms", 200.0),
         Measured("RSS, started", started, "MB", 60.0),
         Measured("RSS, connected", connected, "MB", math.inf),
+        Measured("RSS, connected, its own", own, "MB", 60.0),
     ]
 
 

@@ -47,8 +47,19 @@ class Row:
 
 def rss_kib(pid: int) -> int:
     """Resident memory of a process."""
-    found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    assert found is not None
+    return _status_kib(pid, "VmRSS")
+
+
+def shared_kib(pid: int) -> int:
+    """Of that, memory that it shares by a memfd or /dev/shm: of a target, the guests'."""
+    return _status_kib(pid, "RssShmem")
+
+
+def _status_kib(pid: int, field: str) -> int:
+    """A figure of proc_pid_status(5)."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(rf"^{field}:\s+(\d+) kB$", text, re.MULTILINE)
+    assert found is not None, field
     return int(found[1])
 
 
