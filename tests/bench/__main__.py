@@ -26,7 +26,7 @@ from rich.progress import Progress
 from tests.bench.machine import machine, revision
 from tests.bench.measure import Point, measure
 from tests.bench.report import ratios, table
-from tests.bench.subjects import Bench, Subject, check_spdk, running
+from tests.bench.subjects import Bench, Subject, check_spdk, huge_pages, running
 from tests.support.target import binary
 
 DEPTHS = (1, 8, 32, 128)
@@ -63,6 +63,12 @@ OURS: dict[str, Callable[[Bench], Subject]] = {
     "file": lambda bench: bench.ours_file(poll=False),
 }
 """What can be started of our target, by name without its label."""
+HUGE: dict[str, Callable[[Bench], Subject]] = {
+    "null poll huge": lambda bench: bench.ours_null(poll=True, huge=True),
+    "malloc poll huge": lambda bench: bench.ours_malloc(huge=True),
+}
+"""The same with guests whose memory is in huge pages, where the host has some."""
+HUGE_PAIRS = [(f"virtlun {name.removesuffix(' huge')}", f"virtlun {name}") for name in HUGE]
 
 
 def subjects_of(
@@ -74,7 +80,8 @@ def subjects_of(
     """
     makers: dict[str, Callable[[], Subject]] = {}
     builds = [bench, *([replace(bench, program=against, label=OTHER)] if against else [])]
-    for name, make in OURS.items():
+    ours = OURS | (HUGE if huge_pages() and bench.spdk is None else {})
+    for name, make in ours.items():
         makers |= {f"{build.label} {name}": partial(make, build) for build in builds}
     if bench.spdk is not None:
         check_spdk(bench.spdk)
@@ -177,7 +184,9 @@ def main() -> int:
     pairs = SPDK_PAIRS if arguments.spdk else PAIRS
     if arguments.against:
         pairs = [(f"virtlun {name}", f"{OTHER} {name}") for name in OURS]
-    out.print(ratios(points, pairs))
+    out.print(ratios(points, pairs + HUGE_PAIRS))
+    if not huge_pages():
+        out.print("no huge pages (vm.nr_hugepages): what guests without them lose is not measured")
     if pairs is PAIRS and not shutil.which("qemu-storage-daemon"):
         out.print("qemu-storage-daemon is not installed (package qemu-system-common): no peer")
     return 0

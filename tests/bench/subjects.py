@@ -129,12 +129,17 @@ def start_spdk(
     return process, client
 
 
+def huge_pages() -> int:
+    """Returns how many huge pages the host has set aside."""
+    return int(Path("/proc/sys/vm/nr_hugepages").read_text())
+
+
 def check_spdk(directory: Path) -> None:
     """Ends the program with a sentence where SPDK's target is not there, or cannot start."""
     program = directory / SPDK_PROGRAM
     if not program.exists():
         raise SystemExit(f"{program} is not there: build SPDK with ./configure and make")
-    if not int(Path("/proc/sys/vm/nr_hugepages").read_text()):
+    if not huge_pages():
         raise SystemExit("SPDK needs huge pages: sysctl vm.nr_hugepages=8000 for all its targets")
 
 
@@ -173,9 +178,13 @@ class Bench:
         prepare: Callable[[Client], str],
         *,
         blk: bool = False,
+        huge: bool = False,
     ) -> Subject:
-        """Starts our target; `prepare` makes a bdev and returns its name."""
-        name = f"{self.label} {name}"
+        """Starts our target; `prepare` makes a bdev and returns its name.
+
+        `huge` guests have their memory in huge pages; beside SPDK's, which needs that, all have.
+        """
+        name = f"{self.label} {name}" + (" huge" if huge else "")
         directory = self.scratch / name.replace(" ", "-")
         (directory / "vhost").mkdir(parents=True)
         rpc_socket, log = directory / "rpc.sock", directory / "log"
@@ -196,7 +205,8 @@ class Bench:
             process.kill()
             process.wait()
             raise
-        socket, huge = directory / "vhost" / "bench", self.spdk is not None
+        socket = directory / "vhost" / "bench"
+        huge = huge or self.spdk is not None
         return Subject(name, socket, process, blk=blk, rpc=client, huge=huge)
 
     def _blocks(self) -> int:
@@ -220,15 +230,15 @@ class Bench:
         client.call("bdev_lvol_create", lvs_name="lvs", lvol_name="vol", size_in_mib=self.size_mib)
         return "lvs/vol"
 
-    def ours_null(self, *, poll: bool, blk: bool = False) -> Subject:
+    def ours_null(self, *, poll: bool, blk: bool = False, huge: bool = False) -> Subject:
         """Our target on a bdev that does nothing."""
         name = ("blk " if blk else "") + "null" + (" poll" if poll else "")
-        return self._ours(name, ["--poll"] if poll else [], self._null, blk=blk)
+        return self._ours(name, ["--poll"] if poll else [], self._null, blk=blk, huge=huge)
 
-    def ours_malloc(self, *, blk: bool = False) -> Subject:
+    def ours_malloc(self, *, blk: bool = False, huge: bool = False) -> Subject:
         """Our target on memory."""
         name = ("blk " if blk else "") + "malloc poll"
-        return self._ours(name, ["--poll"], self._malloc, blk=blk)
+        return self._ours(name, ["--poll"], self._malloc, blk=blk, huge=huge)
 
     def ours_lvol(self) -> Subject:
         """Our target on a thick volume of an lvstore on memory."""
