@@ -316,6 +316,30 @@ PROGRAMS = {
         Step("sg_reassign --primary {thin}", "Elements in primary defect list: 0"),
         Step("sg_reassign --address=1 {thin}", "Invalid opcode", INVALID_OPERATION_CODE),
     ),
+    "sg_format": (
+        put("x", 96),
+        # The size that it has; --wait is IMMED 0.
+        Step(
+            "sg_format --format --wait --quick --mode=8 {thin}",
+            "Number of blocks=65536",
+            at=96,
+            holds=16 * ".",
+        ),
+        Step("sg_get_lba_status {thin}", r"LBA: 0x0+  blocks: +65536  deallocated\n"),
+        put("x", 96),
+        Step(
+            "sg_format --format --wait --quick --mode=8 --fmtpinfo=2 --verbose {thin}",
+            "byte 1 bit 7",
+            ILLEGAL_REQUEST,
+            at=96,
+            holds=16 * "x",
+        ),
+    ),
+    "sg_senddiag": (
+        Step("sg_senddiag --test {thin}", "returned GOOD status"),
+        Step("sg_senddiag --selftest=1 --verbose {thin}", "byte 1 bit 5", ILLEGAL_REQUEST),
+        Step("sg_senddiag --list {thin}", "Illegal request", ILLEGAL_REQUEST),
+    ),
     "sg_timestamp": (
         Step("sg_timestamp --origin {thin}", "initialized by other method"),
         Step("sg_timestamp --seconds=1 {thin}", "not supported", INVALID_OPERATION_CODE),

@@ -21,6 +21,7 @@ OVERWRITE, BLOCK_ERASE = 1, 2
 IMMED = 0x80
 GOOD, CHECK_CONDITION = 0, 2
 IN_PROGRESS = (2, 0x04, 0x1B)
+FORMAT_IN_PROGRESS = (2, 0x04, 0x04)
 DEADLINE_S = 120.0
 
 
@@ -45,7 +46,10 @@ class Machine:
     def sanitize(self, action: int, data: bytes = b"") -> None:
         """Begins it."""
         length = len(data).to_bytes(2, "big")
-        cdb = bytes([0x48, IMMED | action, 0, 0, 0, 0, 0, *length, 0])
+        self.begin(bytes([0x48, IMMED | action, 0, 0, 0, 0, 0, *length, 0]), data)
+
+    def begin(self, cdb: bytes, data: bytes = b"") -> None:
+        """Sends a command, which is GOOD."""
         answer = self.initiator.cdb(cdb, data_out=data)
         assert (answer["response"], answer["status"]) == (0, GOOD), answer
 
@@ -58,7 +62,7 @@ class Machine:
         sense = answer["sense"]
         key = (sense[2] & 15, sense[12], sense[13])
         if key[0] != 6:
-            assert key == IN_PROGRESS, answer
+            assert key in {IN_PROGRESS, FORMAT_IN_PROGRESS}, answer
             assert sense[15] == 0x80
             self.progress = int.from_bytes(sense[16:18], "big")
         return False
@@ -112,6 +116,20 @@ def test_a_volume_that_was_erased_has_no_room_and_its_store_no_trace(
     assert records(target) == []
     assert target.stop() == 0
     assert b"secret" not in (target.directory / "lvs0.img").read_bytes()
+
+
+def test_a_volume_that_was_formatted_has_no_room_and_can_be_written(
+    target: Target, machine: Machine
+) -> None:
+    machine.begin(bytes([0x1D, 0x04, 0, 0, 0, 0]))  # SEND DIAGNOSTIC, the self-test
+    for immediate in (0x02, 0):
+        machine.begin(bytes([0x04, 0x10, 0, 0, 0, 0]), bytes([0, immediate, 0, 0]))
+        machine.wait()
+        assert all_of(machine) == bytes(SIZE_MIB * MIB)
+        assert allocated(target) == 0
+        assert records(target) == []
+        machine.initiator.write(7, b"written!" * 64)
+        assert machine.initiator.read(7, 1) == b"written!" * 64
 
 
 def restart(target: Target) -> None:

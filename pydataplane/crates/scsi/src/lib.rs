@@ -7,7 +7,7 @@
 //!
 //! # Objects
 //! - `Volume`: one per volume, shared by its units of all controllers: persistent reservations
-//!   (`reservations`), a SANITIZE (`sanitize`), what MODE SELECT has set (`mode`), and who may read, decide
+//!   (`reservations`), a SANITIZE or FORMAT UNIT (`sanitize`), what MODE SELECT has set (`mode`), and who may read, decide
 //!   and write.
 //! - [`LunShared`]: one per logical unit, shared by all threads: identity, size as the initiators
 //!   know it, read-only flag, and the [`Nexus`]es it must tell of changes.
@@ -20,6 +20,7 @@
 //! | --- | --- |
 //! | `lun`, `task` | one command from the CDB to the response: read them from top to bottom |
 //! | `opcode`, `block`, `protect` | the fields of a CDB; commands on blocks, with and without protection information |
+//! | `diagnostic` | the self-test |
 //! | `job` | the bdev I/Os that a command takes |
 //! | `inquiry`, `mode`, `log`, `report`, `ports`, `reply` | commands that answer from memory |
 //! | `sense`, `response`, `policy` | how a command ended; whether it is answered or waits |
@@ -74,6 +75,7 @@ mod aside;
 mod block;
 mod characteristics;
 mod copy;
+mod diagnostic;
 mod inquiry;
 mod interrupted;
 mod job;

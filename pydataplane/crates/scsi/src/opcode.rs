@@ -43,6 +43,7 @@ impl Cdb {
 pub(crate) enum Command {
     TestUnitReady,
     RequestSense,
+    FormatUnit,
     Read6,
     Write6,
     Inquiry,
@@ -51,6 +52,7 @@ pub(crate) enum Command {
     ModeSelect6,
     ModeSense6,
     StartStopUnit,
+    SendDiagnostic,
     PreventAllow,
     ReadCapacity10,
     Read10,
@@ -175,7 +177,7 @@ impl Kind {
             C::ReadDefectData10 | C::ReadDefectData12 => Kind::Other,
             C::PreFetch10 | C::PreFetch16 | C::GetLbaStatus | C::LogSense => Kind::Other,
             C::ReportLuns | C::ReportOpcodes | C::ReportPortGroups => Kind::Other,
-            C::Reserve6 | C::Release6 => Kind::Other,
+            C::Reserve6 | C::Release6 | C::FormatUnit | C::SendDiagnostic => Kind::Other,
             C::ExtendedCopy1 | C::ExtendedCopy4 | C::AbortCopy => Kind::Other,
             C::PopulateToken | C::WriteUsingToken => Kind::Other,
             C::CopyStatus1 | C::CopyStatus4 | C::TokenInformation => Kind::Other,
@@ -247,6 +249,8 @@ const SANITIZE: [u8; 9] = [0xBF, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0];
 pub(crate) static TABLE: [Entry; TABLE_LEN] = [
     entry(0x00, Command::TestUnitReady,      [0, 0, 0, 0, 0]),
     entry(0x03, Command::RequestSense,       [0x01, 0, 0, 0xFF, 0]),
+    // FMTPINFO, LONGLIST, FMTDATA, CMPLST; short block addresses, as no block is defective.
+    entry(0x04, Command::FormatUnit,         [0xF8, 0, 0, 0, 0]),
     entry(0x08, Command::Read6,              [0x1F, 0xFF, 0xFF, 0xFF, 0]),
     entry(0x0A, Command::Write6,             [0x1F, 0xFF, 0xFF, 0xFF, 0]),
     entry(0x12, Command::Inquiry,            [0x01, 0xFF, 0xFF, 0xFF, 0]),
@@ -258,6 +262,8 @@ pub(crate) static TABLE: [Entry; TABLE_LEN] = [
     entry(0x1A, Command::ModeSense6,         [0x08, 0xFF, 0xFF, 0xFF, 0]),
     // IMMED; NO_FLUSH, LOEJ where the medium is removable, START. No power conditions.
     entry(0x1B, Command::StartStopUnit,      [0x01, 0, 0, 0x07, 0]),
+    // PF, SELFTEST, DEVOFFL, UNITOFFL: the default self-test.
+    entry(0x1D, Command::SendDiagnostic,     [0x17, 0, 0, 0, 0]),
     // PREVENT; its values 2 and 3 are obsolete.
     entry(0x1E, Command::PreventAllow,       [0, 0, 0, 0x01, 0]),
     entry(0x25, Command::ReadCapacity10,     [0, 0, 0, 0, 0, 0, 0, 0, 0]),
@@ -406,7 +412,7 @@ static KINDS: [Kind; 256] = {
     kinds
 };
 
-const TABLE_LEN: usize = 70;
+const TABLE_LEN: usize = 72;
 
 /// The operation codes of [`TABLE`].
 const OPCODES: [u8; TABLE_LEN] = {

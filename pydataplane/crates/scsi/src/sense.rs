@@ -40,6 +40,7 @@ impl Code {
     pub(crate) const OPERATION_IN_PROGRESS: Code = Code(0x0016);
     pub(crate) const PERIPHERAL_DEVICE_WRITE_FAULT: Code = Code(0x0300);
     pub(crate) const BECOMING_READY: Code = Code(0x0401);
+    pub(crate) const FORMAT_IN_PROGRESS: Code = Code(0x0404);
     pub(crate) const SANITIZE_IN_PROGRESS: Code = Code(0x041B);
     pub(crate) const WRITE_ERROR: Code = Code(0x0C00);
     pub(crate) const COPY_TARGET_NOT_REACHABLE: Code = Code(0x0D02);
@@ -74,6 +75,8 @@ impl Code {
     pub(crate) const RESERVATIONS_RELEASED: Code = Code(0x2A04);
     pub(crate) const REGISTRATIONS_PREEMPTED: Code = Code(0x2A05);
     pub(crate) const CAPACITY_DATA_HAS_CHANGED: Code = Code(0x2A09);
+    pub(crate) const MEDIUM_FORMAT_CORRUPTED: Code = Code(0x3100);
+    pub(crate) const FORMAT_COMMAND_FAILED: Code = Code(0x3101);
     pub(crate) const SANITIZE_COMMAND_FAILED: Code = Code(0x3103);
     pub(crate) const SAVING_PARAMETERS_NOT_SUPPORTED: Code = Code(0x3900);
     pub(crate) const MEDIUM_NOT_PRESENT: Code = Code(0x3A00);

@@ -12,7 +12,7 @@ use crate::response::{Fail, Status};
 use crate::sense::Sense;
 use crate::shared::{Gate, LunShared};
 use crate::task::Task;
-use crate::{copy, inquiry, log, mode, ports, report, sanitize};
+use crate::{copy, diagnostic, inquiry, log, mode, ports, report, sanitize};
 
 impl Lun {
     /// Checks the command and says what it takes.
@@ -78,6 +78,7 @@ impl Lun {
             }
             Command::Unmap => block::unmap(unit, cdb, data_out)?,
             Command::StartStopUnit => block::start_stop(unit, cdb)?,
+            Command::SendDiagnostic => diagnostic::send(&mut cx, cdb)?,
             Command::PreventAllow => block::prevent_allow(unit, &self.nexus, cdb)?,
             Command::TestUnitReady => Job::IDLE,
             Command::Inquiry => return inquiry::inquiry(unit, cdb, data_in).map(Plan::Done),
@@ -111,6 +112,7 @@ impl Lun {
             Command::SanitizeOverwrite | Command::SanitizeBlockErase | Command::SanitizeExit => {
                 return self.sanitize(task, decoded.command);
             }
+            Command::FormatUnit => return self.format(task),
             Command::ReadDefectData10 => return report::defects10(cdb, data_in).map(Plan::Done),
             Command::ReadDefectData12 => return report::defects12(cdb, data_in).map(Plan::Done),
             Command::LogSense => return log::sense(unit, cdb, data_in).map(Plan::Done),
@@ -231,6 +233,18 @@ impl Lun {
         let moved = u32::from(cdb.be16(7));
         let Some(awaited) = awaited else { return Ok(Plan::Done(moved)) };
         self.waits_for(task, Awaited::Sanitize(awaited));
+        Ok(Plan::Work(Job { kind: Kind::Settle, moved, ..Job::IDLE }))
+    }
+
+    /// FORMAT UNIT (SBC-3 5.3): as [`Lun::sanitize`].
+    #[cold]
+    fn format(&mut self, task: &Task) -> Result<Plan, Fail> {
+        self.check_can_wait()?;
+        let (unit, cdb) = (&*self.shared, &task.cdb);
+        block::check_writable(unit)?;
+        let format = sanitize::parse_format(cdb, &task.data_out, unit.block_size, unit.protection)?;
+        let sanitize::Format { order, immediate, length: moved } = format;
+        self.waits_for(task, Awaited::Sanitize(unit.volume.sanitize(order, immediate)?));
         Ok(Plan::Work(Job { kind: Kind::Settle, moved, ..Job::IDLE }))
     }
 

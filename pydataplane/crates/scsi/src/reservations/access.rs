@@ -57,6 +57,7 @@ fn needs(command: Command, cdb: &Cdb) -> Needs {
         C::WriteSame10 | C::WriteSame16 | C::Unmap => Needs::All,
         C::CompareAndWrite | C::OrWrite16 => Needs::All,
         C::SynchronizeCache10 | C::SynchronizeCache16 => Needs::All,
+        C::FormatUnit | C::SendDiagnostic => Needs::All,
         C::SanitizeOverwrite | C::SanitizeBlockErase | C::SanitizeExit => Needs::All,
     }
 }

@@ -1,8 +1,11 @@
-//! SANITIZE (SBC-3 4.11, 5.22): all data of a volume is made unreadable, whatever happens meanwhile.
+//! SANITIZE (SBC-3 4.11, 5.22): all data of a volume is made unreadable, whatever happens meanwhile. FORMAT UNIT
+//! (SBC-3 4.9, 5.3) goes the same way: all blocks read as zeros then, and what fails leaves a medium that is not
+//! used before another one, or a SANITIZE, has gone well.
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `order` | CDB and parameter list; what is kept of it |
+//! | `format` | those of FORMAT UNIT |
 //! | `work` | the blocking I/O of it |
 //!
 //! The order is kept before the first block is touched, and forgotten after the last: a target that dies in
@@ -13,6 +16,7 @@
 //!
 //! What snapshots of the volume have stays theirs.
 
+mod format;
 mod order;
 mod work;
 
@@ -23,6 +27,7 @@ use crate::sense::{Code, Key, Sense};
 use crate::shared::Gate;
 use crate::volume::Volume;
 use bdev::AppTags;
+pub(crate) use format::{Format, parse as parse_format};
 use order::Order;
 pub(crate) use order::parse;
 use parking_lot::Mutex;
@@ -46,6 +51,16 @@ enum Phase {
     Failed,
     /// Only another SANITIZE does.
     FailedRestricted,
+    /// As `Running`, by FORMAT UNIT.
+    Formatting,
+    /// Only another FORMAT UNIT, or a SANITIZE, does.
+    FormatFailed,
+}
+
+impl Phase {
+    fn is_running(self) -> bool {
+        matches!(self, Phase::Running | Phase::Formatting)
+    }
 }
 
 /// That of one volume.
@@ -85,6 +100,8 @@ pub(crate) struct Awaited {
     operation: Arc<Operation>,
     /// It ends when the operation has begun.
     immediate: bool,
+    /// What it ends with where the operation fails.
+    failure: Sense,
     waiting: Arc<AtomicU32>,
 }
 
@@ -97,7 +114,7 @@ impl Awaited {
         match self.operation.0.load(Ordering::Acquire) {
             Operation::ACCEPTED => Ok(self.immediate),
             Operation::DONE => Ok(true),
-            Operation::FAILED => Err(failed().into()),
+            Operation::FAILED => Err(self.failure.into()),
             Operation::REFUSED => {
                 Err(Sense::new(Key::HardwareError, Code::INTERNAL_TARGET_FAILURE).into())
             }
@@ -116,6 +133,10 @@ fn failed() -> Sense {
     Sense::new(Key::MediumError, Code::SANITIZE_COMMAND_FAILED)
 }
 
+fn format_failed() -> Sense {
+    Sense::new(Key::MediumError, Code::FORMAT_COMMAND_FAILED)
+}
+
 impl Sanitize {
     pub(crate) fn new() -> Self {
         Sanitize {
@@ -131,36 +152,45 @@ impl Sanitize {
             0 => Phase::Idle,
             1 => Phase::Running,
             2 => Phase::Failed,
+            4 => Phase::Formatting,
+            5 => Phase::FormatFailed,
             _ => Phase::FailedRestricted,
         }
     }
 
     /// Whether it goes on.
     pub(crate) fn is_running(&self) -> bool {
-        self.phase() == Phase::Running
+        self.phase().is_running()
     }
 
     /// What REQUEST SENSE tells, and commands end with that are not for now.
     pub(crate) fn sense(&self) -> Option<Sense> {
+        let progress = self.progress.load(Ordering::Relaxed).min(u16::MAX.into()) as u16;
         match self.phase() {
             Phase::Idle => None,
-            Phase::Running => {
-                let progress = self.progress.load(Ordering::Relaxed).min(u16::MAX.into()) as u16;
-                Some(Sense::not_ready(Code::SANITIZE_IN_PROGRESS, progress))
-            }
+            Phase::Running => Some(Sense::not_ready(Code::SANITIZE_IN_PROGRESS, progress)),
+            Phase::Formatting => Some(Sense::not_ready(Code::FORMAT_IN_PROGRESS, progress)),
             Phase::Failed | Phase::FailedRestricted => Some(failed()),
+            Phase::FormatFailed => {
+                Some(Sense::new(Key::MediumError, Code::MEDIUM_FORMAT_CORRUPTED))
+            }
         }
     }
 
-    /// Whether the command is for now (SBC-3 4.11.2 to 4.11.4).
+    /// Whether the command is for now (SBC-3 4.9, 4.11.2 to 4.11.4).
     ///
     /// # Errors
     /// NOT READY while it runs; MEDIUM ERROR after it has failed, but for commands that tell what there is.
     pub(crate) fn check(&self, command: Command) -> Result<(), Sense> {
         use Command as C;
         let always = matches!(command, C::Inquiry | C::ReportLuns | C::RequestSense);
-        let sanitizes =
-            matches!(command, C::SanitizeOverwrite | C::SanitizeBlockErase | C::SanitizeExit);
+        let phase = self.phase();
+        let helps = match command {
+            C::SanitizeOverwrite | C::SanitizeBlockErase => true,
+            C::SanitizeExit => phase != Phase::FormatFailed,
+            C::FormatUnit => phase == Phase::FormatFailed,
+            _ => false,
+        };
         let tells = matches!(
             command,
             C::ReadCapacity10
@@ -174,7 +204,7 @@ impl Sanitize {
                 | C::ReportTimestamp
                 | C::PersistentReserveIn
         );
-        let may = always || (self.phase() != Phase::Running && (sanitizes || tells));
+        let may = always || (!phase.is_running() && (helps || tells));
         if may { Ok(()) } else { self.sense().map_or(Ok(()), Err) }
     }
 
@@ -182,6 +212,10 @@ impl Sanitize {
     fn phase_of(order: Option<&Order>) -> Phase {
         match order {
             None => Phase::Idle,
+            Some(order) if order.is_format() => match order.failed {
+                false => Phase::Formatting,
+                true => Phase::FormatFailed,
+            },
             Some(Order { failed: false, .. }) => Phase::Running,
             Some(Order { unrestricted: true, .. }) => Phase::Failed,
             Some(_) => Phase::FailedRestricted,
@@ -210,7 +244,7 @@ impl Volume {
             work.order = kept(&**records, self.uuid()).unwrap_or_else(|()| Some(unknown()));
         }
         self.enter(Sanitize::phase_of(work.order.as_ref()));
-        if self.sanitize.phase() == Phase::Running && !work.has_thread {
+        if self.sanitize.is_running() && !work.has_thread {
             // Where there is no thread for it the next session tries again.
             work.has_thread = self.begin(None, None);
         }
@@ -220,16 +254,16 @@ impl Volume {
     fn enter(&self, phase: Phase) {
         self.sanitize.phase.store(phase as u32, Ordering::SeqCst);
         self.units().iter().for_each(|unit| unit.set_gate(Gate::Sanitize, phase != Phase::Idle));
-        if phase == Phase::Running {
+        if phase.is_running() {
             self.all_changes();
         }
     }
 
-    /// SANITIZE: nothing but it is done from now on.
+    /// SANITIZE, or FORMAT UNIT: nothing but it is done from now on.
     ///
     /// # Errors
-    /// Another one is under way; after one that has failed in restricted completion mode an unrestricted one is
-    /// refused (SBC-3 5.22); BUSY where there is no thread for it.
+    /// Another one is under way; after a SANITIZE that has failed in restricted completion mode an unrestricted one
+    /// is refused (SBC-3 5.22), and after any that has failed FORMAT UNIT; BUSY where there is no thread for it.
     pub(crate) fn sanitize(
         self: &Arc<Self>,
         order: Order,
@@ -238,21 +272,28 @@ impl Volume {
         const AUSE: u8 = 5;
         let mut work = self.sanitize.work.lock();
         match self.sanitize.phase() {
-            Phase::Running => {
+            Phase::Running | Phase::Formatting => {
                 return Err(self.sanitize.sense().map_or(Fail::Bare(Status::Busy), Fail::from));
+            }
+            Phase::Failed | Phase::FailedRestricted if order.is_format() => {
+                return Err(failed().into());
             }
             Phase::FailedRestricted if order.unrestricted => {
                 return Err(Sense::invalid_cdb(1, Some(AUSE)).into());
             }
             _ => {}
         }
+        let (phase, failure) = match order.is_format() {
+            true => (Phase::Formatting, format_failed()),
+            false => (Phase::Running, failed()),
+        };
         let before = work.order.replace(order);
         let operation = Arc::new(Operation::default());
         self.sanitize.progress.store(0, Ordering::Relaxed);
         self.sanitize.waiting.fetch_add(1, Ordering::AcqRel);
         let waiting = Arc::clone(&self.sanitize.waiting);
-        let awaited = Awaited { operation: Arc::clone(&operation), immediate, waiting };
-        self.enter(Phase::Running);
+        let awaited = Awaited { operation: Arc::clone(&operation), immediate, failure, waiting };
+        self.enter(phase);
         if !self.begin(Some(operation), before.clone()) {
             self.enter(Sanitize::phase_of(before.as_ref()));
             work.order = before;
@@ -274,7 +315,7 @@ impl Volume {
         match self.sanitize.phase() {
             Phase::Idle => Ok(None),
             Phase::FailedRestricted => Err(Sense::invalid_cdb(1, Some(4)).into()),
-            Phase::Running => {
+            Phase::Running | Phase::Formatting | Phase::FormatFailed => {
                 Err(self.sanitize.sense().map_or(Fail::Bare(Status::Busy), Fail::from))
             }
             Phase::Failed => {
@@ -283,7 +324,9 @@ impl Volume {
                 let operation = Arc::new(Operation::default());
                 self.sanitize.waiting.fetch_add(1, Ordering::AcqRel);
                 let waiting = Arc::clone(&self.sanitize.waiting);
-                let awaited = Awaited { operation: Arc::clone(&operation), immediate, waiting };
+                let failure = failed();
+                let awaited =
+                    Awaited { operation: Arc::clone(&operation), immediate, failure, waiting };
                 if !self.begin(Some(operation), before.clone()) {
                     work.order = before;
                     return Err(Fail::Bare(Status::Busy));
@@ -392,7 +435,7 @@ impl Volume {
 
     fn carry_out(&self, order: &Order) -> Result<(), Ended> {
         let unit = self.units().into_iter().next().ok_or(Ended::Away)?;
-        let bdev = Arc::clone(unit.bdev());
+        let (bdev, zeroing) = (Arc::clone(unit.bdev()), unit.features.zeroing());
         drop(unit);
         let mut goes_on = |done: u64, all: u64| {
             let progress = (u128::from(done) << 16) / u128::from(all.max(1));
@@ -404,6 +447,6 @@ impl Volume {
             Some(_) => self.tags().of(lba, blocks),
             None => AppTags::NONE,
         };
-        work::carry_out(&*bdev, order, &tags, &mut goes_on)
+        work::carry_out(&*bdev, order, zeroing, &tags, &mut goes_on)
     }
 }

@@ -8,7 +8,7 @@ use guestmem::Sg;
 /// Bytes of an OVERWRITE parameter list before its pattern.
 const HEADER: usize = 4;
 
-/// How all data is made unreadable.
+/// How all data is made unreadable, or is formatted.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Method {
@@ -23,6 +23,8 @@ pub(crate) enum Method {
         /// Every other time with the complement of the pattern.
         invert: bool,
     },
+    /// FORMAT UNIT: all blocks read as zeros, and what needs no room for that has none.
+    Format,
 }
 
 /// An order that is carried out, whatever happens, or has failed.
@@ -44,7 +46,15 @@ impl Method {
         match self {
             Method::BlockErase => 2,
             Method::Overwrite { count, .. } => *count,
+            Method::Format => 1,
         }
+    }
+}
+
+impl Order {
+    /// Whether it is a FORMAT UNIT.
+    pub(crate) fn is_format(&self) -> bool {
+        self.method == Method::Format
     }
 }
 

@@ -1,11 +1,11 @@
-//! The work of a SANITIZE, on a thread of its own with blocking I/O.
+//! The work of a SANITIZE or FORMAT UNIT, on a thread of its own with blocking I/O.
 
 use super::order::{Method, Order};
-use bdev::{AlignedBuf, AppTags, Bdev, IoError, SyncChannel, SyncError};
+use bdev::{AlignedBuf, AppTags, Bdev, IoError, Op, SyncChannel, SyncError};
 
 /// Bytes of one write, whole blocks of any size.
 const WRITE_BYTES: usize = 1 << 20;
-/// Bytes of one unmap. It ends at multiples of it, so that it does not cut clusters.
+/// Bytes of one unmap, or of zeros without data. It ends at multiples of it, so that it does not cut clusters.
 const UNMAP_BYTES: u64 = 32 << 20;
 
 /// Why the work ended before its end.
@@ -29,10 +29,11 @@ impl From<SyncError> for Ended {
 type Tags<'a> = &'a dyn Fn(u64, u64) -> AppTags;
 
 /// Carries out `order` from the beginning; `goes_on` is told blocks done and in all, and says whether to go
-/// on. What is written has the application tags that it is to have by then. All is durable when it returns.
+/// on. `zeroing` is what the units have for zeros without data. What is written has the application tags that it is to have by then. All is durable when it returns.
 pub(crate) fn carry_out(
     bdev: &dyn Bdev,
     order: &Order,
+    zeroing: Option<Op>,
     tags: Tags<'_>,
     goes_on: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<(), Ended> {
@@ -44,7 +45,11 @@ pub(crate) fn carry_out(
             if goes_on(done, all) { Ok(()) } else { Err(Ended::Away) }
         };
         match &order.method {
-            Method::BlockErase if pass == 1 => unmap(bdev, &mut channel, &mut told)?,
+            Method::BlockErase if pass == 1 => each(bdev, Op::Unmap, &mut channel, &mut told)?,
+            Method::Format => match zeroing {
+                Some(op) => each(bdev, op, &mut channel, &mut told)?,
+                None => overwrite((bdev, &mut channel, tags), &[0], 1, &mut told)?,
+            },
             Method::BlockErase => overwrite((bdev, &mut channel, tags), &[0], 1, &mut told)?,
             Method::Overwrite { pattern, invert, .. } => {
                 let flip = if *invert && pass % 2 == 1 { 0xFF } else { 0 };
@@ -99,9 +104,10 @@ fn overwrite(
     }
 }
 
-/// Unmaps all blocks.
-fn unmap(
+/// Unmaps all blocks, or writes zeros to them without data.
+fn each(
     bdev: &dyn Bdev,
+    op: Op,
     channel: &mut SyncChannel,
     told: &mut dyn FnMut(u64, u64) -> Result<(), Ended>,
 ) -> Result<(), Ended> {
@@ -118,7 +124,10 @@ fn unmap(
         }
         told(lba, end)?;
         let blocks = (most - lba % most).min(end - lba);
-        channel.unmap(lba, blocks)?;
+        match op {
+            Op::Unmap => channel.unmap(lba, blocks)?,
+            _ => channel.write_zeroes(lba, blocks)?,
+        }
         lba += blocks;
     }
 }
@@ -153,7 +162,7 @@ mod tests {
             tag.set(if done < STEP { 1 } else { 2 });
             true
         };
-        carry_out(&*disk, &order, &|_, _| of(tag.get()), &mut goes_on).unwrap();
+        carry_out(&*disk, &order, None, &|_, _| of(tag.get()), &mut goes_on).unwrap();
         let mut channel = SyncChannel::open(&*disk).unwrap();
         let mut data = vec![0; WRITE_BYTES];
         for (lba, its, other) in [(0, 1, 2), (STEP, 2, 1), (2 * STEP, 2, 1)] {

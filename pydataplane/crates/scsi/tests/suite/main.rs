@@ -9,6 +9,7 @@ mod blocks;
 mod characteristics;
 mod copy;
 mod errors;
+mod format;
 mod fuzz;
 mod identity;
 mod mode;

@@ -105,9 +105,10 @@ fn sam5_4_7_4_a_missing_lun_says_so() {
 }
 
 /// Every operation code that the unit must know, with its length.
-const COMMANDS: [(u8, Option<u8>, u8); 69] = [
+const COMMANDS: [(u8, Option<u8>, u8); 71] = [
     (0x00, None, 6),
     (0x03, None, 6),
+    (0x04, None, 6),
     (0x08, None, 6),
     (0x0A, None, 6),
     (0x12, None, 6),
@@ -116,6 +117,7 @@ const COMMANDS: [(u8, Option<u8>, u8); 69] = [
     (0x17, None, 6),
     (0x1A, None, 6),
     (0x1B, None, 6),
+    (0x1D, None, 6),
     (0x1E, None, 6),
     (0x25, None, 10),
     (0x28, None, 10),
@@ -194,7 +196,7 @@ fn spc4_4_2_5_1_every_other_operation_code_is_refused() {
 
 #[test]
 fn spc4_6_35_2_all_commands() {
-    for (unmap, count) in [(true, 69), (false, 68)] {
+    for (unmap, count) in [(true, 71), (false, 70)] {
         let features = Features { unmap, ..ALL_FEATURES };
         let mut rig = Setup { features, ..Setup::default() }.build();
         let answer = opcodes(&mut rig, 0, 0, 0);

@@ -12,23 +12,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
-const BLOCKS: u64 = 4096;
+pub const BLOCKS: u64 = 4096;
 const IN_PROGRESS: (u8, u16) = (0x2, 0x041B);
+pub const FORMAT_IN_PROGRESS: (u8, u16) = (0x2, 0x0404);
 const FAILED: (u8, u16) = (0x3, 0x3103);
-const KEPT_NOT: (u8, u16) = (0x4, 0x4400);
-const LIST_FIELD: (u8, u16) = (0x5, 0x2600);
-const ERASE: [u8; 10] = [0x48, 0x02, 0, 0, 0, 0, 0, 0, 0, 0];
-const EXIT: [u8; 10] = [0x48, 0x1F, 0, 0, 0, 0, 0, 0, 0, 0];
+pub const KEPT_NOT: (u8, u16) = (0x4, 0x4400);
+pub const LIST_FIELD: (u8, u16) = (0x5, 0x2600);
+pub const ERASE: [u8; 10] = [0x48, 0x02, 0, 0, 0, 0, 0, 0, 0, 0];
+pub const EXIT: [u8; 10] = [0x48, 0x1F, 0, 0, 0, 0, 0, 0, 0, 0];
 const IMMED: u8 = 0x80;
 const AUSE: u8 = 0x20;
 
 /// Keeps in memory; nothing is begun while somebody has `gate`.
 #[derive(Default)]
-struct Keeper {
-    text: Mutex<Option<String>>,
-    gate: Arc<Mutex<()>>,
-    fails_to_keep: AtomicBool,
-    fails_to_forget: AtomicBool,
+pub struct Keeper {
+    pub text: Mutex<Option<String>>,
+    pub gate: Arc<Mutex<()>>,
+    pub fails_to_keep: AtomicBool,
+    pub fails_to_forget: AtomicBool,
 }
 
 /// Another process that has it.
@@ -64,18 +65,18 @@ impl RecordKeeper for Keeper {
 }
 
 /// A unit whose records are kept.
-fn kept_unit(disk: &Arc<dyn Bdev>, keeper: &Arc<Keeper>, options: LunOptions) -> Unit {
+pub fn kept_unit(disk: &Arc<dyn Bdev>, keeper: &Arc<Keeper>, options: LunOptions) -> Unit {
     let records: Arc<dyn RecordKeeper> = keeper.clone();
     Unit::new(disk, LunOptions { records: Some(records), ..options })
 }
 
 /// Until the unit is as before, or what it answers instead.
-fn settled(unit: &mut Unit) -> Option<(u8, u16)> {
+pub fn settled(unit: &mut Unit) -> Option<(u8, u16)> {
     let begun = Instant::now();
     loop {
         let answer = unit.run(&[0; 6]).response();
         let said = (answer.status != Status::Good).then(|| key_code(&answer.sense));
-        if said != Some(IN_PROGRESS) {
+        if !matches!(said, Some(IN_PROGRESS | FORMAT_IN_PROGRESS)) {
             return said;
         }
         assert!(begun.elapsed() < DEADLINE, "it does not end");
@@ -84,7 +85,7 @@ fn settled(unit: &mut Unit) -> Option<(u8, u16)> {
 }
 
 /// A disk that tells what it has: all but the blocks 100 to 199, and ten more.
-fn disk() -> Arc<dyn Bdev> {
+pub fn disk() -> Arc<dyn Bdev> {
     let name = Uuid::new_v4().to_string();
     let options = MallocOptions {
         name,
@@ -101,13 +102,13 @@ fn disk() -> Arc<dyn Bdev> {
     disk
 }
 
-fn medium(disk: &Arc<dyn Bdev>) -> Vec<u8> {
+pub fn medium(disk: &Arc<dyn Bdev>) -> Vec<u8> {
     let mut data = vec![0; BLOCKS as usize * 512];
     SyncChannel::open(&**disk).unwrap().read(0, &mut data).unwrap();
     data
 }
 
-fn unit() -> (Arc<dyn Bdev>, Arc<Keeper>, Unit) {
+pub fn unit() -> (Arc<dyn Bdev>, Arc<Keeper>, Unit) {
     let (disk, keeper) = (disk(), Arc::default());
     let unit = kept_unit(&disk, &keeper, LunOptions::default());
     (disk, keeper, unit)

@@ -228,7 +228,7 @@ impl Controllers {
         let shared = LunShared::new(bdev, options)?;
         // It would go on with the bdev that it began with.
         let between: Between = Box::new(move || match before.is_being_sanitized() {
-            true => Err("its volume is being sanitized".to_owned()),
+            true => Err("its volume is being sanitized or formatted".to_owned()),
             false => {
                 before.set_replaced(true);
                 between().inspect_err(|_| before.set_replaced(false))
