@@ -340,6 +340,23 @@ PROGRAMS = {
         Step("sg_senddiag --selftest=1 --verbose {thin}", "byte 1 bit 5", ILLEGAL_REQUEST),
         Step("sg_senddiag --list {thin}", "Illegal request", ILLEGAL_REQUEST),
     ),
+    "sg_persist": (
+        Step("sg_persist -n --in --report-capabilities {thin}", "Write Exclusive, all reg.*: 1"),
+        Step("sg_persist -n --out --register --param-sark=0xabc {thin}", ""),
+        Step("sg_persist -n --out --reserve --param-rk=0xabc --prout-type=5 {thin}", ""),
+        Step(
+            "sg_persist -n --in --read-full-status {thin}",
+            r"Key=0xabc\n(?s:.*)Reservation holder(?s:.*)Write Exclusive, registrants only",
+        ),
+        Step("sg_persist -n --out --release --param-rk=0xabc --prout-type=5 {thin}", ""),
+        Step("sg_persist -n --in --read-reservation {thin}", "NO reservation held"),
+        Step("sg_persist -n --out --clear --param-rk=0xabc {thin}", ""),
+        Step("sg_persist -n --in --read-keys {thin}", "NO registered reservation keys"),
+    ),
+    "sg_reset": (
+        Step("sg_reset --device {thin}"),
+        Step("sg_turs --number=2 {thin}", "bus device reset occurred\n.* with 1 errors"),
+    ),
     "sg_timestamp": (
         Step("sg_timestamp --origin {thin}", "initialized by other method"),
         Step("sg_timestamp --seconds=1 {thin}", "not supported", INVALID_OPERATION_CODE),
