@@ -53,6 +53,8 @@ STAGES = {
     "SCSI (`scsi`)": Stage("read_cost"),
     "thick volume (`lvol`)": Stage("cost", ("thick",), ("ram",)),
     "thin volume (`lvol`)": Stage("cost", ("thin",), ("ram",)),
+    "virtio-blk request (`virtio-blk`)": Stage("request_cost"),
+    "tuples of 8 blocks (`protection`)": Stage("tuple_cost"),
 }
 
 
