@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from tests.bench import instructions
+from tests.bench import instructions, profile
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the counts are those of x86_64")
@@ -39,3 +39,20 @@ def test_the_documentation_says_what_is_accepted() -> None:
     _, counts = instructions.expected()
     assert counts.keys() == instructions.STAGES.keys()
     assert instructions.table(counts) in instructions.PAGE.read_text()
+
+
+def test_a_profile_is_of_functions_by_what_they_execute_themselves() -> None:
+    said = (
+        "4,000 (100.0%)  PROGRAM TOTALS\n"
+        "Ir              file:function\n"
+        "3,000 (75.00%)  ???:scsi::lun::Lun::start::h0123456789abcdef [/t/read_cost]\n"
+        "  900 (22.50%)  ./string/memmove.S:__memcpy_avx [/usr/lib/libc.so.6]\n"
+        "  100 ( 2.50%)  ???:<core::ops::Range<u32> as Iterator>::next [/t/read_cost]\n"
+    )
+    assert profile.parse(said) == {
+        "scsi::lun::Lun::start": 3000,
+        "__memcpy_avx": 900,
+        "<core::ops::Range<u32> as Iterator>::next": 100,
+    }
+    table = profile.table("SCSI", [("a", 30.0), ("b", 10.0)])
+    assert table.splitlines()[2:] == ["| `a` | 30 | 75 % |", "| `b` | 10 | 25 % |"]
