@@ -93,6 +93,15 @@ def read(guest: Guest, name: str, lba: int, blocks: int = 8) -> str:
     )
 
 
+def check_tuple(guest: Guest, name: str, lba: int, ref_tag: int) -> None:
+    """Has a program in the guest read a block with its tuple, which are what they should be."""
+    cdb = " ".join(re.findall("..", f"2820{lba:08x}00000100"))  # RDPROTECT 001b
+    guest.run(f"sg_raw --request=520 --outfile=/tmp/raw /dev/{name} {cdb}")
+    block = bytes.fromhex(guest.run("hexdump -v -e '1/1 \"%02x\"' /tmp/raw"))
+    assert len(block) == 520
+    assert struct.unpack(">HHI", block[512:]) == (guard(block[:512]), 0, ref_tag)
+
+
 def test_linux_writes_and_reads_with_it(target: Target, boot: BootGuest) -> None:
     """It is the guest's own tuple that lies beside a block, and that it gets back and verifies."""
     files = {1: make(target, 1, 1), 2: make(target, 2, 3), 3: make(target, 3, 1, block_size=4096)}
@@ -127,6 +136,7 @@ def test_linux_writes_and_reads_with_it(target: Target, boot: BootGuest) -> None
             guest.run(f"mount /dev/{name} /mnt")
             assert guest.run("md5sum < /mnt/file") == written
             guest.run("umount /mnt")
+            check_tuple(guest, name, 2, 2)
             continue
         guest.run("umount /mnt")
         block_size = 4096 if number == 3 else 512
@@ -140,6 +150,34 @@ def test_linux_writes_and_reads_with_it(target: Target, boot: BootGuest) -> None
     plain = disk(guest, 4)
     guest.run(f"dd if=/dev/urandom of=/dev/{plain} bs=1M count=16 oflag=direct")
     assert "DIF" in guest.run("dmesg | grep -i 'Enabling DI[FX]'")
+
+
+@pytest.mark.nightly
+def test_linux_has_it_in_memory_and_of_type_3_in_volumes(target: Target, boot: BootGuest) -> None:
+    interleaved = {"md_size": 8, "md_interleave": True}
+    for number, dif_type in ((1, 1), (2, 3)):
+        target.rpc(
+            "bdev_malloc_create",
+            name=f"ram{number}",
+            num_blocks=16 * MIB // 512,
+            block_size=512,
+            dif_type=dif_type,
+            **interleaved,
+        )
+        add(target, number, f"ram{number}")
+    make_volume(target, 3, 3)
+    make_own(target, 4, 3)
+    guest = boot(extra=T10_PI)
+    for number, dif_type in ((1, 1), (2, 3), (3, 3), (4, 3)):
+        name = disk(guest, number)
+        assert integrity(guest, name, "format") == f"T10-DIF-TYPE{dif_type}-CRC"
+        guest.run("dd if=/dev/urandom of=/tmp/data bs=1M count=4")
+        guest.run(f"dd if=/tmp/data of=/dev/{name} bs=1M oflag=direct")
+        guest.run(f"dd if=/dev/{name} of=/tmp/back bs=1M count=4 iflag=direct")
+        guest.run("cmp /tmp/data /tmp/back")
+        for lba in (0, 4711):
+            # With type 3 it is the guest's to say, and it is what Linux says.
+            check_tuple(guest, name, lba, lba if dif_type == 1 else 0)
 
 
 @pytest.mark.nightly
