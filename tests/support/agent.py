@@ -8,6 +8,8 @@ import socket
 import time
 from pathlib import Path
 
+from tests.support.starved import starved, times
+
 
 class GuestError(Exception):
     """A command failed in the guest, or the guest did not answer in time."""
@@ -17,14 +19,16 @@ class Agent:
     """The guest's command line: one command at a time, output and exit status back.
 
     The guest's side is `serve` in tests/guest/init. The socket is QEMU's end of ttyS1, in server
-    mode, so an agent can be made again after a reboot or by another process.
+    mode, so an agent can be made again after a reboot or by another process. Who knows QEMU's
+    process says it by `qemu`: an error then tells whether the guest was starved.
     """
 
     #: What the guest's side says first.
     BANNER = b"AGENT-READY\n"
 
-    def __init__(self, path: Path, deadline_s: float = 60.0) -> None:
+    def __init__(self, path: Path, deadline_s: float = 60.0, qemu: int | None = None) -> None:
         """Connects to the UNIX socket `path`, waiting up to `deadline_s` seconds for QEMU."""
+        self._qemu = qemu
         end = time.monotonic() + deadline_s
         self._ids = itertools.count(1)
         self._buffer = b""
@@ -67,6 +71,7 @@ class Agent:
         self._buffer = b""
         line = f"{name} {base64.b64encode(command.encode()).decode()}\n".encode()
         end = time.monotonic() + deadline_s
+        before = None if self._qemu is None else times(self._qemu)
         self._socket.settimeout(deadline_s)
         try:
             self._socket.sendall(line)
@@ -84,7 +89,8 @@ class Agent:
                     raise GuestError(f"the guest went away during: {command}")
                 self._buffer += data.replace(b"\r", b"")
         except TimeoutError as error:
-            raise GuestError(f"no answer within {deadline_s:.0f} s to: {command}") from error
+            why = starved(self._qemu, deadline_s, before) if before else ""
+            raise GuestError(f"no answer within {deadline_s:.0f} s{why} to: {command}") from error
         start = self._buffer.find(begin) + len(begin)
         output = base64.b64decode(self._buffer[start:at]).decode(errors="replace")
         status = int(self._buffer[at + len(finish) :].split(b"\n", 1)[0])

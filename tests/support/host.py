@@ -29,6 +29,7 @@ from tests.support.agent import Agent, GuestError
 from tests.support.domain import domain_xml, publish
 from tests.support.libvirtd import HOST_UUID, Libvirtd, virsh
 from tests.support.relay import Relay
+from tests.support.starved import starved, times
 from tests.support.target import SANDBOX_REFUSED, binary
 from tests.support.wait import listens, until
 
@@ -289,14 +290,17 @@ class Host:
 
     def agent(self, name: str) -> Agent:
         """Returns the command channel into a running guest, once it has booted."""
-        agent = Agent(self.scratch / f"{name}-agent")
+        qemu = self.libvirtd.qemu_pid(name)
+        agent = Agent(self.scratch / f"{name}-agent", qemu=qemu)
+        begun, before = time.monotonic(), times(qemu) if qemu is not None else None
         try:
             agent.wait_ready()
         except GuestError as error:
+            why = starved(qemu, time.monotonic() - begun, before)
             log = self.paths.log.read_text(errors="replace")
             state = self.virsh_direct("domstate", name, "--reason", check=False)
             raise GuestError(
-                f"{error}; libvirt says: {state}\nIts console:\n{self.console(name)[-2000:]}"
+                f"{error}{why}; libvirt says: {state}\nIts console:\n{self.console(name)[-2000:]}"
                 f"\nThe target's log:\n{log[-2000:]}"
             ) from error
         return agent

@@ -235,6 +235,13 @@ class Libvirtd:
         """Returns what libvirt logged of a domain's QEMUs: their command lines and their words."""
         return qemu_log(self.scratch, domain)
 
+    def qemu_pid(self, domain: str) -> int | None:
+        """Returns the process id of a running domain's QEMU; None where libvirt has noted none."""
+        try:
+            return int((self.scratch / f"run-libvirt/qemu/{domain}.pid").read_text())
+        except (OSError, ValueError):
+            return None
+
     def uri(self, socket: Path | None = None) -> str:
         """Returns the connection URI for `socket`, by default libvirtd's own."""
         return f"qemu+unix:///system?socket={socket or self.socket}"

@@ -14,6 +14,7 @@ from typing import Any
 from tests.guest.emulator import PROGRAM, Emulator
 from tests.guest.image import Image
 from tests.support.agent import Agent, GuestError
+from tests.support.starved import starved
 
 #: `no_timer_check`: Linux panics at boot where a starved QEMU is late with the first timer ticks.
 CMDLINE = (
@@ -111,6 +112,7 @@ class Guest:
         self._start()
         if incoming:
             return
+        begun = time.monotonic()
         try:
             try:
                 self.agent = self._wait(agent_path, deadline_s)
@@ -118,12 +120,14 @@ class Guest:
                 self.stop()
                 self.console.unlink()
                 self._start()
+                begun = time.monotonic()
                 self.agent = self._wait(agent_path, deadline_s)
         except GuestError as error:
+            why = starved(self.process.pid, time.monotonic() - begun)
             self.stop()
             text = self.console.read_text(errors="replace") if self.console.exists() else ""
             raise GuestError(
-                f"{error}\n--- qemu\n{self.log.read_text(errors='replace')}\n--- console\n"
+                f"{error}{why}\n--- qemu\n{self.log.read_text(errors='replace')}\n--- console\n"
                 f"{text[-3000:]}"
             ) from error
 
@@ -145,13 +149,13 @@ class Guest:
             if time.monotonic() > end:
                 raise GuestError(f"the guest did not boot within {deadline_s:.0f} s")
             time.sleep(0.02)
-        agent = Agent(agent_path, 5.0)
+        agent = Agent(agent_path, 5.0, self.process.pid)
         agent.wait_ready(max(2.0, end - time.monotonic()))
         return agent
 
     def arrived(self, deadline_s: float = 30.0) -> None:
         """Connects to the agent of a guest that was migrated here."""
-        self.agent = Agent(self._agent_path, 5.0)
+        self.agent = Agent(self._agent_path, 5.0, self.process.pid)
         self.agent.wait_ready(deadline_s)
 
     def _console_bytes(self) -> bytes:
