@@ -150,6 +150,7 @@ lint: $(CACHE)/venv.stamp toolchain $(CARGO_DENY) ## Formatting, lints, types; n
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m tests.docs links
+	@$(BIN)/python -m tests.subjects
 
 .PHONY: docs
 docs: $(CACHE)/docs.stamp ## The site, in build/docs; a warning is an error
