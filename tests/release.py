@@ -1,4 +1,4 @@
-"""Builds a release into dist/: `make release`.
+"""Builds a release into dist/: `make release`. `--check` builds it twice elsewhere, and tries it.
 
 A source tarball, an sdist, a wheel with the programs, and their SHA256SUMS. All are made from the
 last commit, not from what else lies in the checkout, and are the same, byte by byte, wherever and
@@ -19,14 +19,16 @@ import sys
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
+#: Of the wheel, those that are compiled.
+PROGRAMS = ("virtlun-target", "virtlun-holder", "virtlun-bench")
 
 
-def main() -> None:
+def main(options: Sequence[str] = ()) -> None:
     """Builds it, of what is committed; says what a release of that version lacks."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     lacks = missing(
@@ -34,15 +36,60 @@ def main() -> None:
     )
     if lacks:
         print(f"This is no release of {version} yet: {'; '.join(lacks)}.", file=sys.stderr)
+    if "--check" in options:
+        check(version)
+        return
     shutil.rmtree(DIST, ignore_errors=True)
-    DIST.mkdir()
+    build(version, DIST)
+    print((DIST / "SHA256SUMS").read_text(), end="")
+
+
+def build(version: str, dist: Path) -> None:
+    """Builds all of it into `dist`, which is not there yet."""
+    dist.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as scratch:
         tree = checkout(Path(scratch), version)
-        source(tree, DIST)
-        sdist(tree, DIST)
-        wheel(tree, DIST)
-    sums(DIST)
-    print((DIST / "SHA256SUMS").read_text(), end="")
+        source(tree, dist)
+        sdist(tree, dist)
+        wheel(tree, dist)
+    sums(dist)
+
+
+def check(version: str) -> None:
+    """Builds it in two places, and installs its wheel.
+
+    Raises:
+        SystemExit: both differ, a sum is wrong, or an installed program is not of `version`.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        here, there = Path(scratch, "here"), Path(scratch, "there")
+        for dist in (here, there):
+            build(version, dist)
+        if different := differences(here, there):
+            raise SystemExit(f"built twice from one commit, and not the same: {different}")
+        subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=here, check=True)
+        (made,) = here.glob("*.whl")
+        installed = Path(scratch, "installed")
+        words = ("pip", "install", "--quiet", "--no-deps", "--no-index", "--target", installed)
+        subprocess.run([sys.executable, "-m", *words, made], check=True)
+        for name in PROGRAMS:
+            said = subprocess.run(
+                [installed / "bin" / name, "--version"], check=True, capture_output=True, text=True
+            ).stdout
+            if version not in said:
+                raise SystemExit(f"{name} --version of the wheel: {said.strip()}, not {version}")
+        print((here / "SHA256SUMS").read_text(), end="")
+
+
+def differences(here: Path, there: Path) -> list[str]:
+    """Returns the names of files that two folders have not alike, in order."""
+    names = {path.name for folder in (here, there) for path in folder.iterdir()}
+    return sorted(
+        name
+        for name in names
+        if not all((folder / name).is_file() for folder in (here, there))
+        or (here / name).read_bytes() != (there / name).read_bytes()
+    )
 
 
 def missing(

@@ -251,6 +251,13 @@ STEPS = {
         _again(*_cargo("test", "--quiet", "--locked", "--lib", "--tests")),
         (*RUST, "tests/nightly/repeat.py"),
     ),
+    "release": Step(
+        "a release, built twice and compared, and its wheel's programs",
+        20,
+        Lane.COMPUTING,
+        _module("tests.release", "--check"),
+        (*INSTALLED, *TEXTS, "MANIFEST.in", "tests/release.py"),
+    ),
     "simulate": Step(
         "10,000 seeds of the store on a device that fails in all ways, and all orders of scripts",
         15,

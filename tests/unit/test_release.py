@@ -55,6 +55,18 @@ def test_sums_are_those_that_sha256sum_checks(tmp_path: Path) -> None:
     subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=tmp_path, check=True)
 
 
+def test_two_builds_are_compared_file_by_file(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+        for name in ("same", "other"):
+            (folder / name).write_text("a")
+    assert release.differences(here, there) == []
+    (there / "other").write_text("b")
+    (here / "more").write_text("a")
+    assert release.differences(here, there) == ["more", "other"]
+
+
 @pytest.mark.parametrize(
     ("changelog", "tags", "here", "says"),
     [
