@@ -57,7 +57,7 @@ def test_a_commit_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 def test_the_page_has_what_the_command_prints() -> None:
     text = PAGE.read_text()
     commits = list(dict.fromkeys(re.findall(r"^\| ([0-9a-f]{7,}) \|", text, re.MULTILINE)))
-    assert len(commits) == 2
+    assert len(commits) == 3
     try:
         made = "\n".join(table(commits))
     except NoSuchCommitError as error:
