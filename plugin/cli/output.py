@@ -35,7 +35,7 @@ CONFIG_KEY = "plugin.config"
 ADDRESS_KEY = "plugin.address"
 """Where it leaves which target the command line names."""
 
-PATIENCE_S = 86_400.0
+COPY_DEADLINE_S = 86_400.0
 """How long an answer may take to a call that writes or copies a whole volume, seconds."""
 
 LOOK_S = 0.2
@@ -58,13 +58,13 @@ def address() -> TargetAddress:
 
 
 def client(socket: Path) -> Client:
-    """Returns a client of the target on `socket`, as patient as the configuration says."""
+    """Returns a client of the target on `socket`, that waits as long as the configuration says."""
     return Client(socket, config().target.timeout_s)
 
 
-def patient(socket: Path) -> Client:
+def copying_client(socket: Path) -> Client:
     """Returns a client for calls that may take as long as it takes to write a volume."""
-    return Client(socket, PATIENCE_S)
+    return Client(socket, COPY_DEADLINE_S)
 
 
 def json_option(function: Callable[P, R]) -> Callable[P, R]:

@@ -12,10 +12,10 @@ from plugin.cli.output import (
     busy,
     client,
     confirm,
+    copying_client,
     errors_as_sentences,
     followed,
     json_option,
-    patient,
     show,
     size,
     text,
@@ -99,7 +99,7 @@ def create(
     volumes = Volumes(client(socket))
     made = followed(
         f"making {volume}",
-        lambda: Volumes(patient(socket)).create(
+        lambda: Volumes(copying_client(socket)).create(
             volume,
             wanted,
             thin=thin,
@@ -141,7 +141,7 @@ def resize(socket: Path, volume: str, size_text: str, shrink: bool, as_json: boo
         )
     resized = followed(
         f"resizing {volume}",
-        lambda: Volumes(patient(socket)).resize(volume, wanted),
+        lambda: Volumes(copying_client(socket)).resize(volume, wanted),
         lambda: volumes.zeroed(present.path),
     )
     shown([resized], as_json)
@@ -199,7 +199,7 @@ def rollback(socket: Path, volume: str, snapshot_name: str, yes: bool, as_json: 
         confirm(f"Roll {present.path} back to {snapshot_name}?")
     back = followed(
         f"rolling {present.path} back",
-        lambda: Volumes(patient(socket)).roll_back(present.uuid, snapshot_name),
+        lambda: Volumes(copying_client(socket)).roll_back(present.uuid, snapshot_name),
         lambda: volumes.zeroed(present.path),
     )
     shown([back], as_json)
@@ -219,7 +219,9 @@ def inflate(socket: Path, volume: str, as_json: bool) -> None:
         return present.allocated, present.size
 
     inflated = followed(
-        f"copying to {volume} what it lacks", lambda: Volumes(patient(socket)).inflate(volume), has
+        f"copying to {volume} what it lacks",
+        lambda: Volumes(copying_client(socket)).inflate(volume),
+        has,
     )
     shown([inflated], as_json)
 
@@ -251,7 +253,7 @@ def delete(socket: Path, volume: str, yes: bool) -> None:
         confirm(f"Delete {present.path} ({size(present.size)})?")
     followed(
         f"deleting {present.path}",
-        lambda: Volumes(patient(socket)).delete(present.uuid),
+        lambda: Volumes(copying_client(socket)).delete(present.uuid),
         lambda: volumes.zeroed(present.path),
     )
     click.echo(f"volume {present.path} is deleted")

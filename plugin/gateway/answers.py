@@ -43,12 +43,15 @@ class Answers(Generic[T]):
 
 
 async def answers_of(
-    asked: Mapping[asyncio.Future[T], Member], *, enough: Callable[[list[T]], bool], patient: bool
+    asked: Mapping[asyncio.Future[T], Member],
+    *,
+    enough: Callable[[list[T]], bool],
+    wait_for_silent: bool,
 ) -> Answers[T]:
     """Returns what they say who were asked; each has said it, or is silent.
 
-    A silent one is waited for as long as what the others said is not `enough`; if not `patient`, it
-    is not. What it was asked is cancelled then.
+    A silent one is waited for as long as what the others said is not `enough`; without
+    `wait_for_silent` it is not. What it was asked is cancelled then.
 
     Raises:
         GatewayError: none of them answers.
@@ -57,7 +60,9 @@ async def answers_of(
     waiting = set(asked)
     try:
         while waiting:
-            if not patient or enough([task.result() for task in asked if _has_answered(task)]):
+            if not wait_for_silent or enough(
+                [task.result() for task in asked if _has_answered(task)]
+            ):
                 found = ((task, asked[task].target.silence) for task in waiting)
                 silent |= {task: why for task, why in found if why is not None}
                 waiting -= silent.keys()

@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 PERIOD_S = 0.5
 """How often the target is asked about a copy, seconds."""
 
-Whereabouts = Literal["source", "destination", "gone"]
+Side = Literal["source", "destination", "gone"]
 
 
 async def check_none(call: Call, dom: Domain) -> None:
@@ -147,7 +147,7 @@ async def look(services: Services, job: BlockJob) -> Copy | None:
         _over(services, job, Status.FAILED)
         _log.warning("block copy failed", domain=entry.name, dev=entry.dev, error=copy.error)
         return None
-    place = await _whereabouts(target, entry)
+    place = await _side(target, entry)
     if place == "destination":
         await finish(services, job)
     elif place == "source":
@@ -164,12 +164,12 @@ async def look(services: Services, job: BlockJob) -> Copy | None:
     return None
 
 
-async def _whereabouts(target: Target, entry: CopyEntry) -> Whereabouts:
+async def _side(target: Target, entry: CopyEntry) -> Side:
     """Returns which of the two volumes the disk is on."""
     state = await target.state()
     place = entry.place
     shown = state.controllers.get(place.controller, {}).get(place.target)
-    places: dict[str, Whereabouts] = {entry.source: "source", entry.destination: "destination"}
+    places: dict[str, Side] = {entry.source: "source", entry.destination: "destination"}
     return places.get(shown.bdev, "gone") if shown is not None else "gone"
 
 

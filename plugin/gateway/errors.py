@@ -112,7 +112,7 @@ class ServerSilent(Refused):
     """The cluster or server of an image did not answer in time."""
 
 
-class Kept(Refused):
+class LunNotReleased(Refused):
     """A running domain keeps a LUN that its metadata does not have so: see `LunKept`."""
 
 

@@ -16,7 +16,7 @@ from uuid import UUID
 import structlog
 
 from plugin.gateway import images, records
-from plugin.gateway.errors import Code, GatewayError, Kept, UpstreamError
+from plugin.gateway.errors import Code, GatewayError, LunNotReleased, UpstreamError
 from plugin.gateway.known import Seen
 from plugin.gateway.messages import Domain
 from plugin.gateway.services import Services
@@ -81,7 +81,7 @@ class Reconciler:
                         raise silent
                     await self._put_right(dom, unopened)
                 self._said.pop(dom.uuid_text, None)
-            except Kept as error:
+            except LunNotReleased as error:
                 self._say(dom.uuid_text, str(error), KEPT, domain=dom.name)
             except (GatewayError, TranslateError) as error:
                 self._say(dom.uuid_text, str(error), domain=dom.name)

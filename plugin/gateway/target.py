@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from plugin.gateway import lvolchain, lvolcheckpoints, lvolcopies, lvolsnapshots, planned, usage
-from plugin.gateway.errors import Kept, NoAnswer, Refused, ServerSilent
+from plugin.gateway.errors import LunNotReleased, NoAnswer, Refused, ServerSilent
 from plugin.gateway.lvolchain import Range
 from plugin.gateway.lvolcheckpoints import Checkpoint
 from plugin.gateway.lvolcopies import Copy, Disk
@@ -56,7 +56,7 @@ from pydataplane.volumes import MIB, Volumes
 T = TypeVar("T")
 Pages = Iterator[list[tuple[int, int]]]
 
-PATIENCE_S = 86_400.0
+COPY_DEADLINE_S = 86_400.0
 """How long a call may take that copies data, seconds."""
 
 OPEN_S = 120.0
@@ -111,7 +111,7 @@ class Target:
     def __init__(self, client: WatchedClient) -> None:
         self._client = client
         self._volumes = Volumes(client)
-        self._patient = Volumes(Client(client.path, PATIENCE_S))
+        self._copying = Volumes(Client(client.path, COPY_DEADLINE_S))
         # Pollers never keep a change waiting, nor a target that hangs another one's calls.
         self._changes = ThreadPoolExecutor(CHANGES_MAX, f"target {client.path}")
         self._polls = ThreadPoolExecutor(POLLS_MAX, f"poll {client.path}")
@@ -145,7 +145,7 @@ class Target:
         except VolumeNotFoundError as error:
             raise Refused(Refusal.NO_VOLUME, str(error)) from error
         except LunKept as error:
-            raise Kept(Refusal.NOT_POSSIBLE_NOW, str(error)) from error
+            raise LunNotReleased(Refusal.NOT_POSSIBLE_NOW, str(error)) from error
         except ImageServerSilent as error:
             raise ServerSilent(Refusal.NO_TARGET, str(error)) from error
         except ImageError as error:
@@ -237,7 +237,7 @@ class Target:
     async def snapshot(self, wanted: Sequence[Held], moment: Moment | None = None) -> None:
         """Takes lvol snapshots, of a domain's snapshot or of none; see `lvolsnapshots.take`."""
         xattrs = {each.uuid: {XATTR: moment.text} for each in wanted} if moment else None
-        await self._run(lambda: lvolsnapshots.take(self._patient, wanted, xattrs))
+        await self._run(lambda: lvolsnapshots.take(self._copying, wanted, xattrs))
 
     async def snapshot_owners(
         self, held: Sequence[Held], name: str, disks: Collection[str]
@@ -251,7 +251,7 @@ class Target:
 
     async def delete_snapshots(self, held: Sequence[Held]) -> None:
         """Deletes lvol snapshots that are there; see `lvolsnapshots.delete`."""
-        await self._run(lambda: lvolsnapshots.delete(self._patient, held))
+        await self._run(lambda: lvolsnapshots.delete(self._copying, held))
 
     async def check_deletable(self, snapshots: Sequence[tuple[str, Sequence[Held]]]) -> None:
         """Refuses domain snapshots that something else needs."""
@@ -267,15 +267,15 @@ class Target:
 
     async def merge(self, snapshots: Sequence[str]) -> None:
         """Deletes snapshots (UUIDs) that are there; what is above each gets what it had."""
-        await self._run(lambda: lvolchain.merge(self._patient, snapshots))
+        await self._run(lambda: lvolchain.merge(self._copying, snapshots))
 
     async def roll_back(self, held: Sequence[Held]) -> None:
         """Has volumes that nobody uses read as their snapshots; safe to repeat."""
-        await self._run(lambda: lvolsnapshots.roll_back(self._patient, held))
+        await self._run(lambda: lvolsnapshots.roll_back(self._copying, held))
 
     async def take_checkpoint(self, checkpoint: Checkpoint, besides: Sequence[Held]) -> None:
         """Takes a checkpoint, and other lvol snapshots at the same instant, all or none."""
-        await self._run(lambda: lvolcheckpoints.take(self._patient, checkpoint, besides))
+        await self._run(lambda: lvolcheckpoints.take(self._copying, checkpoint, besides))
 
     async def checkpoints(self, lvstores: Iterable[str], domain: str) -> list[Checkpoint]:
         """Returns what checkpoints a domain (its UUID) has in these lvstores, oldest first."""
@@ -295,7 +295,7 @@ class Target:
 
     async def changed_since(self, held: Held) -> int:
         """Returns the bytes in which a volume may differ from what a checkpoint has of it."""
-        return await self._run(lambda: lvolcheckpoints.changed(self._patient, held), poll=True)
+        return await self._run(lambda: lvolcheckpoints.changed(self._copying, held), poll=True)
 
     async def export_snapshots(self, held: Sequence[Held]) -> list[Path]:
         """Exports lvol snapshots, read-only; returns the file of each."""
@@ -321,7 +321,7 @@ class Target:
 
         That are pages of offset and length in bytes, in order.
         """
-        await self._run(lambda: work(self._patient.ranges(uuid, since)))
+        await self._run(lambda: work(self._copying.ranges(uuid, since)))
 
     async def inflate(self, volume: Lvol) -> None:
         """Gives a volume, in use or not, all that it has of others; returns when it has that."""
@@ -329,14 +329,14 @@ class Target:
         def work() -> None:
             present = self._volumes.volume(volume.uuid)
             if present.parent is not None or present.external is not None:
-                self._patient.inflate(volume.uuid)
+                self._copying.inflate(volume.uuid)
 
         await self._run(work)
 
     async def make_destination(self, path: str, source: Lvol, *, reuse: bool) -> Lvol:
         """Returns the volume that another one is to be copied to; see `lvolcopies.destination`."""
         return await self._run(
-            lambda: lvolcopies.destination(self._patient, path, source, reuse=reuse)
+            lambda: lvolcopies.destination(self._copying, path, source, reuse=reuse)
         )
 
     async def has_parent(self, uuid: str) -> bool:
@@ -350,7 +350,7 @@ class Target:
 
     async def delete_volume(self, uuid: str) -> None:
         """Deletes a volume that is there and that nobody uses."""
-        await self._run(lambda: self._patient.delete(uuid, missing_ok=True))
+        await self._run(lambda: self._copying.delete(uuid, missing_ok=True))
 
     async def start_copy(self, of: Disk, destination: str, limit: int) -> None:
         """Begins to copy a disk to a volume (its UUID), with at most so many bytes a second."""

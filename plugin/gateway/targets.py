@@ -103,15 +103,15 @@ class Targets:
         question: Callable[[Target], Awaitable[T]],
         *,
         enough: Callable[[list[T]], bool] = bool,
-        patient: bool = True,
+        wait_for_silent: bool = True,
     ) -> Answers[T]:
-        """Puts a question to all targets; `enough` and `patient` as for `answers_of`.
+        """Puts a question to all targets; `enough` and `wait_for_silent` as for `answers_of`.
 
         Raises:
             GatewayError: none of them answers.
         """
         members = self._members()
-        if len(members) == 1 and patient:  # nobody else can know
+        if len(members) == 1 and wait_for_silent:  # nobody else can know
             (member,) = members
             try:
                 return Answers([(member, await question(member.target))], [], [])
@@ -122,7 +122,7 @@ class Targets:
         asked: dict[asyncio.Future[T], Member] = {
             asyncio.ensure_future(question(member.target)): member for member in members
         }
-        return await answers_of(asked, enough=enough, patient=patient)
+        return await answers_of(asked, enough=enough, wait_for_silent=wait_for_silent)
 
     async def _only(
         self, question: Callable[[Target], Awaitable[T]], what: str
@@ -287,7 +287,7 @@ class Targets:
         return await self._sizes.about(references)
 
     async def _sizes_of(self, references: list[str]) -> dict[str, Sizes]:
-        answers = await self._ask(lambda t: t.sizes(references), patient=False)
+        answers = await self._ask(lambda t: t.sizes(references), wait_for_silent=False)
         return {name: item for _, found in answers.given for name, item in found.items()}
 
     async def ping(self, controller: str | None = None) -> None:
@@ -353,7 +353,7 @@ class Targets:
         return await self._usage.about(units)
 
     async def _usage_of(self, units: list[Unit]) -> dict[Unit, Usage]:
-        answers = await self._ask(lambda t: t.usage(units), patient=False)
+        answers = await self._ask(lambda t: t.usage(units), wait_for_silent=False)
         return {unit: item for _, found in answers.given for unit, item in found.items()}
 
     async def holders(self, uuid: str, besides: str) -> list[str]:
@@ -363,12 +363,12 @@ class Targets:
 
     async def suspended(self) -> list[Suspended]:
         """Returns what waits because an I/O failed; of a target that is silent nothing."""
-        answers = await self._ask(Target.suspended, patient=False)
+        answers = await self._ask(Target.suspended, wait_for_silent=False)
         return [item for _, found in answers.given for item in found]
 
     async def rooms(self, lvstores: Collection[str]) -> dict[str, Room]:
         """Returns what room there is in those of these lvstores that a target has loaded."""
-        answers = await self._ask(lambda t: t.rooms(lvstores), patient=False)
+        answers = await self._ask(lambda t: t.rooms(lvstores), wait_for_silent=False)
         return {name: room for _, found in answers.given for name, room in found.items()}
 
     async def observe(self) -> Observed:
