@@ -171,6 +171,47 @@ def test_a_saved_guest_goes_on_without_a_target_and_later_with_one(
     attached(host, name)
 
 
+@pytest.mark.nightly
+def test_a_saved_guest_goes_on_where_there_is_libvirtd_alone(host: Host) -> None:
+    """Without target, gateway and hook; and with them again it gets its controller back."""
+    host.define("left")
+    host.virsh("start", "left")
+    agent = host.agent("left")
+    agent.run("echo here >/tmp/mark")
+    agent.close()
+    image = host.scratch / "left.image"
+    kinds = (
+        (("managedsave", "left"), ("start", "left")),
+        (("save", "left", str(image)), ("restore", str(image))),
+    )
+    hook = host.libvirtd.hooks / "qemu.d/virtlun"
+    away = host.scratch / "hook-away"
+    for save, restore in kinds:
+        assert DEVICE in at_libvirtd(host, "left")
+        host.virsh(*save)
+        if save[0] == "save":
+            shown = host.virsh("save-image-dumpxml", str(image))
+            assert not re.search("virtlun:|vhost|virtio-scsi|override", shown)
+        host.stop_gateway()
+        host.stop_target()
+        hook.rename(away)
+        host.libvirtd.restart()
+        try:
+            host.virsh_direct(*restore)
+            assert STAND_IN in at_libvirtd(host, "left")
+            agent = host.agent("left")
+            assert agent.run("cat /tmp/mark").strip() == "here"
+            agent.close()
+        finally:
+            away.rename(hook)
+            host.libvirtd.restart()
+            host.start_target()
+            host.start_gateway()
+        host.virsh(*save)
+        host.virsh(*restore)
+        attached(host, "left")
+
+
 def test_what_cannot_have_a_controller_starts_as_its_client_defined_it(host: Host) -> None:
     for name, machine in (("old", "isapc"), ("tiny", "microvm")):
         path = host.scratch / f"{name}.xml"

@@ -2,7 +2,9 @@
 
 libvirt keeps a domain's whole XML in the image. A guest that is restored has its controller and
 LUNs before libvirtd is asked, as one that is started; of an image that the client may not read,
-libvirtd alone is asked.
+libvirtd alone is asked. The image of a guest with a controller and no disk of ours says that QEMU's
+own virtio-scsi is there, which needs nothing of ours: so libvirtd alone restores it, too, and
+gateway or hook put the controller back.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from uuid import UUID
 
+import structlog
+
 from plugin.gateway import copies, empty, overtaken, polkit
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
@@ -18,9 +22,10 @@ from plugin.gateway.errors import Code, GatewayError, Refused
 from plugin.gateway.handlers.start import begun, prepared, startable
 from plugin.gateway.messages import STRING, Domain, TypedParam, read_string
 from plugin.gateway.procs import Proc
-from plugin.gateway.upstream import XML_SECURE
+from plugin.gateway.upstream import XML_SECURE, Upstream
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
+from pydataplane.domain.errors import TranslateError
 
 PARAMS_MAX = 16
 """REMOTE_DOMAIN_SAVE_PARAMETERS_MAX and its likes."""
@@ -33,12 +38,15 @@ _NO_UUID = UUID(int=0)
 _RIGHTS = (polkit.START, polkit.WRITE)
 """What libvirt asks of whoever restores a domain (remote_protocol.x, DOMAIN_RESTORE)."""
 
+_log = structlog.get_logger(__name__)
+
 
 async def define_image(call: Call) -> None:
     """SAVE_IMAGE_DEFINE_XML: {file, xml, flags}."""
     reader = Reader(call.payload)
     file, xml, flags = reader.string(), reader.string(), reader.u32()
     xml = await _translated(call, xml, await _xml_of(call, file))
+    xml = await _alone(call, xml) or xml
     await call.respond(await call.forward(bytes(Writer().string(file).string(xml).u32(flags))))
 
 
@@ -54,34 +62,74 @@ async def define_managed(call: Call) -> None:
         except GatewayError:
             current = None  # libvirtd's answer to the call itself says why
         xml = await _translated(call, xml, current)
+        xml = await _alone(call, xml) or xml
     writer = dom.write(Writer())
     await call.respond(await call.forward(bytes(writer.optional(xml, writer.string).u32(flags))))
 
 
-async def save_as_it_is(call: Call) -> None:
-    """SAVE and MANAGED_SAVE: {dom, ...}."""
+async def save_managed(call: Call) -> None:
+    """MANAGED_SAVE: {dom, flags}."""
     dom = Domain.read(Reader(call.payload))
-    await copies.check_none(call, dom)
-    await overtaken.check_none_of(call, dom)
-    await call.pass_on()
+    await _check_saved(call, dom)
+    reply = await call.forward()
+    if reply.ok:
+        await _let_stand_in(call, dom, None)
+    await call.respond(reply)
 
 
 async def save(call: Call) -> None:
-    """SAVE_FLAGS and SAVE_PARAMS: with XML for the image."""
+    """SAVE, SAVE_FLAGS and SAVE_PARAMS: {dom, file}, or with XML for the image."""
     reader = Reader(call.payload)
     dom = Domain.read(reader)
+    await _check_saved(call, dom)
+    if call.header.procedure == Proc.SAVE:
+        saving = _Saving(reader.string(), None, None)
+    else:
+        saving = _Saving.read(reader, params=call.header.procedure == Proc.SAVE_PARAMS)
+    payload = call.payload
+    if saving.xml is not None:
+        try:
+            current = await (await call.caller.own()).xml(dom, XML_SECURE)
+        except GatewayError:
+            current = None
+        saving = replace(saving, xml=await _translated(call, saving.xml, current))
+        payload = bytes(saving.write(dom.write(Writer())))
+    reply = await call.forward(payload)
+    if reply.ok and saving.file is not None:
+        await _let_stand_in(call, dom, saving.file)
+    await call.respond(reply)
+
+
+async def _check_saved(call: Call, dom: Domain) -> None:
+    """Raises Refused where a domain cannot be saved now."""
     await copies.check_none(call, dom)
     await overtaken.check_none_of(call, dom)
-    saving = _Saving.read(reader, params=call.header.procedure == Proc.SAVE_PARAMS)
-    if saving.xml is None:
-        await call.pass_on()
-        return
+
+
+async def _alone(call: Call, xml: str) -> str | None:
+    """Returns an image's XML with what stands in for a controller; None as `without_target`."""
+    return await call.parse(partial(translate.without_target, xml), xml)
+
+
+async def _let_stand_in(call: Call, dom: Domain, file: str | None) -> None:
+    """Gives the image of the domain that was just saved the definition that needs nothing of ours.
+
+    `file` is that image, None the managed one. Not done earlier, with the XML for SAVE_FLAGS: a
+    disk could have been attached meanwhile. Where it fails, as without the right to, the image is
+    as libvirtd made it, and restored through gateway or hook.
+    """
     try:
-        current = await (await call.caller.own()).xml(dom, XML_SECURE)
-    except GatewayError:
-        current = None
-    saving = replace(saving, xml=await _translated(call, saving.xml, current))
-    await call.respond(await call.forward(bytes(saving.write(dom.write(Writer())))))
+        # A file is opened as its client may; the managed image is libvirtd's, which let it be made.
+        if file is not None:
+            image = _Image(await call.caller.own(), file)
+        else:
+            image = _Image(await call.services.admin(), dom)
+        async with call.services.domain_lock(dom.uuid):
+            alone = await _alone(call, await image.xml())
+            if alone is not None:
+                await image.define(alone)
+    except (GatewayError, TranslateError) as error:
+        _log.info("a saved domain needs a gateway or hook", domain=dom.name, error=str(error))
 
 
 async def restore(call: Call) -> None:
@@ -191,12 +239,38 @@ class _Saving:
         return writer.array(params, lambda item: item.write(writer)).u32(self.flags)
 
 
+@dataclass(frozen=True)
+class _Image:
+    """A save image: a file's, or the managed one of a domain."""
+
+    libvirtd: Upstream
+    """Whose rights it is read and changed with."""
+    of: str | Domain
+
+    async def xml(self) -> str:
+        """Returns libvirtd's XML there; GatewayError if it is not to be read."""
+        is_file = isinstance(self.of, str)
+        proc = Proc.SAVE_IMAGE_GET_XML_DESC if is_file else Proc.MANAGED_SAVE_GET_XML_DESC
+        return read_string(await self.libvirtd.call(proc, bytes(self._name().u32(XML_SECURE))))
+
+    async def define(self, xml: str) -> None:
+        """Replaces the XML; running or paused as it was saved. GatewayError if that is refused."""
+        writer = self._name()
+        if isinstance(self.of, str):
+            args = bytes(writer.string(xml).u32(0))
+            await self.libvirtd.call(Proc.SAVE_IMAGE_DEFINE_XML, args)
+        else:
+            args = bytes(writer.optional(xml, writer.string).u32(0))
+            await self.libvirtd.call(Proc.MANAGED_SAVE_DEFINE_XML, args)
+
+    def _name(self) -> Writer:
+        return Writer().string(self.of) if isinstance(self.of, str) else self.of.write(Writer())
+
+
 async def _xml_of(call: Call, file: str) -> str | None:
     """Returns libvirtd's XML in a save image; None where the client may not read it."""
-    args = bytes(Writer().string(file).u32(XML_SECURE))
     try:
-        own = await call.caller.own()
-        return read_string(await own.call(Proc.SAVE_IMAGE_GET_XML_DESC, args))
+        return await _Image(await call.caller.own(), file).xml()
     except GatewayError:
         return None
 

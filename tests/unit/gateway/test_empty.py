@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from plugin.gateway.errors import Code, Refused
-from plugin.gateway.messages import DomainCall, XmlCall, pack_string
+from plugin.gateway.messages import STRING, DomainCall, TypedParam, XmlCall, pack_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
 from pydataplane.errors import RpcError
 from tests.unit.gateway.fake_libvirtd import FakeDomain
-from tests.unit.gateway.world import UUID_1, ReplyError, World, plain, play
+from tests.unit.gateway.world import UUID_1, ReplyError, World, disk, plain, play
 
 CONTROLLER = f"vm-{UUID_1}"
 
@@ -150,7 +150,7 @@ def test_where_needed_only_the_mark_counts(tmp_path: Path, marked: bool) -> None
 
 
 def test_the_mark_takes_no_disks_away_and_nothing_else_can_be_set(tmp_path: Path) -> None:
-    from tests.unit.gateway.world import UUID_2, disk  # noqa: PLC0415
+    from tests.unit.gateway.world import UUID_2  # noqa: PLC0415
 
     async def body(world: World) -> None:
         dom = world.domain(running=False, disks=disk())
@@ -212,5 +212,95 @@ def test_a_saved_guest_gets_what_there_is(tmp_path: Path, target: bool, stands_i
         else:
             assert told == [], "it is right as it is"
         assert (CONTROLLER in world.target.controllers) == target
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize("disks", [True, False])
+@pytest.mark.parametrize("proc", [Proc.SAVE, Proc.SAVE_FLAGS, Proc.SAVE_PARAMS, Proc.MANAGED_SAVE])
+def test_a_guest_is_saved_so_that_libvirtd_alone_can_restore_it(
+    tmp_path: Path, proc: Proc, disks: bool
+) -> None:
+    """But for one with disks of ours: those nobody else has."""
+
+    async def body(world: World) -> None:
+        dom = world.domain(running=True, disks=disk() if disks else "")
+        saved = dom.live or ""
+        told = image(world, saved)
+        world.libvirtd.answers[Proc.SAVE_IMAGE_GET_XML_DESC] = lambda _: pack_string(saved)
+
+        def define(payload: bytes) -> bytes:
+            reader = Reader(payload)
+            assert reader.string() == "/image"
+            told.append(reader.string())
+            return b""
+
+        world.libvirtd.answers[Proc.SAVE_IMAGE_DEFINE_XML] = define
+        seen: list[bytes] = []
+
+        def save(payload: bytes) -> bytes:
+            seen.append(payload)
+            return b""
+
+        world.libvirtd.answers[proc] = save
+        args = dom.ref.write(Writer())
+        if proc == Proc.SAVE_PARAMS:
+            file = [TypedParam("file", STRING, "/image")]
+            args.array(file, lambda item: item.write(args)).u32(4)
+        elif proc == Proc.MANAGED_SAVE:
+            args.u32(4)
+        else:
+            args.string("/image")
+            if proc == Proc.SAVE_FLAGS:
+                args.optional(None, args.string).u32(4)
+        await (await world.client()).call(proc, bytes(args))
+        assert seen == [bytes(args)], "libvirtd saves what the client asked for"
+        assert told == ([] if disks else [translate.without_target(saved)])
+
+    play(tmp_path, body)
+
+
+def test_a_save_is_one_where_its_image_cannot_be_changed(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(running=True)
+        image(world, dom.live or "")
+        world.libvirtd.refuse[Proc.MANAGED_SAVE_DEFINE_XML] = Refused(
+            Code.OPERATION_FAILED, "new xml too large to fit in file"
+        )
+        world.libvirtd.answers[Proc.MANAGED_SAVE] = lambda _: b""
+        args = bytes(dom.ref.write(Writer()).u32(0))
+        assert await (await world.client()).call(Proc.MANAGED_SAVE, args) == b""
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize("proc", [Proc.SAVE_IMAGE_DEFINE_XML, Proc.MANAGED_SAVE_DEFINE_XML])
+def test_an_edited_image_stays_one_that_libvirtd_alone_can_restore(
+    tmp_path: Path, proc: Proc
+) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(running=True)
+        alone = translate.without_target(dom.live or "")
+        assert alone is not None
+        told = image(world, alone)
+        world.libvirtd.answers[Proc.SAVE_IMAGE_GET_XML_DESC] = lambda _: pack_string(alone)
+
+        def define(payload: bytes) -> bytes:
+            reader = Reader(payload)
+            reader.string()
+            told.append(reader.string())
+            return b""
+
+        world.libvirtd.answers[Proc.SAVE_IMAGE_DEFINE_XML] = define
+        given = translate.present(alone, live=False)
+        assert "virtlun" not in given
+        writer = dom.ref.write(Writer())
+        if proc == Proc.SAVE_IMAGE_DEFINE_XML:
+            args = Writer().string("/image").string(given).u32(0)
+        else:
+            args = writer.optional(given, writer.string).u32(0)
+        await (await world.client()).call(proc, bytes(args))
+        (xml,) = told
+        assert translate.has_controller(xml) and translate.without_target(xml) is None
 
     play(tmp_path, body)
