@@ -393,13 +393,43 @@ def test_doctor_tells_of_ways_to_libvirt_that_pass_the_gateway_by(tmp_path: Path
     four, six = tmp_path / "tcp", tmp_path / "tcp6"
     four.write_text(head + "   0: 0100007F:407D 00000000:0000 0A 0\n")  # 16509
     six.write_text(head + f"   0: {'0' * 32}:4082 {'0' * 32}:0000 0A 0\n")  # 16514
-    assert remote.listening((four, six)) == "port 16509 (TCP) and port 16514 (TLS)"
+    usual = remote.ports(tmp_path / "libvirtd.conf")
+    assert remote.listening(usual, (four, six)) == "port 16509 (TCP) and port 16514 (TLS)"
     four.write_text(head + "   0: 0100007F:407D 0100007F:1234 01 0\n")  # only connected
-    assert remote.listening((four, tmp_path / "none")) == ""
+    assert remote.listening(usual, (four, tmp_path / "none")) == ""
     found = libvirt.remote_clients(Path("/gw"), "port 16514 (TLS)")
     assert found.state == "warning" and "sees no virtlun disks" in found.found
     assert "qemu+ssh://HOST/system?socket=/gw" in found.advice
     assert libvirt.remote_clients(Path("/gw"), "").state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "kind"),
+    [
+        ("libvirtd.conf", 'tls_port = "9999"\n', "TLS"),
+        ("libvirtd.conf", "tcp_port = '9999'\n", "TCP"),
+        ("virtproxyd.conf", 'tcp_port = "9999"\n', "TCP"),
+        ("libvirtd-tls.socket", "[Socket]\nListenStream=9999\n", "TLS"),
+        ("virtproxyd-tcp.socket.d/own.conf", "[Socket]\nListenStream=[::1]:9999\n", "TCP"),
+        ("libvirtd.conf", '#tcp_port = "9999"\n', ""),
+    ],
+)
+def test_doctor_looks_where_libvirt_was_told_to_listen(
+    tmp_path: Path, file: str, text: str, kind: str
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    table = tmp_path / "tcp"
+    table.write_text("  sl\n   0: 00000000:270F 00000000:0000 0A 0\n")
+    found = remote.ports(tmp_path / "libvirtd.conf", (tmp_path,))
+    assert remote.listening(found, (table,)) == (f"port 9999 ({kind})" if kind else "")
+
+
+def test_doctor_knows_a_port_by_its_name(tmp_path: Path) -> None:
+    conf = tmp_path / "libvirtd.conf"
+    conf.write_text('tcp_port = "no-such-service"\ntls_port = ""\n')
+    assert remote.ports(conf) == remote.PORTS
 
 
 def test_doctor_tells_who_the_gateway_is_for_sasl(tmp_path: Path) -> None:

@@ -69,7 +69,10 @@ def examinations(
         ("libvirtd", lambda: libvirt.libvirtd(settings.gateway.upstream)),
         (
             "remote clients",
-            lambda: libvirt.remote_clients(settings.gateway.listen, remote.listening()),
+            lambda: libvirt.remote_clients(
+                settings.gateway.listen,
+                remote.listening(remote.ports(settings.gateway.libvirtd_conf, libvirt.UNITS)),
+            ),
         ),
         ("authentication", lambda: libvirt.authentication(settings)),
         ("libvirt's users", lambda: libvirt.admission(settings)),
