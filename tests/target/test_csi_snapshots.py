@@ -21,6 +21,7 @@ from tests.support.csi import (
     NODE,
     NOTHING,
     Driver,
+    Mode,
     block,
     mount,
     running,
@@ -108,6 +109,39 @@ def test_a_file_system_of_a_snapshot_is_mounted_beside_its_source_and_grows(
     end(driver, restored)
     assert (driver.path(cloned) / "file").read_text() == "after"
     end(driver, cloned)
+    assert driver.left() == NOTHING
+
+
+def test_readers_of_a_snapshots_blocks_share_a_device_that_nobody_writes(driver: Driver) -> None:
+    """ReadOnlyMany is for block volumes: two pods have the same one, and a file system is none."""
+    source = driver.create("pvc-1", SIZE, block(), thin="true")
+    with driver.publish(source, block()).open("rb+") as device:
+        device.write(b"before" + bytes(4090))
+        device.flush()
+        os.fsync(device.fileno())
+    taken = driver.snapshot(source, "snap-1")
+    how = block(Mode.MULTI_NODE_READER_ONLY)
+    many = driver.create("pvc-2", SIZE, how, snapshot_of(taken), thin="true")
+    first, second = (driver.publish(many, how, pod) for pod in ("a", "b"))
+    assert first.stat().st_rdev == second.stat().st_rdev
+    for path in (first, second):
+        with path.open("rb") as reader:
+            assert reader.read(6) == b"before"
+        with (
+            pytest.raises(OSError, match="Operation not permitted"),
+            path.open("rb+", buffering=0) as writer,
+        ):
+            writer.write(bytes(512))
+    code, message = driver.refuses(
+        driver.create_request("pvc-3", SIZE, mount(mode=Mode.MULTI_NODE_READER_ONLY))
+    )
+    assert (code, "use volumeMode Block" in message) == (Code.INVALID_ARGUMENT, True)
+    for pod in ("a", "b"):
+        driver.unpublish(many, pod)
+    driver.unstage(many)
+    driver.delete(many)
+    end(driver, source)
+    driver.delete_snapshot(taken)
     assert driver.left() == NOTHING
 
 

@@ -257,10 +257,14 @@ def test_the_uses_there_are_get_confirmed(world: World) -> None:
     answer = world.controller.validate_volume_capabilities(
         pb.ValidateVolumeCapabilitiesRequest(
             volume_id=volume.volume_id,
-            volume_capabilities=[mount("xfs"), block(Mode.MULTI_NODE_MULTI_WRITER)],
+            volume_capabilities=[
+                mount("xfs"),
+                block(Mode.MULTI_NODE_MULTI_WRITER),
+                block(Mode.MULTI_NODE_READER_ONLY),
+            ],
         )
     )
-    assert len(answer.confirmed.volume_capabilities) == 2
+    assert len(answer.confirmed.volume_capabilities) == 3
 
 
 def test_what_is_not_there_yet_is_refused(world: World) -> None:
