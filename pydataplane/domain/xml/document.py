@@ -444,6 +444,8 @@ def reindent(text: str, indent: str) -> str:
 
     Only white space between elements moves; text, CDATA and comments keep every byte.
     """
+    if not indent or "\n" not in text:
+        return text
     document = Document(text)
     root = document.root
     tail = document.data[root.inner_start : root.inner_end].decode()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +12,10 @@ from hypothesis import strategies as st
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.translate import Settings, VolumeRef, recognise
 from pydataplane.domain.xml import boot
+from pydataplane.domain.xml import disk as disks
 from pydataplane.domain.xml.boot import carrier_dev, libvirt_order, place
 from pydataplane.domain.xml.disk import Disk, index
-from pydataplane.domain.xml.document import MAX_ELEMENTS
+from pydataplane.domain.xml.document import MAX_ELEMENTS, Document, NotXmlError
 from tests.unit.translate.domains import SETTINGS, lvol
 
 
@@ -235,3 +239,75 @@ def test_a_carrier_that_finds_no_name_is_refused(*, first: bool) -> None:
         while len(taken) < 1000:
             taken.append(carrier_dev(first, taken))
     assert len(taken) == len(set(taken)) and caught.value.refusal is Refusal.UNSUPPORTED
+
+
+PATH = "/dev/virtlun/lvs0/a"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<disk><source file='{PATH}'/><target dev='sda'/></disk>",
+        f'<disk type="file">\n  <source index="1" file="{PATH}"/>\n  <target dev="vda"/>\n</disk>',
+        f"<disk><!-- <source file='{PATH}'/> --><source file='/dev/virtlun/lvs0/b'/></disk>",
+        f"<disk><serial><![CDATA[<source file='{PATH}'/>]]></serial><target dev='sda'/></disk>",
+        f"<disk><?a <source file='{PATH}'/>?><source file='{PATH}'/></disk>",
+        f"<disk><source a='>' file='{PATH}'/></disk>",
+        f"<disk><source a=\" file='{PATH}'\" file='/dev/virtlun/lvs0/b'/></disk>",
+        f"<disk><source data-file='{PATH}' file='{PATH}'/></disk>",
+        f"<disk><source dev='{PATH}'/><mirror><source file='{PATH}'/></mirror></disk>",
+        f"<disk><source protocol='lvol' name='{PATH}'/><target dev='sda'/></disk>",
+        f"<disk><source pool='virtlun-lvs0' volume='{PATH}'/><target dev='sda'/></disk>",
+        f"<disk><source file='{PATH}&amp;'/></disk>",
+        f"<disk><source file='{disks._ANY}'/><serial>{PATH}</serial></disk>",
+        f"<disk><source file='{PATH}'/><serial>{disks._ANY}</serial></disk>",
+        f"<disk><source file='{PATH}'/><serial>{PATH}</serial><driver type='aio'/></disk>",
+        f"<disk><source file='{PATH}'></disk>",
+        f"<disk><source file='{PATH}'/>",
+        f"<x><source file='{PATH}'/></x>",
+        "<disk/>",
+        "",
+    ],
+)
+def test_what_is_kept_of_a_disk_is_right_for_all_that_differ_in_their_path(text: str) -> None:
+    """For each path, also where the text has it, or something like it, in another place."""
+
+    def outcome(make: Callable[[], object]) -> object:
+        try:
+            return make()
+        except NotXmlError:
+            return NotXmlError
+
+    for one in (text, text.replace(PATH, "/dev/virtlun/lvs0/other"), text):
+        assert disks.stored(one) == disks._stored.__wrapped__(one)
+        for live in (False, True):
+            for indent in ("", "\n    "):
+                given = (one, "sda", indent, live)
+                plain = outcome(partial(disks._shown.__wrapped__, *given))
+                assert outcome(partial(disks.shown, *given[:3], live=live)) == plain
+
+
+def test_disks_of_many_domains_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client's list of all domains translates each: what they have alike is not read again."""
+    parsed: list[str] = []
+    plain = Document.__init__
+
+    def count(self: Document, text: str) -> None:
+        parsed.append(text)
+        plain(self, text)
+
+    monkeypatch.setattr(Document, "__init__", count)
+    for kept in (disks._stored, disks._shown):
+        kept.cache_clear()
+
+    def text(domain: int, disk: int) -> str:
+        dev = "abcdefgh"[disk]
+        path = f"/dev/virtlun/lvs0/d{domain}-{disk}"
+        return f"<disk type='file'><source file='{path}'/><target dev='sd{dev}' bus='scsi'/></disk>"
+
+    for domain in range(100):
+        for disk in range(8):
+            one = text(domain, disk)
+            assert disks.stored(one) is not None
+            assert f"d{domain}-{disk}'" in disks.shown(one, f"sd{disk}", "\n  ", live=False)
+    assert len(parsed) == 2 * 8
