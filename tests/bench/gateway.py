@@ -152,7 +152,12 @@ class BenchHost:
             self.target.make_thin("extra", 4)
         self._define(sizes, out)
         self.gateway = stack.enter_context(
-            GatewayProcess(self.config, self.scratch / "gateway", self.scratch / "gateway.log")
+            GatewayProcess(
+                self.config,
+                self.scratch / "gateway",
+                self.scratch / "gateway.log",
+                uvloop=sizes.uvloop,
+            )
         )
         self._start(sizes, out)
         with out.status("the gateway's first look at all domains"):
@@ -444,6 +449,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pollers", type=int, default=20, help="beside an attach (20)")
     parser.add_argument("--time", type=float, help="seconds of one point (2)")
     parser.add_argument("--only", action="append", default=[], help="calls by the start of a name")
+    parser.add_argument(
+        "--uvloop", action="store_true", help="the gateway on uvloop, found in PYTHONPATH"
+    )
     given = parser.parse_args()
     quick = given.quick
     given.domains = given.domains or (200 if quick else 2000)

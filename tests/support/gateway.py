@@ -13,15 +13,30 @@ from tests.support.wait import listens
 DEADLINE_S = 90.0
 
 
-class GatewayProcess:
-    """`virtlun-gateway` with `options`, listening on `path`; a context manager that ends it."""
+#: The gateway on another event loop than asyncio's own.
+ON_UVLOOP = """
+import asyncio, uvloop
+asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+from plugin.gateway.__main__ import main
+main()
+"""
 
-    def __init__(self, config: Path, path: Path, log: Path, *options: str) -> None:
+
+class GatewayProcess:
+    """`virtlun-gateway` with `options`, listening on `path`; a context manager that ends it.
+
+    With `uvloop` it has that event loop, which must be there to import.
+    """
+
+    def __init__(
+        self, config: Path, path: Path, log: Path, *options: str, uvloop: bool = False
+    ) -> None:
         """Starts it and waits for its socket."""
         self.socket = path
+        program = [str(Path(sys.executable).parent / "virtlun-gateway")]
         self._process = subprocess.Popen(
             [
-                str(Path(sys.executable).parent / "virtlun-gateway"),
+                *([sys.executable, "-c", ON_UVLOOP] if uvloop else program),
                 *("--config", str(config), "--listen", str(path)),
                 *("--listen-ro", f"{path}-ro", *options),
             ],
