@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tests.support.agent import Agent
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
 from tests.support.wait import listens, until
+from tests.support.watcher import Watcher
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
@@ -307,15 +307,15 @@ def test_a_push_that_is_ended_leaves_nothing(domain: Host, agent: Agent) -> None
 
 
 def test_events_tell_of_the_end(domain: Host, agent: Agent) -> None:
-    watcher = subprocess.Popen(
-        ["virsh", "-q", "-c", domain.uri, "event", NAME, "--event", "job-completed"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    time.sleep(1)
-    backup(domain, to_file("vdb", domain.scratch / "told"))
-    said, _ = watcher.communicate(timeout=60)
-    assert "operation: 9" in said and "success: 1" in said
+    watcher = Watcher(domain.uri, domain.scratch / "events")
+    try:
+        until(lambda: watcher.hears(domain, NAME), "virsh listens")
+        backup(domain, to_file("vdb", domain.scratch / "told"))
+        watcher.line(f"event 'job-completed' for domain '{NAME}'")
+        until(lambda: "success: 1" in watcher.text, lambda: watcher.text)
+        assert "operation: 9" in watcher.text
+    finally:
+        watcher.close()
 
 
 CHECKPOINTS = """\
