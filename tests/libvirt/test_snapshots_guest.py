@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
 
+from tests.support.agent import Agent
 from tests.support.host import Host
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
@@ -20,9 +20,16 @@ OURS = (
 )
 STAMPS = (
     "i=0; while :; do i=$((i+1)); for d in {disks}; do"
-    " printf %010d $i | dd of=/dev/$d bs=512 conv=sync,fsync 2>/dev/null; done; done"
+    " printf %010d $i | dd of=/dev/$d bs=512 conv=sync,fsync 2>/dev/null; done;"
+    " echo $i >/tmp/next; mv /tmp/next /tmp/stamped; done"
 )
 """Writes a number that grows to the beginning of these disks in turn, and flushes each."""
+
+
+def one_more(agent: Agent) -> None:
+    """Waits until the next number stands on all of the disks."""
+    before = int(agent.run("cat /tmp/stamped || echo 0", check=False).split()[-1])
+    agent.wait_for(f'[ "$(cat /tmp/stamped)" -gt {before} ]', 90.0)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +114,7 @@ def test_disks_of_both_kinds_are_of_one_instant(domain: Host) -> None:
     agent.run(f"({STAMPS.format(disks='vda sda')}) >/dev/null 2>&1 &")
     try:
         for name in ("one", "two"):
-            time.sleep(1)
+            one_more(agent)
             domain.virsh("snapshot-create-as", "mixed", name, "--disk-only")
             file = base if name == "one" else domain.scratch / "mixed.one"
             ours = stamp_of_volume(domain, f"lvs0/mixed@{name}")
@@ -129,14 +136,16 @@ def test_disks_of_two_lvstores_are_of_one_instant(host: Host) -> None:
     host.define("stores", devices=(OURS + second).replace("kept", "stores"))
     host.virsh("start", "stores")
     agent = host.agent("stores")
-    agent.wait_for("[ -b /dev/sda ] && [ -b /dev/sdb ]")
-    agent.run(f"({STAMPS.format(disks='sda sdb')}) >/dev/null 2>&1 &")
+    # Linux looks at several disks at a time: which is its sda is not said.
+    found = "basename /sys/class/scsi_device/*:0:{}:0/device/block/sd?"
+    disks = " ".join(agent.wait_for(found.format(target)).strip() for target in (0, 1))
+    agent.run(f"({STAMPS.format(disks=disks)}) >/dev/null 2>&1 &")
     try:
         for name in ("one", "two", "three"):
-            time.sleep(1)
+            one_more(agent)
             host.virsh("snapshot-create-as", "stores", name, "--disk-only")
             pair = [stamp_of_volume(host, f"{store}/stores@{name}") for store in stores]
-            assert pair[0] > 0 and pair[0] - pair[1] in (0, 1), pair
+            assert pair[0] > 0 and pair[0] - pair[1] in (0, 1), (disks, pair)
             assert host.virsh("domstate", "stores") == "running"
         assert "I/O error" not in agent.run("dmesg")
     finally:
