@@ -333,6 +333,7 @@ STEPS = {
     "bench-interrupts": _bench("interrupts", "interrupts per I/O of a guest that sleeps", 5),
     "bench-queues": _bench("queues", "two queues on two reactors and on one", 2),
     "bench-attach": _bench("attach", "attach by libvirt", 5),
+    "bench-controller": _bench("controller", "the memory that an empty controller costs a VM", 2),
     "bench-gateway": _bench(
         "gateway", "the calls of 2,000 domains, by the gateway and directly", 30
     ),
