@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import commands, links, virsh
+from tests.docs import backends, commands, links, virsh
 from tests.docs.reference import PAGES, REFERENCE
 
 
@@ -69,3 +69,20 @@ def test_the_page_on_virsh_has_the_commands_that_were_run() -> None:
     shown = [line.split("`")[1] for line in lines if line.startswith("| `")]
     run = [row.words.replace("{FOLDER}/", "") for row in virsh.ROWS]
     assert shown == [*run, *sorted(virsh.ELSEWHERE)]
+
+
+def test_the_tests_that_the_page_on_backends_names_are_there() -> None:
+    """What came of the other rows is compared where it is tried: tests/target/test_backends.py."""
+    assert list(backends.missing()) == []
+    assert backends.PAGE.read_text().endswith("\n".join([*backends.shown(), ""]))
+    assert backends.TRIAL_TEST in (links.ROOT / backends.TRIAL).read_text()
+
+
+def test_a_test_that_is_not_there_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = {"rbd": backends.Cell("yes", "tests/target/test_rbd.py::test_none")}
+    gone = {"nbd": backends.Cell("no", "tests/target/test_gone.py::test_none")}
+    monkeypatch.setattr(backends, "SHOWN", (backends.Row("a", cells), backends.Row("b", gone)))
+    assert list(backends.missing()) == [
+        "a, rbd: tests/target/test_rbd.py has no test_none",
+        "b, nbd: tests/target/test_gone.py has no test_none",
+    ]

@@ -1,0 +1,387 @@
+"""The page on what each backend can do: found out by a run, or shown by a test that a cell names.
+
+tests/target/test_backends.py has a guest try each of `TRIED` on each backend, and compares what
+came out with docs/pages/reference/backends.md. The rows of `SHOWN` name a test in each cell that
+says yes or no; tests/unit/test_docs.py sees that those tests are there, and that the page has them.
+
+A backend that is added is a line of `BACKENDS` and a method that makes it in that test; what no row
+says of it is *untried*.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+
+from tests.docs.links import ROOT
+from tests.docs.reference import REFERENCE
+
+PAGE = REFERENCE / "backends.md"
+TRIAL = "tests/target/test_backends.py"
+TRIAL_TEST = "test_a_guest_has_of_each_backend_what_the_page_says"
+
+BACKENDS = {
+    "memory": "`bdev_malloc_create`",
+    "file": "a file or a block device: `bdev_uring_create`, `bdev_aio_create`",
+    "thick": "a thick volume of an lvstore",
+    "thin": "a thin one",
+    "rbd": "an image of Ceph, or a volume of a pool: `bdev_rbd_create`, `virtlun pool`",
+    "iscsi": "a LUN of an iSCSI target, here a thin one of tgt: `bdev_iscsi_create`",
+    "nbd": "an export of an NBD server, here nbdkit on a file: `virtlun_nbd_create`",
+}
+"""Columns, and what they are."""
+
+TRIED = {
+    "flush": "SYNCHRONIZE CACHE",
+    "fua": "FUA of a write",
+    "unmap": "UNMAP",
+    "zeros": "WRITE SAME of zeros",
+    "same": "WRITE SAME of data",
+    "compare": "COMPARE AND WRITE",
+    "reservations": "persistent reservations, among the VMs of the target",
+    "growth": "growth that a guest is told of",
+    "lvstore": "an lvstore on it",
+    "encryption": "encryption, [by a bdev on it](../how-to/encryption.md#any-bdev)",
+    "checksums": "checksums, [by a bdev on it](../how-to/checksums.md#any-bdev)",
+    "protection": "protection information, [by a volume](../how-to/protection.md#on-any-disk)",
+}
+"""What a guest tries, by the names of tests/target/test_backends.py."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a backend does, and the test that shows it: `FILE::NAME`; None where none can."""
+
+    says: str
+    test: str | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A feature, by backends; what is not there is untried."""
+
+    feature: str
+    cells: dict[str, Cell] = field(default_factory=dict)
+
+
+def _yes(test: str) -> Cell:
+    return Cell("yes", test)
+
+
+def _no(test: str) -> Cell:
+    return Cell("no", test)
+
+
+NOT_THERE = Cell("no", None)
+"""There is no way to ask for it."""
+NEEDLESS = Cell("-", None)
+"""It cannot come to that."""
+
+_RBD, _POOLS = "tests/target/test_rbd.py::test_", "tests/target/test_rbd_pools.py::test_"
+_ISCSI, _NBD = "tests/target/test_iscsi.py::test_", "tests/target/test_nbd.py::test_"
+_ANSWERS = "tests/target/test_iscsi_answers.py::test_"
+_NETWORK = "tests/libvirt/test_network_disks.py::test_"
+_LOCAL = ("memory", "file", "thick", "thin")
+_VOLUMES = ("thick", "thin")
+
+
+def _of(names: tuple[str, ...], cell: Cell) -> dict[str, Cell]:
+    return dict.fromkeys(names, cell)
+
+
+SHOWN = (
+    Row(
+        "I/O waits while it is away, and goes on",
+        _of(_LOCAL, NEEDLESS)
+        | {
+            "rbd": _yes(f"{_RBD}an_osd_that_is_stopped_or_killed_delays_its_images_alone"),
+            "iscsi": _yes(f"{_ISCSI}verified_io_goes_on_over_kills_and_stops_of_the_target"),
+            "nbd": _yes(f"{_NBD}verified_io_goes_on_over_kills_and_stops_of_the_server"),
+        },
+    ),
+    Row(
+        "an upgrade of the target takes it along under load",
+        {
+            "thick": _yes(
+                "tests/target/test_upgrade.py::test_ten_upgrades_in_a_row_under_verified_io"
+            ),
+            "rbd": _yes(f"{_RBD}an_upgrade_takes_images_along_under_load"),
+        },
+    ),
+    Row(
+        "the target starts while it is away",
+        {
+            "memory": NEEDLESS,
+            "file": _yes(
+                "tests/target/test_restart.py::test_a_missing_file_is_a_problem_and_the_rest_goes_on"
+            ),
+            "rbd": _yes(f"{_RBD}a_target_stops_and_starts_while_its_cluster_does_not_answer"),
+            "iscsi": _yes(f"{_ISCSI}a_target_that_is_not_there_at_the_start_keeps_nobody_waiting"),
+            "nbd": _yes(f"{_NBD}a_server_that_is_not_there_at_the_start_keeps_nobody_waiting"),
+        },
+    ),
+    Row(
+        "a failed flush is remembered until it is cleared",
+        {
+            "memory": NEEDLESS,
+            "file": _yes(
+                "tests/target/test_flush_error_lasts.py::test_it_is_told_until_it_is_cleared"
+            ),
+            **_of(
+                _VOLUMES,
+                _yes(
+                    "tests/target/test_flush_error.py::"
+                    "test_a_lost_write_is_told_to_all_users_of_the_disk_until_it_is_cleared"
+                ),
+            ),
+            "iscsi": _yes(f"{_ANSWERS}a_flush_that_fails_is_remembered_until_it_is_cleared"),
+            "nbd": _yes(f"{_NBD}a_flush_that_fails_is_remembered_until_it_is_cleared"),
+        },
+    ),
+    Row(
+        "its own protection information, from the guest to the medium",
+        {
+            "memory": _yes(
+                "tests/target/test_protection.py::"
+                "test_an_lvstore_lies_on_it_and_an_upgrade_keeps_what_is_in_memory"
+            ),
+            "file": _yes(
+                "tests/target/test_protection.py::"
+                "test_a_guest_reads_and_writes_blocks_with_their_tuples"
+            ),
+            "thin": _yes(
+                "tests/target/test_protection.py::"
+                "test_a_volume_carries_what_a_guest_has_and_tells_its_own_blocks"
+            ),
+            **_of(("rbd", "iscsi", "nbd"), NOT_THERE),
+        },
+    ),
+    Row(
+        "checksums of the store that it lies on",
+        _of(("memory", "file", "rbd", "iscsi", "nbd"), NEEDLESS)
+        | {
+            "thin": _yes(
+                "tests/target/test_integrity.py::"
+                "test_what_a_guest_wrote_is_right_after_a_crash_an_upgrade_and_a_restart"
+            )
+        },
+    ),
+    Row(
+        "a key of its own",
+        _of(("memory", "file", "iscsi", "nbd"), NOT_THERE)
+        | _of(
+            _VOLUMES,
+            _yes("tests/target/test_encrypted_lvols.py::test_snapshots_and_clones_have_its_key"),
+        )
+        | {"rbd": _no(f"{_POOLS}what_a_pool_does_not_do_is_refused_in_a_sentence")},
+    ),
+    Row(
+        "snapshots, and clones of them",
+        _of(("memory", "file", "iscsi", "nbd"), NOT_THERE)
+        | {
+            "thick": _yes(
+                "tests/target/test_encrypted_lvols.py::test_snapshots_and_clones_have_its_key"
+            ),
+            "thin": _yes(
+                "tests/target/test_history_rpc.py::"
+                "test_a_snapshot_and_a_clone_are_made_with_their_uuid_and_xattrs"
+            ),
+            "rbd": _yes(f"{_POOLS}snapshots_clones_and_a_way_back"),
+        },
+    ),
+    Row(
+        "snapshots by virsh",
+        {
+            "thin": _yes(
+                "tests/libvirt/test_snapshots.py::"
+                "test_the_tree_is_libvirtds_and_a_revert_goes_to_each_of_its_nodes"
+            ),
+            "rbd": _yes("tests/libvirt/test_ceph.py::test_a_snapshot_by_virsh_is_one_of_the_image"),
+        },
+    ),
+    Row(
+        "`virsh attach-disk`, by the name of a volume",
+        _of(("memory", "file", "iscsi", "nbd"), NOT_THERE)
+        | {
+            "thick": _yes("tests/libvirt/test_blk.py::test_attach_and_detach_with_plain_virsh"),
+            "thin": _yes(
+                "tests/libvirt/test_iotune.py::"
+                "test_an_attached_disk_brings_them_and_takes_them_along"
+            ),
+            "rbd": _yes(
+                "tests/libvirt/test_ceph.py::"
+                "test_a_disk_of_a_pool_is_attached_written_grown_and_detached"
+            ),
+        },
+    ),
+    Row(
+        "`<source protocol=...>`, as QEMU's own disks have it",
+        _of((*_LOCAL, "iscsi"), NOT_THERE)
+        | {
+            "rbd": _yes(f"{_NETWORK}a_disk_of_a_cloud_is_served_by_the_target"),
+            "nbd": _yes(f"{_NETWORK}an_export_of_an_nbd_server"),
+        },
+    ),
+    Row(
+        "live migration, where both hosts have it",
+        _of(("memory",), NOT_THERE)
+        | {
+            "thick": _yes(
+                "tests/libvirt/test_migration.py::test_there_and_back_with_the_clients_own_xml"
+            ),
+            "rbd": _yes(
+                "tests/libvirt/test_ceph_migration.py::"
+                "test_a_running_guest_goes_to_another_host_and_its_lock_with_it"
+            ),
+        },
+    ),
+    Row(
+        "another host is kept from writing",
+        _of(_LOCAL, NEEDLESS)
+        | {
+            "rbd": _yes(f"{_RBD}a_second_writer_is_refused_and_a_shared_image_has_several"),
+            "iscsi": NOT_THERE,
+            "nbd": NOT_THERE,
+        },
+    ),
+    Row(
+        "several hosts write, where each asks for it",
+        _of(_LOCAL, NOT_THERE)
+        | {"rbd": _yes(f"{_POOLS}several_hosts_write_to_a_volume_only_where_each_asks_for_it")},
+    ),
+    Row(
+        "another host takes over from one that died",
+        _of(_LOCAL, NOT_THERE)
+        | {
+            "rbd": _yes(
+                "tests/libvirt/test_ceph_migration.py::"
+                "test_a_guest_of_a_host_that_is_silent_is_started_elsewhere_and_the_old_one_fenced"
+            )
+        },
+    ),
+    Row(
+        "several connections or paths",
+        _of(_LOCAL, NEEDLESS)
+        | {
+            "rbd": Cell("Ceph's own", None),
+            "iscsi": NOT_THERE,
+            "nbd": _yes(f"{_NBD}a_guest_uses_an_export"),
+        },
+    ),
+    Row(
+        "a store of volumes that people name",
+        _of(("memory", "file", "iscsi", "nbd"), NOT_THERE)
+        | _of(
+            _VOLUMES,
+            _yes(
+                "tests/target/test_cli.py::test_lvstores_and_volumes_are_made_listed_changed_and_deleted"
+            ),
+        )
+        | {"rbd": _yes(f"{_POOLS}the_command_adds_a_pool_and_makes_volumes_in_it")},
+    ),
+    Row(
+        "a StorageClass of Kubernetes",
+        _of(("memory", "file", "iscsi", "nbd"), NOT_THERE)
+        | {
+            "thick": _yes(
+                "tests/target/test_csi_snapshots.py::"
+                "test_a_volume_of_a_thick_class_has_all_of_its_own"
+            ),
+            "thin": _yes(
+                "tests/target/test_csi_snapshots.py::"
+                "test_a_file_system_of_a_snapshot_is_mounted_beside_its_source_and_grows"
+            ),
+            "rbd": _yes(
+                "tests/target/test_csi_pools.py::test_a_volume_of_a_pool_from_its_claim_to_its_end"
+            ),
+        },
+    ),
+)
+
+INTRODUCTION = f"""\
+<!-- Made by {TRIAL}; do not edit. -->
+
+# What each backend can do
+
+*yes* and *no* are what a test has found; *no* without a test: there is no way to ask for it.
+*untried* is what no test says, and *-* what cannot be.
+
+| | |
+| --- | --- |
+"""
+
+
+def page(outcomes: dict[tuple[str, str], str]) -> str:
+    """Returns the page; `outcomes` are what came of each of `TRIED`, by backend."""
+    kinds = "".join(f"| {name} | {what} |\n" for name, what in BACKENDS.items())
+    return "\n".join(
+        [
+            INTRODUCTION + kinds,
+            f"## What a guest has of it\n\nTried by a guest on each, by SCSI: `{TRIAL}`.\n",
+            _head(),
+            *(
+                _line(what, [outcomes[name, each] for each in BACKENDS])
+                for name, what in TRIED.items()
+            ),
+            "\n## What else is done with it\n",
+            *shown(),
+            "",
+        ]
+    )
+
+
+def shown() -> list[str]:
+    """Returns the lines on the rows whose cells name tests."""
+    untried = Cell("untried", None)
+    return [
+        _head(),
+        *(
+            _line(row.feature, [row.cells.get(name, untried).says for name in BACKENDS])
+            for row in SHOWN
+        ),
+        "\n### By which test\n",
+        "| | of | test |\n| --- | --- | --- |",
+        *(line for row in SHOWN for line in _tests_of(row)),
+    ]
+
+
+def _tests_of(row: Row) -> Iterator[str]:
+    """Yields a line for each test that shows what a row says."""
+    by: dict[str, list[str]] = {}
+    for name in BACKENDS:
+        cell = row.cells.get(name)
+        if cell is not None and cell.test is not None:
+            by.setdefault(cell.test, []).append(name)
+    for test, names in by.items():
+        yield _line(row.feature, [", ".join(names), f"`{test}`"])
+
+
+def missing() -> Iterator[str]:
+    """Yields a sentence for each cell whose test is not there."""
+    for row in SHOWN:
+        for name, cell in row.cells.items():
+            assert name in BACKENDS, f"{row.feature}: there is no backend {name}"
+            if cell.test is None:
+                continue
+            file, _, test = cell.test.partition("::")
+            if test not in _tests(file):
+                yield f"{row.feature}, {name}: {file} has no {test}"
+
+
+@cache
+def _tests(file: str) -> frozenset[str]:
+    path = ROOT / file
+    if not path.exists():
+        return frozenset()
+    parts = ast.parse(path.read_text()).body
+    return frozenset(part.name for part in parts if isinstance(part, ast.FunctionDef))
+
+
+def _head() -> str:
+    return f"| | {' | '.join(BACKENDS)} |\n| --- |{' --- |' * len(BACKENDS)}"
+
+
+def _line(what: str, cells: list[str]) -> str:
+    return f"| {what} | {' | '.join(cells)} |"
