@@ -112,11 +112,12 @@ class Services:
         controller: bool = False,
         client: ClientParser | None = None,
         served_in: str | None = None,
+        running: bool = False,
     ) -> Definition:
         """Translates a domain, with its controller in the target that has its volumes.
 
         `client` reads what one has sent; None: the XML is libvirtd's. `served_in` is given where it
-        is not the client that defines the domain.
+        is not the client that defines the domain, `running` where its guest goes on.
 
         Raises:
             GatewayError: they are of several targets.
@@ -133,6 +134,7 @@ class Services:
                 uuids=uuids,
                 controller=controller,
                 served_in=served_in,
+                running=running,
             )
             return await (self.parse(work) if client is None else client.parse(work, len(xml)))
 

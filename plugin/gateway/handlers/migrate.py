@@ -71,7 +71,7 @@ async def _with_xml(call: Call) -> None:
     if xml is None:
         xml = await _without_target(call, dom)
     else:
-        xml = await _translated(call, xml, await _current(call, dom, XML_SECURE))
+        xml = await _translated(call, xml, await _current(call, dom, XML_SECURE), running=True)
         xml = await _standing_in(call, xml) or xml
     if xml is None:
         await call.pass_on()
@@ -118,7 +118,8 @@ async def _with_params(call: Call, dom: Domain, reader: Reader, before: bytes) -
     for item in params:
         if item.field in given & sides.keys() and item.kind == STRING:
             current = await _current(call, dom, sides[item.field])
-            xml = await _translated(call, str(item.value), current)
+            running = item.field == DEST_XML
+            xml = await _translated(call, str(item.value), current, running=running)
             if item.field == DEST_XML:
                 xml = await _standing_in(call, xml) or xml
             item = replace(item, value=xml)  # noqa: PLW2901
@@ -213,7 +214,7 @@ async def _prepare_held(call: Call, xml: str, payload: Callable[[str], bytes]) -
     """As `_prepare`, for a domain whose lock is held."""
     carried = await call.parse(lambda: translate.has_controller(xml), xml)
     definition = await call.services.define(
-        xml, new_uuid=_NO_UUID, controller=carried, client=call.parser, served_in=xml
+        xml, new_uuid=_NO_UUID, controller=carried, client=call.parser, served_in=xml, running=True
     )
     found = await startable(call, definition.plan, definition.xml, _RIGHTS)
     if found is None:
@@ -259,7 +260,7 @@ async def _current(call: Call, dom: Domain, flags: int) -> str | None:
         return None
 
 
-async def _translated(call: Call, xml: str, current: str | None) -> str:
+async def _translated(call: Call, xml: str, current: str | None, *, running: bool) -> str:
     services = call.services
     if current is None or not await services.parse(lambda: translate.has_devices(current)):
         return xml  # without a controller on the source there is none on the destination
@@ -271,5 +272,6 @@ async def _translated(call: Call, xml: str, current: str | None) -> str:
         controller=carried,
         client=call.parser,
         served_in=current,
+        running=running,
     )
     return made.xml

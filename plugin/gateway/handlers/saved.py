@@ -289,5 +289,6 @@ async def _translated(call: Call, xml: str, current: str | None) -> str:
         controller=carried,
         client=call.parser,
         served_in=current or "",
+        running=current is not None,
     )
     return made.xml

@@ -33,6 +33,28 @@ from pydataplane.domain.xml.view import View
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """The carrier of a guest that goes on with it: libvirt refuses one of another name or place."""
+
+    carrier: Carrier
+    dev: str
+    """Its target dev."""
+    before: str | None
+    """The target dev of the disk that stands behind it."""
+
+    @classmethod
+    def of(cls, view: View) -> Kept | None:
+        """Reads it from libvirtd's XML, None if there is no carrier."""
+        carrier, devices = view.carrier, view.domain.child("devices")
+        if carrier is None or devices is None:
+            return None
+        nodes = list(devices.every("disk"))
+        at = next(number for number, node in enumerate(nodes) if carriers.is_carrier(node))
+        before = nodes[at + 1].value("target", "dev") if at + 1 < len(nodes) else None
+        return cls(carrier, nodes[at].value("target", "dev") or "", before)
+
+
+@dataclass(frozen=True, slots=True)
 class Current:
     """What a domain that is defined again keeps."""
 
@@ -45,11 +67,16 @@ class Current:
     """It has the controller."""
     fronts: Fronts = field(default_factory=dict)
     """What its disks are."""
+    kept: Kept | None = None
+    """Of a guest that goes on: its carrier."""
 
     @classmethod
-    def of(cls, view: View | None) -> Current:
-        """Reads it from libvirtd's XML, as far as there is any."""
-        return cls() if view is None else cls.with_disks(view, view.salvaged)
+    def of(cls, view: View | None, *, running: bool = False) -> Current:
+        """Reads it from libvirtd's XML, as far as there is any; `running`: of a guest."""
+        if view is None:
+            return cls()
+        found = cls.with_disks(view, view.salvaged)
+        return replace(found, kept=Kept.of(view)) if running else found
 
     @classmethod
     def with_disks(cls, view: View, metadata: Metadata | None) -> Current:
@@ -158,6 +185,8 @@ def translate(
         mine = {id(item.disk) for item in luns_of_it}
         boot = boots.choose([(disk, id(disk) in mine) for disk in read])
         boot_target = next((lun.target for lun in luns if lun.dev == boot.dev), 0)
+        if current.kept is not None:
+            boot, boot_target = current.kept.carrier.boot, current.kept.carrier.boot_target
         carrier = Carrier(socket, num_queues, boot_target, boot)
         place(view, nodes, carrier, read, current, settings, edits)
         carriers.add_override(domain, carrier, edits)
@@ -349,16 +378,21 @@ def place(
 ) -> None:
     """Writes the carrier's <disk> before or behind the client's disks."""
     document, domain = view.document, view.domain
-    dev = boots.carrier_dev(carrier.boot.first, (disk.dev for disk in read))
+    kept = current.kept
+    dev = kept.dev if kept else boots.carrier_dev(carrier.boot.first, (disk.dev for disk in read))
+    behind = kept.before if kept else None
+    following = [node for node in nodes if behind and node.value("target", "dev") == behind]
+    if not following and carrier.boot.front:
+        following = list(nodes)
     address = current.address
     if address is not None and carriers.address_taken(domain, address):
         address = None
     again_s = carriers.reconnect_s(domain, settings)
     lines = carriers.disk_lines(carrier, dev, address, again_s)
     devices = domain.child("devices")
-    if nodes and carrier.boot.front:
-        indent = document.indent(nodes[0])
-        edits.insert(document.lead(nodes[0]), indent + layout(lines, indent))
+    if following:
+        indent = document.indent(following[0])
+        edits.insert(document.lead(following[0]), indent + layout(lines, indent))
     elif nodes:
         edits.insert_after(nodes[-1], lines)
     elif devices is None:

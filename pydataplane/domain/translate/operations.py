@@ -27,6 +27,7 @@ def define(
     uuids: Mapping[str, str] | None = None,
     controller: bool = False,
     served_in: str | None = None,
+    running: bool = False,
 ) -> Definition:
     """Turns a client's domain into what libvirtd gets, for define and create.
 
@@ -41,6 +42,8 @@ def define(
         controller: the domain gets one also without a disk of ours, if its memory can be shared.
         served_in: where no client defines the domain: libvirtd's XML of it, whose disks over the
             network stay whose they are there, whatever `settings` say; '' has none of ours.
+        running: it is of a guest that goes on, on another host or later, as `current_xml` has it,
+            or `domain_xml` itself: its controller stays as it is.
 
     Raises:
         TranslateError: a disk of ours is malformed, doubled or not possible in this domain. A
@@ -60,7 +63,7 @@ def define(
     return translate(
         domain_xml,
         view,
-        Current.of(current),
+        Current.of(current, running=running),
         settings,
         new_uuid,
         uuids or {},

@@ -34,6 +34,7 @@ from pydataplane.domain.xml import view as views
 from pydataplane.domain.xml.document import Document
 from tests.unit.translate.domains import (
     NAMES,
+    NEW_UUID,
     SETTINGS,
     canonical,
     carrier,
@@ -497,3 +498,29 @@ def test_a_text_is_parsed_once_for_what_an_attach_asks_about_it(
     for _ in range(2):
         assert plan(long)
     assert parsed.count(long) == 2, "that would take much memory"
+
+
+@pytest.mark.parametrize("theirs", [(), ("sdz",), ("vda", "sdz")])
+def test_a_guest_that_goes_on_has_its_controller_as_it_is(theirs: tuple[str, ...]) -> None:
+    """It was started without a disk of ours: a new controller would boot the one that it has."""
+    others = "".join(plain(dev, "scsi" if dev == "sdz" else "virtio") for dev in theirs)
+    started = translated(domain(others)).xml
+    # One of libvirtd's own came after the controller did.
+    late = plain("hdc", "ide")
+    started = started.replace("</devices>", f"{late}</devices>")
+    after = set_metadata(started, attached(started, VIRSH))
+    shown = present(after, live=True)
+
+    def again(*, running: bool) -> str:
+        return define(
+            shown, SETTINGS, new_uuid=NEW_UUID, current_xml=after, controller=True, running=running
+        ).xml
+
+    assert devs(again(running=True)) == devs(after)
+    assert overrides(again(running=True)) == overrides(after)
+    assert plan(again(running=True)) == plan(after)
+    if not theirs:
+        assert devs(again(running=False)) != devs(after)
+    # The destination reads what the source sends.
+    there = define(again(running=True), SETTINGS, new_uuid=NEW_UUID, controller=True, running=True)
+    assert devs(there.xml) == devs(after)
