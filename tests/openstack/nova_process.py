@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.support.cache import CACHE, ROOT
@@ -45,11 +47,25 @@ def environment() -> Path:
 class Nova:
     """The driver's process."""
 
-    def __init__(self, host: Host, name: str) -> None:
-        """Starts it for the domain of this name."""
-        text = (ROOT / "examples/openstack/nova.conf").read_text()
+    def __init__(
+        self,
+        host: Host,
+        uuid: str,
+        *,
+        example: str = "nova.conf",
+        here: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Starts it for the domain that has `uuid`, or will have it.
+
+        `example` is its configuration, of which `here` says what it is on this host.
+        """
+        text = (ROOT / "examples/openstack" / example).read_text()
+        for word, its in here.items():
+            assert word in text
+            text = text.replace(word, its)
         text = text.replace("/run/virtlun/libvirt-sock", str(host.gateway_socket))
         state = host.scratch / "nova"
+        (state / "instances").mkdir(parents=True, exist_ok=True)
         path = host.scratch / "nova.conf"
         path.write_text(
             text.replace("virt_type = kvm", "virt_type = qemu")
@@ -57,7 +73,7 @@ class Nova:
         )
         program = (environment(), "-P", FOLDER / "nova_driver.py")
         self._process = subprocess.Popen(
-            [*program, path, host.virsh("domuuid", name).strip(), json.dumps(PROPERTIES)],
+            [*program, path, uuid, json.dumps(PROPERTIES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=(host.scratch / "nova.err").open("wb"),
@@ -84,6 +100,12 @@ class Nova:
         assert answer["raised"] is None, answer
         statuses: list[str] = answer["cinder"]
         return statuses
+
+    def made(self, call: str, *words: object) -> Any:
+        """Has the driver do what is to work; returns what it returned."""
+        answer = self(call, *words)
+        assert answer["raised"] is None, answer
+        return answer["made"]
 
     def close(self) -> None:
         """Ends it."""

@@ -47,7 +47,7 @@ def guest(host: Host) -> Iterator[Agent]:
 
 @pytest.fixture(scope="module")
 def nova(host: Host) -> Iterator[Nova]:
-    running = Nova(host, NAME)
+    running = Nova(host, host.virsh("domuuid", NAME))
     yield running
     running.close()
 

@@ -26,7 +26,7 @@ def test_a_volume_of_cinders_rbd_driver() -> None:
         image = cloud.ceph.image(f"volume-{volume}", 16)
         host.define(NAME)
         host.virsh("start", NAME)
-        guest, nova = host.agent(NAME), Nova(host, NAME)
+        guest, nova = host.agent(NAME), Nova(host, host.virsh("domuuid", NAME))
         connection = {
             "driver_volume_type": "rbd",
             "serial": volume,

@@ -46,22 +46,28 @@ class Pair:
         """Adds the pool on both."""
         self.ceph, self.first, self.second = ceph, first, second
         for host in (first, second):
-            self._add_pool(host)
+            self.add_pool(host)
             folder = self._agents(host)
             folder.mkdir()
             folder.chmod(0o777)
 
     def define(
-        self, name: str, image: str, *, bus: str = "scsi", accel: str = "tcg", vcpus: int = 1
+        self,
+        name: str,
+        image: str | None,
+        *,
+        bus: str = "scsi",
+        accel: str = "tcg",
+        vcpus: int = 1,
     ) -> None:
-        """Defines a domain on the first host, with an image of the pool as its disk."""
+        """Defines a domain on the first host, with an image of the pool as its disk, or none."""
         xml = domain_xml(
             name,
             self.first.image,
             self.first.scratch,
             accel=accel,
             vcpus=vcpus,
-            devices=DISK.format(image=image, bus=bus),
+            devices=DISK.format(image=image, bus=bus) if image else "",
             emulator=NEWER_QEMU,
         )
         xml = xml.replace(f"{self.first.scratch}/{name}-agent", f"{AGENTS}/{name}")
@@ -75,13 +81,14 @@ class Pair:
         path.write_text(self.first.virsh("dumpxml", "--inactive", name))
         host.virsh("define", str(path))
 
-    def _add_pool(self, host: Host) -> None:
+    def add_pool(self, host: Host) -> None:
+        """Adds the pool on a host, as `ceph0`."""
         host.volumes.add_pool("ceph0", POOL, conf=self.ceph.conf)
 
     def forget_fence(self, host: Host) -> None:
         """A host that was fenced, and uses nothing of the pool any more, has it again."""
         host.volumes.remove_pool("ceph0")
-        self._add_pool(host)
+        self.add_pool(host)
 
     def agent(self, host: Host, name: str) -> Agent:
         """The command channel into a guest that runs on a host."""

@@ -147,10 +147,13 @@ def test_the_example_for_nova_readies_every_instance_and_makes_no_volume() -> No
     config = load(used(folder / "virtlun.toml"))
     assert config.gateway.controllers_for_all
     assert config.hook.create_missing_mib == 0
-    nova = configparser.ConfigParser()
-    nova.read_string(used(folder / "nova.conf").read_text())
     socket = config.gateway.listen
-    assert nova["libvirt"]["connection_uri"] == f"qemu+unix:///system?socket={socket}"
+    for name in ("nova.conf", "nova-ceph.conf"):
+        nova = configparser.ConfigParser(interpolation=None)
+        nova.read_string(used(folder / name).read_text())
+        assert nova["libvirt"]["connection_uri"] == f"qemu+unix:///system?socket={socket}"
+    # The last one's, from gateway to gateway.
+    assert nova["libvirt"]["live_migration_uri"] == f"qemu+ssh://nova@%s/system?socket={socket}"
 
 
 def test_a_missing_file_is_an_error_only_if_it_was_asked_for(tmp_path: Path) -> None:
