@@ -245,7 +245,9 @@ class Lvstore(TypedDict):
     """Version of its format on the disk; one before 2 has no snapshots (ours)."""
     free_clusters: int
     kind: NotRequired[str | None]
-    """What it is, if it is no lvstore: `rbd`, a pool of Ceph (ours)."""
+    """What it is, if it is no lvstore: `rbd`, a pool of Ceph; `iscsi`, one of LUNs of an iSCSI
+    target (ours).
+    """
     max_bdev_size: int
     """Bytes of the largest bdev that it can be grown to (ours)."""
     name: str
@@ -1333,12 +1335,18 @@ class Rpc(ABC):
         method: Literal["bdev_iscsi_create"],
         /,
         *,
+        guest_disk: bool | None = ...,
         initiator_iqn: str,
         isid: str | None = ...,
         lun_block_size: int | None = ...,
         lun_uuid: str | None = ...,
         name: str,
+        password: str | None = ...,
+        pool: str | None = ...,
+        read_only: bool | None = ...,
+        shared: bool | None = ...,
         url: str,
+        user: str | None = ...,
         uuid: str | None = ...,
         write_through: bool | None = ...,
     ) -> str: ...
@@ -2364,6 +2372,34 @@ class Rpc(ABC):
         *,
         name: str | None = ...,
     ) -> list[CheckedBdev]: ...
+
+    # Have the LUNs of an iSCSI target as volumes POOL/lun-NUMBER, which the methods on lvols list
+    # and those that use bdevs open; return the pool's UUID, the same on every host. Needs the
+    # option --iscsi and Debian's package libiscsi7.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_iscsi_pool_create"],
+        /,
+        *,
+        initiator_iqn: str,
+        name: str,
+        password: str | None = ...,
+        portal: str,
+        target_iqn: str,
+        user: str | None = ...,
+    ) -> str: ...
+
+    # Have the LUNs of an iSCSI target as volumes no more; refused while one is in use. The LUNs
+    # stay.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_iscsi_pool_delete"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
 
     # End the copy of a target's bdev, one that failed as well: the target goes on with its bdev,
     # and the other is free.

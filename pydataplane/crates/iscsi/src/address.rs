@@ -6,7 +6,7 @@ use std::net::IpAddr;
 /// Longest part of a URL, in bytes: libiscsi's `MAX_STRING_SIZE`, and of names RFC 7143 6.1's 223.
 const PART_MAX: usize = 223;
 /// Highest LUN of the flat address space (SAM-5 4.7.7.2).
-const LUN_MAX: u16 = 0x3fff;
+pub const LUN_MAX: u16 = 0x3fff;
 /// The port of iSCSI (IANA).
 const PORT: u16 = 3260;
 
@@ -70,9 +70,7 @@ impl Address {
         };
         let (host, port) = portal_of(portal)?;
         let target = decoded(target)?;
-        if target.is_empty() || target.len() > PART_MAX {
-            return Err(format!("a target's name has 1 to {PART_MAX} bytes"));
-        }
+        check_target(&target)?;
         let lun = lun.parse().ok().filter(|lun| *lun <= LUN_MAX);
         let lun = lun.ok_or_else(|| format!("a LUN is a number of 0 to {LUN_MAX}"))?;
         let target_login = query.map(query_of).transpose()?;
@@ -81,6 +79,49 @@ impl Address {
                 .to_owned());
         }
         Ok(Address { host, port, target, lun, login, target_login })
+    }
+
+    /// A LUN of the target `target` at `portal`, which is HOST[:PORT].
+    ///
+    /// # Errors
+    /// A clause that says what is wrong.
+    pub fn new(portal: &str, target: &str, lun: u16) -> Result<Address, String> {
+        let (host, port) = portal_of(portal)?;
+        check_target(target)?;
+        Ok(Address { host, port, target: target.to_owned(), lun, login: None, target_login: None })
+    }
+
+    /// The same, where the initiator logs in as `user` (CHAP).
+    ///
+    /// # Errors
+    /// A clause that says what is wrong, without the password.
+    pub fn with_login(self, user: &str, password: &str) -> Result<Address, String> {
+        Ok(Address { login: Some(Login::new(user, password)?), ..self })
+    }
+
+    /// The same, where nobody has to prove who he is.
+    pub fn without_login(&self) -> Address {
+        Address { login: None, target_login: None, ..self.clone() }
+    }
+
+    /// Another LUN of the same target.
+    pub fn at(&self, lun: u16) -> Address {
+        Address { lun, ..self.clone() }
+    }
+
+    /// `HOST:PORT/TARGET`, for people.
+    pub fn shown_target(&self) -> String {
+        format!("{}/{}", self.portal(), self.target)
+    }
+
+    /// Number of the LUN.
+    pub fn lun(&self) -> u16 {
+        self.lun
+    }
+
+    /// The target's name.
+    pub fn target(&self) -> &str {
+        &self.target
     }
 
     /// Whether a password is in it.
@@ -119,10 +160,18 @@ impl Login {
 
     fn new(user: &str, password: &str) -> Result<Login, String> {
         let fits = |text: &str| (1..=PART_MAX).contains(&text.len());
-        if !fits(user) || !fits(password) {
+        let ends = |text: &str| text.contains('\0');
+        if !fits(user) || !fits(password) || ends(user) || ends(password) {
             return Err(format!("a user and a password have 1 to {PART_MAX} bytes each"));
         }
         Ok(Login { user: user.to_owned(), password: password.to_owned() })
+    }
+}
+
+fn check_target(name: &str) -> Result<(), String> {
+    match name.is_empty() || name.len() > PART_MAX || name.contains('\0') {
+        true => Err(format!("a target's name has 1 to {PART_MAX} bytes")),
+        false => Ok(()),
     }
 }
 
@@ -230,6 +279,22 @@ mod tests {
         assert_eq!((login.user.as_str(), login.password.as_str()), ("me", "s@c%r/et"));
         assert!(Address::parse("iscsi://127.0.0.1/t/1").unwrap().is_local());
         assert!(!Address::parse("iscsi://10.0.0.1/t/1").unwrap().is_local());
+    }
+
+    #[test]
+    fn an_address_is_made_of_its_parts() {
+        let address = Address::new("[fe80::1]:77", "iqn.a", 3).unwrap();
+        assert_eq!(address.to_string(), "iscsi://[fe80::1]:77/iqn.a/3");
+        let other = address.clone().with_login("me", "a?b/c@d%").unwrap().at(4);
+        assert_eq!(other.to_string(), "iscsi://me@[fe80::1]:77/iqn.a/4");
+        assert_eq!((other.lun(), other.target()), (4, "iqn.a"));
+        assert_eq!(other.shown_target(), "[fe80::1]:77/iqn.a");
+        assert!(other.has_secret() && !other.without_login().has_secret());
+        assert_eq!(other.login.unwrap().password, "a?b/c@d%");
+        assert!(Address::new("a b", "iqn.a", 3).unwrap_err().contains("no host"));
+        assert!(Address::new("h", "", 3).unwrap_err().contains("a target's name"));
+        let why = address.with_login("me", "sec\0ret").unwrap_err();
+        assert!(why.contains("a user and a password have") && !why.contains("ret"), "{why}");
     }
 
     #[test]

@@ -74,6 +74,14 @@ pub(crate) fn read_capacity() -> Cdb {
     cdb
 }
 
+/// REPORT LUNS, of all but well known ones.
+pub(crate) fn report_luns(len: u32) -> Cdb {
+    let mut cdb = [0; 16];
+    cdb[0] = 0xA0;
+    cdb[6..10].copy_from_slice(&len.to_be_bytes());
+    cdb
+}
+
 /// TEST UNIT READY.
 pub(crate) fn test_unit_ready() -> Cdb {
     [0; 16]
@@ -130,6 +138,8 @@ mod tests {
         let sizes = [inquiry(None, 96), test_unit_ready(), mode_sense(8, 64)].map(|cdb| len(&cdb));
         assert_eq!(sizes, [6, 6, 6]);
         assert_eq!(len(&report_opcode(0x93, 20)), 12);
+        assert_eq!(report_luns(0x102)[..10], [0xA0, 0, 0, 0, 0, 0, 0, 0, 1, 2]);
+        assert_eq!(len(&report_luns(8)), 12);
         assert_eq!(len(&read_capacity()), 16);
     }
 }

@@ -20,8 +20,9 @@ use uuid::Uuid;
 use crate::address::Address;
 use crate::channel::IscsiChannel;
 use crate::desk::Carried;
+use crate::luns::{Found, Medium};
 use crate::session::{Identity, Isid, Session};
-use crate::unit::Unit;
+use crate::unit::{Capacity, Unit};
 use crate::worker::Worker;
 
 use Ordering::Relaxed;
@@ -80,6 +81,8 @@ impl Lun {
 pub struct Options {
     /// Name of the device.
     pub name: String,
+    /// Its other name, if it has one.
+    pub alias: Option<String>,
     /// The LUN.
     pub address: Address,
     /// Name of the initiator.
@@ -90,6 +93,8 @@ pub struct Options {
     pub uuid: Option<Uuid>,
     /// Which LUN it has to be; `None`: whatever is there.
     pub expected: Option<Lun>,
+    /// It takes no writes, whatever the LUN does.
+    pub read_only: bool,
     /// Each write is durable when it is answered (FUA); `None`: where the target is another host, has a cache
     /// and can.
     pub write_through: Option<bool>,
@@ -105,6 +110,8 @@ pub struct CreateError {
     pub why: String,
     /// The target may be there, or let in, later.
     pub passes: bool,
+    /// It has not answered for too long.
+    pub silent: bool,
 }
 
 /// What the device, its thread and its channels share.
@@ -247,7 +254,8 @@ pub fn end_all(registry: &Registry) {
 /// In one clause: the target is not there, lets nobody in, or has no such disk.
 pub fn reach(address: &Address, initiator: &str) -> Result<(), String> {
     let identity = Identity { address, initiator, isid: Isid::random() };
-    let (session, _) = Session::establish(identity, None, &mut || true)?;
+    let established = Session::establish(identity, None, &mut || true);
+    let (session, _) = established.map_err(|no| no.why)?;
     session.log_out();
     Ok(())
 }
@@ -281,12 +289,14 @@ impl Disk {
     /// have.
     pub fn create(registry: &Registry, options: Options) -> Result<Arc<Disk>, CreateError> {
         let name = options.name.clone();
-        let failed = |why: String, passes| CreateError { name: name.clone(), why, passes };
+        let failed =
+            |why: String, passes| CreateError { name: name.clone(), why, passes, silent: false };
         crate::Library::loaded().map_err(|e| failed(e.to_string(), false))?;
         let Options { address, initiator, isid, .. } = &options;
         let identity = Identity { address, initiator, isid: *isid };
-        let (session, unit) = Session::establish(identity, None, &mut || true)
-            .map_err(|why| failed(format!("{address}: {why}"), true))?;
+        let (session, unit) = Session::establish(identity, None, &mut || true).map_err(|no| {
+            CreateError { silent: no.silent, ..failed(format!("{address}: {}", no.why), true) }
+        })?;
         let can = unit.mode.fua && unit.mode.cache;
         if options.write_through == Some(true) && unit.mode.cache && !unit.mode.fua {
             let why = format!("{address}: its LUN makes no write durable by itself (FUA)");
@@ -304,11 +314,13 @@ impl Disk {
             );
         }
         let uuid = options.uuid.unwrap_or(unit.identity);
+        let mut features = unit.features(write_through);
+        features.read_only |= options.read_only;
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| failed(e.to_string(), false))?;
         let shared = Arc::new(Shared {
             unit,
-            features: unit.features(write_through),
+            features,
             write_through,
             num_blocks: AtomicU64::new(unit.capacity.geometry.num_blocks),
             queue: ArrayQueue::new(QUEUE),
@@ -334,6 +346,13 @@ impl Disk {
     /// Which LUN it is.
     pub fn lun(&self) -> Lun {
         self.shared.unit.lun()
+    }
+
+    /// The LUN as one of its target's.
+    pub fn found(&self) -> Found {
+        let capacity = Capacity { geometry: self.geometry(), ..self.shared.unit.capacity };
+        let medium = Medium::from(Unit { capacity, ..self.shared.unit });
+        Found { lun: self.shared.options.address.lun(), is: Ok(medium) }
     }
 
     /// Tells when it has logged out.
@@ -363,7 +382,7 @@ impl Bdev for Disk {
         self.shared.name()
     }
     fn aliases(&self) -> Vec<String> {
-        Vec::new()
+        self.shared.options.alias.iter().cloned().collect()
     }
     fn uuid(&self) -> Uuid {
         self.uuid

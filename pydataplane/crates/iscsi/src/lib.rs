@@ -37,6 +37,7 @@
 //! | `command` | what is sent |
 //! | `unit` | what a LUN says of itself, checked |
 //! | `sense` | what becomes of a command that was answered |
+//! | `luns` | what a target has |
 //! | `session` | a session: all calls of the library; [`Isid`] |
 //! | `desk` | the I/Os of a device, over all its sessions |
 //! | `worker` | its thread |
@@ -49,14 +50,16 @@ mod command;
 mod desk;
 mod disk;
 mod ffi;
+mod luns;
 mod sense;
 mod session;
 mod unit;
 mod worker;
 
-pub use address::Address;
+pub use address::{Address, LUN_MAX};
 pub use disk::{
     CreateError, DEFAULT_TIMEOUT_S, Disk, Lun, Options, end_all, reach, set_timeout, timeout,
 };
 pub use ffi::{Library, LibraryError};
+pub use luns::{Found, ListError, Medium, list};
 pub use session::Isid;

@@ -15,7 +15,7 @@ use crate::address::Address;
 use crate::command::{self, CAPACITY_LEN, Cdb};
 use crate::ffi::{Context, Library, SESSION_NORMAL, STATUS_NO_ANSWER, Task, XFER};
 use crate::sense::{Answer, Verdict};
-use crate::unit::{self, Capacity, Limits, Mode, Provisioning, Unit};
+use crate::unit::{self, Capacity, LUNS_MAX, Limits, Mode, Provisioning, Unit};
 
 /// Commands of I/O in flight at most.
 pub(crate) const DEPTH: u16 = 256;
@@ -25,8 +25,10 @@ const OWN: u16 = DEPTH;
 const CONNECT: usize = DEPTH as usize + 1;
 const LOGOUT: usize = DEPTH as usize + 2;
 
-/// Bytes of memory for what a LUN says of itself.
-const OWN_LEN: usize = 1024;
+/// Bytes of memory for what a LUN says of itself, and the target of its LUNs.
+const OWN_LEN: usize = 8 + 8 * LUNS_MAX;
+/// Bytes of a page of vital product data that are looked at.
+const PAGE_LEN: usize = 1024;
 /// How long a target may take to be connected to, to take the login and to say what the LUN is.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it may take to answer the logout.
@@ -55,6 +57,24 @@ pub(crate) enum Data {
 /// The session is of no more use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lost;
+
+/// Number of a LUN, and what it is; a clause: it does not say.
+pub(crate) type Listed = (u16, Result<Unit, String>);
+
+/// Why there is no session.
+#[derive(Debug)]
+pub(crate) struct NoSession {
+    /// As a clause.
+    pub why: String,
+    /// There was no answer for too long.
+    pub silent: bool,
+}
+
+impl From<String> for NoSession {
+    fn from(why: String) -> NoSession {
+        NoSession { why, silent: false }
+    }
+}
 
 /// As whom one logs in, and where.
 #[derive(Clone, Copy)]
@@ -130,21 +150,69 @@ impl Session {
         identity: Identity<'_>,
         wake: Option<BorrowedFd<'_>>,
         wanted: &mut dyn FnMut() -> bool,
-    ) -> Result<(Session, Unit), String> {
-        let until = Instant::now() + LOGIN_TIMEOUT;
-        let mut waiting = Waiting { until, wake, wanted };
+    ) -> Result<(Session, Unit), NoSession> {
+        let mut waiting = Waiting { until: Instant::now() + LOGIN_TIMEOUT, wake, wanted };
+        let mut session = Session::log_in(identity, &mut waiting)?;
+        let unit = session.probe(identity.address, &mut waiting)?;
+        Ok((session, unit))
+    }
+
+    /// Logs in, asks the target for its LUNs, and each disk among them what it is; a clause stands for one that
+    /// does not say. Takes some seconds at most, and as many for each LUN that does not answer.
+    ///
+    /// # Errors
+    /// A clause that says what is wrong.
+    pub(crate) fn list(identity: Identity<'_>) -> Result<Vec<Listed>, NoSession> {
+        let until = || Instant::now() + LOGIN_TIMEOUT;
+        let mut waiting = Waiting { until: until(), wake: None, wanted: &mut || true };
+        let mut session = Session::log_in(identity, &mut waiting)?;
+        // LUN 0 answers for all, whether it is one or not (SPC-5 6.33).
+        session.lun = identity.address.at(0).lun_field();
+        session.ask(&command::test_unit_ready(), 0, &mut waiting)?;
+        let asked = command::report_luns(OWN_LEN as u32);
+        let luns = unit::luns(&session.told(&asked, OWN_LEN, &mut waiting)?)?;
+        let mut found = Vec::with_capacity(luns.len());
+        for lun in luns {
+            waiting.until = until();
+            let address = identity.address.at(lun);
+            session.lun = address.lun_field();
+            let unit = match session.is_disk(&mut waiting) {
+                Ok(false) => continue,
+                Ok(true) => session.probe_lun(&address, &mut waiting),
+                Err(why) => Err(why),
+            };
+            if session.lost || Instant::now() >= waiting.until {
+                return Err(unit.err().unwrap_or_default().into());
+            }
+            found.push((lun, unit));
+        }
+        session.log_out();
+        Ok(found)
+    }
+
+    fn log_in(identity: Identity<'_>, waiting: &mut Waiting<'_>) -> Result<Session, NoSession> {
         let mut session = Session::begin(identity)?;
         let portal = identity.address.portal();
         while !session.logged_in {
-            session.wait_while(&mut waiting).map_err(|why| match why {
-                Why::Lost => format!("{portal} cannot be logged in to: {}", session.error()),
-                Why::Silent => format!(
-                    "{portal} has not answered the login: look at the target and the network"
-                ),
+            session.wait_while(waiting).map_err(|why| match why {
+                Why::Lost => {
+                    NoSession::from(format!("{portal} cannot be logged in to: {}", session.error()))
+                }
+                Why::Silent => NoSession {
+                    why: format!(
+                        "{portal} has not answered the login: look at the target and the network"
+                    ),
+                    silent: true,
+                },
             })?;
         }
-        let unit = session.probe(identity.address, &mut waiting)?;
-        Ok((session, unit))
+        Ok(session)
+    }
+
+    /// Whether the LUN says that it is a disk.
+    fn is_disk(&mut self, waiting: &mut Waiting<'_>) -> Result<bool, String> {
+        self.ask(&command::test_unit_ready(), 0, waiting)?;
+        Ok(unit::is_disk(&self.told(&command::inquiry(None, 36), 36, waiting)?).is_ok())
     }
 
     fn begin(identity: Identity<'_>) -> Result<Session, String> {
@@ -307,7 +375,7 @@ impl Session {
     pub(crate) fn send_own(&mut self, cdb: &Cdb, len: usize) -> Result<(), Lost> {
         self.own_answer = None;
         let len = len.min(OWN_LEN);
-        self.own.fill(0);
+        self.own[..len].fill(0);
         // SAFETY: memory of this session, which outlives the context.
         self.own_run[0] = unsafe { IoVec::new(self.own.as_mut_ptr(), len) };
         let runs: *mut [IoVec] = if len == 0 { &mut [] } else { &mut *self.own_run };
@@ -533,7 +601,7 @@ impl Session {
             if unit::page_len(&page) <= page_len {
                 return Ok(page);
             }
-            self.told(&command::inquiry(Some(number), OWN_LEN as u16), OWN_LEN, waiting)
+            self.told(&command::inquiry(Some(number), PAGE_LEN as u16), PAGE_LEN, waiting)
         };
         let (identification, serial) = (page(0x83)?, page(0x80)?);
         let (limits, provisioning) = (page(0xB0)?, page(0xB2)?);

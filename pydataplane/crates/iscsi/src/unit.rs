@@ -179,6 +179,31 @@ pub(crate) fn is_supported(data: &[u8]) -> bool {
     data.get(1).is_some_and(|flags| matches!(flags & 7, 3 | 5))
 }
 
+/// LUNs that one target is asked for at most.
+pub(crate) const LUNS_MAX: usize = 1024;
+
+/// The numbers of the LUNs that REPORT LUNS tells, in order, as far as they came: those of the peripheral and the
+/// flat address space (SAM-5 4.7.7), which others are not of.
+///
+/// # Errors
+/// A clause: it tells nothing.
+pub(crate) fn luns(data: &[u8]) -> Result<Vec<u16>, String> {
+    let Some((head, all)) = data.split_at_checked(8) else {
+        return Err("the target does not tell its LUNs".to_owned());
+    };
+    let told = usize::try_from(u32_at(head, 0)).unwrap_or(usize::MAX);
+    let number = |field: &[u8]| match (field[0] >> 6, field[0] & 0x3F) {
+        (0, 0) => Some(u16::from(field[1])),
+        (1, high) => Some(u16::from(high) << 8 | u16::from(field[1])),
+        _ => None,
+    };
+    let fields = all[..all.len().min(told)].chunks_exact(8).take(LUNS_MAX);
+    let mut luns: Vec<u16> = fields.filter_map(number).collect();
+    luns.sort_unstable();
+    luns.dedup();
+    Ok(luns)
+}
+
 /// Whether it is a disk, by the standard INQUIRY data.
 ///
 /// # Errors
@@ -302,6 +327,9 @@ mod tests {
         ) {
             _ = is_disk(&data);
             _ = is_supported(&data);
+            if let Ok(found) = luns(&data) {
+                prop_assert!(found.len() <= LUNS_MAX && found.is_sorted());
+            }
             _ = identity("t", &data, &data);
             let (mode, limits) = (Mode::parse(&data), Limits::parse(&data));
             let provisioning = Provisioning::parse(&data);
@@ -445,6 +473,19 @@ mod tests {
         assert_eq!(of(&[], b"    "), None);
         let naa = [0, 0x83, 0, 6, 1, 3, 0, 2, 9, 9];
         assert_eq!(of(&naa, b"1234"), identity("t", &naa, &[]));
+    }
+
+    #[test]
+    fn the_luns_of_a_target_are_read_as_far_as_they_came() {
+        let mut data = vec![0, 0, 0, 48, 0, 0, 0, 0];
+        // Flat 300, peripheral 3 twice, one on another bus, an extended one, and one that is beyond the length.
+        for field in [[0x41, 0x2C], [0, 3], [0, 3], [1, 3], [0xC1, 1], [0, 1], [0, 9]] {
+            data.extend_from_slice(&[field[0], field[1], 0, 0, 0, 0, 0, 0]);
+        }
+        assert_eq!(luns(&data).unwrap(), [1, 3, 300]);
+        assert_eq!(luns(&data[..20]).unwrap(), [300]);
+        assert!(luns(&data[..8]).unwrap().is_empty());
+        assert!(luns(&[0; 7]).unwrap_err().contains("does not tell"));
     }
 
     #[test]

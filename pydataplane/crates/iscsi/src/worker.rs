@@ -284,7 +284,7 @@ impl Worker {
         let wake = Some(self.shared.event.as_fd());
         let established = Session::establish(self.shared.identity(), wake, &mut wanted);
         self.shared.has_slept(true);
-        let taken = established.and_then(|(session, unit)| {
+        let taken = established.map_err(|no| no.why).and_then(|(session, unit)| {
             self.take_over(&unit)?;
             Ok(session)
         });

@@ -104,10 +104,26 @@ pub fn pool(e: rbd::Error) -> Error {
     Error::os(errno, e)
 }
 
+/// Of the LUNs of the iSCSI target that is the pool `pool`.
+pub fn luns(pool: &str, e: &iscsi::ListError) -> Error {
+    let errno = match iscsi::Library::loaded() {
+        Err(_) => Errno::NotSup,
+        Ok(_) if e.silent => Errno::TimedOut,
+        Ok(_) => Errno::Io,
+    };
+    Error::os(errno, format_args!("pool {pool}: {e}"))
+}
+
 /// There is no volume of that name in a pool.
 pub fn no_volume(name: &str) -> Error {
     let why = format!("volume {name} does not exist; list the volumes to see what is there");
     Error::os(Errno::NoDev, why)
+}
+
+/// A volume of a pool has no such note.
+pub fn no_xattr(volume: &str, xattr: &str) -> Error {
+    let why = format!("volume {volume} has no xattr {xattr}; list its xattrs to see what is there");
+    Error::os(Errno::NoData, why)
 }
 
 /// Of exports.

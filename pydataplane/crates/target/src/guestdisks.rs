@@ -16,6 +16,42 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// A guest's disk on what its server keeps nobody from writing to.
+pub struct Unlocked {
+    /// Name of the bdev.
+    pub name: String,
+    /// What it is on, for people.
+    pub on: String,
+    /// Whether it is written to.
+    pub writes: bool,
+    /// Whether others that say so, too, may.
+    pub shared: bool,
+}
+
+impl Unlocked {
+    /// Refuses one that is on the same as `others`, also as one that waits for its server, and written to as they
+    /// are.
+    ///
+    /// # Errors
+    /// Names the other.
+    pub fn check_free(&self, others: impl IntoIterator<Item = Unlocked>) -> Result<(), Error> {
+        let in_the_way = |other: &Unlocked| {
+            other.name != self.name && self.writes && other.writes && !(self.shared && other.shared)
+        };
+        match others.into_iter().find(in_the_way) {
+            None => Ok(()),
+            Some(other) => Err(Error::os(
+                Errno::Busy,
+                format_args!(
+                    "{} is written to as bdev {} by another guest: detach it there first, or give the disk \
+                     <shareable/> in both domains",
+                    self.on, other.name
+                ),
+            )),
+        }
+    }
+}
+
 /// How long one that is new is kept for whoever made it to use.
 const NEW: Duration = Duration::from_secs(60);
 
@@ -98,6 +134,12 @@ impl App {
         is_one
     }
 
+    /// Tells when what a bdev is on has let go of it, where that takes its time.
+    pub fn closing(&self, bdev: &str) -> Option<bdev::Closed> {
+        let image = self.registry.get_as::<Disk>(bdev).map(|disk| disk.closing());
+        image.or_else(|| self.registry.get_as::<iscsi::Disk>(bdev).map(|disk| disk.closing()))
+    }
+
     /// Closes those that nobody uses any more; called after each call that may have let go of one.
     pub fn close_unused_guest_disks(&self) {
         self.forget_unused_guest_disks();
@@ -114,7 +156,7 @@ impl App {
             if is_wanted || !self.registry.owners(&bdev).is_empty() {
                 continue;
             }
-            let closing = self.registry.get_as::<Disk>(&bdev).map(|disk| disk.closing());
+            let closing = self.closing(&bdev);
             if self.registry.unregister_unused(&bdev).is_err() {
                 continue;
             }
@@ -122,7 +164,7 @@ impl App {
             self.config().forget(|item| item.key == state::bdev_key(&bdev));
             limits::forget(self, &bdev);
             if closing.is_some_and(|closing| !closing.wait(CLOSE_TIMEOUT)) {
-                tracing::warn!("bdev {bdev} is closed, but its cluster has not let go of it yet");
+                tracing::warn!("bdev {bdev} is closed, but its server has not let go of it yet");
             }
         }
     }
@@ -198,6 +240,23 @@ impl App {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn several_write_to_one_only_where_each_shares_it() {
+        let disk = |name: &str, writes, shared| Unlocked {
+            name: name.to_owned(),
+            on: "LUN 1".to_owned(),
+            writes,
+            shared,
+        };
+        let this = disk("a", true, false);
+        assert!(this.check_free([]).is_ok());
+        assert!(this.check_free([disk("a", true, false), disk("b", false, false)]).is_ok());
+        let why = this.check_free([disk("b", true, true)]).unwrap_err();
+        assert!(why.message.starts_with("LUN 1 is written to as bdev b by"), "{}", why.message);
+        assert!(disk("a", true, true).check_free([disk("b", true, true)]).is_ok());
+        assert!(disk("a", false, false).check_free([disk("b", true, false)]).is_ok());
+    }
 
     #[test]
     fn one_is_kept_until_it_was_used_or_is_not_new_any_more() {

@@ -13,9 +13,9 @@
 //! | `errors` | errors of the layers below as JSON-RPC errors |
 //! | `state`, `restore` | the recorded configuration |
 //! | `reservations`, `records` | what of volumes outlives the process beside it: who has them reserved; mode pages and sanitize operations |
-//! | `stores` | what has volumes: the lvstores, and pools of Ceph |
+//! | `stores`, `imagestore`, `lunstore` | what has volumes: the lvstores, pools of Ceph, and of LUNs of iSCSI targets |
 //! | `guestdisks` | bdevs that go when no guest has them |
-//! | `pools`, `openvolumes` | those pools, and which of their volumes are open |
+//! | `pools`, `asked`, `openvolumes` | those pools, what they answer, and which of their volumes are open |
 //! | `balance` | queues that move to reactors with more time |
 //! | `copies` | targets whose bdevs are being copied to others |
 //! | `awaited` | keys that came, and what waits for them |
@@ -37,6 +37,7 @@
 
 mod above;
 pub mod app;
+mod asked;
 mod awaited;
 mod balance;
 pub mod cli;
@@ -49,7 +50,9 @@ pub mod flushrecord;
 pub mod guestdisks;
 pub mod heldsessions;
 pub mod holding;
+mod imagestore;
 pub mod logging;
+mod lunstore;
 pub mod methods;
 pub mod notices;
 mod openvolumes;

@@ -2,12 +2,13 @@
 
 use crate::app::App;
 use crate::errors;
+use crate::methods::iscsi as luns;
 use crate::methods::rbd::{self as images, Way};
-use crate::pools::{ALL_TIMEOUT, Pool};
+use crate::pools::{ALL_TIMEOUT, Place, Pool, Volume, lun_number};
 use crate::restore::bdev_of;
 use crate::state;
 use bdev::{Bdev, Channel, ClaimMode, Features, Geometry, OpenError};
-use rbd::{Disk, Volume};
+use rbd::Disk;
 use reactor::IoContext;
 use rpc::{Errno, Error, Held};
 use serde_json::{Value, json};
@@ -42,8 +43,8 @@ pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 struct Closed {
     name: String,
     alias: String,
+    product: &'static str,
     volume: Volume,
-    block_size: u32,
     specific: Value,
 }
 
@@ -58,24 +59,24 @@ impl Bdev for Closed {
         self.volume.uuid
     }
     fn product_name(&self) -> &'static str {
-        Disk::PRODUCT
+        self.product
     }
     fn geometry(&self) -> Geometry {
         Geometry {
-            block_size: self.block_size,
-            physical_block_size: self.block_size,
-            num_blocks: self.volume.size / u64::from(self.block_size),
+            block_size: self.volume.block_size,
+            physical_block_size: self.volume.block_size,
+            num_blocks: self.volume.size / u64::from(self.volume.block_size),
         }
     }
     fn features(&self) -> Features {
         Features {
-            read_only: self.volume.snapshot.is_some(),
+            read_only: self.volume.read_only,
             volatile_cache: true,
-            unmap: true,
-            unmap_zeroes: true,
+            unmap: self.volume.thin,
+            unmap_zeroes: self.volume.thin,
             unmap_skips: true,
             write_zeroes: true,
-            thin: true,
+            thin: self.volume.thin,
             ..Features::default()
         }
     }
@@ -89,15 +90,29 @@ impl Bdev for Closed {
 }
 
 fn closed(pool: &Pool, volume: Volume) -> Arc<dyn Bdev> {
-    let rbd = json!({
-        "pool_name": pool.path,
-        "rbd_name": volume.name(),
-        "cluster_name": pool.cluster.name(),
-        "object_size": volume.object_size,
-    });
-    let specific = json!({"lvol": pool.specific(&volume), "rbd": rbd});
+    let mut specific = json!({"lvol": pool.specific(&volume)});
+    let product = match &pool.place {
+        Place::Ceph { cluster, path, .. } => {
+            specific["rbd"] = json!({
+                "pool_name": path,
+                "rbd_name": volume.name(),
+                "cluster_name": cluster.name(),
+                "object_size": volume.object_size,
+            });
+            Disk::PRODUCT
+        }
+        Place::Array { address, initiator } => {
+            let lun = lun_number(&volume.image).unwrap_or_default();
+            specific["iscsi"] =
+                json!({"url": address.at(lun).to_string(), "initiator_iqn": initiator});
+            if let Some(problem) = &volume.problem {
+                specific["iscsi"]["problem"] = json!(problem);
+            }
+            iscsi::Disk::PRODUCT
+        }
+    };
     let (name, alias) = (volume.uuid.to_string(), pool.alias(&volume));
-    Arc::new(Closed { name, alias, volume, block_size: pool.block_size, specific })
+    Arc::new(Closed { name, alias, product, volume, specific })
 }
 
 /// Holds a bdev so that it is not closed.
@@ -189,7 +204,7 @@ impl App {
         let _opening = pool.opening(OPEN_TIMEOUT)?;
         let there = self.registry.get(name).map(|bdev| bdev.name().to_owned());
         if let Some(disk) = there.as_ref().and_then(|bdev| self.registry.get_as::<Disk>(bdev)) {
-            let bdev = there.unwrap_or_default();
+            let bdev = there.clone().unwrap_or_default();
             // A snapshot is not locked.
             let same = disk.source().shared == way.shared || disk.source().image.contains('@');
             let is_shared = disk.source().shared;
@@ -205,6 +220,10 @@ impl App {
                 };
             }
         }
+        if let Some(bdev) = there.filter(|_| !pool.is_ceph()) {
+            // Several VMs of this host share it, or not, as their LUNs say.
+            return hold(self, &bdev);
+        }
         let volume = pool.volume(name)?;
         let bdev = volume.uuid.to_string();
         if self.restoring().contains(&state::bdev_key(&bdev)) {
@@ -212,7 +231,10 @@ impl App {
             let why = format!("{alias} is being opened again since the target's start: try again");
             return Err(Error::os(Errno::Busy, why));
         }
-        images::open_volume(self, &pool, &volume, way)?;
+        match pool.is_ceph() {
+            true => images::open_volume(self, &pool, &volume, way)?,
+            false => luns::open_volume(self, &pool, &volume, way)?,
+        }
         hold(self, &bdev)
     }
 
@@ -234,7 +256,7 @@ impl App {
 
     /// Closes an open volume that nobody holds; whether it is closed, or will be soon.
     fn close_volume(&self, bdev: &str) -> bool {
-        let closing = self.registry.get_as::<Disk>(bdev).map(|disk| disk.closing());
+        let closing = self.closing(bdev);
         if closing.is_none() || self.registry.unregister_unused(bdev).is_err() {
             return false;
         }
@@ -278,7 +300,10 @@ impl App {
         // Nothing of it need be known, after the target's start for instance.
         let Some(disk) = self.registry.get_as::<Disk>(bdev) else { return };
         let (source, cluster) = (disk.source(), disk.cluster().name());
-        let its = |pool: &Arc<Pool>| pool.path == source.pool && pool.cluster.name() == cluster;
+        let its = |pool: &Arc<Pool>| match &pool.place {
+            Place::Ceph { cluster: its, path, .. } => *path == source.pool && its.name() == cluster,
+            Place::Array { .. } => false,
+        };
         if let Some(pool) = self.pools.list().into_iter().find(its) {
             let image = source.image.split('@').next().unwrap_or_default();
             _ = pool.look(image, ALL_TIMEOUT);

@@ -1,20 +1,22 @@
-//! Pools of Ceph whose images are volumes, by name; what is known of them, and which volumes are open.
+//! Pools whose volumes are elsewhere, by name: images of Ceph, or LUNs of an iSCSI target; what is known of them, and
+//! which volumes are open.
 //!
-//! A volume is open, and locked, as long as somebody uses its bdev. Everything else that is asked of a pool
-//! opens an image for a moment, without a lock. A pool that does not answer keeps calls about it waiting, as long
+//! A volume is open, and an image locked, as long as somebody uses its bdev. Everything else that is asked of a pool
+//! opens an image for a moment, without a lock, or logs in to list LUNs. A pool that does not answer keeps calls about it waiting, as long
 //! as their limit says, and calls about everything for some seconds, once.
 
+use crate::asked::Asked;
 use crate::errors;
+use iscsi::Address;
 use lvol::{LvolInfo, LvsRef, LvstoreInfo};
-use parking_lot::{Condvar, Mutex, MutexGuard};
-use rbd::{Cluster, Space, Volume};
+use parking_lot::{Mutex, MutexGuard};
+use rbd::{Cluster, Space};
 use rpc::{Code, Errno, Error};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use uuid::Uuid;
 
 /// How long a call about one volume may take that changes or reads little.
@@ -29,109 +31,176 @@ pub const DATA_TIMEOUT: Duration = Duration::from_secs(3600);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Calls of one pool that have not ended, at most: each has a thread.
 const CALLS_MAX: usize = 64;
+/// Bytes of a cluster of a pool of LUNs, which has none: the unit in which SPDK's methods count.
+const LUN_CLUSTER: u64 = 1 << 20;
+/// What the names of LUNs begin with, before their numbers.
+const LUN_PREFIX: &str = "lun-";
 
-/// What is asked again and again, by one thread at a time.
-struct Asked<T> {
-    state: Mutex<State<T>>,
-    changed: Condvar,
+/// A volume of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// Name of the image; `lun-` and the number of the LUN.
+    pub image: String,
+    /// Name of the snapshot.
+    pub snapshot: Option<String>,
+    /// Identity, the same on every host.
+    pub uuid: Uuid,
+    /// Size in bytes.
+    pub size: u64,
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// Bytes of an object.
+    pub object_size: u64,
+    /// Bytes that it takes there, as far as that is known; else its size.
+    pub allocated: u64,
+    /// Whether it takes room as it is written.
+    pub thin: bool,
+    /// Whether it takes no writes.
+    pub read_only: bool,
+    /// The image's snapshot before it, or what it is a clone of, in the same pool.
+    pub parent: Option<String>,
+    /// Whether it is a clone, of whatever pool.
+    pub is_clone: bool,
+    /// Names of what has it as its parent.
+    pub clones: Vec<String>,
+    /// Why it cannot be used, as a clause, if so.
+    pub problem: Option<String>,
 }
 
-struct State<T> {
-    last: Option<T>,
-    /// Since when it is being asked.
-    asking: Option<Instant>,
-    /// How often it was asked, and why it failed last.
-    asked: u64,
-    failed: Option<Error>,
-}
-
-impl<T> Default for Asked<T> {
-    fn default() -> Asked<T> {
-        let state = State { last: None, asking: None, asked: 0, failed: None };
-        Asked { state: Mutex::new(state), changed: Condvar::new() }
-    }
-}
-
-impl<T: Clone + Send + 'static> Asked<T> {
-    /// Asks anew and waits, `timeout` at most. Where it has not been answered for that long already, it does
-    /// not wait; nor, unless `patient`, where it was refused when it was asked last.
-    fn fresh(
-        self: &Arc<Self>,
-        (timeout, patient): (Duration, bool),
-        ask: impl FnOnce() -> Result<T, Error> + Send + 'static,
-    ) -> Result<T, Error> {
-        let begun = Instant::now();
-        let end = begun + timeout;
-        let late = || Error::os(Errno::TimedOut, "the cluster has not answered");
-        let mut ask = Some(ask);
-        let mut mine = None;
-        let mut state = self.state.lock();
-        let waits = patient || state.failed.is_none();
-        loop {
-            match (mine, state.asking) {
-                // What was asked after this call began.
-                (Some(number), _) if state.asked >= number => {
-                    return match &state.failed {
-                        Some(why) => Err(why.clone()),
-                        None => state.last.clone().ok_or_else(late),
-                    };
-                }
-                (_, Some(since)) if since + timeout < begun => return Err(late()),
-                (_, None) => {
-                    state.asking = Some(Instant::now());
-                    mine = Some(state.asked + 1);
-                    let (this, ask) = (Arc::clone(self), ask.take().expect("asked once"));
-                    let run = move || this.answer(ask());
-                    let started = thread::Builder::new().name("rbd pool".into()).spawn(run);
-                    if started.is_err() {
-                        state.asking = None;
-                        return Err(Error::os(Errno::Again, "there is no thread to ask Ceph"));
-                    }
-                }
-                (_, Some(_)) => {}
-            }
-            if !waits {
-                return Err(late());
-            }
-            if self.changed.wait_until(&mut state, end).timed_out() && mine != Some(state.asked) {
-                return Err(late());
-            }
+impl Volume {
+    /// `IMAGE` or `IMAGE@SNAPSHOT`.
+    pub fn name(&self) -> String {
+        match &self.snapshot {
+            Some(snapshot) => format!("{}@{snapshot}", self.image),
+            None => self.image.clone(),
         }
     }
 
-    fn answer(&self, answer: Result<T, Error>) {
-        let mut state = self.state.lock();
-        state.asking = None;
-        state.asked += 1;
-        match answer {
-            Ok(known) => (state.last, state.failed) = (Some(known), None),
-            Err(why) => state.failed = Some(why),
+    fn image_of(volume: rbd::Volume, block_size: u32) -> Volume {
+        let rbd::Volume { image, snapshot, uuid, size, object_size, allocated, .. } = volume;
+        let rbd::Volume { parent, is_clone, clones, .. } = volume;
+        let read_only = snapshot.is_some();
+        Volume {
+            image,
+            snapshot,
+            uuid,
+            size,
+            block_size,
+            object_size,
+            allocated,
+            thin: true,
+            read_only,
+            parent,
+            is_clone,
+            clones,
+            problem: None,
         }
-        self.changed.notify_all();
     }
 
-    fn known(&self) -> Option<T> {
-        self.state.lock().last.clone()
+    fn lun_of(target: &str, found: iscsi::Found) -> Volume {
+        let image = lun_name(found.lun);
+        // One that cannot be told from others is nobody's disk, but is shown.
+        let unknown =
+            || Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("{target}\0{image}").as_bytes());
+        let (problem, is) = match found.is {
+            Ok(is) => (None, Some(is)),
+            Err(why) => (Some(why), None),
+        };
+        let size = is.map_or(0, |is| is.size);
+        Volume {
+            snapshot: None,
+            uuid: is.map_or_else(unknown, |is| is.identity),
+            size,
+            block_size: is.map_or(BLOCK_SIZE, |is| is.block_size),
+            object_size: LUN_CLUSTER,
+            allocated: size,
+            thin: is.is_some_and(|is| is.thin),
+            read_only: is.is_some_and(|is| is.read_only),
+            parent: None,
+            is_clone: false,
+            clones: Vec::new(),
+            problem,
+            image,
+        }
     }
 }
 
-/// A question to a pool.
+/// What the volume of a LUN is called.
+pub fn lun_name(lun: u16) -> String {
+    format!("{LUN_PREFIX}{lun}")
+}
+
+/// The LUN whose volume has that name.
+pub fn lun_number(name: &str) -> Option<u16> {
+    let lun = name.strip_prefix(LUN_PREFIX)?.parse().ok()?;
+    (lun_name(lun) == name).then_some(lun)
+}
+
+/// Bytes of a block where nothing is known of it.
+const BLOCK_SIZE: u32 = 512;
+
+/// Where a pool is.
+#[derive(Clone)]
+pub enum Place {
+    /// A pool of Ceph.
+    Ceph {
+        /// Its cluster.
+        cluster: Arc<Cluster>,
+        /// `POOL` or `POOL/NAMESPACE`.
+        path: String,
+        /// Bytes of a block of its volumes' bdevs.
+        block_size: u32,
+        /// Bytes of an object of a new image.
+        object_size: u64,
+    },
+    /// An iSCSI target.
+    Array {
+        /// Its LUN 0, with the login.
+        address: Address,
+        /// Name of the initiator.
+        initiator: String,
+    },
+}
+
+impl Place {
+    /// Which kind of pool is there, as the methods call it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Place::Ceph { .. } => "rbd",
+            Place::Array { .. } => "iscsi",
+        }
+    }
+
+    /// As that, for people.
+    pub fn what(&self) -> &'static str {
+        match self {
+            Place::Ceph { .. } => "of Ceph",
+            Place::Array { .. } => "of LUNs of an iSCSI target",
+        }
+    }
+
+    /// Which one it is, without passwords: the pool of Ceph, or the target and where it is.
+    pub fn path(&self) -> String {
+        match self {
+            Place::Ceph { path, .. } => path.clone(),
+            Place::Array { address, .. } => address.shown_target(),
+        }
+    }
+}
+
+/// A question to a pool of Ceph.
 type Asking<T> = Box<dyn FnOnce() -> Result<T, rbd::Error> + Send>;
+/// What lists the volumes of a pool.
+type Listing = Box<dyn FnOnce() -> Result<Vec<Volume>, Error> + Send>;
 
-/// A pool whose images are volumes.
+/// A pool.
 pub struct Pool {
     /// Name for people, which the aliases of its volumes begin with.
     pub name: String,
     /// Where it is.
-    pub cluster: Arc<Cluster>,
-    /// `POOL` or `POOL/NAMESPACE`.
-    pub path: String,
+    pub place: Place,
     /// Identity, the same on every host.
     pub uuid: Uuid,
-    /// Bytes of a block of its volumes' bdevs.
-    pub block_size: u32,
-    /// Bytes of an object of a new image.
-    pub object_size: u64,
     space: Arc<Asked<Space>>,
     listed: Arc<Asked<Vec<Volume>>>,
     /// What is known of volumes, by the last answers.
@@ -151,18 +220,12 @@ impl Drop for Call {
 }
 
 impl Pool {
-    /// The pool `path` of a cluster, as it is known from earlier on.
-    pub fn new(
-        (name, cluster, path): (String, Arc<Cluster>, String),
-        (uuid, block_size, object_size): (Uuid, u32, u64),
-    ) -> Pool {
+    /// The pool at `place`, as it is known from earlier on.
+    pub fn new(name: String, place: Place, uuid: Uuid) -> Pool {
         Pool {
             name,
-            cluster,
-            path,
+            place,
             uuid,
-            block_size,
-            object_size,
             space: Arc::default(),
             listed: Arc::default(),
             known: Arc::default(),
@@ -171,20 +234,40 @@ impl Pool {
         }
     }
 
-    /// What asks the open pool, where a thread may wait for it.
+    /// Bytes of a cluster, as an lvstore has them: of an object.
+    pub fn cluster_size(&self) -> u64 {
+        match &self.place {
+            Place::Ceph { object_size, .. } => *object_size,
+            Place::Array { .. } => LUN_CLUSTER,
+        }
+    }
+
+    /// Whether it is one of Ceph.
+    pub fn is_ceph(&self) -> bool {
+        matches!(self.place, Place::Ceph { .. })
+    }
+
+    /// What asks the open pool of Ceph, where a thread may wait for it.
+    ///
+    /// # Errors
+    /// It is none of Ceph.
     fn asking<T: 'static>(
         &self,
         ask: impl FnOnce(&rbd::Pool) -> Result<T, rbd::Error> + Send + 'static,
-    ) -> Asking<T> {
-        let (cluster, path) = (Arc::clone(&self.cluster), self.path.clone());
-        Box::new(move || {
+    ) -> Result<Asking<T>, Error> {
+        let Place::Ceph { cluster, path, .. } = &self.place else {
+            let why = format!("pool {} is none of Ceph", self.name);
+            return Err(Error::os(Errno::NotSup, why));
+        };
+        let (cluster, path) = (Arc::clone(cluster), path.clone());
+        Ok(Box::new(move || {
             cluster.wait(CONNECT_TIMEOUT)?;
             let pool = rbd::Pool::open(&cluster, &path)?;
             ask(&pool).inspect_err(|why| pool.leave_fenced(why))
-        })
+        }))
     }
 
-    /// Calls the open pool on a thread of its own and waits, `timeout` at most.
+    /// Calls the open pool of Ceph on a thread of its own and waits, `timeout` at most.
     ///
     /// # Errors
     /// Its own; the pool has not answered in time, or earlier calls have not ended yet.
@@ -198,7 +281,7 @@ impl Pool {
             let why = format!("pool {} has not answered {CALLS_MAX} calls yet", self.name);
             return Err(Error::os(Errno::TimedOut, why));
         }
-        let ask = self.asking(ask);
+        let ask = self.asking(ask)?;
         let what = format!("pool {}", self.name);
         let answer = rbd::within(timeout, (what, "answered"), move || {
             let _call = call;
@@ -228,13 +311,40 @@ impl Pool {
     /// # Errors
     /// What the cluster says; it does not answer in time.
     pub fn volumes(&self, timeout: Duration) -> Result<Vec<Volume>, Error> {
-        let ask = self.asking(rbd::Pool::list);
+        let ask = self.listing()?;
         let known = Arc::clone(&self.known);
         self.listed.fresh((timeout, timeout > ALL_TIMEOUT), move || {
-            let listed = ask().map_err(errors::pool)?;
+            let listed = ask()?;
             known.lock().clone_from(&listed);
             Ok(listed)
         })
+    }
+
+    /// What lists it, where a thread may wait for it.
+    fn listing(&self) -> Result<Listing, Error> {
+        if let Place::Array { address, initiator } = &self.place {
+            let (address, initiator) = (address.clone(), initiator.clone());
+            let name = self.name.clone();
+            return Ok(Box::new(move || {
+                let listed = iscsi::list(&address, &initiator);
+                let listed = listed.map_err(|e| errors::luns(&name, &e))?;
+                let lun = |found| Volume::lun_of(address.target(), found);
+                Ok(listed.into_iter().map(lun).collect())
+            }));
+        }
+        let (ask, block_size) = (self.asking(rbd::Pool::list)?, self.block_size());
+        Ok(Box::new(move || {
+            let listed = ask().map_err(errors::pool)?;
+            Ok(listed.into_iter().map(|volume| Volume::image_of(volume, block_size)).collect())
+        }))
+    }
+
+    /// Bytes of a block of new volumes.
+    fn block_size(&self) -> u32 {
+        match &self.place {
+            Place::Ceph { block_size, .. } => *block_size,
+            Place::Array { .. } => BLOCK_SIZE,
+        }
     }
 
     /// All volumes, as they were last where the cluster does not answer soon.
@@ -242,24 +352,35 @@ impl Pool {
         self.volumes(ALL_TIMEOUT).unwrap_or_else(|_| self.known.lock().clone())
     }
 
-    /// Room in it, as it was last where the cluster does not answer soon.
+    /// Room in it, as it was last where the cluster does not answer soon; none where nobody tells.
     fn space(&self) -> Space {
-        let ask = self.asking(rbd::Pool::space);
+        let Ok(ask) = self.asking(rbd::Pool::space) else { return Space::default() };
         let fresh = self.space.fresh((ALL_TIMEOUT, false), move || ask().map_err(errors::pool));
         fresh.ok().or_else(|| self.space.known()).unwrap_or_default()
     }
 
-    /// An image and its snapshots, as they are now.
+    /// An image and its snapshots, or a LUN, as they are now.
     ///
     /// # Errors
     /// There is no such image; what the cluster says; it does not answer in time.
     pub fn look(&self, image: &str, timeout: Duration) -> Result<Vec<Volume>, Error> {
-        let of = image.to_owned();
+        let no_such = || errors::no_volume(&format!("{}/{image}", self.name));
+        if !self.is_ceph() {
+            lun_number(image).ok_or_else(no_such)?;
+            let all = self.volumes(timeout)?;
+            let found: Vec<_> = all.into_iter().filter(|volume| volume.image == image).collect();
+            return if found.is_empty() { Err(no_such()) } else { Ok(found) };
+        }
+        let (of, block_size) = (image.to_owned(), self.block_size());
         let found = self.call(timeout, move |pool| pool.look(&of))?;
+        let found = found.map(|all| {
+            let all = all.into_iter();
+            all.map(|volume| Volume::image_of(volume, block_size)).collect::<Vec<_>>()
+        });
         let mut known = self.known.lock();
         known.retain(|volume| volume.image != image);
         known.extend(found.iter().flatten().cloned());
-        found.ok_or_else(|| errors::no_volume(&format!("{}/{image}", self.name)))
+        found.ok_or_else(no_such)
     }
 
     /// As [`Pool::volume`], as it was last where the cluster does not answer soon.
@@ -279,6 +400,20 @@ impl Pool {
     /// Whether it is the volume of that UUID or POOL/NAME.
     pub fn is_called(&self, volume: &Volume, name: &str) -> bool {
         volume.uuid.to_string() == name || self.alias(volume) == name
+    }
+
+    /// Whether a volume of that UUID or POOL/NAME was there when it was last asked.
+    pub fn knows(&self, name: &str) -> bool {
+        self.known.lock().iter().any(|volume| self.is_called(volume, name))
+    }
+
+    /// Notes what an open LUN is, where nothing need be known of it yet.
+    pub fn note_lun(&self, found: iscsi::Found) {
+        let Place::Array { address, .. } = &self.place else { return };
+        let volume = Volume::lun_of(address.target(), found);
+        let mut known = self.known.lock();
+        known.retain(|other| other.image != volume.image);
+        known.push(volume);
     }
 
     /// Forgets what is known of an image that is gone.
@@ -326,11 +461,11 @@ impl Pool {
         LvstoreInfo {
             uuid: self.uuid,
             name: self.name.clone(),
-            base_bdev: self.path.clone(),
-            total_data_clusters: total / self.object_size,
-            free_clusters: free / self.object_size,
-            block_size: self.block_size,
-            cluster_size: u32::try_from(self.object_size).unwrap_or(u32::MAX),
+            base_bdev: self.place.path(),
+            total_data_clusters: total / self.cluster_size(),
+            free_clusters: free / self.cluster_size(),
+            block_size: self.block_size(),
+            cluster_size: u32::try_from(self.cluster_size()).unwrap_or(u32::MAX),
             max_bdev_size: total,
             format_version: 0,
             stopped: None,
@@ -344,7 +479,7 @@ impl Pool {
             alias: self.alias(volume),
             uuid: volume.uuid,
             name: volume.name(),
-            is_thin_provisioned: true,
+            is_thin_provisioned: volume.thin,
             is_snapshot: volume.snapshot.is_some(),
             is_clone: volume.parent.is_some() || volume.is_clone,
             is_esnap_clone: false,
@@ -353,7 +488,7 @@ impl Pool {
             num_allocated_clusters: volume.allocated.div_ceil(volume.object_size),
             lvs: LvsRef { name: self.name.clone(), uuid: self.uuid },
             size: volume.size,
-            is_read_only: volume.snapshot.is_some(),
+            is_read_only: volume.read_only,
             key_name: None,
             dif_type: None,
             waits_for_key: false,
@@ -364,10 +499,10 @@ impl Pool {
     pub fn specific(&self, volume: &Volume) -> Value {
         let mut lvol = json!({
             "lvol_store_uuid": self.uuid,
-            "base_bdev": self.path,
-            "thin_provision": true,
+            "base_bdev": self.place.path(),
+            "thin_provision": volume.thin,
             // Of clusters as long as those that the pool says it has.
-            "num_allocated_clusters": volume.allocated.div_ceil(self.object_size),
+            "num_allocated_clusters": volume.allocated.div_ceil(self.cluster_size()),
             "snapshot": volume.snapshot.is_some(),
             "clone": volume.parent.is_some() || volume.is_clone,
             "esnap_clone": false,
@@ -414,13 +549,17 @@ impl Pools {
     /// It, or another of its name, is there.
     pub fn add(&self, pool: Pool) -> Result<(), Error> {
         let mut all = self.all.lock();
-        if let Some(there) = all.iter().find(|p| p.name == pool.name || p.uuid == pool.uuid) {
-            let why =
-                format!("pool {} is there already, with the images of {}", there.name, there.path);
-            return Err(Error::os(Errno::Exist, why));
-        }
+        check_new(&all, &pool)?;
         all.push(Arc::new(pool));
         Ok(())
+    }
+
+    /// Whether a pool can be added.
+    ///
+    /// # Errors
+    /// It, or another of its name, is there.
+    pub fn check_new(&self, pool: &Pool) -> Result<(), Error> {
+        check_new(&self.all.lock(), pool)
     }
 
     /// Forgets a pool.
@@ -469,41 +608,46 @@ impl Pools {
     }
 }
 
+fn check_new(all: &[Arc<Pool>], pool: &Pool) -> Result<(), Error> {
+    match all.iter().find(|p| p.name == pool.name || p.uuid == pool.uuid) {
+        None => Ok(()),
+        Some(there) => {
+            let (name, path) = (&there.name, there.place.path());
+            let why = format!("pool {name} is there already, with the volumes of {path}");
+            Err(Error::os(Errno::Exist, why))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc;
-
-    /// Longer than any answer here takes.
-    const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn what_does_not_answer_is_waited_for_once() {
-        let asked: Arc<Asked<u32>> = Arc::default();
-        assert_eq!(asked.fresh((LONG, false), || Ok(1)).unwrap(), 1);
-        let (answer, answers) = mpsc::channel();
-        let hangs = move || Ok(answers.recv().unwrap());
-        assert!(asked.fresh((Duration::from_millis(20), false), hangs).is_err());
-        assert_eq!(asked.known(), Some(1));
-        thread::sleep(Duration::from_millis(20));
-        let again = || -> Result<u32, Error> { unreachable!("it is being asked still") };
-        assert!(asked.fresh((Duration::from_millis(10), false), again).is_err());
-        answer.send(2).unwrap();
-        // What was asked before this call is not its answer.
-        assert_eq!(asked.fresh((LONG, true), || Ok(3)).unwrap(), 3);
+    fn a_lun_is_called_by_its_number() {
+        assert_eq!((lun_name(3).as_str(), lun_number("lun-3")), ("lun-3", Some(3)));
+        for wrong in ["3", "lun-", "lun-03", "lun-+3", "lun-70000", "lun-3@x", "LUN-3"] {
+            assert_eq!(lun_number(wrong), None, "{wrong}");
+        }
     }
 
     #[test]
-    fn who_is_not_patient_does_not_wait_after_a_refusal() {
-        let asked: Arc<Asked<u32>> = Arc::default();
-        let refuses = || Err(Error::internal("no"));
-        assert_eq!(asked.fresh((LONG, false), refuses).unwrap_err().message, "no");
-        let (answer, answers) = mpsc::channel();
-        assert!(asked.fresh((LONG, false), move || Ok(answers.recv().unwrap())).is_err());
-        answer.send(4).unwrap();
-        while asked.known() != Some(4) {
-            thread::yield_now();
-        }
-        assert_eq!(asked.fresh((LONG, false), || Ok(5)).unwrap(), 5);
+    fn a_lun_that_does_not_say_what_it_is_is_shown_without_size() {
+        let found = |is| Volume::lun_of("iqn.a", iscsi::Found { lun: 3, is });
+        let broken = found(Err("it tells no capacity".to_owned()));
+        assert_eq!((broken.name().as_str(), broken.size), ("lun-3", 0));
+        assert_eq!(broken.problem.as_deref(), Some("it tells no capacity"));
+        let identity = Uuid::from_u128(7);
+        let is = iscsi::Medium {
+            identity,
+            block_size: 4096,
+            size: 8 << 20,
+            read_only: true,
+            thin: true,
+        };
+        let lun = found(Ok(is));
+        assert_eq!((lun.uuid, lun.size, lun.block_size), (identity, 8 << 20, 4096));
+        assert!(lun.read_only && lun.thin && lun.problem.is_none());
+        assert_ne!(lun.uuid, broken.uuid);
     }
 }

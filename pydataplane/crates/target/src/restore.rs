@@ -65,7 +65,7 @@ impl Opened {
                 image::ahead(app, item).map(|image| Opened::Image(Box::new(image)))
             }
             () if is_nbd(item) => server::ask(app, item).map(|()| None)?,
-            () if is_lun(item) => lun::ask(item).map(|()| None)?,
+            () if is_lun(item) => lun::ask(app, item).map(|()| None)?,
             () => file::ahead(item).map(Opened::File),
         })
     }

@@ -1,8 +1,12 @@
 //! Bdevs on LUNs of iSCSI targets, by SPDK's methods. A password that is given is recorded, as the target needs it
 //! after a restart, in a file that only its user and root can read; it is neither logged nor shown.
 
+use super::lunpool;
+use super::rbd::Way;
 use super::{BdevName, UuidText, check_name};
 use crate::app::App;
+use crate::guestdisks::{self, Unlocked};
+use crate::pools::{Place, Pool, Volume, lun_name, lun_number};
 use crate::privilege;
 use crate::state::{Call, Item};
 use bdev::Bdev;
@@ -39,6 +43,12 @@ struct Create {
     url: String,
     /// Name of the initiator, such as iqn.2026-11.org.example:host1. No other host may have it.
     initiator_iqn: String,
+    /// User as whom the initiator logs in (CHAP), in place of one in the URL; with `password` (ours). Default: none
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    user: Option<String>,
+    /// Password of that user, of any characters (ours). Default: none
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    password: Option<String>,
     /// UUID. Default: that of the LUN, the same on every host
     #[serde(default)]
     uuid: Option<UuidText>,
@@ -47,7 +57,8 @@ struct Create {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     write_through: Option<bool>,
     /// Identifier of the session (ISID), twelve hexadecimal digits that begin with 80; each login ends the session
-    /// before that had it (ours). Default: one made of the initiator's name, the URL and the bdev's name
+    /// before that had it (ours). Default: one made of the initiator's name, the URL and the bdev's name; of a
+    /// guest's disk one that nobody else has, which is recorded
     #[serde(default, skip_serializing_if = "Option::is_none")]
     isid: Option<String>,
     /// Identity that the LUN has to have (ours). Default: the one that it has, which is recorded
@@ -57,6 +68,54 @@ struct Create {
     /// recorded
     #[serde(default, skip_serializing_if = "Option::is_none")]
     lun_block_size: Option<u32>,
+    /// Refuse writes (ours). Default: false
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    read_only: Option<bool>,
+    /// It is a guest's disk: what it holds is not looked at, and it goes when nobody uses it any more, or has
+    /// within a minute (ours). Default: false
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    guest_disk: Option<bool>,
+    /// Other guests' disks that say so, too, may write to the LUN, which nobody is kept from (ours). Default: false
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    shared: Option<bool>,
+    /// Name of the pool whose volume the LUN is: the pool's login is used, it is also called POOL/lun-NUMBER, what it
+    /// holds is not looked at, and it goes when nobody uses it any more (ours). Default: none
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pool: Option<String>,
+}
+
+impl Create {
+    fn is_guest_disk(&self) -> bool {
+        self.guest_disk.unwrap_or(false)
+    }
+
+    fn unlocked(&self, address: &Address) -> Unlocked {
+        Unlocked {
+            name: self.name.clone(),
+            on: format!("LUN {} of {}", address.lun(), address.target()),
+            writes: !self.read_only.unwrap_or(false),
+            shared: self.shared.unwrap_or(false),
+        }
+    }
+
+    /// Whether it is on the LUN at `address`, by number or, where that is known, by identity.
+    fn is_on(&self, address: &Address, lun: Option<UuidText>) -> bool {
+        let same = |its: Address| (its.target(), its.lun()) == (address.target(), address.lun());
+        lun.is_some() && self.lun_uuid == lun || Address::parse(&self.url).is_ok_and(same)
+    }
+
+    /// Whether it is there for guests alone: what it holds is not looked at.
+    fn is_for_guests(&self) -> bool {
+        self.is_guest_disk() || self.pool.is_some()
+    }
+
+    /// Refuses one for guests on a LUN that another bdev writes to, also one that waits for its target.
+    fn check_free(&self, app: &App, address: &Address) -> Result<(), Error> {
+        let config = app.config();
+        let all = config.items().filter(|item| is_lun(item)).filter_map(|item| params(item).ok());
+        let others = all.filter(|other| other.is_on(address, self.lun_uuid));
+        self.unlocked(address).check_free(others.map(|other| other.unlocked(address)))
+    }
 }
 
 #[derive(Deserialize, Serialize, JsonSchema)]
@@ -75,9 +134,11 @@ pub fn shown(url: &str) -> Option<String> {
 
 /// Takes what is a secret out of a recorded call.
 pub fn hide_secrets(call: &mut Call) {
-    if call.method == CREATE
-        && let Some(Value::String(url)) = call.params.get_mut("url")
-    {
+    if call.method != CREATE && call.method != lunpool::CREATE {
+        return;
+    }
+    call.params.remove("password");
+    if let Some(Value::String(url)) = call.params.get_mut("url") {
         *url = shown(url).unwrap_or_default();
     }
 }
@@ -98,6 +159,7 @@ impl From<CreateError> for NotMade {
     fn from(e: CreateError) -> NotMade {
         let errno = match (Library::loaded(), e.passes) {
             (Err(_), _) => Errno::NotSup,
+            (Ok(_), _) if e.silent => Errno::TimedOut,
             (Ok(_), true) => Errno::Io,
             (Ok(_), false) => Errno::Inval,
         };
@@ -105,9 +167,19 @@ impl From<CreateError> for NotMade {
     }
 }
 
-fn address(name: &str, url: &str) -> Result<Address, Error> {
-    let address = Address::parse(url);
-    let address = address.map_err(|why| Error::os(Errno::Inval, format!("bdev {name}: {why}")))?;
+/// The LUN, and as whom the initiator logs in.
+fn address(app: &App, p: &Create) -> Result<Address, Error> {
+    let parsed = Address::parse(&p.url).and_then(|address| match (&p.user, &p.password) {
+        (Some(user), Some(password)) => address.with_login(user, password),
+        (None, None) => Ok(address),
+        _ => Err("user and password are given together".to_owned()),
+    });
+    let address = parsed.and_then(|address| match &p.pool {
+        None => Ok(address),
+        Some(pool) => of_pool(app, pool, &address),
+    });
+    let wrong = |why| Error::os(Errno::Inval, format!("bdev {}: {why}", p.name));
+    let address = address.map_err(wrong)?;
     // Who has a password is in no core dump.
     if address.has_secret() {
         privilege::keep_out_of_dumps();
@@ -115,16 +187,24 @@ fn address(name: &str, url: &str) -> Result<Address, Error> {
     Ok(address)
 }
 
-fn check_initiator(p: &Create) -> Result<(), Error> {
-    let name = &p.initiator_iqn;
+/// The LUN at `address` with the login of the pool that it is of.
+fn of_pool(app: &App, name: &str, address: &Address) -> Result<Address, String> {
+    let pool = app.pools.get(name);
+    let its = pool.as_ref().and_then(|pool| match &pool.place {
+        Place::Array { address, .. } => Some(address),
+        Place::Ceph { .. } => None,
+    });
+    let its = its.filter(|its| its.target() == address.target());
+    its.map(|its| its.at(address.lun())).ok_or_else(|| format!("its LUN is of no pool {name}"))
+}
+
+/// Refuses what cannot be the name of an initiator; `what` is to have it.
+pub fn check_initiator(what: &str, name: &str) -> Result<(), Error> {
     let plain = name.bytes().all(|b| b.is_ascii_graphic());
     if plain && (1..=NAME_MAX).contains(&name.len()) {
         return Ok(());
     }
-    let why = format!(
-        "bdev {}: an initiator's name has 1 to {NAME_MAX} characters without space",
-        p.name
-    );
+    let why = format!("{what}: an initiator's name has 1 to {NAME_MAX} characters without space");
     Err(Error::os(Errno::Inval, why))
 }
 
@@ -144,9 +224,12 @@ fn expected(p: &Create) -> Result<Option<Lun>, Error> {
 
 fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMade> {
     check_name(&p.name)?;
-    check_initiator(&p)?;
-    let address = address(&p.name, &p.url)?;
+    check_initiator(&format!("bdev {}", p.name), &p.initiator_iqn)?;
+    let address = address(app, &p)?;
+    let (is_guest_disk, is_for_guests) = (p.is_guest_disk(), p.is_for_guests());
     let isid = match &p.isid {
+        // Other hosts may have the same domain, and so the same names.
+        None if is_for_guests => Isid::random(),
         None => Isid::of(&p.initiator_iqn, &address, &p.name),
         Some(text) => Isid::parse(text).ok_or_else(|| {
             let why =
@@ -154,34 +237,99 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
             Error::os(Errno::Inval, why)
         })?,
     };
+    if is_guest_disk && item.is_none() {
+        app.ask_for_guest_disk(&p.name)?;
+    }
+    if is_for_guests && item.is_none() {
+        p.check_free(app, &address)?;
+    }
     if item.is_none() && app.registry.get(&p.name).is_some() {
         let why = format!("there is a bdev {} already", p.name);
         return Err(Error::os(Errno::Exist, why).into());
     }
     let shown = address.to_string();
+    let medium = self::shown(&p.url).unwrap_or_default();
     let options = Options {
         name: p.name.clone(),
-        address,
+        alias: p.pool.as_ref().map(|pool| format!("{pool}/{}", lun_name(address.lun()))),
+        address: address.clone(),
         initiator: p.initiator_iqn.clone(),
         isid,
         uuid: p.uuid.map(|uuid| uuid.0),
         expected: expected(&p)?,
+        read_only: p.read_only.unwrap_or(false),
         write_through: p.write_through,
     };
     let wait = app.waits.begin(format!("bdev {}", p.name), format!("{shown} to answer"));
     let made = Disk::create(&app.registry, options)?;
     drop(wait);
-    app.flush_errors.attach(&*made, Path::new(&shown));
+    app.flush_errors.attach(&*made, Path::new(&medium));
     (p.uuid, p.isid) = (Some(UuidText(made.uuid())), Some(isid.to_string()));
     let lun = made.lun();
     (p.lun_uuid, p.lun_block_size) = (Some(UuidText(lun.identity)), Some(lun.block_size));
+    let pool = p.pool.as_ref().and_then(|pool| app.pools.get(pool));
+    pool.iter().for_each(|pool| pool.note_lun(made.found()));
     let bdev: Arc<dyn Bdev> = made;
+    let _making = is_for_guests.then(|| app.guest_disks.making.lock());
+    if is_for_guests && item.is_none() {
+        // It is known by its identity now.
+        p.check_free(app, &address)?;
+    }
+    if pool.is_some() {
+        // Before anybody can look for it.
+        app.pools.open().insert(p.name.clone());
+    }
     match item {
-        Some(item) => app.add_restored(bdev.clone(), item)?,
+        Some(item) => {
+            if is_guest_disk {
+                app.guest_disks.add_used(&p.name);
+            }
+            app.add_restored(bdev.clone(), item)?;
+        }
+        None if is_for_guests => {
+            if is_guest_disk {
+                app.guest_disks.add(&p.name);
+            }
+            app.register(bdev.clone())?;
+        }
         None => app.add_bdev(bdev.clone())?,
     }
     app.record_bdev(&bdev, CREATE, &p);
     Ok(p.name)
+}
+
+/// Opens a volume of a pool of LUNs and makes it a bdev.
+///
+/// # Errors
+/// As those of the method; or it cannot be used.
+pub fn open_volume(app: &App, pool: &Pool, volume: &Volume, way: Way) -> Result<(), Error> {
+    let alias = pool.alias(volume);
+    let lun = lun_number(&volume.image);
+    let (Place::Array { address, initiator }, Some(lun)) = (&pool.place, lun) else {
+        return Err(Error::internal(format!("{alias} is no LUN")));
+    };
+    if let Some(problem) = &volume.problem {
+        let why = format!("{alias} cannot be used: {problem}");
+        return Err(Error::os(Errno::Io, why));
+    }
+    let p = Create {
+        name: volume.uuid.to_string(),
+        url: address.without_login().at(lun).to_string(),
+        initiator_iqn: initiator.clone(),
+        user: None,
+        password: None,
+        uuid: Some(UuidText(volume.uuid)),
+        write_through: None,
+        isid: None,
+        // Which it was found by.
+        lun_uuid: Some(UuidText(volume.uuid)),
+        lun_block_size: Some(volume.block_size),
+        read_only: None,
+        guest_disk: None,
+        shared: way.shared.then_some(true),
+        pool: Some(pool.name.clone()),
+    };
+    create(app, p, None).map(drop).map_err(|e| e.error)
 }
 
 /// Whether `item` makes such a bdev.
@@ -213,9 +361,9 @@ pub fn restore(app: &App, item: &Item) -> Result<(), (Error, bool)> {
 ///
 /// # Errors
 /// In one clause: the iSCSI target does not answer, lets nobody in, or has no such disk.
-pub fn ask(item: &Item) -> Result<(), String> {
+pub fn ask(app: &App, item: &Item) -> Result<(), String> {
     let p = params(item).map_err(|e| e.message)?;
-    let address = address(&p.name, &p.url).map_err(|e| e.message)?;
+    let address = address(app, &p).map_err(|e| e.message)?;
     iscsi::reach(&address, &p.initiator_iqn).map_err(|why| format!("{address}: {why}"))
 }
 
@@ -231,7 +379,7 @@ fn set_options(app: &App, p: &SetOptions) -> Result<bool, Error> {
 }
 
 fn delete(app: &App, name: &str) -> Result<bool, Error> {
-    let closing = app.registry.get_as::<Disk>(name).map(|disk| disk.closing());
+    let closing = app.closing(name);
     super::delete(app, name, Disk::PRODUCT)?;
     if closing.is_some_and(|closing| !closing.wait(CLOSE_TIMEOUT)) {
         tracing::warn!("bdev {name} is deleted, but its target has not answered the logout yet");
@@ -249,10 +397,24 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
              answered is sent again. An lvstore on it is loaded. Needs the option --iscsi and Debian's package \
              libiscsi7.",
             Flags::LONG_WRITE,
-            move |p: Create| create(&a, p, None).map_err(|e| e.error),
+            move |p: Create| {
+                let is_guest_disk = p.is_guest_disk();
+                let made = create(&a, p, None).map_err(|e| e.error);
+                if is_guest_disk {
+                    guestdisks::watch(&a);
+                }
+                made
+            },
         )
-        .secrets(&["url"])
-        .errors(&[Errno::Io, Errno::Exist, Errno::Inval, Errno::NotSup]);
+        .secrets(&["url", "password"])
+        .errors(&[
+            Errno::Io,
+            Errno::Exist,
+            Errno::Busy,
+            Errno::Inval,
+            Errno::NotSup,
+            Errno::TimedOut,
+        ]);
     let a = app.clone();
     methods
         .add(

@@ -8,13 +8,12 @@ use super::protected::{Asked, type_of};
 use super::{BdevName, UuidText, limits, mib_to_bytes, unsupported};
 use crate::app::App;
 use crate::errors;
-use crate::pools::Pool;
+use crate::pools::{Pool, Volume};
 use crate::restore::bdev_of;
 use crate::state::Item;
 use crate::stores::Store;
 use bdev::TUPLE_LEN;
 use lvol::{ClearMethod, LvolInfo, LvolOptions, LvolSizes, LvolSpace, LvstoreInfo, LvstoreOptions};
-use rbd::Volume;
 use rpc::{Code, Errno, Error, Flags, Methods};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -199,7 +198,7 @@ struct Lvstore {
     max_bdev_size: u64,
     /// Version of its format on the disk; one before 2 has no snapshots (ours).
     format_version: u32,
-    /// What it is, if it is no lvstore: `rbd`, a pool of Ceph (ours).
+    /// What it is, if it is no lvstore: `rbd`, a pool of Ceph; `iscsi`, one of LUNs of an iSCSI target (ours).
     #[serde(skip_serializing_if = "Option::is_none")]
     kind: Option<&'static str>,
     /// Why it takes no more changes, if so (ours).
@@ -353,16 +352,17 @@ fn create_lvstore(app: &App, p: &CreateLvstore) -> Result<String, Error> {
 
 fn get_lvstores(app: &App, p: LvstoreRef) -> Result<Vec<Lvstore>, Error> {
     let name = either(p.uuid, p.lvs_name)?;
-    let of_ceph = |pool: &Pool| Lvstore { kind: Some("rbd"), ..Lvstore::from(pool.info()) };
+    let store =
+        |pool: &Pool| Lvstore { kind: Some(pool.place.kind()), ..Lvstore::from(pool.info()) };
     if let Some(pool) = name.as_ref().and_then(|name| app.pools.get(name)) {
-        return Ok(vec![of_ceph(&pool)]);
+        return Ok(vec![store(&pool)]);
     }
     if let Some(lvstore) = name {
         let found = app.lvstores.lvstore(&lvstore).map_err(errors::lvol)?;
         return Ok(vec![found.into()]);
     }
     let lvstores = app.lvstores.lvstores().into_iter().map(Lvstore::from);
-    Ok(lvstores.chain(app.pools.list().iter().map(|pool| of_ceph(pool))).collect())
+    Ok(lvstores.chain(app.pools.list().iter().map(|pool| store(pool))).collect())
 }
 
 /// All volumes, or those of one store; of pools as far as they answer soon.
@@ -389,7 +389,16 @@ fn sizes(app: &App, names: &[String]) -> BTreeMap<String, Sizes> {
     let sizes = |volume: &Volume| Sizes { size: volume.size, allocated: volume.allocated };
     if let [name] = names {
         // It is asked for again and again.
-        let volume = app.pools.of(name).and_then(|pool| pool.volume_or_known(name));
+        let pool = app.pools.of(name);
+        if pool.as_ref().is_some_and(|pool| !pool.is_ceph())
+            && let Some(bdev) = app.registry.get(name)
+        {
+            // An open LUN is looked at by itself.
+            let size = bdev.geometry().bytes();
+            found.insert(name.clone(), Sizes { size, allocated: size });
+            return found;
+        }
+        let volume = pool.and_then(|pool| pool.volume_or_known(name));
         found.extend(volume.map(|volume| (name.clone(), sizes(&volume))));
         return found;
     }

@@ -15,6 +15,7 @@ mod iostat;
 pub mod iscsi;
 pub mod limits;
 mod log;
+pub mod lunpool;
 mod lvol;
 mod malloc;
 pub mod nbd;
@@ -59,6 +60,7 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
         rbd::add,
         iscsi::add,
         pool::add,
+        lunpool::add_methods,
         lvol::add,
         xattr::add,
         vhost::add,

@@ -2,7 +2,7 @@
 
 use super::{UuidText, check_name};
 use crate::app::App;
-use crate::guestdisks;
+use crate::guestdisks::{self, Unlocked};
 use crate::state::Item;
 use bdev::Bdev;
 use nbd::{Address, CreateError, Nbd, Options};
@@ -65,35 +65,21 @@ impl Create {
         self.guest_disk.unwrap_or(false)
     }
 
-    fn writes(&self) -> bool {
-        !self.readonly.unwrap_or(false)
+    fn unlocked(&self) -> Unlocked {
+        Unlocked {
+            name: self.name.clone(),
+            on: self.uri.clone(),
+            writes: !self.readonly.unwrap_or(false),
+            shared: self.shared.unwrap_or(false),
+        }
     }
 
     /// Refuses a guest's disk on an export that another one writes to, also one that waits for its server.
     fn check_free(&self, app: &App) -> Result<(), Error> {
-        let shared = self.shared.unwrap_or(false);
         let config = app.config();
-        let others =
-            config.items().filter(|item| is_nbd(item)).filter_map(|item| params(item).ok());
-        let in_the_way = |other: &Create| {
-            other.is_guest_disk()
-                && other.name != self.name
-                && other.uri == self.uri
-                && self.writes()
-                && other.writes()
-                && !(shared && other.shared.unwrap_or(false))
-        };
-        match others.into_iter().find(in_the_way) {
-            None => Ok(()),
-            Some(other) => Err(Error::os(
-                Errno::Busy,
-                format_args!(
-                    "{} is written to as bdev {} by another guest: detach it there first, or give the disk \
-                     <shareable/> in both domains",
-                    self.uri, other.name
-                ),
-            )),
-        }
+        let all = config.items().filter(|item| is_nbd(item)).filter_map(|item| params(item).ok());
+        let others = all.filter(|other| other.is_guest_disk() && other.uri == self.uri);
+        self.unlocked().check_free(others.map(|other| other.unlocked()))
     }
 }
 

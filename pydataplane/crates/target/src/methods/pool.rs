@@ -1,9 +1,11 @@
-//! Pools of Ceph whose images are volumes, beside those of lvstores: the methods on lvols work on them, too.
+//! Pools of Ceph whose images are volumes, beside those of lvstores: the methods on lvols work on them, too. What is
+//! the same of all kinds of pools is here as well.
 
+use super::lunpool;
 use super::{UuidText, check_name_of};
 use crate::app::App;
 use crate::errors;
-use crate::pools::{DATA_TIMEOUT, LIST_TIMEOUT, Pool};
+use crate::pools::{DATA_TIMEOUT, LIST_TIMEOUT, Place, Pool, lun_name};
 use crate::state::{self, Item};
 use bdev::Geometry;
 use rpc::{Errno, Error, Flags, Methods};
@@ -39,16 +41,17 @@ struct Create {
     object_size: Option<u64>,
 }
 
+/// A pool.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Name {
+pub struct Name {
     /// Name of the pool.
-    name: String,
+    pub name: String,
 }
 
-/// Whether `item` adds a pool.
+/// Whether `item` adds a pool, of whatever kind.
 pub fn is_pool(item: &Item) -> bool {
-    item.call.method == CREATE
+    item.call.method == CREATE || lunpool::is_pool(item)
 }
 
 /// Names of the pools on a cluster, also of those that are not restored.
@@ -68,19 +71,26 @@ fn asked(p: &Create, pool: Pool) -> Result<(Uuid, u64), Error> {
     }
 }
 
+/// Refuses a name that a new pool cannot have.
+pub fn check_new(app: &App, name: &str) -> Result<(), Error> {
+    check_name_of("pool", name)?;
+    if app.lvstores.lvstore(name).is_ok() {
+        let why = format!("there is an lvstore {name}: choose another name");
+        return Err(Error::os(Errno::Exist, why));
+    }
+    Ok(())
+}
+
 fn create(app: &App, mut p: Create) -> Result<String, Error> {
-    check_name_of("pool", &p.name)?;
+    check_new(app, &p.name)?;
     let block_size = p.block_size.unwrap_or(BLOCK_SIZE);
     Geometry::checked(block_size, 0, 1)
         .map_err(|why| Error::os(Errno::Inval, format_args!("pool {}: {why}", p.name)))?;
-    if app.lvstores.lvstore(&p.name).is_ok() {
-        let why = format!("there is an lvstore {}: choose another name", p.name);
-        return Err(Error::os(Errno::Exist, why));
-    }
     let cluster = app.clusters.get(&p.cluster_name).map_err(errors::rbd)?;
-    let pool = |known: (Uuid, u64)| {
-        let place = (p.name.clone(), Arc::clone(&cluster), p.pool_name.clone());
-        Pool::new(place, (known.0, block_size, known.1))
+    let pool = |(uuid, object_size): (Uuid, u64)| {
+        let (cluster, path) = (Arc::clone(&cluster), p.pool_name.clone());
+        let place = Place::Ceph { cluster, path, block_size, object_size };
+        Pool::new(p.name.clone(), place, uuid)
     };
     let _wait = app.waits.begin(format!("pool {}", p.name), "its cluster to answer".into());
     let known = asked(&p, pool((Uuid::nil(), 1)))?;
@@ -112,6 +122,9 @@ fn complete_deletions(app: &App, name: &str) {
 /// # Errors
 /// It cannot be added at all.
 pub fn restore(app: &App, item: &Item) -> Result<(), Error> {
+    if lunpool::is_pool(item) {
+        return lunpool::restore(app, item);
+    }
     let p = serde_json::from_value::<Create>(Value::Object(item.call.params.clone()));
     let p = p.map_err(|e| Error::params(format!("wrong parameters of {CREATE}: {e}")))?;
     match app.pools.get(&p.name) {
@@ -120,12 +133,23 @@ pub fn restore(app: &App, item: &Item) -> Result<(), Error> {
     }
 }
 
-fn delete(app: &App, name: &str) -> Result<bool, Error> {
+/// Forgets a pool of the kind whose methods begin so; refused while a volume of it is in use.
+///
+/// # Errors
+/// One is; there is no such pool.
+pub fn delete(app: &App, name: &str, kind: &str) -> Result<bool, Error> {
+    if let Some(pool) = app.pools.get(name).filter(|pool| pool.place.kind() != kind) {
+        let (is, what) = (pool.place.kind(), pool.place.what());
+        let why = format!("{name} is a pool {what}: virtlun_{is}_pool_delete lets go of it");
+        return Err(Error::os(Errno::NoDev, why));
+    }
     app.close_unused_volumes();
     let key = state::pool_key(name);
     let of_it = |item: &Item| item.call.params.get("pool").and_then(Value::as_str) == Some(name);
     if let Some(item) = app.config().items().find(|item| of_it(item)) {
-        let image = item.call.params.get("rbd_name").and_then(Value::as_str).unwrap_or_default();
+        let text = |name: &str| Some(item.call.params.get(name)?.as_str()?.to_owned());
+        let lun = || lun_name(iscsi::Address::parse(&text("url")?).ok()?.lun()).into();
+        let image = text("rbd_name").or_else(lun).unwrap_or_default();
         let why = format!("pool {name} stays, as its volume {image} is in use: release that first");
         return Err(Error::os(Errno::Busy, why));
     }
@@ -167,7 +191,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             "virtlun_rbd_pool_delete",
             "Have the images of a pool as volumes no more; refused while one is in use. The images stay.",
             Flags::LONG_WRITE,
-            move |p: Name| delete(&a, &p.name),
+            move |p: Name| delete(&a, &p.name, "rbd"),
         )
         .errors(&[Errno::NoDev, Errno::Busy]);
 }

@@ -8,11 +8,11 @@ use crate::app::App;
 use crate::cpumask::CpuMask;
 use crate::errors;
 use crate::guestdisks;
-use crate::pools::Pool;
+use crate::pools::{Place, Pool, Volume};
 use crate::privilege;
 use crate::state::Item;
 use bdev::Bdev;
-use rbd::{Cluster, ClusterOptions, ConfigFile, Disk, OpenedImage, Source, Volume};
+use rbd::{Cluster, ClusterOptions, ConfigFile, Disk, OpenedImage, Source};
 use rpc::{Errno, Error, Flags, Methods};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -397,14 +397,17 @@ pub struct Way {
 /// # Errors
 /// As those of the method.
 pub fn open_volume(app: &App, pool: &Pool, volume: &Volume, way: Way) -> Result<(), Error> {
+    let Place::Ceph { cluster, path, block_size, .. } = &pool.place else {
+        return Err(Error::internal(format!("{} is no image of Ceph", pool.alias(volume))));
+    };
     let p = Create {
         name: Some(volume.uuid.to_string()),
         user_id: None,
-        pool_name: pool.path.clone(),
+        pool_name: path.clone(),
         rbd_name: volume.name(),
-        block_size: pool.block_size,
+        block_size: *block_size,
         config: None,
-        cluster_name: Some(pool.cluster.name().to_owned()),
+        cluster_name: Some(cluster.name().to_owned()),
         uuid: Some(UuidText(volume.uuid)),
         read_only: None,
         shared: way.shared.then_some(true),
@@ -523,7 +526,7 @@ fn resize(app: &App, p: &Resize) -> Result<bool, Error> {
 }
 
 fn delete(app: &App, name: &str) -> Result<bool, Error> {
-    let closing = app.registry.get_as::<Disk>(name).map(|disk| disk.closing());
+    let closing = app.closing(name);
     super::delete(app, name, Disk::PRODUCT)?;
     // Then it is free for others.
     if closing.is_some_and(|closing| !closing.wait(CLOSE_TIMEOUT)) {

@@ -25,7 +25,7 @@ pub fn cluster_key(name: &str) -> String {
     format!("cluster {name}")
 }
 
-/// Key of a pool of Ceph whose images are volumes.
+/// Key of a pool whose images or LUNs are volumes.
 pub fn pool_key(name: &str) -> String {
     format!("pool {name}")
 }
@@ -73,7 +73,9 @@ pub fn identify(call: &Call) -> (Subsystem, String) {
         "virtlun_bdev_set_limits" => (Subsystem::Bdev, limits_key(text("name"))),
         "bdev_rbd_register_cluster" => (Subsystem::Bdev, cluster_key(text("name"))),
         "bdev_iscsi_set_options" => (Subsystem::Bdev, ISCSI_OPTIONS_KEY.to_owned()),
-        "virtlun_rbd_pool_create" => (Subsystem::Bdev, pool_key(text("name"))),
+        "virtlun_rbd_pool_create" | "virtlun_iscsi_pool_create" => {
+            (Subsystem::Bdev, pool_key(text("name")))
+        }
         "virtlun_export_create" => (Subsystem::Bdev, export_key(text("bdev_name"))),
         "ublk_create_target" => (Subsystem::Ublk, UBLK_KEY.to_owned()),
         "ublk_start_disk" => (Subsystem::Ublk, export_key(text("bdev_name"))),

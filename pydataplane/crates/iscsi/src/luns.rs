@@ -1,0 +1,72 @@
+//! The LUNs of a target, without a device on them.
+
+use uuid::Uuid;
+
+use crate::address::Address;
+use crate::session::{Identity, Isid, NoSession, Session};
+use crate::unit::Unit;
+
+/// A disk among the LUNs of a target.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Number of the LUN.
+    pub lun: u16,
+    /// What it is; a clause: it does not say, or is none that a bdev can be on.
+    pub is: Result<Medium, String>,
+}
+
+/// What is known of such a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Medium {
+    /// Made of the target's name and the LUN's identification.
+    pub identity: Uuid,
+    /// Bytes.
+    pub block_size: u32,
+    /// Bytes.
+    pub size: u64,
+    /// It takes no writes.
+    pub read_only: bool,
+    /// It is provisioned thinly.
+    pub thin: bool,
+}
+
+/// Why the LUNs of a target are not known.
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct ListError {
+    /// In one clause.
+    pub why: String,
+    /// The target has not answered for too long.
+    pub silent: bool,
+}
+
+impl From<NoSession> for ListError {
+    fn from(no: NoSession) -> ListError {
+        ListError { why: no.why, silent: no.silent }
+    }
+}
+
+impl From<Unit> for Medium {
+    fn from(unit: Unit) -> Medium {
+        Medium {
+            identity: unit.identity,
+            block_size: unit.capacity.geometry.block_size,
+            size: unit.capacity.geometry.bytes(),
+            read_only: unit.mode.write_protected,
+            thin: unit.capacity.thin,
+        }
+    }
+}
+
+/// Logs in to the target of `address`, in a session of its own, and returns the disks among its LUNs; takes some
+/// seconds at most, and as many for each LUN that does not answer.
+///
+/// # Errors
+/// The target is not there, lets nobody in, or does not tell.
+pub fn list(address: &Address, initiator: &str) -> Result<Vec<Found>, ListError> {
+    let no = |e: crate::LibraryError| ListError { why: e.to_string(), silent: false };
+    crate::Library::loaded().map_err(no)?;
+    let identity = Identity { address, initiator, isid: Isid::random() };
+    let listed = Session::list(identity)?;
+    Ok(listed.into_iter().map(|(lun, unit)| Found { lun, is: unit.map(Medium::from) }).collect())
+}
