@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pydataplane import emulator
 from pydataplane.domain.errors import ConfigError
-from pydataplane.domain.model import FrontEndSetting
+from pydataplane.domain.model import Allowed, FrontEndSetting
 from pydataplane.domain.translate import Settings
 
 DEFAULT_PATH = Path("/etc/virtlun/virtlun.toml")
@@ -47,6 +47,8 @@ class TargetSection(Section):
     """How long one call to the target may take, seconds."""
     rbd: bool = False
     """Whether `virtlun target start` starts targets that serve images of Ceph (--rbd)."""
+    iscsi: bool = False
+    """Whether it starts targets that serve LUNs of iSCSI targets (--iscsi)."""
     network: bool = False
     """Whether it starts targets that may make network connections (--network)."""
 
@@ -78,11 +80,11 @@ class DisksSection(Section):
     of a target without --hold-sessions with any QEMU. auto: blk with bus='virtio', unless the disk
     asks for what only SCSI has, and where the domain's <emulator> has no vhost-user-scsi; else
     scsi. A disk that a domain has stays what it is until it is detached, or gets another bus."""
-    serve_network: list[Literal["rbd", "nbd"]] = []
+    serve_network: list[Literal["rbd", "nbd", "iscsi"]] = []
     """Protocols of <source protocol=> whose disks are the target's, too: images of Ceph (rbd),
-    exports of NBD servers (nbd). Those of a domain are that is defined, created or attached to
-    through the gateway, where it can have a controller; of one that runs without, what is attached
-    is QEMU's, as all others are."""
+    exports of NBD servers (nbd), LUNs of iSCSI targets (iscsi). Those of a domain are that is
+    defined, created or attached to through the gateway, where it can have a controller; of one that
+    runs without, what is attached is QEMU's, as all others are."""
     own_keyring: bool = False
     """Whether that holds for images of Ceph without a secret, too. The target opens them with its
     user's own keyring: who may change a domain has every image that this may open, and is asked for
@@ -90,6 +92,10 @@ class DisksSection(Section):
     nbd_sockets: list[Annotated[str, Field(pattern="^/")]] = []
     """Folders below which UNIX sockets of NBD servers are that the target connects to, as its own
     user. Disks on others are QEMU's."""
+    iscsi_portals: list[Annotated[str, Field(min_length=1)]] = []
+    """Names, addresses and networks (10.0.0.0/24) of iSCSI targets that the target logs in to for
+    disks; "*" is any. Disks on others are QEMU's: an iSCSI target that is hostile may crash the
+    target, or have it do what it wants, and with it all VMs' disks."""
     max_queues: int = Field(default=8, ge=1, le=64)
     """Most request queues of a controller; it gets one for each vCPU of the domain."""
     reconnect_s: Annotated[int, Field(ge=0, le=3600)] | Literal["auto"] = "auto"
@@ -203,8 +209,11 @@ class Config(Section):
             qemu_reconnects=emulator.reconnects,
             front_end=self.disks.front_end,
             network=frozenset(self.disks.serve_network),
-            own_keyring=self.disks.own_keyring,
-            nbd_sockets=tuple(self.disks.nbd_sockets),
+            allowed=Allowed(
+                self.disks.own_keyring,
+                tuple(self.disks.nbd_sockets),
+                tuple(self.disks.iscsi_portals),
+            ),
             qemu_lacks_scsi=emulator.lacks_scsi,
         )
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from pydataplane import methods
 from pydataplane.lvstores import Lvstore
+
+Protocol = Literal["rbd", "nbd", "iscsi"]
+"""By which a disk's image is on another host."""
+
+NAMED_BY: Mapping[Protocol, str] = {"rbd": "rbd_name", "nbd": "uri", "iscsi": "url"}
+"""What the target tells of where such an image is."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,7 @@ class Lvol:
     block_size: int
     limited: bool | None = field(default=None, kw_only=True)
     """Whether it has I/O limits; None where the target does not tell."""
-    image: Literal["rbd", "nbd"] | None = field(default=None, kw_only=True)
+    image: Protocol | None = field(default=None, kw_only=True)
     """By which protocol it is on another host, and no volume but a disk's image."""
 
     @property
@@ -47,7 +54,9 @@ class Volume(Lvol):
     dif_type: int | None = None
     """Type of the protection information that it keeps itself, 1 or 3 (our target's)."""
     pool: str | None = None
-    """UUID of the pool of Ceph that it is an image of; None: it is an lvstore's."""
+    """UUID of the pool that it is of; None: it is an lvstore's."""
+    problem: str | None = None
+    """Why it cannot be used, as its LUN does not say what it is."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for `--json`."""
@@ -87,19 +96,19 @@ def lvol_of(item: methods.Bdev) -> Lvol:
     )
 
 
-def image_of(item: methods.Bdev) -> Literal["rbd", "nbd"] | None:
+def image_of(item: methods.Bdev) -> Protocol | None:
     """Returns by which protocol a bdev is a disk's image on another host; None if it is none."""
     specific = item["driver_specific"]
     if specific.get("lvol") is not None or item["name"] != item["uuid"]:
         return None
-    return "rbd" if "rbd" in specific else "nbd" if "nbd" in specific else None
+    return next((kind for kind in NAMED_BY if kind in specific), None)
 
 
-def _image(item: methods.Bdev, kind: Literal["rbd", "nbd"]) -> Lvol:
+def _image(item: methods.Bdev, kind: Protocol) -> Lvol:
     specific = item["driver_specific"][kind]
     return Lvol(
-        lvstore=f"rbd:{specific['pool_name']}" if kind == "rbd" else "nbd",
-        name=specific["rbd_name"] if kind == "rbd" else specific["uri"],
+        lvstore=f"rbd:{specific['pool_name']}" if kind == "rbd" else kind,
+        name=specific[NAMED_BY[kind]],
         uuid=item["uuid"],
         size=item["num_blocks"] * item["block_size"],
         thin=True,
@@ -121,6 +130,7 @@ def volume_of(item: methods.Bdev, store: Lvstore) -> Volume:
         key=lvol.get("key_name"),
         dif_type=lvol.get("dif_type"),
         pool=store.uuid if store.is_pool else None,
+        problem=item["driver_specific"].get("iscsi", {}).get("problem"),
     )
 
 

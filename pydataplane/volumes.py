@@ -28,6 +28,11 @@ MIB = 1 << 20
 SIZES_MAX = 4096
 """Volumes whose sizes are asked for in one call, for the answer to be read in milliseconds."""
 
+RESIZED_BY = {
+    "nbd": "its server, which the target asks for the size when it connects",
+    "iscsi": "its array: the target sees the new size within seconds, and tells the guest",
+}
+
 RANGES_MAX = 4096
 """Ranges that are asked for in one call, unless the caller says."""
 
@@ -422,10 +427,8 @@ class Volumes(Lvstores):
             VolumeError: its protocol has no way to.
         """
         if image.image != "rbd":
-            raise VolumeError(
-                f"image {image.path} is resized by its server, which the target asks for the size"
-                " when it connects"
-            )
+            by = RESIZED_BY.get(image.image or "", "its host")
+            raise VolumeError(f"image {image.path} is resized by {by}")
         self.client.call("bdev_rbd_resize", name=image.uuid, new_size=_mib(size))
 
     def rename(self, reference: str, name: str) -> Volume:

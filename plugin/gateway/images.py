@@ -122,9 +122,8 @@ async def opened(call: Call, plan: Plan, luns: list[LunPlan]) -> AsyncIterator[N
 
 
 def _check_allowed(services: Services, lun: LunPlan) -> None:
-    settings = services.settings
     try:
-        check_allowed(lun, settings.own_keyring, settings.nbd_sockets)
+        check_allowed(lun, services.settings.allowed)
     except ImageError as error:
         raise Refused(Refusal.DENIED, str(error)) from error
 
@@ -133,4 +132,6 @@ async def _key(upstream: Upstream, lun: LunPlan) -> str | None:
     """Returns what an image is opened with, with the rights of this connection."""
     source = lun.volume.source
     assert source is not None
-    return await secrets.ceph_key(upstream, source.secret) if source.secret is not None else None
+    if source.secret is None:
+        return None
+    return await secrets.key(upstream, source.protocol, source.secret)

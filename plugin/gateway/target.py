@@ -429,10 +429,10 @@ class Target:
         """Whether the image of a disk over the network is open, or the target goes on to try."""
         return await self._run(lambda: images.has_image(self._client, lun))
 
-    async def open_image(self, lun: LunPlan, key: str | None) -> bool:
+    async def open_image(self, controller: str, lun: LunPlan, key: str | None) -> bool:
         """Opens the image of a disk over the network; see `images.open_image`."""
         client = Client(self._client.path, OPEN_S)
-        return await self._run(lambda: images.open_image(client, lun, key))
+        return await self._run(lambda: images.open_image(client, controller, lun, key))
 
     async def close_image(self, lun: LunPlan) -> None:
         """Closes it unless somebody uses it; see `images.close_image`."""

@@ -404,7 +404,7 @@ class Targets:
 
     async def open_image(self, plan: Plan, lun: LunPlan, key: str | None) -> bool:
         """Opens it in the plan's target; False if it is open. See `Target.open_image`."""
-        return await self._of_plan(plan).open_image(lun, key)
+        return await self._of_plan(plan).open_image(plan.controller, lun, key)
 
     async def close_image(self, plan: Plan, lun: LunPlan) -> None:
         """Closes it, unless somebody uses it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tomllib
 
 from pydataplane.domain.errors import ConfigError
+from pydataplane.domain.model import Allowed
 
 DEFAULT_CONFIG = "/etc/virtlun/virtlun.toml"
 DEFAULT_RPC_SOCKET = "/run/virtlun/target.sock"
@@ -42,8 +43,11 @@ class Config:
             again = values.get("disks", {}).get("reconnect_s", DEFAULT_RECONNECT_S)
             self.reconnect_s = None if again == "auto" else int(again)
             disks = values.get("disks", {})
-            self.own_keyring = disks.get("own_keyring", False) is True
-            self.nbd_sockets = [str(folder) for folder in disks.get("nbd_sockets", [])]
+            self.allowed = Allowed(
+                disks.get("own_keyring", False) is True,
+                [str(folder) for folder in disks.get("nbd_sockets", [])],
+                [str(portal) for portal in disks.get("iscsi_portals", [])],
+            )
             self.rpc_socket = str(target.get("rpc_socket", DEFAULT_RPC_SOCKET))
             self.vhost_dir = str(target.get("vhost_dir", DEFAULT_VHOST_DIR))
             self.others = {

@@ -94,7 +94,7 @@ def _bring_up(rpc: Connection, plan: Plan, operation: str, config: Config) -> No
     Raises:
         PluginError, TargetError, VolumeError: it cannot be done; the sentence says why.
     """
-    failed = images.open_without_secrets(rpc, plan, config.own_keyring, config.nbd_sockets)
+    failed = images.open_without_secrets(rpc, plan, config.allowed)
     if operation != "reconnect":
         for error in failed.values():
             raise error

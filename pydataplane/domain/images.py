@@ -1,8 +1,8 @@
-"""Makes the bdevs of a domain's disks over the network: images of Ceph, exports of NBD servers.
+"""Makes the bdevs of a domain's disks over the network: of Ceph, NBD servers, iSCSI targets.
 
-The target keeps them as long as a guest has them, over its own restart and upgrade, with the key of
-Ceph that they were made with (in its state directory, which only its user and root can read). That
-key is passed in the call and nowhere else.
+The target keeps them as long as a guest has them, over its own restart and upgrade, with the key or
+password that they were made with (in its state directory, which only its user and root can read).
+That is passed in the call and nowhere else.
 
 Standard library only: the hook is made of it.
 """
@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from pydataplane.domain.errors import ImageError, ImageServerSilent
-from pydataplane.domain.model import Host, LunPlan, NetworkSource, Plan
+from pydataplane.domain.model import Allowed, Host, LunPlan, NetworkSource, Plan
+from pydataplane.domain.names import domain_of
 from pydataplane.domain.observed import look_up
 from pydataplane.domain.xml.network import forbidden
 from pydataplane.errors import BUSY, EXISTS, TIMED_OUT, RpcError
 from pydataplane.methods import Rpc
 
+QEMUS_INITIATOR = "iqn.2008-11.org.linux-kvm:"
+"""QEMU's own initiator is called so, with the domain's UUID: arrays may let in that name."""
 BLOCK_BYTES = 512
 """Logical block of an image of Ceph; a disk can be shown with larger ones."""
 
@@ -50,11 +54,11 @@ def has_image(rpc: Rpc, lun: LunPlan) -> bool:
     return own in waiting or any(p.startswith(f"{own} ") for p in status["restore_problems"])
 
 
-def open_image(rpc: Rpc, lun: LunPlan, key: str | None) -> bool:
+def open_image(rpc: Rpc, controller: str, lun: LunPlan, key: str | None) -> bool:
     """Makes the bdev of a disk over the network; False if it is there already, and stays.
 
-    `key` is the value of the source's secret as Ceph writes keys. The caller shows the bdev to a
-    guest within a minute, or it goes again.
+    `controller` is the name of its domain's; `key` is the value of the source's secret, of Ceph as
+    that writes keys. The caller shows the bdev to a guest within a minute, or it goes again.
 
     Raises:
         ImageError: the image cannot be had; one sentence.
@@ -63,6 +67,8 @@ def open_image(rpc: Rpc, lun: LunPlan, key: str | None) -> bool:
     source = lun.volume.source
     assert source is not None
     assert lun.uuid is not None
+    if source.protocol == "iscsi" and source.initiator is None:
+        source = replace(source, initiator=QEMUS_INITIATOR + domain_of(controller))
     try:
         _OPENERS[source.protocol](rpc, lun.uuid, source, key)
     except RpcError as error:
@@ -73,21 +79,19 @@ def open_image(rpc: Rpc, lun: LunPlan, key: str | None) -> bool:
     return True
 
 
-def check_allowed(lun: LunPlan, own_keyring: bool, nbd_sockets: Sequence[str]) -> None:
+def check_allowed(lun: LunPlan, allowed: Allowed) -> None:
     """Refuses a disk that this host's configuration has not served, whatever its metadata says.
 
     Raises:
         ImageError: says why.
     """
     assert lun.volume.source is not None
-    why = forbidden(lun.volume.source, own_keyring, nbd_sockets)
+    why = forbidden(lun.volume.source, allowed)
     if why is not None:
         raise ImageError(f"disk {lun.dev} (image {lun.volume.alias}): {why}")
 
 
-def open_without_secrets(
-    rpc: Rpc, plan: Plan, own_keyring: bool, nbd_sockets: Sequence[str]
-) -> dict[LunPlan, ImageError]:
+def open_without_secrets(rpc: Rpc, plan: Plan, allowed: Allowed) -> dict[LunPlan, ImageError]:
     """Makes the bdevs of a plan's disks over the network, for who cannot ask libvirt for secrets.
 
     Returns why which disks have none: it needs a secret, or as `open_image`.
@@ -100,9 +104,9 @@ def open_without_secrets(
         source = lun.volume.source
         assert source is not None
         try:
-            check_allowed(lun, own_keyring, nbd_sockets)
+            check_allowed(lun, allowed)
             if source.secret is None and not is_open(rpc, lun):
-                open_image(rpc, lun, None)
+                open_image(rpc, plan.controller, lun, None)
         except ImageError as error:
             failed[lun] = error
             continue
@@ -148,33 +152,66 @@ def _open_rbd(rpc: Rpc, uuid: str, source: NetworkSource, key: str | None) -> No
 
 def _open_nbd(rpc: Rpc, uuid: str, source: NetworkSource, key: str | None) -> None:
     assert key is None
-    *others, last = nbd_uris(source)
-    for uri in others:
+
+    def make(uri: str) -> None:
+        rpc.call(
+            "virtlun_nbd_create",
+            name=uuid,
+            uuid=uuid,
+            uri=uri,
+            readonly=source.read_only,
+            guest_disk=True,
+            shared=True if source.shared else None,
+        )
+
+    _at_one_of(nbd_uris(source), make)
+
+
+def _open_iscsi(rpc: Rpc, uuid: str, source: NetworkSource, key: str | None) -> None:
+    assert source.initiator is not None
+    initiator = source.initiator
+
+    def make(url: str) -> None:
+        rpc.call(
+            "bdev_iscsi_create",
+            name=uuid,
+            uuid=uuid,
+            url=url,
+            initiator_iqn=initiator,
+            user=source.user if key is not None else None,
+            password=key,
+            read_only=True if source.read_only else None,
+            guest_disk=True,
+            shared=True if source.shared else None,
+        )
+
+    (host,) = source.hosts
+    hosts = [Host(address, host.port) for address in _addresses("iSCSI target", host.name)]
+    _at_one_of([f"iscsi://{each.text}/{source.pool}/{source.image}" for each in hosts], make)
+
+
+def _at_one_of(addresses: Sequence[str], make: Callable[[str], None]) -> None:
+    """Makes a bdev at the first of a server's addresses where it is reached.
+
+    Raises:
+        RpcError: at none, or it is in use.
+    """
+    *others, last = addresses
+    for address in others:
         try:
-            _make_nbd(rpc, uuid, source, uri)
+            make(address)
         except RpcError as error:
             if error.code in (EXISTS, BUSY):  # else it is not reached there
                 raise
         else:
             return
-    _make_nbd(rpc, uuid, source, last)
-
-
-def _make_nbd(rpc: Rpc, uuid: str, source: NetworkSource, uri: str) -> None:
-    rpc.call(
-        "virtlun_nbd_create",
-        name=uuid,
-        uuid=uuid,
-        uri=uri,
-        readonly=source.read_only,
-        guest_disk=True,
-        shared=True if source.shared else None,
-    )
+    make(last)
 
 
 _OPENERS: Mapping[str, Callable[[Rpc, str, NetworkSource, str | None], None]] = {
     "rbd": _open_rbd,
     "nbd": _open_nbd,
+    "iscsi": _open_iscsi,
 }
 """By protocol."""
 
@@ -188,7 +225,7 @@ def nbd_uris(source: NetworkSource) -> list[str]:
     (host,) = source.hosts
     if host.port is None:
         return [f"nbd+unix:///{_quoted(source.image)}?socket={_quoted(host.name)}"]
-    hosts = [Host(address, host.port) for address in _addresses(host.name)]
+    hosts = [Host(address, host.port) for address in _addresses("NBD server", host.name)]
     return [f"nbd://{each.text}/{_quoted(source.image)}" for each in hosts]
 
 
@@ -198,9 +235,9 @@ def _quoted(text: str) -> str:
     return "".join(chr(byte) if byte in plain else f"%{byte:02X}" for byte in text.encode())
 
 
-def _addresses(name: str) -> list[str]:
+def _addresses(what: str, name: str) -> list[str]:
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ImageError(f"NBD server {name}: {error.strerror or error}") from error
+        raise ImageError(f"{what} {name}: {error.strerror or error}") from error
     return list(dict.fromkeys(str(each[4][0]) for each in found))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -28,6 +28,23 @@ def none_reconnects(path: str | None, arch: str | None) -> bool:
 def none_lacks_scsi(path: str | None, arch: str | None) -> bool:
     """Takes every QEMU for one that has vhost-user-scsi."""
     return False
+
+
+class Allowed(NamedTuple):
+    """What this host's configuration lets disks over the network reach; see plugin.config."""
+
+    own_keyring: bool = False
+    """Images of Ceph without a secret, opened with the target's keyring."""
+    nbd_sockets: Sequence[str] = ()
+    """Folders below which UNIX sockets of NBD servers are."""
+    iscsi_portals: Sequence[str] = ()
+    """Names, addresses and networks (10.0.0.0/24) of iSCSI targets; * is any."""
+
+
+ANY = Allowed(True, ("/",), ("*",))
+"""Whatever there is."""
+NOTHING = Allowed()
+"""What needs nobody's leave alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +74,8 @@ class Settings:
     """What a disk that is new becomes."""
     network: frozenset[str] = frozenset()
     """Protocols of <source protocol=> whose disks are ours, too; see domain.xml.network."""
-    own_keyring: bool = False
-    """Whether an image of Ceph without a secret is ours, too, opened with the target's keyring."""
-    nbd_sockets: tuple[str, ...] = ()
-    """Folders below which UNIX sockets of NBD servers are whose disks are ours."""
+    allowed: Allowed = NOTHING
+    """Which of them; others are QEMU's."""
     qemu_lacks_scsi: Callable[[str | None, str | None], bool] = none_lacks_scsi
     """Whether a domain's QEMU has no vhost-user-scsi; as `qemu_reconnects`. See
     pydataplane.emulator.lacks_scsi."""
@@ -69,7 +84,7 @@ class Settings:
 def serving(settings: Settings, protocol: str) -> Settings:
     """Returns settings under which a disk over the network that is ours already is so again."""
     network = settings.network | {protocol}
-    return replace(settings, network=network, own_keyring=True, nbd_sockets=("/",))
+    return replace(settings, network=network, allowed=ANY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +116,21 @@ class NetworkSource:
 
     protocol: str
     pool: str
-    """POOL or POOL/NAMESPACE of Ceph; of others empty."""
+    """POOL or POOL/NAMESPACE of Ceph; the name of an iSCSI target; of others empty."""
     image: str
-    """IMAGE or IMAGE@SNAPSHOT; the name of an NBD export, which may be empty."""
+    """IMAGE or IMAGE@SNAPSHOT; the number of a LUN; the name of an NBD export, which may be empty.
+    """
     hosts: tuple[Host, ...]
     config: str | None
     """Path of Ceph's configuration."""
     user: str | None
-    """Of Ceph, without client."""
+    """Of Ceph, without client.; that of CHAP."""
     secret: SecretRef | None
-    """The user's key."""
+    """The user's key or password."""
     read_only: bool
     shared: bool
+    initiator: str | None = None
+    """Name of the iSCSI initiator; None: one that is made of the domain's UUID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +138,7 @@ class VolumeRef:
     """A logical volume by name, or what else a disk of ours is on.
 
     An image of Ceph that its client names by cluster and pool is `rbd:POOL` and IMAGE, an NBD
-    export `nbd:HOST` and its name.
+    export `nbd:HOST` and its name, a LUN of an iSCSI target `iscsi:TARGET` and its number.
     """
 
     lvstore: str

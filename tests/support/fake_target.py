@@ -91,7 +91,7 @@ class FakeTarget(WatchedClient):
         self.copies: dict[tuple[str, int], dict[str, Any]] = {}
         """What virtlun_lun_copy_check tells, by controller and target number."""
         self.images: dict[str, dict[str, Any]] = {}
-        """What each open image of Ceph, among the volumes by POOL/IMAGE, was made with."""
+        """What each open image, among the volumes by POOL/IMAGE or URL, was made with."""
         self.suspended: list[dict[str, Any]] = []
         """What virtlun_vhost_get_suspended tells."""
         self._made = 0
@@ -283,10 +283,12 @@ class FakeTarget(WatchedClient):
         return shown | ({"flush_error": self.flush_error} if self.flush_error else {})
 
     def _image(self, alias: str) -> dict[str, Any] | None:
-        """Returns what is told of an image of Ceph that is open; None of an lvol."""
+        """Returns what is told of an image that is open, or a LUN; None of an lvol."""
         given = self.images.get(alias)
         if given is None:
             return None
+        if "url" in given:
+            return {"iscsi": {"url": given["url"]}}
         return {"rbd": {name: given[name] for name in ("pool_name", "rbd_name")}}
 
     def bdev_rbd_create(self, name: str, pool_name: str, rbd_name: str, **given: Any) -> str:
@@ -295,6 +297,13 @@ class FakeTarget(WatchedClient):
         alias = f"{pool_name}/{rbd_name}"
         self.volumes[alias] = Volume(name)
         self.images[alias] = {"pool_name": pool_name, "rbd_name": rbd_name, **given}
+        return name
+
+    def bdev_iscsi_create(self, name: str, url: str, initiator_iqn: str, **given: Any) -> str:
+        if name in self.uuids:
+            raise RpcError(EXISTS, f"there is a bdev {name} already")
+        self.volumes[url] = Volume(name)
+        self.images[url] = {"url": url, "initiator_iqn": initiator_iqn, **given}
         return name
 
     def virtlun_guest_disk_close(self, name: str) -> bool:

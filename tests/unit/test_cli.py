@@ -23,6 +23,7 @@ from plugin.cli.doctor.finding import Finding
 from plugin.config import Config, GatewaySection
 from pydataplane import emulator, supervise
 from pydataplane.domain import translate
+from pydataplane.domain.model import ANY
 from pydataplane.domain.translate import Settings
 from tests.unit.gateway.world import UUID_1, disk, plain
 from tests.unit.translate.domains import domain
@@ -363,7 +364,7 @@ def test_doctor_names_domains_whose_autostart_needs_a_secret(tmp_path: Path) -> 
         "<target dev='sdb' bus='scsi'/></disk>"
     )
     auth = "<auth username='u'><secret type='ceph' usage='s'/></auth>"
-    served = Settings(network=frozenset({"rbd"}), own_keyring=True)
+    served = Settings(network=frozenset({"rbd"}), allowed=ANY)
     for name, devices in (
         ("secret", disk.format("a", auth)),
         ("keyring", disk.format("b", "")),

@@ -17,6 +17,7 @@ from plugin.config import Config, load, schema
 from plugin.gateway.server import Gateway
 from pydataplane import emulator
 from pydataplane.domain.errors import LIBVIRT, ConfigError, Refusal
+from pydataplane.domain.model import Allowed
 from pydataplane.domain.translate import Settings, recognise
 from tests.support.examples import used
 from tests.unit.translate.domains import ROOT
@@ -65,6 +66,7 @@ def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
                 "serve_network": ["nbd"],
                 "own_keyring": True,
                 "nbd_sockets": ["/run/nbd"],
+                "iscsi_portals": ["10.0.0.0/24"],
             },
         }
     )
@@ -73,8 +75,7 @@ def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
         *("/v", "/p/", "r/", "x", "q-", 3, 2, emulator.reconnects),
         front_end="blk",
         network=frozenset({"nbd"}),
-        own_keyring=True,
-        nbd_sockets=("/run/nbd",),
+        allowed=Allowed(True, ("/run/nbd",), ("10.0.0.0/24",)),
         qemu_lacks_scsi=emulator.lacks_scsi,
     )
     assert settings == expected == config.settings()

@@ -344,7 +344,7 @@ def apparmor(vhost_dir: Path) -> Finding:
 def autostart(folder: Path = AUTOSTART) -> list[Finding]:
     """Names the domains that libvirtd cannot start by itself, as it starts them past the gateway.
 
-    It tells nobody else the secrets that their images of Ceph are opened with.
+    It tells nobody else the secrets that their images are opened with.
     """
     names = []
     for file in sorted(folder.glob("*.xml")):

@@ -204,7 +204,7 @@ def _fields(usage: Usage) -> dict[str, int]:
 def _shrinking(volume: Lvol) -> str:
     """Returns how a volume is made smaller."""
     if volume.image is not None:
-        return "what its cluster has for that, while nobody uses it"
+        return "what its cluster or server has for that, while nobody uses it"
     return f"`virtlun volume resize {volume.path} SIZE --shrink`"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydataplane.domain.translate.fieldkinds import Effect, Field, done, never
 
-_TLS = "the target's NBD client has no TLS: leave the disk to QEMU, or use a network that is safe"
+_TLS = "the target does not use TLS for it: leave the disk to QEMU, or use a network that is safe"
 
 
 FIELDS: tuple[Field, ...] = (
@@ -18,9 +18,20 @@ FIELDS: tuple[Field, ...] = (
         "internal no manual",
         "its snapshots are taken where it is; use 'no', or remove it",
     ),
-    done("source@protocol", "`rbd`, `nbd`: those of `serve_network`"),
-    done("source@name", "of rbd POOL/IMAGE or POOL/NAMESPACE/IMAGE; of nbd the export"),
-    Field("source/host", Effect.HONOURED, "monitors of Ceph; of nbd one server", whole=True),
+    done("source@protocol", "`rbd`, `nbd`, `iscsi`: those of `serve_network`"),
+    done(
+        "source@name",
+        "of rbd POOL/IMAGE or POOL/NAMESPACE/IMAGE; of nbd the export; of iscsi TARGET/LUN",
+    ),
+    Field(
+        "source/host", Effect.HONOURED, "monitors of Ceph; of nbd and iscsi one server", whole=True
+    ),
+    Field(
+        "source/initiator",
+        Effect.HONOURED,
+        "of iscsi; without, iqn.2008-11.org.linux-kvm:UUID of the domain, as QEMU has it",
+        whole=True,
+    ),
     Field(
         "source/auth",
         Effect.HONOURED,
@@ -51,6 +62,6 @@ HEAD = """
 ## Over the network
 
 What a disk takes otherwise that `serve_network` of virtlun.toml has the target serve. One with
-another bus than `scsi` and `virtio`, a CD-ROM, and one that is encrypted, not raw, transient, over
-TLS, or has `snapshot='external'`, is QEMU's.
+another bus than `scsi` and `virtio`, a CD-ROM, a LUN of iSCSI with `device='lun'`, and one that is
+encrypted, not raw, transient, over TLS, or has `snapshot='external'`, is QEMU's.
 """

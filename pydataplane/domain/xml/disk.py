@@ -164,8 +164,7 @@ def volume(node: Node, settings: Settings) -> VolumeRef | None:
     far = network.volume(
         node,
         _far(source, settings),
-        own_keyring=settings.own_keyring,
-        nbd_sockets=settings.nbd_sockets,
+        settings.allowed,
     )
     if far is not None:
         return far

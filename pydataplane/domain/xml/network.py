@@ -1,4 +1,4 @@
-"""The source of a <disk type='network'>: an image of Ceph, or an export of an NBD server.
+"""The source of a <disk type='network'>: an image of Ceph, an NBD export, or a LUN by iSCSI.
 
     <source protocol='rbd' name='POOL/IMAGE'>
       <host name='10.0.0.1' port='6789'/>           monitors; none: as the configuration says
@@ -8,6 +8,11 @@
     </source>
     <source protocol='nbd' name='EXPORT'><host name='10.0.0.1' port='10809'/></source>
     <source protocol='nbd' name='EXPORT'><host transport='unix' socket='/run/nbd.sock'/></source>
+    <source protocol='iscsi' name='TARGET/LUN'>     without LUN: 0
+      <host name='10.0.0.1' port='3260'/>
+      <initiator><iqn name='iqn.2026-11.org.example:host1'/></initiator>
+      <auth username='me'><secret type='iscsi' usage='...'/></auth>
+    </source>
 
 <auth> may stand beside <source>, too, as in older libvirt. Another protocol is one more reader in
 _READERS, and what makes its bdev in pydataplane.domain.images.
@@ -22,10 +27,11 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from pydataplane.domain.errors import Refusal, TranslateError
-from pydataplane.domain.model import Host, NetworkSource, SecretRef, VolumeRef
+from pydataplane.domain.model import ANY, Allowed, Host, NetworkSource, SecretRef, VolumeRef
 from pydataplane.domain.xml.document import Node
 
 NBD_PORT = 10809
+ISCSI_PORT = 3260
 _NAME = re.compile(r"[^/@\x00-\x1f\x7f]{1,255}")
 """Of a pool, a namespace, an image or a snapshot."""
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
@@ -33,6 +39,11 @@ _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _HOST_6 = re.compile(r"(\[?)([0-9A-Fa-f:.]{2,45})(%[A-Za-z0-9._-]{1,15})?(\]?)")
 """An address of IPv6, which may stand in brackets."""
 _USER = re.compile(r"[A-Za-z0-9._-]{1,255}")
+_ISCSI_NAME = re.compile(r"[A-Za-z0-9._:-]{1,223}")
+"""Of a target or an initiator (RFC 7143 4.2.7), in letters that no URL quotes."""
+_CHAP_USER = re.compile(r"[!-~]{1,223}")
+LUN_MAX = 16383
+"""Of the flat address space (SAM-5 4.7.7.2)."""
 _CONFIG = re.compile(r"/etc/ceph/[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 """Of Ceph, where root alone puts one: options of it have the target load and write files."""
 EXPORT_MAX = 4096
@@ -64,37 +75,58 @@ def identity(source: NetworkSource) -> str:
         "read_only": source.read_only,
         "shared": source.shared,
     }
+    if source.protocol == "iscsi":
+        made_of["initiator"] = source.initiator
     return str(uuid5(UUID(_SPACE), json.dumps(made_of, sort_keys=True)))
 
 
-def forbidden(source: NetworkSource, own_keyring: bool, nbd_sockets: Sequence[str]) -> str | None:
+def forbidden(source: NetworkSource, allowed: Allowed) -> str | None:
     """Returns why this host's configuration has no such disk served; None if it has.
 
     The target would reach for it what its client need not be allowed to.
     """
-    if source.protocol == "rbd" and source.secret is None and not own_keyring:
+    if source.protocol == "rbd" and source.secret is None and not allowed.own_keyring:
         return "it names no secret, and own_keyring of virtlun.toml is off"
+    if source.protocol == "iscsi":
+        (host,) = source.hosts
+        if not _is_among(host.name, allowed.iscsi_portals):
+            return f"host {host.name} is none of iscsi_portals in virtlun.toml"
     for host in source.hosts:
         if source.protocol != "nbd" or host.port is not None:
             continue
         path = os.path.normpath(host.name)
-        if not any(path.startswith(f"{folder.rstrip('/')}/") for folder in nbd_sockets):
+        if not any(path.startswith(f"{folder.rstrip('/')}/") for folder in allowed.nbd_sockets):
             return f"socket {path} is in none of the folders of nbd_sockets in virtlun.toml"
     return None
 
 
-def volume(
-    node: Node,
-    protocols: frozenset[str],
-    *,
-    own_keyring: bool = True,
-    nbd_sockets: Sequence[str] = ("/",),
-) -> VolumeRef | None:
+def _is_among(host: str, portals: Sequence[str]) -> bool:
+    """Whether a name or address is one of these names, addresses and networks; nobody is asked."""
+    if host in portals or "*" in portals:
+        return True
+    from ipaddress import ip_address, ip_network  # noqa: PLC0415 - slow to import, and rarely used
+
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    for portal in portals:
+        try:
+            network = ip_network(portal.strip("[]"), strict=False)
+        except ValueError:  # a name
+            continue
+        if address in network:
+            return True
+    return False
+
+
+def volume(node: Node, protocols: frozenset[str], allowed: Allowed = ANY) -> VolumeRef | None:
     """Returns what a <disk> names over the network, by one of `protocols`; None if it does not.
 
     Nor does what only QEMU can have: a CD-ROM, a disk on another bus than ours, one that QEMU
     decrypts, or reads as another format than raw, or has by TLS; one that is transient or has
-    snapshots in files; an image without the name of its pool; and what is `forbidden` here.
+    snapshots in files; an image without the name of its pool; an iSCSI LUN that the guest is to
+    have itself (device='lun'); and what is `forbidden` here.
 
     Raises:
         TranslateError: BAD_XML or UNSUPPORTED, the source is wrong.
@@ -107,7 +139,7 @@ def volume(
         return None
     found = _READERS[protocol](node, source)
     assert found.source is not None
-    return None if forbidden(found.source, own_keyring, nbd_sockets) else found
+    return None if forbidden(found.source, allowed) else found
 
 
 def stored_volume(node: Node) -> VolumeRef | None:
@@ -128,8 +160,11 @@ def _is_qemus(node: Node, source: Node) -> bool:
     dev = node.value("target", "dev") or ""
     ours = bus in ("scsi", "virtio") if bus else dev.startswith(("sd", "vd"))
     encrypted = node.child("encryption") or source.child("encryption")
+    # Its commands, persistent reservations among them, go to the LUN itself.
+    passed_through = source.attrs.get("protocol") == "iscsi" and node.attrs.get("device") == "lun"
     return (
         not ours
+        or passed_through
         or node.attrs.get("device", "disk") not in ("disk", "lun")
         or encrypted is not None
         or node.value("driver", "type") not in (None, "raw", "aio")
@@ -165,7 +200,7 @@ def _rbd(node: Node, source: Node) -> VolumeRef:
             " is for all of this host's disks to bear"
         )
     auth = source.child("auth") or node.child("auth")
-    user, secret = _auth(auth, name) if auth is not None else (None, None)
+    user, secret = _auth(auth, "rbd", name) if auth is not None else (None, None)
     hosts = tuple(_tcp(host, name) for host in source.every("host"))
     path = "/".join(parts[:-1])
     image = parts[-1] if snapshot is None else f"{parts[-1]}@{snapshot}"
@@ -179,23 +214,64 @@ def _nbd(node: Node, source: Node) -> VolumeRef:
     export = source.attrs.get("name", "")
     if len(export.encode()) > EXPORT_MAX:
         raise _bad(f"the name of an NBD export has at most {EXPORT_MAX} bytes")
-    hosts = list(source.every("host"))
-    if len(hosts) != 1:
-        raise _bad(f"nbd source '{export}' is to have one <host>, not {len(hosts)}")
-    transport, path = hosts[0].attrs.get("transport", "tcp"), hosts[0].attrs.get("socket")
+    node_of_host = _only_host(source, export)
+    transport, path = node_of_host.attrs.get("transport", "tcp"), node_of_host.attrs.get("socket")
     if transport == "unix":
         if path is None or not path.startswith("/"):
             raise _bad(f"nbd source '{export}': its socket is no path from the root")
         host = Host(path, None)
     else:
-        host = _tcp(hosts[0], export)
+        host = _tcp(node_of_host, export)
         host = Host(host.name, host.port or NBD_PORT)
     read_only = node.child("readonly") is not None
     found = NetworkSource("nbd", "", export, (host,), None, None, None, read_only, _is_shared(node))
     return VolumeRef(f"nbd:{host.text}", export, found)
 
 
-_READERS: Mapping[str, Callable[[Node, Node], VolumeRef]] = {"rbd": _rbd, "nbd": _nbd}
+def _iscsi(node: Node, source: Node) -> VolumeRef:
+    name = source.attrs.get("name", "")
+    target, slash, number = name.partition("/")
+    number = number if slash else "0"  # as libvirt has it
+    is_lun = number.isascii() and number.isdigit() and int(number) <= LUN_MAX
+    if not _ISCSI_NAME.fullmatch(target) or not is_lun:
+        raise _bad(
+            f"iscsi source '{name}' is to name a target and a LUN of 0 to {LUN_MAX}, such as"
+            " iqn.2026-11.org.example:disks/1"
+        )
+    host = _tcp(_only_host(source, name), name)
+    host = Host(host.name, host.port or ISCSI_PORT)
+    initiator = source.child("initiator")
+    own = initiator.value("iqn", "name") if initiator is not None else None
+    if initiator is not None and not _ISCSI_NAME.fullmatch(own or ""):
+        raise _bad(f"iscsi source '{name}': '{own or ''}' is no name of an initiator")
+    auth = source.child("auth") or node.child("auth")
+    user, secret = _auth(auth, "iscsi", name) if auth is not None else (None, None)
+    read_only = node.child("readonly") is not None
+    lun = str(int(number))
+    found = NetworkSource(
+        "iscsi", target, lun, (host,), None, user, secret, read_only, _is_shared(node), own
+    )
+    return VolumeRef(f"iscsi:{target}", lun, found)
+
+
+_READERS: Mapping[str, Callable[[Node, Node], VolumeRef]] = {
+    "rbd": _rbd,
+    "nbd": _nbd,
+    "iscsi": _iscsi,
+}
+
+
+def _only_host(source: Node, name: str) -> Node:
+    """Returns the one <host> of a source.
+
+    Raises:
+        TranslateError: there is none, or there are several, which libvirt refuses as well.
+    """
+    hosts = list(source.every("host"))
+    if len(hosts) != 1:
+        protocol = source.attrs.get("protocol")
+        raise _bad(f"{protocol} source '{name}' is to have one <host>, not {len(hosts)}")
+    return hosts[0]
 
 
 def _is_shared(node: Node) -> bool:
@@ -229,21 +305,30 @@ def _is_host(text: str) -> bool:
     return True
 
 
-def _auth(node: Node, name: str) -> tuple[str, SecretRef]:
+def _auth(node: Node, protocol: str, name: str) -> tuple[str, SecretRef]:
     """Reads an <auth>.
 
     Raises:
         TranslateError: it lacks what names user and secret.
     """
+    what = f"{protocol} source '{name}'"
     user, secret = node.attrs.get("username", ""), node.child("secret")
-    if not _USER.fullmatch(user):
-        raise _bad(f"rbd source '{name}': '{user}' is no user of Ceph")
+    users, whose, kind = _USERS[protocol]
+    if not users.fullmatch(user):
+        raise _bad(f"{what}: '{user}' is no user of {whose}")
     if secret is None:
-        raise _bad(f"rbd source '{name}': its <auth> has no <secret>")
+        raise _bad(f"{what}: its <auth> has no <secret>")
     uuid, usage = secret.attrs.get("uuid"), secret.attrs.get("usage")
-    if secret.attrs.get("type") != "ceph" or (uuid is None) == (usage is None):
-        raise _bad(f"rbd source '{name}': its <secret> is to have type='ceph', and uuid or usage")
+    if secret.attrs.get("type") != kind or (uuid is None) == (usage is None):
+        raise _bad(f"{what}: its <secret> is to have type='{kind}', and uuid or usage")
     return user, SecretRef(uuid, usage)
+
+
+_USERS: Mapping[str, tuple[re.Pattern[str], str, str]] = {
+    "rbd": (_USER, "Ceph", "ceph"),
+    "iscsi": (_CHAP_USER, "CHAP", "iscsi"),
+}
+"""By protocol: names of users, whose they are, and the type of their secrets."""
 
 
 def _bad(message: str) -> TranslateError:

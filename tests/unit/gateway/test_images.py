@@ -70,13 +70,13 @@ def knows_secret(libvirtd: FakeLibvirtd) -> None:
 
 
 def played(folder: Path, body: Callable[[World], Awaitable[None]]) -> None:
-    """Plays with rbd served, and a secret."""
+    """Plays with rbd and iscsi served, and a secret."""
 
     async def scene(world: World) -> None:
         knows_secret(world.libvirtd)
         await body(world)
 
-    play(folder, scene, serve_network=["rbd"])
+    play(folder, scene, serve_network=["rbd", "iscsi"])
 
 
 def taken(sent: list[bytes], payload: bytes) -> bytes:
@@ -121,6 +121,49 @@ def test_the_key_is_asked_for_in_the_clients_name_and_goes_to_the_target_alone(
     out = capfd.readouterr()
     assert "attached" in out.err + out.out
     assert KEY not in out.err + out.out
+
+
+def test_a_password_is_asked_for_by_its_own_kind_and_goes_to_the_target_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    password = "open?sesame@12"
+    url = "iscsi://10.0.0.1:3260/iqn.2001-05.com.array:vols/3"
+    xml = (
+        "<disk type='network' device='disk'><source protocol='iscsi'"
+        " name='iqn.2001-05.com.array:vols/3'><host name='10.0.0.1'/><auth username='me'>"
+        "<secret type='iscsi' usage='array'/></auth></source><target dev='sdb' bus='scsi'/></disk>"
+    )
+    found = bytes(Writer().fixed(SECRET).i32(3).string("array"))
+    values = [b"two\nlines", password.encode()]
+
+    def by_usage(payload: bytes) -> bytes:
+        reader = Reader(payload)
+        assert (reader.i32(), reader.string()) == (3, "array")
+        return found
+
+    async def body(world: World) -> None:
+        world.libvirtd.answers[Proc.SECRET_LOOKUP_BY_USAGE] = by_usage
+        world.libvirtd.answers[Proc.SECRET_GET_VALUE] = lambda _: bytes(
+            Writer().opaque(values.pop(0))
+        )
+        dom = world.domain()
+        client = await world.client()
+        with pytest.raises(ReplyError, match="is no password of CHAP"):
+            await client.attach(dom.ref, xml, LIVE)
+        assert world.target.images == {}
+        await client.attach(dom.ref, xml, LIVE)
+        made = world.target.images[url]
+        assert (made["user"], made["password"]) == ("me", password)
+        assert made["initiator_iqn"] == f"iqn.2008-11.org.linux-kvm:{UUID_1}"
+        having = [name for name, given in world.target.requests if password in str(given)]
+        assert having == ["bdev_iscsi_create"]
+        assert askers(world) == [os.getuid()] * 2
+        assert password not in f"{dom.live}{dom.config}{await client.xml(dom.ref)}"
+
+    played(tmp_path, body)
+    assert not any(password in p.read_text() for p in tmp_path.rglob("*") if p.is_file())
+    out = capfd.readouterr()
+    assert password not in out.err + out.out
 
 
 @pytest.mark.parametrize(
@@ -213,9 +256,9 @@ def test_an_image_that_the_target_goes_on_to_try_is_not_lost() -> None:
     target.problems = [f"bdev {lun.bdev_name} is not restored: its cluster is away"]
     assert images.has_image(target, lun)
     target.problems = []
-    assert images.open_image(target, lun, KEY)
+    assert images.open_image(target, f"vm-{UUID_1}", lun, KEY)
     assert images.has_image(target, lun)
-    assert not images.open_image(target, lun, KEY)
+    assert not images.open_image(target, f"vm-{UUID_1}", lun, KEY)
 
 
 def test_for_a_domain_without_a_controller_libvirtd_gets_what_its_client_sent(
@@ -451,7 +494,7 @@ def test_an_image_that_two_targets_have_open_is_the_plans_own(tmp_path: Path) ->
     async def body() -> None:
         targets = Targets(config)
         for target in (first, other):
-            images.open_image(target, lun, KEY)
+            images.open_image(target, f"vm-{UUID_1}", lun, KEY)
         with pytest.raises(GatewayError, match="give one of the two lvstores another"):
             await targets.volume(lun.bdev_name)
         assert (await targets.image(served_plan, lun)).uuid == lun.uuid

@@ -178,7 +178,9 @@ class World:
                 }
             ),
             # Not as the machine's own QEMU has it.
-            disks=DisksSection.model_validate({"reconnect_s": 0, "serve_network": served}),
+            disks=DisksSection.model_validate(
+                {"reconnect_s": 0, "serve_network": served, "iscsi_portals": ["10.0.0.0/8"]}
+            ),
             hook=HookSection(state_dir=folder / "hook"),
             gateway=GatewaySection.model_validate(
                 {

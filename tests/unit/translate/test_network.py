@@ -12,7 +12,7 @@ from lxml import etree
 
 from pydataplane.domain.errors import ImageError, Refusal, TranslateError
 from pydataplane.domain.images import check_allowed, nbd_uris, open_image
-from pydataplane.domain.model import Host, NetworkSource, SecretRef
+from pydataplane.domain.model import ANY, Allowed, Host, NetworkSource, SecretRef
 from pydataplane.domain.translate import (
     LunPlan,
     attach,
@@ -36,7 +36,8 @@ from tests.unit.translate.domains import (
     translated,
 )
 
-SERVED = replace(SETTINGS, network=frozenset({"rbd", "nbd"}), nbd_sockets=("/run/nbd",))
+ALLOWED = Allowed(nbd_sockets=("/run/nbd",), iscsi_portals=("san.lan", "10.0.0.0/24", "fd00::/8"))
+SERVED = replace(SETTINGS, network=frozenset({"rbd", "nbd", "iscsi"}), allowed=ALLOWED)
 SECRET = "457eb676-33da-42ec-9a8c-9293d545c337"
 RBD = f"""\
 <disk type="network" device="disk">
@@ -161,11 +162,11 @@ def test_what_a_client_may_not_have_the_target_reach_stays_qemus() -> None:
     ):
         given = domain(plain("vda", "virtio") + xml)
         assert translated(given, SERVED, controller=False).xml == given
-        ours = translated(given, replace(SERVED, own_keyring=True, nbd_sockets=("/",)))
+        ours = translated(given, replace(SERVED, allowed=ANY))
         assert ours.plan is not None
         # Whatever is written into the metadata.
         with pytest.raises(ImageError, match=r"virtlun\.toml"):
-            check_allowed(ours.plan.luns[0], False, ("/run/nbd",))
+            check_allowed(ours.plan.luns[0], ALLOWED)
         again = define(ours.xml, SERVED, new_uuid=NEW_UUID, served_in=ours.xml)
         assert again.plan == ours.plan
     lacking = RBD.replace(f'<secret type="ceph" uuid="{SECRET}"/>', "")
@@ -271,6 +272,7 @@ def test_its_identity_stays_what_it_is_for_it_is_recorded_in_domains() -> None:
         "secret",
         "read_only",
         "shared",
+        "initiator",  # of iSCSI alone
     ]
 
 
@@ -369,6 +371,125 @@ def test_an_export_of_an_nbd_server() -> None:
         nbd_uris(source_of(unknown))
 
 
+ISCSI = f"""\
+<disk type='network' device='disk'>
+  <driver name='qemu' type='raw'/>
+  <source protocol='iscsi' name='iqn.2001-05.com.array:vols/3'>
+    <host name='san.lan'/>
+    <initiator><iqn name='iqn.2026-11.org.example:vm'/></initiator>
+    <auth username='me#1'><secret type='iscsi' uuid='{SECRET}'/></auth>
+  </source>
+  <target dev='sdd' bus='scsi'/>
+</disk>
+"""
+
+
+def test_a_lun_of_an_iscsi_target() -> None:
+    lun = lun_of(ISCSI)
+    assert lun.volume.source == NetworkSource(
+        protocol="iscsi",
+        pool="iqn.2001-05.com.array:vols",
+        image="3",
+        hosts=(Host("san.lan", 3260),),
+        config=None,
+        user="me#1",
+        secret=SecretRef(SECRET, None),
+        read_only=False,
+        shared=False,
+        initiator="iqn.2026-11.org.example:vm",
+    )
+    assert lun.volume.alias == "iscsi:iqn.2001-05.com.array:vols/3"
+    given = domain(plain("vda", "virtio") + ISCSI)
+    made = translated(given, SERVED)
+    assert canonical(present(made.xml, live=False)) == canonical(given)
+    for name in ("sdd", "iqn.2001-05.com.array:vols/3", lun.volume.alias):
+        assert find(made.xml, name, SERVED) == lun
+    without = source_of(ISCSI.replace("vols/3", "vols"))
+    assert (without.pool, without.image) == ("iqn.2001-05.com.array:vols", "0")
+    others = {
+        lun_of(ISCSI.replace(*change)).uuid
+        for change in (
+            ("vols/3", "vols/4"),
+            ("san.lan", "10.0.0.7"),
+            ("me#1", "me"),
+            ("example:vm", "example:vm2"),
+            ("<target", "<shareable/><target"),
+        )
+    }
+    assert len(others | {lun.uuid}) == 6
+    assert lun.uuid == "e019220d-5210-5e92-9abb-18e669609fc1"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("device='disk'", "device='lun'"),
+        ("device='disk'", "device='cdrom'"),
+        ("san.lan", "san.lan.evil"),
+        ("san.lan", "10.0.1.1"),
+        ("san.lan", "::ffff:10.0.0.1"),
+    ],
+)
+def test_what_of_iscsi_stays_qemus(change: tuple[str, str]) -> None:
+    given = domain(plain("vda", "virtio") + ISCSI.replace(*change))
+    assert translated(given, SERVED, controller=False).xml == given
+    for host in ("10.0.0.255", "fd00::1", "[fd00::1]", "san.lan"):
+        assert lun_of(ISCSI.replace("san.lan", host)).volume.source is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("vols/3", "vols/16384"), "a target and a LUN of 0 to 16383"),
+        (("vols/3", "vols/3/4"), "a target and a LUN of 0 to 16383"),
+        (("vols/3", "vols/\u0663"), "a target and a LUN of 0 to 16383"),
+        (("iqn.2001-05.com.array:vols", "a%20b"), "is to name a target"),
+        (("<host name='san.lan'/>", ""), "is to have one <host>, not 0"),
+        (("<initiator>", "<host name='b'/><initiator>"), "is to have one <host>, not 2"),
+        (("name='san.lan'", "name='san.lan' transport='rdma'"), "by TCP"),
+        (("iqn.2026-11.org.example:vm", "a b"), "'a b' is no name of an initiator"),
+        (("me#1", "a b"), "'a b' is no user of CHAP"),
+        (("type='iscsi'", "type='ceph'"), "is to have type='iscsi'"),
+    ],
+)
+def test_what_is_wrong_with_a_lun_is_one_sentence(change: tuple[str, str], why: str) -> None:
+    assert why in refusal(ISCSI.replace(*change))
+
+
+def test_a_lun_is_opened_at_each_address_as_its_initiator(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(None, None, None, "", (address, 0)) for address in ("10.0.0.1", "fd00::1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    asked: list[dict[str, object]] = []
+
+    class Array:
+        """Answers at the second."""
+
+        def call(self, method: str, **given: object) -> object:
+            assert method == "bdev_iscsi_create"
+            asked.append({name: value for name, value in given.items() if value is not None})
+            if "10.0.0.1" in str(given["url"]):
+                raise RpcError(-5, "connection refused")
+            return given["name"]
+
+    array: Any = Array()
+    lun = lun_of(ISCSI)
+    assert open_image(array, "vm-1", lun, "pass?word")
+    url = "iscsi://[fd00::1]:3260/iqn.2001-05.com.array:vols/3"
+    assert asked[1] == {
+        "name": lun.uuid,
+        "uuid": lun.uuid,
+        "url": url,
+        "initiator_iqn": "iqn.2026-11.org.example:vm",
+        "user": "me#1",
+        "password": "pass?word",
+        "guest_disk": True,
+    }
+    asked.clear()
+    own = re.sub("<initiator>.*</initiator>", "", ISCSI)
+    assert open_image(array, f"vm-{SECRET}", lun_of(own), "x")
+    assert asked[0]["initiator_iqn"] == f"iqn.2008-11.org.linux-kvm:{SECRET}"
+
+
 def test_each_address_of_a_server_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(None, None, None, "", (address, 0)) for address in ("10.0.0.1", "fd00::1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
@@ -391,15 +512,15 @@ def test_each_address_of_a_server_is_tried(monkeypatch: pytest.MonkeyPatch) -> N
     for at, tries in (("10.0.0.1", 1), ("fd00::1", 2)):
         asked.clear()
         server: Any = Server(at)
-        assert open_image(server, lun, None)
+        assert open_image(server, "vm-1", lun, None)
         assert len(asked) == tries
     asked.clear()
     nobody: Any = Server("none")
     with pytest.raises(ImageError, match="connection refused"):
-        open_image(nobody, lun, None)
+        open_image(nobody, "vm-1", lun, None)
     assert asked == ["nbd://10.0.0.1:10809/a%20b", "nbd://[fd00::1]:10809/a%20b"]
     asked.clear()
     taken: Any = Server("none", BUSY)
     with pytest.raises(ImageError):
-        open_image(taken, lun, None)
+        open_image(taken, "vm-1", lun, None)
     assert asked == ["nbd://10.0.0.1:10809/a%20b"], "another guest writes to it"

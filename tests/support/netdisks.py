@@ -1,0 +1,81 @@
+"""A host whose gateway has disks over the network served, and one running guest on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.support.host import Host
+from tests.support.libvirtd import VirshError
+
+NAME = "cloud-vm"
+MIB = 1 << 20
+
+
+class NetDisks:
+    """What is done to the guest NAME of a host, and with libvirt's secrets there."""
+
+    def __init__(self, host: Host) -> None:
+        """Works on `host`."""
+        self.host = host
+
+    def secret_of(self, usage: str, base64: str, private: str = "no") -> str:
+        """Makes a secret with that <usage>, as a cloud's installer does; returns its UUID."""
+        uuid, path = str(uuid4()), self.host.scratch / "secret.xml"
+        path.write_text(
+            f"<secret ephemeral='no' private='{private}'><uuid>{uuid}</uuid>{usage}</secret>"
+        )
+        self.host.virsh("secret-define", str(path))
+        self.host.virsh("secret-set-value", uuid, "--base64", base64)
+        return uuid
+
+    def attach(self, xml: str, *words: str) -> None:
+        """Attaches a disk to the running guest."""
+        self._device("attach-device", xml, *words)
+
+    def detach(self, xml: str, *words: str) -> None:
+        """Detaches it."""
+        self._device("detach-device", xml, *words)
+
+    def refusal(self, xml: str) -> str:
+        """Returns why a disk cannot be attached."""
+        with pytest.raises(VirshError) as refused:
+            self.attach(xml)
+        return str(refused.value)
+
+    def _device(self, what: str, xml: str, *words: str) -> None:
+        path = self.host.scratch / "device.xml"
+        path.write_text(xml)
+        self.host.virsh(what, NAME, str(path), "--live", *words)
+
+    @property
+    def images(self) -> list[str]:
+        """What the target has open of other hosts."""
+        found = self.host.client.call("bdev_get_bdevs")
+        kinds = [each["driver_specific"] for each in found]
+        of = {"rbd": "rbd_name", "nbd": "uri", "iscsi": "url"}
+        return [
+            name
+            for kind, field in of.items()
+            for name in sorted(each[kind][field] for each in kinds if kind in each)
+        ]
+
+    def places_of(self, secret: str) -> list[Path]:
+        """Returns the files and command lines of the host that a secret is in; no document is."""
+        scratch, word = self.host.scratch, secret.encode()
+        files = [path for path in scratch.rglob("*") if path.is_file()]
+        # libvirtd's own store of secrets, and what this test wrote.
+        files = [path for path in files if "secrets" not in path.parts]
+        files += list(Path("/proc").glob("[0-9]*/cmdline"))
+        found = []
+        for path in files:
+            try:
+                if path.stat().st_size < 64 * MIB and word in path.read_bytes():
+                    found.append(path)
+            except OSError:  # a process that has ended
+                continue
+        shown = self.host.virsh_direct("dumpxml", NAME, "--security-info")
+        assert secret not in shown
+        return found
