@@ -106,6 +106,11 @@ class Controller(SnapshotController):
                 volumes.
         """
         store = self._volumes.lvols.lvstore(parameters.lvstore)
+        if not store.makes_volumes:
+            raise invalid(
+                f"StorageClass parameter lvstore: the LUNs of pool {store.name} are made by their"
+                " array; name an lvstore, or a pool of Ceph"
+            )
         if store.is_pool and parameters.encryption_key:
             raise invalid(
                 f"StorageClass parameter encryptionKey: volumes of the pool {store.name} of Ceph "

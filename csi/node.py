@@ -295,7 +295,8 @@ class Node:
     def _pools(self) -> set[str]:
         """Returns the UUIDs of this node's pools, and keeps them."""
         answers = self._volumes.targets.ask(lambda client: Volumes(client).lvstores())
-        found = {store.uuid for each in answers for store in each.value or () if store.is_pool}
+        stores = [store for each in answers for store in each.value or ()]
+        found = {store.uuid for store in stores if store.is_pool and store.makes_volumes}
         if any(each.error is not None for each in answers):
             return found | self._known_pools()
         if self._pools_file is not None:

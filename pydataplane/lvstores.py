@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -30,6 +31,7 @@ from pydataplane.volumenames import NAME
 #: Kinds of bdevs that lie on another one and show all that it has.
 LAYERS = ("crypto", "integrity")
 
+ISCSI_PORT = 3260
 FILE_BLOCK_BYTES = 512
 """Blocks that SPDK's target makes of a regular file."""
 
@@ -47,16 +49,23 @@ class Lvstore:
     max_device: int | None = None
     """The largest file or device that it can grow to; None where the target does not say."""
     kind: str = "lvstore"
-    """`rbd`: a pool of Ceph, whose images are the volumes; `base_bdev` is POOL[/NAMESPACE]."""
+    """`rbd`: a pool of Ceph, whose images are the volumes; `base_bdev` is POOL[/NAMESPACE].
+    `iscsi`: one of LUNs of an iSCSI target; `base_bdev` is HOST:PORT/TARGET.
+    """
 
     @property
     def is_pool(self) -> bool:
-        """Whether it is a pool of Ceph."""
-        return self.kind == "rbd"
+        """Whether it is no lvstore: its volumes are elsewhere."""
+        return self.kind != "lvstore"
+
+    @property
+    def makes_volumes(self) -> bool:
+        """Whether volumes are made, grown and deleted by the target; of LUNs the array does."""
+        return self.kind != "iscsi"
 
     @property
     def tells_room(self) -> bool:
-        """Whether `total` and `free` are known: of a pool a manager of its cluster tells them."""
+        """Whether `total` and `free` are known: of Ceph a manager of its cluster tells them."""
         return not self.is_pool or self.total > 0
 
     def is_called(self, name: str) -> bool:
@@ -126,7 +135,7 @@ class Lvstores:
             offset = found["next_offset"]
 
     def lvstores(self) -> list[Lvstore]:
-        """Returns all lvstores and pools of Ceph, by name."""
+        """Returns all lvstores and pools, by name."""
         found = [
             Lvstore(
                 name=item["name"],
@@ -420,7 +429,7 @@ class Lvstores:
         store = self.lvstore(name)
         if store.is_pool:
             raise VolumeError(
-                f"{store.name} is a pool of Ceph, no lvstore: `virtlun pool remove` lets go of it"
+                f"{store.name} is a pool, no lvstore: `virtlun pool remove` lets go of it"
             )
         return store
 
@@ -442,14 +451,9 @@ class Lvstores:
         Raises:
             VolumeError: there is another store of that name.
         """
-        if not NAME.fullmatch(name):
-            raise VolumeError(f"'{name}' is not a name: use letters, digits and . _ - (63 at most)")
-        for store in self.lvstores():
-            if store.name == name:
-                if store.is_pool and store.base_bdev == pool:
-                    return store
-                what = f"the pool {store.base_bdev}" if store.is_pool else "an lvstore"
-                raise VolumeError(f"{name} is there already, {what}: choose another name")
+        present = self._pool_called(name, pool)
+        if present is not None:
+            return present
         made = False
         try:
             self.client.call(
@@ -477,13 +481,59 @@ class Lvstores:
             raise
         return self.lvstore(name)
 
+    def add_luns(
+        self, name: str, portal: str, target: str, initiator: str, login: tuple[str, str] | None
+    ) -> Lvstore:
+        """Has the LUNs of the iSCSI target `target` at `portal`, HOST[:PORT], as volumes.
+
+        The target logs in as `initiator`, with a user and password of CHAP where `login` has them.
+        Safe to repeat: a pool that is there is returned as it is.
+
+        Raises:
+            VolumeError: there is another store of that name.
+        """
+        port = "" if re.search(r":[0-9]+$", portal) else f":{ISCSI_PORT}"
+        present = self._pool_called(name, f"{portal}{port}/{target}")
+        if present is not None:
+            return present
+        user, password = login or (None, None)
+        self.client.call(
+            "virtlun_iscsi_pool_create",
+            name=name,
+            portal=portal,
+            target_iqn=target,
+            initiator_iqn=initiator,
+            user=user,
+            password=password,
+        )
+        return self.lvstore(name)
+
+    def _pool_called(self, name: str, place: str) -> Lvstore | None:
+        """Returns the pool of that name at that place, if it is there.
+
+        Raises:
+            VolumeError: it is no name, or there is another store of that name.
+        """
+        if not NAME.fullmatch(name):
+            raise VolumeError(f"'{name}' is not a name: use letters, digits and . _ - (63 at most)")
+        for store in self.lvstores():
+            if store.name == name:
+                if store.is_pool and store.base_bdev == place:
+                    return store
+                what = f"the pool {store.base_bdev}" if store.is_pool else "an lvstore"
+                raise VolumeError(f"{name} is there already, {what}: choose another name")
+        return None
+
     def remove_pool(self, name: str) -> None:
-        """Lets go of a pool, whose images stay, and of its cluster if nothing else is on that."""
+        """Lets go of a pool, whose images or LUNs stay; of a cluster if nothing else is on that."""
         store = self.lvstore(name)
         if not store.is_pool:
             raise VolumeError(
                 f"{store.name} is an lvstore: `virtlun lvstore delete` destroys it with all in it"
             )
+        if store.kind == "iscsi":
+            self.client.call("virtlun_iscsi_pool_delete", name=store.name)
+            return
         self.client.call("virtlun_rbd_pool_delete", name=store.name)
         try:
             self.client.call("bdev_rbd_unregister_cluster", name=store.name)

@@ -1,12 +1,14 @@
-"""`virtlun pool`: pools of Ceph as stores of volumes, beside the lvstores."""
+"""`virtlun pool`: pools of Ceph, and of LUNs, as stores of volumes, beside the lvstores."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TextIO
 
 import click
 
 from plugin.cli.output import busy, client, errors_as_sentences, json_option, show, size, text
+from pydataplane import initiator
 from pydataplane.lvstores import Lvstore
 from pydataplane.volumes import Volumes
 
@@ -22,7 +24,7 @@ COLUMNS = [
 
 @click.group()
 def pool() -> None:
-    """Pools of Ceph whose images are volumes, beside the lvstores."""
+    """Pools of Ceph or of LUNs as stores of volumes."""
 
 
 @pool.command("list")
@@ -35,15 +37,32 @@ def list_(socket: Path, as_json: bool) -> None:
     _show(volumes, volumes.lvstores(), as_json)
 
 
-@pool.command(short_help="Have the images of a pool of Ceph as volumes.")
+@pool.command(short_help="Have the images of a pool of Ceph, or an array's LUNs, as volumes.")
 @click.argument("name")
-@click.option("--rbd", "rbd", metavar="POOL", required=True, help="The pool of Ceph.")
+@click.option("--rbd", "rbd", metavar="POOL", help="The pool of Ceph.")
+@click.option("--iscsi", "iscsi", metavar="HOST[:PORT],TARGET", help="The iSCSI target.")
 @click.option(
     "--conf",
     type=click.Path(path_type=Path),
     help="Configuration of the cluster; by default /etc/ceph/ceph.conf.",
 )
-@click.option("--user", metavar="NAME", help="User of Ceph, without client.; by default admin.")
+@click.option(
+    "--user",
+    metavar="NAME",
+    help="User of Ceph, without client., by default admin; of iSCSI that of CHAP, by default none.",
+)
+@click.option(
+    "--password-file",
+    type=click.File(),
+    help="File whose first line is the password of CHAP; - for standard input.",
+)
+@click.option(
+    "--initiator",
+    "initiator_iqn",
+    metavar="IQN",
+    help=f"Name of this host to the iSCSI target; by default that of {initiator.NAME_FILE}, or one "
+    "made of the machine's ID.",
+)
 @click.option(
     "--keyring",
     type=click.Path(path_type=Path),
@@ -59,9 +78,12 @@ def list_(socket: Path, as_json: bool) -> None:
 def add(
     socket: Path,
     name: str,
-    rbd: str,
+    rbd: str | None,
+    iscsi: str | None,
     conf: Path | None,
     user: str | None,
+    password_file: TextIO | None,
+    initiator_iqn: str | None,
     keyring: Path | None,
     namespace: str | None,
     block_size: str | None,
@@ -70,8 +92,34 @@ def add(
     """Have the images of a pool of Ceph as volumes NAME/IMAGE, those that are there and new ones.
 
     The target's user has to be able to read the files. Needs a target that was started with --rbd.
+
+    With --iscsi, the LUNs of an iSCSI target as volumes NAME/lun-NUMBER: the array makes, grows and
+    deletes them. Needs a target that was started with --iscsi, which keeps the password in a file
+    that only its user and root can read.
     """
+    if (rbd is None) == (iscsi is None):
+        raise click.UsageError("give one of --rbd and --iscsi")
+    of_ceph, of_iscsi = (conf, keyring, namespace, block_size), (password_file, initiator_iqn)
+    if any(each is not None for each in (of_ceph if iscsi else of_iscsi)):
+        raise click.UsageError(
+            "--conf, --keyring, --namespace and --block-size are of --rbd; --password-file and"
+            " --initiator of --iscsi"
+        )
     volumes = Volumes(client(socket))
+    if iscsi is not None:
+        portal, _, target = iscsi.partition(",")
+        if (user is None) != (password_file is None):
+            raise click.UsageError("give --user and --password-file together")
+        login = None
+        if user is not None and password_file is not None:
+            login = user, password_file.readline().removesuffix("\n")
+        with busy(f"logging in to {target} at {portal}"):
+            luns = volumes.add_luns(
+                name, portal, target, initiator_iqn or initiator.own_name(), login
+            )
+        _show(volumes, [luns], as_json)
+        return
+    assert rbd is not None
     with busy(f"connecting to the cluster of pool {rbd}"):
         added = volumes.add_pool(
             name,
@@ -89,12 +137,12 @@ def add(
 @click.pass_obj
 @errors_as_sentences
 def remove(socket: Path, name: str) -> None:
-    """Have the images of the pool NAME as volumes no more: they stay.
+    """Let go of the pool NAME, whose images or LUNs stay.
 
     Refused while one is in use.
     """
     Volumes(client(socket)).remove_pool(name)
-    click.echo(f"pool {name} is removed; its images stay")
+    click.echo(f"pool {name} is removed; what it has stays")
 
 
 def _show(volumes: Volumes, stores: list[Lvstore], as_json: bool) -> None:
@@ -105,6 +153,6 @@ def _show(volumes: Volumes, stores: list[Lvstore], as_json: bool) -> None:
         [{**store.as_dict(), "on": on(store)} for store in stores],
         COLUMNS,
         as_json=as_json,
-        empty="no pools: add one of Ceph with `virtlun pool add NAME --rbd POOL`, or make an "
+        empty="no pools: add one with `virtlun pool add NAME --rbd POOL` or `--iscsi`, or make an "
         "lvstore with `virtlun lvstore create NAME --file FILE --size SIZE`",
     )

@@ -36,6 +36,7 @@ from pydataplane.volumes import Volumes
 SOCKET_GROUP = "--socket-group"
 HOLD_SESSIONS = "--hold-sessions"
 RBD = "--rbd"
+ISCSI = "--iscsi"
 NETWORK = "--network"
 
 
@@ -56,6 +57,9 @@ def target() -> None:
 @click.option("--log", type=click.Path(path_type=Path), help="Log file.")
 @click.option(RBD, is_flag=True, help="Serve images of Ceph, as rbd = true of [target] has it.")
 @click.option(
+    ISCSI, is_flag=True, help="Serve LUNs of iSCSI targets, as iscsi = true of [target] has it."
+)
+@click.option(
     NETWORK,
     is_flag=True,
     help="Let it make network connections, as network = true of [target] has it.",
@@ -71,6 +75,7 @@ def start(
     state_dir: Path | None,
     log: Path | None,
     rbd: bool,
+    iscsi: bool,
     network: bool,
     options: tuple[str, ...],
     as_json: bool,
@@ -83,7 +88,11 @@ def start(
     instead. One that runs already is left as it is, and what it lacks of the options is told.
     """
     section = config().target
-    asked = {RBD: rbd or section.rbd, NETWORK: network or section.network}
+    asked = {
+        RBD: rbd or section.rbd,
+        ISCSI: iscsi or section.iscsi,
+        NETWORK: network or section.network,
+    }
     options = (*(name for name, on in asked.items() if on and name not in options), *options)
     given = (*((SOCKET_GROUP, socket_group) if socket_group else ()), *options)
     group = socket_group or _group_of_qemu()

@@ -35,6 +35,7 @@ COLUMNS = [
     ("OF", "of", text),
     ("KEY", "key", text),
     ("DIF", "dif_type", text),
+    ("STATE", "problem", lambda value: value or "ok"),
     ("UUID", "uuid", text),
     ("SHA-256", "sha256", text),
 ]
@@ -42,7 +43,7 @@ COLUMNS = [
 
 @click.group()
 def volume() -> None:
-    """Volumes, written LVSTORE/NAME, or POOL/NAME of a pool of Ceph.
+    """Volumes, written LVSTORE/NAME, or POOL/NAME of a pool.
 
     Attach one with `virsh attach-disk VM /dev/virtlun/LVSTORE/NAME sdb`.
     """
@@ -273,6 +274,7 @@ def shown(
     rows = [{"path": item.path, **item.as_dict()} for item in found]
     encrypted = any(item.key for item in found)
     protected = any(item.dif_type for item in found)
+    of_luns = any(item.problem for item in found)
     for row in rows:
         external = row["external"]
         if external is not None and not as_json:
@@ -296,6 +298,7 @@ def shown(
             if (space or column[1] not in Space._fields)
             and (encrypted or column[1] != "key")
             and (protected or column[1] != "dif_type")
+            and (of_luns or column[1] != "problem")
             and (sha256 or column[1] != "sha256")
         ],
         as_json=as_json,

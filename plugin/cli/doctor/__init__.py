@@ -90,7 +90,7 @@ def examinations(
         ("lvstores", lambda: target.lvstores(socket)),
         ("checksums", lambda: target.checksums(socket)),
         ("images of Ceph", lambda: target.images(socket, settings)),
-        ("LUNs of iSCSI targets", lambda: target.luns(socket)),
+        ("LUNs of iSCSI targets", lambda: target.luns(socket, settings)),
         ("NBD servers", lambda: target.nbd_servers(socket, settings)),
         ("autostart", libvirt.autostart),
         ("gateway", lambda: libvirt.gateway(settings.gateway.listen)),
