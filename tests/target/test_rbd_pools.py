@@ -310,7 +310,7 @@ def test_what_a_pool_does_not_do_is_refused_in_a_sentence(target: Target, ceph: 
         (BUSY, "the pool ceph0", "bdev_rbd_unregister_cluster", {"name": "c0"}),
         (
             EXIST,
-            "with the images of rbd",
+            "with the volumes of rbd",
             "virtlun_rbd_pool_create",
             {"name": "ceph1", "cluster_name": "c0", "pool_name": POOL},
         ),

@@ -166,7 +166,7 @@ impl Session {
         let until = || Instant::now() + LOGIN_TIMEOUT;
         let mut waiting = Waiting { until: until(), wake: None, wanted: &mut || true };
         let mut session = Session::log_in(identity, &mut waiting)?;
-        // LUN 0 answers for all, whether it is one or not (SPC-5 6.33).
+        // LUN 0 answers for all, whether it is one or not (SPC-4 6.33).
         session.lun = identity.address.at(0).lun_field();
         session.ask(&command::test_unit_ready(), 0, &mut waiting)?;
         let asked = command::report_luns(OWN_LEN as u32);
@@ -181,8 +181,11 @@ impl Session {
                 Ok(true) => session.probe_lun(&address, &mut waiting),
                 Err(why) => Err(why),
             };
-            if session.lost || Instant::now() >= waiting.until {
-                return Err(unit.err().unwrap_or_default().into());
+            let late = Instant::now() >= waiting.until;
+            if let Err(why) = &unit
+                && (session.lost || late)
+            {
+                return Err(NoSession { why: why.clone(), silent: late });
             }
             found.push((lun, unit));
         }
