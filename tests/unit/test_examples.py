@@ -153,7 +153,7 @@ def test_the_programs_take_the_options_of_their_units(unit: Path) -> None:
     assert found
     program, *options = shlex.split(found[1].replace("%i", "gold"))
     if "$TARGET_OPTIONS" in options:
-        options[-1:] = ["--rbd", "--network"]  # as the drop-ins have it
+        options[-1:] = ["--rbd", "--iscsi", "--network"]  # as the drop-ins have it
     done = subprocess.run(
         [PROGRAMS / program, *options, "--help"],
         capture_output=True,
@@ -164,7 +164,7 @@ def test_the_programs_take_the_options_of_their_units(unit: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["rbd", "network"])
+@pytest.mark.parametrize("name", ["rbd", "iscsi", "network"])
 def test_a_drop_in_gives_the_target_its_option_and_what_that_needs(name: str) -> None:
     lines = used(SYSTEMD / f"{name}.conf").read_text().splitlines()
     assert f"Environment=TARGET_OPTIONS=--{name}" in lines
