@@ -69,18 +69,23 @@ def _command(subject: Subject, *options: str) -> list[str]:
 def fill(subject: Subject) -> None:
     """Writes the whole disk once, so that reads are of memory that is there."""
     if not subject.filled:
-        _run(_command(subject, "--fill", "--bs", "1m", "--iodepth", "4", "--time", "0.01"))
+        _run(_command(subject, "--fill", "--bs", "1m", "--iodepth", "4", "--time", "0.5"))
         subject.filled = True
 
 
 def measure(
-    subject: Subject, rw: str, depth: int, seconds: float, cpus: tuple[int, int] | None
+    subject: Subject,
+    rw: str,
+    depth: int,
+    seconds: float,
+    cpus: tuple[int, int] | None,
+    *more: str,
 ) -> Point:
-    """Measures one point; the subject runs only meanwhile."""
+    """Measures one point; the subject runs only meanwhile. `more` are options of the guest."""
     subject.thaw()
     try:
         fill(subject)
-        options = ["--rw", rw, "--iodepth", str(depth), "--time", str(seconds)]
+        options = ["--rw", rw, "--iodepth", str(depth), "--time", str(seconds), *more]
         options += ["--warmup", str(WARMUP_S), "--target-pid", str(subject.pid)]
         if cpus is not None:
             options += ["--cpus", f"{cpus[0]},{cpus[1]}"]

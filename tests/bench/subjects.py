@@ -299,6 +299,24 @@ class Bench:
             file.truncate(self.size_mib * 1024 * 1024)
         return path
 
+    def ours_rbd(self, name: str, conf: Path, image: str, *options: str, blk: bool) -> Subject:
+        """Our target on an image of a cluster, `POOL/IMAGE`."""
+
+        def prepare(client: Client) -> str:
+            pool, image_name = image.split("/")
+            client.call("bdev_rbd_register_cluster", name="ceph", config_file=str(conf))
+            client.call(
+                "bdev_rbd_create",
+                name="i",
+                cluster_name="ceph",
+                pool_name=pool,
+                rbd_name=image_name,
+                block_size=BLOCK_BYTES,
+            )
+            return "i"
+
+        return self._ours(name, ["--rbd", *options], prepare, blk=blk)
+
     def _qsd(self, name: str, blockdev: str, *, poll: bool) -> Subject:
         directory = self.scratch / name.replace(" ", "-")
         directory.mkdir()
@@ -330,6 +348,16 @@ class Bench:
         name = f"qsd file {aio}" + (" poll" if poll else "")
         path = self._file(name.replace(" ", "-"))
         return self._qsd(name, f"file,filename={path},aio={aio}", poll=poll)
+
+    def qsd_rbd(self, conf: Path, image: str) -> Subject:
+        """QEMU's storage daemon on an image of a cluster, without a cache, as ours."""
+        return self._qsd("qsd", rbd_node(conf, image), poll=False)
+
+
+def rbd_node(conf: Path, image: str) -> str:
+    """Returns QEMU's words for an image `POOL/IMAGE` of a cluster, without a cache."""
+    pool, name = image.split("/")
+    return f"rbd,pool={pool},image={name},conf={conf},cache.direct=on"
 
 
 @contextlib.contextmanager

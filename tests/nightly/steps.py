@@ -342,6 +342,7 @@ STEPS = {
     "bench-pauses": _bench("pauses", "how long a guest and a pod wait when their target goes", 5),
     "bench-pods": _bench("pods", "a pod's volume beside a plain loop device", 5),
     "bench-ublk": _bench("ublk", "a ublk device beside loop devices, in a guest", 10),
+    "bench-rbd": _bench("rbd", "images of Ceph beside qemu-storage-daemon", 15),
     "bench-snapshots": _bench("snapshots", "what snapshots and clones cost", 5, "--goal"),
     "bench-many": _bench("many", "calls about a volume among 10,000", 2),
     "bench-layers": _bench("layers", "volumes and clones beside the bdev below", 5),

@@ -1,4 +1,4 @@
-"""A real Ceph for tests: a monitor and an OSD on a file, no manager; here, or behind a link."""
+"""A real Ceph for tests: a monitor and an OSD, no manager; here, or behind a link."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ log file =
 [mon.a]
 mon data = {directory}/mon
 [osd]
-osd objectstore = bluestore
+osd objectstore = {store}
+memstore device bytes = 4294967296
 bluestore block size = 2147483648
 bluestore block wal create = false
 bluestore block db create = false
@@ -131,11 +132,13 @@ class Ceph:
         key: bool = False,
         watch_timeout_s: int = WATCH_TIMEOUT_S,
         link: Link | None = None,
+        in_memory: bool = False,
     ) -> None:
         """Makes and starts it; `key`: clients need one, which is in `keyring`.
 
         A client that does not answer for `watch_timeout_s` is given up. With a `link` its daemons
-        are at the other end of it.
+        are at the other end of it. What its images hold is in a file, or `in_memory`: then it is
+        gone with the OSD.
         """
         self.link = link
         self.directory = directory
@@ -152,6 +155,7 @@ class Ceph:
             port=free_port(),
             address=link.address if link else "127.0.0.1",
             watch_timeout=watch_timeout_s,
+            store="memstore" if in_memory else "bluestore",
         )
         self.conf.write_text(text)
         self.environment = {**os.environ, "CEPH_CONF": str(self.conf)}
@@ -279,13 +283,25 @@ def lacks() -> list[str]:
 
 @contextlib.contextmanager
 def cluster(
-    *, key: bool = False, watch_timeout_s: int = WATCH_TIMEOUT_S, link: Link | None = None
+    *,
+    key: bool = False,
+    watch_timeout_s: int = WATCH_TIMEOUT_S,
+    link: Link | None = None,
+    in_memory: bool = False,
 ) -> Iterator[Ceph]:
     """A cluster for the duration of a block."""
     with short_directory("ceph-", "/var/tmp") as directory:
         made: list[Ceph] = []
         try:
-            made.append(Ceph(directory, key=key, watch_timeout_s=watch_timeout_s, link=link))
+            made.append(
+                Ceph(
+                    directory,
+                    key=key,
+                    watch_timeout_s=watch_timeout_s,
+                    link=link,
+                    in_memory=in_memory,
+                )
+            )
             yield made[0]
         finally:
             (made or [_Unmade(directory)])[0].stop()
