@@ -329,7 +329,8 @@ impl MirrorChannel {
             }
             (mirrored, chunks) = (copied, Some(range));
         }
-        let source = match self.give_source(at, &io, with.as_ref()) {
+        let given = if mirrored { self.for_both(&io) } else { io };
+        let source = match self.give_source(at, &given, with.as_ref()) {
             Submit::Done(result) => Some(result),
             Submit::Pending => {
                 self.with_source += 1;
@@ -348,6 +349,20 @@ impl MirrorChannel {
             self.advance(at);
         }
         Begun::Going
+    }
+
+    /// What the source is given of an I/O that the destination has to have, too: an UNMAP that it may carry out in part
+    /// leaves what the destination, where all reads as zeros, would not have.
+    fn for_both(&self, io: &Io) -> Io {
+        let zeroing = || self.shared.source.features().zeroing().unwrap_or(Op::Unmap);
+        let op = if io.op == Op::Unmap { zeroing() } else { io.op };
+        Io { op, ..*io }
+    }
+
+    /// Whether both may have something else after an I/O: the source failed, or carried it out in part.
+    fn may_differ(&self, slot: &Slot) -> bool {
+        let in_part = || self.shared.source.features().zeroing().is_none();
+        slot.source.is_some_and(|result| result.is_err()) || (slot.io.op == Op::Unmap && in_part())
     }
 
     /// Whether an earlier write to the same blocks has not ended.
@@ -588,9 +603,9 @@ impl MirrorChannel {
         if slot.refused && slot.source == Some(Ok(())) {
             self.note_failure(Err(IoError::Guard));
         }
-        let slot = &mut self.slots[at];
-        if let Some(chunks) = slot.chunks.take() {
-            if slot.mirrored && slot.source.is_some_and(|result| result.is_err()) {
+        if let Some(chunks) = self.slots[at].chunks.take() {
+            let slot = &self.slots[at];
+            if slot.mirrored && self.may_differ(slot) {
                 self.shared.copy_again(chunks.clone());
             }
             self.shared.chunks.end_write(chunks);

@@ -25,7 +25,8 @@
 //! So no older data overtakes a write on its way to the destination. Two writes of one channel to the same
 //! blocks go to both disks in the same order, too: the second begins when the first has ended.
 //!
-//! UNMAP and WRITE ZEROES are writes. FLUSH goes to both once all is copied ([`Phase::Ready`]); before that
+//! UNMAP and WRITE ZEROES are writes. An UNMAP that goes to both is one that leaves zeros on both: one that the source may
+//! carry out in part, as a volume does with parts of clusters, is WRITE ZEROES to it. FLUSH goes to both once all is copied ([`Phase::Ready`]); before that
 //! nothing on the destination can count, and afterwards both have the same, also after a power cut.
 //!
 //! # Memory

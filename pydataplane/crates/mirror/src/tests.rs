@@ -1,6 +1,8 @@
 //! A bdev is copied while it is written to: whatever happens to either side, the guest's I/O goes on, and
 //! what is ready is the same on both.
 
+mod skipping;
+
 use crate::{MapPage, Mirror, MirrorError, Options, Phase};
 use bdev::testing::{Fault, FaultBdev};
 use bdev::{AlignedBuf, Bdev, Finished, IoError, Op, OwnedChannel, SyncChannel};
