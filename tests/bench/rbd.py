@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pydataplane.client import Client
-from tests.bench.__main__ import machine
+from tests.bench.machine import machine
 from tests.bench.measure import Point, measure
 from tests.bench.subjects import BLOCK_BYTES, Bench, rbd_node, running, spawn, wait_for
 from tests.support.ceph import POOL, Ceph, cluster, lacks

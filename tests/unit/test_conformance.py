@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]  # comes with lightkube
 
-from tests.guest.conformance import FILE, LISTED, PASSES, Kind, Listed
-from tests.guest.test_conformance import BY_DAY, TARGETS
+from tests.guest.conformance import BY_DAY, FILE, LISTED, PASSES, Kind, Listed
+from tests.guest.test_conformance import TARGETS
 
 TESTS = 215
 #: Of them, how many pass on one disk at least.
