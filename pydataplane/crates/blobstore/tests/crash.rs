@@ -493,8 +493,8 @@ fn survives_a_page_of_a_lost_record(lost: u64) -> Result<(), String> {
     steps.push(create(2, 4, true));
     let first = record(before.clone(), &steps);
     assert_eq!(first.states.last().unwrap().1.len(), 3, "the last create was done");
-    let marks = first.trace.iter().enumerate().filter(|(_, e)| matches!(e, Event::Mark));
-    let (allocated, _) = marks.skip(lost as usize - 1).next().unwrap();
+    let mut marks = first.trace.iter().enumerate().filter(|(_, e)| matches!(e, Event::Mark));
+    let (allocated, _) = marks.nth(lost as usize - 1).unwrap();
     let flushed = first.trace[..allocated].iter().rposition(|e| matches!(e, Event::Flush));
     let flushed = &first.trace[..flushed.unwrap() + 1];
     let mut image = cut(&before, flushed, flushed.len(), 8, &mut Rng::new(0));
