@@ -4,25 +4,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt::{self, Timeout};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
-    send, socket_with,
-};
+use reactor::stream::{self, receive, transmit};
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, connect, send};
 
 use crate::address::{Address, Host};
 use crate::handshake::{Handshake, Refused, Terms};
 
 /// How long a server may take to be connected to and to say its terms, the first time.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
-
-/// Of TCP: silence after which it asks whether the peer is there, time between two such questions, and how
-/// many are not answered before the connection is given up.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
-const KEEPALIVE_COUNT: u32 = 5;
-/// And how long what was sent may stay without acknowledgement, in milliseconds.
-const UNACKNOWLEDGED_MS: u32 = 15_000;
 
 /// Why there is no connection: a clause.
 #[derive(Debug, thiserror::Error)]
@@ -87,10 +76,7 @@ pub(crate) fn establish(
             answer.clear();
         }
         if let Some(terms) = terms {
-            for which in [Timeout::Recv, Timeout::Send] {
-                let unlimited = sockopt::set_socket_timeout(&fd, which, None);
-                unlimited.map_err(|e| failed("cannot be used")(e.into()))?;
-            }
+            stream::unlimit(&fd).map_err(failed("cannot be used"))?;
             return Ok((fd, terms));
         }
     }
@@ -103,70 +89,12 @@ pub(crate) fn say_goodbye(fd: &OwnedFd) {
 }
 
 fn open(host: &Host, timeout: Duration) -> io::Result<OwnedFd> {
-    let family = match host {
-        Host::Unix(_) => AddressFamily::UNIX,
-        Host::Tcp(addr) if addr.is_ipv4() => AddressFamily::INET,
-        Host::Tcp(_) => AddressFamily::INET6,
-    };
-    let fd = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // It limits connect(2), too.
-    sockopt::set_socket_timeout(&fd, Timeout::Send, Some(timeout))?;
     match host {
-        Host::Unix(path) => connect(&fd, &SocketAddrUnix::new(path)?)?,
-        Host::Tcp(addr) => {
-            sockopt::set_tcp_nodelay(&fd, true)?;
-            sockopt::set_socket_keepalive(&fd, true)?;
-            sockopt::set_tcp_keepidle(&fd, KEEPALIVE_IDLE)?;
-            sockopt::set_tcp_keepintvl(&fd, KEEPALIVE_INTERVAL)?;
-            sockopt::set_tcp_keepcnt(&fd, KEEPALIVE_COUNT)?;
-            sockopt::set_tcp_user_timeout(&fd, UNACKNOWLEDGED_MS)?;
-            match connect(&fd, addr) {
-                // Of a timeout of ours.
-                Err(rustix::io::Errno::INPROGRESS) => return Err(io::ErrorKind::TimedOut.into()),
-                connected => connected?,
-            }
+        Host::Tcp(addr) => stream::connect_tcp(addr, timeout),
+        Host::Unix(path) => {
+            let fd = stream::socket(AddressFamily::UNIX, timeout)?;
+            connect(&fd, &SocketAddrUnix::new(path)?)?;
+            Ok(fd)
         }
     }
-    Ok(fd)
-}
-
-/// Sets how long the next call may take; an error where no time is left.
-fn limit(fd: &OwnedFd, which: Timeout, end: Instant) -> io::Result<()> {
-    let left = end.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
-    }
-    Ok(sockopt::set_socket_timeout(fd, which, Some(left.max(Duration::from_millis(1))))?)
-}
-
-fn timed_out(e: rustix::io::Errno) -> io::Error {
-    match e {
-        rustix::io::Errno::AGAIN => io::Error::from_raw_os_error(libc::ETIMEDOUT),
-        e => e.into(),
-    }
-}
-
-fn receive(fd: &OwnedFd, mut bytes: &mut [u8], end: Instant) -> io::Result<()> {
-    while !bytes.is_empty() {
-        limit(fd, Timeout::Recv, end)?;
-        match recv(fd, &mut *bytes, RecvFlags::empty()) {
-            Ok((0, _)) => return Err(io::Error::from_raw_os_error(libc::ECONNRESET)),
-            Ok((n, _)) => bytes = &mut bytes[n..],
-            Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(timed_out(e)),
-        }
-    }
-    Ok(())
-}
-
-fn transmit(fd: &OwnedFd, mut bytes: &[u8], end: Instant) -> io::Result<()> {
-    while !bytes.is_empty() {
-        limit(fd, Timeout::Send, end)?;
-        match send(fd, bytes, SendFlags::NOSIGNAL) {
-            Ok(n) => bytes = &bytes[n..],
-            Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(timed_out(e)),
-        }
-    }
-    Ok(())
 }

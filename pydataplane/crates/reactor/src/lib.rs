@@ -18,6 +18,7 @@
 //! | `uring` | [`Uring`], [`UringClient`]; `shares`: large transfers a turn; `sleeping`: in the call that submits |
 //! | `eventfd` | using an eventfd that a guest shares |
 //! | `fd` | another file under a descriptor in use |
+//! | `stream` | a stream to a peer on the network, from a thread that may block |
 //! | `call` | [`call()`]: a call to another thread that its caller may take back until it has begun |
 //! | `control` | [`Control`]: a thread that may block and runs what others ask |
 //! | `threads` | [`Reactors`], [`Handle`] |
@@ -38,6 +39,7 @@ mod owner;
 mod place;
 mod poller;
 mod run;
+pub mod stream;
 mod threads;
 pub mod ticks;
 mod uring;
