@@ -266,6 +266,100 @@ class ShallowCopyBegun(TypedDict):
     """For bdev_lvol_check_shallow_copy."""
 
 
+class ExpectedNamespace(TypedDict):
+    """What a namespace has to be."""
+
+    block_size: int
+    """Bytes of a block."""
+    nsid: int
+    """Number."""
+    uuid: str
+    """Identity."""
+
+
+class NvmePathOf(TypedDict):
+    """Of a path beside the first."""
+
+    traddr: str
+    """IP address."""
+    trsvcid: NotRequired[str | None]
+    """Port. Default: 4420"""
+
+
+class NvmeHost(TypedDict):
+    """In the result of bdev_nvme_get_controllers."""
+
+    addr: str
+    nqn: str
+    svcid: str
+
+
+class NvmeTrid(TypedDict):
+    """Where a controller is."""
+
+    adrfam: str
+    subnqn: str
+    traddr: str
+    trsvcid: str
+    trtype: str
+
+
+class NvmePath(TypedDict):
+    """A path."""
+
+    cntlid: int
+    host: NvmeHost
+    problem: NotRequired[str | None]
+    """Why there is no connection (ours)."""
+    state: str
+    """"enabled", or "failed": there is no connection."""
+    trid: NvmeTrid
+    """Where a controller is."""
+
+
+class NvmeController(TypedDict):
+    """In the result of bdev_nvme_get_controllers."""
+
+    ctrlrs: list[NvmePath]
+    name: str
+
+
+class NvmeTransport(TypedDict):
+    """In the result of bdev_nvme_get_io_paths."""
+
+    adrfam: str
+    traddr: str
+    trsvcid: str
+    trtype: str
+
+
+class NvmeIoPath(TypedDict):
+    """In the result of bdev_nvme_get_io_paths."""
+
+    accessible: bool
+    """The namespace can be used there."""
+    bdev_name: str
+    cntlid: int
+    connected: bool
+    current: bool
+    """I/O goes there."""
+    transport: NvmeTransport
+
+
+class NvmePollGroup(TypedDict):
+    """In the result of bdev_nvme_get_io_paths."""
+
+    io_paths: list[NvmeIoPath]
+    thread: str
+    """Name of the controller's thread."""
+
+
+class NvmeIoPaths(TypedDict):
+    """In the result of bdev_nvme_get_io_paths."""
+
+    poll_groups: list[NvmePollGroup]
+
+
 class RbdCluster(TypedDict):
     """A cluster, with SPDK's fields."""
 
@@ -1685,6 +1779,127 @@ class Rpc(ABC):
         *,
         name: str,
         new_size: int,
+    ) -> bool: ...
+
+    # Connect to an NVMe controller over TCP, and create a bdev of each of its namespaces; or add a
+    # path to one that is attached. Where a connection is lost, I/O waits and what was not answered
+    # is sent again. An lvstore on a bdev is loaded. Needs the option --network.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_nvme_attach_controller"],
+        /,
+        *,
+        adrfam: str | None = ...,
+        allow_unrecognized_csi: bool | None = ...,
+        ctrlr_loss_timeout_sec: int | None = ...,
+        ddgst: bool | None = ...,
+        dhchap_ctrlr_key: str | None = ...,
+        dhchap_key: str | None = ...,
+        disable_sq_flow_control: bool | None = ...,
+        fabrics_connect_timeout_us: int | None = ...,
+        fast_io_fail_timeout_sec: int | None = ...,
+        hdgst: bool | None = ...,
+        hostaddr: str | None = ...,
+        hostnqn: str | None = ...,
+        hostsvcid: str | None = ...,
+        max_bdevs: int | None = ...,
+        multipath: str | None = ...,
+        multipath_opts: Any | None = ...,
+        name: str,
+        namespaces: list[ExpectedNamespace] | None = ...,
+        num_io_queues: int | None = ...,
+        paths: list[NvmePathOf] | None = ...,
+        prchk_guard: bool | None = ...,
+        prchk_reftag: bool | None = ...,
+        priority: str | None = ...,
+        psk: str | None = ...,
+        reconnect_delay_sec: int | None = ...,
+        subnqn: str | None = ...,
+        traddr: str,
+        trsvcid: str | None = ...,
+        trtype: str,
+        write_through: bool | None = ...,
+    ) -> list[str]: ...
+
+    # Delete the bdevs of an NVMe controller, and disconnect; an lvstore on one is unloaded first.
+    # Or use one of its paths no more.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_nvme_detach_controller"],
+        /,
+        *,
+        adrfam: str | None = ...,
+        hostaddr: str | None = ...,
+        hostsvcid: str | None = ...,
+        name: str,
+        subnqn: str | None = ...,
+        traddr: str | None = ...,
+        trsvcid: str | None = ...,
+        trtype: str | None = ...,
+    ) -> bool: ...
+
+    # Get all NVMe controllers, or one, with their paths.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_nvme_get_controllers"],
+        /,
+        *,
+        name: str | None = ...,
+    ) -> list[NvmeController]: ...
+
+    # Get the paths of all bdevs on NVMe controllers, or of one bdev.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_nvme_get_io_paths"],
+        /,
+        *,
+        name: str | None = ...,
+    ) -> NvmeIoPaths: ...
+
+    # Set what holds for all NVMe controllers that are attached from now on.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_nvme_set_options"],
+        /,
+        *,
+        action_on_timeout: str | None = ...,
+        allow_accel_sequence: bool | None = ...,
+        arbitration_burst: int | None = ...,
+        bdev_retry_count: int | None = ...,
+        ctrlr_loss_timeout_sec: int | None = ...,
+        delay_cmd_submit: bool | None = ...,
+        dhchap_dhgroups: list[str] | None = ...,
+        dhchap_digests: list[str] | None = ...,
+        disable_auto_failback: bool | None = ...,
+        enable_flush: bool | None = ...,
+        fast_io_fail_timeout_sec: int | None = ...,
+        generate_uuids: bool | None = ...,
+        high_priority_weight: int | None = ...,
+        io_path_stat: bool | None = ...,
+        io_queue_requests: int | None = ...,
+        keep_alive_timeout_ms: int | None = ...,
+        low_priority_weight: int | None = ...,
+        medium_priority_weight: int | None = ...,
+        multipath_opts: Any | None = ...,
+        nvme_adminq_poll_period_us: int | None = ...,
+        nvme_error_stat: bool | None = ...,
+        nvme_ioq_poll_period_us: int | None = ...,
+        rdma_cm_event_timeout_ms: int | None = ...,
+        rdma_max_cq_size: int | None = ...,
+        rdma_srq_size: int | None = ...,
+        rdma_umr_per_io: bool | None = ...,
+        reconnect_delay_sec: int | None = ...,
+        tcp_connect_timeout_ms: int | None = ...,
+        timeout_admin_us: int | None = ...,
+        timeout_us: int | None = ...,
+        transport_ack_timeout: int | None = ...,
+        transport_retry_count: int | None = ...,
+        transport_tos: int | None = ...,
     ) -> bool: ...
 
     # Create a bdev on an image of Ceph, which is locked for this target unless it is shared or

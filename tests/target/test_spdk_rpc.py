@@ -25,6 +25,7 @@ from tests.guest.test_ublk_rpc import VERBS as IN_A_GUEST
 from tests.support.target import Target, binary
 from tests.target.conftest import MakeTarget
 from tests.target.test_iscsi import VERBS as WITH_A_LUN
+from tests.target.test_nvme import VERBS as WITH_A_CONTROLLER
 from tests.target.test_rbd import VERBS as WITH_A_CLUSTER
 
 MIB = 1 << 20
@@ -800,7 +801,7 @@ def test_every_method_of_ours_that_spdk_rpc_has_a_verb_for_has_a_case() -> None:
     methods = set(json.loads(shown.stdout))
     verbs = _verbs()
     assert len(verbs) > 200
-    elsewhere = IN_A_GUEST | WITH_A_CLUSTER | WITH_A_LUN
+    elsewhere = IN_A_GUEST | WITH_A_CLUSTER | WITH_A_LUN | WITH_A_CONTROLLER
     assert methods & verbs == {case.verb for case in CASES} | elsewhere
     assert all(method.startswith("virtlun_") for method in methods - verbs)
 

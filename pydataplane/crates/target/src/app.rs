@@ -11,7 +11,7 @@ use crate::guestdisks::GuestDisks;
 use crate::heldsessions::HeldSessions;
 use crate::holding;
 use crate::logging::LogControl;
-use crate::methods::{Journal, crypto as encryption, limits};
+use crate::methods::{Journal, crypto as encryption, limits, nvme as controller};
 use crate::notices::Notices;
 use crate::pools::Pools;
 use crate::privilege;
@@ -45,6 +45,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long images of Ceph may take to be closed, all of them together.
 const IMAGES_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long connections to NVMe controllers may take to be closed, all of them together.
+const CONTROLLERS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// In the state directory: addresses of the clients of clusters of Ceph.
 const CLIENTS: &str = "rbd-clients";
@@ -607,6 +610,7 @@ impl App {
         *self.ublk_target.lock() = None;
         nbd::end_all(&self.registry);
         iscsi::end_all(&self.registry);
+        nvme::end_all(&self.registry);
         if let Err(e) = self.close_storage() {
             tracing::error!("not stopped in order: {e}");
             rbd::exit(1);
@@ -635,16 +639,22 @@ impl App {
         self.flush_errors.record().map_err(|e| format!("a failed flush is not recorded: {e}"))?;
         let mut closing = Vec::new();
         let mut images = Vec::new();
+        let mut controllers = Vec::new();
         for bdev in self.registry.list().into_iter().rev() {
             let name = bdev.name();
             let file = self.registry.get_as::<FileBdev>(name);
             closing.extend(file.map(|file| (name.to_owned(), file.closing())));
             let image = self.registry.get_as::<Disk>(name);
             images.extend(image.map(|image| (name.to_owned(), image.closing())));
+            let disk = self.registry.get_as::<nvme::Disk>(name);
+            controllers.extend(
+                disk.map(|disk| (disk.controller().name().to_owned(), disk.controller().closing())),
+            );
             if let Err(e) = self.registry.unregister(name) {
                 tracing::error!("not closed in order: {e}");
             }
         }
+        controller::wait_closed(controllers, Instant::now() + CONTROLLERS_TIMEOUT);
         // A thread that let go of one a moment ago may still have to end its use.
         let end = Instant::now() + CLOSE_TIMEOUT;
         for (bdev, file) in closing {

@@ -120,7 +120,7 @@ pub struct Cli {
         value_parser = clap::value_parser!(u64).range(1..=60))]
     pub drain_timeout: u64,
 
-    /// Let the target make network connections, as to an NBD server by TCP
+    /// Let the target make network connections, as to NVMe controllers, or an NBD server by TCP
     #[arg(long)]
     pub network: bool,
 

@@ -51,8 +51,13 @@ impl Recorder {
 
     /// Latches what is recorded of `bdev` on `medium`, and follows its latch; before it is registered.
     pub fn attach(&self, bdev: &dyn Bdev, medium: &Path) {
+        self.attach_as(bdev.name(), bdev, medium);
+    }
+
+    /// As [`Recorder::attach`], of what is recorded under another name.
+    pub fn attach_as(&self, name: &str, bdev: &dyn Bdev, medium: &Path) {
         let Some(latch) = bdev.flush_latch() else { return };
-        if let Some(failure) = self.shared.config.lock().flush_failure(bdev.name(), medium) {
+        if let Some(failure) = self.shared.config.lock().flush_failure(name, medium) {
             tracing::error!(bdev = bdev.name(), "{}", sentence(failure, bdev.name()));
             latch.restore(failure);
         }
@@ -122,9 +127,15 @@ impl Shared {
     }
 }
 
-/// The bdev of that name, if it has a latch of its own: others share that of the one below.
+/// The bdev of that name, or of the NVMe controller of that name, if it has a latch of its own: others share that of
+/// the one below.
 pub fn disk(registry: &Registry, name: &str) -> Option<Arc<dyn Bdev>> {
     let file = registry.get_as::<FileBdev>(name).map(|file| file as Arc<dyn Bdev>);
     file.or_else(|| registry.get_as::<Nbd>(name).map(|nbd| nbd as Arc<dyn Bdev>))
         .or_else(|| registry.get_as::<iscsi::Disk>(name).map(|lun| lun as Arc<dyn Bdev>))
+        .or_else(|| registry.get_as::<nvme::Disk>(name).map(|disk| disk as Arc<dyn Bdev>))
+        .or_else(|| {
+            let disks = crate::methods::nvme::disks(registry, name);
+            disks.into_iter().next().map(|disk| disk as Arc<dyn Bdev>)
+        })
 }

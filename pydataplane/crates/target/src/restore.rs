@@ -6,10 +6,12 @@ use crate::methods::file::{self, is_disk as is_file};
 use crate::methods::iscsi::{self as lun, is_lun};
 use crate::methods::limits;
 use crate::methods::nbd::{self as server, is_nbd};
+use crate::methods::nvme::{self as controller, is_nvme};
 use crate::methods::pool::{self, is_pool};
 use crate::methods::rbd::{self as image, is_cluster, is_image};
 use crate::methods::vhost::blk;
 use crate::state::{self, Call, ConfigFile, Item};
+use bdev::Bdev;
 use parking_lot::{Condvar, Mutex};
 use rpc::Methods;
 use serde_json::{Value, json};
@@ -66,6 +68,7 @@ impl Opened {
             }
             () if is_nbd(item) => server::ask(app, item).map(|()| None)?,
             () if is_lun(item) => lun::ask(app, item).map(|()| None)?,
+            () if is_nvme(item) => controller::ask(app, item).map(|()| None)?,
             () => file::ahead(item).map(Opened::File),
         })
     }
@@ -73,7 +76,7 @@ impl Opened {
 
 /// Whether `item` makes a bdev on something that may take its time to answer.
 fn may_wait(item: &Item) -> bool {
-    is_file(item) || is_image(item) || is_nbd(item) || is_lun(item)
+    is_file(item) || is_image(item) || is_nbd(item) || is_lun(item) || is_nvme(item)
 }
 
 /// The threads that restore bdevs on disks.
@@ -113,7 +116,7 @@ impl Unit {
         let restoring = app.restoring();
         let is_free = |name: &str| {
             let bdev = app.registry.get(name);
-            bdev.is_some_and(|bdev| !restoring.contains(&state::bdev_key(bdev.name())))
+            bdev.is_some_and(|bdev| !restoring.contains(&item_of(app, bdev.name())))
         };
         self.items.iter().filter_map(bdev_of).all(is_free)
     }
@@ -127,6 +130,12 @@ impl Unit {
             start_if_complete(app, methods, ctrlr);
         }
     }
+}
+
+/// Key of what makes the bdev of that name.
+fn item_of(app: &App, bdev: &str) -> String {
+    let disk = app.registry.get_as::<nvme::Disk>(bdev);
+    state::bdev_key(disk.as_ref().map_or(bdev, |disk| disk.controller().name()))
 }
 
 /// The bdev that a thing is on.
@@ -345,6 +354,7 @@ fn restore_disk(app: &App, item: &Item, opened: Option<Opened>) -> bool {
         None if is_image(item) => image::restore(app, item, None).map_err(never_later),
         None if is_nbd(item) => server::restore(app, item),
         None if is_lun(item) => lun::restore(app, item),
+        None if is_nvme(item) => controller::restore(app, item),
         None => file::restore(app, item, None).map_err(never_later),
     };
     let comes_later = restored.as_ref().is_err_and(|(_, later)| *later);
@@ -368,7 +378,11 @@ fn restore_disk(app: &App, item: &Item, opened: Option<Opened>) -> bool {
 
 /// Restores a bdev whose server was not there, when it is; `false`: it is not wanted any more.
 fn restore_later(app: &App, item: &Item) -> bool {
-    let delay = if is_lun(item) { lun::RETRY } else { server::retry_delay(item) };
+    let delay = match () {
+        () if is_lun(item) => lun::RETRY,
+        () if is_nvme(item) => controller::RETRY,
+        () => server::retry_delay(item),
+    };
     loop {
         thread::sleep(delay);
         {
@@ -390,8 +404,10 @@ fn restore_later(app: &App, item: &Item) -> bool {
 
 /// What names the bdev of `item` is brought back next.
 fn note_appeared(app: &App, item: &Item) {
-    if let Some(name) = item.call.params.get("name").and_then(Value::as_str) {
-        app.note_appeared(name);
+    let Some(name) = item.call.params.get("name").and_then(Value::as_str) else { return };
+    app.note_appeared(name);
+    for disk in controller::disks(&app.registry, name).into_iter().filter(|_| is_nvme(item)) {
+        app.note_appeared(disk.name());
     }
 }
 
@@ -402,6 +418,11 @@ pub fn again(app: &App, methods: &Methods) {
     clusters(app, &items);
     for item in items.iter().filter(|item| !is_cluster(item) && !is_pool(item)) {
         let name = item.call.params.get("name").and_then(Value::as_str);
+        let disks = name.map_or_else(Vec::new, |name| controller::disks(&app.registry, name));
+        if is_nvme(item) && !disks.is_empty() {
+            disks.iter().for_each(|disk| _ = app.examine(disk.name()));
+            continue;
+        }
         let bdev = name.filter(|_| item.key.starts_with("bdev "));
         match bdev.filter(|name| app.registry.get(name).is_some()) {
             // A guest's disk, or a volume, is not looked at.
@@ -472,6 +493,9 @@ fn restore_owner(app: &App, methods: &Methods, ctrlr: &str) {
 /// Whether what a call makes is configured already. A target whose number is to be chosen is the one
 /// of that controller with that bdev.
 fn is_there(app: &App, call: &Call) -> bool {
+    if call.method == controller::ATTACH {
+        return controller::is_there(app, call);
+    }
     let text = |call: &Call, name: &str| Some(call.params.get(name)?.as_str()?.to_owned());
     let chosen = call.params.get("scsi_target_num").and_then(Value::as_i64) == Some(-1);
     if call.method != "vhost_scsi_controller_add_target" || !chosen {

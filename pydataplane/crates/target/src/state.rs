@@ -18,8 +18,8 @@ use dir::Dir;
 pub use dir::{OwnersFile, RecordFile, StateError, files_of_bdevs, is_state_dir};
 use keys::OWNER_KEY;
 pub use keys::{
-    BDEV_KEY, UBLK_KEY, bdev_key, cluster_key, coalescing_key, controller_key, export_key,
-    identify, limits_key, owner_key, pool_key, target_key,
+    BDEV_KEY, NVME_OPTIONS_KEY, UBLK_KEY, bdev_key, cluster_key, coalescing_key, controller_key,
+    export_key, identify, limits_key, owner_key, pool_key, target_key,
 };
 pub use save::save;
 
@@ -195,15 +195,15 @@ impl Config {
         self.put(subsystem, key, call);
     }
 
-    /// The flush that failed of the bdev of that name on `medium`, a file, a server's URI or a LUN's URL
-    /// without passwords, as far as is
-    /// recorded.
+    /// The flush that failed of the bdev of that name on `medium`, a file, a server's URI, a LUN's URL without
+    /// passwords or a subsystem's name, as far as is recorded.
     pub fn flush_failure(&self, bdev: &str, medium: &Path) -> Option<FlushFailure> {
         let item = self.get(&bdev_key(bdev))?;
         let params = &item.call.params;
         let text = |name: &str| params.get(name).and_then(Value::as_str).map(str::to_owned);
         let lun = || iscsi::shown(&text("url")?);
-        let recorded = text("filename").or_else(|| text("uri")).or_else(lun)?;
+        let recorded =
+            text("filename").or_else(|| text("uri")).or_else(|| text("subnqn")).or_else(lun)?;
         item.flush_failure.filter(|_| Path::new(&recorded) == medium)
     }
 

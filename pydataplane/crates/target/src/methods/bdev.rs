@@ -161,6 +161,10 @@ fn clear_latch(app: &App, disk: &str) -> Result<Option<FlushFailure>, Error> {
         let why = |why| Error::os(Errno::Io, format!("{what}: {why}"));
         return lun.clear_flush_failure().map_err(why);
     }
+    if let Some(disk) = app.registry.get_as::<nvme::Disk>(disk) {
+        let why = |why| Error::os(Errno::Io, format!("{what}: {why}"));
+        return disk.clear_flush_failure().map_err(why);
+    }
     let file = app.registry.get_as::<FileBdev>(disk).ok_or_else(|| errors::no_bdev(disk))?;
     file.clear_flush_failure().map_err(|e| Error::io(what, &e))
 }

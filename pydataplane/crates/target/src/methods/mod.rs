@@ -21,6 +21,7 @@ mod malloc;
 pub mod nbd;
 mod notify;
 mod null;
+pub mod nvme;
 mod owner;
 pub mod pool;
 mod protected;
@@ -59,6 +60,7 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
         nbd::add,
         rbd::add,
         iscsi::add,
+        nvme::add,
         pool::add,
         lunpool::add_methods,
         lvol::add,

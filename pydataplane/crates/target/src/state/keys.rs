@@ -15,7 +15,10 @@ pub const UBLK_KEY: &str = "ublk target";
 /// Key of what holds for all bdevs on LUNs of iSCSI targets.
 pub const ISCSI_OPTIONS_KEY: &str = "iSCSI options";
 
-/// Key of a bdev.
+/// Key of what holds for NVMe controllers.
+pub const NVME_OPTIONS_KEY: &str = "NVMe options";
+
+/// Key of a bdev; of an NVMe controller's, by the controller's name.
 pub fn bdev_key(name: &str) -> String {
     format!("{BDEV_KEY}{name}")
 }
@@ -73,6 +76,8 @@ pub fn identify(call: &Call) -> (Subsystem, String) {
         "virtlun_bdev_set_limits" => (Subsystem::Bdev, limits_key(text("name"))),
         "bdev_rbd_register_cluster" => (Subsystem::Bdev, cluster_key(text("name"))),
         "bdev_iscsi_set_options" => (Subsystem::Bdev, ISCSI_OPTIONS_KEY.to_owned()),
+        "bdev_nvme_set_options" => (Subsystem::Bdev, NVME_OPTIONS_KEY.to_owned()),
+        "bdev_nvme_attach_controller" => (Subsystem::Bdev, bdev_key(text("name"))),
         "virtlun_rbd_pool_create" | "virtlun_iscsi_pool_create" => {
             (Subsystem::Bdev, pool_key(text("name")))
         }

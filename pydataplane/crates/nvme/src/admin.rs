@@ -1,0 +1,265 @@
+//! The admin queue at work: the controller is kept alive, and asked again for what it says has changed.
+
+use std::time::{Duration, Instant};
+
+use bdev::AlignedBuf;
+use guestmem::{IoVec, Sg};
+use reactor::IoContext;
+
+use crate::ana::Groups;
+use crate::command::{self, Command, IDENTIFY_LEN, identify, log, property};
+use crate::conversation::{Data, Ended};
+use crate::disk::Shared;
+use crate::identify::{Namespace, identity};
+use crate::queue::{Link, Queue};
+use crate::status::words;
+
+/// Commands, by tag.
+const EVENT: u32 = 0;
+const KEEP_ALIVE: u32 = 1;
+const LOOK: u32 = 2;
+const CONFIGURE: u32 = 3;
+const STATUS: u32 = 4;
+
+/// How often namespaces are looked at whose controller does not tell of changes.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// What a look asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    Ana,
+    Changed,
+    Namespace(usize),
+    Descriptors(usize),
+}
+
+/// What was heard.
+pub(crate) enum Heard {
+    /// How groups of namespaces can be used now.
+    Groups(Groups),
+    /// Blocks and group of a namespace.
+    Namespace(usize, u64, u32),
+    /// A property was set, or not.
+    Configured(bool),
+    /// The status of the controller (CSTS).
+    Status(u64),
+}
+
+/// The queue, and what is asked over it.
+pub(crate) struct Admin {
+    // First: what it has in flight uses the rest.
+    pub(crate) queue: Queue,
+    data: AlignedBuf,
+    run: Box<[IoVec; 1]>,
+    /// What was told of the namespace that more is asked of.
+    before: Box<[u8; IDENTIFY_LEN]>,
+    serial: String,
+    keep_alive: Duration,
+    tells_namespaces: bool,
+    /// When the last Keep Alive went off, and whether it waits for its answer.
+    kept: Instant,
+    waits: bool,
+    look: Option<Look>,
+    wants_groups: bool,
+    wants_namespaces: bool,
+    looked: Instant,
+}
+
+impl Admin {
+    pub(crate) fn new(
+        link: Link,
+        io: &IoContext,
+        now: Instant,
+        keep_alive: Duration,
+        tells_namespaces: bool,
+        serial: String,
+    ) -> std::io::Result<Admin> {
+        let queue = Queue::new(link, io, true)?;
+        let mut data = AlignedBuf::zeroed(IDENTIFY_LEN);
+        // SAFETY: boxed, as the list is, and used by one command at a time; the queue is dropped first.
+        let run = unsafe { Box::new([IoVec::new(data.as_mut_ptr(), IDENTIFY_LEN)]) };
+        let mut admin = Admin {
+            queue,
+            data,
+            run,
+            before: Box::new([0; IDENTIFY_LEN]),
+            serial,
+            keep_alive,
+            tells_namespaces,
+            kept: now,
+            waits: false,
+            look: None,
+            wants_groups: false,
+            wants_namespaces: false,
+            looked: now,
+        };
+        admin.ask(command::async_event(), Data::None, EVENT);
+        Ok(admin)
+    }
+
+    fn ask(&mut self, command: Command, data: Data, tag: u32) {
+        let taken = self.queue.talk.submit(command, data, tag);
+        debug_assert!(taken, "one command of a tag at a time");
+    }
+
+    /// Sets the controller's configuration; heard as [`Heard::Configured`].
+    pub(crate) fn configure(&mut self, value: u32) {
+        let command = command::property_set(property::CONFIGURATION, value);
+        self.ask(command, Data::None, CONFIGURE);
+    }
+
+    /// Asks for the controller's status; heard as [`Heard::Status`].
+    pub(crate) fn ask_status(&mut self) {
+        self.ask(command::property_get(property::STATUS, false), Data::None, STATUS);
+    }
+
+    /// The states of groups are to be asked for.
+    pub(crate) fn want_groups(&mut self) {
+        self.wants_groups = true;
+    }
+
+    /// Asks for what is due; when to call it again.
+    ///
+    /// # Errors
+    /// A clause: it does not answer.
+    pub(crate) fn step(&mut self, shared: &Shared, now: Instant) -> Result<Instant, String> {
+        let since = now - self.kept;
+        if self.waits && since >= self.keep_alive {
+            let seconds = self.keep_alive.as_secs_f32();
+            return Err(format!("it has not answered Keep Alive for {seconds} s"));
+        }
+        if !self.waits && since >= self.keep_alive / 2 {
+            (self.kept, self.waits) = (now, true);
+            self.ask(command::keep_alive(), Data::None, KEEP_ALIVE);
+        }
+        self.wants_namespaces |= !self.tells_namespaces && now - self.looked >= LOOK_EVERY;
+        if self.look.is_none() && self.wants_groups {
+            self.wants_groups = false;
+            self.begin(Look::Ana, shared);
+        } else if self.look.is_none() && self.wants_namespaces {
+            self.wants_namespaces = false;
+            self.looked = now;
+            self.begin(Look::Changed, shared);
+        }
+        let kept = self.kept + if self.waits { self.keep_alive } else { self.keep_alive / 2 };
+        Ok(match self.tells_namespaces {
+            true => kept,
+            false => kept.min(self.looked + LOOK_EVERY),
+        })
+    }
+
+    fn begin(&mut self, look: Look, shared: &Shared) {
+        self.look = Some(look);
+        let nsid = |unit: usize| shared.units[unit].namespace.nsid;
+        let command = match look {
+            // Groups alone (RGO).
+            Look::Ana => command::get_log_page(log::ANA, 1, IDENTIFY_LEN),
+            Look::Changed => command::get_log_page(log::CHANGED_NAMESPACES, 0, IDENTIFY_LEN),
+            Look::Namespace(unit) => command::identify(identify::NAMESPACE, nsid(unit)),
+            Look::Descriptors(unit) => command::identify(identify::DESCRIPTORS, nsid(unit)),
+        };
+        // SAFETY: see `new`.
+        let sg = unsafe { Sg::new(&*self.run) };
+        self.ask(command, Data::In(sg, 0, IDENTIFY_LEN), LOOK);
+    }
+
+    /// The next thing that was heard.
+    ///
+    /// # Errors
+    /// A clause: the connection is of no more use.
+    pub(crate) fn next(&mut self, shared: &Shared) -> Result<Option<Heard>, String> {
+        while let Some(ended) = self.queue.talk.next_ended() {
+            if let Some(heard) = self.heard(&ended, shared)? {
+                return Ok(Some(heard));
+            }
+        }
+        Ok(None)
+    }
+
+    fn heard(&mut self, ended: &Ended, shared: &Shared) -> Result<Option<Heard>, String> {
+        let completion = ended.completion;
+        let good = completion.is_good();
+        match ended.tag {
+            EVENT if good => {
+                self.event(completion.result as u32)?;
+                self.ask(command::async_event(), Data::None, EVENT);
+            }
+            EVENT => {
+                tracing::info!("no events of {}: {}", shared.name(), words(&completion));
+                self.tells_namespaces = false;
+            }
+            KEEP_ALIVE if good => self.waits = false,
+            KEEP_ALIVE => return Err(format!("it refuses Keep Alive: {}", words(&completion))),
+            CONFIGURE => return Ok(Some(Heard::Configured(good))),
+            STATUS if good => return Ok(Some(Heard::Status(completion.result & 0xFFFF_FFFF))),
+            STATUS => return Err(format!("it refuses Property Get: {}", words(&completion))),
+            _ => return self.seen(ended, shared),
+        }
+        Ok(None)
+    }
+
+    /// Asynchronous Event Request (base specification 2.1, 5.2.2).
+    fn event(&mut self, result: u32) -> Result<(), String> {
+        match (result & 7, result >> 8 & 0xFF) {
+            // An error: persistent internal error.
+            (0, 3) => return Err("its controller has an internal error".to_owned()),
+            // A notice: attributes of namespaces, and asymmetric access.
+            (2, 0) => self.wants_namespaces = true,
+            (2, 3) => self.wants_groups = true,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// What a look asked for is there.
+    fn seen(&mut self, ended: &Ended, shared: &Shared) -> Result<Option<Heard>, String> {
+        let Some(look) = self.look.take() else { return Ok(None) };
+        let good = ended.completion.is_good();
+        if ended.damaged {
+            // Once more.
+            self.begin(look, shared);
+            return Ok(None);
+        }
+        let mut heard = None;
+        let next = match look {
+            Look::Ana if !good => {
+                let why = words(&ended.completion);
+                return Err(format!("it does not tell of asymmetric access: {why}"));
+            }
+            Look::Ana => {
+                heard = Some(Heard::Groups(Groups::parse(&self.data)?));
+                None
+            }
+            Look::Changed => Some(Look::Namespace(0)),
+            Look::Namespace(unit) if good => {
+                self.before.copy_from_slice(&self.data);
+                Some(Look::Descriptors(unit))
+            }
+            // It is not there now; its I/O says so.
+            Look::Namespace(unit) => Some(Look::Namespace(unit + 1)),
+            Look::Descriptors(unit) => {
+                let told: Option<&[u8; IDENTIFY_LEN]> = match good {
+                    true => self.data[..].try_into().ok(),
+                    false => None,
+                };
+                let of = &shared.units[unit].namespace;
+                let (subnqn, nsid) = (&shared.options.subnqn, of.nsid);
+                let identity = identity(told, &self.before, subnqn, &self.serial, nsid);
+                // One of no blocks is not active.
+                if self.before[..8] != [0; 8] {
+                    let is = Namespace::parse(nsid, &self.before, identity)?;
+                    is.can_replace(of)?;
+                    heard = Some(Heard::Namespace(unit, is.geometry.num_blocks, is.group));
+                }
+                Some(Look::Namespace(unit + 1))
+            }
+        };
+        if let Some(next) = next.filter(|next| match next {
+            Look::Namespace(unit) => *unit < shared.units.len(),
+            _ => true,
+        }) {
+            self.begin(next, shared);
+        }
+        Ok(heard)
+    }
+}

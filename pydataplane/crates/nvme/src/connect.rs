@@ -1,0 +1,315 @@
+//! An association: the connections to a controller, and what it said of itself, made by a thread that may block.
+
+use std::time::{Duration, Instant};
+
+use bdev::AlignedBuf;
+use guestmem::{IoVec, Sg};
+use reactor::{IoContext, stream};
+use uuid::Uuid;
+
+use crate::address::Address;
+use crate::ana::{Groups, LOG_LEN};
+use crate::command::{self, CONNECT_LEN, Command, IDENTIFY_LEN, feature, identify, log, property};
+use crate::conversation::{Conversation, DEPTH, Data};
+use crate::identify::{Controller, Names, Namespace, active, identity};
+use crate::queue::{Link, Queue};
+use crate::status::words;
+use crate::wire::{Completion, INIT, Terms, init_request};
+
+/// Entries of the admin queue.
+const ADMIN_ENTRIES: u16 = 32;
+/// Bytes of data of a capsule on the admin queue (NVMe/TCP 3.3.2: 8 KiB).
+const ADMIN_IN_CAPSULE: usize = 8192;
+/// Between two looks whether a controller is ready.
+const READY_POLL: Duration = Duration::from_millis(20);
+/// Longest wait of the thread for an answer, in microseconds, before it looks at the clock.
+const WAIT_US: u64 = 50_000;
+
+/// Of CC: what a controller may ask to be told of.
+const EVENT_NAMESPACES: u32 = 1 << 8;
+const EVENT_ANA: u32 = 1 << 11;
+
+/// Who connects, to what.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    pub subnqn: String,
+    pub hostnqn: String,
+    pub host: Uuid,
+    pub header_digest: bool,
+    pub data_digest: bool,
+    /// Queues for I/O that are asked for.
+    pub queues: u16,
+    pub keep_alive: Duration,
+}
+
+/// A controller that is ready.
+pub(crate) struct Association {
+    pub admin: Link,
+    pub queues: Vec<Link>,
+    pub id: u16,
+    pub controller: Controller,
+    pub names: Names,
+    pub namespaces: Vec<Namespace>,
+    /// Asymmetric access; `None`: all namespaces are there.
+    pub groups: Option<Groups>,
+    pub keep_alive: Duration,
+    /// How long it may take to be disabled.
+    pub ready_within: Duration,
+}
+
+impl std::fmt::Debug for Association {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "controller {}", self.id)
+    }
+}
+
+/// Connects to a controller of the subsystem, until `end`.
+///
+/// # Errors
+/// A clause: it is not there, lets nobody in, or is none that bdevs can be on.
+pub(crate) fn establish(
+    address: &Address,
+    identity: &Identity,
+    end: Instant,
+) -> Result<Association, String> {
+    let io = IoContext::new().map_err(|e| format!("no io_uring: {e}"))?;
+    let mut admin = Talk::open(address, identity, &io, ADMIN_ENTRIES, ADMIN_IN_CAPSULE, end)?;
+    let id = admin.connect(identity, 0, ADMIN_ENTRIES, None)?;
+    let capabilities = admin.property(property::CAPABILITIES, true)?;
+    let entries = (capabilities as u16).saturating_add(1).clamp(2, DEPTH);
+    // CAP.TO, in steps of half a second.
+    let ready_within = Duration::from_millis((capabilities >> 24 & 0xFF) * 500);
+    admin.enable()?;
+    let mut data = Box::new([0; IDENTIFY_LEN]);
+    admin.identify(identify::CONTROLLER, 0, &mut data)?;
+    let controller = Controller::parse(&data, (capabilities >> 48 & 0xF) as u32)?;
+    let names = Names::parse(&data);
+    let namespaces = admin.namespaces(identity, &names, &mut data)?;
+    let groups = match controller.ana {
+        true => {
+            admin.log_page(log::ANA, 1, &mut data)?;
+            Some(Groups::parse(&data[..])?)
+        }
+        false => None,
+    };
+    let mut events = 0;
+    for (tells, event) in
+        [(controller.tells_namespaces, EVENT_NAMESPACES), (controller.tells_ana, EVENT_ANA)]
+    {
+        events |= if tells { event } else { 0 };
+    }
+    if events != 0 {
+        admin.ask("Set Features", command::set_features(feature::EVENTS, events), None)?;
+    }
+    let asked = u32::from(identity.queues.max(1)) - 1;
+    let asked = command::set_features(feature::QUEUES, asked | asked << 16);
+    let granted = admin.ask("Set Features", asked, None)?.result as u32;
+    let granted = (granted & 0xFFFF).min(granted >> 16).min(0xFFFE) as u16 + 1;
+    let mut queues = Vec::new();
+    for number in 1..=granted.min(identity.queues.max(1)) {
+        let mut queue = Talk::open(address, identity, &io, entries, controller.in_capsule, end)?;
+        queue.connect(identity, number, entries, Some(id))?;
+        queues.push(queue.into_link()?);
+    }
+    let keep_alive = identity.keep_alive;
+    let admin = admin.into_link()?;
+    Ok(Association {
+        admin,
+        queues,
+        id,
+        controller,
+        names,
+        namespaces,
+        groups,
+        keep_alive,
+        ready_within,
+    })
+}
+
+/// A connection that one command at a time goes over.
+struct Talk<'a> {
+    queue: Queue,
+    io: &'a IoContext,
+    data: AlignedBuf,
+    run: Box<[IoVec; 1]>,
+    end: Instant,
+}
+
+impl<'a> Talk<'a> {
+    fn open(
+        address: &Address,
+        identity: &Identity,
+        io: &'a IoContext,
+        entries: u16,
+        in_capsule: usize,
+        end: Instant,
+    ) -> Result<Talk<'a>, String> {
+        let left = end.saturating_duration_since(Instant::now());
+        let fd = stream::connect_tcp(&address.0, left.max(Duration::from_millis(1)))
+            .map_err(|e| format!("it cannot be connected to: {e}"))?;
+        let Identity { header_digest, data_digest, .. } = *identity;
+        let request = init_request(header_digest, data_digest);
+        let failed = |e| format!("it does not answer as a controller over TCP does: {e}");
+        stream::transmit(&fd, &request, end).map_err(failed)?;
+        let mut answer = [0; INIT];
+        stream::receive(&fd, &mut answer, end).map_err(failed)?;
+        let terms = Terms::parse(&answer, header_digest, data_digest)?;
+        stream::unlimit(&fd).map_err(failed)?;
+        // One entry of a queue stays free.
+        let talk = Conversation::new(terms, entries - 1, in_capsule);
+        let queue = Queue::new(Link { fd, talk }, io, false).map_err(failed)?;
+        let mut data = AlignedBuf::zeroed(IDENTIFY_LEN);
+        // SAFETY: boxed, as the list is, and used by one command at a time; the queue is dropped first.
+        let run = unsafe { Box::new([IoVec::new(data.as_mut_ptr(), IDENTIFY_LEN)]) };
+        Ok(Talk { queue, io, data, run, end })
+    }
+
+    /// Carries out a command, with so many bytes of data from or to it.
+    fn ask(
+        &mut self,
+        what: &str,
+        command: Command,
+        data: Option<(bool, usize)>,
+    ) -> Result<Completion, String> {
+        // SAFETY: see `open`.
+        let sg = unsafe { Sg::new(&*self.run) };
+        let data = match data {
+            None => Data::None,
+            Some((true, len)) => Data::In(sg, 0, len),
+            Some((false, len)) => Data::Out(sg, 0, len),
+        };
+        let taken = self.queue.talk.submit(command, data, 0);
+        debug_assert!(taken, "one command at a time");
+        let mut ended = None;
+        loop {
+            ended = ended.or_else(|| self.queue.talk.next_ended());
+            if let Some(ended) = ended.as_ref().filter(|_| self.queue.is_idle()) {
+                if ended.damaged {
+                    return Err(format!("it answers {what} with data that came damaged"));
+                }
+                return match ended.completion.is_good() {
+                    true => Ok(ended.completion),
+                    false => Err(format!("it refuses {what}: {}", words(&ended.completion))),
+                };
+            }
+            if let Some(why) = self.queue.broken() {
+                return Err(format!("it is lost with {what}: {why}"));
+            }
+            if Instant::now() >= self.end {
+                return Err(format!("it does not answer {what}"));
+            }
+            self.queue.pump();
+            self.io.wait(WAIT_US).map_err(|e| format!("no io_uring: {e}"))?;
+            self.queue.poll();
+        }
+    }
+
+    /// Makes it be a queue of the controller, whose number is returned.
+    fn connect(
+        &mut self,
+        identity: &Identity,
+        number: u16,
+        entries: u16,
+        controller: Option<u16>,
+    ) -> Result<u16, String> {
+        let Identity { host, subnqn, hostnqn, keep_alive, .. } = identity;
+        self.data[..CONNECT_LEN]
+            .copy_from_slice(&command::connect_data(*host, controller, subnqn, hostnqn));
+        let keep_alive = if number == 0 { keep_alive.as_millis() as u32 } else { 0 };
+        let command = command::connect(number, entries, keep_alive);
+        let told = self.ask("Connect", command, Some((false, CONNECT_LEN)))?.result;
+        if told >> 16 & 3 != 0 {
+            return Err(
+                "it wants this host to authenticate (DH-HMAC-CHAP), which is not supported".into(),
+            );
+        }
+        Ok(told as u16)
+    }
+
+    fn property(&mut self, property: u32, is_long: bool) -> Result<u64, String> {
+        let told = self.ask("Property Get", command::property_get(property, is_long), None)?;
+        Ok(if is_long { told.result } else { told.result & 0xFFFF_FFFF })
+    }
+
+    /// Enables the controller, and waits until it is ready.
+    fn enable(&mut self) -> Result<(), String> {
+        let enable = command::property_set(property::CONFIGURATION, property::ENABLE);
+        self.ask("Property Set", enable, None)?;
+        loop {
+            let status = self.property(property::STATUS, false)?;
+            if status & 2 != 0 {
+                return Err("its controller has failed (CSTS.CFS)".to_owned());
+            }
+            if status & 1 != 0 {
+                return Ok(());
+            }
+            if Instant::now() >= self.end {
+                return Err("its controller does not become ready".to_owned());
+            }
+            std::thread::sleep(READY_POLL);
+        }
+    }
+
+    fn identify(
+        &mut self,
+        cns: u8,
+        nsid: u32,
+        into: &mut [u8; IDENTIFY_LEN],
+    ) -> Result<(), String> {
+        self.read("Identify", command::identify(cns, nsid), into)
+    }
+
+    fn log_page(&mut self, page: u8, specific: u8, into: &mut [u8; LOG_LEN]) -> Result<(), String> {
+        self.read("Get Log Page", command::get_log_page(page, specific, LOG_LEN), into)
+    }
+
+    fn read(
+        &mut self,
+        what: &str,
+        command: Command,
+        into: &mut [u8; IDENTIFY_LEN],
+    ) -> Result<(), String> {
+        self.ask(what, command, Some((true, IDENTIFY_LEN)))?;
+        into.copy_from_slice(&self.data);
+        Ok(())
+    }
+
+    /// The active namespaces that bdevs can be on; of the others it is logged why not, and if there is no other, an
+    /// error.
+    fn namespaces(
+        &mut self,
+        who: &Identity,
+        names: &Names,
+        data: &mut [u8; IDENTIFY_LEN],
+    ) -> Result<Vec<Namespace>, String> {
+        self.identify(identify::ACTIVE, 0, data)?;
+        let (mut found, mut refused) = (Vec::new(), None);
+        for nsid in active(data)? {
+            self.identify(identify::NAMESPACE, nsid, data)?;
+            let mut descriptors = Box::new([0; IDENTIFY_LEN]);
+            // Controllers before 1.3 have none.
+            let tells = self.identify(identify::DESCRIPTORS, nsid, &mut descriptors).is_ok();
+            if let Some(why) = self.queue.broken() {
+                return Err(why.to_owned());
+            }
+            let identity =
+                identity(tells.then_some(&*descriptors), data, &who.subnqn, &names.serial, nsid);
+            match Namespace::parse(nsid, data, identity) {
+                Ok(namespace) => found.push(namespace),
+                Err(why) => {
+                    tracing::warn!(subsystem = who.subnqn, "{why}");
+                    refused.get_or_insert(why);
+                }
+            }
+        }
+        match (found.is_empty(), refused) {
+            (true, Some(why)) => Err(why),
+            (true, None) => Err("it shows this host no namespace".to_owned()),
+            (false, _) => Ok(found),
+        }
+    }
+
+    fn into_link(self) -> Result<Link, String> {
+        self.queue.into_link().ok_or_else(|| "it sends what was not asked for".to_owned())
+    }
+}

@@ -1,0 +1,777 @@
+//! Commands and completions on one connection, which is one queue, without I/O: which bytes are to be sent, where
+//! received ones go, and how each command ended. All that the controller says is checked here.
+//!
+//! Data goes straight between the caller's memory and the socket; where data has digests, what is sent is copied
+//! before, as a guest may change it meanwhile, and the controller would end the connection of all for that. What is
+//! received is looked at where it is: a guest that changes that harms itself.
+//!
+//! Nothing is allocated after [`Conversation::new`].
+
+use std::collections::VecDeque;
+
+use bdev::Slots;
+use crc_fast::{CrcAlgorithm, Digest};
+use guestmem::{IoVec, Sg};
+
+use crate::wire::{
+    self, CAPSULE, COMMAND, COMPLETION, Completion, DIGEST, HEAD, HEAD_MAX, Terms, flag, kind,
+    u16_at, u32_at,
+};
+
+/// Bytes that are handed to the kernel, or asked for, at once; more would keep others of the thread waiting.
+pub(crate) const AT_ONCE: usize = 256 << 10;
+
+/// Runs of memory that the kernel takes in one call (UIO_MAXIOV).
+pub(crate) const RUNS: usize = 1024;
+
+/// Bytes of headers that are received at once, where no data comes between them.
+pub(crate) const HEADERS: usize = 4096;
+
+/// Commands of a queue at a time at most.
+pub const DEPTH: u16 = 128;
+
+/// Bytes of which a digest is made at once.
+const CHUNK: usize = 4096;
+
+/// A bit beside the number of a slot in the identifier of a command, which changes with each use of the slot.
+const GENERATION: u16 = 1 << 8;
+
+/// What a command has beside itself.
+#[derive(Clone, Copy, Debug)]
+pub enum Data {
+    /// Nothing.
+    None,
+    /// Data from the controller: so many bytes from there on.
+    In(Sg, usize, usize),
+    /// Data to the controller.
+    Out(Sg, usize, usize),
+}
+
+impl Data {
+    fn len(&self) -> usize {
+        match self {
+            Data::None => 0,
+            Data::In(_, _, len) | Data::Out(_, _, len) => *len,
+        }
+    }
+}
+
+/// Why a connection is of no more use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    /// The type of a PDU is none that is sent to a host.
+    #[error("it sent something that is no PDU for a host")]
+    NotAPdu,
+    /// The lengths of a PDU contradict each other, or what was agreed on.
+    #[error("it sent a PDU of a length that cannot be")]
+    Length,
+    /// A header came damaged.
+    #[error("the digest of a header is wrong")]
+    HeaderDigest,
+    /// No command of this identifier is in flight.
+    #[error("it answered a command that was not made, or twice")]
+    Unknown,
+    /// It cannot have seen all of the command.
+    #[error("it answered a command before that was sent")]
+    Early,
+    /// Data of a command without any, beyond its end, or not in order.
+    #[error("it sent data that was not asked for, or at another place")]
+    Data,
+    /// A request for data of a command without any, beyond its end, or not in order.
+    #[error("it asked for data that is not there, or at another place")]
+    Transfer,
+    /// A command succeeded of which data is missing.
+    #[error("it ended a command before all of its data")]
+    Short,
+    /// It found an error in what was sent: the Fatal Error Status.
+    #[error("it ends the connection for an error in what was sent (status {0})")]
+    Terminated(u16),
+}
+
+/// The end of a command.
+#[derive(Clone, Copy, Debug)]
+pub struct Ended {
+    /// As it was submitted.
+    pub tag: u32,
+    /// How it ended.
+    pub completion: Completion,
+    /// The digest of data that came was wrong.
+    pub damaged: bool,
+}
+
+/// What a slot has to send.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Capsule,
+    Data,
+}
+
+/// A PDU on its way out.
+struct Out {
+    kind: Kind,
+    header: [u8; HEAD_MAX],
+    /// Bytes of the header, up to the data.
+    begin: usize,
+    /// Where in the data of the command its own begins, and its bytes.
+    offset: usize,
+    len: usize,
+    digest: [u8; DIGEST],
+}
+
+/// What the controller has asked for, as far as it is not on its way.
+#[derive(Clone, Copy)]
+struct Transfer {
+    tag: u16,
+    offset: usize,
+    end: usize,
+}
+
+struct Slot {
+    used: bool,
+    tag: u32,
+    data: Data,
+    generation: u16,
+    out: Out,
+    /// Of the capsule: the kernel has had some of it; it has taken all of it.
+    handed: bool,
+    sent: bool,
+    /// Something was heard of it before it was sent.
+    early: bool,
+    /// It stands in `sending`.
+    queued: bool,
+    transfer: Option<Transfer>,
+    /// Bytes of data that the controller has asked for.
+    asked: usize,
+    /// Bytes of data that came, and of which PDU it is that comes.
+    got: usize,
+    damaged: bool,
+    answer: Option<Completion>,
+}
+
+/// What comes next.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Input {
+    Head,
+    /// Bytes before the data of this slot.
+    Pad(u16, usize),
+    Data(u16),
+    Digest(u16),
+}
+
+/// A PDU of data that comes.
+#[derive(Clone, Copy, Default)]
+struct Coming {
+    /// Where in the data of its command it begins, and its bytes.
+    begin: usize,
+    len: usize,
+    flags: u8,
+}
+
+/// See the module.
+pub struct Conversation {
+    slots: Slots<Slot>,
+    terms: Terms,
+    /// Bytes of data that a capsule takes.
+    in_capsule: usize,
+    /// Slots that have something to send, in order.
+    sending: VecDeque<u16>,
+    /// Bytes of the first of them that are sent.
+    sent: usize,
+    /// Slots of which something was heard while they were being sent.
+    early: u32,
+    /// Where data has digests: bytes that are sent next, and how many of them are sent.
+    staged: Vec<u8>,
+    staged_sent: usize,
+    /// Of the data that was staged last.
+    running: Digest,
+    input: Input,
+    coming: Coming,
+    headers: Box<[u8; HEADERS]>,
+    have: usize,
+    /// Bytes of data that were asked for with [`Conversation::room`], which come first.
+    data_wanted: usize,
+    /// Commands that wait for data.
+    reads: u32,
+    ended: VecDeque<u16>,
+}
+
+fn crc() -> Digest {
+    Digest::new(CrcAlgorithm::Crc32Iscsi)
+}
+
+impl Conversation {
+    /// Nothing is in flight; `depth` commands at most are at a time, [`DEPTH`] at most, whose capsules have up to
+    /// `in_capsule` bytes of data.
+    pub fn new(terms: Terms, depth: u16, in_capsule: usize) -> Self {
+        let slot = |_| Slot {
+            used: false,
+            tag: 0,
+            data: Data::None,
+            generation: 0,
+            out: Out {
+                kind: Kind::Capsule,
+                header: [0; HEAD_MAX],
+                begin: 0,
+                offset: 0,
+                len: 0,
+                digest: [0; DIGEST],
+            },
+            handed: false,
+            sent: false,
+            early: false,
+            queued: false,
+            transfer: None,
+            asked: 0,
+            got: 0,
+            damaged: false,
+            answer: None,
+        };
+        let depth = depth.min(DEPTH);
+        let staged = if terms.data_digest { AT_ONCE } else { 0 };
+        Conversation {
+            slots: Slots::new(depth, slot),
+            terms,
+            in_capsule,
+            sending: VecDeque::with_capacity(usize::from(depth)),
+            sent: 0,
+            early: 0,
+            staged: Vec::with_capacity(staged),
+            staged_sent: 0,
+            running: crc(),
+            input: Input::Head,
+            coming: Coming::default(),
+            headers: Box::new([0; HEADERS]),
+            have: 0,
+            data_wanted: 0,
+            reads: 0,
+            ended: VecDeque::with_capacity(usize::from(depth)),
+        }
+    }
+
+    /// Takes a command, whose identifier and data pointer are filled in; `false`: there are too many.
+    pub fn submit(&mut self, mut command: [u8; COMMAND], data: Data, tag: u32) -> bool {
+        let Some(at) = self.slots.take() else { return false };
+        let (len, terms) = (data.len(), self.terms);
+        let slot = &mut self.slots[at];
+        slot.generation = slot.generation.wrapping_add(GENERATION);
+        command[2..4].copy_from_slice(&(slot.generation | at).to_le_bytes());
+        // SGLs, not PRPs (base specification, PSDT).
+        command[1] |= 0x40;
+        let inside = matches!(data, Data::Out(..)) && len <= self.in_capsule;
+        command[32..36].copy_from_slice(&(len as u32).to_le_bytes());
+        // Data block at an offset in the capsule, or transport's own.
+        command[39] = if inside { 0x01 } else { 0x5A };
+        let out = &mut slot.out;
+        out.kind = Kind::Capsule;
+        out.header[8..CAPSULE].copy_from_slice(&command);
+        (out.offset, out.len) = match data {
+            Data::Out(_, offset, len) if inside => (offset, len),
+            _ => (0, 0),
+        };
+        out.begin = terms.complete(&mut out.header, kind::COMMAND, 0, CAPSULE, out.len);
+        (slot.used, slot.tag, slot.data) = (true, tag, data);
+        (slot.handed, slot.sent, slot.early, slot.queued) = (false, false, false, true);
+        (slot.transfer, slot.asked, slot.got) = (None, if inside { len } else { 0 }, 0);
+        (slot.damaged, slot.answer) = (false, None);
+        self.reads += u32::from(matches!(data, Data::In(..)));
+        self.sending.push_back(at);
+        true
+    }
+
+    /// Commands that are not over, or not taken out.
+    pub fn in_flight(&self) -> usize {
+        self.slots.taken()
+    }
+
+    /// How many commands it takes now.
+    pub fn left(&self) -> usize {
+        self.slots.len() - self.slots.taken()
+    }
+
+    /// The next command that is over.
+    pub fn next_ended(&mut self) -> Option<Ended> {
+        let at = self.ended.pop_front()?;
+        let slot = &mut self.slots[at];
+        slot.used = false;
+        let Slot { tag, damaged, answer, .. } = *slot;
+        self.slots.give_back(at);
+        Some(Ended { tag, completion: answer.unwrap_or_default(), damaged })
+    }
+
+    /// Bytes of the PDU that a slot sends.
+    fn size(&self, at: u16) -> usize {
+        let Out { begin, len, .. } = self.slots[at].out;
+        begin + len + if len > 0 && self.terms.data_digest { DIGEST } else { 0 }
+    }
+
+    /// Fills `runs` with what is to be sent next: how many, and their bytes. They stay as they are until
+    /// [`Conversation::was_sent`] or [`Conversation::take_unanswered`].
+    pub fn to_send(&mut self, runs: &mut [IoVec]) -> (usize, usize) {
+        if self.terms.data_digest {
+            self.stage();
+            let rest = &mut self.staged[self.staged_sent..];
+            if rest.is_empty() {
+                return (0, 0);
+            }
+            // SAFETY: the buffer stays in place, and is not refilled before all of it is sent; it is only read.
+            runs[0] = unsafe { IoVec::new(rest.as_mut_ptr(), rest.len()) };
+            return (1, rest.len());
+        }
+        let (mut count, mut bytes) = (0, 0);
+        for (n, &at) in self.sending.iter().enumerate() {
+            let slot = &mut self.slots[at];
+            let skip = if n == 0 { self.sent } else { 0 };
+            let Out { begin, len, offset, .. } = slot.out;
+            if skip < begin {
+                let Some(run) = runs.get_mut(count) else { break };
+                let header = &mut slot.out.header[skip..begin];
+                // SAFETY: slots stay in place, and this one as it is until it is sent; it is only read.
+                *run = unsafe { IoVec::new(header.as_mut_ptr(), header.len()) };
+                slot.handed = true;
+                count += 1;
+                bytes += begin - skip;
+            }
+            let from = skip.saturating_sub(begin);
+            if let Data::Out(sg, ..) = &slot.data
+                && from < len
+            {
+                let most = (len - from).min(AT_ONCE.saturating_sub(bytes));
+                let (used, taken) = cut_out(sg, offset + from, most, &mut runs[count..]);
+                count += used;
+                bytes += taken;
+                if taken < len - from {
+                    break;
+                }
+            }
+            if bytes >= AT_ONCE {
+                break;
+            }
+        }
+        (count, bytes)
+    }
+
+    /// Copies what is to be sent next, with the digests of data, once all that was copied before is sent.
+    fn stage(&mut self) {
+        if self.staged_sent < self.staged.len() {
+            return;
+        }
+        self.staged.clear();
+        self.staged_sent = 0;
+        for (n, &at) in self.sending.iter().enumerate() {
+            let slot = &mut self.slots[at];
+            let skip = if n == 0 { self.sent } else { 0 };
+            let out = &mut slot.out;
+            let (end, room) = (out.begin + out.len, |staged: &Vec<u8>| AT_ONCE - staged.len());
+            if room(&self.staged) < HEAD_MAX + DIGEST {
+                break;
+            }
+            if skip < out.begin {
+                self.staged.extend_from_slice(&out.header[skip..out.begin]);
+                slot.handed = true;
+            }
+            let from = skip.saturating_sub(out.begin);
+            if let Data::Out(sg, ..) = &slot.data
+                && from < out.len
+            {
+                if from == 0 {
+                    self.running = crc();
+                }
+                let take = (out.len - from).min(room(&self.staged) - DIGEST);
+                let old = self.staged.len();
+                self.staged.resize(old + take, 0);
+                sg.copy_to_slice(out.offset + from, &mut self.staged[old..]);
+                self.running.update(&self.staged[old..]);
+                if from + take < out.len {
+                    break;
+                }
+                out.digest = (self.running.finalize() as u32).to_le_bytes();
+            }
+            if out.len > 0 {
+                self.staged.extend_from_slice(&out.digest[skip.saturating_sub(end)..]);
+            }
+        }
+    }
+
+    /// So many bytes of what [`Conversation::to_send`] said are sent, and the kernel has let go of them.
+    ///
+    /// # Errors
+    /// [`Broken::Early`].
+    pub fn was_sent(&mut self, mut bytes: usize) -> Result<(), Broken> {
+        if self.terms.data_digest {
+            self.staged_sent += bytes;
+        }
+        while bytes > 0
+            && let Some(&at) = self.sending.front()
+        {
+            let left = self.size(at) - self.sent;
+            if bytes < left {
+                self.sent += bytes;
+                break;
+            }
+            bytes -= left;
+            self.sent = 0;
+            self.sending.pop_front();
+            let slot = &mut self.slots[at];
+            slot.queued = false;
+            if slot.out.kind == Kind::Capsule {
+                slot.sent = true;
+            }
+            if std::mem::take(&mut slot.early) {
+                self.early -= 1;
+            }
+            match slot.answer {
+                Some(_) => self.finish(at),
+                None => self.send_data(at),
+            }
+        }
+        if self.early > 0 { Err(Broken::Early) } else { Ok(()) }
+    }
+
+    /// Has the next PDU of what the controller asked for be sent.
+    fn send_data(&mut self, at: u16) {
+        let terms = self.terms;
+        let slot = &mut self.slots[at];
+        let (Some(transfer), false, true) = (&mut slot.transfer, slot.queued, slot.sent) else {
+            return;
+        };
+        let Data::Out(_, begin, _) = slot.data else { return };
+        let (tag, offset) = (transfer.tag, transfer.offset);
+        let len = (transfer.end - offset).min(terms.h2c_max as usize);
+        transfer.offset += len;
+        let is_last = transfer.offset == transfer.end;
+        if is_last {
+            slot.transfer = None;
+        }
+        let out = &mut slot.out;
+        (out.kind, out.offset, out.len) = (Kind::Data, begin + offset, len);
+        out.header[8..HEAD].fill(0);
+        out.header[8..10].copy_from_slice(&(slot.generation | at).to_le_bytes());
+        out.header[10..12].copy_from_slice(&tag.to_le_bytes());
+        out.header[12..16].copy_from_slice(&(offset as u32).to_le_bytes());
+        out.header[16..20].copy_from_slice(&(len as u32).to_le_bytes());
+        let flags = if is_last { flag::LAST } else { 0 };
+        out.begin = terms.complete(&mut out.header, kind::H2C_DATA, flags, HEAD, len);
+        slot.queued = true;
+        self.sending.push_back(at);
+    }
+
+    /// Fills `runs`, two or more, with where the next bytes from the controller go: how many. They stay valid until
+    /// [`Conversation::was_received`] or [`Conversation::take_unanswered`].
+    pub fn room(&mut self, runs: &mut [IoVec]) -> usize {
+        let (mut count, mut most) = (0, self.wanted());
+        self.data_wanted = 0;
+        if let Input::Data(at) = self.input {
+            let slot = &self.slots[at];
+            if let Data::In(sg, offset, _) = &slot.data {
+                let left = self.coming.begin + self.coming.len - slot.got;
+                // One run is left for what follows.
+                let free = runs.len().saturating_sub(1);
+                let (used, taken) =
+                    cut_out(sg, offset + slot.got, left.min(AT_ONCE), &mut runs[..free]);
+                (count, self.data_wanted) = (used, taken);
+                if taken < left {
+                    return count;
+                }
+                most = self.terms.head() + if self.has_data_digest() { DIGEST } else { 0 };
+            }
+        } else if self.reads == 0 {
+            most = HEADERS;
+        }
+        // Data behind a header would have to be copied.
+        let header = &mut self.headers[self.have..most.max(self.have)];
+        // SAFETY: boxed, and not used until the kernel has let go of it.
+        runs[count] = unsafe { IoVec::new(header.as_mut_ptr(), header.len()) };
+        count + 1
+    }
+
+    /// Bytes in `headers` that make up what comes next.
+    fn wanted(&self) -> usize {
+        match self.input {
+            Input::Head => self.terms.head(),
+            Input::Pad(_, left) => left,
+            Input::Data(_) => 0,
+            Input::Digest(_) => DIGEST,
+        }
+    }
+
+    fn has_data_digest(&self) -> bool {
+        self.coming.flags & flag::DATA_DIGEST != 0
+    }
+
+    /// So many bytes came into what [`Conversation::room`] said.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    ///
+    /// # Panics
+    /// There was no such room.
+    pub fn was_received(&mut self, bytes: usize) -> Result<(), Broken> {
+        let data = bytes.min(std::mem::take(&mut self.data_wanted));
+        if let Input::Data(at) = self.input {
+            self.slots[at].got += data;
+            if self.slots[at].got < self.coming.begin + self.coming.len {
+                return Ok(());
+            }
+            self.data_came(at)?;
+        }
+        self.have += bytes - data;
+        assert!(self.have <= HEADERS, "more came than was asked for");
+        let mut from = 0;
+        loop {
+            let there = self.have - from;
+            match self.input {
+                Input::Data(at) => {
+                    let slot = &mut self.slots[at];
+                    let left = self.coming.begin + self.coming.len - slot.got;
+                    let take = left.min(there);
+                    if let Data::In(sg, offset, _) = &slot.data {
+                        sg.copy_from_slice(offset + slot.got, &self.headers[from..from + take]);
+                    }
+                    slot.got += take;
+                    from += take;
+                    if take < left {
+                        break;
+                    }
+                    self.data_came(at)?;
+                }
+                Input::Pad(at, left) => {
+                    let take = left.min(there);
+                    from += take;
+                    if take < left {
+                        self.input = Input::Pad(at, left - take);
+                        break;
+                    }
+                    self.input = Input::Data(at);
+                }
+                Input::Digest(at) => {
+                    let Some(told) = self.headers[from..self.have].first_chunk::<DIGEST>() else {
+                        break;
+                    };
+                    let told = *told;
+                    from += DIGEST;
+                    self.check_data(at, told);
+                    self.data_ends(at)?;
+                }
+                Input::Head => {
+                    let len = self.terms.head();
+                    if there < len {
+                        break;
+                    }
+                    let mut head = [0; HEAD];
+                    head.copy_from_slice(&self.headers[from..from + HEAD]);
+                    if self.terms.header_digest
+                        && head[0] != kind::C2H_TERMINATE
+                        && wire::digest(&head) != self.headers[from + HEAD..from + len]
+                    {
+                        return Err(Broken::HeaderDigest);
+                    }
+                    from += len;
+                    self.heard(&head)?;
+                }
+            }
+        }
+        self.headers.copy_within(from..self.have, 0);
+        self.have -= from;
+        Ok(())
+    }
+
+    /// A header came.
+    fn heard(&mut self, head: &[u8; HEAD]) -> Result<(), Broken> {
+        let (is, flags, len) = (head[0], head[1], u32_at(head, 4) as usize);
+        if is == kind::C2H_TERMINATE {
+            return Err(Broken::Terminated(u16_at(head, 8)));
+        }
+        if !matches!(is, kind::RESPONSE | kind::C2H_DATA | kind::R2T) {
+            return Err(Broken::NotAPdu);
+        }
+        let digests = flags & flag::HEADER_DIGEST != 0;
+        if usize::from(head[2]) != HEAD || digests != self.terms.header_digest {
+            return Err(Broken::Length);
+        }
+        if is != kind::C2H_DATA && (len != self.terms.head() || flags & flag::DATA_DIGEST != 0) {
+            return Err(Broken::Length);
+        }
+        match is {
+            kind::RESPONSE => {
+                let (id, completion) = Completion::parse(&head[8..8 + COMPLETION]);
+                let at = self.known(id)?;
+                let slot = &self.slots[at];
+                if let Data::In(_, _, len) = slot.data
+                    && completion.status & 0x7FF == 0
+                    && slot.got < len
+                {
+                    return Err(Broken::Short);
+                }
+                self.answer(at, completion)
+            }
+            kind::R2T => self.asked(head),
+            _ => self.data_comes(head),
+        }
+    }
+
+    /// The slot of a command in flight that something is said of.
+    fn known(&mut self, id: u16) -> Result<u16, Broken> {
+        let at = id & (GENERATION - 1);
+        if at >= self.slots.len() as u16 {
+            return Err(Broken::Unknown);
+        }
+        let slot = &mut self.slots[at];
+        let is_it = slot.used && slot.generation == id & !(GENERATION - 1);
+        if !is_it || slot.answer.is_some() {
+            return Err(Broken::Unknown);
+        }
+        if !slot.handed {
+            return Err(Broken::Early);
+        }
+        if slot.queued && !slot.early {
+            slot.early = true;
+            self.early += 1;
+        }
+        Ok(at)
+    }
+
+    fn answer(&mut self, at: u16, completion: Completion) -> Result<(), Broken> {
+        let slot = &mut self.slots[at];
+        let is_whole = match slot.data {
+            Data::Out(_, _, len) => slot.asked == len && slot.transfer.is_none(),
+            _ => true,
+        };
+        if !is_whole && completion.status & 0x7FF == 0 {
+            return Err(Broken::Short);
+        }
+        slot.answer = Some(completion);
+        slot.transfer = None;
+        if !slot.queued {
+            self.finish(at);
+        }
+        Ok(())
+    }
+
+    /// A command is sent and answered.
+    fn finish(&mut self, at: u16) {
+        self.reads -= u32::from(matches!(self.slots[at].data, Data::In(..)));
+        self.ended.push_back(at);
+    }
+
+    /// The controller asks for data (R2T).
+    fn asked(&mut self, head: &[u8; HEAD]) -> Result<(), Broken> {
+        let at = self.known(u16_at(head, 8))?;
+        let (tag, offset, len) =
+            (u16_at(head, 10), u32_at(head, 12) as usize, u32_at(head, 16) as usize);
+        let slot = &mut self.slots[at];
+        let Data::Out(_, _, all) = slot.data else { return Err(Broken::Transfer) };
+        let is_next = slot.transfer.is_none() && offset == slot.asked;
+        // A capsule that has its data, and one that is through with another request, have nothing to ask for.
+        let end = offset.checked_add(len).filter(|end| is_next && len > 0 && *end <= all);
+        let Some(end) = end else { return Err(Broken::Transfer) };
+        slot.asked = end;
+        slot.transfer = Some(Transfer { tag, offset, end });
+        self.send_data(at);
+        Ok(())
+    }
+
+    /// A PDU of data begins (C2HData).
+    fn data_comes(&mut self, head: &[u8; HEAD]) -> Result<(), Broken> {
+        let at = self.known(u16_at(head, 8))?;
+        let (flags, begin) = (head[1], usize::from(head[3]));
+        let (offset, len) = (u32_at(head, 12) as usize, u32_at(head, 16) as usize);
+        let slot = &mut self.slots[at];
+        let Data::In(_, _, all) = slot.data else { return Err(Broken::Data) };
+        let end = offset.checked_add(len).filter(|end| *end <= all);
+        if end.is_none() || offset != slot.got || len == 0 {
+            return Err(Broken::Data);
+        }
+        let has_digest = flags & flag::DATA_DIGEST != 0;
+        let whole = begin + len + if has_digest { DIGEST } else { 0 };
+        let is_last = flags & flag::LAST != 0;
+        if has_digest != self.terms.data_digest
+            || begin < self.terms.head()
+            || whole != u32_at(head, 4) as usize
+            || flags & flag::SUCCESS != 0 && !is_last
+        {
+            return Err(Broken::Length);
+        }
+        if is_last && end != Some(all) {
+            return Err(Broken::Short);
+        }
+        self.coming = Coming { begin: offset, len, flags };
+        self.input = match begin - self.terms.head() {
+            0 => Input::Data(at),
+            pad => Input::Pad(at, pad),
+        };
+        Ok(())
+    }
+
+    /// All data of a PDU is there.
+    fn data_came(&mut self, at: u16) -> Result<(), Broken> {
+        if self.has_data_digest() {
+            self.input = Input::Digest(at);
+            return Ok(());
+        }
+        self.data_ends(at)
+    }
+
+    fn data_ends(&mut self, at: u16) -> Result<(), Broken> {
+        self.input = Input::Head;
+        match self.coming.flags & flag::SUCCESS != 0 {
+            true => self.answer(at, Completion::default()),
+            false => Ok(()),
+        }
+    }
+
+    fn check_data(&mut self, at: u16, told: [u8; DIGEST]) {
+        let (mut sum, mut chunk) = (crc(), [0; CHUNK]);
+        let slot = &mut self.slots[at];
+        let Data::In(sg, offset, _) = &slot.data else { return };
+        let Coming { begin, len, .. } = self.coming;
+        let mut done = 0;
+        while done < len {
+            let take = (len - done).min(CHUNK);
+            sg.copy_to_slice(offset + begin + done, &mut chunk[..take]);
+            sum.update(&chunk[..take]);
+            done += take;
+        }
+        slot.damaged |= (sum.finalize() as u32).to_le_bytes() != told;
+    }
+
+    /// The connection is over, and the kernel has let go of everything: tells of each command that was not
+    /// answered its tag and whether the controller may have seen it. Those that were stay to be taken out.
+    pub fn take_unanswered(&mut self, mut tell: impl FnMut(u32, bool)) {
+        self.sending.clear();
+        self.staged.clear();
+        (self.sent, self.staged_sent, self.early) = (0, 0, 0);
+        (self.have, self.data_wanted, self.reads) = (0, 0, 0);
+        self.input = Input::Head;
+        for at in 0..self.slots.len() as u16 {
+            let slot = &mut self.slots[at];
+            let is_over = slot.answer.is_some() && !slot.queued;
+            if slot.used && !is_over {
+                (slot.used, slot.queued, slot.answer) = (false, false, None);
+                tell(slot.tag, slot.handed);
+                self.slots.give_back(at);
+            }
+        }
+    }
+}
+
+/// Fills `runs` with the memory of up to `len` bytes from byte `offset` of a list on, as far as they reach: how many
+/// runs, and their bytes.
+fn cut_out(sg: &Sg, mut offset: usize, len: usize, runs: &mut [IoVec]) -> (usize, usize) {
+    let (mut used, mut taken) = (0, 0);
+    for run in sg.as_slice() {
+        if offset >= run.len() {
+            offset -= run.len();
+            continue;
+        }
+        if taken == len || used == runs.len() {
+            break;
+        }
+        let bytes = (run.len() - offset).min(len - taken);
+        // SAFETY: a part of a run that is valid until the I/O is over, and that begins within it.
+        runs[used] = unsafe { IoVec::new(run.base().add(offset), bytes) };
+        used += 1;
+        taken += bytes;
+        offset = 0;
+    }
+    (used, taken)
+}

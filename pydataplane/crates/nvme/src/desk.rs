@@ -1,0 +1,606 @@
+//! The I/Os that the thread of a controller has: which are to be sent, which are in flight, and what they come to.
+//! Without connections: what is here outlives each.
+//!
+//! An I/O is cut into parts of what a command takes; each part is a command.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bdev::{FlushCause, FlushLatch, Io, IoError, Op, Slots};
+use guestmem::{IoVec, Sg};
+
+use crate::channel::{Lane, ended};
+use crate::command::{self, Command, RANGE_LEN};
+use crate::conversation::{Data, Ended};
+use crate::disk::Unit;
+use crate::status::{Verdict, failed};
+
+/// I/Os at a time at most, and parts of them.
+pub(crate) const DEPTH: u16 = 256;
+/// Parts of an I/O at a time at most, so that a long one leaves room for others.
+const PARTS_MAX: u16 = 16;
+/// First and longest pause before a controller that is busy has a command again.
+const PAUSE: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Times that data may come damaged, or a command end without a reason of its own, before that is an error.
+const TRIES: u32 = 5;
+
+/// A set of paths, by number.
+pub(crate) type Paths = u32;
+
+/// Which command a write is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    Plain,
+    /// Compare and Write: its list has what is expected, then what is written.
+    Compared,
+}
+
+/// An I/O on its way to the thread.
+pub(crate) struct Carried {
+    pub lane: Arc<Lane>,
+    /// Of which namespace of the controller.
+    pub unit: u16,
+    pub io: Io,
+    pub how: How,
+}
+
+struct Ask {
+    carried: Option<Carried>,
+    /// In which order it came.
+    number: u64,
+    /// When it came, or was answered in part last.
+    since: Instant,
+    /// It changes blocks that one before it changes.
+    held: bool,
+    /// Bytes that are cut into parts.
+    cut: u64,
+    bytes: u64,
+    /// Parts that are not over.
+    parts: u16,
+    /// What was changed is being made durable.
+    flushing: bool,
+    /// Changes that had been answered before it came.
+    changes: u64,
+    error: Option<IoError>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    /// In `ready` or `later`; or, of a second command, with its first.
+    Waits,
+    /// On a path.
+    Sent(u8),
+    /// It was, and may still be carried out there.
+    Fenced(u8),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Plain,
+    Flush,
+    /// The two commands of a Compare and Write; the first knows the other.
+    Compare(u16),
+    WriteIf,
+}
+
+struct Part {
+    ask: u16,
+    kind: Kind,
+    state: State,
+    /// Where in its I/O it begins, and how much it is, in bytes.
+    offset: u64,
+    len: u64,
+    /// Which of all it is.
+    serial: u64,
+    sent: Instant,
+    tries: u32,
+    /// What is deallocated.
+    range: [u8; RANGE_LEN],
+    list: [IoVec; 1],
+}
+
+/// A command that is to be sent.
+pub(crate) struct Sending {
+    pub command: Command,
+    pub data: Data,
+}
+
+/// See the file's comment.
+pub(crate) struct Desk {
+    asks: Slots<Ask>,
+    parts: Slots<Part>,
+    units: Arc<[Unit]>,
+    write_through: bool,
+    /// There is something to flush.
+    cache: bool,
+    /// I/Os of which something is not cut yet, in turn.
+    cutting: VecDeque<u16>,
+    ready: VecDeque<u16>,
+    later: Vec<(Instant, u16)>,
+    /// I/Os that change blocks which one before them changes.
+    held: usize,
+    count: u64,
+    serial: u64,
+    /// Changes that were answered, and how many of them a flush has made durable.
+    changes: u64,
+    flushed: u64,
+}
+
+impl Desk {
+    pub(crate) fn new(units: Arc<[Unit]>, cache: bool, write_through: bool) -> Desk {
+        let now = Instant::now();
+        let ask = |_| Ask {
+            carried: None,
+            number: 0,
+            since: now,
+            held: false,
+            cut: 0,
+            bytes: 0,
+            parts: 0,
+            flushing: false,
+            changes: 0,
+            error: None,
+        };
+        let part = |_| Part {
+            ask: 0,
+            kind: Kind::Plain,
+            state: State::Free,
+            offset: 0,
+            len: 0,
+            serial: 0,
+            sent: now,
+            tries: 0,
+            range: [0; RANGE_LEN],
+            list: [IoVec::EMPTY],
+        };
+        let depth = usize::from(DEPTH);
+        Desk {
+            asks: Slots::new(DEPTH, ask),
+            parts: Slots::new(DEPTH, part),
+            units,
+            write_through,
+            cache,
+            cutting: VecDeque::with_capacity(depth),
+            ready: VecDeque::with_capacity(depth),
+            later: Vec::with_capacity(depth),
+            held: 0,
+            count: 0,
+            serial: 0,
+            changes: 0,
+            flushed: 0,
+        }
+    }
+
+    /// Whether it has I/Os.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.asks.taken() == 0
+    }
+
+    /// Whether it takes no more for now.
+    pub(crate) fn is_full(&self) -> bool {
+        self.asks.is_full()
+    }
+
+    /// Takes I/Os that have come, as far as there is room. Two that change the same blocks are never in flight
+    /// together: one whose answer is lost is sent again, and must not undo another that was answered.
+    pub(crate) fn take(&mut self, now: Instant, mut next: impl FnMut() -> Option<Carried>) {
+        while let Some(at) = self.asks.next_free()
+            && let Some(carried) = next()
+        {
+            self.asks.take();
+            self.count += 1;
+            let block_size = self.units[usize::from(carried.unit)].block_size();
+            let ask = &mut self.asks[at];
+            ask.bytes = match carried.io.op {
+                // One command.
+                Op::Flush => 1,
+                _ => carried.io.blocks * block_size,
+            };
+            (ask.number, ask.since, ask.changes) = (self.count, now, self.changes);
+            (ask.cut, ask.parts, ask.flushing, ask.error) = (0, 0, false, None);
+            ask.carried = Some(carried);
+            let held = self.has_to_wait(at);
+            self.asks[at].held = held;
+            match held {
+                true => self.held += 1,
+                false => self.cutting.push_back(at),
+            }
+        }
+        self.cut();
+    }
+
+    /// Whether an I/O changes blocks that one which came before it changes.
+    fn has_to_wait(&self, at: u16) -> bool {
+        let Ask { carried: Some(Carried { io, unit, .. }), number, .. } = &self.asks[at] else {
+            return false;
+        };
+        io.op.is_write()
+            && self.asks.iter().any(|ask| {
+                ask.number < *number
+                    && ask.carried.as_ref().is_some_and(|other| {
+                        other.unit == *unit
+                            && other.io.op.is_write()
+                            && io.lba < other.io.lba + other.io.blocks
+                            && other.io.lba < io.lba + io.blocks
+                    })
+            })
+    }
+
+    /// One that changed something is over.
+    fn let_go(&mut self) {
+        for at in 0..DEPTH {
+            if self.asks[at].held && !self.has_to_wait(at) {
+                self.asks[at].held = false;
+                self.held -= 1;
+                self.cutting.push_back(at);
+            }
+        }
+    }
+
+    /// Makes parts of I/Os in turn, as long as there is room.
+    fn cut(&mut self) {
+        let mut skipped = 0;
+        while skipped < self.cutting.len() {
+            let at = self.cutting[0];
+            let ask = &self.asks[at];
+            let Some(Carried { io, how, unit, .. }) = &ask.carried else {
+                self.cutting.pop_front();
+                continue;
+            };
+            let (op, how, unit) = (io.op, *how, &self.units[usize::from(*unit)]);
+            let needs = if how == How::Compared { 2 } else { 1 };
+            if ask.parts >= PARTS_MAX {
+                self.cutting.rotate_left(1);
+                skipped += 1;
+                continue;
+            }
+            if self.parts.len() - self.parts.taken() < needs {
+                return;
+            }
+            skipped = 0;
+            let left = ask.bytes - ask.cut;
+            let len = match (op, how) {
+                (Op::Flush, _) | (_, How::Compared) => left,
+                (Op::Read | Op::Write, _) => left.min(unit.most.transfer),
+                (Op::Unmap, _) => left.min(unit.most.deallocated * unit.block_size()),
+                (Op::WriteZeroes, _) => left.min(unit.most.zeroed * unit.block_size()),
+            };
+            let offset = ask.cut;
+            self.asks[at].cut += len;
+            match self.asks[at].cut == self.asks[at].bytes {
+                true => _ = self.cutting.pop_front(),
+                false => self.cutting.rotate_left(1),
+            }
+            let Some(first) = self.add_part(at, Kind::Plain, offset, len) else { return };
+            if how == How::Compared
+                && let Some(second) = self.add_part(at, Kind::WriteIf, offset, len)
+            {
+                self.parts[first].kind = Kind::Compare(second);
+            }
+            self.ready.push_back(first);
+        }
+    }
+
+    fn add_part(&mut self, ask: u16, kind: Kind, offset: u64, len: u64) -> Option<u16> {
+        let at = self.parts.take()?;
+        self.serial += 1;
+        self.asks[ask].parts += 1;
+        let part = &mut self.parts[at];
+        (part.ask, part.kind, part.state) = (ask, kind, State::Waits);
+        (part.offset, part.len, part.serial, part.tries) = (offset, len, self.serial, 0);
+        Some(at)
+    }
+
+    /// Calls `send` with each part that is to be sent, its namespace, whether it changes anything, and how many
+    /// commands it is, in order; what it returns is the path that it went to, if any.
+    pub(crate) fn send(
+        &mut self,
+        now: Instant,
+        mut send: impl FnMut(&mut Desk, u16, u16, bool, usize) -> Option<u8>,
+    ) {
+        let mut at = 0;
+        while at < self.later.len() {
+            match self.later[at].0 <= now {
+                true => self.ready.push_back(self.later.swap_remove(at).1),
+                false => at += 1,
+            }
+        }
+        for _ in 0..self.ready.len() {
+            let Some(at) = self.ready.pop_front() else { return };
+            let part = &self.parts[at];
+            let Some(Carried { unit, io, .. }) = &self.asks[part.ask].carried else { continue };
+            let (unit, changes) = (*unit, io.op.is_write());
+            let second = match part.kind {
+                Kind::Compare(second) => Some(second),
+                _ => None,
+            };
+            let commands = if second.is_some() { 2 } else { 1 };
+            match send(self, at, unit, changes, commands) {
+                Some(path) => {
+                    for at in [Some(at), second].into_iter().flatten() {
+                        (self.parts[at].state, self.parts[at].sent) = (State::Sent(path), now);
+                    }
+                }
+                // The order stays, as all of them are looked at.
+                None => self.ready.push_back(at),
+            }
+        }
+    }
+
+    /// The second of two commands that go together.
+    pub(crate) fn second_of(&self, at: u16) -> Option<u16> {
+        match self.parts[at].kind {
+            Kind::Compare(second) => Some(second),
+            _ => None,
+        }
+    }
+
+    /// What a part sends.
+    pub(crate) fn command(&mut self, at: u16) -> Option<Sending> {
+        let part = &mut self.parts[at];
+        let Carried { io, unit, .. } = self.asks[part.ask].carried.as_ref()?;
+        let unit = &self.units[usize::from(*unit)];
+        let (nsid, block_size) = (unit.namespace.nsid, unit.block_size());
+        let (lba, blocks) = (io.lba + part.offset / block_size, (part.len / block_size) as u32);
+        let (offset, len) = (part.offset as usize, part.len as usize);
+        let durable = io.fua || self.write_through;
+        let (command, data) = match (part.kind, io.op) {
+            (Kind::Flush, _) | (_, Op::Flush) => (command::flush(nsid), Data::None),
+            (Kind::Compare(_), _) => {
+                (command::compare(nsid, lba, blocks), Data::Out(io.sg, 0, len))
+            }
+            (Kind::WriteIf, _) => {
+                (command::write_if(nsid, lba, blocks, durable), Data::Out(io.sg, len, len))
+            }
+            (_, Op::Read) => (command::read(nsid, lba, blocks), Data::In(io.sg, offset, len)),
+            (_, Op::Write) => {
+                (command::write(nsid, lba, blocks, durable), Data::Out(io.sg, offset, len))
+            }
+            (_, Op::WriteZeroes) => {
+                let deallocate = unit.namespace.zeroing_deallocates;
+                let command = command::write_zeroes(nsid, lba, blocks, durable, deallocate);
+                (command, Data::None)
+            }
+            (_, Op::Unmap) => {
+                part.range = command::range(lba, blocks);
+                // SAFETY: slots stay in place, and this one as it is until the command is over.
+                part.list = unsafe { [IoVec::new(part.range.as_mut_ptr(), RANGE_LEN)] };
+                // SAFETY: as above.
+                let sg = unsafe { Sg::new(&part.list) };
+                (command::deallocate(nsid), Data::Out(sg, 0, RANGE_LEN))
+            }
+        };
+        Some(Sending { command, data })
+    }
+
+    /// A part was answered. Returns the namespace, where that cannot be reached there. A flush that failed is latched
+    /// before anybody is told.
+    pub(crate) fn answered(
+        &mut self,
+        at: u16,
+        how: &Ended,
+        now: Instant,
+        latch: &FlushLatch,
+    ) -> Option<u16> {
+        if self.parts[at].state == State::Free {
+            return None;
+        }
+        let (kind, index) = (self.parts[at].kind, self.parts[at].ask);
+        let ask = &mut self.asks[index];
+        ask.since = now;
+        let Some(Carried { io, unit, .. }) = &ask.carried else { return None };
+        let (op, fua, unit) = (io.op, io.fua, *unit);
+        // Also of what makes zeros durable.
+        let of = if kind == Kind::Flush { Op::Flush } else { op };
+        let mut verdict = how.completion.verdict(of);
+        let tries = self.parts[at].tries;
+        if how.damaged && verdict == Verdict::Done {
+            verdict = Verdict::Later;
+        }
+        let is_fused = matches!(kind, Kind::Compare(_) | Kind::WriteIf);
+        match verdict {
+            Verdict::Done => {
+                if of == Op::Flush {
+                    self.flushed = self.flushed.max(ask.changes);
+                } else if op.is_write() && self.cache && !self.write_through && !fua {
+                    self.changes += 1;
+                }
+                self.over(at, None);
+            }
+            // The other one says why.
+            _ if is_fused && how.completion.is_of_other() => self.over(at, Some(IoError::Aborted)),
+            // It may have begun.
+            Verdict::Later if is_fused => self.over(at, Some(IoError::Aborted)),
+            Verdict::Elsewhere if is_fused => {
+                self.over(at, Some(IoError::Aborted));
+                return Some(unit);
+            }
+            Verdict::Later if tries < TRIES || self.waits_for(how) => {
+                let pause = (PAUSE * 2u32.saturating_pow(tries.min(10))).min(PAUSE_MAX);
+                let part = &mut self.parts[at];
+                (part.state, part.tries) = (State::Waits, tries + 1);
+                self.later.push((now + pause, at));
+            }
+            Verdict::Later => self.over(at, Some(failed(of))),
+            Verdict::Elsewhere => {
+                self.parts[at].state = State::Waits;
+                self.later.push((now + PAUSE, at));
+                return Some(unit);
+            }
+            Verdict::Failed(error) => {
+                if of == Op::Flush {
+                    latch.set(FlushCause::Flush, None);
+                }
+                self.over(at, Some(error));
+            }
+        }
+        None
+    }
+
+    /// Whether the controller says that it takes time: interrupted, not ready, sanitize or format under way.
+    fn waits_for(&self, how: &Ended) -> bool {
+        matches!(how.completion.code(), 0x01D | 0x021 | 0x082 | 0x084)
+    }
+
+    /// A part is over.
+    fn over(&mut self, at: u16, error: Option<IoError>) {
+        let part = &mut self.parts[at];
+        part.state = State::Free;
+        let index = part.ask;
+        self.parts.give_back(at);
+        let ask = &mut self.asks[index];
+        ask.parts -= 1;
+        if let Some(error) = error {
+            // What the comparison came to goes before that it was given up.
+            if ask.error.is_none_or(|was| was == IoError::Aborted) {
+                ask.error = Some(error);
+            }
+            // Nothing more of it is asked for.
+            ask.cut = ask.bytes;
+            self.cutting.retain(|cut| *cut != index);
+        }
+        if ask.parts > 0 || ask.cut < ask.bytes {
+            return self.cut();
+        }
+        let Some(Carried { io, .. }) = &ask.carried else { return };
+        let durable = self.cache && (io.fua || self.write_through);
+        if io.op == Op::Unmap && durable && ask.error.is_none() && !ask.flushing {
+            ask.flushing = true;
+            if let Some(flush) = self.add_part(index, Kind::Flush, 0, 0) {
+                self.ready.push_back(flush);
+                return;
+            }
+        }
+        self.finish(index);
+        self.cut();
+    }
+
+    /// An I/O is over.
+    fn finish(&mut self, at: u16) {
+        let ask = &mut self.asks[at];
+        let Some(Carried { lane, io, .. }) = ask.carried.take() else { return };
+        self.held -= usize::from(std::mem::take(&mut ask.held));
+        lane.give(ended(&io, ask.error.map_or(Ok(()), Err)));
+        self.cutting.retain(|cut| *cut != at);
+        self.asks.give_back(at);
+        if io.op.is_write() && self.held > 0 {
+            self.let_go();
+        }
+    }
+
+    /// The connections of a path are over, and the kernel has let go of everything of theirs: a part of an I/O has
+    /// no answer, and the controller may have seen it (`handed`). Returns whether it may still change something
+    /// there, and whether nobody will wait for that.
+    pub(crate) fn unanswered(&mut self, at: u16, path: u8, handed: bool) -> (bool, bool) {
+        if self.parts[at].state != State::Sent(path) {
+            return (false, false);
+        }
+        let part = &self.parts[at];
+        let ask = &self.asks[part.ask];
+        let changes = handed && ask.carried.as_ref().is_some_and(|c| c.io.op.is_write());
+        // What a comparison came to is not known.
+        if matches!(part.kind, Kind::Compare(_) | Kind::WriteIf) {
+            self.over(at, Some(IoError::Aborted));
+            return (changes, changes);
+        }
+        if ask.error.is_some() {
+            self.over(at, None);
+            return (changes, changes);
+        }
+        if changes && part.kind == Kind::Plain {
+            self.parts[at].state = State::Fenced(path);
+            return (true, false);
+        }
+        self.parts[at].state = State::Waits;
+        self.ready.push_back(at);
+        self.sort();
+        (false, false)
+    }
+
+    /// What was sent again goes in the order in which it came.
+    fn sort(&mut self) {
+        let parts = &self.parts;
+        self.ready.make_contiguous().sort_unstable_by_key(|at| parts[*at].serial);
+    }
+
+    /// Nothing that a path had can be carried out there any more.
+    pub(crate) fn release(&mut self, path: u8) {
+        for at in 0..DEPTH {
+            if self.parts[at].state == State::Fenced(path) {
+                self.parts[at].state = State::Waits;
+                self.ready.push_back(at);
+            }
+        }
+        self.sort();
+    }
+
+    /// When a command went off on a path that has waited longest for its answer.
+    pub(crate) fn oldest_sent(&self, path: u8) -> Option<Instant> {
+        let sent = self.parts.iter().filter(|part| part.state == State::Sent(path));
+        sent.map(|part| part.sent).min()
+    }
+
+    /// When the next one is to be sent that waits for its time.
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        self.later.iter().map(|(at, _)| *at).min()
+    }
+
+    /// Since when the I/O waits that waits longest.
+    pub(crate) fn oldest(&self) -> Option<Instant> {
+        let there = self.asks.iter().filter(|ask| ask.carried.is_some());
+        there.map(|ask| ask.since).min()
+    }
+
+    /// Ends those that have waited since then. Returns the paths that have commands of them still, which end with
+    /// their connections, and those where one that was given up may still be carried out.
+    pub(crate) fn fail_since(&mut self, before: Instant) -> (Paths, Paths) {
+        let (mut busy, mut doubtful) = (0, 0);
+        for index in 0..DEPTH {
+            let ask = &mut self.asks[index];
+            let Some(Carried { io, .. }) = ask.carried.as_ref().filter(|_| ask.since <= before)
+            else {
+                continue;
+            };
+            ask.error.get_or_insert(failed(io.op));
+            ask.cut = ask.bytes;
+            self.cutting.retain(|cut| *cut != index);
+            for at in 0..DEPTH {
+                if self.parts[at].ask != index {
+                    continue;
+                }
+                match self.parts[at].state {
+                    State::Free => {}
+                    State::Sent(path) => busy |= 1 << path,
+                    State::Fenced(path) => {
+                        doubtful |= 1 << path;
+                        self.drop_part(at);
+                    }
+                    State::Waits => self.drop_part(at),
+                }
+            }
+            if self.asks[index].parts == 0 {
+                self.finish(index);
+            }
+        }
+        self.cut();
+        (busy, doubtful)
+    }
+
+    /// Of an I/O that has failed.
+    fn drop_part(&mut self, at: u16) {
+        self.ready.retain(|ready| *ready != at);
+        self.later.retain(|(_, later)| *later != at);
+        let part = &mut self.parts[at];
+        part.state = State::Free;
+        self.asks[part.ask].parts -= 1;
+        self.parts.give_back(at);
+    }
+
+    /// Whether something was answered that no flush has made durable. The next call only knows of what comes then.
+    pub(crate) fn take_unflushed(&mut self) -> bool {
+        std::mem::replace(&mut self.flushed, self.changes) < self.changes
+    }
+}

@@ -1,0 +1,589 @@
+//! A controller, which is a subsystem by one or more paths, and its namespaces as bdevs.
+
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bdev::{
+    Bdev, Channel, Closed, Features, FlushFailure, FlushLatch, Geometry, OpenError, Registry,
+    Stats, SyncChannel,
+};
+use crossbeam_queue::{ArrayQueue, SegQueue};
+use parking_lot::Mutex;
+use reactor::{IoContext, Waker};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::address::Address;
+use crate::ana::AnaState;
+use crate::channel::NvmeChannel;
+use crate::connect::{Association, Identity, establish};
+use crate::desk::Carried;
+use crate::identify::{Most, Names, Namespace};
+use crate::worker::Worker;
+
+/// I/Os of all channels that the thread has not taken.
+const QUEUE: usize = 4096;
+/// How long I/O waits for an answer when the process ends.
+const END_WITHIN: Duration = Duration::from_secs(2);
+/// Paths of a controller at most.
+pub const PATHS_MAX: usize = 8;
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Name of the controller, with which the names of its bdevs begin.
+    pub name: String,
+    /// Name of the subsystem.
+    pub subnqn: String,
+    /// Name of this host.
+    pub hostnqn: String,
+    /// Headers have digests.
+    pub header_digest: bool,
+    /// Data has digests.
+    pub data_digest: bool,
+    /// Queues for I/O; each is a connection.
+    pub queues: u16,
+    /// How often a controller has to hear of this host.
+    pub keep_alive: Duration,
+    /// How long a controller may take to be connected to.
+    pub connect_within: Duration,
+    /// Between two attempts to connect.
+    pub reconnect_delay: Duration,
+    /// Time without an answer after which I/O fails; `None`: never.
+    pub give_up: Option<Duration>,
+    /// Time without an answer after which a path is connected anew; `None`: never.
+    pub timeout: Option<Duration>,
+    /// Each write is durable when it is answered (FUA); `None`: where the target is another host and has a cache.
+    pub write_through: Option<bool>,
+    /// By number: which namespaces there have to be, with their identification and bytes of a block. None: whatever is
+    /// there.
+    pub expected: Vec<(u32, Uuid, u32)>,
+}
+
+/// Why there is no such controller.
+#[derive(Debug, thiserror::Error)]
+#[error("controller {name}: {why}")]
+pub struct CreateError {
+    /// Name of the controller.
+    pub name: String,
+    /// The cause, as a clause.
+    pub why: String,
+    /// It may be there, or let in, later.
+    pub passes: bool,
+}
+
+/// A namespace that is a bdev.
+pub(crate) struct Unit {
+    pub namespace: Namespace,
+    pub most: Most,
+    pub features: Features,
+    num_blocks: AtomicU64,
+}
+
+impl Unit {
+    pub(crate) fn new(namespace: Namespace, most: Most, features: Features) -> Unit {
+        let num_blocks = AtomicU64::new(namespace.geometry.num_blocks);
+        Unit { namespace, most, features, num_blocks }
+    }
+
+    #[inline]
+    pub(crate) fn block_size(&self) -> u64 {
+        u64::from(self.namespace.geometry.block_size)
+    }
+
+    #[inline]
+    pub(crate) fn geometry(&self) -> Geometry {
+        Geometry { num_blocks: self.num_blocks.load(Relaxed), ..self.namespace.geometry }
+    }
+}
+
+/// A path, as it is shown.
+#[derive(Clone, Debug)]
+pub struct PathInfo {
+    /// Where it leads.
+    pub address: Address,
+    /// Number of the controller, as of the last time that there was a connection.
+    pub cntlid: u16,
+    /// There is a connection.
+    pub connected: bool,
+    /// Connections that there were.
+    pub connections: u64,
+    /// Why there is none.
+    pub problem: Option<String>,
+    /// By namespace of the controller: how it can be used there; `None`: it is not there.
+    pub access: Vec<Option<AnaState>>,
+    /// By namespace: I/O goes there.
+    pub current: Vec<bool>,
+}
+
+/// What the thread is asked for.
+pub(crate) enum Order {
+    /// Use another path, which is connected to, or will be.
+    Add(Address, Option<Box<Association>>),
+    /// Use one no more.
+    Remove(Address),
+}
+
+/// What the controller, its thread and its channels share.
+pub(crate) struct Shared {
+    pub options: Options,
+    pub identity: Identity,
+    pub units: Arc<[Unit]>,
+    pub names: Names,
+    /// There is a volatile cache, to be flushed.
+    pub cache: bool,
+    pub write_through: bool,
+    queue: ArrayQueue<Carried>,
+    waker: OnceLock<Waker>,
+    orders: SegQueue<Order>,
+    stop: AtomicBool,
+    /// The process ends: nobody waits for long any more.
+    ending: AtomicBool,
+    /// Nobody answered for too long: I/O fails until there is a connection.
+    given_up: AtomicBool,
+    pub latch: FlushLatch,
+    shown: Mutex<Vec<PathInfo>>,
+    closing: Closed,
+}
+
+impl Shared {
+    pub(crate) fn name(&self) -> &str {
+        &self.options.name
+    }
+
+    /// Name of the bdev of a namespace.
+    pub(crate) fn bdev(&self, unit: usize) -> String {
+        format!("{}n{}", self.options.name, self.units[unit].namespace.nsid)
+    }
+
+    /// Takes a number of blocks over; whether it is another one.
+    pub(crate) fn resize(&self, unit: usize, num_blocks: u64) -> bool {
+        self.units[unit].num_blocks.swap(num_blocks, Relaxed) != num_blocks
+    }
+
+    #[inline]
+    pub(crate) fn has_given_up(&self) -> bool {
+        self.given_up.load(Relaxed)
+    }
+
+    pub(crate) fn set_given_up(&self, given_up: bool) {
+        self.given_up.store(given_up, Relaxed);
+    }
+
+    pub(crate) fn give_up(&self) -> Option<Duration> {
+        let give_up = self.options.give_up;
+        match self.ending.load(Relaxed) {
+            true => Some(give_up.map_or(END_WITHIN, |most| most.min(END_WITHIN))),
+            false => give_up,
+        }
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(Relaxed)
+    }
+
+    pub(crate) fn set_waker(&self, waker: Waker) {
+        _ = self.waker.set(waker);
+    }
+
+    pub(crate) fn wake(&self) {
+        if let Some(waker) = self.waker.get() {
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn closed(&self) {
+        self.closing.tell();
+    }
+
+    pub(crate) fn show(&self, paths: Vec<PathInfo>) {
+        *self.shown.lock() = paths;
+    }
+
+    /// Hands an I/O to the thread; `false`: there is no room.
+    #[inline]
+    pub(crate) fn carry(&self, carried: Carried) -> bool {
+        let has_room = self.queue.push(carried).is_ok();
+        self.wake();
+        has_room
+    }
+
+    pub(crate) fn next_carried(&self) -> Option<Carried> {
+        self.queue.pop()
+    }
+
+    pub(crate) fn has_carried(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    pub(crate) fn next_order(&self) -> Option<Order> {
+        self.orders.pop()
+    }
+
+    /// Whether the volatile cache of a target goes with a path: that of another host may have gone down.
+    pub(crate) fn loses_cache(&self, address: &Address) -> bool {
+        self.cache && !self.write_through && !address.is_local()
+    }
+
+    /// Takes over what another association says of the namespaces: by namespace, its group there.
+    ///
+    /// # Errors
+    /// A clause: guests cannot go on with it.
+    pub(crate) fn compare(&self, with: &Association) -> Result<Vec<Option<u32>>, String> {
+        let mut groups = Vec::with_capacity(self.units.len());
+        for unit in &*self.units {
+            let nsid = unit.namespace.nsid;
+            let Some(is) = with.namespaces.iter().find(|each| each.nsid == nsid) else {
+                groups.push(None);
+                continue;
+            };
+            is.can_replace(&unit.namespace)?;
+            let most = Most::of(&with.controller, is);
+            if most.transfer < unit.most.transfer
+                || most.zeroed < unit.most.zeroed
+                || most.compared < unit.most.compared
+            {
+                return Err(format!("its controller takes less at once of namespace {nsid}"));
+            }
+            groups.push(Some(is.group));
+        }
+        if with.controller.cache && !self.cache {
+            return Err("its controller has a volatile cache now".to_owned());
+        }
+        Ok(groups)
+    }
+}
+
+/// Ends the controller's thread with its last user.
+pub(crate) struct Life(Arc<Shared>);
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Relaxed);
+        self.0.wake();
+    }
+}
+
+/// A subsystem, by one or more of its controllers. It ends with the last of its bdevs and of those who have it.
+#[derive(Clone)]
+pub struct Controller {
+    shared: Arc<Shared>,
+    life: Arc<Life>,
+}
+
+impl Controller {
+    /// Connects by the first of `paths` that can be, the others later; takes some seconds at most. `registry` is
+    /// told when the size of a namespace changes. Returns the bdevs, too.
+    ///
+    /// # Errors
+    /// None is there or lets this host in; or none has a namespace that a bdev can be on.
+    pub fn create(
+        registry: &Registry,
+        options: Options,
+        paths: &[Address],
+    ) -> Result<(Controller, Vec<Arc<Disk>>), CreateError> {
+        let name = options.name.clone();
+        let failed = |why: String, passes| CreateError { name: name.clone(), why, passes };
+        let identity = identity_of(&options);
+        let mut first = None;
+        let mut why = "it has no path".to_owned();
+        for address in paths {
+            match establish(address, &identity, Instant::now() + options.connect_within) {
+                Ok(association) => {
+                    first = Some((*address, association));
+                    break;
+                }
+                Err(e) => why = format!("{address}: {e}"),
+            }
+        }
+        let Some((address, association)) = first else { return Err(failed(why, true)) };
+        let Association { controller, namespaces, names, .. } = &association;
+        for (nsid, uuid, block_size) in &options.expected {
+            let found = namespaces.iter().find(|each| each.nsid == *nsid);
+            let is_it = found
+                .is_some_and(|is| is.identity == *uuid && is.geometry.block_size == *block_size);
+            if !is_it {
+                let why = format!(
+                    "{address}: namespace {nsid} is not there, or another one than before: detach the controller to \
+                     use what is there"
+                );
+                return Err(failed(why, true));
+            }
+        }
+        let cache = controller.cache;
+        let is_local = paths.iter().all(Address::is_local);
+        let write_through = cache && options.write_through.unwrap_or(!is_local);
+        let units = namespaces.iter().map(|namespace| {
+            let features = namespace.features(controller, write_through);
+            Unit::new(*namespace, Most::of(controller, namespace), features)
+        });
+        let shared = Arc::new(Shared {
+            identity,
+            units: units.collect(),
+            names: names.clone(),
+            cache,
+            write_through,
+            queue: ArrayQueue::new(QUEUE),
+            waker: OnceLock::new(),
+            orders: SegQueue::new(),
+            stop: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
+            given_up: AtomicBool::new(false),
+            latch: FlushLatch::default(),
+            shown: Mutex::default(),
+            closing: Closed::default(),
+            options,
+        });
+        shared.orders.push(Order::Add(address, Some(Box::new(association))));
+        for other in paths.iter().filter(|other| **other != address) {
+            shared.orders.push(Order::Add(*other, None));
+        }
+        let life = Arc::new(Life(Arc::clone(&shared)));
+        let (tell, told) = mpsc::channel();
+        let (for_thread, registry) = (Arc::clone(&shared), registry.clone());
+        let work = move || match Worker::new(for_thread, registry) {
+            Ok(worker) => worker.run(|| _ = tell.send(Ok(()))),
+            Err(e) => _ = tell.send(Err(e)),
+        };
+        let os = |e: std::io::Error| failed(e.to_string(), false);
+        thread::Builder::new().name("nvme".into()).spawn(work).map_err(os)?;
+        told.recv().map_err(std::io::Error::other).and_then(|started| started).map_err(os)?;
+        let made = Controller { shared, life };
+        let disks = (0..made.shared.units.len()).map(|unit| Arc::new(Disk::new(&made, unit)));
+        let disks = disks.collect();
+        Ok((made, disks))
+    }
+
+    /// Connects by another path to the same subsystem; takes some seconds at most.
+    ///
+    /// # Errors
+    /// It is not there, or leads elsewhere.
+    pub fn add_path(&self, address: Address) -> Result<(), CreateError> {
+        let shared = &self.shared;
+        let failed = |why: String, passes| CreateError {
+            name: shared.name().to_owned(),
+            why: format!("{address}: {why}"),
+            passes,
+        };
+        let paths = self.paths();
+        if paths.len() >= PATHS_MAX {
+            return Err(failed(format!("it has {PATHS_MAX} paths already"), false));
+        }
+        let end = Instant::now() + shared.options.connect_within;
+        let association =
+            establish(&address, &shared.identity, end).map_err(|why| failed(why, true))?;
+        let groups = shared.compare(&association).map_err(|why| failed(why, false))?;
+        if groups.iter().all(Option::is_none) {
+            return Err(failed("none of its namespaces is there".to_owned(), false));
+        }
+        if paths.iter().any(|path| path.connected && path.cntlid == association.id) {
+            return Err(failed("it leads to the same controller".to_owned(), false));
+        }
+        self.order(Order::Add(address, Some(Box::new(association))));
+        Ok(())
+    }
+
+    /// Uses a path no more; what is in flight there is waited for, or goes another way.
+    pub fn remove_path(&self, address: Address) {
+        self.order(Order::Remove(address));
+    }
+
+    fn order(&self, order: Order) {
+        self.shared.orders.push(order);
+        self.shared.wake();
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.shared.name()
+    }
+
+    /// What was asked for.
+    pub fn options(&self) -> &Options {
+        &self.shared.options
+    }
+
+    /// Its paths, in the order in which they came.
+    pub fn paths(&self) -> Vec<PathInfo> {
+        self.shared.shown.lock().clone()
+    }
+
+    /// By number: its namespaces, with their identification and bytes of a block.
+    pub fn namespaces(&self) -> Vec<(u32, Uuid, u32)> {
+        let of = |unit: &Unit| {
+            let Namespace { nsid, identity, geometry, .. } = unit.namespace;
+            (nsid, identity, geometry.block_size)
+        };
+        self.shared.units.iter().map(of).collect()
+    }
+
+    /// Tells when its connections are closed.
+    pub fn closing(&self) -> Closed {
+        self.shared.closing.clone()
+    }
+}
+
+/// Who connects, by what is asked for. The host's identifier is made of its name, so it is the same each time.
+fn identity_of(options: &Options) -> Identity {
+    let hostnqn = &options.hostnqn;
+    let own = hostnqn.rsplit_once("uuid:").and_then(|(_, uuid)| Uuid::parse_str(uuid).ok());
+    Identity {
+        subnqn: options.subnqn.clone(),
+        hostnqn: hostnqn.clone(),
+        host: own.unwrap_or_else(|| Uuid::new_v5(&Uuid::NAMESPACE_OID, hostnqn.as_bytes())),
+        header_digest: options.header_digest,
+        data_digest: options.data_digest,
+        queues: options.queues,
+        keep_alive: options.keep_alive,
+    }
+}
+
+/// Connects, as no device, and finds out whether there are namespaces.
+///
+/// # Errors
+/// In one clause: none of the paths leads to such a controller.
+pub fn reach(options: &Options, paths: &[Address]) -> Result<(), String> {
+    let identity = identity_of(options);
+    let mut why = "it has no path".to_owned();
+    for address in paths {
+        match establish(address, &identity, Instant::now() + options.connect_within) {
+            Ok(_) => return Ok(()),
+            Err(e) => why = format!("{address}: {e}"),
+        }
+    }
+    Err(why)
+}
+
+/// The process ends, and serves no guest any more: what the rest of it asks of controllers that do not answer fails
+/// after a moment.
+pub fn end_all(registry: &Registry) {
+    for bdev in registry.list() {
+        if let Some(disk) = registry.get_as::<Disk>(bdev.name()) {
+            let shared = &disk.controller.shared;
+            shared.ending.store(true, Relaxed);
+            shared.wake();
+        }
+    }
+}
+
+/// A namespace as a bdev.
+pub struct Disk {
+    controller: Controller,
+    name: String,
+    unit: usize,
+    stats: Arc<Stats>,
+}
+
+impl Disk {
+    /// What [`Bdev::product_name`] says, as SPDK's.
+    pub const PRODUCT: &'static str = "NVMe disk";
+
+    fn new(controller: &Controller, unit: usize) -> Disk {
+        let name = controller.shared.bdev(unit);
+        Disk { controller: controller.clone(), name, unit, stats: Stats::new() }
+    }
+
+    /// That of which it is a namespace.
+    pub fn controller(&self) -> &Controller {
+        &self.controller
+    }
+
+    /// Which of [`Controller::namespaces`] it is.
+    pub fn index(&self) -> usize {
+        self.unit
+    }
+
+    fn unit(&self) -> &Unit {
+        &self.controller.shared.units[self.unit]
+    }
+
+    /// Lets flushes through again after one has failed, if the target flushes now. Returns what was latched.
+    /// What was written before that failure may be lost all the same.
+    ///
+    /// # Errors
+    /// The flush fails again, or cannot be tried; then the latch stays.
+    pub fn clear_flush_failure(&self) -> Result<Option<FlushFailure>, String> {
+        let latch = &self.controller.shared.latch;
+        let failure = latch.clear();
+        let flushed = SyncChannel::open(self)
+            .map_err(|e| e.to_string())
+            .and_then(|mut channel| channel.flush().map_err(|e| e.to_string()));
+        if let (Err(_), Some(failure)) = (&flushed, failure) {
+            latch.restore(failure);
+        }
+        flushed.map(|()| failure)
+    }
+}
+
+impl Bdev for Disk {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn aliases(&self) -> Vec<String> {
+        Vec::new()
+    }
+    fn uuid(&self) -> Uuid {
+        self.unit().namespace.identity
+    }
+    fn product_name(&self) -> &'static str {
+        Disk::PRODUCT
+    }
+    fn geometry(&self) -> Geometry {
+        self.unit().geometry()
+    }
+    fn features(&self) -> Features {
+        self.unit().features
+    }
+    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+        let Controller { shared, life } = &self.controller;
+        let (stats, life) = (self.stats.channel(), Arc::clone(life));
+        Ok(Box::new(NvmeChannel::new(shared, self.unit as u16, io, stats, life)))
+    }
+    fn driver_specific(&self) -> Value {
+        let shared = &self.controller.shared;
+        let Names { serial, model, firmware } = &shared.names;
+        let paths = self.controller.paths();
+        let nvme = paths.iter().map(|path| {
+            let mut shown = json!({
+                "trid": {
+                    "trtype": "TCP",
+                    "adrfam": path.address.adrfam(),
+                    "traddr": path.address.traddr(),
+                    "trsvcid": path.address.trsvcid(),
+                    "subnqn": shared.options.subnqn,
+                },
+                "ctrlr_data": {
+                    "cntlid": path.cntlid,
+                    "model_number": model,
+                    "serial_number": serial,
+                    "firmware_revision": firmware,
+                    "subnqn": shared.options.subnqn,
+                },
+                "ns_data": {
+                    "id": self.unit().namespace.nsid,
+                    "ana_state": path.access[self.unit].map_or("none", AnaState::name),
+                },
+                "connected": path.connected,
+                "connections": path.connections,
+                "current": path.current[self.unit],
+                "write_through": shared.write_through,
+                "compare_and_write_blocks": self.unit().most.compared,
+            });
+            if let Some(problem) = &path.problem {
+                shown["problem"] = json!(problem);
+            }
+            shown
+        });
+        json!({"nvme": nvme.collect::<Vec<_>>(), "mp_policy": "active_passive"})
+    }
+    fn stats(&self) -> Option<&Arc<Stats>> {
+        Some(&self.stats)
+    }
+    fn flush_latch(&self) -> Option<&FlushLatch> {
+        Some(&self.controller.shared.latch)
+    }
+}

@@ -1,0 +1,423 @@
+//! What controllers and namespaces say of themselves, checked.
+
+use bdev::{Features, Geometry};
+use uuid::Uuid;
+
+use crate::command::IDENTIFY_LEN;
+use crate::wire::{u16_at, u32_at, u64_at};
+
+/// Bytes of one READ or WRITE at most, where the controller takes as much.
+const PART_MAX: u64 = 1 << 20;
+/// Blocks of one command at most (NLB).
+const BLOCKS_MAX: u64 = 1 << 16;
+/// Blocks of a range that is deallocated at most: the bytes of one with 4096 each fit into 64 bits.
+const RANGE_MAX: u64 = 1 << 30;
+/// Bytes of one Compare at most, and of what is written then.
+pub(crate) const COMPARED_MAX: u64 = 64 << 10;
+/// Namespaces of a controller that are used at most.
+pub(crate) const NAMESPACES_MAX: usize = 128;
+/// Bytes of the smallest memory page that there is.
+const PAGE_SHIFT: u32 = 12;
+
+/// What a controller can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Controller {
+    /// Bytes of data of a command at most.
+    pub transfer_max: u64,
+    /// Bytes of data of a capsule on an I/O queue.
+    pub in_capsule: usize,
+    pub compares: bool,
+    pub deallocates: bool,
+    pub zeroes: bool,
+    /// Compare and Write, fused, of so many blocks; 0: not at all.
+    pub compared_blocks: u64,
+    /// It has a volatile write cache.
+    pub cache: bool,
+    /// It tells of changed namespaces, and of changed asymmetric access.
+    pub tells_namespaces: bool,
+    pub tells_ana: bool,
+    pub ana: bool,
+    /// Any command keeps it alive (TBKAS).
+    pub traffic_based: bool,
+    /// Milliseconds: the steps of its keep-alive timer, and how long it takes to quiesce; 0: it does not say.
+    pub keep_alive_step_ms: u64,
+    pub quiesce_ms: u64,
+}
+
+/// Of a text field: what is printable, without the spaces at its end.
+fn text(bytes: &[u8]) -> String {
+    let text: String = bytes
+        .iter()
+        .map(|b| char::from(*b))
+        .filter(char::is_ascii)
+        .filter(|c| !c.is_control())
+        .collect();
+    text.trim().to_owned()
+}
+
+impl Controller {
+    /// Reads Identify Controller; `page_shift` is CAP.MPSMIN.
+    ///
+    /// # Errors
+    /// A clause: it is none that bdevs can be on.
+    pub(crate) fn parse(data: &[u8; IDENTIFY_LEN], page_shift: u32) -> Result<Self, String> {
+        // CNTRLTYPE; older ones do not tell.
+        match data[111] {
+            0 | 1 => {}
+            2 => return Err("it is a discovery controller, which has no namespaces".to_owned()),
+            other => return Err(format!("it is no I/O controller, but one of type {other}")),
+        }
+        let (commands, fused) = (u16_at(data, 520), u16_at(data, 522));
+        let (events, capsule) = (u32_at(data, 92), u32_at(data, 1792));
+        if data[512] & 0xF > 6 || data[513] & 0xF > 4 {
+            return Err("its queue entries are of other sizes than there are".to_owned());
+        }
+        // In units of 16 bytes, with the command; data at its end, without more of an offset (ICDOFF).
+        let capsule = (u64::from(capsule) * 16).saturating_sub(64).min(64 << 10);
+        let in_capsule = if u16_at(data, 1800) == 0 { capsule as usize } else { 0 };
+        let transfer_max = match u32::from(data[77]) {
+            0 => PART_MAX,
+            power => 1u64.checked_shl(power + PAGE_SHIFT + page_shift).unwrap_or(PART_MAX),
+        };
+        Ok(Controller {
+            transfer_max: transfer_max.clamp(4096, PART_MAX),
+            in_capsule,
+            compares: commands & 1 != 0,
+            deallocates: commands & 1 << 2 != 0,
+            zeroes: commands & 1 << 3 != 0,
+            compared_blocks: if fused & 1 != 0 { u64::from(u16_at(data, 532)) + 1 } else { 0 },
+            cache: data[525] & 1 != 0,
+            tells_namespaces: events & 1 << 8 != 0,
+            tells_ana: events & 1 << 11 != 0,
+            ana: data[76] & 1 << 3 != 0,
+            traffic_based: u32_at(data, 96) & 1 << 6 != 0,
+            keep_alive_step_ms: u64::from(u16_at(data, 320)) * 100,
+            quiesce_ms: u64::from(u16_at(data, 386)),
+        })
+    }
+}
+
+/// The names of a controller, for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names {
+    /// Serial number.
+    pub serial: String,
+    /// Model.
+    pub model: String,
+    /// Revision of its firmware.
+    pub firmware: String,
+}
+
+impl Names {
+    /// Reads Identify Controller.
+    pub(crate) fn parse(data: &[u8; IDENTIFY_LEN]) -> Names {
+        Names {
+            serial: text(&data[4..24]),
+            model: text(&data[24..64]),
+            firmware: text(&data[64..72]),
+        }
+    }
+}
+
+/// A namespace, as it was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Namespace {
+    pub nsid: u32,
+    pub geometry: Geometry,
+    pub identity: Uuid,
+    pub read_only: bool,
+    /// What is deallocated reads as zeros.
+    pub zeroes: bool,
+    /// Write Zeroes may deallocate.
+    pub zeroing_deallocates: bool,
+    pub thin: bool,
+    /// Blocks; 0: none is better than others.
+    pub granularity: u32,
+    pub optimal: u32,
+    pub group: u32,
+    /// Blocks of a fused Compare and Write at most, of its own; 0: as the controller.
+    pub compared: u64,
+}
+
+impl Namespace {
+    /// Reads Identify Namespace.
+    ///
+    /// # Errors
+    /// A clause: it is none that a bdev can be on.
+    pub(crate) fn parse(
+        nsid: u32,
+        data: &[u8; IDENTIFY_LEN],
+        identity: Uuid,
+    ) -> Result<Self, String> {
+        let blocks = u64_at(data, 0);
+        let (features, format) = (data[24], data[26]);
+        let index = usize::from(format & 0xF | format >> 1 & 0x30);
+        let format = 128 + index * 4;
+        let (metadata, shift) = (u16_at(data, format), u32::from(data[format + 2]));
+        if metadata != 0 || data[29] & 7 != 0 {
+            return Err(format!(
+                "namespace {nsid} has metadata of {metadata} bytes a block, which is not supported: format it \
+                 without"
+            ));
+        }
+        let block_size = 1u32.checked_shl(shift).unwrap_or(0);
+        let optimal_performance = features & 1 << 4 != 0;
+        let physical = match optimal_performance {
+            true => (u32::from(u16_at(data, 64)) + 1).saturating_mul(block_size),
+            false => block_size,
+        };
+        let physical =
+            if physical.is_power_of_two() && physical <= 1 << 20 { physical } else { block_size };
+        let geometry = Geometry::checked(block_size, physical, blocks)
+            .map_err(|why| format!("namespace {nsid}: {why}"))?;
+        if blocks.checked_mul(u64::from(block_size)).is_none_or(|bytes| bytes > i64::MAX as u64) {
+            return Err(format!("namespace {nsid} has {blocks} blocks, which no disk has"));
+        }
+        let granularity = if optimal_performance { u32::from(u16_at(data, 68)) + 1 } else { 1 };
+        Ok(Namespace {
+            nsid,
+            geometry,
+            identity,
+            read_only: data[99] & 1 != 0,
+            zeroes: data[33] & 7 == 1,
+            zeroing_deallocates: data[33] & 1 << 3 != 0,
+            thin: features & 1 != 0,
+            granularity,
+            optimal: u32::from(u16_at(data, 46)),
+            group: u32_at(data, 92),
+            compared: match features & 1 << 1 != 0 {
+                true => u64::from(u16_at(data, 38)) + 1,
+                false => 0,
+            },
+        })
+    }
+
+    pub(crate) fn features(&self, controller: &Controller, write_through: bool) -> Features {
+        Features {
+            read_only: self.read_only,
+            volatile_cache: controller.cache && !write_through,
+            // NVM command set specification 3.3.6: each controller honours it.
+            fua: true,
+            unmap: controller.deallocates,
+            unmap_zeroes: self.zeroes,
+            // Deallocation is a hint.
+            unmap_skips: true,
+            write_zeroes: controller.zeroes,
+            thin: self.thin,
+            unmap_granularity: self.granularity,
+            optimal_blocks: self.optimal,
+            max_blocks: 0,
+            boot: None,
+        }
+    }
+
+    /// # Errors
+    /// A clause: guests cannot go on with it in place of `old`.
+    pub(crate) fn can_replace(&self, old: &Namespace) -> Result<(), String> {
+        let nsid = old.nsid;
+        if self.identity != old.identity {
+            return Err(format!(
+                "another namespace {nsid} is there than before: it has another identification"
+            ));
+        }
+        let (is, was) = (self.geometry.block_size, old.geometry.block_size);
+        if is != was {
+            return Err(format!("blocks of namespace {nsid} are {is} bytes now, not {was}"));
+        }
+        Ok(())
+    }
+}
+
+/// How much of what one command on a namespace takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Most {
+    /// Bytes of a READ or WRITE.
+    pub transfer: u64,
+    /// Blocks.
+    pub zeroed: u64,
+    pub deallocated: u64,
+    pub compared: u64,
+}
+
+impl Most {
+    pub(crate) fn of(controller: &Controller, namespace: &Namespace) -> Most {
+        let block_size = u64::from(namespace.geometry.block_size);
+        let transfer = controller.transfer_max / block_size * block_size;
+        let compared = match controller.compared_blocks {
+            0 => 0,
+            most if namespace.compared > 0 => most.max(namespace.compared),
+            most => most,
+        };
+        let compared = if controller.compares { compared } else { 0 };
+        Most {
+            transfer: transfer.min(BLOCKS_MAX * block_size),
+            // No limit is told of here (that is WZSL): as much as is transferred, as Linux does.
+            zeroed: (transfer / block_size).min(BLOCKS_MAX),
+            deallocated: RANGE_MAX,
+            compared: compared.min(COMPARED_MAX.min(transfer) / block_size),
+        }
+    }
+}
+
+/// The numbers of a list of active namespaces, ascending.
+///
+/// # Errors
+/// A clause: they are too many, or in no order.
+pub(crate) fn active(data: &[u8; IDENTIFY_LEN]) -> Result<Vec<u32>, String> {
+    let numbers: Vec<u32> =
+        (0..IDENTIFY_LEN).step_by(4).map(|at| u32_at(data, at)).take_while(|n| *n != 0).collect();
+    if !numbers.is_sorted_by(|a, b| a < b) {
+        return Err("its controller tells its namespaces in no order".to_owned());
+    }
+    if numbers.len() > NAMESPACES_MAX {
+        return Err(format!("it has more than {NAMESPACES_MAX} namespaces"));
+    }
+    Ok(numbers)
+}
+
+/// What tells a namespace from all others: its UUID, or one made of its NGUID or EUI-64, of the list of
+/// descriptors or, of older controllers, of Identify Namespace; else of its number in the subsystem.
+pub(crate) fn identity(
+    descriptors: Option<&[u8; IDENTIFY_LEN]>,
+    namespace: &[u8; IDENTIFY_LEN],
+    subnqn: &str,
+    serial: &str,
+    nsid: u32,
+) -> Uuid {
+    let (mut uuid, mut nguid, mut eui) = (None, None, None);
+    let mut left = descriptors.map_or(&[][..], |data| &data[..]);
+    while let [kind, len, _, _, rest @ ..] = left
+        && *len != 0
+    {
+        let Some((value, rest)) = rest.split_at_checked(usize::from(*len)) else { break };
+        let known = value.iter().any(|byte| *byte != 0);
+        match (kind, value.len(), known) {
+            (1, 8, true) => eui = Some(value.to_vec()),
+            (2, 16, true) => nguid = Some(value.to_vec()),
+            (3, 16, true) => uuid = Uuid::from_slice(value).ok(),
+            _ => {}
+        }
+        left = rest;
+    }
+    let field = |at: usize, len: usize| {
+        let value = &namespace[at..at + len];
+        value.iter().any(|byte| *byte != 0).then(|| value.to_vec())
+    };
+    let nguid = nguid.or_else(|| field(104, 16));
+    let eui = eui.or_else(|| field(120, 8));
+    let of = |name: &[u8]| Uuid::new_v5(&Uuid::NAMESPACE_OID, name);
+    uuid.or_else(|| Uuid::from_slice(&nguid?).ok())
+        .or_else(|| Some(of(&eui?)))
+        .unwrap_or_else(|| of(format!("{subnqn}\0{serial}\0{nsid}").as_bytes()))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn namespace_data(blocks: u64, shift: u8) -> [u8; IDENTIFY_LEN] {
+        let mut data = [0; IDENTIFY_LEN];
+        data[..8].copy_from_slice(&blocks.to_le_bytes());
+        data[130] = shift;
+        data
+    }
+
+    fn controller_data() -> [u8; IDENTIFY_LEN] {
+        let mut data = [0; IDENTIFY_LEN];
+        (data[512], data[513]) = (0x66, 0x44);
+        data
+    }
+
+    #[test]
+    fn a_namespace_is_blocks_of_a_size_without_metadata() {
+        let of = |data: &[u8; IDENTIFY_LEN]| Namespace::parse(3, data, Uuid::nil());
+        let told = of(&namespace_data(2048, 9)).unwrap();
+        assert_eq!((told.geometry.block_size, told.geometry.num_blocks), (512, 2048));
+        assert!(of(&namespace_data(1, 12)).is_ok());
+        let refuses = |data: [u8; IDENTIFY_LEN], words: &str| {
+            let why = of(&data).unwrap_err();
+            assert!(why.contains(words), "{why}");
+        };
+        refuses(namespace_data(2048, 13), "a block is 512 or 4096 bytes, not 8192");
+        refuses(namespace_data(2048, 255), "a block is 512 or 4096 bytes, not 0");
+        refuses(namespace_data(0, 9), "no blocks");
+        refuses(namespace_data(u64::MAX, 9), "which no disk has");
+        let mut data = namespace_data(2048, 9);
+        data[128] = 8;
+        refuses(data, "has metadata of 8 bytes a block");
+        // The largest index of a format is within the structure.
+        let mut data = namespace_data(2048, 9);
+        data[26] = 0xFF;
+        refuses(data, "a block is");
+        let mut data = namespace_data(2048, 9);
+        (data[24], data[64], data[68], data[33], data[99]) = (0x11, 7, 15, 9, 1);
+        let told = of(&data).unwrap();
+        assert_eq!((told.geometry.physical_block_size, told.granularity), (4096, 16));
+        assert!(told.thin && told.zeroes && told.zeroing_deallocates && told.read_only);
+    }
+
+    #[test]
+    fn a_controller_says_what_it_takes() {
+        let told = Controller::parse(&controller_data(), 0).unwrap();
+        assert_eq!((told.transfer_max, told.in_capsule), (PART_MAX, 0));
+        let mut data = controller_data();
+        (data[77], data[1793], data[522], data[532]) = (5, 2, 1, 3);
+        let told = Controller::parse(&data, 0).unwrap();
+        assert_eq!(
+            (told.transfer_max, told.in_capsule, told.compared_blocks),
+            (128 << 10, 8128, 4)
+        );
+        for (power, shift) in [(255, 0), (1, 15), (60, 15)] {
+            data[77] = power;
+            assert!(Controller::parse(&data, shift).unwrap().transfer_max <= PART_MAX);
+        }
+        data[111] = 2;
+        assert!(Controller::parse(&data, 0).unwrap_err().contains("discovery"));
+    }
+
+    #[test]
+    fn what_one_command_takes_is_whole_blocks() {
+        let mut data = controller_data();
+        (data[77], data[520], data[522]) = (1, 1, 1);
+        let controller = Controller::parse(&data, 0).unwrap();
+        let of = |shift| {
+            let namespace = Namespace::parse(1, &namespace_data(99, shift), Uuid::nil()).unwrap();
+            Most::of(&controller, &namespace)
+        };
+        assert_eq!((of(9).transfer, of(9).zeroed, of(9).compared), (8192, 16, 1));
+        assert_eq!((of(12).transfer, of(12).zeroed), (8192, 2));
+    }
+
+    #[test]
+    fn active_namespaces_are_a_list_in_order() {
+        let mut data = [0; IDENTIFY_LEN];
+        (data[0], data[4], data[12]) = (2, 7, 9);
+        assert_eq!(active(&data).unwrap(), [2, 7]);
+        data[4] = 2;
+        assert!(active(&data).is_err());
+        let many: Vec<u8> = (1..=1024u32).flat_map(u32::to_le_bytes).collect();
+        assert!(active(&many.try_into().unwrap()).unwrap_err().contains("more than"));
+    }
+
+    #[test]
+    fn an_identity_is_the_uuid_and_what_stands_in_for_it() {
+        let plain = namespace_data(8, 9);
+        let of = |descriptors: Option<&[u8]>, data: &[u8; IDENTIFY_LEN]| {
+            let mut list = [0; IDENTIFY_LEN];
+            descriptors.inspect(|bytes| list[..bytes.len()].copy_from_slice(bytes));
+            identity(descriptors.map(|_| &list), data, "nqn.x", "s", 1)
+        };
+        let uuid = [&[1, 8, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 3, 16, 0, 0][..], &[9; 16]].concat();
+        assert_eq!(of(Some(&uuid), &plain), Uuid::from_bytes([9; 16]));
+        let mut nguid = plain;
+        nguid[104..120].fill(5);
+        assert_eq!(of(None, &nguid), Uuid::from_bytes([5; 16]));
+        assert_ne!(of(Some(&uuid[..12]), &plain), of(None, &plain));
+        assert_eq!(of(Some(&[3, 16, 0, 0]), &plain), of(None, &plain));
+        // One that is longer than the list.
+        let mut list = [1; IDENTIFY_LEN];
+        list[1] = 255;
+        assert_eq!(identity(Some(&list), &plain, "nqn.x", "s", 1), of(None, &plain));
+        assert_ne!(of(None, &plain), identity(None, &plain, "nqn.x", "s", 2));
+    }
+}

@@ -1,0 +1,74 @@
+//! Bdevs on namespaces of NVMe controllers over TCP.
+//!
+//! Owns: the host's side of NVMe over TCP (NVM Express base specification 2.1, NVMe over TCP transport
+//! specification 1.1), connections and their loss, asymmetric namespace access. Never knows JSON-RPC or what lies
+//! above; the target's methods call it.
+//!
+//! A controller has a thread, which has all of its connections: an admin queue and some for I/O, of each path. The
+//! thread's io_uring sends and receives the memory of guests itself. Channels hand I/Os over through a queue. Others
+//! connect, on threads that may block: nothing here blocks a reactor.
+//!
+//! # When a connection is lost
+//!
+//! I/O waits, and what was in flight is sent again with the next association. That is right because
+//!
+//! - a command that was answered is never sent again, and one that was not is still the guest's to wait for. Two
+//!   I/Os that change the same blocks are never in flight together, so what is sent again cannot undo what was
+//!   answered;
+//! - a change that the controller may have seen is not sent again, nor anything instead of it, before nothing can be
+//!   carried out any more of the association that it was sent in. That is so when the controller was disabled, by
+//!   its admin queue, and says so (CC.EN, CSTS.RDY); or has ended all connections of the association in order,
+//!   which a target does when it is through with it; or when the time is over in which a controller has to notice
+//!   that it hears nothing of its host: twice the keep-alive timeout, once with its steps where commands do not count
+//!   for it (TBKAS), and the time that it takes to quiesce (CQT), as far as it tells that. Reads do not wait for it,
+//!   and other I/O goes by another path meanwhile;
+//! - of a Compare and Write nobody knows whether it found what it wrote: it fails as aborted;
+//! - a Flush stands for writes that were answered before. Where a target that comes back may have lost those, each
+//!   write is sent with FUA instead ([`Options::write_through`]): by default where it is another host.
+//!
+//! After [`Options::give_up`] without an answer I/O fails, and further I/O fails at once until there is a connection
+//! again. What a namespace is is looked at with each association: its size is taken over, another identification or
+//! block size keeps the path without one.
+//!
+//! | file | noun |
+//! | --- | --- |
+//! | `address` | [`Address`]: where a controller is |
+//! | `wire` | the transport's numbers and headers; [`Terms`] of a connection |
+//! | `command` | what is sent |
+//! | `status` | what becomes of a command that was answered |
+//! | `identify`, `ana` | what controllers and namespaces say of themselves, checked |
+//! | `conversation` | [`Conversation`]: commands and completions on a connection, without I/O |
+//! | `queue` | a connection at work |
+//! | `connect` | an association, made by a thread that may block |
+//! | `desk` | the I/Os of a controller, over all its associations |
+//! | `admin` | an admin queue at work: keep-alive, events |
+//! | `path` | an association in use, its end and the next one |
+//! | `worker` | the thread |
+//! | `channel` | a queue pair |
+//! | `disk` | [`Controller`], and [`Disk`]: the bdev |
+
+mod address;
+mod admin;
+mod ana;
+mod channel;
+mod command;
+mod connect;
+mod conversation;
+mod desk;
+mod disk;
+mod identify;
+mod path;
+mod queue;
+mod status;
+mod wire;
+mod worker;
+
+pub use address::{Address, NQN_MAX, check_nqn};
+pub use ana::AnaState;
+pub use conversation::{Broken, Conversation, DEPTH, Data, Ended};
+pub use disk::{Controller, CreateError, Disk, Options, PATHS_MAX, PathInfo, end_all, reach};
+pub use identify::Names;
+pub use wire::{Completion, Terms};
+
+#[cfg(test)]
+mod tests;
