@@ -33,6 +33,9 @@ RESIZED_BY = {
     "iscsi": "its array: the target sees the new size within seconds, and tells the guest",
 }
 
+MOVE_XATTR = "virtlun.move"
+"""Of a volume that is made as the new place of another one: `virtlun volume move`."""
+
 RANGES_MAX = 4096
 """Ranges that are asked for in one call, unless the caller says."""
 
@@ -262,7 +265,8 @@ class Volumes(Lvstores):
         Safe to repeat: one of that name, size, key and kind is returned as it is.
 
         Raises:
-            VolumeError: one of that name exists with another size, key or type.
+            VolumeError: one of that name exists with another size, key or type, or another volume
+                is being moved there.
         """
         lvstore, name = split_path(reference)
         store = self.lvstore(lvstore)
@@ -299,8 +303,27 @@ class Volumes(Lvstores):
                 raise VolumeError(
                     f"volume {reference} exists already, and keeps {kept}: choose another name"
                 ) from error
+            self._check_not_moving(present, (xattrs or {}).get(MOVE_XATTR))
             return present
         return self.volume(reference)
+
+    def _check_not_moving(self, present: Volume, note: str | None) -> None:
+        """Refuses a volume that another one than the caller's (its `note`) is being moved to.
+
+        Raises:
+            VolumeError: it is one.
+        """
+        try:
+            noted = self.xattrs(present.uuid).get(MOVE_XATTR)
+        except RpcError as error:
+            if error.code != METHOD_NOT_FOUND:
+                raise
+            return
+        if noted != note:
+            raise VolumeError(
+                f"volume {present.path} exists already, and another volume is being moved to it:"
+                " choose another name"
+            )
 
     def snapshot(self, references: Iterable[str], name: str) -> list[Volume]:
         """Takes snapshots of volumes of one lvstore, in use or not: of `a` that is `a@NAME`.

@@ -16,6 +16,7 @@ from plugin.cli import (
     key,
     limits,
     lvstore,
+    move,
     pool,
     target,
     top,
@@ -105,7 +106,7 @@ for command in (
 
 for command in (io_errors.errors, io_errors.retry):
     domain.domain.add_command(command)
-for command in (image.import_, image.export, image.diff, limits.limits):
+for command in (image.import_, image.export, image.diff, limits.limits, move.move):
     volume.volume.add_command(command)
 
 

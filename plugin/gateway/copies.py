@@ -234,10 +234,19 @@ async def cancel(services: Services, job: BlockJob) -> None:
     """Ends a copy; the disk goes on with its volume. The caller holds the domain's lock.
 
     Raises:
-        GatewayError: the target does not end it.
+        Refused: the disk is on its copy already, and its domain's XML follows.
+        GatewayError, TranslateError: the target does not end it, or what it is on will be found.
     """
     entry = entry_of(job)
-    await (await home(services, entry)).end_copy(disk_of(entry))
+    target = await home(services, entry)
+    await target.end_copy(disk_of(entry))
+    # A pivot may have been done of which nobody was told, or which could not be completed.
+    if await _whereabouts(target, entry) == "destination":
+        await finish(services, job)
+        raise Refused(
+            Code.OPERATION_INVALID,
+            f"disk {entry.dev} is on its copy {entry.destination_path} already, and goes on there",
+        )
     _over(services, job, Status.CANCELED)
 
 

@@ -20,6 +20,8 @@ from tests.support.initiator import Initiator
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
+from tests.target.test_cli import done
+from tests.target.test_moves import digest, fill
 
 pytestmark = [
     pytest.mark.skipif(bool(lacks()), reason=f"not installed: {', '.join(lacks())}"),
@@ -644,3 +646,18 @@ def test_a_guest_that_comes_is_refused_an_image_that_cannot_be_locked(
     target.rpc("vhost_create_scsi_controller", ctrlr="vm-2")
     with pytest.raises(RpcError, match="lacks the feature exclusive-lock"):
         add(target, "ceph0/loose", "vm-2", incoming=True)
+
+
+@pytest.mark.root
+def test_a_volume_moves_to_a_pool_and_back(target: Target, ceph: Ceph) -> None:
+    target.make_lvstore("lvs0", 128 * MIB)
+    target.make_thin("moves", 24)
+    fill(target, "lvs0/moves", 3)
+    data = digest(target, "lvs0/moves")
+    done(target, "volume", "move", "lvs0/moves", "ceph0/there")
+    assert {"lvs0/moves"}.isdisjoint(each.path for each in Volumes(target.client).volumes())
+    assert digest(target, "ceph0/there") == data
+    assert "there" in ceph.rbd("ls", POOL).split()
+    done(target, "volume", "move", "ceph0/there", "lvs0/back")
+    assert digest(target, "lvs0/back") == data
+    assert not {"there", "there.move"} & set(ceph.rbd("ls", POOL).split())

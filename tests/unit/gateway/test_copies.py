@@ -276,6 +276,31 @@ def test_a_pivot_whose_answer_was_lost_is_found_out(tmp_path: Path) -> None:
     act(tmp_path, body)
 
 
+def test_a_pivot_that_is_not_completed_is_not_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guest writes to the copy: so its domain follows, whoever asks for the contrary."""
+
+    async def body(scene: Scene) -> None:
+        await scene.begin()
+        scene.ready()
+        failed = Refused(Code.OPERATION_FAILED, "libvirtd is busy")
+        scene.world.libvirtd.refuse[Proc.SET_METADATA] = failed
+        for flags in (PIVOT, 0):
+            with pytest.raises(ReplyError, match="libvirtd is busy"):
+                await scene.end(flags)
+        assert len(scene.notes()) == 1
+        del scene.world.libvirtd.refuse[Proc.SET_METADATA]
+        with pytest.raises(ReplyError, match="disk sdb is on its copy"):
+            await scene.end(0)
+        assert await scene.event() == ("sdb", 2, 0)
+        assert scene.sources() == ["lvs0/new", "lvs0/new"]
+        assert scene.notes() == []
+
+    monkeypatch.setattr(copies, "PERIOD_S", 3600)  # the client is first
+    act(tmp_path, body)
+
+
 def test_the_persistent_side_stays_where_it_has_another_volume(tmp_path: Path) -> None:
     async def body(scene: Scene) -> None:
         scene.target.add_volume("lvs0/else")

@@ -1,6 +1,7 @@
 //! vhost-user-scsi controllers and their targets; vhost-user-blk controllers are in `blk`.
 
 use super::UuidText;
+use super::lvol::OF_POOLS;
 use crate::app::App;
 use crate::cpumask::CpuMask;
 use crate::errors;
@@ -17,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub mod blk;
+mod identity;
 mod policy;
 mod shown;
 
@@ -86,7 +88,7 @@ struct AddTarget {
     #[serde(default, skip_serializing, rename = "incoming")]
     _incoming: Option<bool>,
     /// UUID as which the guest sees the disk: what follows of it where it was not chosen, serial and wwn
-    /// among them (ours). Default: the bdev's
+    /// among them (ours). Default: what the xattr virtlun.identity of a volume says, or the bdev's
     #[serde(default, skip_serializing_if = "Option::is_none")]
     uuid: Option<UuidText>,
     /// World wide name that the guest sees, 16 hexadecimal digits, the first 2, 3 or 5 (ours).
@@ -280,6 +282,13 @@ fn characteristics(p: &AddTarget) -> Result<Characteristics, Error> {
 }
 
 fn add_target(app: &App, mut p: AddTarget) -> Result<u8, Error> {
+    let bdev = app.bdev(&p.bdev_name)?;
+    let key = state::target_key(&p.ctrlr, u64::try_from(p.scsi_target_num).unwrap_or(u64::MAX));
+    // One that is restored is as it was recorded, also while a pool does not answer.
+    if app.config().get(&key).is_none() {
+        let identity = identity::of(app, bdev.name())?.map(UuidText);
+        p.uuid = p.uuid.or(identity);
+    }
     let options = TargetOptions {
         serial: p.serial.clone(),
         read_only: p.read_only.unwrap_or(false),
@@ -292,7 +301,6 @@ fn add_target(app: &App, mut p: AddTarget) -> Result<u8, Error> {
             read: p.read_error_policy.unwrap_or_default().into(),
         },
     };
-    let bdev = app.bdev(&p.bdev_name)?;
     let added =
         app.controllers.add_target(&p.ctrlr, i64::from(p.scsi_target_num), bdev.name(), options);
     let number = added.map_err(errors::controller)?;
@@ -490,7 +498,8 @@ fn add_targets(methods: &mut Methods, app: &Arc<App>) {
             Errno::Busy,
             Errno::NoSpc,
             Errno::Inval,
-        ]);
+        ])
+        .errors(OF_POOLS);
     let a = app.clone();
     methods
         .add(

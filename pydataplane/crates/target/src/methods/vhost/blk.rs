@@ -4,8 +4,9 @@ use super::policy::{ReadPolicy, WritePolicy};
 use super::{OWN_SOCKET, cpus_of, make_folder, own_folder};
 use crate::app::App;
 use crate::errors;
+use crate::methods::lvol::OF_POOLS;
 use crate::methods::{UuidText, owner};
-use crate::state::Call;
+use crate::state::{self, Call};
 use ::vhost_scsi::{ControllerOptions, ErrorPolicy, TargetOptions};
 use rpc::{Errno, Error, Flags, Methods};
 use schemars::JsonSchema;
@@ -47,8 +48,8 @@ pub(super) struct Create {
     /// UUID
     #[serde(default, skip_serializing_if = "Option::is_none")]
     serial: Option<String>,
-    /// UUID as which the guest sees the disk: its serial, where none was chosen (ours). Default: the
-    /// bdev's
+    /// UUID as which the guest sees the disk: its serial, where none was chosen (ours). Default: what
+    /// the xattr virtlun.identity of a volume says, or the bdev's
     #[serde(default, skip_serializing_if = "Option::is_none")]
     uuid: Option<UuidText>,
     /// Let other controllers show the same bdev if they ask for it too (ours). Default: false
@@ -171,6 +172,11 @@ pub fn expect(app: &App, call: &Call) -> Result<(), Error> {
 fn create(app: &App, mut p: Create) -> Result<bool, Error> {
     p.check()?;
     let bdev = app.bdev(&p.dev_name)?;
+    // One that is restored is as it was recorded, also while a pool does not answer.
+    if app.config().get(&state::controller_key(&p.ctrlr)).is_none() {
+        let identity = super::identity::of(app, bdev.name())?.map(UuidText);
+        p.uuid = p.uuid.or(identity);
+    }
     let options = options(app, &p)?;
     let made = folder_of(app, &options)?;
     let mut disk = TargetOptions {
@@ -233,5 +239,6 @@ pub(super) fn add(methods: &mut Methods, app: &Arc<App>) {
             Errno::NameTooLong,
             Errno::NotSup,
             Errno::Io,
-        ]);
+        ])
+        .errors(OF_POOLS);
 }

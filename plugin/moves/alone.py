@@ -1,0 +1,52 @@
+"""One command that moves a volume at a time, and steps that nobody interrupts."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydataplane.errors import VolumeError
+
+LOCKS = "move.lock"
+"""A file beside the target's socket, of which each volume that moves has bytes locked."""
+
+
+@contextmanager
+def alone(folder: Path, uuid: str, path: str, to: str) -> Iterator[None]:
+    """Keeps other commands of this host from moving the volume `path`, and others to `to`.
+
+    One that is killed keeps them no more.
+
+    Raises:
+        VolumeError: another one does.
+        OSError: the file cannot be locked.
+    """
+    with (folder / LOCKS).open("ab") as file:
+        for of, what in ((uuid, f"volume {path} is being moved"), (to, f"{to} is being made")):
+            byte = int.from_bytes(hashlib.sha256(of.encode()).digest()[:8], "big") >> 2
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    raise
+                raise VolumeError(f"{what} by another command: wait") from error
+        yield
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Keeps ^C from what is to be done whole."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

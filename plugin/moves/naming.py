@@ -1,0 +1,81 @@
+"""Which domains name a volume, and another one in its place: by libvirt, through the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydataplane.domain.model import Settings
+from pydataplane.domain.names import NAMESPACE
+from pydataplane.domain.translate import sources
+from pydataplane.errors import VolumeError
+
+
+class Domains:
+    """Those of a libvirt, as its clients see them."""
+
+    def __init__(self, opened: Any, settings: Settings) -> None:
+        """`opened` is libvirt-python's connection."""
+        import libvirt  # noqa: PLC0415 (an optional extra)
+
+        self.libvirt = libvirt
+        self.settings = settings
+        self._opened = opened
+
+    def check_none_saved(self, volume: str) -> None:
+        """Refuses a volume that a domain which is saved goes on with.
+
+        Raises:
+            VolumeError: there is one; what is saved cannot be given another disk.
+        """
+        for handle, _ in self._defined(volume):
+            if handle.hasManagedSaveImage():
+                raise VolumeError(
+                    f"domain {handle.name()}, which is saved, goes on with volume {volume}: start"
+                    f" it first, or `virsh managedsave-remove {handle.name()}`"
+                )
+
+    def redefine(self, old: str, new: str) -> list[str]:
+        """Has all domains' definitions that name `old`, LVSTORE/NAME, name `new`; safe to repeat.
+
+        Returns the domains' names.
+
+        Raises:
+            VolumeError: some do not; all others do.
+        """
+        found, refused = [], []
+        for handle, xml in self._defined(old):
+            try:
+                self._opened.defineXML(sources.on_another(xml, old, new, self.settings))
+            except self.libvirt.libvirtError as error:
+                refused.append(f"{handle.name()} ({error})")
+            else:
+                found.append(handle.name())
+        if refused:
+            raise VolumeError(
+                f"volume {old} is {new} now, and domains do not name it: {', '.join(refused)}; see"
+                " to that, and move it again"
+            )
+        return sorted(found)
+
+    def _defined(self, volume: str) -> Iterator[tuple[Any, str]]:
+        """Yields the persistent domains whose definition names a volume, and that."""
+        flags = self.libvirt.VIR_DOMAIN_XML_INACTIVE | self.libvirt.VIR_DOMAIN_XML_SECURE
+        for handle in self._opened.listAllDomains(self.libvirt.VIR_CONNECT_LIST_DOMAINS_PERSISTENT):
+            try:
+                xml = self._xml(handle, flags)
+            except self.libvirt.libvirtError as error:
+                if error.get_error_code() != self.libvirt.VIR_ERR_NO_DOMAIN:
+                    raise
+                continue
+            if sources.devs_on(xml, volume, self.settings):
+                yield handle, xml
+
+    def _xml(self, handle: Any, flags: int) -> str:
+        xml: str = handle.XMLDesc(flags)
+        if NAMESPACE in xml:
+            raise VolumeError(
+                "that libvirt is libvirtd itself, which does not know disks of virtlun: name the"
+                " gateway's socket (--connect)"
+            )
+        return xml

@@ -1,0 +1,227 @@
+"""Which volume is to go where, and what an earlier call left of that."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from plugin.images import coming
+from plugin.moves import notes
+from plugin.moves.notes import Note
+from pydataplane.domain import limiting
+from pydataplane.errors import NO_DEVICE, RpcError, VolumeError, VolumeNotFoundError
+from pydataplane.lvols import Volume
+from pydataplane.volumenames import split_path
+from pydataplane.volumes import Volumes
+
+CLAIM = "csi."
+"""What the names of xattrs begin with that the driver of Kubernetes gives its volumes."""
+
+OWN = (limiting.XATTR, "virtlun.encryption")
+"""Xattrs that do not go along: a disk's, which brings its limits, and the target's own of a key."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A move, and how far it is."""
+
+    path: str
+    """LVSTORE/NAME that the volume has, or had."""
+    to: str
+    """LVSTORE/NAME that it is to have."""
+    source: Volume | None
+    """None: it is gone, as after the last steps of a move."""
+    made: str | None
+    """UUID of the new volume; None: there is none yet."""
+    note: Note | None
+    """What is noted at that."""
+
+    @property
+    def of(self) -> str:
+        """UUID of the volume that moves."""
+        if self.source is not None:
+            return self.source.uuid
+        assert self.note is not None
+        return self.note.of
+
+
+def find(volumes: Volumes, reference: str, to: str) -> Wanted:
+    """Returns what is to be done; `to` is an lvstore or pool, or LVSTORE/NAME there.
+
+    Raises:
+        VolumeError: there is no such volume, or what is there is in the way.
+    """
+    lvstore, given = split_path(to) if "/" in to else (to, None)
+    store = volumes.lvstore(lvstore).name
+    source, path, name = None, None, given
+    try:
+        source = volumes.volume(reference)
+        path, name = source.path, name or source.name
+    except VolumeNotFoundError:
+        if "/" in reference:
+            path = "/".join(split_path(reference))
+            name = name or path.split("/")[1]
+    if path is not None and store == path.split("/", 1)[0]:
+        raise VolumeError(
+            f"volume {path} is in {store} already: `virtlun volume rename` gives it another name"
+        )
+    made, note = _made(volumes, store, name, source, path or reference)
+    if source is None and made is not None and note is not None:
+        source, path = _left(volumes, note), note.path
+    if path is None or (source is None and note is None):
+        raise VolumeNotFoundError(
+            f"there is no volume {reference}, and no move of it to {to} to be completed: see"
+            " `virtlun volume list`"
+        )
+    there = made.path if made is not None else f"{store}/{name}"
+    if "@" in there or "@" in path:
+        raise VolumeError(f"{path} cannot move to {there}: a snapshot stays with its volume")
+    return Wanted(path, there, source, made.uuid if made is not None else None, note)
+
+
+def _made(
+    volumes: Volumes, store: str, name: str | None, source: Volume | None, asked: str
+) -> tuple[Volume | None, Note | None]:
+    """Returns the new volume of this move, and its note.
+
+    `asked` is LVSTORE/NAME or the UUID of what moves. Where that is gone and no name of the new one
+    is known (None), all of `store` are looked at.
+
+    Raises:
+        VolumeError: another volume has the name.
+    """
+    if name is None:
+        for each in volumes.volumes(store):
+            if notes.XATTR in volumes.xattrs(each.uuid):
+                note = notes.read(volumes, each.uuid)
+                if note is not None and note.of == asked:
+                    return each, note
+        return None, None
+    with suppress(VolumeNotFoundError):
+        present = volumes.volume(f"{store}/{name}")
+        note = notes.read(volumes, present.uuid)
+        if source is None and (note is None or asked not in (note.of, note.path)):
+            return None, None  # of nothing that is asked for
+        if note is None or (source is not None and note.of != source.uuid):
+            raise VolumeError(
+                f"volume {present.path} exists already, and is of no move of {asked}: choose"
+                " another name, or rename or delete it"
+            )
+        return present, note
+    return None, None
+
+
+def _left(volumes: Volumes, note: Note) -> Volume | None:
+    """Returns the old volume of a move, that has another name by now; None: it is gone.
+
+    Raises:
+        VolumeError: nobody knows, as its lvstore or pool is not there.
+        TargetError: as that.
+    """
+    try:
+        volumes.lvstore(note.path.split("/")[0])
+    except VolumeNotFoundError as error:
+        raise VolumeError(
+            f"nobody knows whether volume {note.path}, which was to move, is there still: {error};"
+            " load it, or attach it, and move the volume again"
+        ) from error
+    if not is_there(volumes, note.of):
+        return None
+    return volumes.volume(note.of)
+
+
+def is_there(volumes: Volumes, uuid: str) -> bool:
+    """Whether a volume is there; its lvstore or pool is asked now.
+
+    Raises:
+        TargetError: nobody knows.
+    """
+    try:
+        volumes.xattrs(uuid)
+    except RpcError as error:
+        if error.code != NO_DEVICE:
+            raise
+        return False
+    return True
+
+
+def check_movable(volumes: Volumes, source: Volume) -> None:
+    """Refuses a volume that others need where it is.
+
+    Raises:
+        VolumeError: it is a snapshot, has snapshots, is a claim's or not whole yet, or is shown to
+            this host.
+    """
+    if source.snapshot:
+        raise VolumeError(f"{source.path} is a snapshot, which stays with its volume: clone it")
+    snapshots = [
+        each.name
+        for each in volumes.volumes(source.lvstore)
+        if each.snapshot and each.name.split("@")[0] == source.name
+    ]
+    if snapshots:
+        raise VolumeError(
+            f"volume {source.path} has {len(snapshots)} snapshots, which would stay behind"
+            f" ({', '.join(snapshots)}): delete them first, or `virtlun volume clone` the last of"
+            " them and move the clone"
+        )
+    xattrs = volumes.xattrs(source.uuid)
+    if any(name.startswith(CLAIM) for name in xattrs):
+        raise VolumeError(
+            f"volume {source.path} is a claim's of Kubernetes, which knows where it is: clone the"
+            " claim, or copy in a pod that has both"
+        )
+    for name, what in ((coming.XATTR, "imported"), (notes.XATTR, "moved there")):
+        if name in xattrs:
+            raise VolumeError(
+                f"volume {source.path} is not whole yet: it is being {what}; complete that first,"
+                " by the same command"
+            )
+    for each in volumes.client.call("virtlun_export_list"):
+        if each["bdev_name"] == source.uuid:
+            raise VolumeError(
+                f"volume {source.path} is exported, and in use by what has {each['path']} open:"
+                " end that first"
+            )
+
+
+def make(volumes: Volumes, wanted: Wanted, source: Volume) -> str:
+    """Makes the new volume and returns its UUID; there is never one without its note.
+
+    What is noted at the old one is noted at it, and as which disk guests know that.
+
+    Raises:
+        VolumeError: there is no room for it, or it cannot be as the old one is.
+    """
+    lvstore, _ = wanted.to.split("/")
+    store = volumes.lvstore(lvstore)
+    if store.tells_room and store.free < source.allocated:
+        raise VolumeError(
+            f"{wanted.to} needs {source.allocated} bytes, and {lvstore} has {store.free} left:"
+            " free some, or choose another one"
+        )
+    noted = {notes.IDENTITY: source.uuid} | volumes.xattrs(source.uuid)
+    carried = {name: text for name, text in noted.items() if name not in OWN}
+    made = volumes.create(
+        wanted.to,
+        source.size,
+        thin=source.thin,
+        xattrs=carried | {notes.XATTR: Note(source.uuid, source.path).text},
+        key=source.key,
+        dif_type=source.dif_type,
+    )
+    return made.uuid
+
+
+def check_blocks(volumes: Volumes, made: str, source: Volume) -> None:
+    """Refuses a new volume (its UUID) on which what is on the old one cannot be read.
+
+    Raises:
+        VolumeError: its blocks have another size.
+    """
+    new = volumes.lvol(made)
+    if new.block_size != source.block_size:
+        raise VolumeError(
+            f"volumes of {new.lvstore} have blocks of {new.block_size} bytes, and {source.path} has"
+            f" those of {source.block_size}, which what is on it counts in: choose another one"
+        )
