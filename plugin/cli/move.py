@@ -12,9 +12,9 @@ from plugin.cli.output import (
     bar,
     client,
     config,
+    copying_client,
     errors_as_sentences,
     json_option,
-    patient,
     show,
     size,
     text,
@@ -52,7 +52,7 @@ def move(socket: Path, volume: str, to: str, uri: str | None, as_json: bool) -> 
     """
     with ExitStack() as stack:
         domains = _domains(stack, uri)
-        mover = Mover(Volumes(client(socket)), Volumes(patient(socket)), domains)
+        mover = Mover(Volumes(client(socket)), Volumes(copying_client(socket)), domains)
         try:
             with bar(f"moving {volume}") as progress:
                 moved = mover.move(volume, to, progress)

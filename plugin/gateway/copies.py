@@ -241,7 +241,7 @@ async def cancel(services: Services, job: BlockJob) -> None:
     target = await home(services, entry)
     await target.end_copy(disk_of(entry))
     # A pivot may have been done of which nobody was told, or which could not be completed.
-    if await _whereabouts(target, entry) == "destination":
+    if await _side(target, entry) == "destination":
         await finish(services, job)
         raise Refused(
             Code.OPERATION_INVALID,

@@ -29,7 +29,7 @@ def controller(source: str) -> str:
     return PREFIX + source
 
 
-def hold(client: Client, patient: Client, source: str) -> None:
+def hold(client: Client, copying: Client, source: str) -> None:
     """Keeps others from using a volume (its UUID); safe to repeat.
 
     Raises:
@@ -38,16 +38,16 @@ def hold(client: Client, patient: Client, source: str) -> None:
     disk = Disk(controller(source), 0)
     shown = observe(client).controllers.get(disk.controller, {}).get(0)
     if shown is not None and shown.bdev != source:
-        end(patient, source)  # on the other one since an earlier call: the old one may have changed
+        end(copying, source)  # on the other one since an earlier call: the old one may have changed
         shown = None
     if shown is None:
         _show(client, disk, source)
 
 
-def copy(client: Client, patient: Client, source: str, to: str, progress: Progress) -> None:
+def copy(client: Client, copying: Client, source: str, to: str, progress: Progress) -> None:
     """Copies a volume that is held to another one (UUIDs); all is there, durably, in the end.
 
-    Nobody has the old one from then on. `patient` waits for what takes its time.
+    Nobody has the old one from then on. `copying` waits for what takes its time.
 
     Raises:
         VolumeError: the copy failed.
@@ -68,7 +68,7 @@ def copy(client: Client, patient: Client, source: str, to: str, progress: Progre
         if found.state == "ready":
             break
         time.sleep(LOOK_S)
-    lvolcopies.pivot(patient, disk)  # which flushes the new one
+    lvolcopies.pivot(copying, disk)  # which flushes the new one
 
 
 def _show(client: Client, disk: Disk, source: str) -> None:

@@ -45,9 +45,9 @@ class Moved:
 class Mover:
     """Moves volumes of one target."""
 
-    def __init__(self, volumes: Volumes, patient: Volumes, domains: Domains | None) -> None:
-        """`patient` waits for calls that take their time; no `domains`: no libvirt answers."""
-        self._volumes, self._patient, self._domains = volumes, patient, domains
+    def __init__(self, volumes: Volumes, copying: Volumes, domains: Domains | None) -> None:
+        """`copying` waits for calls that take their time; no `domains`: no libvirt answers."""
+        self._volumes, self._copying, self._domains = volumes, copying, domains
 
     def move(self, reference: str, to: str, progress: Progress) -> Moved:
         """Moves a volume that nobody uses to an lvstore or pool, or to LVSTORE/NAME there.
@@ -78,7 +78,7 @@ class Mover:
         begun = note.state  # of "whole" somebody may have deleted the old one in this moment
         made, deleting = move.made, False
         try:
-            made = made or wanted.make(self._patient, move, source)
+            made = made or wanted.make(self._copying, move, source)
             self._copy(source, made, note, progress)
             with uninterrupted():
                 wanted.check_movable(self._volumes, source)  # a snapshot may be new
@@ -115,10 +115,10 @@ class Mover:
     def _copy(self, source: Volume, made: str, note: Note, progress: Progress) -> None:
         """Copies all of a volume, which nobody else has from then on."""
         wanted.check_blocks(self._volumes, made, source)
-        idle.hold(self._volumes.client, self._patient.client, source.uuid)
+        idle.hold(self._volumes.client, self._copying.client, source.uuid)
         self._volumes.xattrs(source.uuid)  # it is there still
         notes.write(self._volumes, made, note, "copying")
-        idle.copy(self._volumes.client, self._patient.client, source.uuid, made, progress)
+        idle.copy(self._volumes.client, self._copying.client, source.uuid, made, progress)
         with uninterrupted():
             self._carry_limits(source.uuid, made)
 
@@ -137,13 +137,13 @@ class Mover:
         Raises:
             VolumeError: it is there still, or nobody knows. The new one is, too.
         """
-        idle.end(self._patient.client, source.uuid)
+        idle.end(self._copying.client, source.uuid)
         try:
-            self._patient.delete(source.uuid)
+            self._copying.delete(source.uuid)
         except (TargetError, VolumeError) as error:
             both = f"volume {source.path} has been copied to {to}, and is not deleted: {error}."
             try:
-                there = wanted.is_there(self._patient, source.uuid)
+                there = wanted.is_there(self._copying, source.uuid)
             except TargetError as unknown:
                 raise VolumeError(
                     f"{both} Whether it is there nobody knows; move it again"
@@ -173,10 +173,10 @@ class Mover:
                 note = notes.read(self._volumes, made)
                 if note is None or note.of != source.uuid:
                     return  # somebody else's
-                idle.end(self._patient.client, source.uuid)
+                idle.end(self._copying.client, source.uuid)
                 # The one without the other is deleted only when that is seen to be there.
                 self._volumes.xattrs(source.uuid)
-                self._patient.delete(made, missing_ok=True)
+                self._copying.delete(made, missing_ok=True)
         except (TargetError, VolumeError) as rest:
             cancelled = isinstance(why, KeyboardInterrupt)
             said = "cancelled" if cancelled else str(why)
@@ -200,7 +200,7 @@ class Mover:
     def _completed(self, made: str, note: Note, to: str) -> Moved:
         """Does what is left of a move whose old volume is gone."""
         with uninterrupted():
-            idle.end(self._patient.client, note.of)
+            idle.end(self._copying.client, note.of)
             names = self._domains.redefine(note.path, to) if self._domains is not None else []
             self._volumes.remove_xattr(made, notes.XATTR)
         return Moved(self._volumes.volume(made), names)

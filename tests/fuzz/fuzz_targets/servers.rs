@@ -1,4 +1,7 @@
-//! See `servers::servers`.
+//! See `servers::servers` and `controllers::controllers`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| virtlun_fuzz::servers::servers(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    virtlun_fuzz::servers::servers(data);
+    virtlun_fuzz::controllers::controllers(data);
+});

@@ -17,10 +17,11 @@
 //! | `disks` | kernel | requests in the table of a device of ublk |
 //! | `upgrades` | another program in the target's place | messages of an upgrade, with descriptors |
 //! | `exports` | kernel, holder | FUSE packets, what a process before left of an export |
-//! | `servers` | NBD server | what is agreed on, and replies |
+//! | `servers` | NBD server, NVMe controller | what is agreed on, replies, data and requests for it |
 
 pub mod checksums;
 pub mod commands;
+pub mod controllers;
 pub mod disks;
 pub mod exports;
 pub mod frames;
