@@ -19,6 +19,11 @@ pub trait Poller: Any {
     fn arm(&mut self) -> bool {
         true
     }
+    /// Whether something that it has begun is under way, so that what comes next may be the end of that rather
+    /// than a new request. Asked when a turn has found nothing.
+    fn is_waiting(&self) -> bool {
+        false
+    }
     /// When the reactor is to poll it at the latest, though nothing woke it; in ticks, `u64::MAX`: only when
     /// something does. Asked after [`Poller::arm`].
     fn wake_at(&self) -> u64 {

@@ -163,6 +163,10 @@ impl Poller for DevicePoller {
             || self.queues.iter_mut().all(RequestQueue::arm)
     }
 
+    fn is_waiting(&self) -> bool {
+        !self.units.active.is_empty()
+    }
+
     fn wake_at(&self) -> u64 {
         self.units.wake_at().min(self.call_at())
     }
