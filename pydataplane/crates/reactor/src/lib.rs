@@ -39,6 +39,7 @@ mod owner;
 mod place;
 mod poller;
 mod run;
+mod spin;
 pub mod stream;
 mod threads;
 pub mod ticks;
