@@ -11,9 +11,10 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from pydataplane import emulator
+from pydataplane.domain import portals
 from pydataplane.domain.errors import ConfigError
 from pydataplane.domain.model import Allowed, FrontEndSetting
 from pydataplane.domain.translate import Settings
@@ -92,9 +93,10 @@ class DisksSection(Section):
     nbd_sockets: list[Annotated[str, Field(pattern="^/")]] = []
     """Folders below which UNIX sockets of NBD servers are that the target connects to, as its own
     user. Disks on others are QEMU's."""
-    iscsi_portals: list[Annotated[str, Field(min_length=1)]] = []
+    iscsi_portals: list[Annotated[str, AfterValidator(portals.check)]] = []
     """Names, addresses and networks (10.0.0.0/24) of iSCSI targets that the target logs in to for
-    disks; "*" is any. Disks on others are QEMU's: an iSCSI target that is hostile may crash the
+    disks, at port 3260 or one that is given (san.lan:3261, [fd00::1]:3261); "*" is any, at any
+    port. Disks on others are QEMU's: an iSCSI target that is hostile may crash the
     target, or have it do what it wants, and with it all VMs' disks."""
     max_queues: int = Field(default=8, ge=1, le=64)
     """Most request queues of a controller; it gets one for each vCPU of the domain."""

@@ -41,6 +41,7 @@ MODULES = (
     "pydataplane/domain/model.py",
     "pydataplane/domain/names.py",
     "pydataplane/domain/observed.py",
+    "pydataplane/domain/portals.py",
     "pydataplane/domain/reactors.py",
     "pydataplane/domain/reconcile.py",
     "pydataplane/domain/records.py",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tomllib
 
+from pydataplane.domain import portals
 from pydataplane.domain.errors import ConfigError
 from pydataplane.domain.model import Allowed
 
@@ -46,7 +47,7 @@ class Config:
             self.allowed = Allowed(
                 disks.get("own_keyring", False) is True,
                 [str(folder) for folder in disks.get("nbd_sockets", [])],
-                [str(portal) for portal in disks.get("iscsi_portals", [])],
+                [portals.check(str(each)) for each in disks.get("iscsi_portals", [])],
             )
             self.rpc_socket = str(target.get("rpc_socket", DEFAULT_RPC_SOCKET))
             self.vhost_dir = str(target.get("vhost_dir", DEFAULT_VHOST_DIR))

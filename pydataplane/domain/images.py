@@ -9,6 +9,7 @@ Standard library only: the hook is made of it.
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -194,19 +195,22 @@ def _at_one_of(addresses: Sequence[str], make: Callable[[str], None]) -> None:
     """Makes a bdev at the first of a server's addresses where it is reached.
 
     Raises:
-        RpcError: at none, or it is in use.
+        RpcError: at none, or it is in use, or the server refuses.
     """
     *others, last = addresses
     for address in others:
         try:
             make(address)
         except RpcError as error:
-            if error.code in (EXISTS, BUSY):  # else it is not reached there
-                raise
+            if error.code in (EXISTS, BUSY) or _ANSWERS.search(str(error)):
+                raise  # else it is not reached there
         else:
             return
     make(last)
 
+
+_ANSWERS = re.compile(r"uthenti|uthoriz|LUN [0-9]+ of|another LUN is there")
+"""In what is said of a server that was reached, and would say the same at its other addresses."""
 
 _OPENERS: Mapping[str, Callable[[Rpc, str, NetworkSource, str | None], None]] = {
     "rbd": _open_rbd,

@@ -35,7 +35,7 @@ INITIATOR = "iqn.2026-11.org.virtlun:guest"
 CONFIG = """
 [disks]
 serve_network = ["iscsi"]
-iscsi_portals = ["localhost"]
+iscsi_portals = ["*"]
 """
 
 

@@ -93,6 +93,10 @@ def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
         ("[disks]\npath_prefix = 'dev/'", "disks.path_prefix: "),
         ("[disks]\nreconnect_s = 3601", "disks.reconnect_s: .*less than or equal to 3600"),
         ("[disks]\nreconnect_s = 'never'", "disks.reconnect_s: .*integer.* or .*'auto'$"),
+        (
+            "[disks]\niscsi_portals = ['10.0.0.0/33']",
+            "disks.iscsi_portals.*'10.0.0.0/33' is no name",
+        ),
         ("[typo]", "typo: Extra inputs"),
         ("[", "virtlun.toml: "),
     ],

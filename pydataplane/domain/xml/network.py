@@ -24,14 +24,14 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import ANY, Allowed, Host, NetworkSource, SecretRef, VolumeRef
+from pydataplane.domain.portals import DEFAULT_PORT, includes
 from pydataplane.domain.xml.document import Node
 
 NBD_PORT = 10809
-ISCSI_PORT = 3260
 _NAME = re.compile(r"[^/@\x00-\x1f\x7f]{1,255}")
 """Of a pool, a namespace, an image or a snapshot."""
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
@@ -89,8 +89,9 @@ def forbidden(source: NetworkSource, allowed: Allowed) -> str | None:
         return "it names no secret, and own_keyring of virtlun.toml is off"
     if source.protocol == "iscsi":
         (host,) = source.hosts
-        if not _is_among(host.name, allowed.iscsi_portals):
-            return f"host {host.name} is none of iscsi_portals in virtlun.toml"
+        assert host.port is not None
+        if not includes(allowed.iscsi_portals, host.name, host.port):
+            return f"host {host.text} is none of iscsi_portals in virtlun.toml"
     for host in source.hosts:
         if source.protocol != "nbd" or host.port is not None:
             continue
@@ -98,26 +99,6 @@ def forbidden(source: NetworkSource, allowed: Allowed) -> str | None:
         if not any(path.startswith(f"{folder.rstrip('/')}/") for folder in allowed.nbd_sockets):
             return f"socket {path} is in none of the folders of nbd_sockets in virtlun.toml"
     return None
-
-
-def _is_among(host: str, portals: Sequence[str]) -> bool:
-    """Whether a name or address is one of these names, addresses and networks; nobody is asked."""
-    if host in portals or "*" in portals:
-        return True
-    from ipaddress import ip_address, ip_network  # noqa: PLC0415 - slow to import, and rarely used
-
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    for portal in portals:
-        try:
-            network = ip_network(portal.strip("[]"), strict=False)
-        except ValueError:  # a name
-            continue
-        if address in network:
-            return True
-    return False
 
 
 def volume(node: Node, protocols: frozenset[str], allowed: Allowed = ANY) -> VolumeRef | None:
@@ -239,7 +220,9 @@ def _iscsi(node: Node, source: Node) -> VolumeRef:
             " iqn.2026-11.org.example:disks/1"
         )
     host = _tcp(_only_host(source, name), name)
-    host = Host(host.name, host.port or ISCSI_PORT)
+    if "%" in host.name:
+        raise _bad(f"iscsi source '{name}': a <host> with a zone, as {host.name}, is not known")
+    host = Host(host.name, host.port or DEFAULT_PORT)
     initiator = source.child("initiator")
     own = initiator.value("iqn", "name") if initiator is not None else None
     if initiator is not None and not _ISCSI_NAME.fullmatch(own or ""):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from lxml import etree
 
+from pydataplane.domain import portals
 from pydataplane.domain.errors import ImageError, Refusal, TranslateError
 from pydataplane.domain.images import check_allowed, nbd_uris, open_image
 from pydataplane.domain.model import ANY, Allowed, Host, NetworkSource, SecretRef
@@ -428,6 +429,8 @@ def test_a_lun_of_an_iscsi_target() -> None:
         ("san.lan", "san.lan.evil"),
         ("san.lan", "10.0.1.1"),
         ("san.lan", "::ffff:10.0.0.1"),
+        ("name='san.lan'", "name='san.lan' port='3261'"),
+        ("name='san.lan'", "name='10.0.0.1' port='22'"),
     ],
 )
 def test_what_of_iscsi_stays_qemus(change: tuple[str, str]) -> None:
@@ -435,6 +438,43 @@ def test_what_of_iscsi_stays_qemus(change: tuple[str, str]) -> None:
     assert translated(given, SERVED, controller=False).xml == given
     for host in ("10.0.0.255", "fd00::1", "[fd00::1]", "san.lan"):
         assert lun_of(ISCSI.replace("san.lan", host)).volume.source is not None
+
+
+@pytest.mark.parametrize(
+    ("portal", "host", "port", "included"),
+    [
+        ("san.lan:3261", "san.lan", 3261, True),
+        ("san.lan:3261", "san.lan", 3260, False),
+        ("10.0.0.0/24:860", "10.0.0.7", 860, True),
+        ("10.0.0.0/24:860", "10.0.0.7", 3260, False),
+        ("[fd00::1]:860", "fd00::1", 860, True),
+        ("[fd00::]/8:860", "fd00::1", 860, True),
+        ("fd00::/8", "fd00::1", 3260, True),
+        ("fd00::/8", "10.0.0.1", 3260, False),
+        ("*", "anything", 1, True),
+    ],
+)
+def test_a_portal_has_a_port(portal: str, host: str, port: int, included: bool) -> None:
+    assert portals.includes([portals.check(portal)], host, port) is included
+
+
+@pytest.mark.parametrize(
+    "portal",
+    [
+        "",
+        "10.0.0.0/33",
+        "10.0.0.300",
+        "a b",
+        "san.lan:0",
+        "san.lan:65536",
+        "san/lan",
+        "a:b",
+        "[::1",
+    ],
+)
+def test_what_no_portal_can_be_is_refused(portal: str) -> None:
+    with pytest.raises(ValueError, match="is no name, address or network"):
+        portals.check(portal)
 
 
 @pytest.mark.parametrize(
@@ -447,6 +487,7 @@ def test_what_of_iscsi_stays_qemus(change: tuple[str, str]) -> None:
         (("<host name='san.lan'/>", ""), "is to have one <host>, not 0"),
         (("<initiator>", "<host name='b'/><initiator>"), "is to have one <host>, not 2"),
         (("name='san.lan'", "name='san.lan' transport='rdma'"), "by TCP"),
+        (("san.lan", "fe80::1%eth0"), "a <host> with a zone, as fe80::1%eth0, is not known"),
         (("iqn.2026-11.org.example:vm", "a b"), "'a b' is no name of an initiator"),
         (("me#1", "a b"), "'a b' is no user of CHAP"),
         (("type='iscsi'", "type='ceph'"), "is to have type='iscsi'"),
@@ -454,6 +495,33 @@ def test_what_of_iscsi_stays_qemus(change: tuple[str, str]) -> None:
 )
 def test_what_is_wrong_with_a_lun_is_one_sentence(change: tuple[str, str], why: str) -> None:
     assert why in refusal(ISCSI.replace(*change))
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "10.0.0.1:3260 cannot be logged in to: Authentication failure",
+        "LUN 3 of iqn.a: the target has no such LUN",
+    ],
+)
+def test_a_target_that_refuses_is_asked_at_one_address(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [(None, None, None, "", (address, 0)) for address in ("10.0.0.1", "fd00::1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    asked: list[object] = []
+
+    class Array:
+        """Refuses."""
+
+        def call(self, method: str, **given: object) -> object:
+            asked.append((method, given["url"]))
+            raise RpcError(-5, why)
+
+    array: Any = Array()
+    with pytest.raises(ImageError, match=why):
+        open_image(array, "vm-1", lun_of(ISCSI), "pass?word")
+    assert len(asked) == 1
 
 
 def test_a_lun_is_opened_at_each_address_as_its_initiator(monkeypatch: pytest.MonkeyPatch) -> None:
