@@ -112,7 +112,7 @@ def add(
             raise click.UsageError("give --user and --password-file together")
         login = None
         if user is not None and password_file is not None:
-            login = user, password_file.readline().removesuffix("\n")
+            login = user, password_file.readline().rstrip("\r\n")
         with busy(f"logging in to {target} at {portal}"):
             luns = volumes.add_luns(
                 name, portal, target, initiator_iqn or initiator.own_name(), login
