@@ -1,6 +1,7 @@
 """An iSCSI target of a few lines, which tests have do what no real one does when it is asked to.
 
-It has one LUN in memory and speaks as much of RFC 7143 as libiscsi asks for: no CHAP, no digests,
+It has one medium in memory, as one LUN or several, and speaks as much of RFC 7143 as libiscsi asks
+for: no CHAP, no digests,
 and all data of a WRITE with its command.
 """
 
@@ -43,6 +44,7 @@ class Command:
     isid: bytes
     cdb: bytes
     data: bytes
+    lun: int = 1
 
     @property
     def opcode(self) -> int:
@@ -100,7 +102,10 @@ class FakeIscsi:
     after: Callable[[], None] = field(default=lambda: None)
     """Called once a command is answered, before more is read."""
     identity: bytes = b"\x60identit"
-    """The designator of the device identification page (NAA)."""
+    """The designator of the device identification page (NAA) of LUN 1, of others with their number.
+    """
+    luns: tuple[int, ...] = (1,)
+    """What REPORT LUNS tells."""
     answering: Answering = field(default=lambda command, usual: usual(command))
     log: list[Command] = field(default_factory=list)
     logins: list[bytes] = field(default_factory=list)
@@ -130,7 +135,12 @@ class FakeIscsi:
     @property
     def url(self) -> str:
         """Address of the LUN."""
-        return f"iscsi://127.0.0.1:{self._server.server_address[1]}/{IQN}/1"
+        return f"iscsi://{self.portal}/{IQN}/1"
+
+    @property
+    def portal(self) -> str:
+        """HOST:PORT."""
+        return f"127.0.0.1:{self._server.server_address[1]}"
 
     def opcodes(self, *of: int) -> list[Command]:
         """Returns the commands that came with one of these operation codes."""
@@ -144,7 +154,12 @@ class FakeIscsi:
         answers = {
             0x00: Answer(),
             0x91: Answer(),
-            0x12: self._inquiry(command.cdb),
+            0x12: self._inquiry(command),
+            0xA0: Answer(
+                (8 * len(self.luns)).to_bytes(4, "big")
+                + bytes(4)
+                + b"".join(bytes([0, lun, *bytes(6)]) for lun in self.luns)
+            ),
             0x1A: Answer(self.mode),
             0x9E: Answer(struct.pack(">QI20x", (self.blocks - 1) % (1 << 64), self.block_size)),
         }
@@ -163,16 +178,17 @@ class FakeIscsi:
         self.content[at : at + len(data)] = data
         return Answer()
 
-    def _inquiry(self, cdb: bytes) -> Answer:
+    def _inquiry(self, command: Command) -> Answer:
+        cdb, identity = command.cdb, self.identity
+        if identity and command.lun != 1:
+            identity = identity[:-1] + bytes([command.lun])
         if not cdb[1] & 1:
             return Answer(bytes([0, 0, 6, 2, 31, 0, 0, 2]) + b"fake".ljust(28))
         match cdb[2]:
             case 0:
                 return Answer(bytes([0, 0, 0, 3, 0, 0x83, 0xB0]))
             case 0x83:
-                known = (
-                    bytes([1, 3, 0, len(self.identity)]) + self.identity if self.identity else b""
-                )
+                known = bytes([1, 3, 0, len(identity)]) + identity if identity else b""
                 return Answer(
                     bytes([0, 0x83, *(len(known) + 240).to_bytes(2, "big")])
                     + known
@@ -260,7 +276,7 @@ class _Connection:
         self._send(0x23, flags, header, text.encode(), at8=self.isid, at14=session)
 
     def _command(self, header: bytes, data: bytes) -> None:
-        command = Command(self.isid, header[32:48], data)
+        command = Command(self.isid, header[32:48], data, header[9])
         self.target.log.append(command)
         answer = self.target.answering(command, self.target.usual)
         if isinstance(answer, bytes):

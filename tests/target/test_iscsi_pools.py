@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,9 @@ from plugin.config import Config
 from pydataplane import initiator
 from pydataplane.client import Client
 from pydataplane.errors import BUSY, EXISTS, INVALID, NO_DEVICE, RpcError
+from pydataplane.volumes import Volumes
+from tests.support import fake_iscsi
+from tests.support.fake_iscsi import Answer, Command, FakeIscsi, Lose
 from tests.support.initiator import Initiator
 from tests.support.nbdkit import free_port
 from tests.support.target import Target
@@ -70,6 +76,11 @@ def listed(target: Target) -> dict[str, dict[str, Any]]:
     """Returns what `virtlun volume list` says of the pool, by name."""
     found = json.loads(virtlun(target, "volume", "list", "san", "--json"))
     return {row["name"]: row for row in found}
+
+
+def known(target: Target) -> list[dict[str, Any]]:
+    """Returns all volumes that the target shows."""
+    return [each.as_dict() for each in Volumes(Client(target.rpc_socket)).volumes()]
 
 
 def info(target: Target, name: str) -> dict[str, Any]:
@@ -238,8 +249,150 @@ def test_what_no_volume_can_be_is_said(
     nobody = {"portal": f"127.0.0.1:{free_port()}", "target_iqn": "t", "initiator_iqn": "i"}
     error = target.fails("virtlun_iscsi_pool_create", name="x", **nobody)
     assert isinstance(error, RpcError) and error.code == IO, error
+    target.rpc("bdev_iscsi_delete", name="i0")
+    # Nor is what a guest writes looked at for an lvstore.
+    use(target, "san/lun-1", "vm-2")
+    error = target.fails("bdev_iscsi_create", name="i0", **url)
+    assert isinstance(error, RpcError) and error.code == BUSY, error
+    assert "by a guest, and what a guest writes is not looked at" in str(error)
+    # Those that share it have one source.
+    error = target.fails("bdev_iscsi_create", name="i0", guest_disk=True, shared=True, **url)
+    assert isinstance(error, RpcError) and "is written to as bdev" in str(error), error
+    asked = {"name": "i0", "pool": "san", **url}
+    error = target.fails("bdev_iscsi_create", **asked)
+    assert isinstance(error, RpcError) and error.code == INVALID, error
     # The list goes by what was known, and what is asked of the pool alone fails.
     tgt.kill9()
     assert "lun-300" in listed(target)
     state, found = doctor()["pool san"]
     assert (state, "Connection refused" in found) == ("failed", True)
+
+
+def fake_pool(target: Target, fake: FakeIscsi) -> dict[str, str]:
+    """Has the fake's LUNs as the pool `san`; returns their UUIDs."""
+    asked = {"portal": fake.portal, "target_iqn": fake_iscsi.IQN}
+    target.rpc("virtlun_iscsi_pool_create", name="san", initiator_iqn=INITIATOR, **asked)
+    return {row["name"]: row["uuid"] for row in known(target)}
+
+
+def not_had(target: Target, volume: str) -> RpcError:
+    """Returns why a controller that is there is not given a volume."""
+    asked = {"ctrlr": "vm-1", "scsi_target_num": 0, "bdev_name": volume}
+    error = target.fails("vhost_scsi_controller_add_target", **asked)
+    assert isinstance(error, RpcError)
+    return error
+
+
+def test_luns_that_cannot_be_told_from_each_other_are_nobodys(make_target: MakeTarget) -> None:
+    target = make_target("--iscsi").start()
+    with FakeIscsi(luns=(1, 3, 5)) as fake:
+        before = fake_pool(target, fake)
+        fake.answering = lambda command, usual: usual(
+            replace(command, lun=1) if command.lun == 5 else command
+        )
+        rows = {row["name"]: row for row in known(target)}
+        for name, other in (("lun-1", "lun-5"), ("lun-5", "lun-1")):
+            assert f"the same identification as {other}" in rows[name]["problem"]
+        assert not rows["lun-3"]["problem"]
+        assert len({row["uuid"] for row in rows.values()}) == 3
+        target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+        for name in ("san/lun-5", "san/lun-1", rows["lun-5"]["uuid"]):
+            assert "the same identification" in str(not_had(target, name))
+        assert not_had(target, before["lun-1"]).code == NO_DEVICE
+        assert not fake.opcodes(0x8A, 0x88)
+
+
+def test_a_number_that_another_lun_has_now_is_not_the_volume(make_target: MakeTarget) -> None:
+    target = make_target("--iscsi").start()
+    with FakeIscsi() as fake:
+        before = fake_pool(target, fake)
+        fake.identity = b"\x60another"
+        target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+        assert not_had(target, before["lun-1"]).code == NO_DEVICE
+        assert known(target)[0]["uuid"] != before["lun-1"]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_lun_that_hangs_or_ends_the_session_is_the_only_one_that_is_not_had(
+    make_target: MakeTarget, ends: bool
+) -> None:
+    target = make_target("--iscsi").start()
+
+    def answering(command: Command, usual: Callable[[Command], Answer]) -> Answer | bytes:
+        if command.lun != 2:
+            return usual(command)
+        if ends:
+            raise Lose
+        return b""
+
+    with FakeIscsi(luns=(1, 2, 3)) as fake:
+        fake.answering = answering
+        asked = {"portal": fake.portal, "target_iqn": fake_iscsi.IQN}
+        target.rpc("virtlun_iscsi_pool_create", name="san", initiator_iqn=INITIATOR, **asked)
+        problems = {row["name"]: row["problem"] for row in known(target)}
+        assert problems["lun-1"] is None and problems["lun-3"] is None
+        said = "the connection to the target is lost" if ends else "has not answered"
+        assert said in problems["lun-2"]
+        # One that is opened is the only one that is asked.
+        fake.log.clear()
+        use(target, "san/lun-3")
+        assert {command.lun for command in fake.log} == {3}
+        target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
+
+
+def test_a_volume_stays_itself_while_its_lun_does_not_say_what_it_is(
+    make_target: MakeTarget,
+) -> None:
+    target = make_target("--iscsi").start()
+    with FakeIscsi(luns=(1, 3)) as fake:
+        asked = {"portal": fake.portal, "target_iqn": fake_iscsi.IQN}
+        target.rpc("virtlun_iscsi_pool_create", name="san", initiator_iqn=INITIATOR, **asked)
+        before = {row["name"]: row["uuid"] for row in known(target)}
+        use(target, "san/lun-3")
+        fake.luns = (1,)  # it is unmapped, or not told for now
+        (there,) = [each for each in known(target) if each["uuid"] == before["lun-3"]]
+        assert (there["name"], there["lvstore"]) == ("lun-3", "san")
+        fake.luns = (1, 3)
+        fake.answering = lambda command, usual: (
+            Answer() if command.lun == 1 and command.opcode == 0x9E else usual(command)
+        )
+        row = {each["name"]: each for each in known(target)}["lun-1"]
+        assert (row["uuid"], row["problem"]) == (before["lun-1"], "it tells no capacity")
+        target.rpc("vhost_create_scsi_controller", ctrlr="vm-2")
+        error = target.fails(
+            "vhost_scsi_controller_add_target",
+            ctrlr="vm-2",
+            scsi_target_num=0,
+            bdev_name=before["lun-1"],
+        )
+        assert isinstance(error, RpcError) and "it tells no capacity" in str(error), error
+        target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
+
+
+def test_a_pool_that_is_removed_while_a_volume_is_opened_leaves_none(
+    make_target: MakeTarget,
+) -> None:
+    target = make_target("--iscsi").start()
+    opens, goes_on = threading.Event(), threading.Event()
+
+    def answering(command: Command, usual: Callable[[Command], Answer]) -> Answer:
+        # The second that asks is the one that opens it.
+        if command.opcode == 0 and len({each.isid for each in fake.log}) == 2:
+            opens.set()
+            assert goes_on.wait(10)
+        return usual(command)
+
+    with FakeIscsi() as fake, ThreadPoolExecutor(1) as pool:
+        asked = {"portal": fake.portal, "target_iqn": fake_iscsi.IQN}
+        target.rpc("virtlun_iscsi_pool_create", name="san", initiator_iqn=INITIATOR, **asked)
+        target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+        fake.log.clear()
+        fake.answering = answering
+        lun = {"ctrlr": "vm-1", "scsi_target_num": 0, "bdev_name": "san/lun-1"}
+        opened = pool.submit(target.fails, "vhost_scsi_controller_add_target", **lun)
+        assert opens.wait(10)
+        Client(target.rpc_socket).call("virtlun_iscsi_pool_delete", name="san")
+        goes_on.set()
+        error = opened.result()
+        assert isinstance(error, RpcError) and "pool san is there no more" in str(error), error
+        assert "bdev_iscsi_create" not in json.dumps(target.configuration())

@@ -406,6 +406,8 @@ impl Bdev for Disk {
             "initiator_iqn": options.initiator,
             "url": options.address.to_string(),
             "isid": options.isid.to_string(),
+            "lun_uuid": unit.identity,
+            "lun_block_size": unit.capacity.geometry.block_size,
             "connected": self.shared.connected.load(Relaxed),
             "sessions": self.shared.sessions.load(Relaxed),
             "write_through": self.shared.write_through,

@@ -61,5 +61,5 @@ pub use disk::{
     CreateError, DEFAULT_TIMEOUT_S, Disk, Lun, Options, end_all, reach, set_timeout, timeout,
 };
 pub use ffi::{Library, LibraryError};
-pub use luns::{Found, ListError, Medium, list};
+pub use luns::{Found, ListError, Medium, list, look};
 pub use session::Isid;

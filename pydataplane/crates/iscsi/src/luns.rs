@@ -58,15 +58,35 @@ impl From<Unit> for Medium {
     }
 }
 
-/// Logs in to the target of `address`, in a session of its own, and returns the disks among its LUNs; takes some
-/// seconds at most, and as many for each LUN that does not answer.
-///
-/// # Errors
-/// The target is not there, lets nobody in, or does not tell.
-pub fn list(address: &Address, initiator: &str) -> Result<Vec<Found>, ListError> {
+impl Found {
+    fn new(lun: u16, unit: Result<Unit, String>) -> Found {
+        Found { lun, is: unit.map(Medium::from) }
+    }
+}
+
+/// Who asks.
+fn identity<'a>(address: &'a Address, initiator: &'a str) -> Result<Identity<'a>, ListError> {
     let no = |e: crate::LibraryError| ListError { why: e.to_string(), silent: false };
     crate::Library::loaded().map_err(no)?;
-    let identity = Identity { address, initiator, isid: Isid::random() };
-    let listed = Session::list(identity)?;
-    Ok(listed.into_iter().map(|(lun, unit)| Found { lun, is: unit.map(Medium::from) }).collect())
+    Ok(Identity { address, initiator, isid: Isid::random() })
+}
+
+/// Logs in to the target of `address`, in a session of its own, and returns the disks among its LUNs; takes some
+/// seconds at most, and as many for each LUN that does not answer, a minute altogether.
+///
+/// # Errors
+/// The target is not there, lets nobody in, or does not tell its LUNs.
+pub fn list(address: &Address, initiator: &str) -> Result<Vec<Found>, ListError> {
+    let listed = Session::list(identity(address, initiator)?)?;
+    Ok(listed.into_iter().map(|(lun, unit)| Found::new(lun, unit)).collect())
+}
+
+/// Logs in, in a session of its own, and returns what the LUN of `address` is, which alone is asked; takes some
+/// seconds at most. `None`: there is no such disk.
+///
+/// # Errors
+/// The target is not there, or lets nobody in; the LUN does not answer.
+pub fn look(address: &Address, initiator: &str) -> Result<Option<Found>, ListError> {
+    let told = Session::look(identity(address, initiator)?)?;
+    Ok(told.map(|unit| Found::new(address.lun(), unit)))
 }

@@ -31,6 +31,9 @@ const OWN_LEN: usize = 8 + 8 * LUNS_MAX;
 const PAGE_LEN: usize = 1024;
 /// How long a target may take to be connected to, to take the login and to say what the LUN is.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long one LUN of many may take to say what it is, and how long all of them are asked.
+const LUN_TIMEOUT: Duration = Duration::from_secs(3);
+const LIST_WITHIN: Duration = Duration::from_secs(60);
 /// How long it may take to answer the logout.
 const LOGOUT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often somebody who waits for the target looks whether that is still wanted.
@@ -158,13 +161,14 @@ impl Session {
     }
 
     /// Logs in, asks the target for its LUNs, and each disk among them what it is; a clause stands for one that
-    /// does not say. Takes some seconds at most, and as many for each LUN that does not answer.
+    /// does not say. Takes some seconds at most, and as many for each LUN that does not answer or ends the session,
+    /// after which there is a new one; a minute altogether.
     ///
     /// # Errors
-    /// A clause that says what is wrong.
+    /// A clause that says what is wrong: nobody is let in, also anew, or the target does not tell its LUNs.
     pub(crate) fn list(identity: Identity<'_>) -> Result<Vec<Listed>, NoSession> {
-        let until = || Instant::now() + LOGIN_TIMEOUT;
-        let mut waiting = Waiting { until: until(), wake: None, wanted: &mut || true };
+        let (begun, wanted) = (Instant::now(), &mut || true);
+        let mut waiting = Waiting { until: begun + LOGIN_TIMEOUT, wake: None, wanted };
         let mut session = Session::log_in(identity, &mut waiting)?;
         // LUN 0 answers for all, whether it is one or not (SPC-4 6.33).
         session.lun = identity.address.at(0).lun_field();
@@ -172,25 +176,67 @@ impl Session {
         let asked = command::report_luns(OWN_LEN as u32);
         let luns = unit::luns(&session.told(&asked, OWN_LEN, &mut waiting)?)?;
         let mut found = Vec::with_capacity(luns.len());
+        let mut session = Some(session);
         for lun in luns {
-            waiting.until = until();
-            let address = identity.address.at(lun);
-            session.lun = address.lun_field();
-            let unit = match session.is_disk(&mut waiting) {
-                Ok(false) => continue,
-                Ok(true) => session.probe_lun(&address, &mut waiting),
-                Err(why) => Err(why),
-            };
-            let late = Instant::now() >= waiting.until;
-            if let Err(why) = &unit
-                && (session.lost || late)
-            {
-                return Err(NoSession { why: why.clone(), silent: late });
+            if begun.elapsed() >= LIST_WITHIN {
+                let why = "it was not asked, as the target took too long to tell of others";
+                found.push((lun, Err(why.to_owned())));
+                continue;
             }
-            found.push((lun, unit));
+            let mut with = match session.take() {
+                Some(session) => session,
+                None => {
+                    waiting.until = Instant::now() + LOGIN_TIMEOUT;
+                    Session::log_in(identity, &mut waiting)?
+                }
+            };
+            waiting.until = Instant::now() + LUN_TIMEOUT;
+            let told = with.probe_if_disk(&identity.address.at(lun), &mut waiting);
+            // What it has not answered it may answer later.
+            let is_of_use = !with.lost && (told.is_ok() || Instant::now() < waiting.until);
+            session = is_of_use.then_some(with);
+            match told {
+                Ok(None) => {}
+                Ok(Some(unit)) => found.push((lun, Ok(unit))),
+                Err(why) => found.push((lun, Err(why))),
+            }
         }
-        session.log_out();
+        session.into_iter().for_each(Session::log_out);
         Ok(found)
+    }
+
+    /// Logs in and asks the one LUN what it is; a clause stands for what it does not say. `None`: there is no such
+    /// disk. Takes some seconds at most.
+    ///
+    /// # Errors
+    /// A clause that says what is wrong.
+    pub(crate) fn look(identity: Identity<'_>) -> Result<Option<Result<Unit, String>>, NoSession> {
+        let wanted = &mut || true;
+        let until = Instant::now() + LOGIN_TIMEOUT;
+        let mut waiting = Waiting { until, wake: None, wanted };
+        let mut session = Session::log_in(identity, &mut waiting)?;
+        let told = session.probe_if_disk(identity.address, &mut waiting);
+        let late = Instant::now() >= waiting.until;
+        match told {
+            Err(why) if session.lost || late => Err(NoSession { why, silent: late }),
+            told => {
+                session.log_out();
+                Ok(told.transpose())
+            }
+        }
+    }
+
+    /// What a LUN is; `None`: no disk.
+    fn probe_if_disk(
+        &mut self,
+        address: &Address,
+        waiting: &mut Waiting<'_>,
+    ) -> Result<Option<Unit>, String> {
+        self.lun = address.lun_field();
+        match self.is_disk(waiting)? {
+            false => Ok(None),
+            true => self.probe_lun(address, waiting).map(Some),
+        }
     }
 
     fn log_in(identity: Identity<'_>, waiting: &mut Waiting<'_>) -> Result<Session, NoSession> {

@@ -429,7 +429,8 @@ impl App {
         Ok(())
     }
 
-    fn load_lvstore(&self, bdev: &str) {
+    /// Loads what a new bdev holds; what cannot be loaded is noted as a problem.
+    pub fn load_lvstore(&self, bdev: &str) {
         if let Err(e) = self.examine(bdev) {
             tracing::error!(bdev, "{e}");
         }

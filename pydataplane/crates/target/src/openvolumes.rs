@@ -145,7 +145,11 @@ impl App {
         let mut all = Vec::new();
         for pool in self.pools.list() {
             let volumes = pool.volumes_or_known().into_iter();
-            let is_open = |volume: &Volume| self.registry.get(&volume.uuid.to_string()).is_some();
+            // By its name, too: an open LUN keeps that, whatever has the number now.
+            let is_open = |volume: &Volume| {
+                self.registry.get(&volume.uuid.to_string()).is_some()
+                    || self.registry.get(&pool.alias(volume)).is_some()
+            };
             all.extend(volumes.filter(|v| !is_open(v)).map(|volume| closed(&pool, volume)));
         }
         all
@@ -157,10 +161,22 @@ impl App {
         if self.pools.is_empty() || !self.pools.open().contains(bdev.name()) {
             return specific;
         }
-        if let Some((pool, volume)) = self.pools.known(bdev.name()) {
+        if let Some((pool, volume)) =
+            self.pools.known(bdev.name()).or_else(|| self.open_lun(bdev.name()))
+        {
             specific["lvol"] = pool.specific(&volume);
         }
         specific
+    }
+
+    /// A LUN that is open, whatever its pool lists now.
+    fn open_lun(&self, bdev: &str) -> Option<(Arc<Pool>, Volume)> {
+        let disk = self.registry.get_as::<iscsi::Disk>(bdev)?;
+        let alias = disk.aliases().into_iter().next()?;
+        let pool = self.pools.of(&alias)?;
+        let Place::Array { address, .. } = &pool.place else { return None };
+        let volume = Volume::lun_of(address.target(), disk.found());
+        Some((pool, volume))
     }
 
     /// What the call of a method needs: the volume that it uses, open.

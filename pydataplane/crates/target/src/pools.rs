@@ -16,7 +16,9 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// How long a call about one volume may take that changes or reads little.
@@ -97,11 +99,10 @@ impl Volume {
         }
     }
 
-    fn lun_of(target: &str, found: iscsi::Found) -> Volume {
+    /// The LUN as a volume of the pool of LUNs of `target`.
+    pub fn lun_of(target: &str, found: iscsi::Found) -> Volume {
         let image = lun_name(found.lun);
-        // One that cannot be told from others is nobody's disk, but is shown.
-        let unknown =
-            || Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("{target}\0{image}").as_bytes());
+        let unknown = || nobodys(target, &image);
         let (problem, is) = match found.is {
             Ok(is) => (None, Some(is)),
             Err(why) => (Some(why), None),
@@ -123,6 +124,36 @@ impl Volume {
             image,
         }
     }
+}
+
+/// Identity of a LUN that cannot be told from others: it is nobody's disk, but is shown.
+fn nobodys(target: &str, image: &str) -> Uuid {
+    Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("{target}\0{image}").as_bytes())
+}
+
+/// What one listing of a target tells: a LUN that does not say what it is for now goes by what was `known` of it,
+/// and those that have one identification cannot be used.
+fn listed_luns(target: &str, found: Vec<iscsi::Found>, known: &[Volume]) -> Vec<Volume> {
+    let mut all: Vec<_> = found.into_iter().map(|found| Volume::lun_of(target, found)).collect();
+    let told: Vec<_> = all.iter().filter(|lun| lun.problem.is_none()).map(|lun| lun.uuid).collect();
+    for lun in all.iter_mut().filter(|lun| lun.problem.is_some()) {
+        let was = known.iter().find(|was| was.image == lun.image && !told.contains(&was.uuid));
+        if let Some(was) = was {
+            *lun = Volume { problem: lun.problem.take(), ..was.clone() };
+        }
+    }
+    let names: Vec<_> = all.iter().map(|lun| (lun.uuid, lun.image.clone())).collect();
+    for lun in &mut all {
+        let is_other = |(uuid, image): &&(Uuid, String)| *uuid == lun.uuid && *image != lun.image;
+        if let Some((_, other)) = names.iter().find(is_other) {
+            let why = format!(
+                "it has the same identification as {other}, so that it could not be told from it: give each LUN \
+                 one of its own at the array"
+            );
+            (lun.uuid, lun.problem) = (nobodys(target, &lun.image), Some(why));
+        }
+    }
+    all
 }
 
 /// What the volume of a LUN is called.
@@ -276,11 +307,7 @@ impl Pool {
         timeout: Duration,
         ask: impl FnOnce(&rbd::Pool) -> Result<T, rbd::Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let call = Call(Arc::clone(&self.calls));
-        if self.calls.fetch_add(1, Ordering::AcqRel) >= CALLS_MAX {
-            let why = format!("pool {} has not answered {CALLS_MAX} calls yet", self.name);
-            return Err(Error::os(Errno::TimedOut, why));
-        }
+        let call = self.one_more()?;
         let ask = self.asking(ask)?;
         let what = format!("pool {}", self.name);
         let answer = rbd::within(timeout, (what, "answered"), move || {
@@ -324,12 +351,11 @@ impl Pool {
     fn listing(&self) -> Result<Listing, Error> {
         if let Place::Array { address, initiator } = &self.place {
             let (address, initiator) = (address.clone(), initiator.clone());
-            let name = self.name.clone();
+            let (name, known) = (self.name.clone(), Arc::clone(&self.known));
             return Ok(Box::new(move || {
                 let listed = iscsi::list(&address, &initiator);
                 let listed = listed.map_err(|e| errors::luns(&name, &e))?;
-                let lun = |found| Volume::lun_of(address.target(), found);
-                Ok(listed.into_iter().map(lun).collect())
+                Ok(listed_luns(address.target(), listed, &known.lock()))
             }));
         }
         let (ask, block_size) = (self.asking(rbd::Pool::list)?, self.block_size());
@@ -365,11 +391,9 @@ impl Pool {
     /// There is no such image; what the cluster says; it does not answer in time.
     pub fn look(&self, image: &str, timeout: Duration) -> Result<Vec<Volume>, Error> {
         let no_such = || errors::no_volume(&format!("{}/{image}", self.name));
-        if !self.is_ceph() {
-            lun_number(image).ok_or_else(no_such)?;
-            let all = self.volumes(timeout)?;
-            let found: Vec<_> = all.into_iter().filter(|volume| volume.image == image).collect();
-            return if found.is_empty() { Err(no_such()) } else { Ok(found) };
+        if let Place::Array { address, initiator } = &self.place {
+            let lun = lun_number(image).ok_or_else(no_such)?;
+            return self.look_at_lun(&address.at(lun), initiator, timeout).map(|lun| vec![lun]);
         }
         let (of, block_size) = (image.to_owned(), self.block_size());
         let found = self.call(timeout, move |pool| pool.look(&of))?;
@@ -381,6 +405,77 @@ impl Pool {
         known.retain(|volume| volume.image != image);
         known.extend(found.iter().flatten().cloned());
         found.ok_or_else(no_such)
+    }
+
+    /// A LUN as it is now. It alone is asked, unless it is another one than when all were asked last: then nobody
+    /// knows yet whether another has the same identification.
+    fn look_at_lun(
+        &self,
+        address: &Address,
+        initiator: &str,
+        timeout: Duration,
+    ) -> Result<Volume, Error> {
+        let begun = Instant::now();
+        let image = lun_name(address.lun());
+        let no_such = || errors::no_volume(&format!("{}/{image}", self.name));
+        let (name, of, as_) = (self.name.clone(), address.clone(), initiator.to_owned());
+        let asked = self.on_thread(timeout, move || {
+            iscsi::look(&of, &as_).map_err(|e| errors::luns(&name, &e))
+        });
+        let Some(found) = asked? else {
+            self.forget(&image);
+            return Err(no_such());
+        };
+        let lun = Volume::lun_of(address.target(), found);
+        if lun.problem.is_some() {
+            return Ok(lun);
+        }
+        let is_same = |known: &&mut Volume| known.image == image && known.uuid == lun.uuid;
+        if let Some(known) = self.known.lock().iter_mut().find(is_same) {
+            known.clone_from(&lun);
+            return Ok(lun);
+        }
+        let all = self.volumes(timeout.saturating_sub(begun.elapsed()))?;
+        all.into_iter().find(|lun| lun.image == image).ok_or_else(no_such)
+    }
+
+    /// Calls something that may wait, on a thread of its own.
+    ///
+    /// # Errors
+    /// Its own; it has not answered in time, or earlier calls have not ended yet.
+    fn on_thread<T: Send + 'static>(
+        &self,
+        timeout: Duration,
+        ask: impl FnOnce() -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let call = self.one_more()?;
+        let (tell, told) = mpsc::channel();
+        let run = move || {
+            let _call = call;
+            _ = tell.send(ask());
+        };
+        thread::Builder::new()
+            .name("pool call".into())
+            .spawn(run)
+            .map_err(|_| Error::os(Errno::Again, "there is no thread to ask it"))?;
+        told.recv_timeout(timeout).unwrap_or_else(|_| {
+            let seconds = timeout.as_secs();
+            let why = format!("pool {} has not answered within {seconds} s", self.name);
+            Err(Error::os(Errno::TimedOut, why))
+        })
+    }
+
+    /// Counts a call, until it ends.
+    ///
+    /// # Errors
+    /// Too many have not ended yet.
+    fn one_more(&self) -> Result<Call, Error> {
+        let call = Call(Arc::clone(&self.calls));
+        if self.calls.fetch_add(1, Ordering::AcqRel) >= CALLS_MAX {
+            let why = format!("pool {} has not answered {CALLS_MAX} calls yet", self.name);
+            return Err(Error::os(Errno::TimedOut, why));
+        }
+        Ok(call)
     }
 
     /// As [`Pool::volume`], as it was last where the cluster does not answer soon.
@@ -412,7 +507,7 @@ impl Pool {
         let Place::Array { address, .. } = &self.place else { return };
         let volume = Volume::lun_of(address.target(), found);
         let mut known = self.known.lock();
-        known.retain(|other| other.image != volume.image);
+        known.retain(|other| other.image != volume.image && other.uuid != volume.uuid);
         known.push(volume);
     }
 
@@ -629,6 +724,45 @@ mod tests {
         for wrong in ["3", "lun-", "lun-03", "lun-+3", "lun-70000", "lun-3@x", "LUN-3"] {
             assert_eq!(lun_number(wrong), None, "{wrong}");
         }
+    }
+
+    fn lun(lun: u16, identity: Option<u128>) -> iscsi::Found {
+        let medium = |identity| iscsi::Medium {
+            identity: Uuid::from_u128(identity),
+            block_size: 512,
+            size: 1 << 20,
+            read_only: false,
+            thin: false,
+        };
+        iscsi::Found { lun, is: identity.map(medium).ok_or_else(|| "it is busy".to_owned()) }
+    }
+
+    #[test]
+    fn luns_of_one_identification_cannot_be_used() {
+        let all = vec![lun(1, Some(7)), lun(2, Some(8)), lun(5, Some(7)), lun(9, Some(7))];
+        let all = listed_luns("iqn.a", all, &[]);
+        let said: Vec<_> = all.iter().map(|lun| lun.problem.as_deref().unwrap_or("")).collect();
+        assert!(said[0].contains("the same identification as lun-5"), "{said:?}");
+        assert!(said[2].contains("as lun-1") && said[3].contains("as lun-1"), "{said:?}");
+        assert_eq!((said[1], all[1].uuid), ("", Uuid::from_u128(8)));
+        let mut uuids: Vec<_> = all.iter().map(|lun| lun.uuid).collect();
+        uuids.sort_unstable();
+        uuids.dedup();
+        assert_eq!(uuids.len(), 4);
+        assert!(!uuids.contains(&Uuid::from_u128(7)));
+    }
+
+    #[test]
+    fn a_lun_that_does_not_answer_for_now_stays_who_it_is() {
+        let known = listed_luns("iqn.a", vec![lun(1, Some(7)), lun(2, Some(8))], &[]);
+        let all = listed_luns("iqn.a", vec![lun(1, None), lun(2, Some(8))], &known);
+        assert_eq!((all[0].uuid, all[0].size), (Uuid::from_u128(7), 1 << 20));
+        assert_eq!(all[0].problem.as_deref(), Some("it is busy"));
+        assert_eq!(all[1], known[1]);
+        // Its number is another LUN's place now.
+        let moved = listed_luns("iqn.a", vec![lun(1, None), lun(2, Some(7))], &known);
+        assert_ne!(moved[0].uuid, Uuid::from_u128(7));
+        assert_eq!((moved[1].uuid, &moved[1].problem), (Uuid::from_u128(7), &None));
     }
 
     #[test]

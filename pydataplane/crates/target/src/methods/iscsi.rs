@@ -5,7 +5,7 @@ use super::lunpool;
 use super::rbd::Way;
 use super::{BdevName, UuidText, check_name};
 use crate::app::App;
-use crate::guestdisks::{self, Unlocked};
+use crate::guestdisks;
 use crate::pools::{Place, Pool, Volume, lun_name, lun_number};
 use crate::privilege;
 use crate::state::{Call, Item};
@@ -89,19 +89,17 @@ impl Create {
         self.guest_disk.unwrap_or(false)
     }
 
-    fn unlocked(&self, address: &Address) -> Unlocked {
-        Unlocked {
-            name: self.name.clone(),
-            on: format!("LUN {} of {}", address.lun(), address.target()),
-            writes: !self.read_only.unwrap_or(false),
-            shared: self.shared.unwrap_or(false),
-        }
+    fn writes(&self) -> bool {
+        !self.read_only.unwrap_or(false)
     }
 
-    /// Whether it is on the LUN at `address`, by number or, where that is known, by identity.
-    fn is_on(&self, address: &Address, lun: Option<UuidText>) -> bool {
+    /// Whether it is on the LUN `lun` at `address`: by identity, or by number where its own is not known.
+    fn is_on(&self, address: &Address, lun: UuidText) -> bool {
         let same = |its: Address| (its.target(), its.lun()) == (address.target(), address.lun());
-        lun.is_some() && self.lun_uuid == lun || Address::parse(&self.url).is_ok_and(same)
+        match self.lun_uuid {
+            Some(its) => its == lun,
+            None => Address::parse(&self.url).is_ok_and(same),
+        }
     }
 
     /// Whether it is there for guests alone: what it holds is not looked at.
@@ -109,12 +107,40 @@ impl Create {
         self.is_guest_disk() || self.pool.is_some()
     }
 
-    /// Refuses one for guests on a LUN that another bdev writes to, also one that waits for its target.
-    fn check_free(&self, app: &App, address: &Address) -> Result<(), Error> {
+    /// Refuses one on the LUN `lun` that another bdev writes to, also one that waits for its target, if a guest has
+    /// one of both; and one of nobody's, in which an lvstore would be looked for, on what a guest writes to.
+    ///
+    /// Not if both are shared either: reservations, and a COMPARE AND WRITE that the target does, are of one bdev.
+    fn check_free(&self, app: &App, address: &Address, lun: UuidText) -> Result<(), Error> {
         let config = app.config();
         let all = config.items().filter(|item| is_lun(item)).filter_map(|item| params(item).ok());
-        let others = all.filter(|other| other.is_on(address, self.lun_uuid));
-        self.unlocked(address).check_free(others.map(|other| other.unlocked(address)))
+        let in_the_way = |other: &Create| {
+            let is_guests = other.is_for_guests();
+            other.name != self.name
+                && other.writes()
+                && (is_guests || self.is_for_guests())
+                && (self.writes() || !self.is_for_guests())
+                && other.is_on(address, lun)
+        };
+        let Some(other) = all.into_iter().find(in_the_way) else { return Ok(()) };
+        let both = |is: fn(&Create) -> bool| is(self) && is(&other);
+        let what_to_do = match (other.is_for_guests(), self.is_for_guests()) {
+            (false, _) => ", which is no guest's: delete that first (bdev_iscsi_delete)",
+            (true, false) => {
+                " by a guest, and what a guest writes is not looked at: detach it there first"
+            }
+            (true, true) if both(|p| p.shared.unwrap_or(false)) => {
+                " by a guest that knows it by another name: give both domains the same source, by which they share \
+                 its reservations"
+            }
+            (true, true) => {
+                " by another guest: detach it there first, or give the disk <shareable/> and the same source in \
+                 both domains"
+            }
+        };
+        let (of, name) = (address.target(), &other.name);
+        let why = format!("LUN {} of {of} is written to as bdev {name}{what_to_do}", address.lun());
+        Err(Error::os(Errno::Busy, why))
     }
 }
 
@@ -169,18 +195,32 @@ impl From<CreateError> for NotMade {
 
 /// The LUN, and as whom the initiator logs in.
 fn address(app: &App, p: &Create) -> Result<Address, Error> {
-    let parsed = Address::parse(&p.url).and_then(|address| match (&p.user, &p.password) {
-        (Some(user), Some(password)) => address.with_login(user, password),
-        (None, None) => Ok(address),
-        _ => Err("user and password are given together".to_owned()),
-    });
-    let address = parsed.and_then(|address| match &p.pool {
+    let address = logging_in(Address::parse(&p.url), p.user.as_deref(), p.password.as_deref());
+    let address = address.and_then(|address| match &p.pool {
         None => Ok(address),
+        // It is what its name says, so that it is known to be a volume's.
+        Some(_) if p.lun_uuid.map(|lun| lun.0.to_string()).as_ref() != Some(&p.name) => {
+            Err("that of a pool is called by its lun_uuid".to_owned())
+        }
         Some(pool) => of_pool(app, pool, &address),
     });
-    let wrong = |why| Error::os(Errno::Inval, format!("bdev {}: {why}", p.name));
-    let address = address.map_err(wrong)?;
-    // Who has a password is in no core dump.
+    address.map_err(|why| Error::os(Errno::Inval, format!("bdev {}: {why}", p.name)))
+}
+
+/// The address with the login of CHAP that is given beside it; who has a password is in no core dump.
+///
+/// # Errors
+/// A clause: it is none, or half a login.
+pub fn logging_in(
+    address: Result<Address, String>,
+    user: Option<&str>,
+    password: Option<&str>,
+) -> Result<Address, String> {
+    let address = match (address?, user, password) {
+        (address, Some(user), Some(password)) => address.with_login(user, password)?,
+        (address, None, None) => address,
+        _ => return Err("user and password are given together".to_owned()),
+    };
     if address.has_secret() {
         privilege::keep_out_of_dumps();
     }
@@ -240,8 +280,8 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
     if is_guest_disk && item.is_none() {
         app.ask_for_guest_disk(&p.name)?;
     }
-    if is_for_guests && item.is_none() {
-        p.check_free(app, &address)?;
+    if let (None, Some(lun)) = (item, p.lun_uuid) {
+        p.check_free(app, &address, lun)?;
     }
     if item.is_none() && app.registry.get(&p.name).is_some() {
         let why = format!("there is a bdev {} already", p.name);
@@ -263,38 +303,51 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
     let wait = app.waits.begin(format!("bdev {}", p.name), format!("{shown} to answer"));
     let made = Disk::create(&app.registry, options)?;
     drop(wait);
-    app.flush_errors.attach(&*made, Path::new(&medium));
     (p.uuid, p.isid) = (Some(UuidText(made.uuid())), Some(isid.to_string()));
     let lun = made.lun();
     (p.lun_uuid, p.lun_block_size) = (Some(UuidText(lun.identity)), Some(lun.block_size));
-    let pool = p.pool.as_ref().and_then(|pool| app.pools.get(pool));
-    pool.iter().for_each(|pool| pool.note_lun(made.found()));
-    let bdev: Arc<dyn Bdev> = made;
-    let _making = is_for_guests.then(|| app.guest_disks.making.lock());
-    if is_for_guests && item.is_none() {
-        // It is known by its identity now.
-        p.check_free(app, &address)?;
+    let making = item.is_none().then(|| app.guest_disks.making.lock());
+    if item.is_none() {
+        p.check_free(app, &address, UuidText(lun.identity))?;
     }
-    if pool.is_some() {
+    let pool = match &p.pool {
+        // It may have gone meanwhile.
+        Some(name) if app.pools.get(name).is_none() => {
+            let why = format!("bdev {}: pool {name} is there no more", p.name);
+            return Err(Error::os(Errno::NoDev, why).into());
+        }
+        name => name.as_ref().and_then(|name| app.pools.get(name)),
+    };
+    if let Some(pool) = &pool {
+        pool.note_lun(made.found());
         // Before anybody can look for it.
         app.pools.open().insert(p.name.clone());
     }
-    match item {
+    app.flush_errors.attach(&*made, Path::new(&medium));
+    let bdev: Arc<dyn Bdev> = made;
+    let added = match item {
         Some(item) => {
             if is_guest_disk {
                 app.guest_disks.add_used(&p.name);
             }
-            app.add_restored(bdev.clone(), item)?;
+            app.add_restored(bdev.clone(), item)
         }
-        None if is_for_guests => {
-            if is_guest_disk {
-                app.guest_disks.add(&p.name);
-            }
-            app.register(bdev.clone())?;
+        None => app.register(bdev.clone()),
+    };
+    if let Err(why) = added {
+        if pool.is_some() {
+            app.pools.open().remove(&p.name);
         }
-        None => app.add_bdev(bdev.clone())?,
+        return Err(why.into());
+    }
+    if is_guest_disk && item.is_none() {
+        app.guest_disks.add(&p.name);
     }
     app.record_bdev(&bdev, CREATE, &p);
+    drop(making);
+    if item.is_none() && !is_for_guests {
+        app.load_lvstore(&p.name);
+    }
     Ok(p.name)
 }
 

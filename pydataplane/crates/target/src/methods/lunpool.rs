@@ -1,11 +1,10 @@
 //! iSCSI targets whose LUNs are volumes, beside those of lvstores. A password that is given is recorded, as those of
 //! `iscsi` are.
 
-use super::iscsi::check_initiator;
+use super::iscsi::{check_initiator, logging_in};
 use super::pool::{self, Name, check_new};
 use crate::app::App;
 use crate::pools::{LIST_TIMEOUT, Place, Pool};
-use crate::privilege;
 use crate::state::Item;
 use iscsi::Address;
 use rpc::{Errno, Error, Flags, Methods};
@@ -45,17 +44,9 @@ pub fn is_pool(item: &Item) -> bool {
 fn pool_of(p: &Create) -> Result<Pool, Error> {
     check_initiator(&format!("pool {}", p.name), &p.initiator_iqn)?;
     let address = Address::new(&p.portal, &p.target_iqn, 0);
-    let address = address.and_then(|address| match (&p.user, &p.password) {
-        (Some(user), Some(password)) => address.with_login(user, password),
-        (None, None) => Ok(address),
-        _ => Err("user and password are given together".to_owned()),
-    });
+    let address = logging_in(address, p.user.as_deref(), p.password.as_deref());
     let wrong = |why| Error::os(Errno::Inval, format!("pool {}: {why}", p.name));
     let address = address.map_err(wrong)?;
-    // Who has a password is in no core dump.
-    if address.has_secret() {
-        privilege::keep_out_of_dumps();
-    }
     // The same on every host, by whatever portal.
     let uuid = Uuid::new_v5(&Uuid::NAMESPACE_OID, p.target_iqn.as_bytes());
     let place = Place::Array { address, initiator: p.initiator_iqn.clone() };

@@ -145,6 +145,8 @@ pub fn delete(app: &App, name: &str, kind: &str) -> Result<bool, Error> {
     }
     app.close_unused_volumes();
     let key = state::pool_key(name);
+    // Else a LUN that is being opened is recorded as one of a pool that is gone.
+    let _making = app.guest_disks.making.lock();
     let of_it = |item: &Item| item.call.params.get("pool").and_then(Value::as_str) == Some(name);
     if let Some(item) = app.config().items().find(|item| of_it(item)) {
         let text = |name: &str| Some(item.call.params.get(name)?.as_str()?.to_owned());
