@@ -471,8 +471,7 @@ impl LunShared {
     /// When the first of the present sessions first asked for the capacity, since the epoch.
     /// Takes a lock: for control threads.
     pub fn seen_at(&self) -> Option<Duration> {
-        let nexuses = self.nexuses();
-        nexuses.iter().filter_map(Weak::upgrade).filter_map(|n| n.seen_at()).min()
+        self.present().iter().filter_map(|n| n.seen_at()).min()
     }
 
     /// The bdev's size may have changed: takes the new one and, if it did, tells every session
@@ -499,9 +498,7 @@ impl LunShared {
         if self.removable {
             return;
         }
-        for nexus in self.nexuses().iter().filter_map(Weak::upgrade) {
-            nexus.post(attention);
-        }
+        self.present().iter().for_each(|nexus| nexus.post(attention));
     }
 
     /// Makes `attention` pending for every session but one, unless the unit is removable.
@@ -509,8 +506,8 @@ impl LunShared {
         if self.removable {
             return;
         }
-        let nexuses = self.nexuses();
-        let others = nexuses.iter().filter_map(Weak::upgrade).filter(|n| !std::ptr::eq(&**n, than));
+        let present = self.present();
+        let others = present.iter().filter(|nexus| !std::ptr::eq(&***nexus, than));
         others.for_each(|nexus| nexus.post(attention));
     }
 
@@ -527,7 +524,7 @@ impl LunShared {
         self.volume.forget_reserved(None);
         self.volume.reset_modes();
         for unit in &units {
-            unit.nexuses().iter().filter_map(Weak::upgrade).for_each(|n| n.forget_prevention());
+            unit.present().iter().for_each(|nexus| nexus.forget_prevention());
             unit.post(UnitAttention::Reset);
         }
     }
@@ -573,6 +570,12 @@ impl LunShared {
             0 => ours,
             limit => ours.min(u64::from(limit)),
         }
+    }
+
+    /// The nexuses of now. The lock is free when this returns, and the caller holds none: whoever has the last
+    /// of a nexus ends it, which takes the lock of the volume's reservations.
+    pub(crate) fn present(&self) -> Vec<Arc<Nexus>> {
+        self.nexuses().iter().filter_map(Weak::upgrade).collect()
     }
 
     fn nexuses(&self) -> MutexGuard<'_, Vec<Weak<Nexus>>> {

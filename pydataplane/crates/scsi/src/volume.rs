@@ -25,6 +25,7 @@ const SEEN: Duration = Duration::from_millis(1);
 
 /// State of a volume that is the same for all initiators. Found by the volume's UUID.
 pub(crate) struct Volume {
+    /// No other lock is taken with it held, and no nexus is let go: its end takes it.
     reserved: Mutex<Reserved>,
     keeping: Option<Keeping>,
     uuid: Uuid,
@@ -163,16 +164,18 @@ impl Volume {
         let is_new = reserved.reservations != before;
         reserved.changes += u64::from(is_new);
         reserved.tell_access();
-        for (nexus, told) in told {
-            reserved.of(&nexus).for_each(|unit| unit.post(told.into()));
-        }
+        let with_units = |(nexus, told)| (reserved.of(&nexus).collect::<Vec<_>>(), told);
+        let told: Vec<_> = told.into_iter().map(with_units).collect();
         let mut aborted = Vec::new();
         if matches!(order, Order::Preempt { abort: true, .. }) {
             aborted.extend(preempted.iter().flat_map(|nexus| reserved.of(nexus)));
-            aborted.iter().for_each(|unit| unit.abort_tasks());
         }
         let change = reserved.changes;
         drop(reserved);
+        for (units, told) in told {
+            units.iter().for_each(|unit| unit.post(told.into()));
+        }
+        aborted.iter().for_each(|unit| unit.abort_tasks());
         if is_new {
             self.save(change);
         }

@@ -3,7 +3,9 @@
 
 use crate::rig::*;
 use parking_lot::Mutex;
-use scsi::{KeptReservations, LunOptions, Outcome, ReservationKeeper, Response, Status, Task};
+use scsi::{
+    KeptReservations, LunOptions, LunShared, Outcome, ReservationKeeper, Response, Status, Task,
+};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -328,4 +330,34 @@ fn spc2_7_21_reserve_6_lasts_until_release_reset_or_the_end_of_the_session() {
     assert_eq!(write(&mut a), CONFLICT);
     drop(b);
     goes(write(&mut a));
+}
+
+#[test]
+fn sessions_end_while_others_reset_the_volume_and_order_reservations() {
+    // Whoever lets a nexus go last ends it, which takes the lock of the reservations: nobody has that then.
+    const ROUNDS: u64 = 3000;
+    let keeper = Arc::default();
+    let [mut a, b] = two(&keeper);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (b, over) = (&b.shared, &over);
+        let until_over = |each: fn(&LunShared)| {
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    each(b);
+                }
+            });
+        };
+        until_over(|unit| drop(unit.connect()));
+        until_over(LunShared::reset);
+        for key in 1..=ROUNDS {
+            out(&mut a, REGISTER_AND_IGNORE, 0, 0, key, 0);
+            out(&mut a, CLEAR, 0, key, 0, 0);
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    // What was told meanwhile does not matter: a reservation is as before.
+    while !matches!(a.run(&[0; 6]).outcome, Outcome::Done(r) if r.status == Status::Good) {}
+    out(&mut a, REGISTER_AND_IGNORE, 0, 0, 7, 0).good();
+    assert_eq!(read(&mut a, 0)[8..], 7_u64.to_be_bytes());
 }
