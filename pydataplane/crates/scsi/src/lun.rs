@@ -606,6 +606,10 @@ impl Lun {
     /// The task is over: nobody waits for it any more, and what it had is for others.
     #[inline]
     fn release(&mut self, task: &mut Task) {
+        // Before it is in flight no more: who waits for the others leaves as many out as are awaited.
+        if task.job.kind == Kind::Settle {
+            self.awaited.retain(|(tag, _)| *tag != task.tag);
+        }
         self.in_flight.end(task.side, task.waits);
         if task.job.bounce {
             task.job.bounce = false;
@@ -614,9 +618,6 @@ impl Lun {
         if task.job.exclusive {
             task.job.exclusive = false;
             self.exclusive.give_back();
-        }
-        if task.job.kind == Kind::Settle {
-            self.awaited.retain(|(tag, _)| *tag != task.tag);
         }
     }
 }
