@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pydataplane.domain.model import RECONNECT_S, Settings
 from pydataplane.domain.names import CARRIER_ALIAS, QEMU_NAMESPACE
 from pydataplane.domain.xml.boot import Boot
-from pydataplane.domain.xml.document import Document, Edits, Lines, Node, attributes, number
+from pydataplane.domain.xml.document import Document, Edits, Lines, Node, attributes, escape, number
 
 DRIVER = "vhost-user-scsi-pci"
 STAND_IN = "virtio-scsi-pci"
@@ -127,7 +127,7 @@ def disk_lines(carrier: Carrier, dev: str, address: str | None, again_s: int) ->
     source = source_lines(carrier.socket, NOWHERE_S if carrier.stands_in else again_s)
     result = [(0, "<disk type='vhostuser' device='disk'>"), (1, "<driver name='qemu' type='raw'/>")]
     result += [(depth + 1, line) for depth, line in source]
-    result.append((1, f"<target dev='{dev}' bus='virtio'/>"))
+    result.append((1, f"<target dev='{escape(dev)}' bus='virtio'/>"))
     if carrier.boot.order is not None:
         result.append((1, f"<boot order='{carrier.boot.order}'/>"))
     result.append((1, f"<alias name='{CARRIER_ALIAS}'/>"))

@@ -524,3 +524,23 @@ def test_a_guest_that_goes_on_has_its_controller_as_it_is(theirs: tuple[str, ...
     # The destination reads what the source sends.
     there = define(again(running=True), SETTINGS, new_uuid=NEW_UUID, controller=True, running=True)
     assert devs(there.xml) == devs(after)
+
+
+def test_the_controller_of_a_guest_that_goes_on_is_no_more_than_its_own_disk() -> None:
+    """Whoever sends the XML chooses the controller's target dev: it stays one attribute."""
+    started = translated(domain("")).xml
+    after = set_metadata(started, attached(started, VIRSH))
+    (dev,) = set(devs(after)) - set(devs(present(after, live=True)))
+    sent = "x&apos;/>&lt;/disk>&lt;disk type=&apos;vhostuser&apos;>"
+    hostile = after.replace(f'<target dev="{dev}" bus', f'<target dev="{sent}" bus')
+    assert hostile != after
+    xml = define(
+        present(hostile, live=True),
+        SETTINGS,
+        new_uuid=NEW_UUID,
+        current_xml=hostile,
+        controller=True,
+        running=True,
+    ).xml
+    assert devs(xml) == devs(hostile)
+    assert len(tree(xml).findall("devices/disk")) == len(devs(hostile))
