@@ -809,20 +809,18 @@ fn get_io_paths(app: &App, p: &OneOrAll) -> Result<IoPaths, Error> {
             if p.name.as_ref().is_some_and(|name| name != disk.name()) {
                 continue;
             }
-            io_paths.extend(controller.paths().into_iter().filter_map(|path| {
-                Some(IoPath {
-                    bdev_name: disk.name().to_owned(),
-                    cntlid: path.cntlid,
-                    current: path.current[disk.index()],
-                    connected: path.connected,
-                    accessible: path.access[disk.index()].is_some_and(|access| access.is_usable()),
-                    transport: Transport {
-                        trtype: "TCP",
-                        traddr: path.address.traddr(),
-                        trsvcid: path.address.trsvcid(),
-                        adrfam: path.address.adrfam(),
-                    },
-                })
+            io_paths.extend(controller.paths().into_iter().map(|path| IoPath {
+                bdev_name: disk.name().to_owned(),
+                cntlid: path.cntlid,
+                current: path.current[disk.index()],
+                connected: path.connected,
+                accessible: path.access[disk.index()].is_some_and(|access| access.is_usable()),
+                transport: Transport {
+                    trtype: "TCP",
+                    traddr: path.address.traddr(),
+                    trsvcid: path.address.trsvcid(),
+                    adrfam: path.address.adrfam(),
+                },
             }));
         }
         if !io_paths.is_empty() {

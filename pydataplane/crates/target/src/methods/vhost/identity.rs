@@ -29,8 +29,10 @@ pub(super) fn of(app: &App, bdev: &str) -> Result<Option<Uuid>, Error> {
         StoreOf::Lvstores(lvstores) => {
             (lvstores.xattr(bdev, IDENTITY).ok(), lvstores.xattr(bdev, MOVE).ok())
         }
-        StoreOf::Pool(pool) => {
-            let mut noted = pool.xattrs(bdev)?;
+        // A LUN keeps no notes.
+        StoreOf::Luns(_) => (None, None),
+        StoreOf::Images(images) => {
+            let mut noted = images.xattrs(bdev)?;
             let mut taken = |name| noted.remove(name).map(String::into_bytes);
             (taken(IDENTITY), taken(MOVE))
         }
