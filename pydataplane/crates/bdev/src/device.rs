@@ -84,6 +84,8 @@ pub struct Features {
     /// process: the boot of the host whose page cache or disk holds them, as its number. `None`: not
     /// known, or nothing has to be flushed.
     pub boot: Option<u128>,
+    /// The medium is a server's: another host may have used it since this one did.
+    pub remote: bool,
 }
 
 impl Features {

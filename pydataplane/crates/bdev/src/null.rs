@@ -34,6 +34,7 @@ const FEATURES: Features = Features {
     optimal_blocks: 0,
     max_blocks: 0,
     boot: None,
+    remote: false,
 };
 
 impl Null {

@@ -280,6 +280,7 @@ impl Unit {
             optimal_blocks: limits.optimal,
             max_blocks: 0,
             boot: None,
+            remote: true,
         }
     }
 

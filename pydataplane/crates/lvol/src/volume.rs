@@ -331,6 +331,7 @@ impl Volume {
             optimal_blocks: 0,
             max_blocks: base.max_blocks,
             boot: base.boot,
+            remote: base.remote,
         }
     }
 

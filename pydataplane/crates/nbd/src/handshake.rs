@@ -110,6 +110,7 @@ impl Terms {
             optimal_blocks: 0,
             max_blocks: 0,
             boot: None,
+            remote: true,
         }
     }
 

@@ -208,6 +208,7 @@ impl Namespace {
             optimal_blocks: self.optimal,
             max_blocks: 0,
             boot: None,
+            remote: true,
         }
     }
 

@@ -61,6 +61,7 @@ impl Disk {
             optimal_blocks: u32::try_from(image.object_size() / u64::from(block_size)).unwrap_or(0),
             max_blocks: 0,
             boot: None,
+            remote: true,
         };
         let uuid = uuid.unwrap_or(image.uuid());
         Ok(Arc::new(Disk {

@@ -153,6 +153,7 @@ pub(super) fn open(
         max_blocks: 0,
         // What a FUSE server keeps in its own memory ends with it.
         boot: if submit_waits { None } else { host_boot() },
+        remote: false,
     };
     let in_memory = !block_device && is_in_memory(&fd);
     Ok(Shared {

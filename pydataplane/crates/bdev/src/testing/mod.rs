@@ -99,6 +99,7 @@ impl FaultBdev {
             optimal_blocks: 0,
             max_blocks: 0,
             boot: None,
+            remote: false,
         };
         let state = State {
             sector: sector_of(block_size),

@@ -9,8 +9,9 @@
 //! | `work` | the blocking I/O of it |
 //!
 //! The order is kept before the first block is touched, and forgotten after the last: a target that dies in
-//! between begins again, from the start, when the volume is shown again, and its initiators get nothing but
-//! SANITIZE IN PROGRESS until it has ended (SBC-3 4.11.2). Neither a reset nor the end of a session ends it.
+//! between begins a SANITIZE again, from the start, when the volume is shown again, and its initiators get nothing but
+//! SANITIZE IN PROGRESS until it has ended (SBC-3 4.11.2). A format has failed then, and so has a SANITIZE of a
+//! medium that another host may have used since. Neither a reset nor the end of a session ends it.
 //! Two processes never carry out the same one ([`RecordKeeper::lock`]): one that takes over from
 //! another goes on when that has gone, unless it has finished.
 //!
@@ -241,13 +242,23 @@ impl Volume {
     pub(crate) fn go_on_sanitizing(self: &Arc<Self>) {
         let mut work = self.sanitize.work.lock();
         if let (Some(records), false) = (self.records(), work.has_thread) {
-            work.order = kept(&**records, self.uuid()).unwrap_or_else(|()| Some(unknown()));
+            let order = kept(&**records, self.uuid()).unwrap_or_else(|()| Some(unknown()));
+            work.order = order.map(|order| self.found(order));
         }
         self.enter(Sanitize::phase_of(work.order.as_ref()));
         if self.sanitize.is_running() && !work.has_thread {
             // Where there is no thread for it the next session tries again.
             work.has_thread = self.begin(None, None);
         }
+    }
+
+    /// An order that was kept and that nobody carries out now. A SANITIZE goes on; a format that was interrupted has
+    /// failed, as with a disk that has lost power: whoever has restored the volume since would lose that. So has
+    /// either on a medium that another host may have used meanwhile.
+    fn found(&self, order: Order) -> Order {
+        let remote = self.units().iter().any(|unit| unit.features.remote);
+        let failed = order.failed || order.is_format() || remote;
+        Order { failed, ..order }
     }
 
     /// All its units know what it is in. With the lock of the work held.
@@ -399,7 +410,7 @@ impl Volume {
             Some(_) if is_new => self.keep(order.as_ref()),
             Some(records) => match kept(&**records, self.uuid()) {
                 Ok(order) => {
-                    self.sanitize.work.lock().order = order;
+                    self.sanitize.work.lock().order = order.map(|order| self.found(order));
                     true
                 }
                 Err(()) => false,

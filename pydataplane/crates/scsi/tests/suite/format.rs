@@ -53,7 +53,7 @@ fn after_it_all_reads_as_zeros() {
 }
 
 #[test]
-fn nothing_else_is_done_while_it_runs_and_the_next_process_ends_it() {
+fn nothing_else_is_done_while_it_runs_and_the_next_process_does_not_go_on() {
     let (disk, keeper, mut unit) = unit();
     let mut other = kept_unit(&disk, &keeper, LunOptions::default());
     let held = keeper.gate.lock();
@@ -80,10 +80,11 @@ fn nothing_else_is_done_while_it_runs_and_the_next_process_ends_it() {
     drop((unit, other));
     let text = r#"{"method": "format", "block_size": 512, "unrestricted": false, "failed": false}"#;
     *keeper.text.lock() = Some(text.to_owned());
-    let held = keeper.gate.lock();
+    // What was restored since would be lost.
     let mut unit = kept_unit(&disk, &keeper, LunOptions::default());
-    assert_eq!(unit.run(&[0; 6]).sense(), IN_PROGRESS);
-    drop(held);
+    assert_eq!(unit.run(&[0; 6]).sense(), CORRUPTED);
+    assert_eq!(medium(&disk)[5 * 512..6 * 512], [7; 512]);
+    unit.run(&FORMAT).good();
     assert_eq!(settled(&mut unit), None);
     assert!(medium(&disk) == vec![0; BLOCKS as usize * 512]);
     assert_eq!(*keeper.text.lock(), None);

@@ -44,6 +44,7 @@ pub fn features() -> impl Strategy<Value = Features> {
         optimal_blocks: unmap_granularity,
         max_blocks,
         boot: None,
+        remote: false,
     })
 }
 

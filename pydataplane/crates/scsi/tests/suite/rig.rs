@@ -29,6 +29,7 @@ pub const ALL_FEATURES: Features = Features {
     optimal_blocks: 0,
     max_blocks: 0,
     boot: None,
+    remote: false,
 };
 
 /// A bdev's face; its channel is a [`DiskChannel`].

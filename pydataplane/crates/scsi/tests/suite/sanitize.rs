@@ -3,9 +3,11 @@
 use crate::rig::*;
 use crate::unit::{DEADLINE, Unit};
 use bdev::testing::Holes;
-use bdev::{Bdev, Malloc, MallocOptions, SyncChannel};
+use bdev::{Bdev, Channel, Features, Geometry, Malloc, MallocOptions, OpenError, SyncChannel};
 use parking_lot::{Mutex, MutexGuard};
+use reactor::IoContext;
 use scsi::{LunOptions, Outcome, Record, RecordKeeper, Status, Task};
+use serde_json::Value;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -226,6 +228,52 @@ fn what_a_process_did_not_end_the_next_one_does() {
     assert_eq!(settled(&mut unit), None);
     assert_eq!(medium(&disk), vec![0; BLOCKS as usize * 512]);
     assert_eq!(*keeper.text.lock(), None);
+}
+
+/// As if on a server.
+struct Remote(Arc<dyn Bdev>);
+
+impl Bdev for Remote {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+    fn aliases(&self) -> Vec<String> {
+        self.0.aliases()
+    }
+    fn uuid(&self) -> Uuid {
+        self.0.uuid()
+    }
+    fn product_name(&self) -> &'static str {
+        self.0.product_name()
+    }
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+    fn features(&self) -> Features {
+        Features { remote: true, ..self.0.features() }
+    }
+    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
+        self.0.open(io)
+    }
+    fn driver_specific(&self) -> Value {
+        self.0.driver_specific()
+    }
+}
+
+#[test]
+fn what_another_host_may_have_used_meanwhile_is_not_erased_without_a_new_order() {
+    let (disk, keeper, unit) = unit();
+    drop(unit);
+    let text =
+        r#"{"method": "block-erase", "block_size": 512, "unrestricted": true, "failed": false}"#;
+    *keeper.text.lock() = Some(text.to_owned());
+    let remote: Arc<dyn Bdev> = Arc::new(Remote(Arc::clone(&disk)));
+    let mut unit = kept_unit(&remote, &keeper, LunOptions::default());
+    assert_eq!(settled(&mut unit), Some(FAILED));
+    assert_eq!(medium(&disk)[..512], [0xA5; 512]);
+    unit.run(&EXIT).good();
+    assert_eq!(settled(&mut unit), None);
+    assert_eq!(medium(&disk)[..512], [0xA5; 512]);
 }
 
 #[test]
