@@ -28,7 +28,7 @@ BACKENDS = {
     "thick": "a thick volume of an lvstore",
     "thin": "a thin one",
     "rbd": "an image of Ceph, or a volume of a pool: `bdev_rbd_create`, `virtlun pool`",
-    "iscsi": "a LUN of an iSCSI target, here a thin one of tgt: `bdev_iscsi_create`",
+    "iscsi": "a LUN, here a thin one of tgt, or of a pool: `bdev_iscsi_create`, `virtlun pool`",
     "nbd": "an export of an NBD server, here nbdkit on a file: `virtlun_nbd_create`",
 }
 """Columns, and what they are."""
@@ -83,6 +83,8 @@ _RBD, _POOLS = "tests/target/test_rbd.py::test_", "tests/target/test_rbd_pools.p
 _ISCSI, _NBD = "tests/target/test_iscsi.py::test_", "tests/target/test_nbd.py::test_"
 _ANSWERS = "tests/target/test_iscsi_answers.py::test_"
 _NETWORK = "tests/libvirt/test_network_disks.py::test_"
+_ISCSI_DISKS = "tests/libvirt/test_iscsi_disks.py::test_"
+_ISCSI_POOLS = "tests/target/test_iscsi_pools.py::test_"
 _LOCAL = ("memory", "file", "thick", "thin")
 _VOLUMES = ("thick", "thin")
 
@@ -129,12 +131,9 @@ SHOWN = (
             "file": _yes(
                 "tests/target/test_flush_error_lasts.py::test_it_is_told_until_it_is_cleared"
             ),
-            **_of(
-                _VOLUMES,
-                _yes(
-                    "tests/target/test_flush_error.py::"
-                    "test_a_lost_write_is_told_to_all_users_of_the_disk_until_it_is_cleared"
-                ),
+            "thin": _yes(
+                "tests/target/test_flush_error.py::"
+                "test_what_the_lvstore_s_own_flush_loses_is_told_to_its_volumes"
             ),
             "iscsi": _yes(f"{_ANSWERS}a_flush_that_fails_is_remembered_until_it_is_cleared"),
             "nbd": _yes(f"{_NBD}a_flush_that_fails_is_remembered_until_it_is_cleared"),
@@ -143,10 +142,6 @@ SHOWN = (
     Row(
         "its own protection information, from the guest to the medium",
         {
-            "memory": _yes(
-                "tests/target/test_protection.py::"
-                "test_an_lvstore_lies_on_it_and_an_upgrade_keeps_what_is_in_memory"
-            ),
             "file": _yes(
                 "tests/target/test_protection.py::"
                 "test_a_guest_reads_and_writes_blocks_with_their_tuples"
@@ -179,8 +174,9 @@ SHOWN = (
     ),
     Row(
         "snapshots, and clones of them",
-        _of(("memory", "file", "iscsi", "nbd"), NOT_THERE)
+        _of(("memory", "file", "nbd"), NOT_THERE)
         | {
+            "iscsi": _no(f"{_ISCSI_POOLS}what_the_array_does_is_refused_in_a_sentence"),
             "thick": _yes(
                 "tests/target/test_encrypted_lvols.py::test_snapshots_and_clones_have_its_key"
             ),
@@ -203,8 +199,9 @@ SHOWN = (
     ),
     Row(
         "`virsh attach-disk`, by the name of a volume",
-        _of(("memory", "file", "iscsi", "nbd"), NOT_THERE)
+        _of(("memory", "file", "nbd"), NOT_THERE)
         | {
+            "iscsi": _yes(f"{_ISCSI_DISKS}luns_of_a_pool_are_attached_by_plain_virsh"),
             "thick": _yes("tests/libvirt/test_blk.py::test_attach_and_detach_with_plain_virsh"),
             "thin": _yes(
                 "tests/libvirt/test_iotune.py::"
@@ -218,8 +215,9 @@ SHOWN = (
     ),
     Row(
         "`<source protocol=...>`, as QEMU's own disks have it",
-        _of((*_LOCAL, "iscsi"), NOT_THERE)
+        _of(_LOCAL, NOT_THERE)
         | {
+            "iscsi": _yes(f"{_ISCSI_DISKS}a_lun_that_libvirt_names_is_served_by_the_target"),
             "rbd": _yes(f"{_NETWORK}a_disk_of_a_cloud_is_served_by_the_target"),
             "nbd": _yes(f"{_NETWORK}an_export_of_an_nbd_server"),
         },
@@ -228,9 +226,6 @@ SHOWN = (
         "live migration, where both hosts have it",
         _of(("memory",), NOT_THERE)
         | {
-            "thick": _yes(
-                "tests/libvirt/test_migration.py::test_there_and_back_with_the_clients_own_xml"
-            ),
             "rbd": _yes(
                 "tests/libvirt/test_ceph_migration.py::"
                 "test_a_running_guest_goes_to_another_host_and_its_lock_with_it"
@@ -272,14 +267,17 @@ SHOWN = (
     ),
     Row(
         "a store of volumes that people name",
-        _of(("memory", "file", "iscsi", "nbd"), NOT_THERE)
+        _of(("memory", "file", "nbd"), NOT_THERE)
         | _of(
             _VOLUMES,
             _yes(
                 "tests/target/test_cli.py::test_lvstores_and_volumes_are_made_listed_changed_and_deleted"
             ),
         )
-        | {"rbd": _yes(f"{_POOLS}the_command_adds_a_pool_and_makes_volumes_in_it")},
+        | {
+            "iscsi": _yes(f"{_ISCSI_POOLS}luns_are_volumes_that_are_open_while_somebody_uses_them"),
+            "rbd": _yes(f"{_POOLS}the_command_adds_a_pool_and_makes_volumes_in_it"),
+        },
     ),
     Row(
         "a StorageClass of Kubernetes",
