@@ -66,6 +66,7 @@ class Target(Protocol):
     r2t: int
     h2c: int
     c2h: int
+    padding: int
     alignment: int
     success: bool
     wrong_digest: int
@@ -191,6 +192,8 @@ class Connection:
 
     def _send(self, kind: int, flags: int, rest: bytes, data: bytes = b"") -> None:
         begin = 24 + (4 if self._flags & 1 else 0)
+        padding = bytes([0xA5]) * (self.target.padding if data else 0)
+        begin += len(padding)
         length = begin + len(data)
         if self._flags & 1:
             flags |= HDGST
@@ -201,7 +204,7 @@ class Connection:
         pdu = header
         if flags & HDGST:
             pdu += crc32c(header)
-        pdu += data
+        pdu += padding + data
         if flags & DDGST:
             digest = crc32c(data)
             if self.target.wrong_digest:

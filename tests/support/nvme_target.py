@@ -140,6 +140,11 @@ class NvmeTarget:
     """So many PDUs of data have a wrong digest."""
     wrong: Callable[[bytes], bytes] = field(default=lambda pdu: pdu)
     """What becomes of each PDU that is sent."""
+    padding: int = 0
+    """Bytes between a header and its data, of what the host reads."""
+    model_name: str = "virtlun's model"
+    through: threading.Event | None = None
+    """Is as Linux's target with a connection that ends, by whomever: waits for this, and resets it."""
     authentication: bool = False
     problems: list[str] = field(default_factory=list)
     """What the host has sent that it must not."""
@@ -318,7 +323,7 @@ class NvmeTarget:
     def _identify(self, cns: int, nsid: int) -> Answer:
         page = bytearray(4096)
         if cns == 1:
-            page[4:24], page[24:64] = b"model".ljust(20), b"virtlun's model".ljust(40)
+            page[4:24], page[24:64] = b"model".ljust(20), self.model_name.encode().ljust(40)
             page[76], page[77] = (8 if self.ana else 0), self.mdts
             events = (0x100 if self.tells else 0) | (0x800 if self.ana else 0)
             page[92:96] = events.to_bytes(4, "little")
@@ -391,5 +396,7 @@ def _serve(target: NvmeTarget, sock: socket.socket, port: int) -> None:
     try:
         connection.serve()
     finally:
+        if target.through is not None:
+            target.through.wait(60)
         target.connections.remove(connection)
-        connection.close()
+        connection.close(reset=target.through is not None)

@@ -92,6 +92,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "digests": {"hdgst": True, "ddgst": True},
     "in pieces": {"r2t": 5 * 4096, "h2c": 4096, "c2h": 4096, "success": False, "in_capsule": 0},
+    "padded": {"padding": 40, "c2h": 4096},
     "4096": {"block_size": 4096, "alignment": 31, "mdts": 1, "queues": 3},
     "aligned, with digests": {"alignment": 20, "hdgst": True, "ddgst": True, "r2t": 65536 - 512},
 }
@@ -241,19 +242,33 @@ class Unanswered:
 
     def __init__(self, model: NvmeTarget) -> None:
         self.model, self.held = model, threading.Event()
+        self.order: list[str] = []
+        """What became of it, and the first bytes of each WRITE that came after it."""
         model.answering = self.answer
 
     def answer(self, command: Command, usual: Callable[[Command], Answer]) -> Answer | None:
         """See `NvmeTarget.answering`."""
+        if command.opcode == WRITE and self.held.is_set():
+            self.order.append(command.data[:1].decode())
         if command.opcode != WRITE or self.held.is_set():
             return usual(command)
+        self.command, self.usual = command, usual
         self.held.set()
         return None
 
+    def carry_out(self) -> None:
+        """Carries it out after all, as a disk does that took its time."""
+        self.usual(self.command)
+        self.order.append("late")
 
-def test_a_write_that_is_not_answered_is_sent_again_once_the_controller_is_disabled(
-    target: Target,
+
+@pytest.mark.parametrize(
+    "lost", [{"queue": 1}, at_night({}), at_night({"reset": True})], ids=["queue", "all", "reset"]
+)
+def test_a_write_that_is_carried_out_late_undoes_nothing(
+    target: Target, lost: dict[str, Any]
 ) -> None:
+    hurry(target)
     with NvmeTarget() as model:
         attach_controller(target, model)
         attach(target, "NVME0n1")
@@ -261,14 +276,34 @@ def test_a_write_that_is_not_answered_is_sent_again_once_the_controller_is_disab
             write = Unanswered(model)
             head = guest.send("submit", cdb=write_ten(5), data_out=b"x" * BLOCK)["head"]
             assert write.held.wait(20)
-            model.drop(queue=1)
+            model.drop(**lost)
+            late = threading.Timer(KEEP_ALIVE_MS / 1000, write.carry_out)
+            late.start()
             assert guest.send("wait", head=head)["status"] == GOOD
-            first = model.controllers[0]
-            assert first.configuration & 1 == 0, "it was not disabled before"
-            assert len(model.seen(WRITE)) == 2
-            assert guest.read(5, 1) == b"x" * BLOCK
+            guest.write(5, b"y" * BLOCK)
+            late.join()
+            assert write.order == ["late", "x", "y"]
+            assert guest.read(5, 1) == b"y" * BLOCK
         made = shown(target)
         assert (made["connections"], made["ctrlr_data"]["cntlid"]) == (2, 2)
+
+
+def test_linuxs_target_is_waited_for_until_it_is_through(target: Target) -> None:
+    through = threading.Event()
+    # By its time alone that would take minutes.
+    target.rpc("bdev_nvme_set_options", keep_alive_timeout_ms=60_000, timeout_us=300_000)
+    with NvmeTarget(model_name="Linux", through=through) as model:
+        attach_controller(target, model)
+        attach(target, "NVME0n1")
+        with connected(target) as guest:
+            write = Unanswered(model)
+            head = guest.send("submit", cdb=write_ten(5), data_out=b"x" * BLOCK)["head"]
+            assert write.held.wait(20)
+            until(lambda: not shown(target)["connected"], "it is lost")
+            write.carry_out()
+            through.set()
+            assert guest.send("wait", head=head)["status"] == GOOD
+            assert write.order == ["late", "x"]
 
 
 def test_a_write_that_may_still_be_carried_out_is_waited_for_and_a_read_is_not(
@@ -286,7 +321,7 @@ def test_a_write_that_may_still_be_carried_out_is_waited_for_and_a_read_is_not(
             model.drop(reset=True)
             assert guest.send("wait", head=head)["status"] == GOOD
             (_, second) = model.seen(WRITE)
-            assert second.at - lost >= 2 * KEEP_ALIVE_MS / 1000
+            assert second.at - lost >= 3 * KEEP_ALIVE_MS / 1000
             # Of reads alone nothing has to be waited for.
             held = threading.Event()
 
@@ -497,7 +532,7 @@ def test_a_write_in_doubt_on_a_lost_path_is_not_overtaken_by_another(target: Tar
             assert (other.lba, other.port) == (9, 1)
             assert guest.send("wait", head=head)["status"] == GOOD
             again = model.seen(WRITE)[-1]
-            assert again.lba == 5 and again.at - lost >= 2 * KEEP_ALIVE_MS / 1000
+            assert again.lba == 5 and again.at - lost >= 3 * KEEP_ALIVE_MS / 1000
 
 
 def test_a_path_that_leads_elsewhere_is_refused(target: Target) -> None:

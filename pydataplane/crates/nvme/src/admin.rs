@@ -23,6 +23,8 @@ const STATUS: u32 = 4;
 
 /// How often namespaces are looked at whose controller does not tell of changes.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How long a look may take, of as many commands as it is; a keep-alive timeout where that is longer.
+const LOOK_WITHIN: Duration = Duration::from_secs(10);
 
 /// What a look asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +65,8 @@ pub(crate) struct Admin {
     wants_groups: bool,
     wants_namespaces: bool,
     looked: Instant,
+    /// When the look that is under way has begun.
+    asked: Instant,
 }
 
 impl Admin {
@@ -92,6 +96,7 @@ impl Admin {
             wants_groups: false,
             wants_namespaces: false,
             looked: now,
+            asked: now,
         };
         admin.ask(command::async_event(), Data::None, EVENT);
         Ok(admin)
@@ -128,6 +133,9 @@ impl Admin {
             let seconds = self.keep_alive.as_secs_f32();
             return Err(format!("it has not answered Keep Alive for {seconds} s"));
         }
+        if self.look.is_some() && now - self.asked >= self.keep_alive.max(LOOK_WITHIN) {
+            return Err("it has not answered Identify or Get Log Page for too long".to_owned());
+        }
         if !self.waits && since >= self.keep_alive / 2 {
             (self.kept, self.waits) = (now, true);
             self.ask(command::keep_alive(), Data::None, KEEP_ALIVE);
@@ -135,16 +143,20 @@ impl Admin {
         self.wants_namespaces |= !self.tells_namespaces && now - self.looked >= LOOK_EVERY;
         if self.look.is_none() && self.wants_groups {
             self.wants_groups = false;
+            self.asked = now;
             self.begin(Look::Ana, shared);
         } else if self.look.is_none() && self.wants_namespaces {
             self.wants_namespaces = false;
-            self.looked = now;
+            (self.looked, self.asked) = (now, now);
             self.begin(Look::Changed, shared);
         }
+        // The thread may sleep from here on.
+        self.queue.pump();
         let kept = self.kept + if self.waits { self.keep_alive } else { self.keep_alive / 2 };
-        Ok(match self.tells_namespaces {
-            true => kept,
-            false => kept.min(self.looked + LOOK_EVERY),
+        Ok(match self.look {
+            Some(_) => kept.min(self.asked + self.keep_alive.max(LOOK_WITHIN)),
+            None if self.tells_namespaces => kept,
+            None => kept.min(self.looked + LOOK_EVERY),
         })
     }
 

@@ -59,7 +59,6 @@ pub(crate) mod property {
     pub const STATUS: u32 = 0x1C;
     /// Configuration: commands of 64 bytes, completions of 16, the NVM command set.
     pub const ENABLE: u32 = 6 << 16 | 4 << 20 | 1;
-    pub const DISABLE: u32 = ENABLE & !1;
     pub const SHUTDOWN: u32 = ENABLE | 1 << 14;
 }
 

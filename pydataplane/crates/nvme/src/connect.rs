@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use bdev::AlignedBuf;
 use guestmem::{IoVec, Sg};
 use reactor::{IoContext, stream};
+use rustix::net::sockopt;
 use uuid::Uuid;
 
 use crate::address::Address;
@@ -25,7 +26,10 @@ const READY_POLL: Duration = Duration::from_millis(20);
 /// Longest wait of the thread for an answer, in microseconds, before it looks at the clock.
 const WAIT_US: u64 = 50_000;
 
-/// Of CC: what a controller may ask to be told of.
+/// Added to the time in which a controller notices that it hears nothing, for what is under way in the network.
+const MARGIN: Duration = Duration::from_secs(1);
+
+/// Of Asynchronous Event Configuration (Set Features, 0Bh): what a controller may tell of.
 const EVENT_NAMESPACES: u32 = 1 << 8;
 const EVENT_ANA: u32 = 1 << 11;
 
@@ -53,8 +57,6 @@ pub(crate) struct Association {
     /// Asymmetric access; `None`: all namespaces are there.
     pub groups: Option<Groups>,
     pub keep_alive: Duration,
-    /// How long it may take to be disabled.
-    pub ready_within: Duration,
 }
 
 impl std::fmt::Debug for Association {
@@ -77,12 +79,16 @@ pub(crate) fn establish(
     let id = admin.connect(identity, 0, ADMIN_ENTRIES, None)?;
     let capabilities = admin.property(property::CAPABILITIES, true)?;
     let entries = (capabilities as u16).saturating_add(1).clamp(2, DEPTH);
-    // CAP.TO, in steps of half a second.
-    let ready_within = Duration::from_millis((capabilities >> 24 & 0xFF) * 500);
     admin.enable()?;
     let mut data = Box::new([0; IDENTIFY_LEN]);
     admin.identify(identify::CONTROLLER, 0, &mut data)?;
     let controller = Controller::parse(&data, (capabilities >> 48 & 0xF) as u32)?;
+    if controller.keep_alive_step_ms == 0 {
+        return Err(
+            "its controller has no Keep Alive (KAS), without which nobody knows when it has ended what it had to do"
+                .to_owned(),
+        );
+    }
     let names = Names::parse(&data);
     let namespaces = admin.namespaces(identity, &names, &mut data)?;
     let groups = match controller.ana {
@@ -113,17 +119,17 @@ pub(crate) fn establish(
     }
     let keep_alive = identity.keep_alive;
     let admin = admin.into_link()?;
-    Ok(Association {
-        admin,
-        queues,
-        id,
-        controller,
-        names,
-        namespaces,
-        groups,
-        keep_alive,
-        ready_within,
-    })
+    Ok(Association { admin, queues, id, controller, names, namespaces, groups, keep_alive })
+}
+
+/// How long a controller that hears nothing more of this host may still carry out what it has: three times the
+/// keep-alive timeout, twice where it does not count commands for it (TBKAS), and the time to quiesce that it tells (CQT);
+/// base specification 2.1, 9.6, as TP4129 has it. The timeout is in steps of the controller's (KAS), rounded up.
+pub(crate) fn expires(keep_alive: Duration, of: &Controller) -> Duration {
+    let step = of.keep_alive_step_ms.max(1);
+    let kept = Duration::from_millis((keep_alive.as_millis() as u64).next_multiple_of(step));
+    let times = if of.traffic_based { 3 } else { 2 };
+    kept * times + Duration::from_millis(of.quiesce_ms) + MARGIN
 }
 
 /// A connection that one command at a time goes over.
@@ -147,6 +153,9 @@ impl<'a> Talk<'a> {
         let left = end.saturating_duration_since(Instant::now());
         let fd = stream::connect_tcp(&address.0, left.max(Duration::from_millis(1)))
             .map_err(|e| format!("it cannot be connected to: {e}"))?;
+        // Closing it resets it, also when this process is killed: the kernel is not to send on what the controller
+        // would carry out later.
+        sockopt::set_socket_linger(&fd, Some(Duration::ZERO)).map_err(|e| e.to_string())?;
         let Identity { header_digest, data_digest, .. } = *identity;
         let request = init_request(header_digest, data_digest);
         let failed = |e| format!("it does not answer as a controller over TCP does: {e}");
@@ -218,7 +227,8 @@ impl<'a> Talk<'a> {
         let keep_alive = if number == 0 { keep_alive.as_millis() as u32 } else { 0 };
         let command = command::connect(number, entries, keep_alive);
         let told = self.ask("Connect", command, Some((false, CONNECT_LEN)))?.result;
-        if told >> 16 & 3 != 0 {
+        // ATR or ASCR.
+        if told >> 17 & 3 != 0 {
             return Err(
                 "it wants this host to authenticate (DH-HMAC-CHAP), which is not supported".into(),
             );
@@ -311,5 +321,27 @@ impl<'a> Talk<'a> {
 
     fn into_link(self) -> Result<Link, String> {
         self.queue.into_link().ok_or_else(|| "it sends what was not asked for".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identify::tests::controller_data;
+
+    #[test]
+    fn a_controller_is_waited_for_as_long_as_it_may_need_to_notice_and_to_quiesce() {
+        let of = |ms, traffic_based: bool, step, quiesce_ms: u16| {
+            let mut data = controller_data();
+            (data[96], data[320]) = (u8::from(traffic_based) << 6, step);
+            data[386..388].copy_from_slice(&quiesce_ms.to_le_bytes());
+            let controller = Controller::parse(&data, 0).unwrap();
+            expires(Duration::from_millis(ms), &controller) - MARGIN
+        };
+        assert_eq!(of(10_000, true, 10, 0), Duration::from_secs(30));
+        assert_eq!(of(10_000, false, 10, 0), Duration::from_secs(20));
+        assert_eq!(of(10_000, false, 1, 1500), Duration::from_millis(21_500));
+        // Rounded up to its steps, as it does.
+        assert_eq!(of(1100, true, 10, 0), Duration::from_secs(6));
     }
 }

@@ -124,7 +124,13 @@ pub(crate) struct Desk {
     held: usize,
     count: u64,
     serial: u64,
-    /// Changes that were answered, and how many of them a flush has made durable.
+    /// By namespace: changes that were answered, and how many of them a flush has made durable.
+    cached: Vec<Cached>,
+}
+
+/// What a volatile cache may have of a namespace.
+#[derive(Clone, Copy, Default)]
+struct Cached {
     changes: u64,
     flushed: u64,
 }
@@ -157,6 +163,7 @@ impl Desk {
             list: [IoVec::EMPTY],
         };
         let depth = usize::from(DEPTH);
+        let cached = vec![Cached::default(); units.len()];
         Desk {
             asks: Slots::new(DEPTH, ask),
             parts: Slots::new(DEPTH, part),
@@ -169,8 +176,7 @@ impl Desk {
             held: 0,
             count: 0,
             serial: 0,
-            changes: 0,
-            flushed: 0,
+            cached,
         }
     }
 
@@ -193,13 +199,14 @@ impl Desk {
             self.asks.take();
             self.count += 1;
             let block_size = self.units[usize::from(carried.unit)].block_size();
+            let changes = self.cached[usize::from(carried.unit)].changes;
             let ask = &mut self.asks[at];
             ask.bytes = match carried.io.op {
                 // One command.
                 Op::Flush => 1,
                 _ => carried.io.blocks * block_size,
             };
-            (ask.number, ask.since, ask.changes) = (self.count, now, self.changes);
+            (ask.number, ask.since, ask.changes) = (self.count, now, changes);
             (ask.cut, ask.parts, ask.flushing, ask.error) = (0, 0, false, None);
             ask.carried = Some(carried);
             let held = self.has_to_wait(at);
@@ -403,10 +410,11 @@ impl Desk {
         let is_fused = matches!(kind, Kind::Compare(_) | Kind::WriteIf);
         match verdict {
             Verdict::Done => {
+                let cached = &mut self.cached[usize::from(unit)];
                 if of == Op::Flush {
-                    self.flushed = self.flushed.max(ask.changes);
+                    cached.flushed = cached.flushed.max(ask.changes);
                 } else if op.is_write() && self.cache && !self.write_through && !fua {
-                    self.changes += 1;
+                    cached.changes += 1;
                 }
                 self.over(at, None);
             }
@@ -601,6 +609,10 @@ impl Desk {
 
     /// Whether something was answered that no flush has made durable. The next call only knows of what comes then.
     pub(crate) fn take_unflushed(&mut self) -> bool {
-        std::mem::replace(&mut self.flushed, self.changes) < self.changes
+        let mut any = false;
+        for cached in &mut self.cached {
+            any |= std::mem::replace(&mut cached.flushed, cached.changes) < cached.changes;
+        }
+        any
     }
 }

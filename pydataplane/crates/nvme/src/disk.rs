@@ -387,7 +387,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Uses a path no more; what is in flight there is waited for, or goes another way.
+    /// Uses a path no more, once what is in flight there is over.
     pub fn remove_path(&self, address: Address) {
         self.order(Order::Remove(address));
     }
@@ -501,17 +501,20 @@ impl Disk {
         &self.controller.shared.units[self.unit]
     }
 
-    /// Lets flushes through again after one has failed, if the target flushes now. Returns what was latched.
-    /// What was written before that failure may be lost all the same.
+    /// Lets flushes of all namespaces of the controller through again after one has failed, if the target flushes
+    /// them now. Returns what was latched. What was written before that failure may be lost all the same.
     ///
     /// # Errors
     /// The flush fails again, or cannot be tried; then the latch stays.
     pub fn clear_flush_failure(&self) -> Result<Option<FlushFailure>, String> {
         let latch = &self.controller.shared.latch;
         let failure = latch.clear();
-        let flushed = SyncChannel::open(self)
-            .map_err(|e| e.to_string())
-            .and_then(|mut channel| channel.flush().map_err(|e| e.to_string()));
+        let flush = |unit| {
+            let disk = Disk::new(&self.controller, unit);
+            let mut channel = SyncChannel::open(&disk).map_err(|e| e.to_string())?;
+            channel.flush().map_err(|e| e.to_string())
+        };
+        let flushed = (0..self.controller.shared.units.len()).try_for_each(flush);
         if let (Err(_), Some(failure)) = (&flushed, failure) {
             latch.restore(failure);
         }

@@ -117,6 +117,13 @@ impl Names {
             firmware: text(&data[64..72]),
         }
     }
+
+    /// Whether it resets a connection that its host has half closed, once it is through with all that came over it, and
+    /// not before: Linux's target, which has this model unless somebody gave it another, waits for the queue's
+    /// commands (nvmet_sq_destroy) and then closes a socket that does not linger.
+    pub(crate) fn resets_when_through(&self) -> bool {
+        self.model == "Linux"
+    }
 }
 
 /// A namespace, as it was found.
@@ -323,7 +330,7 @@ pub(crate) mod tests {
         data
     }
 
-    fn controller_data() -> [u8; IDENTIFY_LEN] {
+    pub(crate) fn controller_data() -> [u8; IDENTIFY_LEN] {
         let mut data = [0; IDENTIFY_LEN];
         (data[512], data[513]) = (0x66, 0x44);
         data

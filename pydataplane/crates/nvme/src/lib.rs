@@ -16,11 +16,11 @@
 //!   I/Os that change the same blocks are never in flight together, so what is sent again cannot undo what was
 //!   answered;
 //! - a change that the controller may have seen is not sent again, nor anything instead of it, before nothing can be
-//!   carried out any more of the association that it was sent in. That is so when the controller was disabled, by
-//!   its admin queue, and says so (CC.EN, CSTS.RDY); or has ended all connections of the association in order,
-//!   which a target does when it is through with it; or when the time is over in which a controller has to notice
-//!   that it hears nothing of its host: twice the keep-alive timeout, once with its steps where commands do not count
-//!   for it (TBKAS), and the time that it takes to quiesce (CQT), as far as it tells that. Reads do not wait for it,
+//!   carried out any more of the association that it was sent in. That is so when the time is over in which a
+//!   controller has to notice that it hears nothing of its host, and to quiesce (TP4129, in base specification 2.1,
+//!   9.6), counted from when this host has reset all connections. What the controller says does not make it shorter:
+//!   Linux's target says that it is disabled, and closes connections, while its disks still write. But once it is
+//!   through with a queue it resets a connection that was half closed, which is believed. Reads do not wait for it,
 //!   and other I/O goes by another path meanwhile;
 //! - of a Compare and Write nobody knows whether it found what it wrote: it fails as aborted;
 //! - a Flush stands for writes that were answered before. Where a target that comes back may have lost those, each

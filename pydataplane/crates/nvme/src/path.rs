@@ -1,8 +1,8 @@
 //! A path: an association with a controller, its end, and the next one.
 //!
-//! [`Path::step`] goes from `Up` to `Ending`, where the kernel lets go of what is in flight and the controller is
-//! disabled, by the admin queue if that is still there; to `Fencing`, where the controller has to notice by itself
-//! that this host is gone; to `Down`, where a thread connects anew.
+//! [`Path::step`] goes from `Up` to `Ending`, where the kernel lets go of what is in flight; to `Fencing`, where the
+//! controller may still carry it out; to `Down`, where a thread connects anew. A path that is detached is used for what
+//! is in flight until that is over, and then goes to `ShuttingDown` before it ends.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -13,16 +13,14 @@ use crate::address::Address;
 use crate::admin::{Admin, Heard};
 use crate::ana::{AnaState, Groups};
 use crate::command::property;
-use crate::connect::{Association, establish};
+use crate::connect::{Association, establish, expires};
 use crate::disk::PathInfo;
 use crate::queue::{End, Queue};
 use crate::worker::Desktop;
 
-/// How long a controller may take to be disabled, whatever it says.
-const DISABLE_WITHIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
-/// Added to the time in which a controller notices by itself, for what is under way in the network.
-const MARGIN: Duration = Duration::from_secs(1);
-/// Between two looks at how connections end, and whether a controller is disabled.
+/// How long a controller may take to be shut down.
+const SHUT_DOWN_WITHIN: Duration = Duration::from_secs(1);
+/// Between two looks at how connections end, and whether a controller is shut down.
 const END_POLL: Duration = Duration::from_millis(10);
 /// Between two looks whether I/O waits for too long.
 pub(crate) const LATE_POLL: Duration = Duration::from_millis(250);
@@ -30,9 +28,13 @@ pub(crate) const LATE_POLL: Duration = Duration::from_millis(250);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Up,
-    /// Until then the controller may take to be disabled; `None`: it cannot be asked.
-    Ending(Option<Instant>),
-    /// Until then it has to notice by itself.
+    /// Nothing is in flight; until then the controller may take to be shut down.
+    ShuttingDown(Instant),
+    /// The kernel has to let go of what is in flight.
+    Ending,
+    /// Until then the controller may tell that it is through, which it does by a reset.
+    Draining(Instant),
+    /// Until then it may still carry out what it has.
     Fencing(Instant),
     Down,
 }
@@ -49,14 +51,14 @@ pub(crate) struct Path {
     connections: u64,
     /// In which a controller that hears nothing ends the association, and all that it carries out.
     expires: Duration,
-    disable_within: Duration,
+    /// How long it may take to tell that it is through with all commands; `None`: it does not.
+    drains_within: Option<Duration>,
     /// By namespace of the controller: the group that it is in; `None`: it is not there.
     namespaces: Vec<Option<u32>>,
     groups: Option<Groups>,
     /// By namespace: I/O went there last.
     pub current: Vec<bool>,
     begun: Instant,
-    lost: Instant,
     /// What its queues had is collected; of that, something may still be carried out.
     collected: bool,
     unresolved: bool,
@@ -87,12 +89,11 @@ impl Path {
             id: 0,
             connections: 0,
             expires: Duration::ZERO,
-            disable_within: Duration::ZERO,
+            drains_within: None,
             namespaces: vec![None; units],
             groups: None,
             current: vec![false; units],
             begun: now,
-            lost: now,
             collected: true,
             unresolved: false,
             doubtful: false,
@@ -173,18 +174,14 @@ impl Path {
         }
         let of = &made.controller;
         let (kept, tells) = (made.keep_alive, of.tells_namespaces);
+        self.expires = expires(kept, of);
+        self.drains_within = made.names.resets_when_through().then_some(kept);
         let mut admin = Admin::new(made.admin, &with.io, with.now, kept, tells, made.names.serial)
             .map_err(failed)?;
         if made.groups.is_some() {
             // It may have changed before anything was to be told of.
             admin.want_groups();
         }
-        let expires = match of.traffic_based {
-            true => kept * 2,
-            false => kept + Duration::from_millis(of.keep_alive_step_ms),
-        };
-        self.expires = expires + Duration::from_millis(of.quiesce_ms) + MARGIN;
-        self.disable_within = made.ready_within.clamp(DISABLE_WITHIN.0, DISABLE_WITHIN.1);
         (self.queues, self.admin) = (queues, Some(admin));
         (self.namespaces, self.groups, self.id) = (namespaces, made.groups, made.id);
         (self.state, self.begun, self.asked) = (State::Up, with.now, None);
@@ -200,6 +197,10 @@ impl Path {
             }
         }
         with.changed = true;
+        with.shared.set_given_up(false);
+        if !with.others_up {
+            with.came_back(&self.address);
+        }
         Ok(())
     }
 
@@ -213,19 +214,37 @@ impl Path {
             tracing::warn!(controller = name, "the connection to {} is lost: {why}", self.address);
             self.problem = Some(format!("the connection is lost: {why}"));
         }
-        self.lost = with.now;
+        self.end(why, with);
+    }
+
+    /// Ends all connections. The controller is not disabled before: one that says that it is may still carry out what
+    /// it had (Linux's target does), and its keep-alive timer, by which it would end that, would not run any more.
+    fn end(&mut self, why: &str, with: &mut Desktop) {
         with.changed = true;
         self.queues.iter_mut().for_each(|queue| queue.leave(why));
-        let alive = self.admin.as_mut().filter(|admin| admin.queue.broken().is_none());
-        self.state = match alive {
-            Some(admin) => {
-                // A controller that is disabled carries nothing out any more (base specification 2.1, 3.6.3).
-                let value = if self.leaving { property::SHUTDOWN } else { property::DISABLE };
-                admin.configure(value);
-                State::Ending(Some(with.now + self.disable_within))
-            }
-            None => State::Ending(None),
-        };
+        if let Some(admin) = &mut self.admin {
+            admin.queue.leave(why);
+        }
+        self.state = State::Ending;
+    }
+
+    /// Is used no more, once what is in flight is over.
+    pub(crate) fn retire(&mut self, with: &mut Desktop) {
+        self.leaving = true;
+        with.changed = true;
+    }
+
+    /// Whether nothing is in flight on its queues for I/O.
+    fn is_quiet(&self) -> bool {
+        self.queues.iter().all(|queue| queue.talk.in_flight() == 0)
+    }
+
+    /// Shuts the controller down, as nothing is in flight.
+    fn shut_down(&mut self, with: &mut Desktop) {
+        if let Some(admin) = &mut self.admin {
+            admin.configure(property::SHUTDOWN);
+            self.state = State::ShuttingDown(with.now + SHUT_DOWN_WITHIN);
+        }
     }
 
     /// Hands the kernel what it can have.
@@ -279,18 +298,16 @@ impl Path {
                     self.namespaces[unit] = Some(group);
                     with.resize(unit, blocks);
                 }
-                // Asked for its status until it is disabled, or shut down.
+                // Asked for its status until it is shut down.
                 Heard::Configured(true) => self.asked = Some(with.now - END_POLL),
-                Heard::Configured(false) => return Err("it cannot be disabled".to_owned()),
-                Heard::Status(status) => {
-                    let (ready, shut_down) = (status & 1, status >> 2 & 3);
-                    if ready == 0 || shut_down == 2 {
-                        self.asked = None;
-                        self.state = State::Fencing(with.now);
-                    } else {
-                        self.asked = Some(with.now);
+                Heard::Configured(false) => return Err("it cannot be shut down".to_owned()),
+                Heard::Status(status) if status & 1 == 0 || status >> 2 & 3 == 2 => {
+                    self.asked = None;
+                    if let State::ShuttingDown(_) = self.state {
+                        self.state = State::ShuttingDown(with.now);
                     }
                 }
+                Heard::Status(_) => self.asked = Some(with.now),
             }
         }
         match admin.queue.broken() {
@@ -302,6 +319,10 @@ impl Path {
     /// Does what is due; when there is more to do.
     pub(crate) fn step(&mut self, with: &mut Desktop) -> Option<Instant> {
         match self.state {
+            State::Up if self.leaving && self.is_quiet() => {
+                self.shut_down(with);
+                Some(with.now + END_POLL)
+            }
             State::Up => {
                 let (now, shared) = (with.now, Arc::clone(&with.shared));
                 let due = self.admin.as_mut().map(|admin| admin.step(&shared, now));
@@ -313,10 +334,6 @@ impl Path {
                 }
                 match due {
                     Some(Err(why)) => {
-                        // It does not answer, so it is not asked to disable anything.
-                        if let Some(admin) = &mut self.admin {
-                            admin.queue.leave(&why);
-                        }
                         self.leave(&why, with);
                         Some(now)
                     }
@@ -328,15 +345,14 @@ impl Path {
                     None => None,
                 }
             }
-            State::Ending(until) => {
-                self.collect(with);
-                let lost = self.admin.as_ref().is_none_or(|admin| admin.queue.broken().is_some());
-                if lost || until.is_none_or(|until| until <= with.now) {
-                    if let Some(admin) = &mut self.admin {
-                        admin.queue.leave("its queues are lost");
-                    }
-                    self.state = State::Fencing(self.lost + self.expires);
-                } else if self.asked.is_some_and(|at| with.now - at >= END_POLL)
+            State::ShuttingDown(until) => {
+                let is_lost =
+                    self.admin.as_ref().is_none_or(|admin| admin.queue.broken().is_some());
+                if is_lost || until <= with.now {
+                    self.end("it is shut down", with);
+                    return Some(with.now);
+                }
+                if self.asked.is_some_and(|at| with.now - at >= END_POLL)
                     && let Some(admin) = &mut self.admin
                 {
                     self.asked = None;
@@ -344,7 +360,10 @@ impl Path {
                 }
                 Some(with.now + END_POLL)
             }
-            State::Fencing(until) => self.fence(until, with),
+            State::Ending => self.ended(with),
+            State::Draining(until) => self.drain(until, with),
+            State::Fencing(until) if with.now < until => Some(until),
+            State::Fencing(_) => self.gone(with),
             State::Down => self.connect(with),
         }
     }
@@ -366,20 +385,54 @@ impl Path {
         }
     }
 
-    /// Waits until nothing can be carried out any more that the controller has: it is disabled; or it has ended all
-    /// connections in order; or the time is over in which it has to notice that this host is gone.
-    fn fence(&mut self, until: Instant, with: &mut Desktop) -> Option<Instant> {
+    /// Waits until the kernel has let go of everything, and ends what can be ended at once.
+    fn ended(&mut self, with: &mut Desktop) -> Option<Instant> {
         self.collect(with);
-        let admin = self.admin.iter_mut().map(|admin| &mut admin.queue);
-        let ends: Vec<_> = self.queues.iter_mut().chain(admin).map(drain).collect();
-        let in_order = ends.iter().all(|end| *end == Some(End::InOrder));
-        let is_idle = self.collected && ends.iter().all(Option::is_some);
-        if !is_idle || self.unresolved && !in_order && with.now < until {
-            let waits = ends.iter().any(|end| matches!(end, None | Some(End::Open)));
-            return Some(if waits { with.now + END_POLL } else { until });
+        let is_idle = self.admin.as_ref().is_none_or(|admin| admin.queue.is_idle());
+        if !self.collected || !is_idle {
+            return Some(with.now + END_POLL);
         }
-        self.queues.clear();
         self.admin = None;
+        match self.drains_within {
+            _ if !self.unresolved => self.gone(with),
+            Some(within) => self.drain(with.now + within, with),
+            None => self.fence(with),
+        }
+    }
+
+    /// Waits until the controller tells of each queue that it is through with it.
+    fn drain(&mut self, until: Instant, with: &mut Desktop) -> Option<Instant> {
+        let mut all = true;
+        for queue in &mut self.queues {
+            match queue.drain() {
+                End::Reset => {}
+                End::Open => all = false,
+                End::Lost => return self.fence(with),
+            }
+        }
+        if all {
+            return self.gone(with);
+        }
+        if until <= with.now {
+            return self.fence(with);
+        }
+        self.state = State::Draining(until);
+        Some(with.now + END_POLL)
+    }
+
+    /// Waits until the controller must have ended all that it had. That time begins now: dropping the connections has
+    /// them be reset, so that the kernel sends nothing any more that the controller would take for a sign of this host.
+    fn fence(&mut self, with: &mut Desktop) -> Option<Instant> {
+        self.queues.clear();
+        let until = Instant::now() + self.expires;
+        self.state = State::Fencing(until);
+        with.changed = true;
+        Some(until)
+    }
+
+    /// Nothing can be carried out any more that the controller had.
+    fn gone(&mut self, with: &mut Desktop) -> Option<Instant> {
+        self.queues.clear();
         with.desk.release(self.number);
         (self.unresolved, self.doubtful) = (false, false);
         self.state = State::Down;
@@ -417,11 +470,8 @@ impl Path {
             Ok(Err(why)) => self.fail(why, with),
             Ok(Ok(made)) => {
                 self.connecting = None;
-                let only = !with.others_up;
-                match self.join(made, with) {
-                    Ok(()) if only => with.came_back(&self.address),
-                    Ok(()) => {}
-                    Err(why) => self.fail(why, with),
+                if let Err(why) = self.join(made, with) {
+                    self.fail(why, with);
                 }
             }
         }
@@ -441,11 +491,4 @@ impl Path {
         self.problem = Some(why);
         with.changed = true;
     }
-}
-
-/// How the other side has ended a connection; `None`: the kernel still has some of its memory.
-fn drain(queue: &mut Queue) -> Option<End> {
-    // One that is in use, as that of a controller that was disabled, is left first.
-    queue.leave("the association ends");
-    queue.is_idle().then(|| queue.drain())
 }

@@ -57,10 +57,12 @@ pub(crate) struct Link {
 pub(crate) enum End {
     /// Not yet.
     Open,
-    /// In order: it is through with all that it was sent.
-    InOrder,
-    /// Otherwise.
-    Broken,
+    /// By a reset, after it was told that nothing more comes. Linux's target does that once it is through with all that
+    /// it was sent.
+    Reset,
+    /// Otherwise. Of what it was sent that says nothing: Linux's target closes the connections of a controller that it
+    /// gives up, and carries out what it has all the same.
+    Lost,
 }
 
 /// Has the kernel let go of a connection when it is dropped: what waits on it ends.
@@ -89,6 +91,8 @@ pub(crate) struct Queue {
     /// Why the connection is of no more use.
     why: Option<String>,
     end: End,
+    /// The other side was told that nothing more comes.
+    half_closed: bool,
 }
 
 impl Queue {
@@ -106,6 +110,7 @@ impl Queue {
             listens,
             why: None,
             end: End::Open,
+            half_closed: false,
         })
     }
 
@@ -190,7 +195,7 @@ impl Queue {
             }
             (RECEIVE, Ok(0)) => {
                 self.receives.out = false;
-                self.end = End::InOrder;
+                self.end = End::Lost;
                 self.leave("the controller has closed it");
             }
             (RECEIVE, Ok(bytes)) => {
@@ -210,7 +215,11 @@ impl Queue {
                 self.failed(result);
             }
             // Of no such kind of cancellation (before Linux 5.19).
-            _ if result == -libc::EINVAL => _ = shutdown(&*self.fd, Shutdown::Both),
+            _ if result == -libc::EINVAL => {
+                // What is read from then on is no word of the other side's.
+                self.end = End::Lost;
+                _ = shutdown(&*self.fd, Shutdown::Both);
+            }
             _ => {}
         }
     }
@@ -220,32 +229,31 @@ impl Queue {
         if [-libc::EINTR, -libc::EAGAIN, -libc::ECANCELED].contains(&result) {
             return;
         }
-        self.end = match -result {
-            // Something was sent to one that was closed in order before (Linux's tcp_reset).
-            libc::EPIPE => End::InOrder,
-            libc::ECONNRESET | libc::ETIMEDOUT => End::Broken,
-            _ => self.end,
-        };
+        self.end = End::Lost;
         self.leave(std::io::Error::from_raw_os_error(-result));
     }
 
-    /// Goes on with the end of a connection that nothing is in flight on: tells the other side that nothing more
-    /// comes, and reads what it still says. How it has ended it.
+    /// Goes on with the end of a connection that is of no more use, and of which the kernel has no memory any more:
+    /// tells the other side that nothing more comes, and reads what it still says. How it has ended it.
     pub(crate) fn drain(&mut self) -> End {
         if self.end != End::Open || !self.is_idle() {
             return self.end;
         }
-        _ = shutdown(&*self.fd, Shutdown::Write);
         let mut bytes = [0; DRAIN];
         loop {
             match recv(&*self.fd, &mut bytes[..], RecvFlags::DONTWAIT) {
-                Ok((0, _)) => self.end = End::InOrder,
+                Ok((0, _)) => self.end = End::Lost,
                 Ok(_) | Err(rustix::io::Errno::INTR) => continue,
                 Err(rustix::io::Errno::AGAIN) => {}
-                Err(_) => self.end = End::Broken,
+                Err(rustix::io::Errno::CONNRESET) if self.half_closed => self.end = End::Reset,
+                Err(_) => self.end = End::Lost,
             }
-            return self.end;
+            break;
         }
+        if self.end == End::Open && !std::mem::replace(&mut self.half_closed, true) {
+            _ = shutdown(&*self.fd, Shutdown::Write);
+        }
+        self.end
     }
 
     /// The connection, for another thread; only while nothing is in flight on one that does not listen.

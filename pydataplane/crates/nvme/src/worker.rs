@@ -48,7 +48,6 @@ impl Desktop {
 
     /// There was no connection, and is one again: what its cache held may be gone.
     pub(crate) fn came_back(&mut self, address: &Address) {
-        self.shared.set_given_up(false);
         if self.desk.take_unflushed() && self.shared.loses_cache(address) {
             tracing::error!(
                 controller = self.shared.name(),
@@ -178,6 +177,7 @@ impl Worker {
                     let free = |n: &u8| self.paths.iter().all(|path| path.number != *n);
                     let Some(number) = (0..PATHS_MAX as u8).find(free) else { continue };
                     let units = self.with.shared.units.len();
+                    self.with.others_up = self.paths.iter().any(Path::is_up);
                     let mut path = Path::new(number, address, units, self.with.now);
                     if let Some(made) = made
                         && let Err(why) = path.join(*made, &mut self.with)
@@ -188,10 +188,7 @@ impl Worker {
                 }
                 Order::Remove(address) => {
                     let found = self.paths.iter_mut().filter(|path| path.address == address);
-                    for path in found {
-                        path.leaving = true;
-                        path.leave("it was detached", &mut self.with);
-                    }
+                    found.for_each(|path| path.retire(&mut self.with));
                 }
             }
         }
@@ -219,10 +216,7 @@ impl Worker {
     /// Ends all associations in order, as far as controllers answer in time.
     fn close(&mut self) {
         let end = Instant::now() + CLOSE_WITHIN;
-        for path in &mut self.paths {
-            path.leaving = true;
-            path.leave("it is closed", &mut self.with);
-        }
+        self.paths.iter_mut().for_each(|path| path.retire(&mut self.with));
         while Instant::now() < end && !self.paths.iter().all(Path::is_down) {
             self.with.now = Instant::now();
             self.turn();
