@@ -90,6 +90,7 @@ class Answer:
 
 
 Answering = Callable[[Command, Callable[[Command], Answer]], Answer | None]
+Administering = Callable[[Command, Callable[[Command], Answer | None]], Answer | None]
 
 
 @dataclass
@@ -117,6 +118,10 @@ class NvmeTarget:
     namespaces: dict[int, Namespace] = field(default_factory=lambda: {1: Namespace(16384)})
     ports: int = 1
     answering: Answering = field(default=lambda command, usual: usual(command))
+    administering: Administering = field(default=lambda command, usual: usual(command))
+    """As `answering`, of the commands of admin queues but those of fabrics."""
+    limits: tuple[int, int] | None = None
+    """WZSL and DMRSL."""
     in_capsule: int = 8192
     """Bytes of data of a capsule."""
     r2t: int = 65536
@@ -144,7 +149,7 @@ class NvmeTarget:
     """Bytes between a header and its data, of what the host reads."""
     model_name: str = "virtlun's model"
     through: threading.Event | None = None
-    """Is as Linux's target with a connection that ends, by whomever: waits for this, and resets it."""
+    """Is as Linux's target with a connection that ends: waits for this, and then resets it."""
     authentication: bool = False
     problems: list[str] = field(default_factory=list)
     """What the host has sent that it must not."""
@@ -270,7 +275,7 @@ class NvmeTarget:
             return self._fabrics(connection, sqe, data)
         if connection.queue:
             return self.answering(command, lambda command: self._io(command, connection))
-        return self._admin(connection, command)
+        return self.administering(command, lambda command: self._admin(connection, command))
 
     def _fabrics(self, connection: Connection, sqe: bytes, data: bytes) -> Answer:
         kind, offset = sqe[4], int.from_bytes(sqe[44:48], "little")
@@ -337,6 +342,10 @@ class NvmeTarget:
         elif cns == 2:
             numbers = sorted(self.namespaces)
             page[: 4 * len(numbers)] = struct.pack(f"<{len(numbers)}I", *numbers)
+        elif cns == 6:
+            if self.limits is None:
+                return Answer(INVALID_FIELD | DNR)
+            page[1], page[4:8] = self.limits[0], self.limits[1].to_bytes(4, "little")
         elif nsid not in self.namespaces:
             return Answer(INVALID_NAMESPACE | DNR)
         elif cns == 3:

@@ -92,7 +92,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "digests": {"hdgst": True, "ddgst": True},
     "in pieces": {"r2t": 5 * 4096, "h2c": 4096, "c2h": 4096, "success": False, "in_capsule": 0},
-    "padded": {"padding": 40, "c2h": 4096},
+    "padded, limited": {"padding": 40, "c2h": 4096, "limits": (1, 4)},
     "4096": {"block_size": 4096, "alignment": 31, "mdts": 1, "queues": 3},
     "aligned, with digests": {"alignment": 20, "hdgst": True, "ddgst": True, "r2t": 65536 - 512},
 }
@@ -142,6 +142,9 @@ def test_a_guest_uses_a_namespace(target: Target, way: str) -> None:
             assert model.seen(WRITE)[-1].fua
         assert len(model.seen(FLUSH)) >= 1 and model.seen(DATASET) and model.seen(COMPARE)
         assert model.seen(WRITE_ZEROES)
+        if way == "padded, limited":
+            ranges = [struct.unpack_from("<4xI", each.data)[0] for each in model.seen(DATASET)]
+            assert max(ranges) == 4
         if way == "4096":
             assert max(each.blocks for each in model.seen(READ)) == 2
             assert {each.queue for each in model.seen(READ)} == {1, 2, 3}
@@ -565,6 +568,68 @@ def test_io_fails_after_the_time_that_was_asked_for_and_the_disk_comes_back(
             assert write_one(guest) == (CHECK, MEDIUM_ERROR)
             model.listen()
             until(lambda: write_one(guest) == (GOOD, 0), "it is used again")
+
+
+def test_a_path_that_is_added_ends_that_io_fails(target: Target) -> None:
+    hurry(target)
+    with NvmeTarget(ports=2) as model:
+        attach_controller(target, model, fast_io_fail_timeout_sec=1)
+        attach(target, "NVME0n1")
+        with connected(target) as guest:
+            model.vanish(0)
+            assert write_one(guest) == (CHECK, MEDIUM_ERROR)
+            attach_controller(target, model, 1, multipath="failover")
+            until(lambda: write_one(guest) == (GOOD, 0), "it is used")
+
+
+def test_one_namespace_that_became_another_takes_no_other_down(target: Target) -> None:
+    hurry(target)
+    spaces = {1: Namespace(2048), 7: Namespace(2048, uuid=b"namespace-uuid-7")}
+    with NvmeTarget(spaces) as model:
+        attach_controller(target, model)
+        attach(target, "NVME0n1")
+        with connected(target) as guest:
+            spaces[7].uuid = b"namespace-uuid-X"
+            model.drop()
+            until(lambda: shown(target)["connections"] == 2, "it is connected anew")
+            assert write_one(guest) == (GOOD, 0)
+        (group,) = target.rpc("bdev_nvme_get_io_paths", name="NVME0n7")["poll_groups"]
+        assert [path["accessible"] for path in group["io_paths"]] == [False]
+        assert "another namespace 7 is there" in target.words()
+
+
+def test_what_a_namespace_is_is_not_guessed_where_the_controller_fails_to_tell(
+    refusing: Callable[..., None],
+) -> None:
+    def answer(command: Command, usual: Callable[[Command], Answer | None]) -> Answer | None:
+        descriptors = command.opcode == 0x06 and command.sqe[40] == 3
+        return Answer(0x006) if descriptors else usual(command)
+
+    with NvmeTarget(administering=answer) as model:
+        refusing("it refuses Identify: status 0x006", IO, **model.params())
+
+
+@pytest.mark.night
+def test_a_controller_that_does_not_tell_of_its_groups_is_connected_to_anew(
+    target: Target,
+) -> None:
+    hangs = threading.Event()
+
+    def answer(command: Command, usual: Callable[[Command], Answer | None]) -> Answer | None:
+        return None if command.opcode == 0x02 and hangs.is_set() else usual(command)
+
+    with NvmeTarget(ana=True, administering=answer) as model:
+        attach_controller(target, model)
+        attach(target, "NVME0n1")
+        with connected(target) as guest:
+            assert write_one(guest) == (GOOD, 0)
+            hangs.set()
+            model.set_state(NON_OPTIMIZED)
+            words = "it has not answered Identify or Get Log Page for too long"
+            until(lambda: words in target.words(), "it is lost")
+            hangs.clear()
+            assert write_one(guest) == (GOOD, 0)
+            assert shown(target)["connections"] == 2
 
 
 def test_a_flush_that_fails_is_remembered_until_it_is_cleared(target: Target) -> None:

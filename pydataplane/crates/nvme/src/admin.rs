@@ -41,6 +41,8 @@ pub(crate) enum Heard {
     Groups(Groups),
     /// Blocks and group of a namespace.
     Namespace(usize, u64, u32),
+    /// A namespace that guests cannot go on with, and why.
+    Unusable(usize, String),
     /// A property was set, or not.
     Configured(bool),
     /// The status of the controller (CSTS).
@@ -249,6 +251,10 @@ impl Admin {
             }
             // It is not there now; its I/O says so.
             Look::Namespace(unit) => Some(Look::Namespace(unit + 1)),
+            // What it is cannot be told now.
+            Look::Descriptors(unit) if !good && !ended.completion.is_unknown() => {
+                Some(Look::Namespace(unit + 1))
+            }
             Look::Descriptors(unit) => {
                 let told: Option<&[u8; IDENTIFY_LEN]> = match good {
                     true => self.data[..].try_into().ok(),
@@ -259,9 +265,12 @@ impl Admin {
                 let identity = identity(told, &self.before, subnqn, &self.serial, nsid);
                 // One of no blocks is not active.
                 if self.before[..8] != [0; 8] {
-                    let is = Namespace::parse(nsid, &self.before, identity)?;
-                    is.can_replace(of)?;
-                    heard = Some(Heard::Namespace(unit, is.geometry.num_blocks, is.group));
+                    let is = Namespace::parse(nsid, &self.before, identity)
+                        .and_then(|is| is.can_replace(of).map(|()| is));
+                    heard = Some(match is {
+                        Ok(is) => Heard::Namespace(unit, is.geometry.num_blocks, is.group),
+                        Err(why) => Heard::Unusable(unit, why),
+                    });
                 }
                 Some(Look::Namespace(unit + 1))
             }

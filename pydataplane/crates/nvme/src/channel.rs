@@ -28,6 +28,10 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
+    pub(crate) fn new(io: &IoContext) -> Lane {
+        Lane { done: ArrayQueue::new(usize::from(LANE_DEPTH)), waker: io.waker() }
+    }
+
     pub(crate) fn give(&self, completion: Completion) {
         let pushed = self.done.push(completion);
         debug_assert!(pushed.is_ok(), "a channel has more completions than I/Os");
@@ -83,9 +87,8 @@ impl NvmeChannel {
             run: Box::new([IoVec::EMPTY]),
             in_use: false,
         });
-        let done = ArrayQueue::new(usize::from(LANE_DEPTH));
         NvmeChannel {
-            lane: Arc::new(Lane { done, waker: io.waker() }),
+            lane: Arc::new(Lane::new(io)),
             shared: Arc::clone(shared),
             unit,
             slots: Slots::new(LANE_DEPTH, |_| free),

@@ -38,6 +38,8 @@ pub(crate) mod identify {
     pub const CONTROLLER: u8 = 0x01;
     pub const ACTIVE: u8 = 0x02;
     pub const DESCRIPTORS: u8 = 0x03;
+    /// Of the NVM command set: limits of commands.
+    pub const LIMITS: u8 = 0x06;
 }
 
 /// Log pages.

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::address::Address;
 use crate::ana::{Groups, LOG_LEN};
 use crate::command::{self, CONNECT_LEN, Command, IDENTIFY_LEN, feature, identify, log, property};
-use crate::conversation::{Conversation, DEPTH, Data};
+use crate::conversation::{Conversation, DEPTH, Data, FABRICS_IN_CAPSULE};
 use crate::identify::{Controller, Names, Namespace, active, identity};
 use crate::queue::{Link, Queue};
 use crate::status::words;
@@ -19,8 +19,6 @@ use crate::wire::{Completion, INIT, Terms, init_request};
 
 /// Entries of the admin queue.
 const ADMIN_ENTRIES: u16 = 32;
-/// Bytes of data of a capsule on the admin queue (NVMe/TCP 3.3.2: 8 KiB).
-const ADMIN_IN_CAPSULE: usize = 8192;
 /// Between two looks whether a controller is ready.
 const READY_POLL: Duration = Duration::from_millis(20);
 /// Longest wait of the thread for an answer, in microseconds, before it looks at the clock.
@@ -75,14 +73,15 @@ pub(crate) fn establish(
     end: Instant,
 ) -> Result<Association, String> {
     let io = IoContext::new().map_err(|e| format!("no io_uring: {e}"))?;
-    let mut admin = Talk::open(address, identity, &io, ADMIN_ENTRIES, ADMIN_IN_CAPSULE, end)?;
+    let mut admin = Talk::open(address, identity, &io, ADMIN_ENTRIES, FABRICS_IN_CAPSULE, end)?;
     let id = admin.connect(identity, 0, ADMIN_ENTRIES, None)?;
     let capabilities = admin.property(property::CAPABILITIES, true)?;
     let entries = (capabilities as u16).saturating_add(1).clamp(2, DEPTH);
     admin.enable()?;
     let mut data = Box::new([0; IDENTIFY_LEN]);
     admin.identify(identify::CONTROLLER, 0, &mut data)?;
-    let controller = Controller::parse(&data, (capabilities >> 48 & 0xF) as u32)?;
+    let page_shift = (capabilities >> 48 & 0xF) as u32;
+    let mut controller = Controller::parse(&data, page_shift)?;
     if controller.keep_alive_step_ms == 0 {
         return Err(
             "its controller has no Keep Alive (KAS), without which nobody knows when it has ended what it had to do"
@@ -90,6 +89,12 @@ pub(crate) fn establish(
         );
     }
     let names = Names::parse(&data);
+    // Controllers before 2.0 have none, whatever they say then.
+    match admin.identify(identify::LIMITS, 0, &mut data) {
+        Ok(()) => controller.limit(&data, page_shift),
+        Err(_) if admin.refused.is_some() => {}
+        Err(why) => return Err(why),
+    }
     let namespaces = admin.namespaces(identity, &names, &mut data)?;
     let groups = match controller.ana {
         true => {
@@ -139,6 +144,8 @@ struct Talk<'a> {
     data: AlignedBuf,
     run: Box<[IoVec; 1]>,
     end: Instant,
+    /// How the last command ended, if not well.
+    refused: Option<Completion>,
 }
 
 impl<'a> Talk<'a> {
@@ -170,7 +177,7 @@ impl<'a> Talk<'a> {
         let mut data = AlignedBuf::zeroed(IDENTIFY_LEN);
         // SAFETY: boxed, as the list is, and used by one command at a time; the queue is dropped first.
         let run = unsafe { Box::new([IoVec::new(data.as_mut_ptr(), IDENTIFY_LEN)]) };
-        Ok(Talk { queue, io, data, run, end })
+        Ok(Talk { queue, io, data, run, end, refused: None })
     }
 
     /// Carries out a command, with so many bytes of data from or to it.
@@ -187,6 +194,7 @@ impl<'a> Talk<'a> {
             Some((true, len)) => Data::In(sg, 0, len),
             Some((false, len)) => Data::Out(sg, 0, len),
         };
+        self.refused = None;
         let taken = self.queue.talk.submit(command, data, 0);
         debug_assert!(taken, "one command at a time");
         let mut ended = None;
@@ -196,7 +204,9 @@ impl<'a> Talk<'a> {
                 if ended.damaged {
                     return Err(format!("it answers {what} with data that came damaged"));
                 }
-                return match ended.completion.is_good() {
+                let is_good = ended.completion.is_good();
+                self.refused = (!is_good).then_some(ended.completion);
+                return match is_good {
                     true => Ok(ended.completion),
                     false => Err(format!("it refuses {what}: {}", words(&ended.completion))),
                 };
@@ -298,10 +308,11 @@ impl<'a> Talk<'a> {
             self.identify(identify::NAMESPACE, nsid, data)?;
             let mut descriptors = Box::new([0; IDENTIFY_LEN]);
             // Controllers before 1.3 have none.
-            let tells = self.identify(identify::DESCRIPTORS, nsid, &mut descriptors).is_ok();
-            if let Some(why) = self.queue.broken() {
-                return Err(why.to_owned());
-            }
+            let tells = match self.identify(identify::DESCRIPTORS, nsid, &mut descriptors) {
+                Ok(()) => true,
+                Err(_) if self.refused.is_some_and(|how| how.is_unknown()) => false,
+                Err(why) => return Err(why),
+            };
             let identity =
                 identity(tells.then_some(&*descriptors), data, &who.subnqn, &names.serial, nsid);
             match Namespace::parse(nsid, data, identity) {

@@ -27,6 +27,10 @@ pub(crate) const RUNS: usize = 1024;
 /// Bytes of headers that are received at once, where no data comes between them.
 pub(crate) const HEADERS: usize = 4096;
 
+/// Opcode of the commands of fabrics, and bytes of data of their capsules, on any queue.
+const FABRICS: u8 = 0x7F;
+pub(crate) const FABRICS_IN_CAPSULE: usize = 8192;
+
 /// Commands of a queue at a time at most.
 pub const DEPTH: u16 = 128;
 
@@ -257,7 +261,8 @@ impl Conversation {
         command[2..4].copy_from_slice(&(slot.generation | at).to_le_bytes());
         // SGLs, not PRPs (base specification, PSDT).
         command[1] |= 0x40;
-        let inside = matches!(data, Data::Out(..)) && len <= self.in_capsule;
+        let most = if command[0] == FABRICS { FABRICS_IN_CAPSULE } else { self.in_capsule };
+        let inside = matches!(data, Data::Out(..)) && len <= most;
         command[32..36].copy_from_slice(&(len as u32).to_le_bytes());
         // Data block at an offset in the capsule, or transport's own.
         command[39] = if inside { 0x01 } else { 0x5A };
@@ -623,11 +628,19 @@ impl Conversation {
         if !slot.handed {
             return Err(Broken::Early);
         }
+        if slot.out.kind == Kind::Capsule {
+            self.note_early(at);
+        }
+        Ok(at)
+    }
+
+    /// What was heard of a slot cannot be, unless what it sends is sent, which the kernel may not have told yet.
+    fn note_early(&mut self, at: u16) {
+        let slot = &mut self.slots[at];
         if slot.queued && !slot.early {
             slot.early = true;
             self.early += 1;
         }
-        Ok(at)
     }
 
     fn answer(&mut self, at: u16, completion: Completion) -> Result<(), Broken> {
@@ -636,9 +649,14 @@ impl Conversation {
             Data::Out(_, _, len) => slot.asked == len && slot.transfer.is_none(),
             _ => true,
         };
-        if !is_whole && completion.status & 0x7FF == 0 {
-            return Err(Broken::Short);
+        // A command may fail before all of its data is there.
+        if completion.status & 0x7FF == 0 {
+            if !is_whole {
+                return Err(Broken::Short);
+            }
+            self.note_early(at);
         }
+        let slot = &mut self.slots[at];
         slot.answer = Some(completion);
         slot.transfer = None;
         if !slot.queued {
@@ -666,6 +684,7 @@ impl Conversation {
         let Some(end) = end else { return Err(Broken::Transfer) };
         slot.asked = end;
         slot.transfer = Some(Transfer { tag, offset, end });
+        self.note_early(at);
         self.send_data(at);
         Ok(())
     }

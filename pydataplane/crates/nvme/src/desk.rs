@@ -397,7 +397,6 @@ impl Desk {
         }
         let (kind, index) = (self.parts[at].kind, self.parts[at].ask);
         let ask = &mut self.asks[index];
-        ask.since = now;
         let Some(Carried { io, unit, .. }) = &ask.carried else { return None };
         let (op, fua, unit) = (io.op, io.fua, *unit);
         // Also of what makes zeros durable.
@@ -410,6 +409,7 @@ impl Desk {
         let is_fused = matches!(kind, Kind::Compare(_) | Kind::WriteIf);
         match verdict {
             Verdict::Done => {
+                ask.since = now;
                 let cached = &mut self.cached[usize::from(unit)];
                 if of == Op::Flush {
                     cached.flushed = cached.flushed.max(ask.changes);
@@ -426,16 +426,10 @@ impl Desk {
                 self.over(at, Some(IoError::Aborted));
                 return Some(unit);
             }
-            Verdict::Later if tries < TRIES || self.waits_for(how) => {
-                let pause = (PAUSE * 2u32.saturating_pow(tries.min(10))).min(PAUSE_MAX);
-                let part = &mut self.parts[at];
-                (part.state, part.tries) = (State::Waits, tries + 1);
-                self.later.push((now + pause, at));
-            }
+            Verdict::Later if tries < TRIES || self.waits_for(how) => self.send_later(at, now),
             Verdict::Later => self.over(at, Some(failed(of))),
             Verdict::Elsewhere => {
-                self.parts[at].state = State::Waits;
-                self.later.push((now + PAUSE, at));
+                self.send_later(at, now);
                 return Some(unit);
             }
             Verdict::Failed(error) => {
@@ -446,6 +440,14 @@ impl Desk {
             }
         }
         None
+    }
+
+    /// Has a part be sent again, after a pause that is longer each time.
+    fn send_later(&mut self, at: u16, now: Instant) {
+        let part = &mut self.parts[at];
+        let pause = (PAUSE * 2u32.saturating_pow(part.tries.min(10))).min(PAUSE_MAX);
+        (part.state, part.tries) = (State::Waits, part.tries.saturating_add(1));
+        self.later.push((now + pause, at));
     }
 
     /// Whether the controller says that it takes time: interrupted, not ready, sanitize or format under way.
@@ -614,5 +616,91 @@ impl Desk {
             any |= std::mem::replace(&mut cached.flushed, cached.changes) < cached.changes;
         }
         any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use reactor::IoContext;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::identify::tests::{controller_data, namespace_data};
+    use crate::identify::{Controller, Most, Namespace};
+    use crate::wire::Completion;
+
+    /// Two namespaces of a controller with a volatile cache.
+    fn units() -> Arc<[Unit]> {
+        let controller = Controller::parse(&controller_data(), 0).unwrap();
+        let unit = |nsid| {
+            let of = Namespace::parse(nsid, &namespace_data(64, 9), Uuid::nil()).unwrap();
+            Unit::new(of, Most::of(&controller, &of), of.features(&controller, false))
+        };
+        [1, 2].map(unit).into()
+    }
+
+    /// Takes I/Os of namespaces, and has each command be answered with a status.
+    fn carry_out(desk: &mut Desk, now: Instant, ios: Vec<(u16, Io)>, status: u16) {
+        let io = IoContext::new().unwrap();
+        let lane = Arc::new(Lane::new(&io));
+        let carried = ios.into_iter().map(|(unit, io)| Carried {
+            lane: Arc::clone(&lane),
+            unit,
+            io,
+            how: How::Plain,
+        });
+        let mut left = carried;
+        desk.take(now, || left.next());
+        let sent = Cell::new(Vec::new());
+        desk.send(now, |_, at, _, _, _| {
+            let mut all = sent.take();
+            all.push(at);
+            sent.set(all);
+            Some(0)
+        });
+        let latch = FlushLatch::default();
+        for at in sent.take() {
+            let completion = Completion { result: 0, status };
+            let ended = Ended { tag: u32::from(at), completion, damaged: false };
+            desk.answered(at, &ended, now, &latch);
+        }
+    }
+
+    fn write() -> Io {
+        Io { op: Op::Write, lba: 0, blocks: 1, ..Io::flush(0) }
+    }
+
+    #[test]
+    fn a_flush_of_one_namespace_makes_nothing_of_another_durable() {
+        let (mut desk, now) = (Desk::new(units(), true, false), Instant::now());
+        carry_out(&mut desk, now, vec![(0, write())], 0);
+        carry_out(&mut desk, now, vec![(1, Io::flush(0))], 0);
+        assert!(desk.take_unflushed());
+        carry_out(&mut desk, now, vec![(0, write())], 0);
+        carry_out(&mut desk, now, vec![(0, Io::flush(0))], 0);
+        assert!(!desk.take_unflushed());
+        assert!(desk.is_empty());
+    }
+
+    #[test]
+    fn what_is_put_off_again_and_again_is_given_up_as_what_has_no_answer() {
+        // Not ready; inaccessible.
+        for status in [0x082, 0x302] {
+            let (mut desk, now) = (Desk::new(units(), false, false), Instant::now());
+            carry_out(&mut desk, now, vec![(0, write())], status);
+            let mut at = now;
+            for _ in 0..8 {
+                let due = desk.next_due().unwrap();
+                assert!(due > at, "each pause is one");
+                at = due;
+                carry_out(&mut desk, at, vec![], status);
+            }
+            assert!(at - now > Duration::from_secs(1), "pauses grow");
+            assert_eq!(desk.oldest(), Some(now));
+            desk.fail_since(now);
+            assert!(desk.is_empty());
+        }
     }
 }

@@ -22,7 +22,7 @@ use crate::ana::AnaState;
 use crate::channel::NvmeChannel;
 use crate::connect::{Association, Identity, establish};
 use crate::desk::Carried;
-use crate::identify::{Most, Names, Namespace};
+use crate::identify::{self, Most, Names, Namespace};
 use crate::worker::Worker;
 
 /// I/Os of all channels that the thread has not taken.
@@ -93,6 +93,37 @@ impl Unit {
     #[inline]
     pub(crate) fn block_size(&self) -> u64 {
         u64::from(self.namespace.geometry.block_size)
+    }
+
+    /// Whether guests that use it can go on with what a controller says of it.
+    ///
+    /// # Errors
+    /// A clause: they cannot.
+    fn can_go_on(
+        &self,
+        with: &Namespace,
+        controller: &identify::Controller,
+        write_through: bool,
+    ) -> Result<(), String> {
+        with.can_replace(&self.namespace)?;
+        let (nsid, most) = (with.nsid, Most::of(controller, with));
+        if most.transfer < self.most.transfer
+            || most.zeroed < self.most.zeroed
+            || most.deallocated < self.most.deallocated
+            || most.compared < self.most.compared
+        {
+            return Err(format!("its controller takes less at once of namespace {nsid}"));
+        }
+        let (has, had) = (with.features(controller, write_through), &self.features);
+        if had.unmap && !has.unmap
+            || had.unmap_zeroes && !has.unmap_zeroes
+            || had.write_zeroes && !has.write_zeroes
+        {
+            return Err(format!(
+                "its controller cannot deallocate or zero namespace {nsid} as before"
+            ));
+        }
+        Ok(())
     }
 
     #[inline]
@@ -229,32 +260,36 @@ impl Shared {
         self.cache && !self.write_through && !address.is_local()
     }
 
-    /// Takes over what another association says of the namespaces: by namespace, its group there.
+    /// Takes over what another association says of the namespaces: by namespace, its group there; `None`: it is not
+    /// there, or guests cannot go on with it, which is logged.
     ///
     /// # Errors
-    /// A clause: guests cannot go on with it.
+    /// A clause: guests can go on with none of them.
     pub(crate) fn compare(&self, with: &Association) -> Result<Vec<Option<u32>>, String> {
+        if with.controller.cache && !self.cache {
+            return Err("its controller has a volatile cache now".to_owned());
+        }
         let mut groups = Vec::with_capacity(self.units.len());
+        let mut refused = None;
         for unit in &*self.units {
             let nsid = unit.namespace.nsid;
             let Some(is) = with.namespaces.iter().find(|each| each.nsid == nsid) else {
                 groups.push(None);
                 continue;
             };
-            is.can_replace(&unit.namespace)?;
-            let most = Most::of(&with.controller, is);
-            if most.transfer < unit.most.transfer
-                || most.zeroed < unit.most.zeroed
-                || most.compared < unit.most.compared
-            {
-                return Err(format!("its controller takes less at once of namespace {nsid}"));
+            match unit.can_go_on(is, &with.controller, self.write_through) {
+                Ok(()) => groups.push(Some(is.group)),
+                Err(why) => {
+                    tracing::error!(controller = self.name(), "a namespace is not used: {why}");
+                    refused.get_or_insert(why);
+                    groups.push(None);
+                }
             }
-            groups.push(Some(is.group));
         }
-        if with.controller.cache && !self.cache {
-            return Err("its controller has a volatile cache now".to_owned());
+        match refused {
+            Some(why) if groups.iter().all(Option::is_none) => Err(why),
+            _ => Ok(groups),
         }
-        Ok(groups)
     }
 }
 

@@ -42,6 +42,9 @@ pub(crate) struct Controller {
     /// Milliseconds: the steps of its keep-alive timer, and how long it takes to quiesce; 0: it does not say.
     pub keep_alive_step_ms: u64,
     pub quiesce_ms: u64,
+    /// Bytes of a Write Zeroes, and blocks of a range that is deallocated, at most; `None`: it does not say.
+    pub zeroed_max: Option<u64>,
+    pub deallocated_max: Option<u64>,
 }
 
 /// Of a text field: what is printable, without the spaces at its end.
@@ -93,7 +96,17 @@ impl Controller {
             traffic_based: u32_at(data, 96) & 1 << 6 != 0,
             keep_alive_step_ms: u64::from(u16_at(data, 320)) * 100,
             quiesce_ms: u64::from(u16_at(data, 386)),
+            zeroed_max: None,
+            deallocated_max: None,
         })
+    }
+
+    /// Takes over what Identify Controller of the NVM command set says: WZSL, DMRSL.
+    pub(crate) fn limit(&mut self, data: &[u8; IDENTIFY_LEN], page_shift: u32) {
+        let power = u32::from(data[1]);
+        self.zeroed_max =
+            if power == 0 { None } else { 1u64.checked_shl(power + PAGE_SHIFT + page_shift) };
+        self.deallocated_max = Some(u64::from(u32_at(data, 4))).filter(|blocks| *blocks != 0);
     }
 }
 
@@ -259,9 +272,9 @@ impl Most {
         let compared = if controller.compares { compared } else { 0 };
         Most {
             transfer: transfer.min(BLOCKS_MAX * block_size),
-            // No limit is told of here (that is WZSL): as much as is transferred, as Linux does.
-            zeroed: (transfer / block_size).min(BLOCKS_MAX),
-            deallocated: RANGE_MAX,
+            // Where no limit is told (WZSL): as much as is transferred, as Linux does.
+            zeroed: (controller.zeroed_max.unwrap_or(transfer) / block_size).clamp(1, BLOCKS_MAX),
+            deallocated: controller.deallocated_max.unwrap_or(RANGE_MAX).min(RANGE_MAX),
             compared: compared.min(COMPARED_MAX.min(transfer) / block_size),
         }
     }
@@ -394,6 +407,15 @@ pub(crate) mod tests {
         };
         assert_eq!((of(9).transfer, of(9).zeroed, of(9).compared), (8192, 16, 1));
         assert_eq!((of(12).transfer, of(12).zeroed), (8192, 2));
+        let mut limited = controller;
+        let mut data = [0; IDENTIFY_LEN];
+        limited.limit(&data, 0);
+        assert_eq!(limited, controller);
+        (data[1], data[5]) = (3, 1);
+        limited.limit(&data, 0);
+        let namespace = Namespace::parse(1, &namespace_data(99, 9), Uuid::nil()).unwrap();
+        let most = Most::of(&limited, &namespace);
+        assert_eq!((most.zeroed, most.deallocated), (64, 256));
     }
 
     #[test]

@@ -298,6 +298,12 @@ impl Path {
                     self.namespaces[unit] = Some(group);
                     with.resize(unit, blocks);
                 }
+                Heard::Unusable(unit, why) => {
+                    if self.namespaces[unit].take().is_some() {
+                        let name = with.shared.name();
+                        tracing::error!(controller = name, "a namespace is not used: {why}");
+                    }
+                }
                 // Asked for its status until it is shut down.
                 Heard::Configured(true) => self.asked = Some(with.now - END_POLL),
                 Heard::Configured(false) => return Err("it cannot be shut down".to_owned()),

@@ -11,7 +11,7 @@ const DNR: u16 = 1 << 14;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Done,
-    /// It was not carried out: send it again in a moment.
+    /// Send it again in a moment: it was not carried out, or may be once more.
     Later,
     /// It was not carried out, as the namespace cannot be reached by this controller now: send it by another.
     Elsewhere,
@@ -27,6 +27,11 @@ impl Completion {
     /// Type (three bits) and code (eight).
     pub(crate) fn code(&self) -> u16 {
         self.status & 0x7FF
+    }
+
+    /// Whether it is a command that the controller does not have: invalid opcode or field, which no repetition changes.
+    pub(crate) fn is_unknown(&self) -> bool {
+        matches!(self.code(), 0x001 | 0x002) && self.status & DNR != 0
     }
 
     /// Whether one of two fused commands was not carried out for the other.
@@ -56,7 +61,6 @@ impl Completion {
             0x083 => IoError::Reserved,
             0x182 if op.is_write() => IoError::ReadOnly,
             0x285 => IoError::Miscompare,
-            0x286 => IoError::Reserved,
             // Invalid opcode or field.
             0x001 | 0x002 if op.is_write() => IoError::Unsupported,
             _ => failed(op),

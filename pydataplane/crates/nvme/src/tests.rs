@@ -275,3 +275,22 @@ fn an_answer_may_come_before_the_kernel_says_that_its_command_is_sent_but_not_be
         assert_eq!(talk.ended().is_some(), whole);
     }
 }
+
+#[test]
+fn a_command_may_fail_while_its_data_is_on_its_way_but_not_succeed() {
+    for status in [0x082, 0] {
+        let mut talk = Talk::new(PLAIN, 0);
+        talk.submit(Data::Out(talk.sg(), 0, 8192), 1);
+        let id = id_of(&talk.sent());
+        talk.hear(&talk.transfer(&id, 0, 8192)).unwrap();
+        let mut runs = [IoVec::EMPTY; 4];
+        let (_, bytes) = talk.talk.to_send(&mut runs);
+        talk.hear(&talk.response(&id, status)).unwrap();
+        let sent = talk.talk.was_sent(bytes - 1);
+        assert_eq!(sent, if status == 0 { Err(Broken::Early) } else { Ok(()) });
+        if status != 0 {
+            talk.talk.was_sent(1).unwrap();
+            assert_eq!(talk.ended().unwrap().completion.status, status);
+        }
+    }
+}
