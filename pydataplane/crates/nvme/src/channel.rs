@@ -10,26 +10,26 @@ use crossbeam_queue::ArrayQueue;
 use guestmem::{IoVec, Sg};
 use reactor::{IoContext, Waker, ticks};
 
-use crate::desk::{Carried, How};
-use crate::disk::{Life, Shared, Unit};
+use crate::disk::{Shared, StopOnDrop, Unit};
 use crate::identify::COMPARED_MAX;
+use crate::requests::{How, Request};
 use crate::status::failed;
 
 /// I/Os of a channel at a time at most.
-const LANE_DEPTH: u16 = 128;
+const CHANNEL_DEPTH: u16 = 128;
 /// Between two looks at I/Os that a channel waits for as it is closed.
 const CLOSING_POLL: Duration = Duration::from_micros(200);
 
 /// A channel, as the thread sees it.
-pub(crate) struct Lane {
+pub(crate) struct Completions {
     /// Has room for all its I/Os.
     done: ArrayQueue<Completion>,
     waker: Waker,
 }
 
-impl Lane {
-    pub(crate) fn new(io: &IoContext) -> Lane {
-        Lane { done: ArrayQueue::new(usize::from(LANE_DEPTH)), waker: io.waker() }
+impl Completions {
+    pub(crate) fn new(io: &IoContext) -> Completions {
+        Completions { done: ArrayQueue::new(usize::from(CHANNEL_DEPTH)), waker: io.waker() }
     }
 
     pub(crate) fn give(&self, completion: Completion) {
@@ -62,14 +62,14 @@ struct Compared {
 
 /// See [`Channel`].
 pub(crate) struct NvmeChannel {
-    lane: Arc<Lane>,
+    completions: Arc<Completions>,
     shared: Arc<Shared>,
     unit: u16,
     slots: Slots<Slot>,
     stats: ChannelStats,
     /// Where the controller has the fused commands.
     compared: Option<Compared>,
-    _life: Arc<Life>,
+    _stop: Arc<StopOnDrop>,
 }
 
 impl NvmeChannel {
@@ -78,7 +78,7 @@ impl NvmeChannel {
         unit: u16,
         io: &IoContext,
         stats: ChannelStats,
-        life: Arc<Life>,
+        stop: Arc<StopOnDrop>,
     ) -> NvmeChannel {
         let free = Slot { io: Io::flush(0), begun: 0, failures: 0, compared: false };
         let compares = shared.units[usize::from(unit)].most.compared > 0;
@@ -88,13 +88,13 @@ impl NvmeChannel {
             in_use: false,
         });
         NvmeChannel {
-            lane: Arc::new(Lane::new(io)),
+            completions: Arc::new(Completions::new(io)),
             shared: Arc::clone(shared),
             unit,
-            slots: Slots::new(LANE_DEPTH, |_| free),
+            slots: Slots::new(CHANNEL_DEPTH, |_| free),
             stats,
             compared,
-            _life: life,
+            _stop: stop,
         }
     }
 
@@ -141,8 +141,9 @@ impl NvmeChannel {
         let compared = how == How::Compared;
         self.slots[at] = Slot { io: *io, begun: ticks::now(), failures, compared };
         let io = Io { tag: u64::from(at), sg, ..*io };
-        let carried = Carried { lane: Arc::clone(&self.lane), unit: self.unit, io, how };
-        if !self.shared.carry(carried) {
+        let request =
+            Request { completions: Arc::clone(&self.completions), unit: self.unit, io, how };
+        if !self.shared.carry(request) {
             return Submit::Full;
         }
         self.slots.take();
@@ -190,7 +191,7 @@ impl Channel for NvmeChannel {
     fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
         let before = done.len();
         while done.len() < done.capacity()
-            && let Some(over) = self.lane.done.pop()
+            && let Some(over) = self.completions.done.pop()
         {
             let at = over.tag as u16;
             let Slot { io, begun, failures, compared } = self.slots[at];
@@ -221,7 +222,7 @@ impl Drop for NvmeChannel {
     fn drop(&mut self) {
         let mut left = self.slots.taken();
         while left > 0 {
-            match self.lane.done.pop() {
+            match self.completions.done.pop() {
                 Some(_) => left -= 1,
                 None => thread::sleep(CLOSING_POLL),
             }

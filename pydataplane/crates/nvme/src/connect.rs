@@ -73,7 +73,7 @@ pub(crate) fn establish(
     end: Instant,
 ) -> Result<Association, String> {
     let io = IoContext::new().map_err(|e| format!("no io_uring: {e}"))?;
-    let mut admin = Talk::open(address, identity, &io, ADMIN_ENTRIES, FABRICS_IN_CAPSULE, end)?;
+    let mut admin = OneByOne::open(address, identity, &io, ADMIN_ENTRIES, FABRICS_IN_CAPSULE, end)?;
     let id = admin.connect(identity, 0, ADMIN_ENTRIES, None)?;
     let capabilities = admin.property(property::CAPABILITIES, true)?;
     let entries = (capabilities as u16).saturating_add(1).clamp(2, DEPTH);
@@ -118,7 +118,8 @@ pub(crate) fn establish(
     let granted = (granted & 0xFFFF).min(granted >> 16).min(0xFFFE) as u16 + 1;
     let mut queues = Vec::new();
     for number in 1..=granted.min(identity.queues.max(1)) {
-        let mut queue = Talk::open(address, identity, &io, entries, controller.in_capsule, end)?;
+        let mut queue =
+            OneByOne::open(address, identity, &io, entries, controller.in_capsule, end)?;
         queue.connect(identity, number, entries, Some(id))?;
         queues.push(queue.into_link()?);
     }
@@ -138,7 +139,7 @@ pub(crate) fn expires(keep_alive: Duration, of: &Controller) -> Duration {
 }
 
 /// A connection that one command at a time goes over.
-struct Talk<'a> {
+struct OneByOne<'a> {
     queue: Queue,
     io: &'a IoContext,
     data: AlignedBuf,
@@ -148,7 +149,7 @@ struct Talk<'a> {
     refused: Option<Completion>,
 }
 
-impl<'a> Talk<'a> {
+impl<'a> OneByOne<'a> {
     fn open(
         address: &Address,
         identity: &Identity,
@@ -156,7 +157,7 @@ impl<'a> Talk<'a> {
         entries: u16,
         in_capsule: usize,
         end: Instant,
-    ) -> Result<Talk<'a>, String> {
+    ) -> Result<OneByOne<'a>, String> {
         let left = end.saturating_duration_since(Instant::now());
         let fd = stream::connect_tcp(&address.0, left.max(Duration::from_millis(1)))
             .map_err(|e| format!("it cannot be connected to: {e}"))?;
@@ -177,7 +178,7 @@ impl<'a> Talk<'a> {
         let mut data = AlignedBuf::zeroed(IDENTIFY_LEN);
         // SAFETY: boxed, as the list is, and used by one command at a time; the queue is dropped first.
         let run = unsafe { Box::new([IoVec::new(data.as_mut_ptr(), IDENTIFY_LEN)]) };
-        Ok(Talk { queue, io, data, run, end, refused: None })
+        Ok(OneByOne { queue, io, data, run, end, refused: None })
     }
 
     /// Carries out a command, with so many bytes of data from or to it.

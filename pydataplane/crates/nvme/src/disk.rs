@@ -21,8 +21,8 @@ use crate::address::Address;
 use crate::ana::AnaState;
 use crate::channel::NvmeChannel;
 use crate::connect::{Association, Identity, establish};
-use crate::desk::Carried;
 use crate::identify::{self, Most, Names, Namespace};
+use crate::requests::Request;
 use crate::worker::Worker;
 
 /// I/Os of all channels that the thread has not taken.
@@ -168,7 +168,7 @@ pub(crate) struct Shared {
     /// There is a volatile cache, to be flushed.
     pub cache: bool,
     pub write_through: bool,
-    queue: ArrayQueue<Carried>,
+    queue: ArrayQueue<Request>,
     waker: OnceLock<Waker>,
     orders: SegQueue<Order>,
     stop: AtomicBool,
@@ -237,17 +237,17 @@ impl Shared {
 
     /// Hands an I/O to the thread; `false`: there is no room.
     #[inline]
-    pub(crate) fn carry(&self, carried: Carried) -> bool {
-        let has_room = self.queue.push(carried).is_ok();
+    pub(crate) fn carry(&self, request: Request) -> bool {
+        let has_room = self.queue.push(request).is_ok();
         self.wake();
         has_room
     }
 
-    pub(crate) fn next_carried(&self) -> Option<Carried> {
+    pub(crate) fn next_request(&self) -> Option<Request> {
         self.queue.pop()
     }
 
-    pub(crate) fn has_carried(&self) -> bool {
+    pub(crate) fn has_requests(&self) -> bool {
         !self.queue.is_empty()
     }
 
@@ -294,9 +294,9 @@ impl Shared {
 }
 
 /// Ends the controller's thread with its last user.
-pub(crate) struct Life(Arc<Shared>);
+pub(crate) struct StopOnDrop(Arc<Shared>);
 
-impl Drop for Life {
+impl Drop for StopOnDrop {
     fn drop(&mut self) {
         self.0.stop.store(true, Relaxed);
         self.0.wake();
@@ -307,7 +307,7 @@ impl Drop for Life {
 #[derive(Clone)]
 pub struct Controller {
     shared: Arc<Shared>,
-    life: Arc<Life>,
+    stop: Arc<StopOnDrop>,
 }
 
 impl Controller {
@@ -377,7 +377,7 @@ impl Controller {
         for other in paths.iter().filter(|other| **other != address) {
             shared.orders.push(Order::Add(*other, None));
         }
-        let life = Arc::new(Life(Arc::clone(&shared)));
+        let stop = Arc::new(StopOnDrop(Arc::clone(&shared)));
         let (tell, told) = mpsc::channel();
         let (for_thread, registry) = (Arc::clone(&shared), registry.clone());
         let work = move || match Worker::new(for_thread, registry) {
@@ -387,7 +387,7 @@ impl Controller {
         let os = |e: std::io::Error| failed(e.to_string(), false);
         thread::Builder::new().name("nvme".into()).spawn(work).map_err(os)?;
         told.recv().map_err(std::io::Error::other).and_then(|started| started).map_err(os)?;
-        let made = Controller { shared, life };
+        let made = Controller { shared, stop };
         let disks = (0..made.shared.units.len()).map(|unit| Arc::new(Disk::new(&made, unit)));
         let disks = disks.collect();
         Ok((made, disks))
@@ -577,9 +577,9 @@ impl Bdev for Disk {
         self.unit().features
     }
     fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
-        let Controller { shared, life } = &self.controller;
-        let (stats, life) = (self.stats.channel(), Arc::clone(life));
-        Ok(Box::new(NvmeChannel::new(shared, self.unit as u16, io, stats, life)))
+        let Controller { shared, stop } = &self.controller;
+        let (stats, stop) = (self.stats.channel(), Arc::clone(stop));
+        Ok(Box::new(NvmeChannel::new(shared, self.unit as u16, io, stats, stop)))
     }
     fn driver_specific(&self) -> Value {
         let shared = &self.controller.shared;

@@ -40,7 +40,7 @@
 //! | `conversation` | [`Conversation`]: commands and completions on a connection, without I/O |
 //! | `queue` | a connection at work |
 //! | `connect` | an association, made by a thread that may block |
-//! | `desk` | the I/Os of a controller, over all its associations |
+//! | `requests` | the I/Os of a controller, over all its associations |
 //! | `admin` | an admin queue at work: keep-alive, events |
 //! | `path` | an association in use, its end and the next one |
 //! | `worker` | the thread |
@@ -54,11 +54,11 @@ mod channel;
 mod command;
 mod connect;
 mod conversation;
-mod desk;
 mod disk;
 mod identify;
 mod path;
 mod queue;
+mod requests;
 mod status;
 mod wire;
 mod worker;

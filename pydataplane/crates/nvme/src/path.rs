@@ -16,7 +16,7 @@ use crate::command::property;
 use crate::connect::{Association, establish, expires};
 use crate::disk::PathInfo;
 use crate::queue::{End, Queue};
-use crate::worker::Desktop;
+use crate::worker::Context;
 
 /// How long a controller may take to be shut down.
 const SHUT_DOWN_WITHIN: Duration = Duration::from_secs(1);
@@ -165,7 +165,7 @@ impl Path {
     ///
     /// # Errors
     /// A clause: it is not that of before.
-    pub(crate) fn join(&mut self, made: Association, with: &mut Desktop) -> Result<(), String> {
+    pub(crate) fn join(&mut self, made: Association, with: &mut Context) -> Result<(), String> {
         let namespaces = with.shared.compare(&made)?;
         let failed = |e| format!("no io_uring: {e}");
         let mut queues = Vec::with_capacity(made.queues.len());
@@ -205,7 +205,7 @@ impl Path {
     }
 
     /// The association is of no more use.
-    pub(crate) fn leave(&mut self, why: &str, with: &mut Desktop) {
+    pub(crate) fn leave(&mut self, why: &str, with: &mut Context) {
         if !self.is_up() {
             return;
         }
@@ -219,7 +219,7 @@ impl Path {
 
     /// Ends all connections. The controller is not disabled before: one that says that it is may still carry out what
     /// it had (Linux's target does), and its keep-alive timer, by which it would end that, would not run any more.
-    fn end(&mut self, why: &str, with: &mut Desktop) {
+    fn end(&mut self, why: &str, with: &mut Context) {
         with.changed = true;
         self.queues.iter_mut().for_each(|queue| queue.leave(why));
         if let Some(admin) = &mut self.admin {
@@ -229,7 +229,7 @@ impl Path {
     }
 
     /// Is used no more, once what is in flight is over.
-    pub(crate) fn retire(&mut self, with: &mut Desktop) {
+    pub(crate) fn retire(&mut self, with: &mut Context) {
         self.leaving = true;
         with.changed = true;
     }
@@ -240,7 +240,7 @@ impl Path {
     }
 
     /// Shuts the controller down, as nothing is in flight.
-    fn shut_down(&mut self, with: &mut Desktop) {
+    fn shut_down(&mut self, with: &mut Context) {
         if let Some(admin) = &mut self.admin {
             admin.configure(property::SHUTDOWN);
             self.state = State::ShuttingDown(with.now + SHUT_DOWN_WITHIN);
@@ -256,7 +256,7 @@ impl Path {
     }
 
     /// Takes what has come; whether anything has.
-    pub(crate) fn poll(&mut self, with: &mut Desktop) -> bool {
+    pub(crate) fn poll(&mut self, with: &mut Context) -> bool {
         let mut any = false;
         let mut lost = None;
         let mut elsewhere = None;
@@ -265,7 +265,7 @@ impl Path {
             while let Some(ended) = queue.talk.next_ended() {
                 let latch = &with.shared.latch;
                 let at = ended.tag as u16;
-                elsewhere = with.desk.answered(at, &ended, with.now, latch).or(elsewhere);
+                elsewhere = with.requests.answered(at, &ended, with.now, latch).or(elsewhere);
             }
             if lost.is_none() {
                 lost = queue.broken().map(str::to_owned);
@@ -288,7 +288,7 @@ impl Path {
     }
 
     /// What the admin queue has heard.
-    fn hear(&mut self, with: &mut Desktop) -> Result<(), String> {
+    fn hear(&mut self, with: &mut Context) -> Result<(), String> {
         let Some(admin) = &mut self.admin else { return Ok(()) };
         while let Some(heard) = admin.next(&with.shared)? {
             with.changed = true;
@@ -323,7 +323,7 @@ impl Path {
     }
 
     /// Does what is due; when there is more to do.
-    pub(crate) fn step(&mut self, with: &mut Desktop) -> Option<Instant> {
+    pub(crate) fn step(&mut self, with: &mut Context) -> Option<Instant> {
         match self.state {
             State::Up if self.leaving && self.is_quiet() => {
                 self.shut_down(with);
@@ -335,7 +335,7 @@ impl Path {
                 let mut is_late = false;
                 if now - self.looked >= LATE_POLL {
                     self.looked = now;
-                    let oldest = with.desk.oldest_sent(self.number).zip(shared.options.timeout);
+                    let oldest = with.requests.oldest_sent(self.number).zip(shared.options.timeout);
                     is_late = oldest.is_some_and(|(sent, most)| now - sent >= most);
                 }
                 match due {
@@ -375,16 +375,16 @@ impl Path {
     }
 
     /// Collects what the queues had, once the kernel has let go of all of them.
-    fn collect(&mut self, with: &mut Desktop) {
+    fn collect(&mut self, with: &mut Context) {
         if self.collected || !self.queues.iter().all(Queue::is_idle) {
             return;
         }
         self.collected = true;
         for queue in &mut self.queues {
             let (unresolved, doubtful) = (&mut self.unresolved, &mut self.doubtful);
-            let (desk, number) = (&mut with.desk, self.number);
+            let (requests, number) = (&mut with.requests, self.number);
             queue.talk.take_unanswered(|tag, handed| {
-                let (changes, lost) = desk.unanswered(tag as u16, number, handed);
+                let (changes, lost) = requests.unanswered(tag as u16, number, handed);
                 *unresolved |= changes;
                 *doubtful |= lost;
             });
@@ -392,7 +392,7 @@ impl Path {
     }
 
     /// Waits until the kernel has let go of everything, and ends what can be ended at once.
-    fn ended(&mut self, with: &mut Desktop) -> Option<Instant> {
+    fn ended(&mut self, with: &mut Context) -> Option<Instant> {
         self.collect(with);
         let is_idle = self.admin.as_ref().is_none_or(|admin| admin.queue.is_idle());
         if !self.collected || !is_idle {
@@ -407,7 +407,7 @@ impl Path {
     }
 
     /// Waits until the controller tells of each queue that it is through with it.
-    fn drain(&mut self, until: Instant, with: &mut Desktop) -> Option<Instant> {
+    fn drain(&mut self, until: Instant, with: &mut Context) -> Option<Instant> {
         let mut all = true;
         for queue in &mut self.queues {
             match queue.drain() {
@@ -428,7 +428,7 @@ impl Path {
 
     /// Waits until the controller must have ended all that it had. That time begins now: dropping the connections has
     /// them be reset, so that the kernel sends nothing any more that the controller would take for a sign of this host.
-    fn fence(&mut self, with: &mut Desktop) -> Option<Instant> {
+    fn fence(&mut self, with: &mut Context) -> Option<Instant> {
         self.queues.clear();
         let until = Instant::now() + self.expires;
         self.state = State::Fencing(until);
@@ -437,9 +437,9 @@ impl Path {
     }
 
     /// Nothing can be carried out any more that the controller had.
-    fn gone(&mut self, with: &mut Desktop) -> Option<Instant> {
+    fn gone(&mut self, with: &mut Context) -> Option<Instant> {
         self.queues.clear();
-        with.desk.release(self.number);
+        with.requests.release(self.number);
         (self.unresolved, self.doubtful) = (false, false);
         self.state = State::Down;
         // One that is ended at once each time is not to be begun all the time.
@@ -449,7 +449,7 @@ impl Path {
     }
 
     /// Connects anew, on a thread of its own, if it is time.
-    fn connect(&mut self, with: &mut Desktop) -> Option<Instant> {
+    fn connect(&mut self, with: &mut Context) -> Option<Instant> {
         if self.leaving {
             return None;
         }
@@ -484,7 +484,7 @@ impl Path {
         Some(self.next)
     }
 
-    fn fail(&mut self, why: String, with: &mut Desktop) {
+    fn fail(&mut self, why: String, with: &mut Context) {
         self.connecting = None;
         self.next = with.now + with.shared.options.reconnect_delay;
         if self.problem.as_ref() != Some(&why) {

@@ -66,9 +66,9 @@ pub(crate) enum End {
 }
 
 /// Has the kernel let go of a connection when it is dropped: what waits on it ends.
-struct HangUp(Option<Arc<OwnedFd>>);
+struct ShutdownOnDrop(Option<Arc<OwnedFd>>);
 
-impl Drop for HangUp {
+impl Drop for ShutdownOnDrop {
     fn drop(&mut self) {
         if let Some(fd) = &self.0 {
             _ = shutdown(&**fd, Shutdown::Both);
@@ -78,7 +78,7 @@ impl Drop for HangUp {
 
 pub(crate) struct Queue {
     // In this order: then dropping the client waits until the kernel has let go of all the rest.
-    hang_up: HangUp,
+    shutdown_on_drop: ShutdownOnDrop,
     uring: UringClient,
     fd: Arc<OwnedFd>,
     pub(crate) talk: Conversation,
@@ -100,7 +100,7 @@ impl Queue {
     pub(crate) fn new(link: Link, io: &IoContext, listens: bool) -> std::io::Result<Queue> {
         let fd = Arc::new(link.fd);
         Ok(Queue {
-            hang_up: HangUp(Some(Arc::clone(&fd))),
+            shutdown_on_drop: ShutdownOnDrop(Some(Arc::clone(&fd))),
             uring: io.uring()?.client_of(io.owner(), ENTRIES),
             fd,
             talk: link.talk,
@@ -261,8 +261,8 @@ impl Queue {
         if !self.is_idle() {
             return None;
         }
-        let Queue { mut hang_up, uring, fd, talk, .. } = self;
-        hang_up.0 = None;
+        let Queue { mut shutdown_on_drop, uring, fd, talk, .. } = self;
+        shutdown_on_drop.0 = None;
         drop(uring);
         Some(Link { fd: Arc::into_inner(fd)?, talk })
     }

@@ -8,9 +8,9 @@ use reactor::IoContext;
 
 use crate::address::Address;
 use crate::channel::ended;
-use crate::desk::{DEPTH, Desk};
 use crate::disk::{Order, PATHS_MAX, Shared};
 use crate::path::{LATE_POLL, Path};
+use crate::requests::{DEPTH, Requests};
 use crate::status::failed;
 
 /// Longest sleep.
@@ -19,11 +19,11 @@ const SLEEP: Duration = Duration::from_secs(1);
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the paths work on.
-pub(crate) struct Desktop {
+pub(crate) struct Context {
     pub shared: Arc<Shared>,
     pub registry: Registry,
     pub io: IoContext,
-    pub desk: Desk,
+    pub requests: Requests,
     /// Of this turn.
     pub now: Instant,
     /// What is shown of the paths has changed.
@@ -32,7 +32,7 @@ pub(crate) struct Desktop {
     pub others_up: bool,
 }
 
-impl Desktop {
+impl Context {
     /// Takes a number of blocks over.
     pub(crate) fn resize(&self, unit: usize, blocks: u64) {
         let old = self.shared.units[unit].geometry().num_blocks;
@@ -48,7 +48,7 @@ impl Desktop {
 
     /// There was no connection, and is one again: what its cache held may be gone.
     pub(crate) fn came_back(&mut self, address: &Address) {
-        if self.desk.take_unflushed() && self.shared.loses_cache(address) {
+        if self.requests.take_unflushed() && self.shared.loses_cache(address) {
             tracing::error!(
                 controller = self.shared.name(),
                 "what was written since the last flush may be lost: its target was away, and has a volatile cache"
@@ -59,7 +59,7 @@ impl Desktop {
 }
 
 pub(crate) struct Worker {
-    with: Desktop,
+    with: Context,
     paths: Vec<Path>,
     late: Instant,
 }
@@ -68,9 +68,9 @@ impl Worker {
     pub(crate) fn new(shared: Arc<Shared>, registry: Registry) -> std::io::Result<Worker> {
         let io = IoContext::new()?;
         shared.set_waker(io.waker());
-        let desk = Desk::new(Arc::clone(&shared.units), shared.cache, shared.write_through);
+        let requests = Requests::new(Arc::clone(&shared.units), shared.cache, shared.write_through);
         let now = Instant::now();
-        let with = Desktop { shared, registry, io, desk, now, changed: true, others_up: false };
+        let with = Context { shared, registry, io, requests, now, changed: true, others_up: false };
         Ok(Worker { with, paths: Vec::with_capacity(PATHS_MAX), late: now })
     }
 
@@ -97,11 +97,11 @@ impl Worker {
     fn turn(&mut self) -> bool {
         let (with, paths) = (&mut self.with, &mut self.paths);
         let (shared, now) = (Arc::clone(&with.shared), with.now);
-        with.desk.take(now, || shared.next_carried());
+        with.requests.take(now, || shared.next_request());
         // What was given up must not come after what is sent from now on.
         let holds = paths.iter().any(Path::is_doubtful);
         let changed = &mut with.changed;
-        with.desk.send(now, |desk, at, unit, changes, commands| {
+        with.requests.send(now, |requests, at, unit, changes, commands| {
             if holds && changes {
                 return None;
             }
@@ -111,7 +111,7 @@ impl Worker {
                 paths.iter_mut().for_each(|path| path.current[unit] = false);
                 (paths[path].current[unit], *changed) = (true, true);
             }
-            send(desk, &mut paths[path], at, commands)
+            send(requests, &mut paths[path], at, commands)
         });
         paths.iter_mut().for_each(Path::pump);
         with.io.flush();
@@ -135,21 +135,21 @@ impl Worker {
             self.late = self.with.now;
             self.give_up();
         }
-        if !self.with.desk.is_empty() {
+        if !self.with.requests.is_empty() {
             due = due.min(self.late + LATE_POLL);
         }
-        self.with.desk.next_due().map_or(due, |at| at.min(due))
+        self.with.requests.next_due().map_or(due, |at| at.min(due))
     }
 
     /// Ends what has waited for too long.
     fn give_up(&mut self) {
         let Some(most) = self.with.shared.give_up() else { return };
         let now = self.with.now;
-        if self.with.desk.oldest().is_none_or(|since| now - since < most) {
+        if self.with.requests.oldest().is_none_or(|since| now - since < most) {
             return;
         }
         let Some(before) = now.checked_sub(most) else { return };
-        let (busy, doubtful) = self.with.desk.fail_since(before);
+        let (busy, doubtful) = self.with.requests.fail_since(before);
         let name = self.with.shared.name().to_owned();
         let seconds = most.as_secs_f32();
         for path in &mut self.paths {
@@ -163,8 +163,8 @@ impl Worker {
         if !self.paths.iter().any(Path::is_up) && !self.with.shared.has_given_up() {
             tracing::error!(controller = name, "I/O fails: there was no answer for {seconds} s");
             self.with.shared.set_given_up(true);
-            while let Some(carried) = self.with.shared.next_carried() {
-                carried.lane.give(ended(&carried.io, Err(failed(carried.io.op))));
+            while let Some(request) = self.with.shared.next_request() {
+                request.completions.give(ended(&request.io, Err(failed(request.io.op))));
             }
         }
     }
@@ -202,7 +202,7 @@ impl Worker {
     }
 
     fn sleep(&mut self, due: Instant) {
-        let has_room = self.with.shared.has_carried() && !self.with.desk.is_full();
+        let has_room = self.with.shared.has_requests() && !self.with.requests.is_full();
         let left = due.saturating_duration_since(Instant::now());
         if has_room || left.is_zero() {
             self.with.io.flush();
@@ -235,12 +235,12 @@ fn best_of(paths: &[Path], unit: usize) -> Option<usize> {
 }
 
 /// Sends a part, which is so many commands, by a path, whose number is returned; `None`: its queues are full.
-fn send(desk: &mut Desk, path: &mut Path, at: u16, commands: usize) -> Option<u8> {
+fn send(requests: &mut Requests, path: &mut Path, at: u16, commands: usize) -> Option<u8> {
     let number = path.number;
     let queue = path.queue_for(commands)?;
     // A comparison and its write are one after the other.
-    for part in [Some(at), desk.second_of(at)].into_iter().flatten() {
-        let sending = desk.command(part)?;
+    for part in [Some(at), requests.second_of(at)].into_iter().flatten() {
+        let sending = requests.command(part)?;
         debug_assert!(part < DEPTH);
         let taken = queue.talk.submit(sending.command, sending.data, u32::from(part));
         debug_assert!(taken, "there is room");

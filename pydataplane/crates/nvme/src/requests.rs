@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bdev::{FlushCause, FlushLatch, Io, IoError, Op, Slots};
 use guestmem::{IoVec, Sg};
 
-use crate::channel::{Lane, ended};
+use crate::channel::{Completions, ended};
 use crate::command::{self, Command, RANGE_LEN};
 use crate::conversation::{Data, Ended};
 use crate::disk::Unit;
@@ -38,16 +38,16 @@ pub(crate) enum How {
 }
 
 /// An I/O on its way to the thread.
-pub(crate) struct Carried {
-    pub lane: Arc<Lane>,
+pub(crate) struct Request {
+    pub completions: Arc<Completions>,
     /// Of which namespace of the controller.
     pub unit: u16,
     pub io: Io,
     pub how: How,
 }
 
-struct Ask {
-    carried: Option<Carried>,
+struct Entry {
+    request: Option<Request>,
     /// In which order it came.
     number: u64,
     /// When it came, or was answered in part last.
@@ -87,7 +87,7 @@ enum Kind {
 }
 
 struct Part {
-    ask: u16,
+    entry: u16,
     kind: Kind,
     state: State,
     /// Where in its I/O it begins, and how much it is, in bytes.
@@ -109,8 +109,8 @@ pub(crate) struct Sending {
 }
 
 /// See the file's comment.
-pub(crate) struct Desk {
-    asks: Slots<Ask>,
+pub(crate) struct Requests {
+    entries: Slots<Entry>,
     parts: Slots<Part>,
     units: Arc<[Unit]>,
     write_through: bool,
@@ -135,11 +135,11 @@ struct Cached {
     flushed: u64,
 }
 
-impl Desk {
-    pub(crate) fn new(units: Arc<[Unit]>, cache: bool, write_through: bool) -> Desk {
+impl Requests {
+    pub(crate) fn new(units: Arc<[Unit]>, cache: bool, write_through: bool) -> Requests {
         let now = Instant::now();
-        let ask = |_| Ask {
-            carried: None,
+        let entry = |_| Entry {
+            request: None,
             number: 0,
             since: now,
             held: false,
@@ -151,7 +151,7 @@ impl Desk {
             error: None,
         };
         let part = |_| Part {
-            ask: 0,
+            entry: 0,
             kind: Kind::Plain,
             state: State::Free,
             offset: 0,
@@ -164,8 +164,8 @@ impl Desk {
         };
         let depth = usize::from(DEPTH);
         let cached = vec![Cached::default(); units.len()];
-        Desk {
-            asks: Slots::new(DEPTH, ask),
+        Requests {
+            entries: Slots::new(DEPTH, entry),
             parts: Slots::new(DEPTH, part),
             units,
             write_through,
@@ -182,35 +182,35 @@ impl Desk {
 
     /// Whether it has I/Os.
     pub(crate) fn is_empty(&self) -> bool {
-        self.asks.taken() == 0
+        self.entries.taken() == 0
     }
 
     /// Whether it takes no more for now.
     pub(crate) fn is_full(&self) -> bool {
-        self.asks.is_full()
+        self.entries.is_full()
     }
 
     /// Takes I/Os that have come, as far as there is room. Two that change the same blocks are never in flight
     /// together: one whose answer is lost is sent again, and must not undo another that was answered.
-    pub(crate) fn take(&mut self, now: Instant, mut next: impl FnMut() -> Option<Carried>) {
-        while let Some(at) = self.asks.next_free()
-            && let Some(carried) = next()
+    pub(crate) fn take(&mut self, now: Instant, mut next: impl FnMut() -> Option<Request>) {
+        while let Some(at) = self.entries.next_free()
+            && let Some(request) = next()
         {
-            self.asks.take();
+            self.entries.take();
             self.count += 1;
-            let block_size = self.units[usize::from(carried.unit)].block_size();
-            let changes = self.cached[usize::from(carried.unit)].changes;
-            let ask = &mut self.asks[at];
-            ask.bytes = match carried.io.op {
+            let block_size = self.units[usize::from(request.unit)].block_size();
+            let changes = self.cached[usize::from(request.unit)].changes;
+            let entry = &mut self.entries[at];
+            entry.bytes = match request.io.op {
                 // One command.
                 Op::Flush => 1,
-                _ => carried.io.blocks * block_size,
+                _ => request.io.blocks * block_size,
             };
-            (ask.number, ask.since, ask.changes) = (self.count, now, changes);
-            (ask.cut, ask.parts, ask.flushing, ask.error) = (0, 0, false, None);
-            ask.carried = Some(carried);
+            (entry.number, entry.since, entry.changes) = (self.count, now, changes);
+            (entry.cut, entry.parts, entry.flushing, entry.error) = (0, 0, false, None);
+            entry.request = Some(request);
             let held = self.has_to_wait(at);
-            self.asks[at].held = held;
+            self.entries[at].held = held;
             match held {
                 true => self.held += 1,
                 false => self.cutting.push_back(at),
@@ -221,13 +221,14 @@ impl Desk {
 
     /// Whether an I/O changes blocks that one which came before it changes.
     fn has_to_wait(&self, at: u16) -> bool {
-        let Ask { carried: Some(Carried { io, unit, .. }), number, .. } = &self.asks[at] else {
+        let Entry { request: Some(Request { io, unit, .. }), number, .. } = &self.entries[at]
+        else {
             return false;
         };
         io.op.is_write()
-            && self.asks.iter().any(|ask| {
-                ask.number < *number
-                    && ask.carried.as_ref().is_some_and(|other| {
+            && self.entries.iter().any(|entry| {
+                entry.number < *number
+                    && entry.request.as_ref().is_some_and(|other| {
                         other.unit == *unit
                             && other.io.op.is_write()
                             && io.lba < other.io.lba + other.io.blocks
@@ -239,8 +240,8 @@ impl Desk {
     /// One that changed something is over.
     fn let_go(&mut self) {
         for at in 0..DEPTH {
-            if self.asks[at].held && !self.has_to_wait(at) {
-                self.asks[at].held = false;
+            if self.entries[at].held && !self.has_to_wait(at) {
+                self.entries[at].held = false;
                 self.held -= 1;
                 self.cutting.push_back(at);
             }
@@ -252,14 +253,14 @@ impl Desk {
         let mut skipped = 0;
         while skipped < self.cutting.len() {
             let at = self.cutting[0];
-            let ask = &self.asks[at];
-            let Some(Carried { io, how, unit, .. }) = &ask.carried else {
+            let entry = &self.entries[at];
+            let Some(Request { io, how, unit, .. }) = &entry.request else {
                 self.cutting.pop_front();
                 continue;
             };
             let (op, how, unit) = (io.op, *how, &self.units[usize::from(*unit)]);
             let needs = if how == How::Compared { 2 } else { 1 };
-            if ask.parts >= PARTS_MAX {
+            if entry.parts >= PARTS_MAX {
                 self.cutting.rotate_left(1);
                 skipped += 1;
                 continue;
@@ -268,16 +269,16 @@ impl Desk {
                 return;
             }
             skipped = 0;
-            let left = ask.bytes - ask.cut;
+            let left = entry.bytes - entry.cut;
             let len = match (op, how) {
                 (Op::Flush, _) | (_, How::Compared) => left,
                 (Op::Read | Op::Write, _) => left.min(unit.most.transfer),
                 (Op::Unmap, _) => left.min(unit.most.deallocated * unit.block_size()),
                 (Op::WriteZeroes, _) => left.min(unit.most.zeroed * unit.block_size()),
             };
-            let offset = ask.cut;
-            self.asks[at].cut += len;
-            match self.asks[at].cut == self.asks[at].bytes {
+            let offset = entry.cut;
+            self.entries[at].cut += len;
+            match self.entries[at].cut == self.entries[at].bytes {
                 true => _ = self.cutting.pop_front(),
                 false => self.cutting.rotate_left(1),
             }
@@ -291,12 +292,12 @@ impl Desk {
         }
     }
 
-    fn add_part(&mut self, ask: u16, kind: Kind, offset: u64, len: u64) -> Option<u16> {
+    fn add_part(&mut self, entry: u16, kind: Kind, offset: u64, len: u64) -> Option<u16> {
         let at = self.parts.take()?;
         self.serial += 1;
-        self.asks[ask].parts += 1;
+        self.entries[entry].parts += 1;
         let part = &mut self.parts[at];
-        (part.ask, part.kind, part.state) = (ask, kind, State::Waits);
+        (part.entry, part.kind, part.state) = (entry, kind, State::Waits);
         (part.offset, part.len, part.serial, part.tries) = (offset, len, self.serial, 0);
         Some(at)
     }
@@ -306,7 +307,7 @@ impl Desk {
     pub(crate) fn send(
         &mut self,
         now: Instant,
-        mut send: impl FnMut(&mut Desk, u16, u16, bool, usize) -> Option<u8>,
+        mut send: impl FnMut(&mut Requests, u16, u16, bool, usize) -> Option<u8>,
     ) {
         let mut at = 0;
         while at < self.later.len() {
@@ -318,7 +319,9 @@ impl Desk {
         for _ in 0..self.ready.len() {
             let Some(at) = self.ready.pop_front() else { return };
             let part = &self.parts[at];
-            let Some(Carried { unit, io, .. }) = &self.asks[part.ask].carried else { continue };
+            let Some(Request { unit, io, .. }) = &self.entries[part.entry].request else {
+                continue;
+            };
             let (unit, changes) = (*unit, io.op.is_write());
             let second = match part.kind {
                 Kind::Compare(second) => Some(second),
@@ -348,7 +351,7 @@ impl Desk {
     /// What a part sends.
     pub(crate) fn command(&mut self, at: u16) -> Option<Sending> {
         let part = &mut self.parts[at];
-        let Carried { io, unit, .. } = self.asks[part.ask].carried.as_ref()?;
+        let Request { io, unit, .. } = self.entries[part.entry].request.as_ref()?;
         let unit = &self.units[usize::from(*unit)];
         let (nsid, block_size) = (unit.namespace.nsid, unit.block_size());
         let (lba, blocks) = (io.lba + part.offset / block_size, (part.len / block_size) as u32);
@@ -395,9 +398,9 @@ impl Desk {
         if self.parts[at].state == State::Free {
             return None;
         }
-        let (kind, index) = (self.parts[at].kind, self.parts[at].ask);
-        let ask = &mut self.asks[index];
-        let Some(Carried { io, unit, .. }) = &ask.carried else { return None };
+        let (kind, index) = (self.parts[at].kind, self.parts[at].entry);
+        let entry = &mut self.entries[index];
+        let Some(Request { io, unit, .. }) = &entry.request else { return None };
         let (op, fua, unit) = (io.op, io.fua, *unit);
         // Also of what makes zeros durable.
         let of = if kind == Kind::Flush { Op::Flush } else { op };
@@ -409,10 +412,10 @@ impl Desk {
         let is_fused = matches!(kind, Kind::Compare(_) | Kind::WriteIf);
         match verdict {
             Verdict::Done => {
-                ask.since = now;
+                entry.since = now;
                 let cached = &mut self.cached[usize::from(unit)];
                 if of == Op::Flush {
-                    cached.flushed = cached.flushed.max(ask.changes);
+                    cached.flushed = cached.flushed.max(entry.changes);
                 } else if op.is_write() && self.cache && !self.write_through && !fua {
                     cached.changes += 1;
                 }
@@ -459,26 +462,26 @@ impl Desk {
     fn over(&mut self, at: u16, error: Option<IoError>) {
         let part = &mut self.parts[at];
         part.state = State::Free;
-        let index = part.ask;
+        let index = part.entry;
         self.parts.give_back(at);
-        let ask = &mut self.asks[index];
-        ask.parts -= 1;
+        let entry = &mut self.entries[index];
+        entry.parts -= 1;
         if let Some(error) = error {
             // What the comparison came to goes before that it was given up.
-            if ask.error.is_none_or(|was| was == IoError::Aborted) {
-                ask.error = Some(error);
+            if entry.error.is_none_or(|was| was == IoError::Aborted) {
+                entry.error = Some(error);
             }
             // Nothing more of it is asked for.
-            ask.cut = ask.bytes;
+            entry.cut = entry.bytes;
             self.cutting.retain(|cut| *cut != index);
         }
-        if ask.parts > 0 || ask.cut < ask.bytes {
+        if entry.parts > 0 || entry.cut < entry.bytes {
             return self.cut();
         }
-        let Some(Carried { io, .. }) = &ask.carried else { return };
+        let Some(Request { io, .. }) = &entry.request else { return };
         let durable = self.cache && (io.fua || self.write_through);
-        if io.op == Op::Unmap && durable && ask.error.is_none() && !ask.flushing {
-            ask.flushing = true;
+        if io.op == Op::Unmap && durable && entry.error.is_none() && !entry.flushing {
+            entry.flushing = true;
             if let Some(flush) = self.add_part(index, Kind::Flush, 0, 0) {
                 self.ready.push_back(flush);
                 return;
@@ -490,12 +493,12 @@ impl Desk {
 
     /// An I/O is over.
     fn finish(&mut self, at: u16) {
-        let ask = &mut self.asks[at];
-        let Some(Carried { lane, io, .. }) = ask.carried.take() else { return };
-        self.held -= usize::from(std::mem::take(&mut ask.held));
-        lane.give(ended(&io, ask.error.map_or(Ok(()), Err)));
+        let entry = &mut self.entries[at];
+        let Some(Request { completions, io, .. }) = entry.request.take() else { return };
+        self.held -= usize::from(std::mem::take(&mut entry.held));
+        completions.give(ended(&io, entry.error.map_or(Ok(()), Err)));
         self.cutting.retain(|cut| *cut != at);
-        self.asks.give_back(at);
+        self.entries.give_back(at);
         if io.op.is_write() && self.held > 0 {
             self.let_go();
         }
@@ -509,14 +512,14 @@ impl Desk {
             return (false, false);
         }
         let part = &self.parts[at];
-        let ask = &self.asks[part.ask];
-        let changes = handed && ask.carried.as_ref().is_some_and(|c| c.io.op.is_write());
+        let entry = &self.entries[part.entry];
+        let changes = handed && entry.request.as_ref().is_some_and(|c| c.io.op.is_write());
         // What a comparison came to is not known.
         if matches!(part.kind, Kind::Compare(_) | Kind::WriteIf) {
             self.over(at, Some(IoError::Aborted));
             return (changes, changes);
         }
-        if ask.error.is_some() {
+        if entry.error.is_some() {
             self.over(at, None);
             return (changes, changes);
         }
@@ -560,8 +563,8 @@ impl Desk {
 
     /// Since when the I/O waits that waits longest.
     pub(crate) fn oldest(&self) -> Option<Instant> {
-        let there = self.asks.iter().filter(|ask| ask.carried.is_some());
-        there.map(|ask| ask.since).min()
+        let there = self.entries.iter().filter(|entry| entry.request.is_some());
+        there.map(|entry| entry.since).min()
     }
 
     /// Ends those that have waited since then. Returns the paths that have commands of them still, which end with
@@ -569,16 +572,16 @@ impl Desk {
     pub(crate) fn fail_since(&mut self, before: Instant) -> (Paths, Paths) {
         let (mut busy, mut doubtful) = (0, 0);
         for index in 0..DEPTH {
-            let ask = &mut self.asks[index];
-            let Some(Carried { io, .. }) = ask.carried.as_ref().filter(|_| ask.since <= before)
+            let entry = &mut self.entries[index];
+            let Some(Request { io, .. }) = entry.request.as_ref().filter(|_| entry.since <= before)
             else {
                 continue;
             };
-            ask.error.get_or_insert(failed(io.op));
-            ask.cut = ask.bytes;
+            entry.error.get_or_insert(failed(io.op));
+            entry.cut = entry.bytes;
             self.cutting.retain(|cut| *cut != index);
             for at in 0..DEPTH {
-                if self.parts[at].ask != index {
+                if self.parts[at].entry != index {
                     continue;
                 }
                 match self.parts[at].state {
@@ -591,7 +594,7 @@ impl Desk {
                     State::Waits => self.drop_part(at),
                 }
             }
-            if self.asks[index].parts == 0 {
+            if self.entries[index].parts == 0 {
                 self.finish(index);
             }
         }
@@ -605,7 +608,7 @@ impl Desk {
         self.later.retain(|(_, later)| *later != at);
         let part = &mut self.parts[at];
         part.state = State::Free;
-        self.asks[part.ask].parts -= 1;
+        self.entries[part.entry].parts -= 1;
         self.parts.give_back(at);
     }
 
@@ -642,19 +645,19 @@ mod tests {
     }
 
     /// Takes I/Os of namespaces, and has each command be answered with a status.
-    fn carry_out(desk: &mut Desk, now: Instant, ios: Vec<(u16, Io)>, status: u16) {
+    fn carry_out(requests: &mut Requests, now: Instant, ios: Vec<(u16, Io)>, status: u16) {
         let io = IoContext::new().unwrap();
-        let lane = Arc::new(Lane::new(&io));
-        let carried = ios.into_iter().map(|(unit, io)| Carried {
-            lane: Arc::clone(&lane),
+        let completions = Arc::new(Completions::new(&io));
+        let request = ios.into_iter().map(|(unit, io)| Request {
+            completions: Arc::clone(&completions),
             unit,
             io,
             how: How::Plain,
         });
-        let mut left = carried;
-        desk.take(now, || left.next());
+        let mut left = request;
+        requests.take(now, || left.next());
         let sent = Cell::new(Vec::new());
-        desk.send(now, |_, at, _, _, _| {
+        requests.send(now, |_, at, _, _, _| {
             let mut all = sent.take();
             all.push(at);
             sent.set(all);
@@ -664,7 +667,7 @@ mod tests {
         for at in sent.take() {
             let completion = Completion { result: 0, status };
             let ended = Ended { tag: u32::from(at), completion, damaged: false };
-            desk.answered(at, &ended, now, &latch);
+            requests.answered(at, &ended, now, &latch);
         }
     }
 
@@ -674,33 +677,33 @@ mod tests {
 
     #[test]
     fn a_flush_of_one_namespace_makes_nothing_of_another_durable() {
-        let (mut desk, now) = (Desk::new(units(), true, false), Instant::now());
-        carry_out(&mut desk, now, vec![(0, write())], 0);
-        carry_out(&mut desk, now, vec![(1, Io::flush(0))], 0);
-        assert!(desk.take_unflushed());
-        carry_out(&mut desk, now, vec![(0, write())], 0);
-        carry_out(&mut desk, now, vec![(0, Io::flush(0))], 0);
-        assert!(!desk.take_unflushed());
-        assert!(desk.is_empty());
+        let (mut requests, now) = (Requests::new(units(), true, false), Instant::now());
+        carry_out(&mut requests, now, vec![(0, write())], 0);
+        carry_out(&mut requests, now, vec![(1, Io::flush(0))], 0);
+        assert!(requests.take_unflushed());
+        carry_out(&mut requests, now, vec![(0, write())], 0);
+        carry_out(&mut requests, now, vec![(0, Io::flush(0))], 0);
+        assert!(!requests.take_unflushed());
+        assert!(requests.is_empty());
     }
 
     #[test]
     fn what_is_put_off_again_and_again_is_given_up_as_what_has_no_answer() {
         // Not ready; inaccessible.
         for status in [0x082, 0x302] {
-            let (mut desk, now) = (Desk::new(units(), false, false), Instant::now());
-            carry_out(&mut desk, now, vec![(0, write())], status);
+            let (mut requests, now) = (Requests::new(units(), false, false), Instant::now());
+            carry_out(&mut requests, now, vec![(0, write())], status);
             let mut at = now;
             for _ in 0..8 {
-                let due = desk.next_due().unwrap();
+                let due = requests.next_due().unwrap();
                 assert!(due > at, "each pause is one");
                 at = due;
-                carry_out(&mut desk, at, vec![], status);
+                carry_out(&mut requests, at, vec![], status);
             }
             assert!(at - now > Duration::from_secs(1), "pauses grow");
-            assert_eq!(desk.oldest(), Some(now));
-            desk.fail_since(now);
-            assert!(desk.is_empty());
+            assert_eq!(requests.oldest(), Some(now));
+            requests.fail_since(now);
+            assert!(requests.is_empty());
         }
     }
 }
