@@ -160,8 +160,9 @@ def test_spdks_client_drives_controllers_and_they_come_back(target: Target) -> N
     spaces = {1: Namespace(2048), 7: Namespace(4096, uuid=b"namespace-uuid-7")}
     with NvmeTarget(spaces) as model:
         where = ("-t", "tcp", "-a", "127.0.0.1", "-f", "ipv4", "-s", model.port(), "-n", NQN)
-        set_options = target.spdk_rpc("bdev_nvme_set_options", "-k", "5000", "-l", "30")
-        assert set_options.returncode == 0, set_options
+        for option in (("-k", "5000"), ("-l", "30")):
+            set_options = target.spdk_rpc("bdev_nvme_set_options", *option)
+            assert set_options.returncode == 0, set_options
         made = target.spdk_rpc(
             "bdev_nvme_attach_controller", "-b", "NVME0", *where, "-q", "nqn.2026-11.org.virtlun:h"
         )
@@ -570,6 +571,18 @@ def test_io_fails_after_the_time_that_was_asked_for_and_the_disk_comes_back(
             until(lambda: write_one(guest) == (GOOD, 0), "it is used again")
 
 
+def test_a_controller_and_a_bdev_do_not_have_one_name(target: Target) -> None:
+    size = {"num_blocks": 2048, "block_size": 512}
+    with NvmeTarget() as model:
+        attach_controller(target, model)
+        error = target.fails("bdev_malloc_create", name="NVME0", **size)
+        assert isinstance(error, RpcError) and error.code == EXISTS, error
+        assert "there is an NVMe controller NVME0" in error.message
+        target.rpc("bdev_malloc_create", name="m0", **size)
+        error = target.fails("bdev_nvme_attach_controller", name="m0", **model.params())
+        assert "there is a bdev m0" in str(error), error
+
+
 def test_a_path_that_is_added_ends_that_io_fails(target: Target) -> None:
     hurry(target)
     with NvmeTarget(ports=2) as model:
@@ -609,7 +622,7 @@ def test_what_a_namespace_is_is_not_guessed_where_the_controller_fails_to_tell(
         refusing("it refuses Identify: status 0x006", IO, **model.params())
 
 
-@pytest.mark.night
+@pytest.mark.nightly
 def test_a_controller_that_does_not_tell_of_its_groups_is_connected_to_anew(
     target: Target,
 ) -> None:

@@ -20,6 +20,8 @@ READS: dict[str, list[dict[str, Any]]] = {
     "bdev_get_iostat": [{}, {"names": ["n0"], "per_channel": True}, {"name": "lvs0/v0"}],
     "bdev_lvol_get_lvols": [{}],
     "bdev_lvol_get_lvstores": [{}],
+    "bdev_nvme_get_controllers": [{}],
+    "bdev_nvme_get_io_paths": [{}],
     "bdev_reset_iostat": [{}],
     "bdev_wait_for_examine": [{}],
     "virtlun_bdev_get_limits": [{"name": "n0"}],

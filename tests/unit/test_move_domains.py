@@ -42,6 +42,7 @@ class Opened:
     def defineXML(self, xml: str) -> Any:  # noqa: N802
         (name,) = re.findall("<name>(.*)</name>", xml)
         if name in self.refused:
+            libvirt.virResetLastError()  # a real one of before would be told instead
             raise libvirt.libvirtError("no")
         self.all[name].xml = xml
 

@@ -184,7 +184,12 @@ FIELDS: tuple[Field, ...] = (
     done("boot@order", "boots from the LUN"),
     never("boot@loadparm", "is of s390; remove it"),
     done("readonly", "the guest sees a write-protected disk; the target refuses writes"),
-    done("shareable", "other domains may have the volume, too, if they say the same"),
+    done(
+        "shareable",
+        "other domains may have the volume, too, if they say the same. A reset of the disk by one"
+        " of them (SCSI's LOGICAL UNIT RESET) is one to all: what the others have under way ends as"
+        " TASK ABORTED, which may be after the reset's answer",
+    ),
     done("serial", "VPD page 80h, and in 83h; /dev/disk/by-id in the guest"),
     done("wwn", "the NAA designator of VPD page 83h; /dev/disk/by-id/wwn-0x... in the guest"),
     done("vendor", "of INQUIRY"),

@@ -401,6 +401,12 @@ impl App {
     /// be loaded does not take the bdev with it: it is noted as a problem.
     pub fn add_bdev(&self, bdev: Arc<dyn Bdev>) -> Result<(), Error> {
         let name = bdev.name().to_owned();
+        // Both are recorded under their names.
+        let key = state::bdev_key(&name);
+        if self.config().get(&key).is_some_and(controller::is_nvme) {
+            let why = format!("there is an NVMe controller {name}: give the bdev another name");
+            return Err(Error::os(rpc::Errno::Exist, why));
+        }
         self.register(bdev)?;
         self.load_lvstore(&name);
         Ok(())

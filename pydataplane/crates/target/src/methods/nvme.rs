@@ -586,9 +586,13 @@ fn attach(app: &App, mut p: Attach, item: Option<&Item>) -> Result<Vec<String>, 
     {
         return Ok(add_path(app, &p, &there, addresses[0])?);
     }
-    // One that waits for its target.
-    if item.is_none() && app.config().get(&bdev_key(&p.name)).is_some() {
-        let why = format!("there is a controller {} already, which is not connected", p.name);
+    // One that waits for its target; or a bdev, as both are recorded under their names.
+    let recorded = app.config().get(&bdev_key(&p.name)).map(is_nvme);
+    if let Some(is_controller) = recorded.filter(|_| item.is_none()) {
+        let why = match is_controller {
+            true => format!("there is a controller {} already, which is not connected", p.name),
+            false => format!("there is a bdev {}: give the controller another name", p.name),
+        };
         return Err(Error::os(Errno::Exist, why).into());
     }
     let options = p.options(app);
@@ -705,6 +709,7 @@ pub fn restore(app: &App, item: &Item) -> Result<(), (Error, bool)> {
 /// In one clause: the target does not answer, lets nobody in, or has none.
 pub fn ask(app: &App, item: &Item) -> Result<(), String> {
     let p = params(&item.call).map_err(|e| e.message)?;
+    p.check(app).map_err(|e| e.message)?;
     let addresses = p.addresses().map_err(|e| e.message)?;
     nvme::reach(&p.options(app), &addresses)
 }
@@ -832,7 +837,14 @@ fn get_io_paths(app: &App, p: &OneOrAll) -> Result<IoPaths, Error> {
 
 fn set_options(app: &App, p: &SetOptions) -> Result<bool, Error> {
     p.check()?;
-    app.config().record(SET_OPTIONS, p);
+    let mut config = app.config();
+    // What is not given stays as it was, as SPDK's client takes it.
+    let before = config.get(NVME_OPTIONS_KEY).map(|item| item.call.params.clone());
+    let mut all = before.unwrap_or_default();
+    if let Ok(Value::Object(given)) = serde_json::to_value(p) {
+        all.extend(given.into_iter().filter(|(_, value)| !value.is_null()));
+    }
+    config.record(SET_OPTIONS, &all);
     Ok(true)
 }
 
