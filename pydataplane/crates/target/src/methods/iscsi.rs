@@ -3,7 +3,7 @@
 
 use super::lunpool;
 use super::rbd::Way;
-use super::{BdevName, UuidText, check_name};
+use super::{BdevName, NotMade, UuidText, check_name};
 use crate::app::App;
 use crate::guestdisks;
 use crate::pools::{Place, Pool, Volume, lun_name, lun_number};
@@ -166,18 +166,6 @@ pub fn hide_secrets(call: &mut Call) {
     call.params.remove("password");
     if let Some(Value::String(url)) = call.params.get_mut("url") {
         *url = shown(url).unwrap_or_default();
-    }
-}
-
-/// Why a bdev was not made, and whether it may be later.
-struct NotMade {
-    error: Error,
-    passes: bool,
-}
-
-impl From<Error> for NotMade {
-    fn from(error: Error) -> NotMade {
-        NotMade { error, passes: false }
     }
 }
 

@@ -40,6 +40,18 @@ use uuid::Uuid;
 
 pub use owner::Journal;
 
+/// Why a device on a server was not made, and whether it may be later.
+struct NotMade {
+    error: Error,
+    passes: bool,
+}
+
+impl From<Error> for NotMade {
+    fn from(error: Error) -> NotMade {
+        NotMade { error, passes: false }
+    }
+}
+
 /// The table of all methods on `app`.
 pub fn table(app: &Arc<App>) -> Arc<Methods> {
     let mut methods = Methods::new();

@@ -1,6 +1,6 @@
 //! Bdevs whose base is an NBD server.
 
-use super::{UuidText, check_name};
+use super::{NotMade, UuidText, check_name};
 use crate::app::App;
 use crate::guestdisks::{self, Unlocked};
 use crate::state::Item;
@@ -107,18 +107,6 @@ fn seconds(name: &str, what: &str, given: Option<u32>, default: u32) -> Result<D
     Err(Error::os(Errno::Inval, why))
 }
 
-/// Why a bdev was not made, and whether it may be later.
-struct NotMade {
-    error: Error,
-    unreachable: bool,
-}
-
-impl From<Error> for NotMade {
-    fn from(error: Error) -> NotMade {
-        NotMade { error, unreachable: false }
-    }
-}
-
 fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMade> {
     check_name(&p.name)?;
     let wrong = |why| Error::os(Errno::Inval, format_args!("bdev {}: {why}", p.name));
@@ -151,7 +139,7 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
     }
     let wait = app.waits.begin(format!("bdev {}", p.name), format!("{} to answer", p.uri));
     let made = Nbd::create(&app.registry, options)
-        .map_err(|e| NotMade { error: error(&e), unreachable: e.unreachable })?;
+        .map_err(|e| NotMade { error: error(&e), passes: e.unreachable })?;
     drop(wait);
     app.flush_errors.attach(&*made, Path::new(&p.uri));
     p.uuid = Some(UuidText(made.uuid()));
@@ -192,7 +180,7 @@ fn params(item: &Item) -> Result<Create, Error> {
 /// As those of the method; or it is not wanted any more. Whether the server may be there later.
 pub fn restore(app: &App, item: &Item) -> Result<(), (Error, bool)> {
     let made = params(item).map_err(NotMade::from).and_then(|p| create(app, p, Some(item)));
-    made.map(drop).map_err(|e| (e.error, e.unreachable))
+    made.map(drop).map_err(|e| (e.error, e.passes))
 }
 
 /// How long after an attempt to restore the bdev of `item` the next one is made.

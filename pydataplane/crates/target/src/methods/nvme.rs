@@ -2,7 +2,7 @@
 //!
 //! What is recorded of a controller is one call, with all its paths and what its namespaces were, under its name.
 
-use super::{UuidText, check_name, unsupported};
+use super::{NotMade, UuidText, check_name, unsupported};
 use crate::app::App;
 use crate::state::{Call, Item, NVME_OPTIONS_KEY, bdev_key};
 use bdev::{Bdev, FlushLatch, Registry};
@@ -370,18 +370,6 @@ struct PollGroup {
 #[derive(Serialize, JsonSchema)]
 struct IoPaths {
     poll_groups: Vec<PollGroup>,
-}
-
-/// Why a controller was not attached, and whether it may be later.
-struct NotMade {
-    error: Error,
-    passes: bool,
-}
-
-impl From<Error> for NotMade {
-    fn from(error: Error) -> NotMade {
-        NotMade { error, passes: false }
-    }
 }
 
 impl From<CreateError> for NotMade {
