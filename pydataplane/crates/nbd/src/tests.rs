@@ -39,11 +39,15 @@ struct Served {
     hangs: AtomicBool,
     /// Requests that are answered from now on before a connection is closed; u32::MAX: all.
     answers: AtomicU32,
+    /// After them a connection stays, and nothing on it is answered.
+    stays: AtomicBool,
     /// Kind, flags, offset and length of the requests.
     seen: Mutex<Vec<(u16, u16, u64, u32)>>,
     connections: Mutex<Vec<UnixStream>>,
     closed: AtomicBool,
     made: AtomicU32,
+    /// Connections that are read from now.
+    serving: AtomicU32,
 }
 
 /// A server of the tests, at a socket of its own.
@@ -64,10 +68,12 @@ impl Server {
             error: AtomicU64::new(0),
             hangs: AtomicBool::new(false),
             answers: AtomicU32::new(u32::MAX),
+            stays: AtomicBool::new(false),
             seen: Mutex::default(),
             connections: Mutex::default(),
             closed: AtomicBool::new(false),
             made: AtomicU32::new(0),
+            serving: AtomicU32::new(0),
         });
         let server = Server { served, path, _folder: folder };
         server.listen();
@@ -89,9 +95,11 @@ impl Server {
                 served.made.fetch_add(1, SeqCst);
                 served.connections.lock().push(stream.try_clone().unwrap());
                 let served = served.clone();
+                served.serving.fetch_add(1, SeqCst);
                 thread::spawn(move || {
                     _ = served.serve(&stream);
                     _ = stream.shutdown(std::net::Shutdown::Both);
+                    served.serving.fetch_sub(1, SeqCst);
                 });
             }
         });
@@ -179,6 +187,9 @@ impl Served {
             }
             let left = self.answers.load(SeqCst);
             if left == 0 {
+                while self.stays.load(SeqCst) && !self.closed.load(SeqCst) {
+                    thread::sleep(Duration::from_millis(1));
+                }
                 stream.shutdown(std::net::Shutdown::Both)?;
                 return Err(ErrorKind::ConnectionReset.into());
             }
@@ -363,14 +374,17 @@ fn what_was_in_flight_is_sent_again_after_a_reconnect_and_nothing_that_was_answe
         let mut channel = OwnedChannel::open(&*disk, 32).unwrap();
         let mut over = Vec::new();
         server.served.answers.store(7, SeqCst);
+        server.served.stays.store(true, SeqCst);
         for n in 0..20u64 {
             over.extend(channel.submit(Op::Write, n * 8, 8, Some(pattern(4096, n as usize)), n));
         }
         until("seven answers", || {
             channel.poll(&mut over);
-            server.served.answers.load(SeqCst) == 0
+            over.len() == 7
         });
         server.vanish();
+        // What the kernel has of a connection is read after its end too.
+        until("nobody reads", || server.served.serving.load(SeqCst) == 0);
         server.served.answers.store(u32::MAX, SeqCst);
         let before = server.seen(1).len();
         for _ in 0..50 {
