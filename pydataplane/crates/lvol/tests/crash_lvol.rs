@@ -4,10 +4,8 @@
 //!
 //! A failing cut prints its reproduction: the number of changes before the cut, and the seed.
 
-mod common;
-
+use crate::common::{CLUSTER, PER_CLUSTER, Rig, options, read_tags, tagged};
 use bdev::testing::FaultBdev;
-use common::{CLUSTER, PER_CLUSTER, Rig, options, read_tags, tagged};
 use lvol::Error;
 use std::collections::BTreeMap;
 

@@ -2,11 +2,9 @@
 //! power cut when somebody flushed the volume or wrote with FUA; a flush that failed takes back what
 //! was not durable, and says so to whoever wrote it.
 
-mod common;
-
+use crate::common::{PER_CLUSTER, Rig, read_tags, tagged};
 use bdev::testing::{Fault, FaultBdev};
 use bdev::{AlignedBuf, Bdev, IoError, Op};
-use common::{PER_CLUSTER, Rig, read_tags, tagged};
 use std::sync::Arc;
 
 /// The number of clusters that each test writes to.

@@ -1,12 +1,10 @@
 //! Volumes whose parent is a bdev outside of the lvstore.
 
-mod common;
-
-use bdev::testing::{Fault, FaultBdev};
-use bdev::{Bdev, ClaimMode, IoError, Op, SyncChannel};
-use common::{
+use crate::common::{
     BLOCK, CLUSTER, IMAGE, PER_CLUSTER, Rig, image, image_tags, options, read_tags, tagged,
 };
+use bdev::testing::{Fault, FaultBdev};
+use bdev::{Bdev, ClaimMode, IoError, Op, SyncChannel};
 use lvol::NewLvol;
 use std::sync::Arc;
 

@@ -1,11 +1,9 @@
 //! The metadata thread serves volumes in turn, many changes in one record, and zeroes new thick
 //! volumes beside all that.
 
-mod common;
-
+use crate::common::{CLUSTER, PER_CLUSTER, Rig, options, read_tags, tagged};
 use bdev::testing::Fault;
 use bdev::{AlignedBuf, Finished, IoError, Op, OwnedChannel};
-use common::{CLUSTER, PER_CLUSTER, Rig, options, read_tags, tagged};
 use lvol::{Error, Lvstores};
 use std::time::{Duration, Instant};
 
@@ -200,7 +198,7 @@ fn an_lvstore_is_not_unloaded_while_zeros_may_still_be_written() {
     drop(rig);
     let registry = bdev::Registry::new();
     registry.register(disk.clone()).unwrap();
-    let lvstores = Lvstores::with_timeout(registry.clone(), Duration::from_millis(50));
+    let lvstores = Lvstores::with_timeout(registry.clone(), Duration::from_secs(2));
     lvstores.examine("disk0").unwrap().unwrap();
     disk.defer(Some(1));
     disk.hold();

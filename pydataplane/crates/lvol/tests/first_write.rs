@@ -1,11 +1,9 @@
 //! The first write to a cluster of a clone is done with the cluster: what is copied, and the guest's data over
 //! that, are one write, before the cluster is the volume's. One of a whole cluster reads nothing.
 
-mod common;
-
+use crate::common::{PER_CLUSTER, Rig, image, image_tags, read_tags, tagged};
 use bdev::testing::{Fault, FaultBdev};
 use bdev::{AlignedBuf, Finished, Io, IoError, Op, OwnedChannel, Submit};
-use common::{PER_CLUSTER, Rig, image, image_tags, read_tags, tagged};
 use guestmem::Bounce;
 use lvol::NewLvol;
 use reactor::IoContext;

@@ -1,11 +1,9 @@
 //! A flush that failed is told to all volumes of the lvstore, which takes no more changes until
 //! somebody cleared it; then memory and medium agree again, whatever had failed half-way.
 
-mod common;
-
+use crate::common::{CLUSTER, PER_CLUSTER, Rig, read_tags, tagged};
 use bdev::testing::Fault;
 use bdev::{Bdev, FlushCause, IoError, Op};
-use common::{CLUSTER, PER_CLUSTER, Rig, read_tags, tagged};
 use lvol::Error;
 
 fn one(op: Op, error: IoError, skip: u64) -> Fault {

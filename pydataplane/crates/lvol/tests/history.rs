@@ -1,10 +1,8 @@
 //! Snapshots and clones under I/O.
 
-mod common;
-
+use crate::common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, read_tags, tagged};
 use bdev::testing::Fault;
 use bdev::{AlignedBuf, IoError, Op, SyncChannel};
-use common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, read_tags, tagged};
 use lvol::{Lvstores, NewLvol};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;

@@ -2,8 +2,6 @@
 //! them have their clusters in one piece, half of them each apart from its neighbours, the worst that a map
 //! can be. With `VIRTLUN_LARGE` that is said to be so for clusters of 64 KiB, which takes minutes.
 
-mod common;
-
 use bdev::{FileBdev, FileKind, FileOptions, Registry, SyncChannel};
 use blobstore::{BlobOptions, Disk, DiskError, FileDisk, Store, StoreOptions};
 use lvol::Lvstores;

@@ -1,10 +1,8 @@
 //! The manager, as the RPC layer uses it.
 
-mod common;
-
+use crate::common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, options, read_tags, tagged};
 use bdev::testing::{Fault, FaultBdev};
 use bdev::{Event, IoError, Malloc, MallocOptions, Op, Registry, SyncChannel};
-use common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, options, read_tags, tagged};
 use lvol::{Error, LvolOptions, LvolSizes, LvstoreOptions, Lvstores};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -572,7 +570,7 @@ fn operations_do_not_wait_for_ever_behind_one_whose_bdev_does_not_answer() {
     disk.defer(Some(1));
     let registry = Registry::new();
     registry.register(disk.clone()).unwrap();
-    let lvstores = Lvstores::with_timeout(registry.clone(), Duration::from_millis(50));
+    let lvstores = Lvstores::with_timeout(registry.clone(), Duration::from_millis(500));
     lvstores.create_lvstore("disk0", "lvs0", &options()).unwrap();
     let rig = Rig { registry, disk, lvstores, kind: None, own: None };
     for name in ["a", "b", "c"] {

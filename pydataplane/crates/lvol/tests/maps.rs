@@ -1,11 +1,9 @@
 //! Maps of volumes come and go: what is read and written is the same, and a map that cannot be read again is
 //! an error of the I/O that needs it.
 
-mod common;
-
+use crate::common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, options, read_tags, tagged};
 use bdev::testing::{Fault, FaultBdev};
 use bdev::{IoError, Op, SyncChannel};
-use common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, options, read_tags, tagged};
 use lvol::{NewLvol, Range};
 
 const CLUSTERS: u64 = 40;

@@ -4,14 +4,12 @@
 //! I/O in flight; clusters go from volume to volume, and a write that came late to a cluster which
 //! meanwhile belongs to another volume would show.
 
-mod common;
-
+use crate::common::{CLUSTER, PER_CLUSTER, Rig, WITH_TUPLE, tags};
 use bdev::testing::FaultBdev;
 use bdev::{
     Channel, Checks, Completion, Io, IoError, Op, Protected, ProtectionType, Submit, TUPLE_LEN,
     Tuples,
 };
-use common::{CLUSTER, PER_CLUSTER, Rig, WITH_TUPLE, tags};
 use guestmem::{Bounce, Sg};
 use lvol::NewLvol;
 use proptest::prelude::*;
@@ -29,7 +27,7 @@ const VOLUMES: usize = 7;
 const UNKNOWN: u64 = u64::MAX;
 /// The first one of an I/O's; before it are those of the image.
 const FIRST_TAG: u64 = 4096;
-const _: () = assert!(FIRST_TAG > common::IMAGE * PER_CLUSTER);
+const _: () = assert!(FIRST_TAG > crate::common::IMAGE * PER_CLUSTER);
 /// Blocks of one I/O whose tuples lie behind them: as many as fit into its buffer.
 const BEHIND: u64 = (Bounce::LEN / WITH_TUPLE) as u64 - 1;
 
@@ -119,7 +117,7 @@ fn room(buf: &Bounce, len: usize) -> Sg {
 
 /// The tuple of a block with that value, which was written with it.
 fn tuple(kind: ProtectionType, lba: u64, value: u64) -> Tuple {
-    let data = common::tagged(value, 1);
+    let data = crate::common::tagged(value, 1);
     let tuple = Tuple { app_tag: value as u16 & 0x7FFF, ..Tuple::of(kind, lba, &data) };
     match kind {
         ProtectionType::Type1 => tuple,
@@ -130,7 +128,7 @@ fn tuple(kind: ProtectionType, lba: u64, value: u64) -> Tuple {
 /// The tuple that a block has which has that value: its writer's, or the one that was made for it. Zeros
 /// were never written, or are not any more; and nobody knows of the image.
 fn is_its(kind: ProtectionType, lba: u64, value: u64, found: Tuple) -> bool {
-    let made = Tuple::of(kind, lba, &common::tagged(value, 1));
+    let made = Tuple::of(kind, lba, &crate::common::tagged(value, 1));
     let given = tuple(kind, lba, value);
     match (value, value % 3) {
         (0, _) => found == Tuple::UNWRITTEN,
@@ -178,8 +176,8 @@ impl World {
     fn new(seed: u64, kind: Option<ProtectionType>) -> World {
         let rig = Rig::of_kind(80, kind);
         rig.disk.defer(Some(seed));
-        rig.lvstores.create_lvstore("disk0", "lvs0", &common::options()).unwrap();
-        let image = common::image();
+        rig.lvstores.create_lvstore("disk0", "lvs0", &crate::common::options()).unwrap();
+        let image = crate::common::image();
         image.defer(Some(seed ^ 1));
         rig.registry.register(image.clone()).unwrap();
         let io = IoContext::new().unwrap();
@@ -323,7 +321,7 @@ impl World {
         let new = NewLvol::named(format!("e{}", self.names));
         let info = self.control(|rig| rig.lvstores.clone_bdev("image", "lvs0", &new)).unwrap();
         assert!(info.is_esnap_clone && !info.is_degraded, "{info:?}");
-        self.add(&info, common::image_tags(), false);
+        self.add(&info, crate::common::image_tags(), false);
     }
 
     fn detach(&mut self, v: usize, all: bool) {
@@ -413,7 +411,7 @@ impl World {
         let buf = Bounce::new();
         let value = self.next_tag;
         let sg = match op {
-            Op::Read | Op::Write => buf.sg((blocks * common::BLOCK) as usize).unwrap(),
+            Op::Read | Op::Write => buf.sg((blocks * crate::common::BLOCK) as usize).unwrap(),
             _ => Sg::EMPTY,
         };
         let mut io = Io { op, fua: value.is_multiple_of(7), lba, blocks, sg, tag: value };
@@ -421,10 +419,10 @@ impl World {
         let kind = self.rig.kind.filter(|_| matches!(op, Op::Read | Op::Write));
         let carried = kind.map_or(Carried::Not, |_| carried(value, blocks));
         let (per_block, tuples) = match &carried {
-            Carried::Not => (common::BLOCK as usize, Tuples::None),
+            Carried::Not => (crate::common::BLOCK as usize, Tuples::None),
             // From the third on.
             Carried::Apart(buf) => (
-                common::BLOCK as usize,
+                crate::common::BLOCK as usize,
                 Tuples::Apart(room(buf, (blocks as usize + 2) * TUPLE_LEN), 2),
             ),
             Carried::Behind => {
@@ -433,7 +431,7 @@ impl World {
             }
         };
         if op == Op::Write {
-            let block = common::tagged(value, 1);
+            let block = crate::common::tagged(value, 1);
             for nth in 0..blocks as usize {
                 io.sg.copy_from_slice(nth * per_block, &block);
                 let Some(kind) = kind else { continue };
@@ -512,7 +510,7 @@ impl World {
                 let ranges = told(snapshot, since);
                 for (lba, tag) in snapshot.model.iter().copied().enumerate() {
                     let before = since.map_or(0, |s| s.model.get(lba).copied().unwrap_or(0));
-                    let at = lba as u64 * common::BLOCK;
+                    let at = lba as u64 * crate::common::BLOCK;
                     let says = ranges.iter().any(|r| (r.offset..r.offset + r.length).contains(&at));
                     let same = tag == before || !known(tag) || !known(before);
                     assert!(says || same, "block {lba}: {before} is {tag} now, {ranges:?}");
@@ -540,7 +538,7 @@ impl World {
                 (live, lvols.iter().find(|l| l.uuid == live.uuid).expect("it is listed"))
             })
         {
-            assert_eq!(info.size / common::BLOCK, live.model.len() as u64);
+            assert_eq!(info.size / crate::common::BLOCK, live.model.len() as u64);
             let clusters = info.size / CLUSTER;
             assert_eq!(info.is_thin_provisioned, live.thin, "{info:?}");
             if live.thin && live.vague {
@@ -618,7 +616,7 @@ fn finish(
 
 /// The data of a read, whose blocks have their tuples.
 fn read_by(flight: &Flight, kind: Option<ProtectionType>) -> Vec<u8> {
-    let (block, blocks) = (common::BLOCK as usize, flight.blocks as usize);
+    let (block, blocks) = (crate::common::BLOCK as usize, flight.blocks as usize);
     let mut data = vec![0; blocks * block];
     for (nth, data) in data.chunks_mut(block).enumerate() {
         let mut tuple = [0; TUPLE_LEN];

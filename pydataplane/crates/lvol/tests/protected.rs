@@ -1,12 +1,10 @@
 //! Lvols with protection information, of a disk that has it or of their own: what a guest writes beside its
 //! blocks lies beside them on the disk, or in the lvol, and comes back.
 
-mod common;
-
+use crate::common::{BLOCK, PER_CLUSTER, Rig, WITH_TUPLE, options, protected};
 use ProtectionType::{Type1, Type3};
 use bdev::testing::{Fault, FaultBdev};
 use bdev::{AlignedBuf, AppTags, Bdev, Checks, IoError, Op, ProtectionType, SyncChannel};
-use common::{BLOCK, PER_CLUSTER, Rig, WITH_TUPLE, options, protected};
 use lvol::{LvolOptions, NewLvol};
 use protection::Tuple;
 
@@ -169,7 +167,7 @@ fn what_a_guest_writes_beside_its_blocks_lies_beside_them_and_comes_back() {
         let rig = rig.restart();
         rig.lvstores.examine("disk0").unwrap().unwrap();
         model.check(&mut rig.open("lvs0/v"));
-        rig.lvstores.resize_lvol("lvs0/v", 4 * common::CLUSTER).unwrap();
+        rig.lvstores.resize_lvol("lvs0/v", 4 * crate::common::CLUSTER).unwrap();
         model.seeds.resize(4 * PER_CLUSTER as usize, 0);
         let mut channel = rig.open("lvs0/v");
         model.write(&mut channel, 3 * PER_CLUSTER - 1, 2, 7);
@@ -324,7 +322,7 @@ fn a_damaged_block_is_found_and_no_copy_makes_it_right() {
 fn of_a_parent_outside_nothing_is_known_before_it_is_written_to() {
     for kind in [Type1, Type3] {
         let rig = rig(kind);
-        rig.registry.register(common::image()).unwrap();
+        rig.registry.register(crate::common::image()).unwrap();
         rig.lvstores.clone_bdev("image", "lvs0", &new("v")).unwrap();
         let mut v = rig.open("lvs0/v");
         assert!(rig.bdev("lvs0/v").protection().is_some());
@@ -395,7 +393,7 @@ fn a_volume_of_an_lvstore_on_a_volume_has_its_own_numbers_too() {
         let thin = |name: &str| LvolOptions {
             dif_type: None,
             name: name.into(),
-            size: 2 * common::CLUSTER,
+            size: 2 * crate::common::CLUSTER,
             thin: true,
             uuid: None,
             xattrs: Default::default(),
@@ -440,7 +438,7 @@ fn an_encrypted_lvol_shows_none_and_works() {
     let options = LvolOptions {
         dif_type: None,
         name: "v".into(),
-        size: 2 * common::CLUSTER,
+        size: 2 * crate::common::CLUSTER,
         thin: true,
         uuid: None,
         xattrs: Default::default(),
@@ -462,7 +460,7 @@ fn an_lvol_that_keeps_it_itself_gives_back_what_was_written() {
     for (kind, thin) in [(Type1, true), (Type1, false), (Type3, true), (Type3, false)] {
         let rig = own(kind);
         let info = rig.create("v", 61, thin).unwrap();
-        assert_eq!((info.size, info.dif_type), (61 * common::CLUSTER, Some(kind)));
+        assert_eq!((info.size, info.dif_type), (61 * crate::common::CLUSTER, Some(kind)));
         let shown = rig.bdev("lvs0/v").protection().unwrap();
         assert_eq!((shown.kind, shown.interleaved), (kind, false));
         assert_eq!(rig.bdev("lvs0/v").geometry().num_blocks, 61 * PER_CLUSTER);
@@ -486,7 +484,7 @@ fn an_lvol_that_keeps_it_itself_gives_back_what_was_written() {
             // What is allocated is told without the clusters of tuples.
             let told = rig.lvstores.ranges("lvs0/v", None, 0, 9).unwrap();
             let [last] = told.ranges[..] else { panic!("{told:?}") };
-            let cluster = common::CLUSTER;
+            let cluster = crate::common::CLUSTER;
             assert_eq!(
                 (last.offset, last.length, told.next_offset),
                 (59 * cluster, 2 * cluster, None)
@@ -502,7 +500,7 @@ fn an_lvol_that_keeps_it_itself_gives_back_what_was_written() {
         // Made smaller and larger again, it has no tuples of what it had.
         model.write(&mut rig.open("lvs0/v"), 30 * PER_CLUSTER, 2 * PER_CLUSTER, 8);
         for clusters in [31, 61, 65] {
-            rig.lvstores.resize_lvol("lvs0/v", clusters * common::CLUSTER).unwrap();
+            rig.lvstores.resize_lvol("lvs0/v", clusters * crate::common::CLUSTER).unwrap();
             model.seeds.truncate((31 * PER_CLUSTER) as usize);
             model.seeds.resize((clusters * PER_CLUSTER) as usize, 0);
             model.check(&mut rig.open("lvs0/v"));
@@ -572,7 +570,7 @@ fn an_encrypted_lvol_may_keep_it_itself_whatever_the_disk_has() {
         let options = LvolOptions {
             dif_type: Some(kind),
             name: "v".into(),
-            size: 4 * common::CLUSTER,
+            size: 4 * crate::common::CLUSTER,
             thin: true,
             uuid: None,
             xattrs: Default::default(),
@@ -605,8 +603,8 @@ fn nothing_mixes_lvols_that_keep_it_themselves_with_others() {
         let refused = lvstores.set_parent(&volume, &snapshot).unwrap_err().to_string();
         assert!(refused.contains("protection information"), "{refused}");
     }
-    rig.registry.register(common::image()).unwrap();
-    lvstores.resize_lvol("lvs0/v", common::IMAGE * common::CLUSTER).unwrap();
+    rig.registry.register(crate::common::image()).unwrap();
+    lvstores.resize_lvol("lvs0/v", crate::common::IMAGE * crate::common::CLUSTER).unwrap();
     let refused = lvstores.set_parent_bdev("lvs0/v", "image").unwrap_err().to_string();
     assert!(refused.contains("keeps its protection information itself"), "{refused}");
     // Of another lvstore.
@@ -772,8 +770,9 @@ fn on_a_bdev_with_other_blocks_it_is_not_shown_and_the_rest_is() {
     other.lvstores.examine("disk0").unwrap().unwrap();
     assert!(other.registry.get("lvs0/v").is_none() && other.registry.get("lvs0/plain").is_some());
     let told = other.lvstores.lvol("lvs0/v").unwrap();
-    assert_eq!((told.size, told.dif_type), (100 * common::CLUSTER, Some(Type1)));
-    let why = other.lvstores.resize_lvol("lvs0/v", 101 * common::CLUSTER).unwrap_err().to_string();
+    assert_eq!((told.size, told.dif_type), (100 * crate::common::CLUSTER, Some(Type1)));
+    let why =
+        other.lvstores.resize_lvol("lvs0/v", 101 * crate::common::CLUSTER).unwrap_err().to_string();
     assert!(why.contains("blocks of another size"), "{why}");
     other.lvstores.delete_lvol("lvs0/v").unwrap();
     // With blocks of the right size nothing is lost.
@@ -787,7 +786,7 @@ fn made_smaller_and_larger_and_killed_at_any_point_it_has_no_block_that_looks_da
     for point in 0..12 {
         let rig = own(Type1);
         rig.create("v", 61, true).unwrap();
-        let (lba, cluster) = (60 * PER_CLUSTER, common::CLUSTER);
+        let (lba, cluster) = (60 * PER_CLUSTER, crate::common::CLUSTER);
         let mut v = rig.open("lvs0/v");
         v.write(lba, &data(lba, 1)).unwrap();
         rig.lvstores.resize_lvol("lvs0/v", 30 * cluster).unwrap();
@@ -818,7 +817,7 @@ fn a_growth_that_is_refused_takes_nothing_of_the_lvstore() {
     let options = LvolOptions {
         dif_type: Some(Type1),
         name: "v".into(),
-        size: 4 * common::CLUSTER,
+        size: 4 * crate::common::CLUSTER,
         thin: false,
         uuid: None,
         xattrs: Default::default(),
@@ -831,14 +830,15 @@ fn a_growth_that_is_refused_takes_nothing_of_the_lvstore() {
     without.examine("disk0").unwrap().unwrap();
     let before = free();
     for _ in 0..3 {
-        let why = without.resize_lvol("lvs0/v", 40 * common::CLUSTER).unwrap_err().to_string();
+        let why =
+            without.resize_lvol("lvs0/v", 40 * crate::common::CLUSTER).unwrap_err().to_string();
         assert!(why.contains("its key is missing"), "{why}");
     }
     // All that was free can be had.
     let all = LvolOptions {
         dif_type: None,
         name: "all".into(),
-        size: before * common::CLUSTER,
+        size: before * crate::common::CLUSTER,
         key: None,
         ..options
     };
@@ -868,7 +868,7 @@ fn killed_while_it_is_made_smaller_and_larger_it_has_no_block_that_looks_damaged
         for point in (0..).step_by(2) {
             let rig = own(Type1);
             rig.create("v", 61, true).unwrap();
-            let cluster = common::CLUSTER;
+            let cluster = crate::common::CLUSTER;
             let mut v = rig.open("lvs0/v");
             for lba in [0, 29 * PER_CLUSTER, 31 * PER_CLUSTER + 5, 60 * PER_CLUSTER] {
                 v.write_protected(lba, &blocks(Type1, lba, 40, 1), Checks::ALL).unwrap();

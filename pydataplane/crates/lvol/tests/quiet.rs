@@ -1,10 +1,8 @@
 //! Clusters change hands only when nobody uses them any more. The disk below executes I/O when it
 //! is polled, so a write that is in flight reaches the medium as late as the test likes.
 
-mod common;
-
+use crate::common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, read_tags, tagged};
 use bdev::{AlignedBuf, Channel, Completion, Io, IoError, Op, OwnedChannel, Submit};
-use common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, read_tags, tagged};
 use guestmem::Bounce;
 use reactor::IoContext;
 use std::time::{Duration, Instant};

@@ -1,10 +1,8 @@
 //! An lvstore that is loaded anew while a thick volume is zeroed: what was reserved for it stays its own.
 
-mod common;
-
+use crate::common::{CLUSTER, PER_CLUSTER, Rig, read_tags, tagged};
 use bdev::testing::Fault;
 use bdev::{Bdev, IoError, Op};
-use common::{CLUSTER, PER_CLUSTER, Rig, read_tags, tagged};
 use lvol::Error;
 use std::time::{Duration, Instant};
 

@@ -1,13 +1,11 @@
 //! Where the bdev below is known to read as zeros, the first write to a thin volume's cluster writes none.
 //! In a file the zeros are written, as room is taken with them.
 
-mod common;
-
+use crate::common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, options, read_tags, tagged};
 use bdev::testing::{Fault, FaultBdev};
 use bdev::{
     Bdev, FileBdev, FileKind, FileOptions, IoError, Op, ProtectionType, Registry, SyncChannel,
 };
-use common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, options, read_tags, tagged};
 use lvol::{ClearMethod, LvolOptions, LvstoreOptions, Lvstores};
 use std::os::unix::fs::MetadataExt;
 

@@ -1,5 +1,5 @@
 //! What the tests of this crate share.
-#![allow(dead_code)] // each test binary uses a part
+#![allow(dead_code)] // `keepers`, which is a program of its own, uses a part
 
 use bdev::testing::FaultBdev;
 use bdev::{AlignedBuf, Bdev, Protection, ProtectionType, Registry, SyncChannel, TUPLE_LEN};
