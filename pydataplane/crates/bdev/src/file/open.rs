@@ -283,38 +283,36 @@ fn lock(file: &File, path: &Path, read_only: bool, block_device: bool) -> Result
         FlockOperation::NonBlockingLockExclusive
     };
     let begun = Instant::now();
-    let mut locked = flock(file, how);
-    // The kernel ends a killed process's io_uring, and with it the lock, after the process itself.
-    let timeout = || match lock_owner(file) {
-        Some(pid) if !peer::is_ending(pid) => {
-            if block_device {
-                HELD_WAIT
-            } else {
-                Duration::ZERO
-            }
+    loop {
+        let locked = flock(file, how);
+        if locked != Err(Errno::WOULDBLOCK) {
+            return match locked {
+                Ok(()) => Ok(()),
+                // Some network file systems have no locks; going without is what they offer.
+                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => {
+                    tracing::warn!("{} cannot be locked against other processes", path.display());
+                    Ok(())
+                }
+                Err(e) => Err(format!("{} cannot be locked: {e}", path.display())),
+            };
         }
-        _ => DEAD_OWNER_WAIT,
-    };
-    while locked == Err(Errno::WOULDBLOCK) && begun.elapsed() < timeout() {
-        std::thread::sleep(HELD_POLL);
-        locked = flock(file, how);
-    }
-    match locked {
-        Ok(()) => Ok(()),
-        Err(Errno::WOULDBLOCK) => {
-            let by = match lock_owner(file) {
+        // Looked at once a round: who is said to have it is who it was left to. The kernel ends a killed
+        // process's io_uring, and with it the lock, after the process itself.
+        let owner = lock_owner(file);
+        let timeout = match owner {
+            Some(pid) if !peer::is_ending(pid) && block_device => HELD_WAIT,
+            Some(pid) if !peer::is_ending(pid) => Duration::ZERO,
+            _ => DEAD_OWNER_WAIT,
+        };
+        if begun.elapsed() >= timeout {
+            let by = match owner {
                 Some(pid) if pid == std::process::id() => "another device of this target".into(),
                 Some(pid) => format!("process {pid}"),
                 None => "another process".into(),
             };
-            Err(format!("{} is in use by {by}: stop that first", path.display()))
+            return Err(format!("{} is in use by {by}: stop that first", path.display()));
         }
-        // Some network file systems have no locks; going without is what they offer.
-        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => {
-            tracing::warn!("{} cannot be locked against other processes", path.display());
-            Ok(())
-        }
-        Err(e) => Err(format!("{} cannot be locked: {e}", path.display())),
+        std::thread::sleep(HELD_POLL);
     }
 }
 
