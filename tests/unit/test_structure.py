@@ -143,3 +143,21 @@ def test_the_map_of_crates_is_that_of_their_manifests() -> None:
             for name in above:
                 assert below <= made_of[name], f"{name} is made of {made_of[name]}, not {below}"
     assert set(re.findall(r"`([\w-]+)`", text[drawn.start() : drawn.end() + 200])) >= crates.keys()
+
+
+def test_rust_tests_that_one_program_has_are_all_modules_of_it() -> None:
+    """With `autotests = false` cargo says nothing of a file that no program has."""
+    crates = [path.parent for path in (ROOT / "pydataplane/crates").glob("*/Cargo.toml")]
+    ours = [
+        (crate, manifest["test"])
+        for crate in crates
+        if not (manifest := tomllib.loads((crate / "Cargo.toml").read_text()))["package"].get(
+            "autotests", True
+        )
+    ]
+    assert ours
+    for crate, programs in ours:
+        roots = {Path(program["path"]).stem for program in programs}
+        inside = set(re.findall(r"^mod (\w+);", (crate / "tests/main.rs").read_text(), re.M))
+        files = {path.stem for path in (crate / "tests").glob("*.rs")}
+        assert files == roots | (inside & files), crate.name
