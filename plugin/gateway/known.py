@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -97,14 +97,17 @@ class Known:
         watching: Callable[[], Awaitable[Upstream]],
         reading: Callable[[], Awaitable[Upstream]],
         workers: ThreadPoolExecutor,
+        show: Callable[[str], Coroutine[None, None, None]],
     ) -> None:
         """`watching` returns the connection with the events, `reading` the one to ask on.
 
         Two, so that many questions do not hold up what finishes a change. XML is parsed in
-        `workers`.
+        `workers`. `show` is given each XML that has something of ours, and is not waited for.
         """
         self._watching, self._asking = watching, reading
         self._workers = workers
+        self._show = show
+        self._showing: set[asyncio.Task[None]] = set()
         self._seen: dict[bytes, tuple[Seen, float]] = {}
         self._reading: dict[bytes, asyncio.Task[Seen]] = {}
         self._slots = asyncio.Semaphore(AT_A_TIME)
@@ -141,7 +144,11 @@ class Known:
             xml = await (await self._asking()).xml(dom, 0)
         if PREFIX not in xml:
             return NOTHING
-        return await asyncio.get_running_loop().run_in_executor(self._workers, read, xml)
+        seen = await asyncio.get_running_loop().run_in_executor(self._workers, read, xml)
+        showing = asyncio.create_task(self._show(xml))
+        self._showing.add(showing)
+        showing.add_done_callback(self._showing.discard)
+        return seen
 
     def _done(self, uuid: bytes, task: asyncio.Task[Seen]) -> None:
         """Keeps what was read, unless the domain changed meanwhile."""

@@ -3,7 +3,8 @@
 What a client sees is a function of libvirtd's bytes alone, but while a disk is being copied: the
 same reply always gives the same answer. So translated replies are kept by a digest of what they
 were made of, and nothing has to tell that a domain changed: libvirtd formats it anew for each call,
-and judges each call.
+and judges each call. What the gateway itself reads of a domain is translated before anybody asks:
+who asks for all domains first, as monitoring does, waits no longer than who asks next.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Shown:
         self._block_jobs = block_jobs
         self._made: OrderedDict[bytes, bytes] = OrderedDict()
         self._size = 0
+        self._making: dict[bytes, asyncio.Task[bytes]] = {}
+        self._ahead = asyncio.Lock()
 
     def known(self, payload: bytes) -> bytes | None:
         """Returns what to answer with, at once; None: ask `translated`.
@@ -55,13 +58,39 @@ class Shown:
         if _TRACE not in payload:
             return payload
         key, mirrors = _digest(payload), self._mirrors(payload)
-        found = None if mirrors else self._kept(key)
-        if found is None:
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._workers, self._translate, payload, mirrors)
-            if not mirrors:
-                self._keep(key, found)
-        return found
+        if mirrors:
+            return await self._in_thread(payload, mirrors)
+        found = self._kept(key)
+        if found is not None:
+            return found
+        making = self._making.get(key)
+        if making is None:
+            making = asyncio.create_task(self._make(key, payload))
+            self._making[key] = making
+        # One who leaves must not take it from others who want the same.
+        return await asyncio.shield(making)
+
+    async def ahead(self, xml: str) -> None:
+        """Translates what libvirtd said of a domain, for who will ask.
+
+        One at a time: a client that asks meanwhile waits for one of them at most.
+        """
+        payload = pack_string(xml)
+        async with self._ahead:
+            if self.known(payload) is None:
+                await self.translated(payload)
+
+    async def _make(self, key: bytes, payload: bytes) -> bytes:
+        try:
+            made = await self._in_thread(payload, {})
+            self._keep(key, made)
+            return made
+        finally:
+            del self._making[key]
+
+    async def _in_thread(self, payload: bytes, mirrors: dict[str, Mirror]) -> bytes:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, self._translate, payload, mirrors)
 
     def _translate(self, payload: bytes, mirrors: dict[str, Mirror]) -> bytes:
         text = read_string(payload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from plugin.gateway.messages import pack_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.shown import Shown
 from pydataplane.domain import translate
-from tests.unit.gateway.world import World, disk, play
+from tests.unit.gateway.world import World, disk, play, until
 
 
 @pytest.fixture
@@ -37,6 +38,35 @@ def test_the_same_reply_is_translated_once_for_all_clients(tmp_path: Path, prese
         assert presented.call_count == 1
         # Each of them was judged and formatted by libvirtd, for this client.
         assert world.libvirtd.calls().count(Proc.GET_XML_DESC) == 9
+
+    play(tmp_path, body)
+
+
+def test_what_the_gateway_has_read_is_translated_before_a_client_asks(
+    tmp_path: Path, presented: Mock
+) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        await world.gateway.services.known.current(dom.ref)
+        await until(lambda: bool(world.gateway.services.shown._made))
+        assert presented.call_count == 1
+        client = await world.client()
+        assert "vhostuser" not in await client.xml(dom.ref)
+        assert presented.call_count == 1
+
+    play(tmp_path, body)
+
+
+def test_a_reply_that_is_being_made_is_made_once(presented: Mock, tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        assert dom.live is not None
+        shown = world.gateway.services.shown
+        ahead = shown.ahead(dom.live)
+        made = await asyncio.gather(
+            ahead, *(shown.translated(pack_string(dom.live)) for _ in range(5))
+        )
+        assert len(set(made[1:])) == 1 and presented.call_count == 1
 
     play(tmp_path, body)
 
