@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +37,10 @@ PAIRS = [
     ("virtlun file", "qsd file threads"),
     ("virtlun file", "qsd file io_uring"),
     ("virtlun file poll", "qsd file io_uring poll"),
+    ("virtlun blk null poll", "qsd null poll"),
+    ("virtlun blk file poll", "qsd file io_uring poll"),
 ]
+"""QEMU's daemon has virtio-blk alone, so ours is beside it both as LUN and as virtio-blk disk."""
 SPDK_PAIRS = [
     ("virtlun null poll", "spdk null"),
     ("virtlun blk null poll", "spdk blk null"),
@@ -57,15 +61,19 @@ OURS: dict[str, Callable[[Bench], Subject]] = {
     "null": lambda bench: bench.ours_null(poll=False),
     "blk null poll": lambda bench: bench.ours_null(poll=True, blk=True),
     "malloc poll": Bench.ours_malloc,
+    "malloc": lambda bench: bench.ours_malloc(poll=False),
     "blk malloc poll": lambda bench: bench.ours_malloc(blk=True),
     "lvol poll": Bench.ours_lvol,
     "file poll": lambda bench: bench.ours_file(poll=True),
     "file": lambda bench: bench.ours_file(poll=False),
+    "blk file poll": lambda bench: bench.ours_file(poll=True, blk=True),
+    "slow": Bench.ours_slow,
 }
 """What can be started of our target, by name without its label."""
 HUGE: dict[str, Callable[[Bench], Subject]] = {
     "null poll huge": lambda bench: bench.ours_null(poll=True, huge=True),
     "malloc poll huge": lambda bench: bench.ours_malloc(huge=True),
+    "file poll huge": lambda bench: bench.ours_file(poll=True, huge=True),
 }
 """The same with guests whose memory is in huge pages, where the host has some."""
 HUGE_PAIRS = [(f"virtlun {name.removesuffix(' huge')}", f"virtlun {name}") for name in HUGE]
@@ -122,11 +130,11 @@ def run(arguments: argparse.Namespace, out: Console) -> list[Point]:
             running(subjects_of(bench, arguments.against, arguments.only)) as subjects,
             Progress(console=out, transient=True) as progress,
         ):
-            total = arguments.rounds * len(arguments.rw) * len(DEPTHS) * len(subjects)
+            total = arguments.rounds * len(arguments.rw) * len(arguments.depth) * len(subjects)
             task = progress.add_task("measuring", total=total)
             for number in range(arguments.rounds):
                 for rw in arguments.rw:
-                    for depth in DEPTHS:
+                    for depth in arguments.depth:
                         for subject in subjects:
                             progress.update(task, description=f"{subject.name}, {rw}, QD{depth}")
                             point = measure(subject, rw, depth, arguments.time, cpus)
@@ -147,6 +155,7 @@ def main() -> int:
     parser.add_argument("--time", type=float, help="seconds of one point (1)")
     parser.add_argument("--size-mib", type=int, default=512, help="size of the disks in MiB (512)")
     parser.add_argument("--rw", action="append", help="pattern (randread and randwrite)")
+    parser.add_argument("--depth", type=int, action="append", help="I/Os in flight (1, 8, 32, 128)")
     parser.add_argument("--only", action="append", default=[], help="one target by name")
     parser.add_argument(
         "--against",
@@ -165,8 +174,11 @@ def main() -> int:
     arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
     arguments.time = arguments.time or (0.5 if arguments.quick else 1.0)
     arguments.rw = arguments.rw or (["randread"] if arguments.quick else ["randread", "randwrite"])
+    arguments.depth = arguments.depth or list(DEPTHS)
     out = Console(stderr=arguments.json, width=None if sys.stdout.isatty() else 160)
     where = machine()
+    where["command"] = " ".join(["python -m tests.bench", *(each for each in sys.argv[1:])])
+    where["date"] = datetime.now(UTC).date().isoformat()
     builds = {"virtlun": binary(), OTHER: arguments.against, "spdk": arguments.spdk}
     where["builds"] = {name: revision(path) for name, path in builds.items() if path}
     points = run(arguments, out)

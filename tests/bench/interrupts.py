@@ -124,8 +124,11 @@ def main() -> int:
         prog="python -m tests.bench.interrupts", description=(__doc__ or "").split("\n", 1)[0]
     )
     parser.add_argument("--quick", action="store_true", help="one short round of each")
-    quick = parser.parse_args().quick
-    seconds, rounds = (0.5, 1) if quick else (2.0, 5)
+    parser.add_argument("--rounds", type=int, help="runs of each (5)")
+    parser.add_argument("--time", type=float, help="seconds of one run (2)")
+    arguments = parser.parse_args()
+    seconds = arguments.time or (0.5 if arguments.quick else 2.0)
+    rounds = arguments.rounds or (1 if arguments.quick else 5)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("DISK", "QD", "KIOPS", "", "INTERRUPTS/IO", "", "MEAN us", "", "P99 us", ""):
         table.add_column(title, justify="left" if title == "DISK" else "right")

@@ -41,6 +41,8 @@ class Point:
     """Cache-line round trip between the two CPUs before and after."""
     round: int = 0
     """In which round over all targets it was measured."""
+    guest_ns_per_io: float | None = None
+    """What the guest's own loop takes; where that is more than the target's, it is what limits."""
 
     @property
     def mode(self) -> str:
@@ -53,6 +55,13 @@ class Point:
     def as_json(self) -> dict[str, Any]:
         """The point as JSON."""
         return {**asdict(self), "mode": self.mode}
+
+    @staticmethod
+    def of_json(told: dict[str, Any]) -> Point:
+        """Returns the point that `as_json` told."""
+        known = {name: value for name, value in told.items() if name in Point.__annotations__}
+        trip = known["c2c_ns"]
+        return Point(**{**known, "c2c_ns": trip and (trip[0], trip[1])})
 
 
 class BenchFailed(RuntimeError):
@@ -108,6 +117,7 @@ def measure(
         busy_ns_per_io=None if busy is None else busy * 1e9 / report["iops"],
         rss_mib=(report["target_rss_kib"] or 0) / 1024,
         c2c_ns=(before["median"], after["median"]) if before and after else None,
+        guest_ns_per_io=report["guest_busy_ns_per_io"],
     )
 
 

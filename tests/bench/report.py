@@ -28,11 +28,13 @@ def median(points: list[Point], value: Callable[[Point], float | None]) -> float
     return statistics.median(known) if known else None
 
 
-def _us(ns: float | None) -> str:
+def us(ns: float | None) -> str:
+    """Returns nanoseconds as microseconds."""
     return "-" if ns is None else f"{ns / 1000:.2f}"
 
 
-def _whole(number: float | None) -> str:
+def whole(number: float | None) -> str:
+    """Returns a number without what is behind its point."""
     return "-" if number is None else f"{number:,.0f}"
 
 
@@ -42,7 +44,7 @@ def table(points: list[Point], rw: str) -> Table:
     out.add_column("target")
     for name in ("QD", "kIOPS", "mean us", "p50", "p99", "p99.9"):
         out.add_column(name, justify="right")
-    for name in ("CPU ns/IO", "busy ns/IO", "RSS MiB", "c2c ns", "cores", "n"):
+    for name in ("CPU ns/IO", "busy ns/IO", "guest ns/IO", "RSS MiB", "c2c ns", "cores", "n"):
         out.add_column(name, justify="right")
     cells = grouped(p for p in points if p.rw == rw)
     order = list(dict.fromkeys(key[0] for key in cells))
@@ -59,14 +61,15 @@ def table(points: list[Point], rw: str) -> Table:
             subject,
             str(depth),
             f"{iops / 1000:,.1f}",
-            _us(median(cell, lambda p: p.mean_ns)),
-            _us(median(cell, lambda p: p.p50_ns)),
-            _us(median(cell, lambda p: p.p99_ns)),
-            _us(median(cell, lambda p: p.p999_ns)),
-            _whole(median(cell, lambda p: p.cpu_ns_per_io)),
-            _whole(median(cell, lambda p: p.busy_ns_per_io)),
+            us(median(cell, lambda p: p.mean_ns)),
+            us(median(cell, lambda p: p.p50_ns)),
+            us(median(cell, lambda p: p.p99_ns)),
+            us(median(cell, lambda p: p.p999_ns)),
+            whole(median(cell, lambda p: p.cpu_ns_per_io)),
+            whole(median(cell, lambda p: p.busy_ns_per_io)),
+            whole(median(cell, lambda p: p.guest_ns_per_io)),
             f"{median(cell, lambda p: p.rss_mib) or 0:.1f}",
-            _whole(trip),
+            whole(trip),
             mode,
             str(len(cell)),
         )

@@ -20,6 +20,8 @@ START_DEADLINE_S = 20.0
 BLOCK_BYTES = 512
 POLL_MAX_NS = 1_000_000
 """How long QEMU's storage daemon spins in the variants that poll."""
+SLOW_US = 300
+"""What an I/O of the slow disk takes, microseconds."""
 LVSTORE_MIB = 256
 """What the bdev below an lvstore has more than its volume."""
 SPDK_PROGRAM = "build/bin/vhost"
@@ -235,25 +237,42 @@ class Bench:
         name = ("blk " if blk else "") + "null" + (" poll" if poll else "")
         return self._ours(name, ["--poll"] if poll else [], self._null, blk=blk, huge=huge)
 
-    def ours_malloc(self, *, blk: bool = False, huge: bool = False) -> Subject:
+    def ours_malloc(self, *, poll: bool = True, blk: bool = False, huge: bool = False) -> Subject:
         """Our target on memory."""
-        name = ("blk " if blk else "") + "malloc poll"
-        return self._ours(name, ["--poll"], self._malloc, blk=blk, huge=huge)
+        name = ("blk " if blk else "") + "malloc" + (" poll" if poll else "")
+        return self._ours(name, ["--poll"] if poll else [], self._malloc, blk=blk, huge=huge)
+
+    def ours_slow(self) -> Subject:
+        """Our target on memory that answers as late as a cluster."""
+
+        def prepare(client: Client) -> str:
+            client.call(
+                "bdev_delay_create",
+                base_bdev_name=self._malloc(client),
+                name="slow",
+                avg_read_latency=SLOW_US,
+                p99_read_latency=SLOW_US,
+                avg_write_latency=SLOW_US,
+                p99_write_latency=SLOW_US,
+            )
+            return "slow"
+
+        return self._ours("slow", [], prepare)
 
     def ours_lvol(self) -> Subject:
         """Our target on a thick volume of an lvstore on memory."""
         return self._ours("lvol poll", ["--poll"], self._lvol)
 
-    def ours_file(self, *, poll: bool) -> Subject:
+    def ours_file(self, *, poll: bool, blk: bool = False, huge: bool = False) -> Subject:
         """Our target on a file in memory."""
-        path = self._file(self.label + ("-poll" if poll else ""))
+        name = ("blk " if blk else "") + "file" + (" poll" if poll else "")
+        path = self._file(f"{self.label}-{name}{'-huge' if huge else ''}".replace(" ", "-"))
 
         def prepare(client: Client) -> str:
             client.call("bdev_uring_create", filename=str(path), name="f", block_size=BLOCK_BYTES)
             return "f"
 
-        name = "file" + (" poll" if poll else "")
-        return self._ours(name, ["--poll"] if poll else [], prepare)
+        return self._ours(name, ["--poll"] if poll else [], prepare, blk=blk, huge=huge)
 
     def _spdk(self, name: str, prepare: Callable[[Client], str], *, blk: bool = False) -> Subject:
         """Starts SPDK's target, which always polls; `prepare` makes a bdev and returns its name."""

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from tests.bench.machine import machine, revision
 from tests.bench.measure import Point
+from tests.bench.page import DifferentError, page, together
 from tests.bench.report import grouped, paired, ratios, spread, table
 from tests.support.target import ROOT, binary
 
@@ -86,6 +87,45 @@ def test_a_ratio_is_of_pairs_of_the_same_round() -> None:
     assert "3.00x 3.00-3.00" in rendered(ratios(points, [("ours", "peer")])), "p99.9"
 
 
+def kept(date: str, points: list[Point], **of: object) -> dict[str, Any]:
+    """What --save keeps."""
+    where = {
+        **dict.fromkeys(("cpu", "hypervisor", "kernel"), "some"),
+        **{"cpus": 2, "memory_mib": 1024, "builds": {"virtlun": "abc"}, "load": [0.5, 1, 1]},
+        **{"date": date, **of},
+    }
+    told = {"machine": where, "points": [point.as_json() for point in points]}
+    again: dict[str, Any] = json.loads(json.dumps(told))
+    return again
+
+
+def test_the_page_has_near_and_far_apart_and_pairs_of_one_round_of_one_file() -> None:
+    near, far, mixed = (60.0, 61.0), (300.0, 330.0), (60.0, 330.0)
+    ours, peer = "virtlun null poll", "qsd null poll"
+    first = [point(ours, 3000.0, near), point(peer, 1000.0, near), point(ours, 1.0, mixed, 1)]
+    # Without its peer; in the other file there is one of a round of the same number.
+    first.append(point(ours, 8000.0, far, 1))
+    second = [point(ours, 4000.0, near), point(peer, 2000.0, near), point(peer, 2000.0, far, 1)]
+    both = [("a", kept("2026-01-02", first)), ("b", kept("2026-01-01", second))]
+    where, points = together(both)
+    assert [p.round for p in points] == [0, 0, 1, 1, 2, 2, 3]
+    text = page(where, points)
+    assert "2026-01-01, 2026-01-02; a load of 0.5 at most" in text
+    rows = [line for line in text.splitlines() if line.startswith(("| 8 ", f"| {ours}"))]
+    assert [[cell.strip() for cell in row.split("|")[1:4]] for row in rows] == [
+        ["8", ours, "3.5"],
+        ["8", peer, "1.5"],
+        [ours, peer, "8"],
+        ["8", ours, "8.0"],
+        ["8", peer, "2.0"],
+    ]
+    assert "2.50 2.00-3.00" in rows[2]
+    assert "1 of 7 points are left out" in text
+    other = ("c", kept("2026-01-01", second, kernel="another"))
+    with pytest.raises(DifferentError, match="c: kernel is not that of a"):
+        together([*both, other])
+
+
 def run_bench(*options: str) -> subprocess.CompletedProcess[str]:
     """Runs the benchmark."""
     return subprocess.run(
@@ -111,15 +151,16 @@ def test_a_short_run_measures_every_depth(only: str) -> None:
     assert [p["depth"] for p in points] == [1, 8, 32, 128]
     assert all(p["iops"] > 0 and p["rss_mib"] > 0 for p in points)
     assert all(p["subject"] == only for p in points)
+    assert all(0 < p["guest_ns_per_io"] < 1.1e9 / p["iops"] for p in points)
 
 
 @pytest.mark.nightly
 def test_two_builds_are_measured_in_turn_and_the_points_are_kept(tmp_path: Path) -> None:
-    kept = tmp_path / "kept" / "points.json"
+    saved = tmp_path / "kept" / "points.json"
     both = ("--only", "virtlun null", "--only", "other null")
-    done = run_bench("--against", str(binary()), "--save", str(kept), *both, *SHORT)
+    done = run_bench("--against", str(binary()), "--save", str(saved), *both, *SHORT)
     assert done.returncode == 0, done.stderr
-    told = json.loads(kept.read_text())
+    told = json.loads(saved.read_text())
     where = told["machine"]
     assert min(where["cpus"], where["nodes"], where["memory_mib"]) > 0
     assert list(where["builds"]) == ["virtlun", "other"]

@@ -89,6 +89,8 @@ struct Load<'s> {
     errors: u64,
     miscompares: u64,
     kicks: u64,
+    /// Ticks of the passes over the queues in which something had ended: what is left is waiting.
+    busy: u64,
     /// Gives the CPU away where nothing has ended.
     yields: bool,
     /// Sleeps until the target calls where nothing has ended.
@@ -182,6 +184,7 @@ impl<'s> Load<'s> {
             errors: 0,
             miscompares: 0,
             kicks: 0,
+            busy: 0,
             yields: config.yields,
             sleeps: config.sleeps,
         })
@@ -242,6 +245,7 @@ impl<'s> Load<'s> {
             errors: self.errors,
             miscompares: self.miscompares,
             kicks: self.kicks,
+            busy_ns: self.clock.ns_of(self.busy),
             cpu_ns: cpu_start.zip(cpu_end).map(|(a, b)| b.saturating_sub(a)),
         };
         self.drain()?;
@@ -250,14 +254,15 @@ impl<'s> Load<'s> {
 
     fn reset(&mut self) {
         self.latency.reset();
-        (self.ios, self.errors, self.miscompares, self.kicks) = (0, 0, 0, 0);
+        (self.ios, self.errors, self.miscompares, self.kicks, self.busy) = (0, 0, 0, 0, 0);
     }
 
     /// Keeps all requests in flight for `length` ticks.
     fn spin(&mut self, length: u64) -> Result<(), Error> {
         let start = ticks();
-        while ticks() - start < length {
-            let before = self.ios;
+        let mut now = start;
+        while now - start < length {
+            let (begun, before) = (now, self.ios);
             for queue in 0..self.queues.len() {
                 while let Some(index) = self.reap(queue)? {
                     if !self.addresses.over {
@@ -276,6 +281,10 @@ impl<'s> Load<'s> {
                 } else if self.yields {
                     std::thread::yield_now();
                 }
+                now = ticks();
+            } else {
+                now = ticks();
+                self.busy += now - begun;
             }
         }
         Ok(())

@@ -30,6 +30,9 @@ pub struct Report {
     pub max_ns: u64,
     /// Kicks written, per I/O.
     pub kicks_per_io: f64,
+    /// What the guest's own loop takes for an I/O: the time of its passes over the queues in which something
+    /// had ended, cache misses on what the target wrote included, by the I/Os.
+    pub guest_busy_ns_per_io: f64,
     /// CPU time of the target's threads, per I/O. A target that spins uses all there is.
     pub target_cpu_ns_per_io: Option<f64>,
     /// CPU time of the target's threads, in CPUs.
@@ -49,6 +52,7 @@ pub(crate) struct Counted {
     pub(crate) errors: u64,
     pub(crate) miscompares: u64,
     pub(crate) kicks: u64,
+    pub(crate) busy_ns: f64,
     pub(crate) cpu_ns: Option<u64>,
 }
 
@@ -82,6 +86,7 @@ impl Report {
             p999_ns: latency.value_at_quantile(0.999),
             max_ns: latency.max(),
             kicks_per_io: per_io(counted.kicks as f64),
+            guest_busy_ns_per_io: per_io(counted.busy_ns),
             target_cpu_ns_per_io: counted.cpu_ns.map(|ns| per_io(ns as f64)),
             target_cpus: counted.cpu_ns.map(|ns| ns as f64 / counted.seconds / 1e9),
             target_rss_kib: rss.map(|r| r.0),
@@ -115,6 +120,7 @@ impl std::fmt::Display for Report {
             us(self.max_ns as f64)
         )?;
         write!(f, "  kicks per I/O {:.4}", self.kicks_per_io)?;
+        write!(f, ", the guest's loop {:.0} ns per I/O", self.guest_busy_ns_per_io)?;
         if let (Some(ns), Some(cpus)) = (self.target_cpu_ns_per_io, self.target_cpus) {
             write!(f, ", target CPU {ns:.0} ns per I/O ({cpus:.2} CPUs)")?;
         }
