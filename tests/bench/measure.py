@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -98,12 +97,12 @@ def measure(
         options += ["--warmup", str(WARMUP_S), "--target-pid", str(subject.pid)]
         if cpus is not None:
             options += ["--cpus", f"{cpus[0]},{cpus[1]}"]
-        with _started(_command(subject, *options)) as process:
-            busy = _busy_share(subject, seconds) if subject.rpc else None
-            report = _report(process, WARMUP_S + seconds + SLACK_S)
+        before = _busy(subject)
+        report = _run(_command(subject, *options), WARMUP_S + seconds + SLACK_S)
+        after = _busy(subject)
     finally:
         subject.freeze()
-    before, after = report["c2c_before_ns"], report["c2c_after_ns"]
+    trips = report["c2c_before_ns"], report["c2c_after_ns"]
     return Point(
         subject=subject.name,
         rw=rw,
@@ -114,9 +113,9 @@ def measure(
         p99_ns=report["p99_ns"],
         p999_ns=report["p999_ns"],
         cpu_ns_per_io=report["target_cpu_ns_per_io"],
-        busy_ns_per_io=None if busy is None else busy * 1e9 / report["iops"],
+        busy_ns_per_io=_per_io(before, after),
         rss_mib=(report["target_rss_kib"] or 0) / 1024,
-        c2c_ns=(before["median"], after["median"]) if before and after else None,
+        c2c_ns=(trips[0]["median"], trips[1]["median"]) if all(trips) else None,
         guest_ns_per_io=report["guest_busy_ns_per_io"],
     )
 
@@ -134,9 +133,9 @@ def _started(command: list[str]) -> Any:
             process.wait()
 
 
-def _run(command: list[str]) -> dict[str, Any]:
+def _run(command: list[str], timeout_s: float = SLACK_S) -> dict[str, Any]:
     with _started(command) as process:
-        return _report(process, SLACK_S)
+        return _report(process, timeout_s)
 
 
 def _report(process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any]:
@@ -147,23 +146,24 @@ def _report(process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any
     return report
 
 
-def _busy_share(subject: Subject, seconds: float) -> float | None:
-    """The share of time in which the target's reactors were busy, in the middle of a run."""
-    assert subject.rpc is not None
+def _busy(subject: Subject) -> tuple[float, int] | None:
+    """Busy time of all reactors, ns, and requests so far; None where the target does not tell.
+
+    Asked before and after a run, warm-up included: amid it the answer would wait for a CPU.
+    """
+    if subject.rpc is None:
+        return None
     try:
-        # The round trip is measured first; then the warm-up.
-        time.sleep(WARMUP_S + 0.2 * seconds + 0.05)
-        start, first = time.monotonic(), _busy_ticks(subject)
-        time.sleep(0.5 * seconds)
-        end, last = time.monotonic(), _busy_ticks(subject)
+        (stats,) = subject.rpc.call("virtlun_vhost_get_stats", name=subject.socket.name)
+        answer = subject.rpc.call("framework_get_reactors")
     except TargetError:
         return None
-    return (last - first) / (end - start)
-
-
-def _busy_ticks(subject: Subject) -> float:
-    """Busy time of all reactors so far, in seconds."""
-    assert subject.rpc is not None
-    answer = subject.rpc.call("framework_get_reactors")
     busy = sum(reactor["busy"] for reactor in answer["reactors"])
-    return float(busy / answer["tick_rate"])
+    return busy * 1e9 / answer["tick_rate"], stats["requests"]
+
+
+def _per_io(before: tuple[float, int] | None, after: tuple[float, int] | None) -> float | None:
+    """Returns the busy time for a request, between two answers of `_busy`."""
+    if before is None or after is None or after[1] == before[1]:
+        return None
+    return (after[0] - before[0]) / (after[1] - before[1])
