@@ -1,8 +1,8 @@
 """`python -m tests.bench.page FILE...`: the documentation's page of the benchmark's tables.
 
 Each FILE is what `python -m tests.bench --save FILE` kept; points of several are put together where
-the machine and the builds are the same. Rounds stay apart, so that a ratio is still of two points
-of one round. Near and far, where the hypervisor had the two CPUs, have tables of their own; points
+the machine is the same; its builds are all named. Rounds stay apart, so that a ratio is still of
+two points of one round. Near and far, where the hypervisor had the two CPUs, have tables of their own; points
 during which it moved one are left out.
 """
 
@@ -26,7 +26,7 @@ MODES = {
     "far": "Two CPUs far from each other",
 }
 PATTERNS = {"randread": "reads", "randwrite": "writes"}
-SAME = ("cpu", "cpus", "memory_mib", "hypervisor", "kernel", "builds")
+SAME = ("cpu", "cpus", "memory_mib", "hypervisor", "kernel")
 """What must be the same of all files."""
 HEAD = """\
 <!-- Made by `python -m tests.bench.page FILE...` of what `--save` kept; do not edit. -->
@@ -69,7 +69,12 @@ def together(files: list[tuple[str, dict[str, Any]]]) -> tuple[dict[str, Any], l
         after += 1 + max((point.round for point in found), default=-1)
     dates = sorted({told["machine"]["date"] for _, told in files})
     load = max(told["machine"]["load"][0] for _, told in files)
-    return {**first["machine"], "dates": dates, "most_load": load}, points
+    builds: dict[str, list[str]] = {}
+    for _, told in files:
+        for program, commit in told["machine"]["builds"].items():
+            builds.setdefault(program, []).append(commit)
+    named = [f"{program} {', '.join(sorted(set(of)))}" for program, of in builds.items()]
+    return {**first["machine"], "builds": named, "dates": dates, "most_load": load}, points
 
 
 def _table(head: tuple[str, ...], left: int, rows: list[tuple[str, ...]]) -> str:
@@ -135,12 +140,13 @@ def ratios(points: list[Point], pairs: list[tuple[str, str]], rw: str, mode: str
 
 def page(machine: dict[str, Any], points: list[Point]) -> str:
     """Returns the page."""
-    builds = ", ".join(f"{name} {commit}" for name, commit in machine["builds"].items())
     described = (
         f"{machine['cpu']}, {machine['cpus']} CPUs, {machine['memory_mib']:,} MiB, hypervisor "
-        f"{machine['hypervisor']}, Linux {machine['kernel']}; {builds}; "
+        f"{machine['hypervisor']}, Linux {machine['kernel']}; "
+        f"{', '.join(machine['builds'])}; "
         f"{', '.join(machine['dates'])}; "
-        f"a load of {machine['most_load']:.1f} at most when a run began."
+        f"a load average of {machine['most_load']:.1f} at most when a run began, which is of the "
+        "minute before."
     )
     out = [HEAD, f"Measured on: {described}\n"]
     for mode, title in MODES.items():

@@ -106,11 +106,14 @@ def test_the_page_has_near_and_far_apart_and_pairs_of_one_round_of_one_file() ->
     # Without its peer; in the other file there is one of a round of the same number.
     first.append(point(ours, 8000.0, far, 1))
     second = [point(ours, 4000.0, near), point(peer, 2000.0, near), point(peer, 2000.0, far, 1)]
-    both = [("a", kept("2026-01-02", first)), ("b", kept("2026-01-01", second))]
+    both = [
+        ("a", kept("2026-01-02", first)),
+        ("b", kept("2026-01-01", second, builds={"virtlun": "def"})),
+    ]
     where, points = together(both)
     assert [p.round for p in points] == [0, 0, 1, 1, 2, 2, 3]
     text = page(where, points)
-    assert "2026-01-01, 2026-01-02; a load of 0.5 at most" in text
+    assert "virtlun abc, def; 2026-01-01, 2026-01-02; a load average of 0.5 at most" in text
     rows = [line for line in text.splitlines() if line.startswith(("| 8 ", f"| {ours}"))]
     assert [[cell.strip() for cell in row.split("|")[1:4]] for row in rows] == [
         ["8", ours, "3.5"],

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from tests.bench import instructions, profile
+from tests.bench import instructions, profile, stages
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the counts are those of x86_64")
@@ -39,6 +39,16 @@ def test_the_documentation_says_what_is_accepted() -> None:
     _, counts = instructions.expected()
     assert counts.keys() == instructions.STAGES.keys()
     assert instructions.table(counts) in instructions.PAGE.read_text()
+
+
+def test_an_installed_builds_table_has_instructions_beside_nanoseconds_of_each_stage() -> None:
+    counts = {"ring": {"read": 1000, "write": 2000}}
+    table = stages.table(counts, {"ring": {"read": 1234.6, "write": 2.4}})
+    assert table.splitlines()[2] == "| ring | 1,000 | 1,235 | 2,000 | 2 |"
+    found = stages.MARK.search(instructions.PAGE.read_text())
+    assert found is not None
+    rows = [line.split("|")[1].strip() for line in found[0].splitlines()[2:]]
+    assert rows == list(instructions.STAGES)
 
 
 def test_a_profile_is_of_functions_by_what_they_execute_themselves() -> None:
