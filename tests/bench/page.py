@@ -1,9 +1,9 @@
 """`python -m tests.bench.page FILE...`: the documentation's page of the benchmark's tables.
 
-Each FILE is what `python -m tests.bench --save FILE` kept; points of several are put together where
-the machine is the same; its builds are all named. Rounds stay apart, so that a ratio is still of
-two points of one round. Near and far, where the hypervisor had the two CPUs, have tables of their own; points
-during which it moved one are left out.
+Each FILE is what `python -m tests.bench --save FILE` kept; points of several are put together
+where the machine is the same; its builds are all named. Rounds stay apart, so that a ratio is
+still of two points of one round. Near and far, where the hypervisor had the two CPUs, have tables
+of their own; points during which it moved one are left out.
 """
 
 from __future__ import annotations
