@@ -22,6 +22,7 @@
 //! | `call` | [`call()`]: a call to another thread that its caller may take back until it has begun |
 //! | `control` | [`Control`]: a thread that may block and runs what others ask |
 //! | `threads` | [`Reactors`], [`Handle`] |
+//! | `memory` | where large blocks of memory come from |
 //! | `place` | which thread runs on which CPU |
 //! | `ticks` | the cheap clock |
 //!
@@ -35,6 +36,7 @@ mod cx;
 pub mod eventfd;
 pub mod fd;
 mod mailbox;
+pub mod memory;
 mod owner;
 mod place;
 mod poller;

@@ -28,6 +28,7 @@ const FAILED: u8 = 1;
 /// Runs the program; its exit status is documented in the help.
 pub fn run(cli: &Cli) -> ExitCode {
     sandbox::panics::end_the_process();
+    reactor::memory::large_blocks_from_system();
     let outcome = if let Some(dir) = &cli.dump_schemas {
         schemas::write(dir).map_err(Into::into)
     } else if cli.print_schemas {
