@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.agent import Agent
 from tests.support.ceph import POOL, Ceph, cluster, lacks
 from tests.support.host import Host
+from tests.support.wait import until
 
 pytestmark = [
     pytest.mark.root,
@@ -96,4 +100,51 @@ def test_a_snapshot_by_virsh_is_one_of_the_image(host: Host, guest: Agent, ceph:
     host.virsh("snapshot-delete", NAME, "first")
     assert json.loads(ceph.rbd("snap", "ls", "--format", "json", f"{POOL}/kept")) == []
     assert guest.run("head -n 1 /dev/sda") == "second\n"
+    host.virsh("detach-disk", NAME, "sdb", "--live", "--config")
+
+
+def raw(path: Path) -> bytes:
+    """Returns what an image file holds."""
+    with tempfile.NamedTemporaryFile(dir="/var/tmp") as file:
+        subprocess.run(["qemu-img", "convert", "-O", "raw", path, file.name], check=True)
+        return Path(file.name).read_bytes()
+
+
+def backup(host: Host, file: Path, checkpoint: str, since: str = "") -> None:
+    """Makes a file of the disk sdb, with a checkpoint of the same instant."""
+    disk = f"<disk name='sdb' type='file'><driver type='qcow2'/><target file='{file}'/></disk>"
+    head = f"<incremental>{since}</incremental>" if since else ""
+    path, made = host.scratch / "backup.xml", host.scratch / "checkpoint.xml"
+    path.write_text(f"<domainbackup>{head}<disks>{disk}</disks></domainbackup>")
+    made.write_text(f"<domaincheckpoint><name>{checkpoint}</name></domaincheckpoint>")
+    host.virsh("backup-begin", NAME, str(path), str(made))
+    until(
+        lambda: "Completed" in host.virsh("domjobinfo", NAME, "--completed"),
+        "the end of the backup",
+    )
+
+
+def test_a_backup_has_what_changed_in_an_image(host: Host, guest: Agent, ceph: Ceph) -> None:
+    host.scratch.chmod(0o777)  # QEMU's user makes the files
+    host.volumes.create("ceph0/backed", 16 * MIB)
+    host.virsh("attach-disk", NAME, "/dev/virtlun/ceph0/backed", "sdb", "--live", "--config")
+    guest.wait_for("[ -b /dev/sda ]")
+    guest.run("echo first > /dev/sda && sync")
+    full, since = host.scratch / "full", host.scratch / "since"
+    backup(host, full, "c1")
+    assert raw(full).startswith(b"first\n")
+    guest.run("echo second | dd of=/dev/sda bs=1M seek=9 conv=notrunc && sync")
+    backup(host, since, "c2", since="c1")
+    told = subprocess.run(
+        ["qemu-img", "map", "--output=json", since], check=True, capture_output=True
+    )
+    parts = [each for each in json.loads(told.stdout) if each["present"]]
+    # The object that has changed, whole.
+    assert sum(each["length"] for each in parts) == 4 * MIB
+    assert {each["start"] // (4 * MIB) for each in parts} == {2}
+    rebase = ["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b"]
+    subprocess.run([*rebase, full, since], check=True)
+    assert raw(since) == ceph.content("backed@checkpoint-c2")
+    host.virsh("checkpoint-delete", NAME, "c1", "--children")
+    assert json.loads(ceph.rbd("snap", "ls", "--format", "json", f"{POOL}/backed")) == []
     host.virsh("detach-disk", NAME, "sdb", "--live", "--config")

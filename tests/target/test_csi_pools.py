@@ -352,3 +352,24 @@ def _published(driver: Driver, handle: str) -> bool:
         assert error.code() is Code.FAILED_PRECONDITION, error.details()
         return False
     return True
+
+
+def test_what_changed_in_an_image_is_told(here: Driver, there: Driver, ceph: Ceph) -> None:
+    handle = here.create("data", 16 * MIB, block(), **CLASS)
+    device = here.publish(handle, block())
+    written(device, b"1" * 4096)
+    before = here.snapshot(handle, "before")
+    written(device, b"2" * 4096, 5 * MIB)
+    after = here.snapshot(handle, "after")
+    # Of whole objects, on any node.
+    delta = pb.GetMetadataDeltaRequest(base_snapshot_id=before, target_snapshot_id=after)
+    whole = pb.GetMetadataAllocatedRequest(snapshot_id=after)
+    for request, wanted in ((delta, [(4, 4)]), (whole, [(0, 8)])):
+        told = [entry for message in there.stream(request) for entry in message.block_metadata]
+        assert [(e.byte_offset // MIB, e.size_bytes // MIB) for e in told] == wanted
+    for taken in (before, after):
+        here.delete_snapshot(taken)
+    here.unpublish(handle)
+    here.unstage(handle)
+    here.delete(handle)
+    assert (images(ceph), here.left(), there.left()) == ([], NOTHING, NOTHING)
