@@ -30,6 +30,10 @@ BACKENDS = {
     "rbd": "an image of Ceph, or a volume of a pool: `bdev_rbd_create`, `virtlun pool`",
     "iscsi": "a LUN, here a thin one of tgt, or of a pool: `bdev_iscsi_create`, `virtlun pool`",
     "nbd": "an export of an NBD server, here nbdkit on a file: `virtlun_nbd_create`",
+    "nvme": (
+        "a namespace of an NVMe/TCP target, here of a model of one that was written beside the "
+        "initiator, no peer: `bdev_nvme_attach_controller`"
+    ),
 }
 """Columns, and what they are."""
 
@@ -82,6 +86,7 @@ NEEDLESS = Cell("-", None)
 _RBD, _POOLS = "tests/target/test_rbd.py::test_", "tests/target/test_rbd_pools.py::test_"
 _ISCSI, _NBD = "tests/target/test_iscsi.py::test_", "tests/target/test_nbd.py::test_"
 _ANSWERS = "tests/target/test_iscsi_answers.py::test_"
+_NVME = "tests/target/test_nvme.py::test_"
 _NETWORK = "tests/libvirt/test_network_disks.py::test_"
 _ISCSI_DISKS = "tests/libvirt/test_iscsi_disks.py::test_"
 _ISCSI_POOLS = "tests/target/test_iscsi_pools.py::test_"
@@ -101,6 +106,7 @@ SHOWN = (
             "rbd": _yes(f"{_RBD}an_osd_that_is_stopped_or_killed_delays_its_images_alone"),
             "iscsi": _yes(f"{_ISCSI}verified_io_goes_on_over_kills_and_stops_of_the_target"),
             "nbd": _yes(f"{_NBD}verified_io_goes_on_over_kills_and_stops_of_the_server"),
+            "nvme": _yes(f"{_NVME}verified_io_goes_on_over_losses_of_connections"),
         },
     ),
     Row(
@@ -122,6 +128,7 @@ SHOWN = (
             "rbd": _yes(f"{_RBD}a_target_stops_and_starts_while_its_cluster_does_not_answer"),
             "iscsi": _yes(f"{_ISCSI}a_target_that_is_not_there_at_the_start_keeps_nobody_waiting"),
             "nbd": _yes(f"{_NBD}a_server_that_is_not_there_at_the_start_keeps_nobody_waiting"),
+            "nvme": _yes(f"{_NVME}a_target_that_is_not_there_at_the_start_keeps_nobody_waiting"),
         },
     ),
     Row(
@@ -137,6 +144,7 @@ SHOWN = (
             ),
             "iscsi": _yes(f"{_ANSWERS}a_flush_that_fails_is_remembered_until_it_is_cleared"),
             "nbd": _yes(f"{_NBD}a_flush_that_fails_is_remembered_until_it_is_cleared"),
+            "nvme": _yes(f"{_NVME}a_flush_that_fails_is_remembered_until_it_is_cleared"),
         },
     ),
     Row(
@@ -151,11 +159,12 @@ SHOWN = (
                 "test_a_volume_carries_what_a_guest_has_and_tells_its_own_blocks"
             ),
             **_of(("rbd", "iscsi", "nbd"), NOT_THERE),
+            "nvme": _no(f"{_NVME}a_controller_that_bdevs_cannot_be_on_is_refused_in_a_sentence"),
         },
     ),
     Row(
         "checksums of the store that it lies on",
-        _of(("memory", "file", "rbd", "iscsi", "nbd"), NEEDLESS)
+        _of(("memory", "file", "rbd", "iscsi", "nbd", "nvme"), NEEDLESS)
         | {
             "thin": _yes(
                 "tests/target/test_integrity.py::"
@@ -165,7 +174,7 @@ SHOWN = (
     ),
     Row(
         "a key of its own",
-        _of(("memory", "file", "iscsi", "nbd"), NOT_THERE)
+        _of(("memory", "file", "iscsi", "nbd", "nvme"), NOT_THERE)
         | _of(
             _VOLUMES,
             _yes("tests/target/test_encrypted_lvols.py::test_snapshots_and_clones_have_its_key"),
@@ -174,7 +183,7 @@ SHOWN = (
     ),
     Row(
         "snapshots, and clones of them",
-        _of(("memory", "file", "nbd"), NOT_THERE)
+        _of(("memory", "file", "nbd", "nvme"), NOT_THERE)
         | {
             "iscsi": _no(f"{_ISCSI_POOLS}what_the_array_does_is_refused_in_a_sentence"),
             "thick": _yes(
@@ -198,8 +207,30 @@ SHOWN = (
         },
     ),
     Row(
+        "backups by virsh of what has changed",
+        _of(("memory", "file", "iscsi", "nbd", "nvme"), NOT_THERE)
+        | {
+            "thin": _yes(
+                "tests/libvirt/test_backups.py::"
+                "test_full_and_what_has_changed_since_make_the_disk_again"
+            ),
+            "rbd": _yes("tests/libvirt/test_ceph.py::test_a_backup_has_what_changed_in_an_image"),
+        },
+    ),
+    Row(
+        "what has changed since a snapshot, in Kubernetes",
+        _of(("memory", "file", "iscsi", "nbd", "nvme"), NOT_THERE)
+        | {
+            "thin": _yes(
+                "tests/target/test_csi_groups.py::"
+                "test_the_parts_that_hold_data_and_that_changed_are_told"
+            ),
+            "rbd": _yes("tests/target/test_csi_pools.py::test_what_changed_in_an_image_is_told"),
+        },
+    ),
+    Row(
         "`virsh attach-disk`, by the name of a volume",
-        _of(("memory", "file", "nbd"), NOT_THERE)
+        _of(("memory", "file", "nbd", "nvme"), NOT_THERE)
         | {
             "iscsi": _yes(f"{_ISCSI_DISKS}luns_of_a_pool_are_attached_by_plain_virsh"),
             "thick": _yes("tests/libvirt/test_blk.py::test_attach_and_detach_with_plain_virsh"),
@@ -215,7 +246,7 @@ SHOWN = (
     ),
     Row(
         "`<source protocol=...>`, as QEMU's own disks have it",
-        _of(_LOCAL, NOT_THERE)
+        _of((*_LOCAL, "nvme"), NOT_THERE)
         | {
             "iscsi": _yes(f"{_ISCSI_DISKS}a_lun_that_libvirt_names_is_served_by_the_target"),
             "rbd": _yes(f"{_NETWORK}a_disk_of_a_cloud_is_served_by_the_target"),
@@ -239,6 +270,7 @@ SHOWN = (
             "rbd": _yes(f"{_RBD}a_second_writer_is_refused_and_a_shared_image_has_several"),
             "iscsi": NOT_THERE,
             "nbd": NOT_THERE,
+            "nvme": NOT_THERE,
         },
     ),
     Row(
@@ -263,11 +295,12 @@ SHOWN = (
             "rbd": Cell("Ceph's own", None),
             "iscsi": NOT_THERE,
             "nbd": _yes(f"{_NBD}a_guest_uses_an_export"),
+            "nvme": _yes(f"{_NVME}io_goes_by_the_best_path_and_by_another_when_that_is_lost"),
         },
     ),
     Row(
         "a store of volumes that people name",
-        _of(("memory", "file", "nbd"), NOT_THERE)
+        _of(("memory", "file", "nbd", "nvme"), NOT_THERE)
         | _of(
             _VOLUMES,
             _yes(
@@ -281,7 +314,7 @@ SHOWN = (
     ),
     Row(
         "a StorageClass of Kubernetes",
-        _of(("memory", "file", "iscsi", "nbd"), NOT_THERE)
+        _of(("memory", "file", "iscsi", "nbd", "nvme"), NOT_THERE)
         | {
             "thick": _yes(
                 "tests/target/test_csi_snapshots.py::"

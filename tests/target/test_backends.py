@@ -18,6 +18,7 @@ from tests.support.ceph import POOL, Ceph, cluster, lacks
 from tests.support.encryption import KEY, KEY2
 from tests.support.initiator import Initiator
 from tests.support.nbdkit import Nbdkit
+from tests.support.nvme_target import Namespace, NvmeTarget
 from tests.support.target import Target
 from tests.support.tgt import Tgt
 from tests.support.tgt import lacks as lacks_tgt
@@ -50,9 +51,11 @@ class Made:
 class Makers:
     """How each backend is made, of SIZE_MIB; each public method is one of BACKENDS."""
 
-    def __init__(self, target: Target, ceph: Ceph, tgt: Tgt, server: Nbdkit, scratch: Path) -> None:
+    def __init__(
+        self, target: Target, ceph: Ceph, tgt: Tgt, server: Nbdkit, model: NvmeTarget
+    ) -> None:
         self._target, self._ceph, self._tgt, self._server = target, ceph, tgt, server
-        self._scratch = scratch
+        self._model = model
         target.make_lvstore(size=4 * LARGER_MIB * MIB)
 
     def memory(self) -> Made:
@@ -113,6 +116,12 @@ class Makers:
             self._server.start()
 
         return Made("n0", grow)
+
+    def nvme(self) -> Made:
+        (made,) = self._target.rpc(
+            "bdev_nvme_attach_controller", name="NVME0", **self._model.params(0)
+        )
+        return Made(made, lambda: self._model.resize(LARGER_MIB * MIB // BLOCK))
 
 
 @contextlib.contextmanager
@@ -315,11 +324,12 @@ def test_a_guest_has_of_each_backend_what_the_page_says(
     with exported.open("xb") as file:
         file.truncate(SIZE_MIB * MIB)
     server = Nbdkit(scratch, "file", str(exported))
-    with cluster() as ceph, Tgt(scratch) as tgt, server:
-        target = make_target("--rbd", "--iscsi").start()
+    model = NvmeTarget({1: Namespace(SIZE_MIB * MIB // BLOCK, BLOCK)})
+    with cluster() as ceph, Tgt(scratch) as tgt, server, model:
+        target = make_target("--rbd", "--iscsi", "--network").start()
         given = {"cipher": "AES_XTS", "key": KEY, "key2": KEY2, "name": "key"}
         target.rpc("accel_crypto_key_create", **given)
-        makers = Makers(target, ceph, tgt, server, scratch)
+        makers = Makers(target, ceph, tgt, server, model)
         found = {
             (name, backend): outcome
             for backend in BACKENDS
