@@ -168,6 +168,15 @@ impl Op {
     pub fn is_write(self) -> bool {
         matches!(self, Op::Write | Op::Unmap | Op::WriteZeroes)
     }
+
+    /// What I/O ends with that a server has not answered, or with nothing that says more.
+    pub fn failed(self) -> IoError {
+        match self {
+            Op::Read => IoError::ReadMedium,
+            Op::Flush => IoError::Flush,
+            Op::Write | Op::Unmap | Op::WriteZeroes => IoError::WriteMedium,
+        }
+    }
 }
 
 impl IoError {
@@ -221,6 +230,12 @@ impl Io {
     #[inline]
     pub const fn flush(tag: u64) -> Io {
         Io { op: Op::Flush, fua: false, lba: 0, blocks: 0, sg: Sg::EMPTY, tag }
+    }
+
+    /// Whether what it stands for is durable once it has ended well: a flush, or an I/O with FUA.
+    #[inline]
+    pub fn is_durable(&self) -> bool {
+        self.op == Op::Flush || self.fua
     }
 
     /// Checks the I/O against a device: range, length of the data, read-only, ability. Every

@@ -19,6 +19,8 @@
 //! | `protection` | [`Protected`]: what an I/O has beside its data |
 //! | `pieces` | [`Pieces`]: parts of I/Os with memory of a layer's own |
 //! | `in_pieces` | [`InPieces`]: a queue pair that works on data in pieces, for a [`Layer`] |
+//! | `threaded` | [`ThreadChannel`]: a queue pair of a device whose I/O a thread carries out |
+//! | `overlaps` | [`Overlaps`]: which changes wait for others of the same blocks |
 //! | `slots` | [`Slots`]: what is in flight on a channel |
 //! | `stats` | [`Stats`]: what `bdev_get_iostat` shows |
 //! | `malloc`, `ram` | [`Malloc`]: a disk in memory |
@@ -44,6 +46,7 @@ mod late;
 mod limits;
 mod malloc;
 mod null;
+mod overlaps;
 mod owned;
 mod pieces;
 mod protection;
@@ -54,6 +57,7 @@ mod stats;
 mod sync;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod threaded;
 mod wants;
 
 /// Bytes that a channel copies or zeroes at once, within `submit` or one `poll`: what is longer is done
@@ -71,6 +75,7 @@ pub use late::Late;
 pub use limits::{Limits, Rate, RateLimits, Share};
 pub use malloc::{Malloc, MallocOptions};
 pub use null::Null;
+pub use overlaps::Overlaps;
 pub use owned::{Finished, OwnedChannel};
 pub use pieces::{PIECES, Pieces};
 pub use protection::{
@@ -83,4 +88,5 @@ pub use registry::{
 pub use slots::Slots;
 pub use stats::{ChannelStats, IoStat, OpStat, SYNC_SAMPLE, Stats, StatsReset};
 pub use sync::{AlignedBuf, BUF_ALIGN, SyncChannel, SyncError};
+pub use threaded::{Completions, ThreadChannel, ThreadRequest, Threaded, WriteHow};
 pub use wants::{Ear, Wants};

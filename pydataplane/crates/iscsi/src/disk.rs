@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bdev::{
     Bdev, Channel, Closed, Features, FlushFailure, FlushLatch, Geometry, OpenError, Registry,
-    Stats, SyncChannel,
+    Stats, SyncChannel, ThreadChannel, ThreadRequest, Threaded,
 };
 use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex;
@@ -18,8 +18,6 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::address::Address;
-use crate::channel::IscsiChannel;
-use crate::desk::Carried;
 use crate::luns::{Found, Medium};
 use crate::session::{Identity, Isid, Session};
 use crate::unit::{Capacity, Unit};
@@ -121,7 +119,7 @@ pub(crate) struct Shared {
     pub(crate) features: Features,
     pub(crate) write_through: bool,
     num_blocks: AtomicU64,
-    queue: ArrayQueue<Carried>,
+    queue: ArrayQueue<ThreadRequest>,
     /// The thread sleeps, or is about to.
     asleep: AtomicBool,
     pub(crate) event: OwnedFd,
@@ -155,16 +153,6 @@ impl Shared {
     /// Takes a number of blocks over; whether it is another one.
     pub(crate) fn resize(&self, num_blocks: u64) -> bool {
         self.num_blocks.swap(num_blocks, Relaxed) != num_blocks
-    }
-
-    /// Blocks of a COMPARE AND WRITE at most; 0: the LUN does none.
-    pub(crate) fn compared_max(&self) -> u64 {
-        self.unit.limits.compared.into()
-    }
-
-    /// Whether there is anything to flush.
-    pub(crate) fn flushes(&self) -> bool {
-        self.unit.mode.cache
     }
 
     #[inline]
@@ -202,15 +190,7 @@ impl Shared {
         self.closing.tell();
     }
 
-    /// Hands an I/O to the thread; `false`: there is no room.
-    #[inline]
-    pub(crate) fn carry(&self, carried: Carried) -> bool {
-        let has_room = self.queue.push(carried).is_ok();
-        self.wake();
-        has_room
-    }
-
-    pub(crate) fn next_carried(&self) -> Option<Carried> {
+    pub(crate) fn next_request(&self) -> Option<ThreadRequest> {
         self.queue.pop()
     }
 
@@ -261,19 +241,49 @@ pub fn reach(address: &Address, initiator: &str) -> Result<(), String> {
 }
 
 /// Ends the device's thread with its last user.
-pub(crate) struct Life(Arc<Shared>);
+struct StopOnDrop(Arc<Shared>);
 
-impl Drop for Life {
+impl Drop for StopOnDrop {
     fn drop(&mut self) {
         self.0.stop.store(true, Relaxed);
         self.0.wake();
     }
 }
 
+/// The device, as its channels have it.
+struct User(Arc<StopOnDrop>);
+
+impl Threaded for User {
+    #[inline]
+    fn geometry(&self) -> Geometry {
+        self.0.0.geometry()
+    }
+    fn features(&self) -> &Features {
+        &self.0.0.features
+    }
+    fn latch(&self) -> &FlushLatch {
+        &self.0.0.latch
+    }
+    fn flushes(&self) -> bool {
+        self.0.0.unit.mode.cache
+    }
+    fn has_given_up(&self) -> bool {
+        self.0.0.has_given_up()
+    }
+    fn compared_max(&self) -> u64 {
+        self.0.0.unit.limits.compared.into()
+    }
+    fn hand_over(&self, request: ThreadRequest) -> bool {
+        let has_room = self.0.0.queue.push(request).is_ok();
+        self.0.0.wake();
+        has_room
+    }
+}
+
 /// A LUN of an iSCSI target as a bdev.
 pub struct Disk {
     shared: Arc<Shared>,
-    life: Arc<Life>,
+    stop: Arc<StopOnDrop>,
     uuid: Uuid,
     stats: Arc<Stats>,
 }
@@ -336,11 +346,11 @@ impl Disk {
             closing: Closed::default(),
             options,
         });
-        let life = Arc::new(Life(Arc::clone(&shared)));
+        let stop = Arc::new(StopOnDrop(Arc::clone(&shared)));
         let worker = Worker::new(Arc::clone(&shared), registry.clone(), session);
         let started = thread::Builder::new().name("iscsi".into()).spawn(|| worker.run());
         started.map_err(|e| failed(e.to_string(), false))?;
-        Ok(Arc::new(Disk { shared, life, uuid, stats: Stats::new() }))
+        Ok(Arc::new(Disk { shared, stop, uuid, stats: Stats::new() }))
     }
 
     /// Which LUN it is.
@@ -397,8 +407,8 @@ impl Bdev for Disk {
         self.shared.features
     }
     fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
-        let (stats, life) = (self.stats.channel(), Arc::clone(&self.life));
-        Ok(Box::new(IscsiChannel::new(&self.shared, io, stats, life)))
+        let user = User(Arc::clone(&self.stop));
+        Ok(Box::new(ThreadChannel::new(user, io, self.stats.channel())))
     }
     fn driver_specific(&self) -> Value {
         let Shared { options, unit, .. } = &*self.shared;

@@ -35,8 +35,8 @@ pub(crate) struct Task {
     /// `struct scsi_sense`: also what the library makes of an answer without one.
     sense: [c_int; 4],
     /// `struct scsi_data`: what came with CHECK CONDITION, two bytes of length and sense data.
-    pub told_len: c_int,
-    pub told: *mut c_uchar,
+    pub datain_len: c_int,
+    pub datain: *mut c_uchar,
 }
 
 /// Why the library cannot be used.

@@ -13,7 +13,7 @@
 //! I/O waits, and what was not answered is sent again in the next session. That is right because
 //!
 //! - a command that was answered is never sent again;
-//! - two I/Os that change the same blocks are never in flight together (`desk`): one whose answer was lost is the
+//! - two I/Os that change the same blocks are never in flight together ([`bdev::Overlaps`]): one whose answer was lost is the
 //!   last that changed its blocks, so done twice it is as done once;
 //! - nothing is sent in a new session before the target has ended what it had of the old one: each login of a
 //!   device has the same identifier (ISID), and the target ends the session that has it before it lets in
@@ -39,18 +39,16 @@
 //! | `sense` | what becomes of a command that was answered |
 //! | `luns` | what a target has |
 //! | `session` | a session: all calls of the library; [`Isid`] |
-//! | `desk` | the I/Os of a device, over all its sessions |
+//! | `requests` | the I/Os of a device, over all its sessions |
 //! | `worker` | its thread |
-//! | `channel` | a queue pair |
 //! | `disk` | [`Disk`]: the bdev |
 
 mod address;
-mod channel;
 mod command;
-mod desk;
 mod disk;
 mod ffi;
 mod luns;
+mod requests;
 mod sense;
 mod session;
 mod unit;

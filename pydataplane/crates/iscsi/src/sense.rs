@@ -59,7 +59,7 @@ impl Answer {
     }
 
     /// Takes over sense data (SPC-5 4.4), as far as it came.
-    pub(crate) fn tell(&mut self, sense: &[u8]) {
+    pub(crate) fn parse_sense(&mut self, sense: &[u8]) {
         let code = |at| Some(u16::from_be_bytes([*sense.get(at)?, *sense.get(at + 1)?]));
         let Some(kind) = sense.first().map(|kind| kind & 0x7F) else { return };
         let (key, code) = match kind {
@@ -128,7 +128,7 @@ impl Answer {
         use Verdict::{Done, Failed, Later};
         match self.status {
             status::GOOD | status::CONDITION_MET if op != Op::Flush && self.is_partial() => {
-                Failed(failed(op))
+                Failed(op.failed())
             }
             status::GOOD | status::CONDITION_MET => Done,
             status::BUSY | status::TASK_SET_FULL | status::ACA_ACTIVE | status::TASK_ABORTED => {
@@ -136,7 +136,7 @@ impl Answer {
             }
             status::RESERVATION_CONFLICT => Failed(IoError::Reserved),
             status::CHECK_CONDITION => self.check(op),
-            _ => Failed(failed(op)),
+            _ => Failed(op.failed()),
         }
     }
 
@@ -144,7 +144,7 @@ impl Answer {
         use Verdict::{Again, Done, Failed, Later};
         let asc = self.code >> 8;
         match self.about {
-            About::Nothing => return Failed(failed(op)),
+            About::Nothing => return Failed(op.failed()),
             About::Deferred => return Later,
             About::Current => {}
         }
@@ -171,17 +171,8 @@ impl Answer {
             (0xB, _) => Later,
             (0xE, _) => Failed(IoError::Miscompare),
             // MEDIUM ERROR, HARDWARE ERROR and the rest.
-            _ => Failed(failed(op)),
+            _ => Failed(op.failed()),
         }
-    }
-}
-
-/// What an I/O without an answer, or with one that says nothing else, ends as.
-pub(crate) fn failed(op: Op) -> IoError {
-    match op {
-        Op::Read => IoError::ReadMedium,
-        Op::Flush => IoError::Flush,
-        Op::Write | Op::Unmap | Op::WriteZeroes => IoError::WriteMedium,
     }
 }
 
@@ -248,7 +239,7 @@ mod tests {
         use About::*;
         let told = |sense: &[u8]| {
             let mut answer = Answer { status: 2, ..Answer::default() };
-            answer.tell(sense);
+            answer.parse_sense(sense);
             (answer.about, answer.key, answer.code)
         };
         let fixed = |kind| [kind, 0, 0x23, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x0C, 2, 0, 0, 0, 0];

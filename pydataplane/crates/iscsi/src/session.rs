@@ -174,7 +174,7 @@ impl Session {
         session.lun = identity.address.at(0).lun_field();
         session.ask(&command::test_unit_ready(), 0, &mut waiting)?;
         let asked = command::report_luns(OWN_LEN as u32);
-        let luns = unit::luns(&session.told(&asked, OWN_LEN, &mut waiting)?)?;
+        let luns = unit::luns(&session.data_in(&asked, OWN_LEN, &mut waiting)?)?;
         let mut found = Vec::with_capacity(luns.len());
         let mut session = Some(session);
         for lun in luns {
@@ -261,7 +261,7 @@ impl Session {
     /// Whether the LUN says that it is a disk.
     fn is_disk(&mut self, waiting: &mut Waiting<'_>) -> Result<bool, String> {
         self.ask(&command::test_unit_ready(), 0, waiting)?;
-        Ok(unit::is_disk(&self.told(&command::inquiry(None, 36), 36, waiting)?).is_ok())
+        Ok(unit::is_disk(&self.data_in(&command::inquiry(None, 36), 36, waiting)?).is_ok())
     }
 
     fn begin(identity: Identity<'_>) -> Result<Session, String> {
@@ -537,7 +537,7 @@ impl Session {
             return;
         }
         // SAFETY: a task that has ended, of the library's layout.
-        let Task { expxferlen, cdb, residual_status, residual, told_len, told, .. } =
+        let Task { expxferlen, cdb, residual_status, residual, datain_len, datain, .. } =
             unsafe { &*task };
         // Without data there is nothing that could be left; and tgtd says of each UNMAP that its list was.
         let kind = if *expxferlen == 0 || cdb[0] == command::UNMAP { 0 } else { *residual_status };
@@ -547,11 +547,11 @@ impl Session {
             excess: kind == 2,
             ..Answer::default()
         };
-        if answer.has_sense() && !told.is_null() {
-            let len = usize::try_from(*told_len).unwrap_or(0);
+        if answer.has_sense() && !datain.is_null() {
+            let len = usize::try_from(*datain_len).unwrap_or(0);
             // SAFETY: so many bytes, which the task has until it is freed.
-            let told = unsafe { std::slice::from_raw_parts(*told, len) };
-            answer.tell(told.get(2..).unwrap_or_default());
+            let came = unsafe { std::slice::from_raw_parts(*datain, len) };
+            answer.parse_sense(came.get(2..).unwrap_or_default());
         }
         self.late_failure |= answer.is_late_failure();
         // SAFETY: it has ended, and nobody else has it.
@@ -610,7 +610,7 @@ impl Session {
     }
 
     /// As [`Session::ask`]: what came, if the answer was good.
-    fn told(
+    fn data_in(
         &mut self,
         cdb: &Cdb,
         len: usize,
@@ -631,33 +631,33 @@ impl Session {
         const PAGE: u16 = 0xFF;
         let page_len = usize::from(PAGE);
         self.ask(&command::test_unit_ready(), 0, waiting)?;
-        unit::is_disk(&self.told(&command::inquiry(None, 96), 96, waiting)?)?;
+        unit::is_disk(&self.data_in(&command::inquiry(None, 96), 96, waiting)?)?;
         let capacity =
-            Capacity::parse(&self.told(&command::read_capacity(), CAPACITY_LEN, waiting)?)?;
+            Capacity::parse(&self.data_in(&command::read_capacity(), CAPACITY_LEN, waiting)?)?;
         let mut mode = Vec::new();
         for page in [8, 0x3F] {
             if mode.is_empty() {
-                mode = self.told(&command::mode_sense(page, 0xFF), page_len, waiting)?;
+                mode = self.data_in(&command::mode_sense(page, 0xFF), page_len, waiting)?;
             }
         }
-        let pages = self.told(&command::inquiry(Some(0), PAGE), page_len, waiting)?;
+        let pages = self.data_in(&command::inquiry(Some(0), PAGE), page_len, waiting)?;
         let mut page = |number: u8| {
             if !pages.get(4..).unwrap_or_default().contains(&number) {
                 return Ok(Vec::new());
             }
-            let page = self.told(&command::inquiry(Some(number), PAGE), page_len, waiting)?;
+            let page = self.data_in(&command::inquiry(Some(number), PAGE), page_len, waiting)?;
             // Old LUNs know one byte of length only.
             if unit::page_len(&page) <= page_len {
                 return Ok(page);
             }
-            self.told(&command::inquiry(Some(number), PAGE_LEN as u16), PAGE_LEN, waiting)
+            self.data_in(&command::inquiry(Some(number), PAGE_LEN as u16), PAGE_LEN, waiting)
         };
         let (identification, serial) = (page(0x83)?, page(0x80)?);
         let (limits, provisioning) = (page(0xB0)?, page(0xB2)?);
         let identity = unit::identity(&address.target, &identification, &serial);
         let identity = identity.ok_or("it has neither an identification (VPD page 83h) nor a serial number (80h), so it could not be told from another one")?;
         let provisioning = Provisioning::parse(&provisioning);
-        let same = self.told(&command::report_opcode(0x93, 64), 64, waiting)?;
+        let same = self.data_in(&command::report_opcode(0x93, 64), 64, waiting)?;
         Ok(Unit {
             capacity,
             mode: Mode::parse(&mode),

@@ -9,9 +9,8 @@ use bdev::{FlushCause, Registry};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::command::{self, CAPACITY_LEN};
-use crate::desk::{Desk, Part, ended};
 use crate::disk::Shared;
-use crate::sense::failed;
+use crate::requests::{Part, Requests};
 use crate::session::Session;
 use crate::unit::{Capacity, Unit};
 
@@ -26,7 +25,7 @@ const SLEEP: Duration = Duration::from_secs(1);
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     registry: Registry,
-    desk: Desk,
+    requests: Requests,
     session: Option<Session>,
     /// When the session began.
     begun: Instant,
@@ -45,11 +44,11 @@ pub(crate) struct Worker {
 impl Worker {
     pub(crate) fn new(shared: Arc<Shared>, registry: Registry, session: Session) -> Worker {
         let now = Instant::now();
-        let desk = Desk::new(shared.unit, shared.write_through);
+        let requests = Requests::new(shared.unit, shared.write_through);
         Worker {
             shared,
             registry,
-            desk,
+            requests,
             session: Some(session),
             begun: now,
             looked: now,
@@ -65,27 +64,27 @@ impl Worker {
     pub(crate) fn run(mut self) {
         while !self.shared.is_stopped() {
             let shared = Arc::clone(&self.shared);
-            self.desk.take(|| shared.next_carried());
+            self.requests.take(|| shared.next_request());
             match self.session.take() {
-                Some(session) => self.carry(session),
+                Some(session) => self.serve(session),
                 None => self.reconnect(),
             }
         }
         if let Some(session) = self.session.take() {
             session.log_out();
         }
-        self.desk.fail_all();
+        self.requests.fail_all();
         self.shared.closed();
     }
 
     /// One round on the session.
-    fn carry(&mut self, mut session: Session) {
+    fn serve(&mut self, mut session: Session) {
         self.send(&mut session);
         let until = self.sleeps_until(true);
         let time = match self.shared.may_sleep() {
             true => until.saturating_duration_since(Instant::now()),
             // There is no room for what waits; or there is, and it is taken at once.
-            false if self.desk.is_full() || session.has_early() => {
+            false if self.requests.is_full() || session.has_early() => {
                 until.saturating_duration_since(Instant::now())
             }
             false => Duration::ZERO,
@@ -97,7 +96,7 @@ impl Worker {
             // Before anything is sent again: what it had is of no more use then, and no memory is used by it.
             drop(session);
             self.lose();
-        } else if is_late(&self.desk, &self.shared) {
+        } else if is_late(&self.requests, &self.shared) {
             drop(session);
             self.shared.set_connected(false);
             self.give_up();
@@ -106,7 +105,7 @@ impl Worker {
             drop(session);
             if let Some(before) = self.shared.give_up().and_then(|t| Instant::now().checked_sub(t))
             {
-                self.desk.fail_sent_before(before);
+                self.requests.fail_sent_before(before);
             }
             self.lose();
         } else {
@@ -117,7 +116,7 @@ impl Worker {
     /// Whether a command has no answer for too long, although others may have.
     fn has_silent(&self) -> bool {
         let asked = Some(self.asked).filter(|_| self.looking);
-        let oldest = asked.into_iter().chain(self.desk.oldest_sent()).min();
+        let oldest = asked.into_iter().chain(self.requests.oldest_sent()).min();
         let waits = oldest.map(|since| since.elapsed());
         waits.zip(self.shared.give_up()).is_some_and(|(waits, most)| waits >= most)
     }
@@ -129,19 +128,19 @@ impl Worker {
         }
         while !session.is_lost()
             && !session.has_early()
-            && let Some(at) = self.desk.next_ready()
+            && let Some(at) = self.requests.next_ready()
         {
-            let sent = match self.desk.part(at) {
-                // SAFETY: what the runs name is the I/O's until it has ended, and the desk's until the part was
+            let sent = match self.requests.part(at) {
+                // SAFETY: what the runs name is the I/O's until it has ended, and the requests' until the part was
                 // answered or the session dropped.
                 Ok(Part { cdb, data, runs }) => unsafe { session.send(at, &cdb, data, runs) },
                 Err(error) => {
-                    self.desk.finish(at, Err(error));
+                    self.requests.finish(at, Err(error));
                     continue;
                 }
             };
             if sent.is_err() {
-                self.desk.put_back(at);
+                self.requests.put_back(at);
             }
         }
     }
@@ -150,11 +149,11 @@ impl Worker {
         let now = Instant::now();
         let looks = has_session && !self.looking;
         let look = looks.then(|| self.looked + LOOK);
-        let give_up = self.desk.waits_since().zip(self.shared.give_up()).map(|(a, b)| a + b);
+        let give_up = self.requests.waits_since().zip(self.shared.give_up()).map(|(a, b)| a + b);
         let asked = Some(self.asked).filter(|_| has_session && self.looking);
-        let oldest = asked.into_iter().chain(self.desk.oldest_sent()).min();
+        let oldest = asked.into_iter().chain(self.requests.oldest_sent()).min();
         let silent = oldest.zip(self.shared.give_up()).map(|(a, b)| a + b);
-        let dues = [look, give_up, silent, self.desk.next_due()];
+        let dues = [look, give_up, silent, self.requests.next_due()];
         dues.into_iter().flatten().fold(now + SLEEP, Instant::min)
     }
 
@@ -169,7 +168,7 @@ impl Worker {
             if answer.is_attention() {
                 self.look_soon();
             }
-            self.desk.answered(at, answer, patience, &self.shared.latch);
+            self.requests.answered(at, answer, patience, &self.shared.latch);
             if answer.is_doubtful() || answer.is_partial() {
                 // What was answered after that may be of another LUN, so it is not taken for an answer.
                 session.end();
@@ -177,7 +176,7 @@ impl Worker {
             }
         }
         if answered {
-            self.desk.is_answered();
+            self.requests.is_answered();
         }
         let Some((answer, told)) = session.own_answer() else { return };
         self.looking = false;
@@ -246,7 +245,7 @@ impl Worker {
         tracing::warn!(bdev = self.shared.name(), "the session with its target is lost");
         self.shared.set_connected(false);
         self.looking = false;
-        self.desk.begin_anew();
+        self.requests.begin_anew();
         // One that is ended at once each time is not to be begun all the time.
         let had = self.begun.elapsed();
         self.next = Instant::now() + PAUSE_MAX.min(Duration::from_secs(1)).saturating_sub(had);
@@ -255,7 +254,7 @@ impl Worker {
     /// Nobody has answered for too long.
     fn give_up(&mut self) {
         self.looking = false;
-        give_up(&mut self.desk, &self.shared);
+        give_up(&mut self.requests, &self.shared);
     }
 
     /// Attempts to log in, if it is time.
@@ -271,12 +270,12 @@ impl Worker {
             return self.be_late();
         }
         let shared = Arc::clone(&self.shared);
-        let desk = &mut self.desk;
+        let requests = &mut self.requests;
         let mut wanted = || {
             shared.has_slept(true);
-            desk.take(|| shared.next_carried());
-            if is_late(desk, &shared) {
-                give_up(desk, &shared);
+            requests.take(|| shared.next_request());
+            if is_late(requests, &shared) {
+                give_up(requests, &shared);
             }
             shared.may_sleep();
             !shared.is_stopped()
@@ -293,7 +292,7 @@ impl Worker {
                 // Its host may have been down, and what its cache held is gone then. The cache of one on this host
                 // goes with this process.
                 let may_be_lost =
-                    self.desk.take_unflushed() && !self.shared.identity().address.is_local();
+                    self.requests.take_unflushed() && !self.shared.identity().address.is_local();
                 if may_be_lost || session.take_late_failure() {
                     let name = self.shared.name();
                     tracing::error!(
@@ -322,27 +321,28 @@ impl Worker {
     }
 
     fn be_late(&mut self) {
-        if is_late(&self.desk, &self.shared) {
+        if is_late(&self.requests, &self.shared) {
             self.give_up();
         }
     }
 }
 
-fn is_late(desk: &Desk, shared: &Shared) -> bool {
-    let waits = desk.waits_since().map(|since| since.elapsed());
+fn is_late(requests: &Requests, shared: &Shared) -> bool {
+    let waits = requests.waits_since().map(|since| since.elapsed());
     waits.zip(shared.give_up()).is_some_and(|(waits, most)| waits >= most)
 }
 
 /// All I/O fails, and further I/O at once, until there is a session. Nothing may be in flight.
-fn give_up(desk: &mut Desk, shared: &Shared) {
+fn give_up(requests: &mut Requests, shared: &Shared) {
     let seconds = shared.give_up().unwrap_or_default().as_secs();
     if !shared.has_given_up() {
         let name = shared.name();
         tracing::error!(bdev = name, "I/O fails: its target has not answered for {seconds} s");
     }
     shared.set_given_up(true);
-    desk.fail_all();
-    while let Some(carried) = shared.next_carried() {
-        carried.lane.give(ended(&carried.io, Err(failed(carried.io.op))));
+    requests.fail_all();
+    while let Some(request) = shared.next_request() {
+        let failed = request.io.op.failed();
+        request.end(Err(failed));
     }
 }

@@ -264,9 +264,8 @@ impl NbdChannel {
 
     /// How an I/O ended, as the device's latch has it.
     fn result_of(&self, io: &Io, note: Note, result: Result<(), IoError>) -> Result<(), IoError> {
-        let is_durable = io.op == Op::Flush || io.fua;
         // A failed flush was told to one; what others wait for may be lost as well.
-        if result.is_ok() && is_durable && self.shared.latch.failures() != note.failures {
+        if result.is_ok() && io.is_durable() && self.shared.latch.failures() != note.failures {
             return Err(IoError::Flush);
         }
         result
@@ -283,8 +282,7 @@ impl Channel for NbdChannel {
         if io.op == Op::Flush && !self.shared.flushes() || io.op != Op::Flush && io.blocks == 0 {
             return Submit::Done(Ok(()));
         }
-        let is_durable = io.op == Op::Flush || io.fua;
-        if is_durable && self.shared.latch.is_set() {
+        if io.is_durable() && self.shared.latch.is_set() {
             self.count_error(IoError::Flush);
             return Submit::Done(Err(IoError::Flush));
         }
@@ -292,13 +290,13 @@ impl Channel for NbdChannel {
             self.look();
         }
         if self.given_up {
-            let e = crate::wire::unanswered(io.op);
+            let e = io.op.failed();
             self.count_error(e);
             return Submit::Done(Err(e));
         }
         let begun = ticks::now();
         let is_first = self.talk.in_flight() == 0;
-        let failures = if is_durable { self.shared.latch.failures() } else { 0 };
+        let failures = if io.is_durable() { self.shared.latch.failures() } else { 0 };
         if !self.talk.submit(io, Note { begun, failures }) {
             return Submit::Full;
         }

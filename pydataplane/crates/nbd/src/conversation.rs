@@ -504,7 +504,7 @@ impl Conversation {
             }
             let ask = &mut self.asks[number];
             if ask.used && !ask.over {
-                ask.error.get_or_insert(wire::unanswered(ask.io.op));
+                ask.error.get_or_insert(ask.io.op.failed());
                 (ask.over, ask.parts) = (true, 0);
                 self.ended.push_back(number);
             }

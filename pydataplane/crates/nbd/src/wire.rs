@@ -88,15 +88,6 @@ pub(crate) fn io_error(op: Op, error: u32) -> IoError {
     }
 }
 
-/// What I/O ends with that is not answered.
-pub(crate) fn unanswered(op: Op) -> IoError {
-    match op {
-        Op::Read => IoError::ReadMedium,
-        Op::Flush => IoError::Flush,
-        Op::Write | Op::Unmap | Op::WriteZeroes => IoError::WriteMedium,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bdev::{
     Bdev, Channel, Closed, Features, FlushFailure, FlushLatch, Geometry, OpenError, Registry,
-    Stats, SyncChannel,
+    Stats, SyncChannel, ThreadChannel, ThreadRequest, Threaded,
 };
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use parking_lot::Mutex;
@@ -19,7 +19,6 @@ use uuid::Uuid;
 
 use crate::address::Address;
 use crate::ana::AnaState;
-use crate::channel::NvmeChannel;
 use crate::connect::{Association, Identity, establish};
 use crate::identify::{self, Most, Names, Namespace};
 use crate::requests::Request;
@@ -235,14 +234,6 @@ impl Shared {
         *self.shown.lock() = paths;
     }
 
-    /// Hands an I/O to the thread; `false`: there is no room.
-    #[inline]
-    pub(crate) fn carry(&self, request: Request) -> bool {
-        let has_room = self.queue.push(request).is_ok();
-        self.wake();
-        has_room
-    }
-
     pub(crate) fn next_request(&self) -> Option<Request> {
         self.queue.pop()
     }
@@ -294,12 +285,52 @@ impl Shared {
 }
 
 /// Ends the controller's thread with its last user.
-pub(crate) struct StopOnDrop(Arc<Shared>);
+struct StopOnDrop(Arc<Shared>);
 
 impl Drop for StopOnDrop {
     fn drop(&mut self) {
         self.0.stop.store(true, Relaxed);
         self.0.wake();
+    }
+}
+
+/// A namespace, as its channels have it.
+struct User {
+    of: Arc<StopOnDrop>,
+    unit: u16,
+}
+
+impl User {
+    #[inline]
+    fn unit(&self) -> &Unit {
+        &self.of.0.units[usize::from(self.unit)]
+    }
+}
+
+impl Threaded for User {
+    #[inline]
+    fn geometry(&self) -> Geometry {
+        self.unit().geometry()
+    }
+    fn features(&self) -> &Features {
+        &self.unit().features
+    }
+    fn latch(&self) -> &FlushLatch {
+        &self.of.0.latch
+    }
+    fn flushes(&self) -> bool {
+        self.of.0.cache
+    }
+    fn has_given_up(&self) -> bool {
+        self.of.0.has_given_up()
+    }
+    fn compared_max(&self) -> u64 {
+        self.unit().most.compared
+    }
+    fn hand_over(&self, request: ThreadRequest) -> bool {
+        let has_room = self.of.0.queue.push(Request { of: request, unit: self.unit }).is_ok();
+        self.of.0.wake();
+        has_room
     }
 }
 
@@ -577,9 +608,8 @@ impl Bdev for Disk {
         self.unit().features
     }
     fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
-        let Controller { shared, stop } = &self.controller;
-        let (stats, stop) = (self.stats.channel(), Arc::clone(stop));
-        Ok(Box::new(NvmeChannel::new(shared, self.unit as u16, io, stats, stop)))
+        let user = User { of: Arc::clone(&self.controller.stop), unit: self.unit as u16 };
+        Ok(Box::new(ThreadChannel::new(user, io, self.stats.channel())))
     }
     fn driver_specific(&self) -> Value {
         let shared = &self.controller.shared;

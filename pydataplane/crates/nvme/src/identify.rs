@@ -1,6 +1,6 @@
 //! What controllers and namespaces say of themselves, checked.
 
-use bdev::{Features, Geometry};
+use bdev::{COPY_AT_ONCE, Features, Geometry};
 use uuid::Uuid;
 
 use crate::command::IDENTIFY_LEN;
@@ -13,7 +13,7 @@ const BLOCKS_MAX: u64 = 1 << 16;
 /// Blocks of a range that is deallocated at most: the bytes of one with 4096 each fit into 64 bits.
 const RANGE_MAX: u64 = 1 << 30;
 /// Bytes of one Compare at most, and of what is written then.
-pub(crate) const COMPARED_MAX: u64 = 64 << 10;
+const COMPARED_MAX: u64 = COPY_AT_ONCE as u64;
 /// Namespaces of a controller that are used at most.
 pub(crate) const NAMESPACES_MAX: usize = 128;
 /// Bytes of the smallest memory page that there is.

@@ -44,13 +44,11 @@
 //! | `admin` | an admin queue at work: keep-alive, events |
 //! | `path` | an association in use, its end and the next one |
 //! | `worker` | the thread |
-//! | `channel` | a queue pair |
 //! | `disk` | [`Controller`], and [`Disk`]: the bdev |
 
 mod address;
 mod admin;
 mod ana;
-mod channel;
 mod command;
 mod connect;
 mod conversation;

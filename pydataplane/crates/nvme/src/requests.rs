@@ -7,14 +7,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bdev::{FlushCause, FlushLatch, Io, IoError, Op, Slots};
+use bdev::{FlushCause, FlushLatch, IoError, Op, Overlaps, Slots, ThreadRequest, WriteHow};
 use guestmem::{IoVec, Sg};
 
-use crate::channel::{Completions, ended};
 use crate::command::{self, Command, RANGE_LEN};
 use crate::conversation::{Data, Ended};
 use crate::disk::Unit;
-use crate::status::{Verdict, failed};
+use crate::status::Verdict;
 
 /// I/Os at a time at most, and parts of them.
 pub(crate) const DEPTH: u16 = 256;
@@ -29,31 +28,17 @@ const TRIES: u32 = 5;
 /// A set of paths, by number.
 pub(crate) type Paths = u32;
 
-/// Which command a write is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
-    Plain,
-    /// Compare and Write: its list has what is expected, then what is written.
-    Compared,
-}
-
 /// An I/O on its way to the thread.
 pub(crate) struct Request {
-    pub completions: Arc<Completions>,
+    pub of: ThreadRequest,
     /// Of which namespace of the controller.
     pub unit: u16,
-    pub io: Io,
-    pub how: How,
 }
 
 struct Entry {
     request: Option<Request>,
-    /// In which order it came.
-    number: u64,
     /// When it came, or was answered in part last.
     since: Instant,
-    /// It changes blocks that one before it changes.
-    held: bool,
     /// Bytes that are cut into parts.
     cut: u64,
     bytes: u64,
@@ -120,9 +105,7 @@ pub(crate) struct Requests {
     cutting: VecDeque<u16>,
     ready: VecDeque<u16>,
     later: Vec<(Instant, u16)>,
-    /// I/Os that change blocks which one before them changes.
-    held: usize,
-    count: u64,
+    overlaps: Overlaps,
     serial: u64,
     /// By namespace: changes that were answered, and how many of them a flush has made durable.
     cached: Vec<Cached>,
@@ -140,9 +123,7 @@ impl Requests {
         let now = Instant::now();
         let entry = |_| Entry {
             request: None,
-            number: 0,
             since: now,
-            held: false,
             cut: 0,
             bytes: 0,
             parts: 0,
@@ -173,8 +154,7 @@ impl Requests {
             cutting: VecDeque::with_capacity(depth),
             ready: VecDeque::with_capacity(depth),
             later: Vec::with_capacity(depth),
-            held: 0,
-            count: 0,
+            overlaps: Overlaps::new(DEPTH),
             serial: 0,
             cached,
         }
@@ -197,55 +177,23 @@ impl Requests {
             && let Some(request) = next()
         {
             self.entries.take();
-            self.count += 1;
             let block_size = self.units[usize::from(request.unit)].block_size();
             let changes = self.cached[usize::from(request.unit)].changes;
             let entry = &mut self.entries[at];
-            entry.bytes = match request.io.op {
+            entry.bytes = match request.of.io.op {
                 // One command.
                 Op::Flush => 1,
-                _ => request.io.blocks * block_size,
+                _ => request.of.io.blocks * block_size,
             };
-            (entry.number, entry.since, entry.changes) = (self.count, now, changes);
+            (entry.since, entry.changes) = (now, changes);
             (entry.cut, entry.parts, entry.flushing, entry.error) = (0, 0, false, None);
+            let begins = self.overlaps.add(at, request.unit, &request.of.io);
             entry.request = Some(request);
-            let held = self.has_to_wait(at);
-            self.entries[at].held = held;
-            match held {
-                true => self.held += 1,
-                false => self.cutting.push_back(at),
-            }
-        }
-        self.cut();
-    }
-
-    /// Whether an I/O changes blocks that one which came before it changes.
-    fn has_to_wait(&self, at: u16) -> bool {
-        let Entry { request: Some(Request { io, unit, .. }), number, .. } = &self.entries[at]
-        else {
-            return false;
-        };
-        io.op.is_write()
-            && self.entries.iter().any(|entry| {
-                entry.number < *number
-                    && entry.request.as_ref().is_some_and(|other| {
-                        other.unit == *unit
-                            && other.io.op.is_write()
-                            && io.lba < other.io.lba + other.io.blocks
-                            && other.io.lba < io.lba + io.blocks
-                    })
-            })
-    }
-
-    /// One that changed something is over.
-    fn let_go(&mut self) {
-        for at in 0..DEPTH {
-            if self.entries[at].held && !self.has_to_wait(at) {
-                self.entries[at].held = false;
-                self.held -= 1;
+            if begins {
                 self.cutting.push_back(at);
             }
         }
+        self.cut();
     }
 
     /// Makes parts of I/Os in turn, as long as there is room.
@@ -254,12 +202,12 @@ impl Requests {
         while skipped < self.cutting.len() {
             let at = self.cutting[0];
             let entry = &self.entries[at];
-            let Some(Request { io, how, unit, .. }) = &entry.request else {
+            let Some(Request { of: ThreadRequest { io, how, .. }, unit }) = &entry.request else {
                 self.cutting.pop_front();
                 continue;
             };
             let (op, how, unit) = (io.op, *how, &self.units[usize::from(*unit)]);
-            let needs = if how == How::Compared { 2 } else { 1 };
+            let needs = if how == WriteHow::Compared { 2 } else { 1 };
             if entry.parts >= PARTS_MAX {
                 self.cutting.rotate_left(1);
                 skipped += 1;
@@ -271,7 +219,7 @@ impl Requests {
             skipped = 0;
             let left = entry.bytes - entry.cut;
             let len = match (op, how) {
-                (Op::Flush, _) | (_, How::Compared) => left,
+                (Op::Flush, _) | (_, WriteHow::Compared) => left,
                 (Op::Read | Op::Write, _) => left.min(unit.most.transfer),
                 (Op::Unmap, _) => left.min(unit.most.deallocated * unit.block_size()),
                 (Op::WriteZeroes, _) => left.min(unit.most.zeroed * unit.block_size()),
@@ -283,7 +231,7 @@ impl Requests {
                 false => self.cutting.rotate_left(1),
             }
             let Some(first) = self.add_part(at, Kind::Plain, offset, len) else { return };
-            if how == How::Compared
+            if how == WriteHow::Compared
                 && let Some(second) = self.add_part(at, Kind::WriteIf, offset, len)
             {
                 self.parts[first].kind = Kind::Compare(second);
@@ -319,10 +267,10 @@ impl Requests {
         for _ in 0..self.ready.len() {
             let Some(at) = self.ready.pop_front() else { return };
             let part = &self.parts[at];
-            let Some(Request { unit, io, .. }) = &self.entries[part.entry].request else {
+            let Some(Request { unit, of }) = &self.entries[part.entry].request else {
                 continue;
             };
-            let (unit, changes) = (*unit, io.op.is_write());
+            let (unit, changes) = (*unit, of.io.op.is_write());
             let second = match part.kind {
                 Kind::Compare(second) => Some(second),
                 _ => None,
@@ -351,7 +299,8 @@ impl Requests {
     /// What a part sends.
     pub(crate) fn command(&mut self, at: u16) -> Option<Sending> {
         let part = &mut self.parts[at];
-        let Request { io, unit, .. } = self.entries[part.entry].request.as_ref()?;
+        let Request { of: ThreadRequest { io, .. }, unit } =
+            self.entries[part.entry].request.as_ref()?;
         let unit = &self.units[usize::from(*unit)];
         let (nsid, block_size) = (unit.namespace.nsid, unit.block_size());
         let (lba, blocks) = (io.lba + part.offset / block_size, (part.len / block_size) as u32);
@@ -400,8 +349,8 @@ impl Requests {
         }
         let (kind, index) = (self.parts[at].kind, self.parts[at].entry);
         let entry = &mut self.entries[index];
-        let Some(Request { io, unit, .. }) = &entry.request else { return None };
-        let (op, fua, unit) = (io.op, io.fua, *unit);
+        let Some(Request { of: request, unit }) = &entry.request else { return None };
+        let (op, fua, unit) = (request.io.op, request.io.fua, *unit);
         // Also of what makes zeros durable.
         let of = if kind == Kind::Flush { Op::Flush } else { op };
         let mut verdict = how.completion.verdict(of);
@@ -430,7 +379,7 @@ impl Requests {
                 return Some(unit);
             }
             Verdict::Later if tries < TRIES || self.waits_for(how) => self.send_later(at, now),
-            Verdict::Later => self.over(at, Some(failed(of))),
+            Verdict::Later => self.over(at, Some(of.failed())),
             Verdict::Elsewhere => {
                 self.send_later(at, now);
                 return Some(unit);
@@ -478,7 +427,7 @@ impl Requests {
         if entry.parts > 0 || entry.cut < entry.bytes {
             return self.cut();
         }
-        let Some(Request { io, .. }) = &entry.request else { return };
+        let Some(Request { of: ThreadRequest { io, .. }, .. }) = &entry.request else { return };
         let durable = self.cache && (io.fua || self.write_through);
         if io.op == Op::Unmap && durable && entry.error.is_none() && !entry.flushing {
             entry.flushing = true;
@@ -494,14 +443,12 @@ impl Requests {
     /// An I/O is over.
     fn finish(&mut self, at: u16) {
         let entry = &mut self.entries[at];
-        let Some(Request { completions, io, .. }) = entry.request.take() else { return };
-        self.held -= usize::from(std::mem::take(&mut entry.held));
-        completions.give(ended(&io, entry.error.map_or(Ok(()), Err)));
+        let Some(request) = entry.request.take() else { return };
+        request.of.end(entry.error.map_or(Ok(()), Err));
         self.cutting.retain(|cut| *cut != at);
         self.entries.give_back(at);
-        if io.op.is_write() && self.held > 0 {
-            self.let_go();
-        }
+        let cutting = &mut self.cutting;
+        self.overlaps.remove(at, |at| cutting.push_back(at));
     }
 
     /// The connections of a path are over, and the kernel has let go of everything of theirs: a part of an I/O has
@@ -513,7 +460,8 @@ impl Requests {
         }
         let part = &self.parts[at];
         let entry = &self.entries[part.entry];
-        let changes = handed && entry.request.as_ref().is_some_and(|c| c.io.op.is_write());
+        let changes =
+            handed && entry.request.as_ref().is_some_and(|request| request.of.io.op.is_write());
         // What a comparison came to is not known.
         if matches!(part.kind, Kind::Compare(_) | Kind::WriteIf) {
             self.over(at, Some(IoError::Aborted));
@@ -573,11 +521,10 @@ impl Requests {
         let (mut busy, mut doubtful) = (0, 0);
         for index in 0..DEPTH {
             let entry = &mut self.entries[index];
-            let Some(Request { io, .. }) = entry.request.as_ref().filter(|_| entry.since <= before)
-            else {
+            let Some(request) = entry.request.as_ref().filter(|_| entry.since <= before) else {
                 continue;
             };
-            entry.error.get_or_insert(failed(io.op));
+            entry.error.get_or_insert(request.of.io.op.failed());
             entry.cut = entry.bytes;
             self.cutting.retain(|cut| *cut != index);
             for at in 0..DEPTH {

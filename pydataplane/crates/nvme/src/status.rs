@@ -63,21 +63,12 @@ impl Completion {
             0x285 => IoError::Miscompare,
             // Invalid opcode or field.
             0x001 | 0x002 if op.is_write() => IoError::Unsupported,
-            _ => failed(op),
+            _ => op.failed(),
         };
         match op {
             Op::Flush => Failed(IoError::Flush),
             _ => Failed(error),
         }
-    }
-}
-
-/// What I/O ends with that failed, or was not answered.
-pub(crate) fn failed(op: Op) -> IoError {
-    match op {
-        Op::Read => IoError::ReadMedium,
-        Op::Flush => IoError::Flush,
-        Op::Write | Op::Unmap | Op::WriteZeroes => IoError::WriteMedium,
     }
 }
 

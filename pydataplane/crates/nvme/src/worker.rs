@@ -7,11 +7,9 @@ use bdev::{FlushCause, Registry};
 use reactor::IoContext;
 
 use crate::address::Address;
-use crate::channel::ended;
 use crate::disk::{Order, PATHS_MAX, Shared};
 use crate::path::{LATE_POLL, Path};
 use crate::requests::{DEPTH, Requests};
-use crate::status::failed;
 
 /// Longest sleep.
 const SLEEP: Duration = Duration::from_secs(1);
@@ -164,7 +162,8 @@ impl Worker {
             tracing::error!(controller = name, "I/O fails: there was no answer for {seconds} s");
             self.with.shared.set_given_up(true);
             while let Some(request) = self.with.shared.next_request() {
-                request.completions.give(ended(&request.io, Err(failed(request.io.op))));
+                let failed = request.of.io.op.failed();
+                request.of.end(Err(failed));
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use bdev::{Completions, Io};
 use reactor::IoContext;
 use uuid::Uuid;
 
@@ -23,13 +24,10 @@ fn units() -> Arc<[Unit]> {
 /// Takes I/Os of namespaces, and has each command be answered with a status.
 fn carry_out(requests: &mut Requests, now: Instant, ios: Vec<(u16, Io)>, status: u16) {
     let io = IoContext::new().unwrap();
-    let completions = Arc::new(Completions::new(&io));
-    let request = ios.into_iter().map(|(unit, io)| Request {
-        completions: Arc::clone(&completions),
-        unit,
-        io,
-        how: How::Plain,
-    });
+    let completions = Completions::new(&io);
+    let request = ios
+        .into_iter()
+        .map(|(unit, io)| Request { of: completions.request(io, WriteHow::Plain), unit });
     let mut left = request;
     requests.take(now, || left.next());
     let sent = Cell::new(Vec::new());

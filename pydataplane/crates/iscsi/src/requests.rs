@@ -1,16 +1,16 @@
-//! The I/Os that the thread of a device has: which are to be sent, which are in flight, and what they come to.
+//! The I/Os that the thread of a device has: which are to be sent, which are in entry, and what they come to.
 //! Without a connection: what is here outlives each session.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bdev::{AlignedBuf, Completion, FlushCause, FlushLatch, Io, IoError, Op, Slots};
+use bdev::{
+    AlignedBuf, FlushCause, FlushLatch, IoError, Op, Overlaps, Slots, ThreadRequest, WriteHow,
+};
 use guestmem::{IoVec, Sg};
 
-use crate::channel::Lane;
 use crate::command::{self, Cdb, UNMAP_LEN};
-use crate::sense::{Answer, Verdict, failed};
+use crate::sense::{Answer, Verdict};
 use crate::session::{DEPTH, Data};
 use crate::unit::Unit;
 
@@ -20,38 +20,23 @@ pub(crate) const RUNS: usize = 1024;
 const PAUSE: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Which command a write is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
-    Plain,
-    /// COMPARE AND WRITE: its list has what is expected, then what is written.
-    Compared,
-    /// As that, of a LUN that turned out not to have the command: a WRITE of the second half. Whoever asks has
-    /// compared, so it is right where no other host writes.
-    SecondHalf,
-}
-
-/// An I/O on its way to the thread.
-pub(crate) struct Carried {
-    pub lane: Arc<Lane>,
-    pub io: Io,
-    pub how: How,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
     /// In `ready` or `later`.
     Waits,
-    /// In `held`.
+    /// For another change of the same blocks.
     Held,
     /// With the session.
     Sent,
 }
 
-struct Flight {
-    carried: Option<Carried>,
+struct Entry {
+    request: Option<ThreadRequest>,
     state: State,
+    /// What was to be compared and written in one step, of a LUN that turned out not to have the command: a WRITE of
+    /// the second half. Whoever asks has compared, so it is right where no other host writes.
+    second_half: bool,
     /// In which order it came.
     number: u64,
     since: Instant,
@@ -77,14 +62,13 @@ pub(crate) struct Part<'a> {
 }
 
 /// See the file's comment.
-pub(crate) struct Desk {
+pub(crate) struct Requests {
     unit: Unit,
     write_through: bool,
-    slots: Slots<Flight>,
+    slots: Slots<Entry>,
     ready: VecDeque<u16>,
     later: Vec<(Instant, u16)>,
-    /// Those that change blocks which one before them changes, in order.
-    held: Vec<u16>,
+    overlaps: Overlaps,
     count: u64,
     zeros: AlignedBuf,
     /// Since when nothing was answered although something waits.
@@ -94,11 +78,12 @@ pub(crate) struct Desk {
     flushed: u64,
 }
 
-impl Desk {
-    pub(crate) fn new(unit: Unit, write_through: bool) -> Desk {
-        let free = |_| Flight {
-            carried: None,
+impl Requests {
+    pub(crate) fn new(unit: Unit, write_through: bool) -> Requests {
+        let free = |_| Entry {
+            request: None,
             state: State::Free,
+            second_half: false,
             number: 0,
             since: Instant::now(),
             changes: 0,
@@ -109,13 +94,13 @@ impl Desk {
             runs: Vec::new(),
             list: Box::new([0; UNMAP_LEN]),
         };
-        Desk {
+        Requests {
             unit,
             write_through,
             slots: Slots::new(DEPTH, free),
             ready: VecDeque::with_capacity(usize::from(DEPTH)),
             later: Vec::with_capacity(usize::from(DEPTH)),
-            held: Vec::with_capacity(usize::from(DEPTH)),
+            overlaps: Overlaps::new(DEPTH),
             count: 0,
             zeros: AlignedBuf::zeroed(unit.capacity.geometry.block_size as usize),
             since: None,
@@ -148,53 +133,24 @@ impl Desk {
         self.since = Some(Instant::now());
     }
 
-    /// Takes I/Os that have come, as far as there is room. Two that change the same blocks are never in flight
+    /// Takes I/Os that have come, as far as there is room. Two that change the same blocks are never in entry
     /// together: one whose answer is lost is sent again, and must not undo another that was answered.
-    pub(crate) fn take(&mut self, mut next: impl FnMut() -> Option<Carried>) {
+    pub(crate) fn take(&mut self, mut next: impl FnMut() -> Option<ThreadRequest>) {
         while let Some(at) = self.slots.next_free()
-            && let Some(carried) = next()
+            && let Some(request) = next()
         {
             if self.is_empty() {
                 self.since = Some(Instant::now());
             }
             self.slots.take();
             self.count += 1;
-            let flight = &mut self.slots[at];
-            (flight.carried, flight.state) = (Some(carried), State::Waits);
-            (flight.number, flight.since) = (self.count, Instant::now());
-            (flight.done, flight.pause) = (0, PAUSE);
-            if self.has_to_wait(at) {
-                self.slots[at].state = State::Held;
-                self.held.push(at);
-            } else {
-                self.ready.push_back(at);
-            }
-        }
-    }
-
-    /// Whether an I/O changes blocks that one which came before it changes.
-    fn has_to_wait(&self, at: u16) -> bool {
-        let Flight { carried: Some(Carried { io, .. }), number, .. } = &self.slots[at] else {
-            return false;
-        };
-        io.op.is_write()
-            && self.slots.iter().filter(|flight| flight.number < *number).any(|flight| {
-                flight.carried.as_ref().is_some_and(|Carried { io: other, .. }| {
-                    other.op.is_write()
-                        && io.lba < other.lba + other.blocks
-                        && other.lba < io.lba + io.blocks
-                })
-            })
-    }
-
-    /// One that changed something is over.
-    fn let_go(&mut self) {
-        let held = std::mem::take(&mut self.held);
-        for at in held {
-            if self.has_to_wait(at) {
-                self.held.push(at);
-            } else {
-                self.slots[at].state = State::Waits;
+            let begins = self.overlaps.add(at, 0, &request.io);
+            let entry = &mut self.slots[at];
+            entry.state = if begins { State::Waits } else { State::Held };
+            (entry.request, entry.second_half) = (Some(request), false);
+            (entry.number, entry.since) = (self.count, Instant::now());
+            (entry.done, entry.pause) = (0, PAUSE);
+            if begins {
                 self.ready.push_back(at);
             }
         }
@@ -222,66 +178,66 @@ impl Desk {
     pub(crate) fn part(&mut self, at: u16) -> Result<Part<'_>, IoError> {
         let (block_size, unit, write_through) = (self.block_size(), self.unit, self.write_through);
         let zeros = self.zeros.as_mut_ptr();
-        let flight = &mut self.slots[at];
-        let Some(Carried { io, how, .. }) = &flight.carried else { return Err(IoError::Aborted) };
-        let left = (io.blocks * block_size).saturating_sub(flight.done);
-        let lba = io.lba + flight.done / block_size;
+        let entry = &mut self.slots[at];
+        let Some(ThreadRequest { io, how, .. }) = &entry.request else {
+            return Err(IoError::Aborted);
+        };
+        let compares = *how == WriteHow::Compared && !entry.second_half;
+        let left = (io.blocks * block_size).saturating_sub(entry.done);
+        let lba = io.lba + entry.done / block_size;
         let fua = io.fua || write_through;
-        (flight.state, flight.sent) = (State::Sent, Instant::now());
-        flight.changes = self.changes;
-        flight.runs.clear();
+        (entry.state, entry.sent) = (State::Sent, Instant::now());
+        entry.changes = self.changes;
+        entry.runs.clear();
         let (cdb, data);
         match io.op {
-            Op::Read | Op::Write if *how == How::Compared => {
-                flight.part = left;
-                runs_of(&io.sg, 0, io.sg.len() as u64, block_size, &mut flight.runs);
+            Op::Read | Op::Write if compares => {
+                entry.part = left;
+                runs_of(&io.sg, 0, io.sg.len() as u64, block_size, &mut entry.runs);
                 (cdb, data) = (command::compare_and_write(lba, io.blocks as u8, fua), Data::Out);
             }
             Op::Read | Op::Write => {
                 let most = left.min(unit.part_max());
-                let skipped = match how {
-                    How::SecondHalf => io.sg.len() as u64 / 2,
-                    How::Plain | How::Compared => 0,
-                };
-                let from = skipped + flight.done;
-                flight.part = runs_of(&io.sg, from, most, block_size, &mut flight.runs);
-                if flight.part == 0 {
+                let skipped = if entry.second_half { io.sg.len() as u64 / 2 } else { 0 };
+                let from = skipped + entry.done;
+                entry.part = runs_of(&io.sg, from, most, block_size, &mut entry.runs);
+                if entry.part == 0 {
                     return Err(IoError::Resources);
                 }
-                let blocks = (flight.part / block_size) as u32;
+                let blocks = (entry.part / block_size) as u32;
                 (cdb, data) = match io.op {
                     Op::Read => (command::read(lba, blocks), Data::In),
                     _ => (command::write(lba, blocks, fua), Data::Out),
                 };
             }
             Op::Flush => {
-                flight.part = 0;
+                entry.part = 0;
                 (cdb, data) = (command::synchronize_cache(0, 0), Data::None);
             }
             Op::Unmap | Op::WriteZeroes if left == 0 => {
                 // There is no FUA for these.
-                flight.part = 0;
+                entry.part = 0;
                 let blocks = u32::try_from(io.blocks).unwrap_or(0);
                 (cdb, data) = (command::synchronize_cache(io.lba, blocks), Data::None);
             }
             Op::Unmap if unit.unmaps() => {
                 let blocks = (left / block_size).min(u64::from(unit.unmap_max()));
-                flight.part = blocks * block_size;
-                (cdb, *flight.list) = command::unmap(lba, blocks as u32);
+                entry.part = blocks * block_size;
+                (cdb, *entry.list) = command::unmap(lba, blocks as u32);
                 // SAFETY: the list is boxed, and is not touched while the part is with the session.
-                flight.runs.push(unsafe { IoVec::new(flight.list.as_mut_ptr(), UNMAP_LEN) });
+                entry.runs.push(unsafe { IoVec::new(entry.list.as_mut_ptr(), UNMAP_LEN) });
                 data = Data::Out;
             }
             Op::Unmap | Op::WriteZeroes => {
                 let blocks = (left / block_size).min(u64::from(unit.same_max()));
-                flight.part = blocks * block_size;
+                entry.part = blocks * block_size;
                 // SAFETY: a block of zeros, which stays as long as this, and is only read.
-                flight.runs.push(unsafe { IoVec::new(zeros, block_size as usize) });
+                entry.runs.push(unsafe { IoVec::new(zeros, block_size as usize) });
                 let unmap = io.op == Op::Unmap;
                 (cdb, data) = (command::write_same(lba, blocks as u32, unmap), Data::Out);
             }
         }
-        Ok(Part { cdb, data, runs: &mut flight.runs })
+        Ok(Part { cdb, data, runs: &mut entry.runs })
     }
 
     /// An I/O was not taken by the session after all.
@@ -301,36 +257,37 @@ impl Desk {
     ) {
         let block_size = self.block_size();
         let (write_through, cache) = (self.write_through, self.unit.mode.cache);
-        let flight = &mut self.slots[at];
-        let Some(Carried { io, how, .. }) = &mut flight.carried else { return };
+        let entry = &mut self.slots[at];
+        let Some(ThreadRequest { io, how, .. }) = &entry.request else { return };
+        let compares = *how == WriteHow::Compared && !entry.second_half;
         let (op, all) = (io.op, io.blocks * block_size);
-        let syncs = flight.part == 0;
-        if *how == How::Compared && answer.is_unsupported() {
-            *how = How::SecondHalf;
-            flight.state = State::Waits;
+        let syncs = entry.part == 0;
+        if compares && answer.is_unsupported() {
+            entry.second_half = true;
+            entry.state = State::Waits;
             return self.ready.push_back(at);
         }
         // It may have begun.
-        if *how == How::Compared && answer.is_aborted() {
+        if compares && answer.is_aborted() {
             return self.finish(at, Err(IoError::Aborted));
         }
         // Also of what makes zeros durable.
         let of = if syncs { Op::Flush } else { op };
         match answer.verdict(of) {
             Verdict::Done => {
-                flight.done += flight.part;
+                entry.done += entry.part;
                 if op == Op::Flush {
-                    self.flushed = self.flushed.max(flight.changes);
+                    self.flushed = self.flushed.max(entry.changes);
                 } else if op.is_write() && cache && !write_through && !io.fua {
                     self.changes += 1;
                 }
                 let durable = write_through || io.fua && cache;
                 let needs_sync = durable && matches!(op, Op::Unmap | Op::WriteZeroes);
-                if syncs || (flight.done == all && !needs_sync) {
+                if syncs || (entry.done == all && !needs_sync) {
                     self.finish(at, Ok(()));
                 } else {
-                    flight.pause = PAUSE;
-                    flight.state = State::Waits;
+                    entry.pause = PAUSE;
+                    entry.state = State::Waits;
                     self.ready.push_back(at);
                 }
             }
@@ -343,14 +300,14 @@ impl Desk {
                 self.finish(at, Err(error));
             }
             Verdict::Again | Verdict::Later
-                if patience.is_some_and(|most| flight.since.elapsed() >= most) =>
+                if patience.is_some_and(|most| entry.since.elapsed() >= most) =>
             {
-                self.finish(at, Err(failed(op)));
+                self.finish(at, Err(op.failed()));
             }
             Verdict::Again | Verdict::Later => {
-                flight.state = State::Waits;
-                self.later.push((Instant::now() + flight.pause, at));
-                flight.pause = (flight.pause * 2).min(PAUSE_MAX);
+                entry.state = State::Waits;
+                self.later.push((Instant::now() + entry.pause, at));
+                entry.pause = (entry.pause * 2).min(PAUSE_MAX);
             }
         }
     }
@@ -362,30 +319,30 @@ impl Desk {
 
     /// When the command went off that has waited longest for its answer.
     pub(crate) fn oldest_sent(&self) -> Option<Instant> {
-        let sent = self.slots.iter().filter(|flight| flight.state == State::Sent);
-        sent.map(|flight| flight.sent).min()
+        let sent = self.slots.iter().filter(|entry| entry.state == State::Sent);
+        sent.map(|entry| entry.sent).min()
     }
 
-    /// Ends those that went off so long ago. Nothing may be in flight any more.
+    /// Ends those that went off so long ago. Nothing may be in entry any more.
     pub(crate) fn fail_sent_before(&mut self, before: Instant) {
         for at in 0..DEPTH {
-            let flight = &self.slots[at];
-            if flight.state == State::Sent
-                && flight.sent <= before
-                && let Some(Carried { io, .. }) = &flight.carried
+            let entry = &self.slots[at];
+            if entry.state == State::Sent
+                && entry.sent <= before
+                && let Some(ThreadRequest { io, .. }) = &entry.request
             {
-                let error = failed(io.op);
+                let error = io.op.failed();
                 self.finish(at, Err(error));
             }
         }
     }
 
-    /// The session is gone, and nothing of what it had is in flight any more: what was not answered is sent again
+    /// The session is gone, and nothing of what it had is in entry any more: what was not answered is sent again
     /// in the order in which it came. What a comparison came to is not known.
     pub(crate) fn begin_anew(&mut self) {
-        let is_unknown = |flight: &Flight| {
-            let compared = flight.carried.as_ref().is_some_and(|c| c.how == How::Compared);
-            compared && flight.state == State::Sent
+        let is_unknown = |entry: &Entry| {
+            let how = entry.request.as_ref().map(|request| request.how);
+            how == Some(WriteHow::Compared) && !entry.second_half && entry.state == State::Sent
         };
         for at in 0..DEPTH {
             if is_unknown(&self.slots[at]) {
@@ -396,27 +353,26 @@ impl Desk {
         self.later.clear();
         let mut all: Vec<(u64, u16)> = Vec::with_capacity(self.slots.taken());
         for at in 0..DEPTH {
-            let flight = &mut self.slots[at];
-            if matches!(flight.state, State::Waits | State::Sent) {
-                flight.state = State::Waits;
+            let entry = &mut self.slots[at];
+            if matches!(entry.state, State::Waits | State::Sent) {
+                entry.state = State::Waits;
                 // Zeros that were to be made durable may be gone.
-                let zeroes = |c: &Carried| matches!(c.io.op, Op::Unmap | Op::WriteZeroes);
-                if flight.carried.as_ref().is_some_and(zeroes) {
-                    flight.done = 0;
+                let zeroes = |r: &ThreadRequest| matches!(r.io.op, Op::Unmap | Op::WriteZeroes);
+                if entry.request.as_ref().is_some_and(zeroes) {
+                    entry.done = 0;
                 }
-                all.push((flight.number, at));
+                all.push((entry.number, at));
             }
         }
         all.sort_unstable();
         self.ready.extend(all.into_iter().map(|(_, at)| at));
     }
 
-    /// Ends all without an answer. Nothing may be in flight.
+    /// Ends all without an answer. Nothing may be in entry.
     pub(crate) fn fail_all(&mut self) {
-        self.held.clear();
         for at in 0..DEPTH {
-            if let Some(Carried { io, .. }) = &self.slots[at].carried {
-                let error = failed(io.op);
+            if let Some(ThreadRequest { io, .. }) = &self.slots[at].request {
+                let error = io.op.failed();
                 self.finish(at, Err(error));
             }
         }
@@ -426,21 +382,18 @@ impl Desk {
     }
 
     pub(crate) fn finish(&mut self, at: u16, result: Result<(), IoError>) {
-        let flight = &mut self.slots[at];
-        flight.state = State::Free;
-        if let Some(Carried { lane, io, .. }) = flight.carried.take() {
+        let entry = &mut self.slots[at];
+        entry.state = State::Free;
+        if let Some(request) = entry.request.take() {
             self.slots.give_back(at);
-            lane.give(ended(&io, result));
-            if io.op.is_write() && !self.held.is_empty() {
-                self.let_go();
-            }
+            request.end(result);
+            let (slots, ready) = (&mut self.slots, &mut self.ready);
+            self.overlaps.remove(at, |at| {
+                slots[at].state = State::Waits;
+                ready.push_back(at);
+            });
         }
     }
-}
-
-/// The end of an I/O, for its channel.
-pub(crate) fn ended(io: &Io, result: Result<(), IoError>) -> Completion {
-    Completion { tag: io.tag, result, ticks: 0, ended: 0 }
 }
 
 /// Fills `runs` with those that make up `most` bytes from byte `offset`, or as many whole blocks as [`RUNS`] of

@@ -1,8 +1,9 @@
 use super::*;
 use crate::sense::About;
 use crate::unit::{Capacity, Limits, Mode, Provisioning};
-use bdev::Geometry;
+use bdev::{Completions, Geometry, Io};
 use reactor::IoContext;
+use std::sync::Arc;
 
 const GOOD: Answer =
     Answer { status: 0, about: About::Nothing, key: 0, code: 0, missing: 0, excess: false };
@@ -14,9 +15,9 @@ fn check(key: u8, code: u16) -> Answer {
 
 /// A device without a target, whose I/Os are of one channel.
 struct Rig {
-    desk: Desk,
+    requests: Requests,
     latch: FlushLatch,
-    lane: Arc<Lane>,
+    completions: Arc<Completions>,
     memory: Box<[u8]>,
     run: Vec<Box<[IoVec]>>,
     _io: IoContext,
@@ -39,9 +40,9 @@ impl Rig {
         };
         let io = IoContext::new().unwrap();
         Rig {
-            desk: Desk::new(unit, write_through),
+            requests: Requests::new(unit, write_through),
             latch: FlushLatch::default(),
-            lane: Lane::new(io.waker()),
+            completions: Completions::new(&io),
             memory: vec![0; 1 << 20].into(),
             run: Vec::new(),
             _io: io,
@@ -65,34 +66,34 @@ impl Rig {
 
     fn come(&mut self, tag: u64, op: Op, lba: u64, blocks: u64) {
         let io = self.io_in(tag, op, lba, blocks, 4096);
-        self.give(io, How::Plain);
+        self.give(io, WriteHow::Plain);
     }
 
-    fn give(&mut self, io: Io, how: How) {
-        let mut next = Some(Carried { lane: Arc::clone(&self.lane), io, how });
-        self.desk.take(|| next.take());
+    fn give(&mut self, io: Io, how: WriteHow) {
+        let mut next = Some(self.completions.request(io, how));
+        self.requests.take(|| next.take());
         assert!(next.is_none(), "it was taken");
     }
 
     /// Sends all that is ready: the places, and the first bytes of the blocks.
     fn send(&mut self) -> Vec<(u16, Cdb)> {
         let mut sent = Vec::new();
-        while let Some(at) = self.desk.next_ready() {
-            match self.desk.part(at) {
+        while let Some(at) = self.requests.next_ready() {
+            match self.requests.part(at) {
                 Ok(part) => sent.push((at, part.cdb)),
-                Err(error) => self.desk.finish(at, Err(error)),
+                Err(error) => self.requests.finish(at, Err(error)),
             }
         }
         sent
     }
 
     fn answer(&mut self, at: u16, answer: Answer) {
-        self.desk.answered(at, answer, None, &self.latch);
-        self.desk.take(|| None);
+        self.requests.answered(at, answer, None, &self.latch);
+        self.requests.take(|| None);
     }
 
     fn ended(&self) -> Vec<(u64, Result<(), IoError>)> {
-        std::iter::from_fn(|| self.lane.take()).map(|over| (over.tag, over.result)).collect()
+        std::iter::from_fn(|| self.completions.take()).map(|over| (over.tag, over.result)).collect()
     }
 }
 
@@ -111,18 +112,18 @@ fn what_is_longer_than_a_command_is_sent_in_parts_one_after_the_other() {
         rig.answer(sent[0].0, GOOD);
     }
     assert_eq!(rig.ended(), [(7, Ok(()))]);
-    assert!(rig.desk.is_empty());
+    assert!(rig.requests.is_empty());
 }
 
 #[test]
 fn a_list_of_many_runs_is_sent_in_whole_blocks() {
     let mut rig = Rig::with(false, Limits::default());
     let io = rig.io_in(1, Op::Read, 0, 8, 2);
-    rig.give(io, How::Plain);
+    rig.give(io, WriteHow::Plain);
     // 1024 runs of two bytes are four blocks.
     for lba in [0, 4] {
-        let at = rig.desk.next_ready().unwrap();
-        let part = rig.desk.part(at).unwrap();
+        let at = rig.requests.next_ready().unwrap();
+        let part = rig.requests.part(at).unwrap();
         assert_eq!((part.cdb[9], part.cdb[13], part.runs.len()), (lba, 4, RUNS));
         rig.answer(at, GOOD);
     }
@@ -142,7 +143,7 @@ fn two_changes_of_the_same_blocks_are_never_in_flight_together() {
     rig.come(5, Op::Write, 20, 1);
     assert_eq!(lbas(&rig.send()), [13, 20]);
     // Nor after a loss, and each as soon as the one before it is over.
-    rig.desk.begin_anew();
+    rig.requests.begin_anew();
     let again = rig.send();
     assert_eq!(lbas(&again), [10, 13, 20]);
     rig.answer(first[0].0, GOOD);
@@ -165,7 +166,7 @@ fn after_a_loss_only_what_was_not_answered_is_sent_again_in_order() {
     rig.answer(sent[0].0, GOOD);
     rig.answer(sent[1].0, GOOD);
     assert_eq!(lbas(&rig.send()), [8]);
-    rig.desk.begin_anew();
+    rig.requests.begin_anew();
     let sent = rig.send();
     assert_eq!((lbas(&sent), sent[1].1[0]), (vec![8, 0], 0x91));
     sent.iter().for_each(|(at, _)| rig.answer(*at, GOOD));
@@ -176,14 +177,14 @@ fn after_a_loss_only_what_was_not_answered_is_sent_again_in_order() {
 fn a_comparison_is_never_sent_twice() {
     let mut rig = Rig::new();
     let io = rig.io_in(1, Op::Write, 5, 2, 4096);
-    rig.give(Io { blocks: 1, ..io }, How::Compared);
+    rig.give(Io { blocks: 1, ..io }, WriteHow::Compared);
     // Not sent yet, it is sent; sent, nobody knows what it came to.
-    rig.desk.begin_anew();
+    rig.requests.begin_anew();
     let sent = rig.send();
     assert_eq!((sent[0].1[0], sent[0].1[13]), (0x89, 1));
-    rig.desk.begin_anew();
+    rig.requests.begin_anew();
     assert_eq!(rig.ended(), [(1, Err(IoError::Aborted))]);
-    assert!(rig.send().is_empty() && rig.desk.is_empty());
+    assert!(rig.send().is_empty() && rig.requests.is_empty());
 }
 
 #[test]
@@ -191,14 +192,14 @@ fn a_lun_that_has_no_such_command_is_written_to_by_whoever_has_compared() {
     let mut rig = Rig::new();
     let io = rig.io_in(1, Op::Write, 5, 2, 512);
     let halves = io.sg.as_slice().iter().map(IoVec::base).collect::<Vec<_>>();
-    rig.give(Io { blocks: 1, ..io }, How::Compared);
-    let at = rig.desk.next_ready().unwrap();
-    let sent: Vec<_> = rig.desk.part(at).unwrap().runs.iter().map(IoVec::base).collect();
+    rig.give(Io { blocks: 1, ..io }, WriteHow::Compared);
+    let at = rig.requests.next_ready().unwrap();
+    let sent: Vec<_> = rig.requests.part(at).unwrap().runs.iter().map(IoVec::base).collect();
     assert_eq!(sent, halves);
     rig.answer(at, check(5, 0x2000));
     assert!(rig.ended().is_empty());
-    let at = rig.desk.next_ready().unwrap();
-    let part = rig.desk.part(at).unwrap();
+    let at = rig.requests.next_ready().unwrap();
+    let part = rig.requests.part(at).unwrap();
     assert_eq!((part.cdb[0], part.cdb[9], part.cdb[13]), (0x8A, 5, 1));
     assert_eq!(part.runs.iter().map(IoVec::base).collect::<Vec<_>>(), halves[1..]);
     rig.answer(at, GOOD);
@@ -212,11 +213,11 @@ fn a_target_that_is_busy_has_a_command_again_for_a_limited_time() {
     let sent = rig.send();
     rig.answer(sent[0].0, BUSY);
     assert!(rig.ended().is_empty());
-    let due = rig.desk.next_due().unwrap();
+    let due = rig.requests.next_due().unwrap();
     std::thread::sleep(due.saturating_duration_since(Instant::now()));
     let sent = rig.send();
     assert_eq!(sent.len(), 1);
-    rig.desk.answered(sent[0].0, check(6, 0x2900), Some(Duration::ZERO), &rig.latch);
+    rig.requests.answered(sent[0].0, check(6, 0x2900), Some(Duration::ZERO), &rig.latch);
     assert_eq!(rig.ended(), [(1, Err(IoError::ReadMedium))]);
 }
 
@@ -244,14 +245,14 @@ fn zeros_that_were_not_made_durable_are_written_again_after_a_loss() {
     for op in [Op::WriteZeroes, Op::Unmap] {
         let mut rig = Rig::with(false, Limits { unmapped: 100, ..Limits::default() });
         let io = rig.io_in(1, op, 8, 4, 4096);
-        rig.give(Io { fua: true, ..io }, How::Plain);
+        rig.give(Io { fua: true, ..io }, WriteHow::Plain);
         for _ in 0..2 {
             let sent = rig.send();
             assert!(matches!(sent[0].1[0], 0x93 | 0x42), "{sent:?}");
             rig.answer(sent[0].0, GOOD);
             let sent = rig.send();
             assert_eq!(sent[0].1[0], 0x91);
-            rig.desk.begin_anew();
+            rig.requests.begin_anew();
             assert!(rig.ended().is_empty());
         }
     }
@@ -268,7 +269,7 @@ fn a_comparison_that_is_aborted_is_not_sent_again_one_that_was_refused_is() {
     ] {
         let mut rig = Rig::new();
         let io = rig.io_in(1, Op::Write, 5, 2, 4096);
-        rig.give(Io { blocks: 1, ..io }, How::Compared);
+        rig.give(Io { blocks: 1, ..io }, WriteHow::Compared);
         let sent = rig.send();
         rig.answer(sent[0].0, answer);
         let ended = rig.ended();
@@ -280,22 +281,22 @@ fn a_comparison_that_is_aborted_is_not_sent_again_one_that_was_refused_is() {
 #[test]
 fn the_oldest_command_without_an_answer_is_known_and_ended_alone() {
     let mut rig = Rig::new();
-    assert!(rig.desk.oldest_sent().is_none());
+    assert!(rig.requests.oldest_sent().is_none());
     rig.come(1, Op::Read, 0, 1);
     let first = rig.send();
-    let oldest = rig.desk.oldest_sent().unwrap();
+    let oldest = rig.requests.oldest_sent().unwrap();
     rig.come(2, Op::Read, 8, 1);
     let second = rig.send();
     // Others are answered: that makes it no younger.
     rig.answer(second[0].0, GOOD);
-    rig.desk.is_answered();
-    assert_eq!(rig.desk.oldest_sent(), Some(oldest));
+    rig.requests.is_answered();
+    assert_eq!(rig.requests.oldest_sent(), Some(oldest));
     rig.come(3, Op::Read, 16, 1);
     std::thread::sleep(Duration::from_millis(1));
     rig.send();
-    rig.desk.fail_sent_before(oldest);
+    rig.requests.fail_sent_before(oldest);
     assert_eq!(rig.ended(), [(2, Ok(())), (1, Err(IoError::ReadMedium))]);
-    rig.desk.begin_anew();
+    rig.requests.begin_anew();
     assert_eq!(lbas(&rig.send()), [16]);
     assert_eq!(first.len(), 1);
 }
@@ -310,19 +311,19 @@ fn a_change_is_unflushed_until_a_flush_that_came_after_its_answer() {
     let flush = rig.send();
     rig.answer(write[0].0, GOOD);
     rig.answer(flush[0].0, GOOD);
-    assert!(rig.desk.take_unflushed() && !rig.desk.take_unflushed());
+    assert!(rig.requests.take_unflushed() && !rig.requests.take_unflushed());
     rig.come(3, Op::Write, 0, 1);
     let write = rig.send();
     rig.answer(write[0].0, GOOD);
     rig.come(4, Op::Flush, 0, 0);
     let flush = rig.send();
     rig.answer(flush[0].0, GOOD);
-    assert!(!rig.desk.take_unflushed());
+    assert!(!rig.requests.take_unflushed());
     let mut rig = Rig::with(true, Limits::default());
     rig.come(1, Op::Write, 0, 1);
     let write = rig.send();
     rig.answer(write[0].0, GOOD);
-    assert!(!rig.desk.take_unflushed(), "it was made durable");
+    assert!(!rig.requests.take_unflushed(), "it was made durable");
 }
 
 #[test]
@@ -340,15 +341,15 @@ fn nobody_waits_where_there_is_nothing_and_each_waits_from_when_it_came() {
     let mut rig = Rig::with(false, Limits::default());
     // Its one block is in more runs than a command takes.
     let io = rig.io_in(1, Op::Read, 0, 8, 1);
-    rig.desk.unit.capacity.geometry.block_size = 4096;
-    rig.give(Io { blocks: 1, ..io }, How::Plain);
-    assert!(rig.desk.waits_since().is_some());
+    rig.requests.unit.capacity.geometry.block_size = 4096;
+    rig.give(Io { blocks: 1, ..io }, WriteHow::Plain);
+    assert!(rig.requests.waits_since().is_some());
     rig.send();
     assert_eq!(rig.ended(), [(1, Err(IoError::Resources))]);
-    assert!(rig.desk.waits_since().is_none());
+    assert!(rig.requests.waits_since().is_none());
     let before = Instant::now();
     rig.come(2, Op::Flush, 0, 0);
-    assert!(rig.desk.waits_since().unwrap() >= before);
+    assert!(rig.requests.waits_since().unwrap() >= before);
 }
 
 #[test]
@@ -359,11 +360,11 @@ fn all_that_waits_fails_when_it_is_given_up() {
     rig.send();
     rig.come(3, Op::Flush, 0, 0);
     rig.come(4, Op::Write, 0, 1);
-    assert!(rig.desk.waits_since().is_some());
-    rig.desk.fail_all();
+    assert!(rig.requests.waits_since().is_some());
+    rig.requests.fail_all();
     let mut ended = rig.ended();
     ended.sort_by_key(|(tag, _)| *tag);
     let (write, read) = (Err(IoError::WriteMedium), Err(IoError::ReadMedium));
     assert_eq!(ended, [(1, write), (2, read), (3, Err(IoError::Flush)), (4, write)]);
-    assert!(rig.desk.is_empty() && rig.desk.waits_since().is_none());
+    assert!(rig.requests.is_empty() && rig.requests.waits_since().is_none());
 }
