@@ -43,6 +43,12 @@ impl Address {
         Ok(Address(SocketAddr::new(ip, port)))
     }
 
+    /// Whether it is what is given of it, the IP address in any way of writing it.
+    pub fn is(&self, traddr: Option<&str>, trsvcid: Option<&str>) -> bool {
+        traddr.is_none_or(|text| text.parse() == Ok(self.0.ip()))
+            && trsvcid.is_none_or(|text| text.parse() == Ok(self.0.port()))
+    }
+
     /// Whether it is on this host.
     pub fn is_local(&self) -> bool {
         self.0.ip().is_loopback()
@@ -97,6 +103,10 @@ mod tests {
         assert_eq!(parse("10.0.0.1", None, None).unwrap().to_string(), "10.0.0.1:4420");
         let six = parse("fd00::1", None, Some("ipv6")).unwrap();
         assert_eq!((six.to_string().as_str(), six.adrfam()), ("[fd00::1]:4420", "IPv6"));
+        assert!(six.is(Some("fd00:0::1"), Some("4420")) && six.is(None, None));
+        assert!(
+            !six.is(Some("fd00::2"), None) && !six.is(None, Some("1")) && !six.is(Some(""), None)
+        );
         for (given, words) in [
             (parse("storage", None, None), "names are not looked up"),
             (parse("10.0.0.1", Some("0"), None), "no port"),

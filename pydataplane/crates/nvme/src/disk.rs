@@ -170,6 +170,8 @@ pub(crate) struct Shared {
     queue: ArrayQueue<Request>,
     waker: OnceLock<Waker>,
     orders: SegQueue<Order>,
+    /// The paths that it is to have. Orders are given with it held.
+    paths: Mutex<Vec<Address>>,
     stop: AtomicBool,
     /// The process ends: nobody waits for long any more.
     ending: AtomicBool,
@@ -396,6 +398,7 @@ impl Controller {
             queue: ArrayQueue::new(QUEUE),
             waker: OnceLock::new(),
             orders: SegQueue::new(),
+            paths: Mutex::new(paths.to_vec()),
             stop: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
@@ -449,18 +452,39 @@ impl Controller {
         if paths.iter().any(|path| path.connected && path.cntlid == association.id) {
             return Err(failed("it leads to the same controller".to_owned(), false));
         }
-        self.order(Order::Add(address, Some(Box::new(association))));
+        let mut wanted = shared.paths.lock();
+        if wanted.len() >= PATHS_MAX {
+            return Err(failed(format!("it has {PATHS_MAX} paths already"), false));
+        }
+        if wanted.contains(&address) {
+            return Err(failed("it has this path already".to_owned(), false));
+        }
+        wanted.push(address);
+        shared.orders.push(Order::Add(address, Some(Box::new(association))));
+        shared.wake();
         Ok(())
     }
 
-    /// Uses a path no more, once what is in flight there is over.
-    pub fn remove_path(&self, address: Address) {
-        self.order(Order::Remove(address));
+    /// Uses paths no more, once what is in flight there is over. `false`: it would have none left, and nothing
+    /// changed.
+    #[must_use]
+    pub fn remove_paths(&self, gone: &[Address]) -> bool {
+        let shared = &self.shared;
+        let mut wanted = shared.paths.lock();
+        if wanted.iter().all(|path| gone.contains(path)) {
+            return false;
+        }
+        wanted.retain(|path| !gone.contains(path));
+        for address in gone {
+            shared.orders.push(Order::Remove(*address));
+        }
+        shared.wake();
+        true
     }
 
-    fn order(&self, order: Order) {
-        self.shared.orders.push(order);
-        self.shared.wake();
+    /// The paths that it is to have, in the order in which they came.
+    pub fn addresses(&self) -> Vec<Address> {
+        self.shared.paths.lock().clone()
     }
 
     /// Its name.

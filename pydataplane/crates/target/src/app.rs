@@ -547,6 +547,14 @@ impl App {
         removed.map(drop).map_err(errors::registry)
     }
 
+    /// Whether a bdev may be taken away with what lies on it.
+    ///
+    /// # Errors
+    /// It, or what lies on it, is exported.
+    pub fn check_removable(&self, name: &str) -> Result<(), Error> {
+        self.check_not_exported(&above::with_what_is_on(self, name)?)
+    }
+
     fn check_not_exported(&self, bdevs: &[String]) -> Result<(), Error> {
         match self.exports.list().into_iter().find(|e| bdevs.contains(&e.bdev_name)) {
             None => Ok(()),
