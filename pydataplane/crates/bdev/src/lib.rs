@@ -30,7 +30,7 @@
 //! | `sync` | [`SyncChannel`], [`AlignedBuf`]: blocking I/O for control threads |
 //! | `closed` | [`Closed`]: what waits until something is closed elsewhere |
 //! | `owned` | [`OwnedChannel`]: many I/Os at a time, safely, for threads that are no reactors |
-//! | `testing` | `FaultBdev`: power cuts and injected errors; `Holes` (feature `testing`) |
+//! | `testing` | `FaultBdev`: power cuts and injected errors; `Wrapped`, `Holes` (feature `testing`) |
 //!
 //! Errors: an I/O ends in an [`IoError`], a small closed set that the SCSI layer turns into sense
 //! without a wildcard; control operations fail with one sentence that names object and cause.

@@ -13,6 +13,7 @@ mod holes;
 mod medium;
 #[cfg(test)]
 pub(crate) mod model;
+mod wrapped;
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
@@ -31,6 +32,7 @@ use crate::{
 
 pub use holes::Holes;
 use medium::{State, sector_of};
+pub use wrapped::{Wrap, Wrapped};
 
 /// Most I/Os that a deferred channel holds.
 const DEPTH: usize = 256;

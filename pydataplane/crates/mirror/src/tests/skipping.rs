@@ -3,59 +3,21 @@
 
 use super::{BLOCK, drain, filled, image, wait_until};
 use crate::{Mirror, Options, Phase};
-use bdev::testing::FaultBdev;
-use bdev::{
-    Bdev, Channel, Completion, Features, Finished, Geometry, Io, Op, OpenError, OwnedChannel,
-    Submit,
-};
-use reactor::IoContext;
-use serde_json::Value;
-use std::sync::Arc;
+use bdev::testing::{FaultBdev, Wrap, Wrapped};
+use bdev::{Features, Finished, Io, Op, OwnedChannel, Submit};
 use std::thread;
-use uuid::Uuid;
 
 /// It leaves all as it was.
 struct Skipping {
-    disk: Arc<FaultBdev>,
     write_zeroes: bool,
 }
 
-struct SkippingChannel(Box<dyn Channel>);
-
-impl Bdev for Skipping {
-    fn name(&self) -> &str {
-        self.disk.name()
+impl Wrap for Skipping {
+    fn features(&self, of: Features) -> Features {
+        Features { unmap_skips: true, write_zeroes: self.write_zeroes, ..of }
     }
-    fn aliases(&self) -> Vec<String> {
-        self.disk.aliases()
-    }
-    fn uuid(&self) -> Uuid {
-        self.disk.uuid()
-    }
-    fn product_name(&self) -> &'static str {
-        self.disk.product_name()
-    }
-    fn geometry(&self) -> Geometry {
-        self.disk.geometry()
-    }
-    fn features(&self) -> Features {
-        let write_zeroes = self.write_zeroes;
-        Features { unmap_skips: true, write_zeroes, ..self.disk.features() }
-    }
-    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
-        Ok(Box::new(SkippingChannel(self.disk.open(io)?)))
-    }
-    fn driver_specific(&self) -> Value {
-        self.disk.driver_specific()
-    }
-}
-
-impl Channel for SkippingChannel {
-    fn submit(&mut self, io: &Io) -> Submit {
-        if io.op == Op::Unmap { Submit::Done(Ok(())) } else { self.0.submit(io) }
-    }
-    fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
-        self.0.poll(done)
+    fn instead(&self, io: &Io) -> Option<Submit> {
+        (io.op == Op::Unmap).then_some(Submit::Done(Ok(())))
     }
 }
 
@@ -64,7 +26,7 @@ fn both_read_the_same_after_an_unmap_that_the_source_would_not_carry_out() {
     for write_zeroes in [true, false] {
         let disk = FaultBdev::with_image("source", BLOCK as u32, image(0));
         let copy = FaultBdev::with_image("destination", BLOCK as u32, image(9));
-        let source = Arc::new(Skipping { disk: disk.clone(), write_zeroes });
+        let source = Wrapped::new(disk.clone(), Skipping { write_zeroes });
         let mirror = Mirror::new(source, copy.clone(), Options::default()).unwrap();
         thread::scope(|scope| {
             scope.spawn(|| mirror.run());

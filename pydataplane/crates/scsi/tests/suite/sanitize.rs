@@ -2,12 +2,10 @@
 
 use crate::rig::*;
 use crate::unit::{DEADLINE, Unit};
-use bdev::testing::Holes;
-use bdev::{Bdev, Channel, Features, Geometry, Malloc, MallocOptions, OpenError, SyncChannel};
+use bdev::testing::{Holes, Wrap, Wrapped};
+use bdev::{Bdev, Features, Malloc, MallocOptions, SyncChannel};
 use parking_lot::{Mutex, MutexGuard};
-use reactor::IoContext;
 use scsi::{LunOptions, Outcome, Record, RecordKeeper, Status, Task};
-use serde_json::Value;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -231,32 +229,11 @@ fn what_a_process_did_not_end_the_next_one_does() {
 }
 
 /// As if on a server.
-struct Remote(Arc<dyn Bdev>);
+struct Remote;
 
-impl Bdev for Remote {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-    fn aliases(&self) -> Vec<String> {
-        self.0.aliases()
-    }
-    fn uuid(&self) -> Uuid {
-        self.0.uuid()
-    }
-    fn product_name(&self) -> &'static str {
-        self.0.product_name()
-    }
-    fn geometry(&self) -> Geometry {
-        self.0.geometry()
-    }
-    fn features(&self) -> Features {
-        Features { remote: true, ..self.0.features() }
-    }
-    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
-        self.0.open(io)
-    }
-    fn driver_specific(&self) -> Value {
-        self.0.driver_specific()
+impl Wrap for Remote {
+    fn features(&self, of: Features) -> Features {
+        Features { remote: true, ..of }
     }
 }
 
@@ -267,7 +244,7 @@ fn what_another_host_may_have_used_meanwhile_is_not_erased_without_a_new_order()
     let text =
         r#"{"method": "block-erase", "block_size": 512, "unrestricted": true, "failed": false}"#;
     *keeper.text.lock() = Some(text.to_owned());
-    let remote: Arc<dyn Bdev> = Arc::new(Remote(Arc::clone(&disk)));
+    let remote: Arc<dyn Bdev> = Wrapped::new(Arc::clone(&disk), Remote);
     let mut unit = kept_unit(&remote, &keeper, LunOptions::default());
     assert_eq!(settled(&mut unit), Some(FAILED));
     assert_eq!(medium(&disk)[..512], [0xA5; 512]);
