@@ -37,6 +37,8 @@ class Namespace:
     uuid: bytes = b"namespace-uuid-1"
     metadata: int = 0
     """Bytes of metadata of a block."""
+    group: int = 1
+    """Of asymmetric access."""
     content: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
@@ -105,6 +107,10 @@ class Controller:
     """Asynchronous Event Requests that wait."""
     pending: list[int] = field(default_factory=list)
     """Results of events that none waits for."""
+    heard: float = field(default_factory=time.monotonic)
+    """When a command came last, of time.monotonic()."""
+    expired: bool = False
+    """It was ended, as none came for too long."""
 
 
 @dataclass
@@ -139,6 +145,11 @@ class NvmeTarget:
     """A volatile write cache."""
     fused: bool = True
     ana: bool = False
+    groups: int = 1
+    """Of asymmetric access; the first one is in the state of the port, the others are optimized."""
+    keeps_time: bool = False
+    """Ends an association that it hears nothing of for twice its keep-alive timeout (KATO), the
+    latest that a controller may which counts all commands (TBKAS)."""
     tells: bool = True
     """Of changed namespaces."""
     wrong_digest: int = 0
@@ -165,9 +176,13 @@ class NvmeTarget:
         self._numbers = [0] * self.ports
         for port in range(self.ports):
             self.listen(port)
+        self._over = threading.Event()
+        if self.keeps_time:
+            threading.Thread(target=self._keep_time, daemon=True).start()
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._over.set()
         for port in range(self.ports):
             self.vanish(port)
         assert not self.problems, self.problems
@@ -233,6 +248,22 @@ class NvmeTarget:
         if self.tells:
             self._tell(2 | 0x04 << 16)
 
+    def add(self, nsid: int, namespace: Namespace) -> None:
+        """Adds a namespace, or puts another one in its place, and tells of it."""
+        self.namespaces[nsid] = namespace
+        if self.tells:
+            self._tell(2 | 0x04 << 16)
+
+    def _keep_time(self) -> None:
+        while not self._over.wait(0.05):
+            for each in list(self.controllers):
+                its = [c for c in list(self.connections) if c.controller is each]
+                late = time.monotonic() - each.heard > 2 * each.keep_alive_ms / 1000
+                if its and late:
+                    each.expired = True
+                    for connection in its:
+                        connection.close(reset=True)
+
     def set_state(self, state: int, port: int = 0) -> None:
         """Has the namespaces be used in another way at a port, and tells of it."""
         self.states[port] = state
@@ -271,6 +302,8 @@ class NvmeTarget:
         """Carries a command out; None: it is not answered now."""
         command = Command(connection.port, connection.queue, sqe, data, time.monotonic())
         self.log.append(command)
+        if isinstance(connection.controller, Controller):
+            connection.controller.heard = command.at
         if command.opcode == FABRICS:
             return self._fabrics(connection, sqe, data)
         if connection.queue:
@@ -306,8 +339,9 @@ class NvmeTarget:
                 answer = Answer()
             case 0x02:  # Get Log Page
                 size = 4 * ((low >> 16) + 1)
+                begin = int.from_bytes(command.sqe[48:56], "little")
                 page = self._ana(command.port) if low & 0xFF == 0x0C else b""
-                answer = Answer(data=page.ljust(size, b"\0"))
+                answer = Answer(data=page[begin : begin + size].ljust(size, b"\0"))
             case 0x0C:  # Asynchronous Event Request
                 return self._wait(made, connection, int.from_bytes(command.sqe[2:4], "little"))
             case _:
@@ -322,8 +356,10 @@ class NvmeTarget:
         return None
 
     def _ana(self, port: int) -> bytes:
-        group = struct.pack("<IIQB15x", 1, 0, 0, self.states[port])
-        return struct.pack("<QH6x", 0, 1) + group
+        states = dict.fromkeys(range(1, self.groups + 1), OPTIMIZED)
+        states[1] = self.states[port]
+        each = [struct.pack("<IIQB15x", number, 0, 0, state) for number, state in states.items()]
+        return struct.pack("<QH6x", 0, len(each)) + b"".join(each)
 
     def _identify(self, cns: int, nsid: int) -> Answer:
         page = bytearray(4096)
@@ -334,6 +370,7 @@ class NvmeTarget:
             page[92:96] = events.to_bytes(4, "little")
             page[96] = 0x40  # TBKAS
             page[111], page[320] = 1, 1
+            page[261] = 4  # log pages in parts
             page[512], page[513] = 0x66, 0x44
             page[520], page[522], page[525] = 0x0D, int(self.fused), int(self.cache)
             page[532] = 15  # ACWU
@@ -354,17 +391,17 @@ class NvmeTarget:
             namespace = self.namespaces[nsid]
             page[:8] = page[8:16] = namespace.blocks.to_bytes(8, "little")
             page[24], page[33] = 1, 9  # THINP; deallocated blocks are zeros, also by Write Zeroes
-            page[92] = 1
+            page[92:96] = namespace.group.to_bytes(4, "little")
             page[128] = namespace.metadata
             page[130] = namespace.block_size.bit_length() - 1
         return Answer(data=bytes(page))
 
     def _io(self, command: Command, connection: Connection) -> Answer:
-        if self.ana and self.states[command.port] == INACCESSIBLE:
-            return Answer(ANA_INACCESSIBLE)
         namespace = self.namespaces.get(command.nsid)
         if namespace is None:
             return Answer(INVALID_NAMESPACE | DNR)
+        if self.ana and namespace.group == 1 and self.states[command.port] == INACCESSIBLE:
+            return Answer(ANA_INACCESSIBLE)
         if command.opcode == FLUSH:
             return Answer()
         size, content = namespace.block_size, namespace.content

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from pydataplane.errors import BUSY, RpcError
-from tests.support.nvme_target import Namespace, NvmeTarget
+from tests.support.nvme_target import INACCESSIBLE, Namespace, NvmeTarget
 from tests.support.target import Target
+from tests.support.wait import until
 from tests.target.conftest import MakeTarget
-from tests.target.test_nvme import attach_controller
+from tests.target.test_nbd import attach, connected
+from tests.target.test_nvme import GOOD, attach_controller, shown, write_ten
+
+BLOCK = 512
 
 
 @pytest.fixture
@@ -50,3 +56,99 @@ def test_paths_that_are_detached_at_the_same_time_leave_none_on_record(target: T
         assert left["trsvcid"] == model.port(2) and "paths" not in left
         detach(2)
         assert names(target) == []
+
+
+@pytest.mark.parametrize("tells", [True, pytest.param(False, marks=pytest.mark.nightly)])
+def test_a_namespace_that_comes_later_is_a_bdev_and_stays_one(target: Target, tells: bool) -> None:
+    with NvmeTarget({1: Namespace(2048)}, tells=tells) as model:
+        assert attach_controller(target, model) == ["NVME0n1"]
+        model.add(3, Namespace(4096, uuid=b"namespace-uuid-3"))
+        until(lambda: names(target) == ["NVME0n1", "NVME0n3"], "it is a bdev")
+        attach(target, "NVME0n3")
+        with connected(target) as guest:
+            guest.write(9, b"3" * BLOCK)
+        assert model.namespaces[3].content[9 * BLOCK :][:BLOCK] == b"3" * BLOCK
+        # With a new connection, too; one that no bdev can be on is none.
+        model.tells = False
+        model.add(4, Namespace(64, uuid=b"namespace-uuid-4"))
+        model.add(5, Namespace(64, uuid=b"namespace-uuid-5", metadata=8))
+        model.drop()
+        until(lambda: "NVME0n4" in names(target), "it is a bdev")
+        target.restart()
+        assert names(target) == ["NVME0n1", "NVME0n3", "NVME0n4"]
+        with connected(target) as guest:
+            assert guest.read(9, 1) == b"3" * BLOCK
+        assert target.rpc("vhost_delete_controller", ctrlr="vm-0", force=True) is True
+        assert target.rpc("bdev_nvme_detach_controller", name="NVME0") is True
+        assert names(target) == []
+
+
+def test_a_namespace_that_is_missing_keeps_no_other_away(target: Target) -> None:
+    seven = Namespace(2048, uuid=b"namespace-uuid-7")
+    with NvmeTarget({1: Namespace(2048), 7: seven}) as model:
+        attach_controller(target, model)
+        attach(target, "NVME0n1", "NVME0n7")
+        with connected(target) as guest:
+            guest.ready(target=1)
+            guest.write(5, b"7" * BLOCK, target=1)
+        assert target.stop() == 0
+        # Another one has its number; its own comes back later.
+        model.namespaces[7] = Namespace(2048, uuid=b"namespace-uuid-X")
+        target.start()
+        until(lambda: names(target) == ["NVME0n1"], "the other one is back")
+        problems = target.rpc("virtlun_get_status")["restore_problems"]
+        assert any("or others than before: 7" in each for each in problems), problems
+        assert "namespace 7 is another one than before" in target.words()
+        with connected(target) as guest:
+            assert guest.read(5, 1) == bytes(BLOCK)
+            model.add(7, seven)
+            until(lambda: names(target) == ["NVME0n1", "NVME0n7"], "it is back")
+            until(lambda: not target.rpc("virtlun_get_status")["restore_problems"], "all is well")
+            guest.ready(target=1)
+            assert guest.read(5, 1, target=1) == b"7" * BLOCK
+        assert not any(model.namespaces[7].content[: 5 * BLOCK])
+
+
+def test_more_groups_of_namespaces_than_one_read_tells(target: Target) -> None:
+    spaces = {
+        1: Namespace(2048),
+        2: Namespace(2048, uuid=b"namespace-uuid-2", group=128),
+        3: Namespace(2048, uuid=b"namespace-uuid-3", group=300),
+    }
+    with NvmeTarget(spaces, ana=True, groups=300) as model:
+        attach_controller(target, model)
+        model.set_state(INACCESSIBLE)
+
+        def accessible() -> dict[str, bool]:
+            (group,) = target.rpc("bdev_nvme_get_io_paths")["poll_groups"]
+            return {path["bdev_name"]: path["accessible"] for path in group["io_paths"]}
+
+        expected = {"NVME0n1": False, "NVME0n2": True, "NVME0n3": True}
+        until(lambda: accessible() == expected, "it is told")
+        attach(target, "NVME0n3")
+        with connected(target) as guest:
+            guest.write(1, b"g" * BLOCK)
+            assert guest.read(1, 1) == b"g" * BLOCK
+
+
+def test_a_controller_that_keeps_time_hears_of_its_host(target: Target) -> None:
+    target.rpc("bdev_nvme_set_options", keep_alive_timeout_ms=1000)
+    with NvmeTarget(keeps_time=True) as model:
+        attach_controller(target, model)
+        attach(target, "NVME0n1")
+
+        def kept_alive() -> int:
+            return sum(each.queue == 0 and each.opcode == 0x18 for each in model.log)
+
+        until(lambda: kept_alive() >= 5, "it is kept alive while nothing else is asked")
+        assert shown(target)["connections"] == 1 and not model.controllers[0].expired
+        with connected(target) as guest:
+            os.kill(target.pid, signal.SIGSTOP)
+            try:
+                until(lambda: model.controllers[0].expired, "its time is over")
+            finally:
+                os.kill(target.pid, signal.SIGCONT)
+            head = guest.send("submit", cdb=write_ten(5), data_out=b"k" * BLOCK)["head"]
+            assert guest.send("wait", head=head)["status"] == GOOD
+            assert shown(target)["connections"] == 2
+        assert model.namespaces[1].content[5 * BLOCK :][:BLOCK] == b"k" * BLOCK

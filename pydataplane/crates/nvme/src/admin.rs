@@ -6,11 +6,11 @@ use bdev::AlignedBuf;
 use guestmem::{IoVec, Sg};
 use reactor::IoContext;
 
-use crate::ana::Groups;
+use crate::ana::{Groups, Reading};
 use crate::command::{self, Command, IDENTIFY_LEN, identify, log, property};
 use crate::conversation::{Data, Ended};
 use crate::disk::Shared;
-use crate::identify::{Namespace, identity};
+use crate::identify::{Controller, NAMESPACES_MAX, Namespace, active, identity};
 use crate::queue::{Link, Queue};
 use crate::status::words;
 
@@ -31,8 +31,18 @@ const LOOK_WITHIN: Duration = Duration::from_secs(10);
 enum Look {
     Ana,
     Changed,
-    Namespace(usize),
-    Descriptors(usize),
+    /// Of one that is a bdev, and of one that is none.
+    Namespace(Subject),
+    Descriptors(Subject),
+    Active,
+}
+
+/// A namespace that is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Subject {
+    Unit(usize),
+    /// By its number.
+    New(u32),
 }
 
 /// What was heard.
@@ -41,6 +51,8 @@ pub(crate) enum Heard {
     Groups(Groups),
     /// Blocks and group of a namespace.
     Namespace(usize, u64, u32),
+    /// A namespace that is no bdev of it yet.
+    Found(Namespace),
     /// A namespace that guests cannot go on with, and why.
     Unusable(usize, String),
     /// A property was set, or not.
@@ -60,6 +72,10 @@ pub(crate) struct Admin {
     serial: String,
     keep_alive: Duration,
     tells_namespaces: bool,
+    reading: Reading,
+    log_parts: bool,
+    /// Numbers of namespaces that are to be looked at, the next one last.
+    news: Vec<u32>,
     /// When the last Keep Alive went off, and whether it waits for its answer.
     kept: Instant,
     waits: bool,
@@ -77,7 +93,7 @@ impl Admin {
         io: &IoContext,
         now: Instant,
         keep_alive: Duration,
-        tells_namespaces: bool,
+        of: &Controller,
         serial: String,
     ) -> std::io::Result<Admin> {
         let queue = Queue::new(link, io, true)?;
@@ -91,7 +107,10 @@ impl Admin {
             before: Box::new([0; IDENTIFY_LEN]),
             serial,
             keep_alive,
-            tells_namespaces,
+            tells_namespaces: of.tells_namespaces,
+            reading: Reading::new(of.log_parts),
+            log_parts: of.log_parts,
+            news: Vec::new(),
             kept: now,
             waits: false,
             look: None,
@@ -120,6 +139,11 @@ impl Admin {
         self.ask(command::property_get(property::STATUS, false), Data::None, STATUS);
     }
 
+    /// The states of groups are to be asked for, if there are any.
+    pub(crate) fn want_groups_if(&mut self, any: bool) {
+        self.wants_groups |= any;
+    }
+
     /// The states of groups are to be asked for.
     pub(crate) fn want_groups(&mut self) {
         self.wants_groups = true;
@@ -146,6 +170,7 @@ impl Admin {
         if self.look.is_none() && self.wants_groups {
             self.wants_groups = false;
             self.asked = now;
+            self.reading = Reading::new(self.log_parts);
             self.begin(Look::Ana, shared);
         } else if self.look.is_none() && self.wants_namespaces {
             self.wants_namespaces = false;
@@ -164,13 +189,17 @@ impl Admin {
 
     fn begin(&mut self, look: Look, shared: &Shared) {
         self.look = Some(look);
-        let nsid = |unit: usize| shared.units[unit].namespace.nsid;
+        let nsid = |of: Subject| match of {
+            Subject::Unit(unit) => shared.units[unit].namespace.nsid,
+            Subject::New(nsid) => nsid,
+        };
         let command = match look {
             // Groups alone (RGO).
-            Look::Ana => command::get_log_page(log::ANA, 1, IDENTIFY_LEN),
-            Look::Changed => command::get_log_page(log::CHANGED_NAMESPACES, 0, IDENTIFY_LEN),
-            Look::Namespace(unit) => command::identify(identify::NAMESPACE, nsid(unit)),
-            Look::Descriptors(unit) => command::identify(identify::DESCRIPTORS, nsid(unit)),
+            Look::Ana => command::get_log_page(log::ANA, 1, self.reading.offset(), IDENTIFY_LEN),
+            Look::Changed => command::get_log_page(log::CHANGED_NAMESPACES, 0, 0, IDENTIFY_LEN),
+            Look::Active => command::identify(identify::ACTIVE, 0),
+            Look::Namespace(of) => command::identify(identify::NAMESPACE, nsid(of)),
+            Look::Descriptors(of) => command::identify(identify::DESCRIPTORS, nsid(of)),
         };
         // SAFETY: see `new`.
         let sg = unsafe { Sg::new(&*self.run) };
@@ -241,46 +270,81 @@ impl Admin {
                 return Err(format!("it does not tell of asymmetric access: {why}"));
             }
             Look::Ana => {
-                heard = Some(Heard::Groups(Groups::parse(&self.data)?));
-                None
+                let page: &[u8; IDENTIFY_LEN] =
+                    self.data[..].try_into().map_err(|_| "no memory for a log page")?;
+                heard = self.reading.add(page)?.map(Heard::Groups);
+                heard.is_none().then_some(Look::Ana)
             }
-            Look::Changed => Some(Look::Namespace(0)),
-            Look::Namespace(unit) if good => {
+            Look::Changed => Some(Look::Namespace(Subject::Unit(0))),
+            Look::Active => {
+                let page: Option<&[u8; IDENTIFY_LEN]> =
+                    self.data[..].try_into().ok().filter(|_| good);
+                self.news = page.map(active).transpose()?.unwrap_or_default();
+                self.news.retain(|nsid| shared.units.position(*nsid).is_none());
+                self.news.truncate(NAMESPACES_MAX);
+                self.news.reverse();
+                self.next_new()
+            }
+            Look::Namespace(of) if good => {
                 self.before.copy_from_slice(&self.data);
-                Some(Look::Descriptors(unit))
+                Some(Look::Descriptors(of))
             }
             // It is not there now; its I/O says so.
-            Look::Namespace(unit) => Some(Look::Namespace(unit + 1)),
+            Look::Namespace(of) => self.after(of, shared),
             // What it is cannot be told now.
-            Look::Descriptors(unit) if !good && !ended.completion.is_unknown() => {
-                Some(Look::Namespace(unit + 1))
+            Look::Descriptors(of) if !good && !ended.completion.is_unknown() => {
+                self.after(of, shared)
             }
-            Look::Descriptors(unit) => {
-                let told: Option<&[u8; IDENTIFY_LEN]> = match good {
-                    true => self.data[..].try_into().ok(),
-                    false => None,
-                };
-                let of = &shared.units[unit].namespace;
-                let (subnqn, nsid) = (&shared.options.subnqn, of.nsid);
-                let identity = identity(told, &self.before, subnqn, &self.serial, nsid);
+            Look::Descriptors(of) => {
                 // One of no blocks is not active.
                 if self.before[..8] != [0; 8] {
-                    let is = Namespace::parse(nsid, &self.before, identity)
-                        .and_then(|is| is.can_replace(of).map(|()| is));
-                    heard = Some(match is {
-                        Ok(is) => Heard::Namespace(unit, is.geometry.num_blocks, is.group),
-                        Err(why) => Heard::Unusable(unit, why),
-                    });
+                    heard = self.told(of, good, shared);
                 }
-                Some(Look::Namespace(unit + 1))
+                self.after(of, shared)
             }
         };
-        if let Some(next) = next.filter(|next| match next {
-            Look::Namespace(unit) => *unit < shared.units.len(),
-            _ => true,
-        }) {
+        if let Some(next) = next {
             self.begin(next, shared);
         }
         Ok(heard)
+    }
+
+    /// What is looked at after a namespace.
+    fn after(&mut self, of: Subject, shared: &Shared) -> Option<Look> {
+        match of {
+            Subject::Unit(unit) if unit + 1 < shared.units.len() => {
+                Some(Look::Namespace(Subject::Unit(unit + 1)))
+            }
+            Subject::Unit(_) => Some(Look::Active),
+            Subject::New(_) => self.next_new(),
+        }
+    }
+
+    fn next_new(&mut self) -> Option<Look> {
+        self.news.pop().map(|nsid| Look::Namespace(Subject::New(nsid)))
+    }
+
+    /// What was told of a namespace; `has`: also by descriptors.
+    fn told(&self, of: Subject, has: bool, shared: &Shared) -> Option<Heard> {
+        let descriptors: Option<&[u8; IDENTIFY_LEN]> =
+            if has { self.data[..].try_into().ok() } else { None };
+        let nsid = match of {
+            Subject::Unit(unit) => shared.units[unit].namespace.nsid,
+            Subject::New(nsid) => nsid,
+        };
+        let subnqn = &shared.options.subnqn;
+        let identity = identity(descriptors, &self.before, subnqn, &self.serial, nsid);
+        let is = Namespace::parse(nsid, &self.before, identity);
+        match of {
+            // One that no bdev can be on; that is logged with each new connection.
+            Subject::New(_) => is.ok().map(Heard::Found),
+            Subject::Unit(unit) => {
+                let was = &shared.units[unit].namespace;
+                Some(match is.and_then(|is| is.can_replace(was).map(|()| is)) {
+                    Ok(is) => Heard::Namespace(unit, is.geometry.num_blocks, is.group),
+                    Err(why) => Heard::Unusable(unit, why),
+                })
+            }
+        }
     }
 }

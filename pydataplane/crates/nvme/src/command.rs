@@ -154,11 +154,14 @@ pub(crate) fn identify(cns: u8, nsid: u32) -> Command {
 }
 
 /// So many bytes, a multiple of four, of a log page; `specific` is its own field (LSP).
-pub(crate) fn get_log_page(page: u8, specific: u8, len: usize) -> Command {
+/// So many bytes of a log page from byte `offset`.
+pub(crate) fn get_log_page(page: u8, specific: u8, offset: u64, len: usize) -> Command {
     let mut bytes = of(opcode::GET_LOG_PAGE, 0xFFFF_FFFF);
     let dwords = (len / 4 - 1) as u32;
     put(&mut bytes, 40, u32::from(page) | u32::from(specific) << 8 | (dwords & 0xFFFF) << 16);
     put(&mut bytes, 44, dwords >> 16);
+    put(&mut bytes, 48, offset as u32);
+    put(&mut bytes, 52, (offset >> 32) as u32);
     bytes
 }
 
@@ -239,7 +242,9 @@ mod tests {
         assert_eq!(write_zeroes(1, 0, 1, false, true)[48..52], [0, 0, 0, 2]);
         assert_eq!(compare(1, 0, 1)[..2], [5, 1]);
         assert_eq!(write_if(1, 0, 1, false)[..2], [1, 2]);
-        assert_eq!(get_log_page(log::ANA, 1, 4096)[40..44], [0x0C, 1, 0xFF, 3]);
+        let page = get_log_page(log::ANA, 1, 0x1_0000_2000, 4096);
+        assert_eq!(page[40..44], [0x0C, 1, 0xFF, 3]);
+        assert_eq!(page[48..56], [0, 0x20, 0, 0, 1, 0, 0, 0]);
         assert_eq!(range(3, 5), [0, 0, 0, 0, 5, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
         let bytes = connect(1, 128, 10_000);
         assert_eq!((bytes[0], bytes[4], bytes[42], bytes[44]), (0x7F, 1, 1, 127));

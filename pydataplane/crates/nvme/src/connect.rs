@@ -9,10 +9,10 @@ use rustix::net::sockopt;
 use uuid::Uuid;
 
 use crate::address::Address;
-use crate::ana::{Groups, LOG_LEN};
+use crate::ana::{Groups, Reading};
 use crate::command::{self, CONNECT_LEN, Command, IDENTIFY_LEN, feature, identify, log, property};
 use crate::conversation::{Conversation, DEPTH, Data, FABRICS_IN_CAPSULE};
-use crate::identify::{Controller, Names, Namespace, active, identity};
+use crate::identify::{Controller, NAMESPACES_MAX, Names, Namespace, active, identity};
 use crate::queue::{Link, Queue};
 use crate::status::words;
 use crate::wire::{Completion, INIT, Terms, init_request};
@@ -98,8 +98,15 @@ pub(crate) fn establish(
     let namespaces = admin.namespaces(identity, &names, &mut data)?;
     let groups = match controller.ana {
         true => {
-            admin.log_page(log::ANA, 1, &mut data)?;
-            Some(Groups::parse(&data[..])?)
+            let mut reading = Reading::new(controller.log_parts);
+            loop {
+                // Groups alone (RGO).
+                let command = command::get_log_page(log::ANA, 1, reading.offset(), IDENTIFY_LEN);
+                admin.read("Get Log Page", command, &mut data)?;
+                if let Some(groups) = reading.add(&data)? {
+                    break Some(groups);
+                }
+            }
         }
         false => None,
     };
@@ -280,10 +287,6 @@ impl<'a> OneByOne<'a> {
         self.read("Identify", command::identify(cns, nsid), into)
     }
 
-    fn log_page(&mut self, page: u8, specific: u8, into: &mut [u8; LOG_LEN]) -> Result<(), String> {
-        self.read("Get Log Page", command::get_log_page(page, specific, LOG_LEN), into)
-    }
-
     fn read(
         &mut self,
         what: &str,
@@ -305,7 +308,15 @@ impl<'a> OneByOne<'a> {
     ) -> Result<Vec<Namespace>, String> {
         self.identify(identify::ACTIVE, 0, data)?;
         let (mut found, mut refused) = (Vec::new(), None);
-        for nsid in active(data)? {
+        let active = active(data)?;
+        if active.len() > NAMESPACES_MAX {
+            let count = active.len();
+            tracing::warn!(
+                subsystem = who.subnqn,
+                "it has {count} namespaces, of which the first {NAMESPACES_MAX} are used"
+            );
+        }
+        for nsid in active.into_iter().take(NAMESPACES_MAX) {
             self.identify(identify::NAMESPACE, nsid, data)?;
             let mut descriptors = Box::new([0; IDENTIFY_LEN]);
             // Controllers before 1.3 have none.

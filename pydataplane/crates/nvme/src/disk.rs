@@ -1,9 +1,9 @@
 //! A controller, which is a subsystem by one or more paths, and its namespaces as bdevs.
 
-use std::sync::Arc;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,8 +20,9 @@ use uuid::Uuid;
 use crate::address::Address;
 use crate::ana::AnaState;
 use crate::connect::{Association, Identity, establish};
-use crate::identify::{self, Most, Names, Namespace};
+use crate::identify::{self, NAMESPACES_MAX, Names, Namespace};
 use crate::requests::Request;
+use crate::units::{Unit, Units};
 use crate::worker::Worker;
 
 /// I/Os of all channels that the thread has not taken.
@@ -75,62 +76,6 @@ pub struct CreateError {
     pub passes: bool,
 }
 
-/// A namespace that is a bdev.
-pub(crate) struct Unit {
-    pub namespace: Namespace,
-    pub most: Most,
-    pub features: Features,
-    num_blocks: AtomicU64,
-}
-
-impl Unit {
-    pub(crate) fn new(namespace: Namespace, most: Most, features: Features) -> Unit {
-        let num_blocks = AtomicU64::new(namespace.geometry.num_blocks);
-        Unit { namespace, most, features, num_blocks }
-    }
-
-    #[inline]
-    pub(crate) fn block_size(&self) -> u64 {
-        u64::from(self.namespace.geometry.block_size)
-    }
-
-    /// Whether guests that use it can go on with what a controller says of it.
-    ///
-    /// # Errors
-    /// A clause: they cannot.
-    fn can_go_on(
-        &self,
-        with: &Namespace,
-        controller: &identify::Controller,
-        write_through: bool,
-    ) -> Result<(), String> {
-        with.can_replace(&self.namespace)?;
-        let (nsid, most) = (with.nsid, Most::of(controller, with));
-        if most.transfer < self.most.transfer
-            || most.zeroed < self.most.zeroed
-            || most.deallocated < self.most.deallocated
-            || most.compared < self.most.compared
-        {
-            return Err(format!("its controller takes less at once of namespace {nsid}"));
-        }
-        let (has, had) = (with.features(controller, write_through), &self.features);
-        if had.unmap && !has.unmap
-            || had.unmap_zeroes && !has.unmap_zeroes
-            || had.write_zeroes && !has.write_zeroes
-        {
-            return Err(format!(
-                "its controller cannot deallocate or zero namespace {nsid} as before"
-            ));
-        }
-        Ok(())
-    }
-
-    #[inline]
-    pub(crate) fn geometry(&self) -> Geometry {
-        Geometry { num_blocks: self.num_blocks.load(Relaxed), ..self.namespace.geometry }
-    }
-}
-
 /// A path, as it is shown.
 #[derive(Clone, Debug)]
 pub struct PathInfo {
@@ -162,7 +107,7 @@ pub(crate) enum Order {
 pub(crate) struct Shared {
     pub options: Options,
     pub identity: Identity,
-    pub units: Arc<[Unit]>,
+    pub units: Arc<Units>,
     pub names: Names,
     /// There is a volatile cache, to be flushed.
     pub cache: bool,
@@ -180,6 +125,12 @@ pub(crate) struct Shared {
     pub latch: FlushLatch,
     shown: Mutex<Vec<PathInfo>>,
     closing: Closed,
+    /// Those who use it.
+    user: OnceLock<Weak<StopOnDrop>>,
+    /// Is told the bdevs of namespaces that come.
+    found: Sender<Arc<Disk>>,
+    /// By number: why namespaces are not used, as it was logged.
+    refused: Mutex<BTreeMap<u32, String>>,
 }
 
 impl Shared {
@@ -190,11 +141,6 @@ impl Shared {
     /// Name of the bdev of a namespace.
     pub(crate) fn bdev(&self, unit: usize) -> String {
         format!("{}n{}", self.options.name, self.units[unit].namespace.nsid)
-    }
-
-    /// Takes a number of blocks over; whether it is another one.
-    pub(crate) fn resize(&self, unit: usize, num_blocks: u64) -> bool {
-        self.units[unit].num_blocks.swap(num_blocks, Relaxed) != num_blocks
     }
 
     #[inline]
@@ -264,7 +210,7 @@ impl Shared {
         }
         let mut groups = Vec::with_capacity(self.units.len());
         let mut refused = None;
-        for unit in &*self.units {
+        for unit in self.units.iter() {
             let nsid = unit.namespace.nsid;
             let Some(is) = with.namespaces.iter().find(|each| each.nsid == nsid) else {
                 groups.push(None);
@@ -273,7 +219,7 @@ impl Shared {
             match unit.can_go_on(is, &with.controller, self.write_through) {
                 Ok(()) => groups.push(Some(is.group)),
                 Err(why) => {
-                    tracing::error!(controller = self.name(), "a namespace is not used: {why}");
+                    self.refuse(nsid, &why);
                     refused.get_or_insert(why);
                     groups.push(None);
                 }
@@ -283,6 +229,64 @@ impl Shared {
             Some(why) if groups.iter().all(Option::is_none) => Err(why),
             _ => Ok(groups),
         }
+    }
+}
+
+impl Shared {
+    /// A namespace is not used, which is logged once.
+    fn refuse(&self, nsid: u32, why: &str) {
+        if self.refused.lock().insert(nsid, why.to_owned()).as_deref() != Some(why) {
+            tracing::error!(controller = self.name(), "a namespace is not used: {why}");
+        }
+    }
+
+    /// A path has a namespace: its number among the units. One that is not among them yet becomes a bdev. `None`: it
+    /// is not used, which is logged.
+    pub(crate) fn accept(&self, found: &Namespace, with: &identify::Controller) -> Option<usize> {
+        let accepted = match self.units.position(found.nsid) {
+            Some(at) => self.units[at].can_go_on(found, with, self.write_through).map(|()| at),
+            None => self.add(found, with),
+        };
+        match accepted {
+            Ok(at) => {
+                self.refused.lock().remove(&found.nsid);
+                Some(at)
+            }
+            Err(why) => {
+                self.refuse(found.nsid, &why);
+                None
+            }
+        }
+    }
+
+    fn add(&self, found: &Namespace, with: &identify::Controller) -> Result<usize, String> {
+        is_expected(&self.options.expected, found)?;
+        let user = self.user.get().and_then(Weak::upgrade).ok_or("the controller is detached")?;
+        let unit = Unit::new(*found, with, self.write_through);
+        let at = self.units.add(unit).ok_or_else(|| {
+            format!("namespace {} is one of more than {NAMESPACES_MAX}", found.nsid)
+        })?;
+        tracing::info!(controller = self.name(), "namespace {} is there", found.nsid);
+        let controller = Controller { shared: Arc::clone(&user.0), stop: user };
+        _ = self.found.send(Arc::new(Disk::new(&controller, at)));
+        Ok(at)
+    }
+}
+
+/// Whether a namespace is what one of its number has to be, if there is any such.
+///
+/// # Errors
+/// A clause: it is another one.
+fn is_expected(expected: &[(u32, Uuid, u32)], found: &Namespace) -> Result<(), String> {
+    match expected.iter().find(|(nsid, ..)| *nsid == found.nsid) {
+        Some((nsid, uuid, size))
+            if found.identity != *uuid || found.geometry.block_size != *size =>
+        {
+            Err(format!(
+                "namespace {nsid} is another one than before: detach the controller to use what is there"
+            ))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -345,14 +349,16 @@ pub struct Controller {
 
 impl Controller {
     /// Connects by the first of `paths` that can be, the others later; takes some seconds at most. `registry` is
-    /// told when the size of a namespace changes. Returns the bdevs, too.
+    /// told when the size of a namespace changes, and `found` the bdevs of namespaces that come later. Returns the bdevs
+    /// of those that are there.
     ///
     /// # Errors
-    /// None is there or lets this host in; or none has a namespace that a bdev can be on.
+    /// None is there or lets this host in; or none has a namespace that a bdev can be on, and that is expected.
     pub fn create(
         registry: &Registry,
         options: Options,
         paths: &[Address],
+        found: Sender<Arc<Disk>>,
     ) -> Result<(Controller, Vec<Arc<Disk>>), CreateError> {
         let name = options.name.clone();
         let failed = |why: String, passes| CreateError { name: name.clone(), why, passes };
@@ -370,28 +376,30 @@ impl Controller {
         }
         let Some((address, association)) = first else { return Err(failed(why, true)) };
         let Association { controller, namespaces, names, .. } = &association;
-        for (nsid, uuid, block_size) in &options.expected {
-            let found = namespaces.iter().find(|each| each.nsid == *nsid);
-            let is_it = found
-                .is_some_and(|is| is.identity == *uuid && is.geometry.block_size == *block_size);
-            if !is_it {
-                let why = format!(
-                    "{address}: namespace {nsid} is not there, or another one than before: detach the controller to \
-                     use what is there"
-                );
+        let is_there = |(nsid, uuid, block_size): &(u32, Uuid, u32)| {
+            namespaces.iter().any(|is| {
+                (is.nsid, is.identity, is.geometry.block_size) == (*nsid, *uuid, *block_size)
+            })
+        };
+        let missing = options.expected.iter().find(|each| !is_there(each));
+        if let Some((nsid, ..)) = missing {
+            let why = format!(
+                "{address}: namespace {nsid} is not there, or another one than before: detach the controller to \
+                 use what is there"
+            );
+            // The others are used all the same.
+            if !options.expected.iter().any(is_there) {
                 return Err(failed(why, true));
             }
         }
         let cache = controller.cache;
         let is_local = paths.iter().all(Address::is_local);
         let write_through = cache && options.write_through.unwrap_or(!is_local);
-        let units = namespaces.iter().map(|namespace| {
-            let features = namespace.features(controller, write_through);
-            Unit::new(*namespace, Most::of(controller, namespace), features)
-        });
+        let used = namespaces.iter().filter(|each| is_expected(&options.expected, each).is_ok());
+        let units = used.map(|namespace| Unit::new(*namespace, controller, write_through));
         let shared = Arc::new(Shared {
             identity,
-            units: units.collect(),
+            units: Arc::new(Units::new(units)),
             names: names.clone(),
             cache,
             write_through,
@@ -405,13 +413,19 @@ impl Controller {
             latch: FlushLatch::default(),
             shown: Mutex::default(),
             closing: Closed::default(),
+            user: OnceLock::new(),
+            found,
+            refused: Mutex::default(),
             options,
         });
         shared.orders.push(Order::Add(address, Some(Box::new(association))));
         for other in paths.iter().filter(|other| **other != address) {
             shared.orders.push(Order::Add(*other, None));
         }
+        // The thread may add others.
+        let first_units = shared.units.len();
         let stop = Arc::new(StopOnDrop(Arc::clone(&shared)));
+        _ = shared.user.set(Arc::downgrade(&stop));
         let (tell, told) = mpsc::channel();
         let (for_thread, registry) = (Arc::clone(&shared), registry.clone());
         let work = move || match Worker::new(for_thread, registry) {
@@ -422,8 +436,7 @@ impl Controller {
         thread::Builder::new().name("nvme".into()).spawn(work).map_err(os)?;
         told.recv().map_err(std::io::Error::other).and_then(|started| started).map_err(os)?;
         let made = Controller { shared, stop };
-        let disks = (0..made.shared.units.len()).map(|unit| Arc::new(Disk::new(&made, unit)));
-        let disks = disks.collect();
+        let disks = (0..first_units).map(|unit| Arc::new(Disk::new(&made, unit))).collect();
         Ok((made, disks))
     }
 
@@ -502,13 +515,24 @@ impl Controller {
         self.shared.shown.lock().clone()
     }
 
-    /// By number: its namespaces, with their identification and bytes of a block.
+    /// By number: its namespaces, with their identification and bytes of a block; also those that are expected and
+    /// are not there.
     pub fn namespaces(&self) -> Vec<(u32, Uuid, u32)> {
         let of = |unit: &Unit| {
             let Namespace { nsid, identity, geometry, .. } = unit.namespace;
             (nsid, identity, geometry.block_size)
         };
-        self.shared.units.iter().map(of).collect()
+        let mut all: Vec<_> = self.shared.units.iter().map(of).collect();
+        all.extend(self.missing());
+        all.sort_unstable_by_key(|(nsid, ..)| *nsid);
+        all
+    }
+
+    /// As [`Controller::namespaces`]: those that are expected and have not been there.
+    pub fn missing(&self) -> Vec<(u32, Uuid, u32)> {
+        let Shared { options, units, .. } = &*self.shared;
+        let missing = options.expected.iter().filter(|(nsid, ..)| units.position(*nsid).is_none());
+        missing.copied().collect()
     }
 
     /// Tells when its connections are closed.
@@ -582,7 +606,7 @@ impl Disk {
         &self.controller
     }
 
-    /// Which of [`Controller::namespaces`] it is.
+    /// Which of [`PathInfo::access`] it is.
     pub fn index(&self) -> usize {
         self.unit
     }

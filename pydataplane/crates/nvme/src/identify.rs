@@ -37,6 +37,8 @@ pub(crate) struct Controller {
     pub tells_namespaces: bool,
     pub tells_ana: bool,
     pub ana: bool,
+    /// Log pages can be read in parts.
+    pub log_parts: bool,
     /// Any command keeps it alive (TBKAS).
     pub traffic_based: bool,
     /// Milliseconds: the steps of its keep-alive timer, and how long it takes to quiesce; 0: it does not say.
@@ -93,6 +95,7 @@ impl Controller {
             tells_namespaces: events & 1 << 8 != 0,
             tells_ana: events & 1 << 11 != 0,
             ana: data[76] & 1 << 3 != 0,
+            log_parts: data[261] & 1 << 2 != 0,
             traffic_based: u32_at(data, 96) & 1 << 6 != 0,
             keep_alive_step_ms: u64::from(u16_at(data, 320)) * 100,
             quiesce_ms: u64::from(u16_at(data, 386)),
@@ -283,15 +286,12 @@ impl Most {
 /// The numbers of a list of active namespaces, ascending.
 ///
 /// # Errors
-/// A clause: they are too many, or in no order.
+/// A clause: they are in no order.
 pub(crate) fn active(data: &[u8; IDENTIFY_LEN]) -> Result<Vec<u32>, String> {
     let numbers: Vec<u32> =
         (0..IDENTIFY_LEN).step_by(4).map(|at| u32_at(data, at)).take_while(|n| *n != 0).collect();
     if !numbers.is_sorted_by(|a, b| a < b) {
         return Err("its controller tells its namespaces in no order".to_owned());
-    }
-    if numbers.len() > NAMESPACES_MAX {
-        return Err(format!("it has more than {NAMESPACES_MAX} namespaces"));
     }
     Ok(numbers)
 }
@@ -426,7 +426,7 @@ pub(crate) mod tests {
         data[4] = 2;
         assert!(active(&data).is_err());
         let many: Vec<u8> = (1..=1024u32).flat_map(u32::to_le_bytes).collect();
-        assert!(active(&many.try_into().unwrap()).unwrap_err().contains("more than"));
+        assert_eq!(active(&many.try_into().unwrap()).unwrap().len(), 1024);
     }
 
     #[test]

@@ -40,6 +40,7 @@
 //! | `conversation` | [`Conversation`]: commands and completions on a connection, without I/O |
 //! | `queue` | a connection at work |
 //! | `connect` | an association, made by a thread that may block |
+//! | `units` | the namespaces of a controller that are bdevs |
 //! | `requests` | the I/Os of a controller, over all its associations |
 //! | `admin` | an admin queue at work: keep-alive, events |
 //! | `path` | an association in use, its end and the next one |
@@ -58,6 +59,7 @@ mod path;
 mod queue;
 mod requests;
 mod status;
+mod units;
 mod wire;
 mod worker;
 

@@ -15,6 +15,7 @@ use crate::ana::{AnaState, Groups};
 use crate::command::property;
 use crate::connect::{Association, establish, expires};
 use crate::disk::PathInfo;
+use crate::identify::{Controller, NAMESPACES_MAX};
 use crate::queue::{End, Queue};
 use crate::worker::Context;
 
@@ -56,6 +57,8 @@ pub(crate) struct Path {
     /// By namespace of the controller: the group that it is in; `None`: it is not there.
     namespaces: Vec<Option<u32>>,
     groups: Option<Groups>,
+    /// What the controller said of itself, as of the last time that there was a connection.
+    controller: Option<Controller>,
     /// By namespace: I/O went there last.
     pub current: Vec<bool>,
     begun: Instant,
@@ -78,7 +81,7 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    pub(crate) fn new(number: u8, address: Address, units: usize, now: Instant) -> Path {
+    pub(crate) fn new(number: u8, address: Address, now: Instant) -> Path {
         Path {
             number,
             address,
@@ -90,9 +93,10 @@ impl Path {
             connections: 0,
             expires: Duration::ZERO,
             drains_within: None,
-            namespaces: vec![None; units],
+            namespaces: vec![None; NAMESPACES_MAX],
             groups: None,
-            current: vec![false; units],
+            controller: None,
+            current: vec![false; NAMESPACES_MAX],
             begun: now,
             collected: true,
             unresolved: false,
@@ -166,23 +170,33 @@ impl Path {
     /// # Errors
     /// A clause: it is not that of before.
     pub(crate) fn join(&mut self, made: Association, with: &mut Context) -> Result<(), String> {
-        let namespaces = with.shared.compare(&made)?;
+        let groups = with.shared.compare(&made)?;
+        let mut namespaces = vec![None; NAMESPACES_MAX];
+        namespaces[..groups.len()].copy_from_slice(&groups);
+        for each in &made.namespaces {
+            if with.shared.units.position(each.nsid).is_none()
+                && let Some(unit) = with.shared.accept(each, &made.controller)
+            {
+                namespaces[unit] = Some(each.group);
+            }
+        }
         let failed = |e| format!("no io_uring: {e}");
         let mut queues = Vec::with_capacity(made.queues.len());
         for link in made.queues {
             queues.push(Queue::new(link, &with.io, true).map_err(failed)?);
         }
         let of = &made.controller;
-        let (kept, tells) = (made.keep_alive, of.tells_namespaces);
+        let kept = made.keep_alive;
         self.expires = expires(kept, of);
         self.drains_within = made.names.resets_when_through().then_some(kept);
-        let mut admin = Admin::new(made.admin, &with.io, with.now, kept, tells, made.names.serial)
+        let mut admin = Admin::new(made.admin, &with.io, with.now, kept, of, made.names.serial)
             .map_err(failed)?;
         if made.groups.is_some() {
             // It may have changed before anything was to be told of.
             admin.want_groups();
         }
         (self.queues, self.admin) = (queues, Some(admin));
+        self.controller = Some(made.controller);
         (self.namespaces, self.groups, self.id) = (namespaces, made.groups, made.id);
         (self.state, self.begun, self.asked) = (State::Up, with.now, None);
         (self.collected, self.unresolved, self.doubtful) = (false, false, false);
@@ -302,6 +316,14 @@ impl Path {
                     if self.namespaces[unit].take().is_some() {
                         let name = with.shared.name();
                         tracing::error!(controller = name, "a namespace is not used: {why}");
+                    }
+                }
+                Heard::Found(found) => {
+                    let of = self.controller.as_ref();
+                    if let Some(unit) = of.and_then(|of| with.shared.accept(&found, of)) {
+                        self.namespaces[unit] = Some(found.group);
+                        // It may be in a group that is new.
+                        admin.want_groups_if(self.groups.is_some());
                     }
                 }
                 // Asked for its status until it is shut down.

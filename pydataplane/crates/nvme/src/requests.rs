@@ -12,8 +12,9 @@ use guestmem::{IoVec, Sg};
 
 use crate::command::{self, Command, RANGE_LEN};
 use crate::conversation::{Data, Ended};
-use crate::disk::Unit;
+use crate::identify::NAMESPACES_MAX;
 use crate::status::Verdict;
+use crate::units::Units;
 
 /// I/Os at a time at most, and parts of them.
 pub(crate) const DEPTH: u16 = 256;
@@ -97,7 +98,7 @@ pub(crate) struct Sending {
 pub(crate) struct Requests {
     entries: Slots<Entry>,
     parts: Slots<Part>,
-    units: Arc<[Unit]>,
+    units: Arc<Units>,
     write_through: bool,
     /// There is something to flush.
     cache: bool,
@@ -119,7 +120,7 @@ struct Cached {
 }
 
 impl Requests {
-    pub(crate) fn new(units: Arc<[Unit]>, cache: bool, write_through: bool) -> Requests {
+    pub(crate) fn new(units: Arc<Units>, cache: bool, write_through: bool) -> Requests {
         let now = Instant::now();
         let entry = |_| Entry {
             request: None,
@@ -144,7 +145,7 @@ impl Requests {
             list: [IoVec::EMPTY],
         };
         let depth = usize::from(DEPTH);
-        let cached = vec![Cached::default(); units.len()];
+        let cached = vec![Cached::default(); NAMESPACES_MAX];
         Requests {
             entries: Slots::new(DEPTH, entry),
             parts: Slots::new(DEPTH, part),

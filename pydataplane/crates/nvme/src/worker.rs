@@ -33,8 +33,9 @@ pub(crate) struct Context {
 impl Context {
     /// Takes a number of blocks over.
     pub(crate) fn resize(&self, unit: usize, blocks: u64) {
-        let old = self.shared.units[unit].geometry().num_blocks;
-        if self.shared.resize(unit, blocks) {
+        let of = &self.shared.units[unit];
+        let old = of.geometry().num_blocks;
+        if of.resize(blocks) {
             let bdev = self.shared.bdev(unit);
             match blocks < old {
                 true => tracing::warn!(bdev, "its namespace shrank from {old} blocks to {blocks}"),
@@ -175,9 +176,8 @@ impl Worker {
                 Order::Add(address, made) => {
                     let free = |n: &u8| self.paths.iter().all(|path| path.number != *n);
                     let Some(number) = (0..PATHS_MAX as u8).find(free) else { continue };
-                    let units = self.with.shared.units.len();
                     self.with.others_up = self.paths.iter().any(Path::is_up);
-                    let mut path = Path::new(number, address, units, self.with.now);
+                    let mut path = Path::new(number, address, self.with.now);
                     if let Some(made) = made
                         && let Err(why) = path.join(*made, &mut self.with)
                     {

@@ -92,6 +92,8 @@ pub struct App {
     pub pools: Pools,
     /// Bdevs that go when no guest has them.
     pub guest_disks: GuestDisks,
+    /// Namespaces that come to NVMe controllers.
+    pub namespaces: controller::Found,
     /// All polling threads.
     pub reactors: Reactors,
     /// Kernel thread ids of the reactors, in their order.
@@ -227,6 +229,7 @@ impl App {
             clusters: Clusters::new(Some(cli.state_dir.join(CLIENTS))),
             pools: Pools::default(),
             guest_disks: GuestDisks::default(),
+            namespaces: controller::Found::default(),
             reactors,
             reactor_tids,
             polls: cli.poll,
@@ -347,7 +350,7 @@ impl App {
     /// Brings back what waits for a bdev that came meanwhile; called after each mutating method, the
     /// only thing that makes bdevs.
     pub fn restore_appeared(&self) {
-        let Some(methods) = self.methods.get().and_then(Weak::upgrade) else { return };
+        let Some(methods) = self.methods() else { return };
         loop {
             let appeared = std::mem::take(&mut *self.appeared.lock());
             let keys = self.awaited.take_keys();
@@ -364,6 +367,11 @@ impl App {
         }
         let held = self.awaited.held();
         held.iter().for_each(|ctrlr| restore::start_if_complete(self, &methods, ctrlr));
+    }
+
+    /// The methods, while they are there.
+    pub fn methods(&self) -> Option<Arc<Methods>> {
+        self.methods.get().and_then(Weak::upgrade)
     }
 
     /// A bdev that was there already, but in use, can be used now.

@@ -152,6 +152,7 @@ pub fn bdev_of(item: &Item) -> Option<&str> {
 ///
 /// What is `made` already is left out.
 pub fn recorded(app: &Arc<App>, methods: &Arc<Methods>, made: Made) {
+    controller::watch(app);
     let Made { calls, mut opened } = made;
     let mut items: Vec<_> = app.config().items().cloned().collect();
     let configured = items.len();
@@ -358,7 +359,11 @@ fn restore_disk(app: &App, item: &Item, opened: Option<Opened>) -> bool {
         None => file::restore(app, item, None).map_err(never_later),
     };
     let comes_later = restored.as_ref().is_err_and(|(_, later)| *later);
-    let problem = restored.err().map(|(e, _)| e.message);
+    let problem = match restored {
+        Ok(()) if is_nvme(item) => controller::missing(app, item),
+        Ok(()) => None,
+        Err((e, _)) => Some(e.message),
+    };
     let mut restoring = app.restoring();
     if !restoring.remove(&item.key) {
         if let Some(why) = problem {

@@ -33,6 +33,7 @@ use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
+use uuid::Uuid;
 
 /// A configured thing.
 #[derive(Clone, Debug, PartialEq)]
@@ -207,6 +208,15 @@ impl Config {
         item.flush_failure.filter(|_| Path::new(&recorded) == medium)
     }
 
+    /// As [`Config::flush_failure`], of any bdev that is recorded to be on the LUN `lun`.
+    pub fn flush_failure_of_lun(&self, lun: Uuid) -> Option<FlushFailure> {
+        let is_on = |item: &&Item| {
+            let its = item.call.params.get("lun_uuid").and_then(Value::as_str);
+            its.and_then(|its| Uuid::parse_str(its).ok()) == Some(lun)
+        };
+        self.items.iter().filter(is_on).find_map(|item| item.flush_failure)
+    }
+
     /// Records whether a flush of the bdev `key` failed; whether that is new.
     pub fn set_flush_failure(&mut self, key: &str, failure: Option<FlushFailure>) -> bool {
         let Some(item) = self.items.iter_mut().find(|i| i.key == key) else { return false };
@@ -256,6 +266,13 @@ impl Config {
     pub fn set_restored(&mut self, of: &Item, problem: Option<String>) {
         if let Some(item) = self.items.iter_mut().find(|i| i.key == of.key && i.call == of.call) {
             item.problem = problem;
+        }
+    }
+
+    /// What has this key is there as it was.
+    pub fn clear_problem(&mut self, key: &str) {
+        if let Some(item) = self.items.iter_mut().find(|item| item.key == key) {
+            item.problem = None;
         }
     }
 

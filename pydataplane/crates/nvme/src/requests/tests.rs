@@ -8,17 +8,18 @@ use uuid::Uuid;
 
 use super::*;
 use crate::identify::tests::{controller_data, namespace_data};
-use crate::identify::{Controller, Most, Namespace};
+use crate::identify::{Controller, Namespace};
+use crate::units::Unit;
 use crate::wire::Completion;
 
 /// Two namespaces of a controller with a volatile cache.
-fn units() -> Arc<[Unit]> {
+fn units() -> Arc<Units> {
     let controller = Controller::parse(&controller_data(), 0).unwrap();
     let unit = |nsid| {
         let of = Namespace::parse(nsid, &namespace_data(64, 9), Uuid::nil()).unwrap();
-        Unit::new(of, Most::of(&controller, &of), of.features(&controller, false))
+        Unit::new(of, &controller, false)
     };
-    [1, 2].map(unit).into()
+    Arc::new(Units::new([1, 2].into_iter().map(unit)))
 }
 
 /// Takes I/Os of namespaces, and has each command be answered with a status.

@@ -4,6 +4,7 @@
 
 mod call;
 mod detach;
+mod found;
 mod options;
 mod shown;
 
@@ -13,6 +14,7 @@ use crate::state::{Call, Item, bdev_key};
 use bdev::{Bdev, FlushLatch, Registry};
 use call::{Attach, Expected, params};
 use detach::{Detach, detach, record_paths};
+pub use found::{Found, watch};
 use nvme::{Address, Controller, CreateError, Disk};
 use options::{SetOptions, set_options};
 use rpc::{Errno, Error, Flags, Methods};
@@ -92,20 +94,17 @@ fn attach(app: &App, mut p: Attach, item: Option<&Item>) -> Result<Vec<String>, 
         };
         return Err(Error::os(Errno::Exist, why).into());
     }
+    let _attaching = app.namespaces.attaching.read();
     let options = p.options(app);
     p.hostnqn = Some(options.hostnqn.clone());
     let subnqn = options.subnqn.clone();
     let wait = app.waits.begin(format!("bdev {}", p.name), format!("{} to answer", addresses[0]));
-    let (controller, disks) = Controller::create(&app.registry, options, &addresses)?;
+    let found = app.namespaces.sender();
+    let (controller, disks) = Controller::create(&app.registry, options, &addresses, found)?;
     drop(wait);
     if let Some(first) = disks.first() {
         app.flush_errors.attach_as(&p.name, &**first, Path::new(&subnqn));
     }
-    p.namespaces = controller
-        .namespaces()
-        .into_iter()
-        .map(|(nsid, uuid, block_size)| Expected { nsid, uuid: UuidText(uuid), block_size })
-        .collect();
     for (n, disk) in disks.iter().enumerate() {
         let bdev: Arc<dyn Bdev> = disk.clone();
         let added = match item {
@@ -119,8 +118,31 @@ fn attach(app: &App, mut p: Attach, item: Option<&Item>) -> Result<Vec<String>, 
             return Err(e.into());
         }
     }
+    p.namespaces = expected(&controller);
     record(app, &p);
     Ok(names_of(&disks))
+}
+
+/// What the namespaces of a controller have to be.
+fn expected(controller: &Controller) -> Vec<Expected> {
+    let all = controller.namespaces().into_iter();
+    all.map(|(nsid, uuid, block_size)| Expected { nsid, uuid: UuidText(uuid), block_size })
+        .collect()
+}
+
+/// Which of its namespaces a controller that is there has not, in a sentence.
+pub fn missing(app: &App, item: &Item) -> Option<String> {
+    let name = item.call.params.get("name")?.as_str()?;
+    let controller = controllers(app, Some(name)).ok()?.pop()?;
+    let missing: Vec<_> = controller.missing().iter().map(|(nsid, ..)| nsid.to_string()).collect();
+    if missing.is_empty() {
+        return None;
+    }
+    let numbers = missing.join(", ");
+    Some(format!(
+        "controller {name}: of its namespaces these are not there, or others than before: {numbers}; detach the \
+         controller to do without"
+    ))
 }
 
 /// Records a controller, unless it was detached meanwhile.
@@ -217,7 +239,10 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
              that is attached. Where a connection is lost, I/O waits and what was not answered is sent again. An \
              lvstore on a bdev is loaded. Needs the option --network.",
             Flags::LONG_WRITE,
-            move |p: Attach| attach(&a, p, None).map_err(|e| e.error),
+            move |p: Attach| {
+                watch(&a);
+                attach(&a, p, None).map_err(|e| e.error)
+            },
         )
         .errors(&[Errno::Io, Errno::Exist, Errno::Inval, Errno::NotSup]);
     let a = app.clone();
