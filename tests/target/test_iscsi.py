@@ -358,6 +358,28 @@ def test_a_target_that_is_killed_takes_its_session_over_from_itself(
     assert tgt.sessions() == 1
 
 
+def test_a_guests_disk_has_the_same_session_each_time_and_another_host_another(
+    make_target: MakeTarget, tgt: Tgt
+) -> None:
+    tgt.disk()
+
+    def isid(target: Target) -> str:
+        create(target, tgt.url(), guest_disk=True)
+        told: str = shown(target)["isid"]
+        assert target.rpc("virtlun_guest_disk_close", name="i0") is True
+        until(lambda: tgt.sessions() == 0, "it is logged out")
+        return told
+
+    first, second = (make_target("--iscsi").start() for _ in range(2))
+    own = isid(first)
+    assert isid(first) == own
+    assert isid(second) != own
+    # Also of a target that has lost what it recorded.
+    first.kill9()
+    first.start()
+    assert isid(first) == own
+
+
 def test_a_target_that_is_not_there_at_the_start_keeps_nobody_waiting(
     target: Target, tgt: Tgt
 ) -> None:

@@ -377,6 +377,11 @@ def test_a_flush_that_fails_is_remembered_until_it_is_cleared(target: Target) ->
         target.restart()
         (problem,) = target.rpc("virtlun_get_status")["flush_errors"]
         assert problem.startswith("bdev i0: a flush failed"), problem
+        # It is known of the LUN, by whatever name.
+        create(target, fake.url, name="i1", uuid="6e616d65-7370-6163-652d-757569642d31")
+        problems = target.rpc("virtlun_get_status")["flush_errors"]
+        assert any(each.startswith("bdev i1: a flush failed") for each in problems), problems
+        target.rpc("bdev_iscsi_delete", name="i1")
         assert target.rpc("virtlun_bdev_clear_flush_error", name="i0") is True
         with connected(target) as guest:
             assert outcome(guest.cdb(flush)) == (GOOD, 0)

@@ -9,7 +9,7 @@
 
 use crate::flusherror::sentence;
 use crate::state::{self, BDEV_KEY, Config, Item, StateError};
-use bdev::{Bdev, FileBdev, FlushLatch, Registry};
+use bdev::{Bdev, FileBdev, FlushFailure, FlushLatch, Registry};
 use nbd::Nbd;
 use parking_lot::Mutex;
 use std::io;
@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+use uuid::Uuid;
 
 /// How long after a record that could not be written the next attempt is made.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -56,8 +57,23 @@ impl Recorder {
 
     /// As [`Recorder::attach`], of what is recorded under another name.
     pub fn attach_as(&self, name: &str, bdev: &dyn Bdev, medium: &Path) {
+        let failure = self.shared.config.lock().flush_failure(name, medium);
+        self.follow(bdev, failure);
+    }
+
+    /// As [`Recorder::attach`], of what is recorded of the LUN by any name, target portal or pool.
+    pub fn attach_lun(&self, bdev: &dyn Bdev, lun: Uuid, medium: &Path) {
+        let failure = {
+            let config = self.shared.config.lock();
+            let its = config.flush_failure(bdev.name(), medium);
+            its.or_else(|| config.flush_failure_of_lun(lun))
+        };
+        self.follow(bdev, failure);
+    }
+
+    fn follow(&self, bdev: &dyn Bdev, failure: Option<FlushFailure>) {
         let Some(latch) = bdev.flush_latch() else { return };
-        if let Some(failure) = self.shared.config.lock().flush_failure(name, medium) {
+        if let Some(failure) = failure {
             tracing::error!(bdev = bdev.name(), "{}", sentence(failure, bdev.name()));
             latch.restore(failure);
         }

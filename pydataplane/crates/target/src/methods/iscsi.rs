@@ -58,7 +58,7 @@ struct Create {
     write_through: Option<bool>,
     /// Identifier of the session (ISID), twelve hexadecimal digits that begin with 80; each login ends the session
     /// before that had it (ours). Default: one made of the initiator's name, the URL and the bdev's name; of a
-    /// guest's disk one that nobody else has, which is recorded
+    /// guest's disk also of this host, so that no other has it
     #[serde(default, skip_serializing_if = "Option::is_none")]
     isid: Option<String>,
     /// Identity that the LUN has to have (ours). Default: the one that it has, which is recorded
@@ -250,6 +250,12 @@ fn expected(p: &Create) -> Result<Option<Lun>, Error> {
     }
 }
 
+/// What tells this host's target from those of others, the same each time: its machine-id and state directory.
+fn host(app: &App) -> String {
+    let id = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    format!("{}\0{}", id.trim(), app.paths.state_dir.display())
+}
+
 fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMade> {
     check_name(&p.name)?;
     check_initiator(&format!("bdev {}", p.name), &p.initiator_iqn)?;
@@ -257,7 +263,9 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
     let (is_guest_disk, is_for_guests) = (p.is_guest_disk(), p.is_for_guests());
     let isid = match &p.isid {
         // Other hosts may have the same domain, and so the same names.
-        None if is_for_guests => Isid::random(),
+        None if is_for_guests => {
+            Isid::of(&format!("{}\0{}", p.initiator_iqn, host(app)), &address, &p.name)
+        }
         None => Isid::of(&p.initiator_iqn, &address, &p.name),
         Some(text) => Isid::parse(text).ok_or_else(|| {
             let why =
@@ -311,7 +319,7 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
         // Before anybody can look for it.
         app.pools.open().insert(p.name.clone());
     }
-    app.flush_errors.attach(&*made, Path::new(&medium));
+    app.flush_errors.attach_lun(&*made, lun.identity, Path::new(&medium));
     let bdev: Arc<dyn Bdev> = made;
     let added = match item {
         Some(item) => {
