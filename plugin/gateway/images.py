@@ -14,7 +14,7 @@ from plugin.gateway.errors import GatewayError, Refused, ServerSilent
 from plugin.gateway.services import Services
 from plugin.gateway.upstream import Upstream
 from pydataplane.domain.errors import ImageError, Refusal
-from pydataplane.domain.images import check_allowed, of_plan
+from pydataplane.domain.images import check_allowed, is_lun, of_plan, unknown_lun
 from pydataplane.domain.model import Host
 from pydataplane.domain.translate import LunPlan, Plan
 
@@ -70,13 +70,16 @@ async def bring_back(
                     "was not opened for this domain by a client that may read its secret: stop the"
                     " domain, and start it through the gateway",
                 )
+            expected = services.openings.lun(plan.controller, lun.bdev_name)
+            if is_lun(lun) and expected is None:
+                raise Refused(Refusal.NOT_POSSIBLE_NOW, str(unknown_lun(lun)))
             _check_allowed(services, lun)
             silent.check(lun)
         except GatewayError as error:
             failed[lun] = error
             continue
         try:
-            await services.target.open_image(plan, lun, await _key(admin, lun))
+            await services.target.open_image(plan, lun, await _key(admin, lun), expected)
         except GatewayError as error:
             failed[lun] = error
             if isinstance(error, ServerSilent):
@@ -112,7 +115,11 @@ async def opened(call: Call, plan: Plan, luns: list[LunPlan]) -> AsyncIterator[N
             for earlier, its in keys.items():  # else they go again while the others are opened
                 await services.target.open_image(plan, earlier, its)
             keys[lun] = key
-        services.openings.add(plan.controller, [lun.bdev_name for lun in luns])
+        there = {
+            lun.bdev_name: await services.target.identity_of(plan, lun) if is_lun(lun) else None
+            for lun in luns
+        }
+        services.openings.add(plan.controller, there)
         yield
     except BaseException:
         for lun in new:

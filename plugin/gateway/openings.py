@@ -2,17 +2,19 @@
 
 A domain's metadata does not say that: whoever may change a domain at libvirtd itself can name any
 secret there. So what the gateway opens again in its own name, after the target has lost it, is only
-what is noted here. One file a domain; they are lost with the host's memory, as the running domains
-are.
+what is noted here. With it, which LUN a disk is on: a running guest goes on with that one alone,
+whatever has its number by then. One file a domain; they are lost with the host's memory, as the
+running domains are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 from plugin.gateway.errors import Refused
 from pydataplane.domain.errors import Refusal
+from pydataplane.domain.images import LunIdentity
 
 SUFFIX = ".images"
 
@@ -28,20 +30,25 @@ class Openings:
         """Whether an image (its bdev's UUID) was opened for a domain in a client's name."""
         return uuid in self._read(controller)
 
-    def add(self, controller: str, uuids: Iterable[str]) -> None:
-        """Notes that these were.
+    def lun(self, controller: str, uuid: str) -> LunIdentity | None:
+        """Returns which LUN such an image is on; None: it is on none, or not known."""
+        return self._read(controller).get(uuid)
+
+    def add(self, controller: str, opened: Mapping[str, LunIdentity | None]) -> None:
+        """Notes that these were, and which LUNs they are on.
 
         Raises:
             Refused: that cannot be written.
         """
         known = self._read(controller)
-        if not set(uuids) - known:
+        there = known | dict(opened)
+        if there == known:
             return
         path = self._path(controller)
         new = path.with_suffix(".new")
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            new.write_text("\n".join(sorted(known | set(uuids))))
+            new.write_text("".join(f"{_line(*each)}\n" for each in sorted(there.items())))
             new.rename(path)
         except OSError as error:
             raise Refused(
@@ -57,8 +64,20 @@ class Openings:
     def _path(self, controller: str) -> Path:
         return self._folder / f"{controller}{SUFFIX}"
 
-    def _read(self, controller: str) -> set[str]:
+    def _read(self, controller: str) -> dict[str, LunIdentity | None]:
         try:
-            return set(self._path(controller).read_text().split())
+            lines = self._path(controller).read_text().splitlines()
         except OSError:
-            return set()
+            return {}
+        known: dict[str, LunIdentity | None] = {}
+        for line in lines:
+            match line.split():
+                case [uuid, identity, size] if size.isdecimal():
+                    known[uuid] = LunIdentity(identity, int(size))
+                case [uuid]:
+                    known[uuid] = None
+        return known
+
+
+def _line(uuid: str, lun: LunIdentity | None) -> str:
+    return uuid if lun is None else f"{uuid} {lun.uuid} {lun.block_size}"

@@ -72,4 +72,12 @@ async def _look_up(upstream: Upstream, usage: int, secret: SecretRef) -> bytes:
     except ValueError as error:
         text = f"'{secret.uuid}', by which a disk names its secret, is no UUID"
         raise Refused(Refusal.BAD_XML, text) from error
-    return await upstream.call(Proc.SECRET_LOOKUP_BY_UUID, bytes(Writer().fixed(uuid.bytes)))
+    found = await upstream.call(Proc.SECRET_LOOKUP_BY_UUID, bytes(Writer().fixed(uuid.bytes)))
+    reader = Reader(found)
+    reader.fixed(16)
+    if reader.i32() != usage:  # as libvirt itself (virSecretGetSecretString)
+        (kind,) = (protocol for protocol, each in USAGES.items() if each == usage)
+        kind = {"rbd": "ceph"}.get(kind, kind)
+        text = f"secret {secret.uuid} is for something else: name one with <usage type='{kind}'>"
+        raise Refused(Refusal.DENIED, text)
+    return found

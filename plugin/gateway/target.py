@@ -30,6 +30,7 @@ from pydataplane.domain.errors import (
     ReconcileError,
     Refusal,
 )
+from pydataplane.domain.images import LunIdentity
 from pydataplane.domain.limits import Limits
 from pydataplane.domain.model import Place
 from pydataplane.domain.names import domain_controller, domain_of
@@ -429,10 +430,21 @@ class Target:
         """Whether the image of a disk over the network is open, or the target goes on to try."""
         return await self._run(lambda: images.has_image(self._client, lun))
 
-    async def open_image(self, controller: str, lun: LunPlan, key: str | None) -> bool:
+    async def identity_of(self, lun: LunPlan) -> LunIdentity | None:
+        """Returns which LUN a disk is on; see `images.identity_of`."""
+        client = self._client
+        return await self._run(lambda: images.identity_of(client, lun))
+
+    async def open_image(
+        self,
+        controller: str,
+        lun: LunPlan,
+        key: str | None,
+        expected: LunIdentity | None = None,
+    ) -> bool:
         """Opens the image of a disk over the network; see `images.open_image`."""
         client = Client(self._client.path, OPEN_S)
-        return await self._run(lambda: images.open_image(client, controller, lun, key))
+        return await self._run(lambda: images.open_image(client, controller, lun, key, expected))
 
     async def close_image(self, lun: LunPlan) -> None:
         """Closes it unless somebody uses it; see `images.close_image`."""

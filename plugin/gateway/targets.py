@@ -24,6 +24,7 @@ from plugin.gateway.usage import Unit, Usage
 from plugin.targets import addresses
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
+from pydataplane.domain.images import LunIdentity
 from pydataplane.domain.limits import Limits
 from pydataplane.domain.model import Place
 from pydataplane.domain.names import domain_controller
@@ -402,9 +403,19 @@ class Targets:
         """Whether a plan's image is open, or the target tries; see `Target.has_image`."""
         return await self._of_plan(plan).has_image(lun)
 
-    async def open_image(self, plan: Plan, lun: LunPlan, key: str | None) -> bool:
+    async def identity_of(self, plan: Plan, lun: LunPlan) -> LunIdentity | None:
+        """Returns which LUN a disk is on. See `Target.identity_of`."""
+        return await self._of_plan(plan).identity_of(lun)
+
+    async def open_image(
+        self,
+        plan: Plan,
+        lun: LunPlan,
+        key: str | None,
+        expected: LunIdentity | None = None,
+    ) -> bool:
         """Opens it in the plan's target; False if it is open. See `Target.open_image`."""
-        return await self._of_plan(plan).open_image(plan.controller, lun, key)
+        return await self._of_plan(plan).open_image(plan.controller, lun, key, expected)
 
     async def close_image(self, plan: Plan, lun: LunPlan) -> None:
         """Closes it, unless somebody uses it."""

@@ -94,8 +94,9 @@ def _bring_up(rpc: Connection, plan: Plan, operation: str, config: Config) -> No
     Raises:
         PluginError, TargetError, VolumeError: it cannot be done; the sentence says why.
     """
-    failed = images.open_without_secrets(rpc, plan, config.allowed)
-    if operation != "reconnect":
+    running = operation == "reconnect"
+    failed = images.open_without_secrets(rpc, plan, config.allowed, running)
+    if not running:
         for error in failed.values():
             raise error
     # A guest that runs has its other disks, whatever becomes of these.

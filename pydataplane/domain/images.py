@@ -12,14 +12,14 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pydataplane.domain.errors import ImageError, ImageServerSilent
 from pydataplane.domain.model import Allowed, Host, LunPlan, NetworkSource, Plan
 from pydataplane.domain.names import domain_of
 from pydataplane.domain.observed import look_up
 from pydataplane.domain.xml.network import forbidden
-from pydataplane.errors import BUSY, EXISTS, TIMED_OUT, RpcError
+from pydataplane.errors import BUSY, EXISTS, NO_DEVICE, TIMED_OUT, RpcError
 from pydataplane.methods import Rpc
 
 QEMUS_INITIATOR = "iqn.2008-11.org.linux-kvm:"
@@ -55,11 +55,49 @@ def has_image(rpc: Rpc, lun: LunPlan) -> bool:
     return own in waiting or any(p.startswith(f"{own} ") for p in status["restore_problems"])
 
 
-def open_image(rpc: Rpc, controller: str, lun: LunPlan, key: str | None) -> bool:
+@dataclass(frozen=True)
+class LunIdentity:
+    """What tells a LUN from another one that gets its number."""
+
+    uuid: str
+    """Made of its target's name and its own identification."""
+    block_size: int
+    """Bytes."""
+
+
+def identity_of(rpc: Rpc, lun: LunPlan) -> LunIdentity | None:
+    """Returns which LUN a disk that is open is on; None: it is on none, or not open.
+
+    Raises:
+        TargetError: the target refuses or does not answer.
+    """
+    try:
+        (found,) = rpc.call("bdev_get_bdevs", name=lun.bdev_name)
+    except RpcError as error:
+        if error.code != NO_DEVICE:
+            raise
+        return None
+    its = found.get("driver_specific", {}).get("iscsi")
+    return None if its is None else LunIdentity(its["lun_uuid"], its["lun_block_size"])
+
+
+def is_lun(lun: LunPlan) -> bool:
+    """Whether a disk is named by the number of a LUN, which may be another one's later."""
+    return lun.volume.source is not None and lun.volume.source.protocol == "iscsi"
+
+
+def open_image(
+    rpc: Rpc,
+    controller: str,
+    lun: LunPlan,
+    key: str | None,
+    expected: LunIdentity | None = None,
+) -> bool:
     """Makes the bdev of a disk over the network; False if it is there already, and stays.
 
     `controller` is the name of its domain's; `key` is the value of the source's secret, of Ceph as
-    that writes keys. The caller shows the bdev to a guest within a minute, or it goes again.
+    that writes keys; `expected` is the LUN that it has to be, where a guest has it already. The
+    caller shows the bdev to a guest within a minute, or it goes again.
 
     Raises:
         ImageError: the image cannot be had; one sentence.
@@ -71,7 +109,7 @@ def open_image(rpc: Rpc, controller: str, lun: LunPlan, key: str | None) -> bool
     if source.protocol == "iscsi" and source.initiator is None:
         source = replace(source, initiator=QEMUS_INITIATOR + domain_of(controller))
     try:
-        _OPENERS[source.protocol](rpc, lun.uuid, source, key)
+        _OPENERS[source.protocol](rpc, lun.uuid, source, key, expected)
     except RpcError as error:
         if error.code == EXISTS and look_up(rpc, lun.uuid) is not None:
             return False
@@ -92,10 +130,13 @@ def check_allowed(lun: LunPlan, allowed: Allowed) -> None:
         raise ImageError(f"disk {lun.dev} (image {lun.volume.alias}): {why}")
 
 
-def open_without_secrets(rpc: Rpc, plan: Plan, allowed: Allowed) -> dict[LunPlan, ImageError]:
+def open_without_secrets(
+    rpc: Rpc, plan: Plan, allowed: Allowed, running: bool
+) -> dict[LunPlan, ImageError]:
     """Makes the bdevs of a plan's disks over the network, for who cannot ask libvirt for secrets.
 
-    Returns why which disks have none: it needs a secret, or as `open_image`.
+    Returns why which disks have none: it needs a secret, or its domain is `running` and nobody
+    knows here which LUN it had, or as `open_image`.
 
     Raises:
         TargetTimeout, TargetUnavailable: the target does not answer.
@@ -107,6 +148,8 @@ def open_without_secrets(rpc: Rpc, plan: Plan, allowed: Allowed) -> dict[LunPlan
         try:
             check_allowed(lun, allowed)
             if source.secret is None and not is_open(rpc, lun):
+                if running and is_lun(lun) and not has_image(rpc, lun):
+                    raise unknown_lun(lun)
                 open_image(rpc, plan.controller, lun, None)
         except ImageError as error:
             failed[lun] = error
@@ -120,6 +163,14 @@ def open_without_secrets(rpc: Rpc, plan: Plan, allowed: Allowed) -> dict[LunPlan
     return failed
 
 
+def unknown_lun(lun: LunPlan) -> ImageError:
+    """Returns why the disk of a running guest is not opened again."""
+    return ImageError(
+        f"disk {lun.dev} (image {lun.volume.alias}): the target has lost which LUN the guest had,"
+        " and its number may be another one's by now: stop the domain, and start it"
+    )
+
+
 def close_image(rpc: Rpc, lun: LunPlan) -> None:
     """Closes the image of a disk that no guest was shown, unless somebody uses it.
 
@@ -129,7 +180,13 @@ def close_image(rpc: Rpc, lun: LunPlan) -> None:
     rpc.call("virtlun_guest_disk_close", name=lun.bdev_name)
 
 
-def _open_rbd(rpc: Rpc, uuid: str, source: NetworkSource, key: str | None) -> None:
+def _open_rbd(
+    rpc: Rpc,
+    uuid: str,
+    source: NetworkSource,
+    key: str | None,
+    _expected: LunIdentity | None,
+) -> None:
     config = {}
     if source.hosts:
         config["mon_host"] = ",".join(host.text for host in source.hosts)
@@ -151,7 +208,13 @@ def _open_rbd(rpc: Rpc, uuid: str, source: NetworkSource, key: str | None) -> No
     )
 
 
-def _open_nbd(rpc: Rpc, uuid: str, source: NetworkSource, key: str | None) -> None:
+def _open_nbd(
+    rpc: Rpc,
+    uuid: str,
+    source: NetworkSource,
+    key: str | None,
+    _expected: LunIdentity | None,
+) -> None:
     assert key is None
 
     def make(uri: str) -> None:
@@ -168,7 +231,13 @@ def _open_nbd(rpc: Rpc, uuid: str, source: NetworkSource, key: str | None) -> No
     _at_one_of(nbd_uris(source), make)
 
 
-def _open_iscsi(rpc: Rpc, uuid: str, source: NetworkSource, key: str | None) -> None:
+def _open_iscsi(
+    rpc: Rpc,
+    uuid: str,
+    source: NetworkSource,
+    key: str | None,
+    expected: LunIdentity | None,
+) -> None:
     assert source.initiator is not None
     initiator = source.initiator
 
@@ -184,6 +253,8 @@ def _open_iscsi(rpc: Rpc, uuid: str, source: NetworkSource, key: str | None) -> 
             read_only=True if source.read_only else None,
             guest_disk=True,
             shared=True if source.shared else None,
+            lun_uuid=expected.uuid if expected is not None else None,
+            lun_block_size=expected.block_size if expected is not None else None,
         )
 
     (host,) = source.hosts
@@ -212,7 +283,9 @@ def _at_one_of(addresses: Sequence[str], make: Callable[[str], None]) -> None:
 _ANSWERS = re.compile(r"uthenti|uthoriz|LUN [0-9]+ of|another LUN is there")
 """In what is said of a server that was reached, and would say the same at its other addresses."""
 
-_OPENERS: Mapping[str, Callable[[Rpc, str, NetworkSource, str | None], None]] = {
+_OPENERS: Mapping[
+    str, Callable[[Rpc, str, NetworkSource, str | None, LunIdentity | None], None]
+] = {
     "rbd": _open_rbd,
     "nbd": _open_nbd,
     "iscsi": _open_iscsi,

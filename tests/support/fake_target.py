@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import NAMESPACE_OID, uuid5
 
 from pydataplane.domain.limiting import SPDK_RATES
 from pydataplane.domain.limits import NAMES, Limits, contradiction
@@ -91,6 +92,8 @@ class FakeTarget(WatchedClient):
         self.copies: dict[tuple[str, int], dict[str, Any]] = {}
         """What virtlun_lun_copy_check tells, by controller and target number."""
         self.images: dict[str, dict[str, Any]] = {}
+        self.renumbered: dict[str, str] = {}
+        """By URL: which other LUN is there now."""
         """What each open image, among the volumes by POOL/IMAGE or URL, was made with."""
         self.suspended: list[dict[str, Any]] = []
         """What virtlun_vhost_get_suspended tells."""
@@ -288,7 +291,9 @@ class FakeTarget(WatchedClient):
         if given is None:
             return None
         if "url" in given:
-            return {"iscsi": {"url": given["url"]}}
+            identity = str(uuid5(NAMESPACE_OID, self.renumbered.get(alias, alias)))
+            told = {"lun_uuid": identity, "lun_block_size": 512}
+            return {"iscsi": {"url": given["url"], **told}}
         return {"rbd": {name: given[name] for name in ("pool_name", "rbd_name")}}
 
     def bdev_rbd_create(self, name: str, pool_name: str, rbd_name: str, **given: Any) -> str:
@@ -302,6 +307,9 @@ class FakeTarget(WatchedClient):
     def bdev_iscsi_create(self, name: str, url: str, initiator_iqn: str, **given: Any) -> str:
         if name in self.uuids:
             raise RpcError(EXISTS, f"there is a bdev {name} already")
+        is_there = str(uuid5(NAMESPACE_OID, self.renumbered.get(url, url)))
+        if given.get("lun_uuid") not in (None, is_there):
+            raise RpcError(-5, f"cannot open {name}: another LUN is there than before")
         self.volumes[url] = Volume(name)
         self.images[url] = {"url": url, "initiator_iqn": initiator_iqn, **given}
         return name

@@ -370,6 +370,57 @@ def test_what_a_client_had_opened_comes_back_with_the_target_and_ends_with_the_d
     played(tmp_path, body)
 
 
+def test_a_running_guest_has_the_lun_that_it_had_or_none(tmp_path: Path) -> None:
+    url = "iscsi://10.0.0.1:3260/iqn.2001-05.com.array:vols/3"
+    xml = (
+        "<disk type='network' device='disk'><source protocol='iscsi'"
+        " name='iqn.2001-05.com.array:vols/3'><host name='10.0.0.1'/></source>"
+        "<target dev='sdb' bus='scsi'/></disk>"
+    )
+
+    async def body(world: World) -> None:
+        services, dom = world.gateway.services, world.domain()
+        await (await world.client()).attach(dom.ref, xml, LIVE)
+        (given,) = world.target.images.values()
+        name, own = f"vm-{UUID_1}", given["uuid"]
+        noted = services.openings.lun(name, own)
+        assert noted is not None and noted.block_size == 512
+
+        def lose() -> None:
+            world.target.controllers.clear()
+            world.target.virtlun_guest_disk_close(own)
+            assert world.target.images == {}
+
+        lose()
+        await reconcile_domain(services, dom.ref)
+        assert world.target.images[url]["lun_uuid"] == noted.uuid
+        lose()
+        world.target.renumbered[url] = "another LUN"
+        with pytest.raises(GatewayError, match="another LUN is there"):
+            await reconcile_domain(services, dom.ref)
+        assert world.target.images == {}
+        del world.target.renumbered[url]
+        services.openings.forget(name)
+        with pytest.raises(GatewayError, match="its number may be another one's by now"):
+            await reconcile_domain(services, dom.ref)
+        assert world.target.images == {}
+
+    played(tmp_path, body)
+
+
+def test_a_secret_for_something_else_is_not_asked_for_its_value(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        other = bytes(Writer().fixed(SECRET).i32(3).string("array"))
+        world.libvirtd.answers[Proc.SECRET_LOOKUP_BY_UUID] = lambda _: other
+        del world.libvirtd.answers[Proc.SECRET_GET_VALUE]
+        client = await world.client()
+        with pytest.raises(ReplyError, match="name one with <usage type='ceph'>"):
+            await client.attach(world.domain().ref, disk(), LIVE)
+        assert world.target.images == {}
+
+    played(tmp_path, body)
+
+
 def test_of_a_cluster_that_is_silent_one_image_is_asked_for(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         services = world.gateway.services
@@ -377,7 +428,7 @@ def test_of_a_cluster_that_is_silent_one_image_is_asked_for(tmp_path: Path) -> N
         dom = world.libvirtd.add("one", live=served(plain(devices=disk() + far)))
         named = translate.plan(dom.live or "")
         assert named is not None
-        services.openings.add(named.controller, [lun.bdev_name for lun in named.luns])
+        services.openings.add(named.controller, {lun.bdev_name: None for lun in named.luns})
         for error, tries in ((RpcError(-110, "no answer"), 1), (RpcError(-2, "no image"), 2)):
             world.target.refuse["bdev_rbd_create"] = error
             world.target.calls.clear()
