@@ -20,6 +20,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     lvolchain                    the snapshots that a volume is made of, merged
     lvolcopies                   copies of volumes that guests use
     target, answers, targets     LUNs and volumes, of one target and of all
+    storage                      lvstores as pools of libvirt's, and their volumes
     backup                       what lvol snapshots have is copied, or served
     statistics, guestdisks       results of GET_ALL_DOMAIN_STATS and of the guest agent, in bytes
     parsing, budget              threads for XML, and memory for calls: whose turn it is
@@ -30,6 +31,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     domstats                     statistics of domains, as clients see them
     openings                     which images clients with the right to had opened
     roomreturns                  which of those that found no room go on when there is some
+    streams                      data of a call, after its reply
     caller, services, call       what handlers get: the client, the gateway's parts, one call
     ioerrors                     domains paused because a disk of ours cannot go on
     overtaken                    those that are not to be saved meanwhile

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
@@ -14,6 +14,7 @@ from plugin.gateway.events import Subscriptions
 from plugin.gateway.messages import Domain
 from plugin.gateway.parsing import ClientParser
 from plugin.gateway.services import Services
+from plugin.gateway.streams import Stream
 from plugin.gateway.wire import Header, MessageType, Status, message
 
 T = TypeVar("T")
@@ -43,6 +44,12 @@ class Connection(Protocol):
 
     async def send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
         """Sends a message to the client; raises OSError if it is gone."""
+
+    def open_stream(self, header: Header) -> Stream:
+        """Returns the stream of a call; what comes for it goes there from now on."""
+
+    def close_stream(self, header: Header) -> None:
+        """Ends that: what still comes for it goes to libvirtd, which ignores it."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,14 @@ class Call:
                 program=self.header.program,
             )
         )
+
+    @contextmanager
+    def stream(self) -> Iterator[Stream]:
+        """Opens the call's stream for the body."""
+        try:
+            yield self.connection.open_stream(self.header)
+        finally:
+            self.connection.close_stream(self.header)
 
     async def give(self, answer: Reply | bytes | None) -> None:
         """Answers the call with libvirtd's reply, with a result of ours, or with none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -42,14 +42,25 @@ class Caller:
         Raises:
             GatewayError: it may not, or libvirtd is not there.
         """
-        if libvirtdconf.judges_calls(self._config.libvirtd_conf):
+        if self.is_judged:
             await (await self.own()).metadata(dom, 0)
 
     async def may(self, actions: Sequence[str], name: str, uuid: str) -> bool:
         """Whether libvirtd would let the client do these polkit actions to a domain."""
-        if not libvirtdconf.judges_calls(self._config.libvirtd_conf):
+        if not self.is_judged:
             return True
         return await polkit.may(self.identity, actions, name, uuid, self._config.pkcheck)
+
+    async def may_do(self, actions: Sequence[str], of: Mapping[str, str]) -> bool:
+        """Whether libvirtd would let the client do these polkit actions to what `of` says."""
+        if not self.is_judged:
+            return True
+        return await polkit.may_do(self.identity, actions, of, self._config.pkcheck)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether libvirtd judges each call."""
+        return libvirtdconf.judges_calls(self._config.libvirtd_conf)
 
     async def own(self) -> Upstream:
         """Returns the connection for calls of our own in this client's name.

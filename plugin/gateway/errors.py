@@ -29,6 +29,7 @@ class Code(IntEnum):
     RPC = 39
     NO_DOMAIN = 42
     AUTH_FAILED = 45
+    NO_STORAGE_POOL = 49
     NO_STORAGE_VOL = 50
     OPERATION_INVALID = 55
     CONFIG_UNSUPPORTED = 67
@@ -45,6 +46,7 @@ class Code(IntEnum):
     AGENT_UNRESPONSIVE = 86
     RESOURCE_BUSY = 87
     ACCESS_DENIED = 88
+    STORAGE_VOL_EXIST = 90
     AUTH_UNAVAILABLE = 94
     DEVICE_MISSING = 99
     NO_DOMAIN_CHECKPOINT = 103
@@ -63,6 +65,7 @@ _PREFIXES: dict[int, str] = {
     Code.AUTH_CANCELLED: "authentication cancelled: ",
     Code.AUTH_UNAVAILABLE: "authentication unavailable: ",
     Code.NO_DOMAIN_METADATA: "metadata not found: ",
+    Code.NO_STORAGE_POOL: "Storage pool not found: ",
     Code.NO_STORAGE_VOL: "Storage volume not found: ",
     Code.OPERATION_INVALID: "Requested operation is not valid: ",
     Code.CONFIG_UNSUPPORTED: "unsupported configuration: ",

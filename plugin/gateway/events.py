@@ -17,6 +17,7 @@ from plugin.gateway.messages import (
     pack_params,
 )
 from plugin.gateway.procs import Proc
+from plugin.gateway.storage.events import PoolEvent, PoolSubscriptions
 from plugin.gateway.wire import REMOTE_PROGRAM, Header, MessageType, WireError, message
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain.translate import PREFIX
@@ -113,7 +114,8 @@ class TunableEvent:
     """Those that the call named."""
 
 
-Announced = DeviceChange | IoErrorEvent | BlockJobEvent | JobEvent | TunableEvent
+DomainEvent = DeviceChange | IoErrorEvent | BlockJobEvent | JobEvent | TunableEvent
+Announced = DomainEvent | PoolEvent
 """What clients are told of."""
 
 IO_ERROR = 4
@@ -198,6 +200,7 @@ class Subscriptions:
     """By callback id: event id, and the domain's UUID or None for all."""
     legacy: set[int] = field(default_factory=set)
     """Event ids of the calls that have no callback id (clients before libvirt 1.3.3)."""
+    pools: PoolSubscriptions = field(default_factory=PoolSubscriptions)
 
     def registered(self, args: bytes, result: bytes) -> None:
         """Notes a successful CONNECT_DOMAIN_EVENT_CALLBACK_REGISTER_ANY."""
@@ -216,6 +219,8 @@ class Subscriptions:
 
     def messages(self, change: Announced) -> list[bytes]:
         """Returns the messages to send to the client."""
+        if isinstance(change, PoolEvent):
+            return self.pools.messages(change)
         if isinstance(change, IoErrorEvent):
             return self._io_error(change)
         if isinstance(change, BlockJobEvent):

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.messages import read_params
@@ -57,11 +57,21 @@ async def may(
     `identity` is what libvirtd was told of the client (arguments of CONNECT_SET_IDENTITY). False
     as well where polkit cannot be asked; libvirtd's answer to the call then says why.
     """
+    return await may_do(identity, actions, {"domain_name": name, "domain_uuid": uuid}, pkcheck)
+
+
+async def may_do(
+    identity: bytes,
+    actions: Sequence[str],
+    of: Mapping[str, str],
+    pkcheck: str = "pkcheck",
+) -> bool:
+    """Asks polkit whether a client may do all of `actions`, as `may`, to what `of` says."""
     known = read_params(identity)
     pid, since, uid = (known.get(k) for k in ("process-id", "process-time", "unix-user-id"))
     if pid is None or since is None or uid is None:
         return False
-    details = {"connect_driver": "QEMU", "domain_name": name, "domain_uuid": uuid}
+    details = {"connect_driver": "QEMU", **of}
     words = [word for key, value in details.items() for word in ("--detail", key, value)]
     try:
         for action in actions:

@@ -30,6 +30,7 @@ from plugin.gateway.roomreturns import RoomReturns
 from plugin.gateway.services import Services
 from plugin.gateway.session import Session
 from plugin.gateway.shown import Shown
+from plugin.gateway.storage.pools import Pools
 from plugin.gateway.targets import Targets
 
 STOP_S = 15.0
@@ -77,6 +78,7 @@ class Gateway:
             paused=paused,
             room_returns=RoomReturns(config.gateway.state_dir),
             openings=Openings(config.gateway.state_dir),
+            pools=Pools(target, settings, config.gateway.state_dir),
         )
         self.loop = ReconcileLoop(self.services)
         self.io_errors = IoErrors(self.services)
@@ -169,6 +171,7 @@ class Gateway:
     async def run(self) -> None:
         """Serves clients until `stop` is called, then lets calls begun finish."""
         accepting = [asyncio.create_task(self._accept(item)) for item in self._listeners]
+        self._spawn(self.services.pools.leftovers.clean(self.services.target))
         if self.config.reconcile:
             accepting.append(asyncio.create_task(self.loop.run()))
             accepting.append(asyncio.create_task(self.io_errors.run()))

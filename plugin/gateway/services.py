@@ -24,6 +24,7 @@ from plugin.gateway.openings import Openings
 from plugin.gateway.parsing import ClientParser, Parsers
 from plugin.gateway.roomreturns import RoomReturns
 from plugin.gateway.shown import Shown
+from plugin.gateway.storage.pools import Pools
 from plugin.gateway.targets import Targets
 from plugin.gateway.upstream import Upstream
 from pydataplane.domain import translate
@@ -71,6 +72,8 @@ class Services:
     room_returns: RoomReturns
     """Which of them go on by themselves."""
     openings: Openings
+    pools: Pools
+    """The lvstores as libvirt's pools."""
 
     async def parse(self, work: Callable[[], T]) -> T:
         """Does what parses XML of libvirtd's in a thread; `Call.parse` is for a client's."""

@@ -26,7 +26,7 @@ from plugin.gateway.admission import Admission
 from plugin.gateway.budget import Grant
 from plugin.gateway.call import Call, Handler, Reply
 from plugin.gateway.caller import Caller
-from plugin.gateway.channel import Channel, Pass
+from plugin.gateway.channel import Channel, Pass, Route
 from plugin.gateway.errors import (
     Code,
     GatewayError,
@@ -49,6 +49,9 @@ from plugin.gateway.procedures import PROCEDURES, SHOWING, Access, Procedure
 from plugin.gateway.procs import Proc, name_of
 from plugin.gateway.redefined import HeldBack
 from plugin.gateway.services import Services
+from plugin.gateway.storage.events import PoolEvent
+from plugin.gateway.storage.rights import pool_action, pool_details
+from plugin.gateway.streams import STREAM_MAX_BYTES, STREAMS, Stream
 from plugin.gateway.upstream import connect
 from plugin.gateway.wire import (
     CALLS,
@@ -107,6 +110,7 @@ class Session:
         self._admission = Admission(services, listener, self.peer, self._caller, self.exchange)
         self._stopping = asyncio.Event()
         self._awaited: dict[tuple[int, int], asyncio.Future[Reply]] = {}
+        self._streams: dict[tuple[int, int], Stream] = {}
         self._slots = asyncio.Semaphore(CALLS_MAX)
         self._memory = services.budget.share(self.peer.uid)
         self._showing = asyncio.Semaphore(SHOWN_MAX)
@@ -196,9 +200,23 @@ class Session:
         def route(header: Header) -> Pass | None:
             if header.program != KEEPALIVE_PROGRAM and not self._admission.is_open:
                 return None
+            if self._stream_of(header) is not None:
+                return None
             return to_libvirtd if self._procedure(header) is None else None
 
+        try:
+            await self._take_calls(route)
+        finally:
+            for stream in self._streams.values():
+                stream.end()
+
+    async def _take_calls(self, route: Route) -> None:
         while (header := await self.client.next(route)) is not None:
+            stream = self._stream_of(header)
+            if stream is not None:
+                payload, _ = await self.client.payload(header, STREAM_MAX_BYTES)
+                await stream.put(header, payload)
+                continue
             procedure = self._procedure(header) if self._admission.is_open else None
             if procedure is None:
                 await self._before_open(header)
@@ -238,6 +256,30 @@ class Session:
     def _call(self, header: Header, payload: bytes, descriptors: list[int]) -> Call:
         given = (self, self._services, self._caller, self.subscriptions, self._parser)
         return Call(*given, header, payload, descriptors)
+
+    def _stream_of(self, header: Header) -> Stream | None:
+        """Returns the stream of a call of ours that a message belongs to."""
+        if header.type not in STREAMS or header.program != REMOTE_PROGRAM:
+            return None
+        return self._streams.get((header.serial, header.procedure))
+
+    def open_stream(self, header: Header) -> Stream:
+        """Returns the stream of a call; what comes for it goes there from now on.
+
+        Raises:
+            WireError: a call with this serial has one.
+        """
+        key = (header.serial, header.procedure)
+        if key in self._streams:
+            raise WireError(f"serial {header.serial} is in use")
+        self._streams[key] = Stream(header)
+        return self._streams[key]
+
+    def close_stream(self, header: Header) -> None:
+        """Ends that."""
+        stream = self._streams.pop((header.serial, header.procedure), None)
+        if stream is not None:
+            stream.end()
 
     def _procedure(self, header: Header) -> Procedure | None:
         """Returns what we do with a call; None: libvirtd alone answers it."""
@@ -423,13 +465,20 @@ class Session:
             self.log.warning("client disconnected: it does not read its events")
             self.client.shutdown()
 
+    async def _may_hear(self, change: Announced) -> bool:
+        """Whether the client may see what an event tells of."""
+        if isinstance(change, PoolEvent):
+            return await self._caller.may_do([pool_action("getattr")], pool_details(change.pool))
+        try:
+            await (await self._caller.own()).lookup(change.dom.uuid)
+        except GatewayError:
+            return False
+        return True
+
     async def _pump_events(self) -> None:
         while True:
             change = await self._changes.get()
-            if self.peer.uid != 0:
-                try:  # an event must not tell of a domain that the client may not see
-                    await (await self._caller.own()).lookup(change.dom.uuid)
-                except GatewayError:
-                    continue
+            if self.peer.uid != 0 and not await self._may_hear(change):
+                continue
             for event in self.subscriptions.messages(change):
                 await self.client.send(event)

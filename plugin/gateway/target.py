@@ -187,9 +187,18 @@ class Target:
         state = await self._run(lambda: observe(self._client))
         return set(state.controllers)
 
+    async def stores(self) -> list[Lvstore]:
+        """Returns all lvstores and pools that are loaded."""
+        return await self._run(self._volumes.lvstores)
+
     async def lvstores(self) -> set[str]:
         """Returns the names of all lvstores that are loaded."""
-        return {store.name for store in await self._run(self._volumes.lvstores)}
+        return {store.name for store in await self.stores()}
+
+    async def do(self, work: Callable[[Volumes], T], *, copies: bool = False) -> T:
+        """Does in a thread what takes several calls about volumes; `copies`: they copy data."""
+        volumes = self._copying if copies else self._volumes
+        return await self._run(lambda: work(volumes))
 
     async def rooms(self, names: Collection[str]) -> dict[str, Room]:
         """Returns what room there is in those of these lvstores that are loaded."""

@@ -32,6 +32,7 @@ from pydataplane.domain.observed import State
 from pydataplane.domain.reconcile import Release, actions, leftovers, unasked
 from pydataplane.domain.translate import Definition, LunPlan, Plan, Settings
 from pydataplane.lvols import Lvol, Sizes
+from pydataplane.lvstores import Lvstore
 from pydataplane.silence import WatchedClient
 
 T = TypeVar("T")
@@ -279,6 +280,17 @@ class Targets:
                 " made where it is; leave the disk out (snapshot='no')",
             )
         return found
+
+    async def stores(self) -> list[tuple[Target, Lvstore]]:
+        """Returns all lvstores and pools that are loaded; of a target that is silent none.
+
+        Raises:
+            GatewayError: none of them tells.
+        """
+        answers = await self._ask(Target.stores, wait_for_silent=False)
+        if not answers.given:
+            raise answers.refused[0][1]
+        return [(member.target, store) for member, found in answers.given for store in found]
 
     async def sizes(self, references: list[str]) -> Mapping[str, Sizes]:
         """Returns the sizes of those of these volumes that are there; see `Joined.about`.

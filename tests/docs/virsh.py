@@ -39,6 +39,14 @@ OF_NO_ROW = frozenset(
         *(Proc.SAVE_FLAGS, Proc.SAVE_PARAMS, Proc.RESTORE_FLAGS, Proc.RESTORE_PARAMS),
         *(Proc.GET_JOB_INFO, Proc.ABORT_JOB_FLAGS, Proc.BLOCK_PULL, Proc.BLOCK_JOB_SET_SPEED),
         Proc.CHECKPOINT_LIST_ALL_CHILDREN,
+        *(Proc.NUM_OF_STORAGE_POOLS, Proc.LIST_STORAGE_POOLS, Proc.STORAGE_POOL_CREATE_XML),
+        *(Proc.NUM_OF_DEFINED_STORAGE_POOLS, Proc.LIST_DEFINED_STORAGE_POOLS),
+        *(Proc.STORAGE_POOL_LOOKUP_BY_UUID, Proc.STORAGE_POOL_LOOKUP_BY_TARGET_PATH),
+        *(Proc.STORAGE_POOL_GET_AUTOSTART, Proc.STORAGE_POOL_IS_ACTIVE),
+        *(Proc.STORAGE_POOL_IS_PERSISTENT, Proc.STORAGE_POOL_NUM_OF_VOLUMES),
+        *(Proc.STORAGE_POOL_LIST_VOLUMES, Proc.STORAGE_VOL_LOOKUP_BY_KEY),
+        *(Proc.STORAGE_VOL_GET_INFO_FLAGS, Proc.STORAGE_POOL_EVENT_REGISTER_ANY),
+        Proc.STORAGE_POOL_EVENT_DEREGISTER_ANY,
         # Of commands that are not about disks, or that virsh does not have.
         *(Proc.GET_STATE, Proc.SUSPEND, Proc.BLOCK_PEEK, Proc.GET_METADATA, Proc.SET_METADATA),
         # `migrate`, which is not in this run.
@@ -205,9 +213,53 @@ ROWS = (
     Row("undefine vm", (Proc.UNDEFINE,), fails=True),
     Row("undefine vm --checkpoints-metadata", (Proc.UNDEFINE_FLAGS,)),
     Row("create {FOLDER}/vm.xml", (Proc.CREATE_XML,)),
-    Row("pool-list --all"),
-    Row("pool-info virtlun-lvs0", fails=True),
-    Row("vol-list virtlun-lvs0", fails=True),
+    Row("pool-list --all", (Proc.LIST_ALL_STORAGE_POOLS,)),
+    Row("pool-info virtlun-lvs0", (Proc.STORAGE_POOL_GET_INFO,)),
+    Row("pool-name 00000000-0000-4000-8000-000000000000", fails=True, who="libvirtd"),
+    Row("pool-uuid virtlun-lvs0", (Proc.STORAGE_POOL_LOOKUP_BY_NAME,)),
+    Row("pool-dumpxml virtlun-lvs0", (Proc.STORAGE_POOL_GET_XML_DESC,)),
+    Row("pool-refresh virtlun-lvs0", (Proc.STORAGE_POOL_REFRESH,)),
+    Row("pool-autostart virtlun-lvs0", (Proc.STORAGE_POOL_SET_AUTOSTART,)),
+    Row("pool-autostart virtlun-lvs0 --disable", (Proc.STORAGE_POOL_SET_AUTOSTART,), fails=True),
+    Row("pool-build virtlun-lvs0", (Proc.STORAGE_POOL_BUILD,), fails=True),
+    Row("vol-create-as virtlun-lvs0 v 8M", (Proc.STORAGE_VOL_CREATE_XML,)),
+    Row("vol-create virtlun-lvs0 {FOLDER}/ours-volume.xml", (Proc.STORAGE_VOL_CREATE_XML,)),
+    Row(
+        "vol-create-from virtlun-lvs0 {FOLDER}/clone.xml v --inputpool virtlun-lvs0",
+        (Proc.STORAGE_VOL_CREATE_XML_FROM,),
+    ),
+    Row("vol-clone v w --pool virtlun-lvs0", (Proc.STORAGE_VOL_CREATE_XML_FROM,)),
+    Row("vol-list virtlun-lvs0", (Proc.STORAGE_POOL_LIST_ALL_VOLUMES,)),
+    Row("vol-info v --pool virtlun-lvs0", (Proc.STORAGE_VOL_GET_INFO,)),
+    Row("vol-dumpxml v --pool virtlun-lvs0", (Proc.STORAGE_VOL_GET_XML_DESC,)),
+    Row("vol-key v --pool virtlun-lvs0", (Proc.STORAGE_VOL_LOOKUP_BY_NAME,)),
+    Row("vol-path v --pool virtlun-lvs0", (Proc.STORAGE_VOL_GET_PATH,)),
+    Row("vol-name /dev/virtlun/lvs0/v", (Proc.STORAGE_VOL_LOOKUP_BY_PATH,)),
+    Row("vol-pool /dev/virtlun/lvs0/v", (Proc.STORAGE_POOL_LOOKUP_BY_VOLUME,)),
+    Row("vol-upload v {FOLDER}/volume.xml --pool virtlun-lvs0", (Proc.STORAGE_VOL_UPLOAD,)),
+    Row("vol-download v {FOLDER}/copy --pool virtlun-lvs0", (Proc.STORAGE_VOL_DOWNLOAD,)),
+    Row("vol-resize v 16M --pool virtlun-lvs0", (Proc.STORAGE_VOL_RESIZE,)),
+    Row("vol-wipe v --pool virtlun-lvs0", (Proc.STORAGE_VOL_WIPE,)),
+    Row(
+        "vol-wipe v --pool virtlun-lvs0 --algorithm trim",
+        (Proc.STORAGE_VOL_WIPE_PATTERN,),
+        fails=True,
+    ),
+    *(
+        Row(f"vol-delete {name} --pool virtlun-lvs0", (Proc.STORAGE_VOL_DELETE,))
+        for name in ("v", "w", "c", "x")
+    ),
+    Row("vol-delete a --pool virtlun-lvs0", (Proc.STORAGE_VOL_DELETE,), fails=True),
+    Row("pool-destroy virtlun-lvs0", (Proc.STORAGE_POOL_DESTROY,)),
+    Row("pool-delete virtlun-lvs0", (Proc.STORAGE_POOL_DELETE,), fails=True),
+    Row("pool-undefine virtlun-lvs0", (Proc.STORAGE_POOL_UNDEFINE,)),
+    Row("pool-define {FOLDER}/ours-pool.xml", (Proc.STORAGE_POOL_DEFINE_XML,)),
+    Row("pool-start virtlun-lvs0", (Proc.STORAGE_POOL_CREATE,)),
+    Row(
+        "pool-define-as virtlun-other zfs --source-name other",
+        (Proc.STORAGE_POOL_DEFINE_XML,),
+        fails=True,
+    ),
     Row("pool-capabilities"),
     Row("pool-event --list"),
     Row("pool-define {FOLDER}/pool.xml"),
@@ -289,10 +341,9 @@ def page(said: dict[Row, str]) -> str:
     parts.append("\n## Not in this run\n\n| command | |\n| --- | --- |")
     parts += [f"| `{name}` | {why} |" for name, why in sorted(ELSEWHERE.items())]
     parts.append(
-        "\n## Pools and their volumes\n\nAll commands on these go to libvirtd as they are. An "
-        "lvstore is no pool of libvirtd's: `<source pool='virtlun-LVSTORE' volume='LVOL'/>` is "
-        "taken in a domain's XML, and `virtlun lvstore` and `virtlun volume` do what these "
-        "commands do elsewhere.\n"
+        "\n## Pools and their volumes\n\nCommands on libvirtd's own pools (`p` and `q` here) are "
+        "libvirtd's alone; those of `virtlun-lvs0` are about lvstore `lvs0`. "
+        "[How to use them](../how-to/storage-pools.md).\n"
     )
     return "\n".join(parts)
 

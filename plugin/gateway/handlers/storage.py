@@ -1,0 +1,104 @@
+"""What the handlers of pools and volumes share: whether they are ours, and the client's rights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from plugin.gateway.call import Call
+from plugin.gateway.errors import Code, Refused
+from plugin.gateway.storage import volumes
+from plugin.gateway.storage.pools import Pool
+from plugin.gateway.storage.refs import StoragePool, StorageVol
+from plugin.gateway.storage.rights import (
+    pool_action,
+    pool_details,
+    volume_action,
+    volume_details,
+)
+from pydataplane.lvols import Volume
+
+ASKED_AT_A_TIME = 8
+"""Questions to polkit about volumes in a list."""
+
+DENIED = "access denied: 'QEMU' denied access"
+"""As libvirt says it."""
+
+
+async def pool_of(call: Call, ref: StoragePool) -> Pool | None:
+    """Returns the pool of ours that a client means, or None.
+
+    Raises:
+        GatewayError: it can be ours, and no target answers.
+    """
+    pools = call.services.pools
+    return await pools.with_uuid(ref.uuid) if pools.may_be(ref.name) else None
+
+
+async def check_pool(call: Call, pool: Pool, *rights: str) -> None:
+    """Refuses what the client may not do to a pool, by the rights of storage_pool."""
+    actions = [pool_action(right) for right in rights]
+    if not await call.caller.may_do(actions, pool_details(pool.ref)):
+        raise Refused(Code.ACCESS_DENIED, DENIED)
+
+
+async def may_see(call: Call, pool: Pool) -> bool:
+    """Whether a pool is in a list for the client."""
+    return await call.caller.may_do([pool_action("getattr")], pool_details(pool.ref))
+
+
+async def check_volume(call: Call, pool: Pool, ref: StorageVol, right: str) -> None:
+    """Refuses what the client may not do to a volume, by a right of storage_vol."""
+    details = volume_details(pool.ref, ref)
+    if not await call.caller.may_do([volume_action(right)], details):
+        raise Refused(Code.ACCESS_DENIED, DENIED)
+
+
+def check_active(pool: Pool) -> None:
+    """Refuses what needs a pool that is started, in libvirt's words."""
+    if not pool.active:
+        raise Refused(Code.OPERATION_INVALID, f"storage pool '{pool.name}' is not active")
+
+
+async def volume_of(call: Call, ref: StorageVol, right: str) -> tuple[Pool, Volume] | None:
+    """Returns the volume of ours that a client means and may do this to; None: it is not ours.
+
+    Raises:
+        GatewayError: there is no such volume, the client may not, or no target answers.
+    """
+    pool = await call.services.pools.named(ref.pool)
+    if pool is None:
+        return None
+    check_active(pool)
+    return pool, await named(call, pool, ref.name, right)
+
+
+async def named(call: Call, pool: Pool, name: str, right: str) -> Volume:
+    """Returns a volume of a pool by its name.
+
+    Raises:
+        GatewayError: there is none, or the client may not do this to it.
+    """
+    volume = await volumes.find(pool, name)
+    if volume is None:
+        raise Refused(
+            Code.NO_STORAGE_VOL, f"no storage vol with matching name '{name}' in {pool.name}"
+        )
+    await check_volume(call, pool, pool.volume_ref(volume.name), right)
+    return volume
+
+
+async def seen(call: Call, pool: Pool, found: Iterable[Volume]) -> list[Volume]:
+    """Returns those of a pool's volumes that are in a list for the client."""
+    listed = list(found)
+    if not call.caller.is_judged:
+        return listed
+    slots = asyncio.Semaphore(ASKED_AT_A_TIME)
+
+    async def may(volume: Volume) -> bool:
+        details = volume_details(pool.ref, pool.volume_ref(volume.name))
+        async with slots:
+            return await call.caller.may_do([volume_action("getattr")], details)
+
+    verdicts = await asyncio.gather(*(may(volume) for volume in listed))
+    return [volume for volume, allowed in zip(listed, verdicts, strict=True) if allowed]

@@ -1,0 +1,187 @@
+"""Volumes of ours, as those of pools: made, copied, resized, wiped and deleted."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager, suppress
+from uuid import UUID
+
+import structlog
+
+from plugin.gateway.call import Call
+from plugin.gateway.errors import Code, GatewayError, Refused
+from plugin.gateway.handlers.pools import check_flags
+from plugin.gateway.handlers.storage import check_active, check_volume, pool_of, volume_of
+from plugin.gateway.procs import Proc
+from plugin.gateway.storage import volumes
+from plugin.gateway.storage.events import PoolEvent
+from plugin.gateway.storage.pools import Pool
+from plugin.gateway.storage.refs import StoragePool, StorageVol
+from plugin.gateway.storage.xml import read_volume
+from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain.errors import Refusal
+from pydataplane.lvols import Volume
+
+VALIDATE = 4
+"""VIR_STORAGE_VOL_CREATE_VALIDATE."""
+REFLINK = 2
+"""VIR_STORAGE_VOL_CREATE_REFLINK: a copy that shares what it can, as ours always do."""
+
+ALLOCATE, DELTA, SHRINK = 1, 2, 4
+"""virStorageVolResizeFlags."""
+
+ALGORITHM_ZERO = 0
+"""VIR_STORAGE_VOL_WIPE_ALG_ZERO."""
+
+_log = structlog.get_logger(__name__)
+
+
+async def create(call: Call) -> None:
+    """STORAGE_VOL_CREATE_XML: {pool, xml, flags}."""
+    args = Reader(call.payload)
+    pool = await pool_of(call, StoragePool.read(args))
+    if pool is None:
+        await call.pass_on()
+        return
+    xml, flags = args.string(), args.u32()
+    check_active(pool)
+    wanted = await call.parse(lambda: read_volume(xml, pool.name), xml)
+    await check_volume(call, pool, pool.volume_ref(wanted.name), "create")
+    check_flags(flags, VALIDATE)
+    async with _named(call, pool, wanted.name):
+        made = await volumes.create(pool, wanted.name, wanted.capacity, thin=wanted.thin)
+    _changed(call, pool, made, "created")
+    await call.answer(bytes(pool.volume_ref(made.name).write(Writer())))
+
+
+async def create_from(call: Call) -> None:
+    """STORAGE_VOL_CREATE_XML_FROM: {pool, xml, clonevol, flags}."""
+    args = Reader(call.payload)
+    pool = await pool_of(call, StoragePool.read(args))
+    xml, of, flags = args.string(), StorageVol.read(args), args.u32()
+    if pool is None:
+        if await call.services.pools.named(of.pool) is not None:
+            raise _other_pool(of, "another pool")
+        await call.pass_on()
+        return
+    check_active(pool)
+    found = await volume_of(call, of, "read")
+    if found is None or found[0].store.uuid != pool.store.uuid:
+        raise _other_pool(of, pool.name)
+    _, source = found
+    wanted = await call.parse(lambda: read_volume(xml, pool.name, capacity=source.size), xml)
+    await check_volume(call, pool, pool.volume_ref(wanted.name), "create")
+    check_flags(flags, VALIDATE | REFLINK)
+    async with _named(call, pool, wanted.name):
+        made = await volumes.clone(pool, source, wanted.name, wanted.capacity)
+    _changed(call, pool, made, "cloned")
+    await call.answer(bytes(pool.volume_ref(made.name).write(Writer())))
+
+
+def _other_pool(of: StorageVol, to: str) -> Refused:
+    return Refused(
+        Refusal.CANNOT_CHANGE,
+        f"volume {of.pool}/{of.name} cannot be copied to {to} at once: make a volume there, and"
+        " copy with vol-download and vol-upload",
+    )
+
+
+async def delete(call: Call) -> None:
+    """STORAGE_VOL_DELETE: {vol, flags}."""
+    args = Reader(call.payload)
+    found = await volume_of(call, StorageVol.read(args), "delete")
+    if found is None:
+        await call.pass_on()
+        return
+    pool, volume = found
+    check_flags(args.u32())
+    async with _named(call, pool, volume.name):
+        await check_unused(call, pool, volume)
+        await volumes.delete(pool, volume)
+    _changed(call, pool, volume, "deleted")
+    await call.answer()
+
+
+async def resize(call: Call) -> None:
+    """STORAGE_VOL_RESIZE: {vol, capacity, flags}; guests are told by the target."""
+    args = Reader(call.payload)
+    found = await volume_of(call, StorageVol.read(args), "resize")
+    if found is None:
+        await call.pass_on()
+        return
+    pool, volume = found
+    capacity, flags = args.u64(), args.u32()
+    check_flags(flags, ALLOCATE | DELTA | SHRINK)
+    if flags & ALLOCATE and volume.thin:
+        raise Refused(
+            Refusal.CANNOT_CHANGE,
+            f"volume {pool.name}/{volume.name} is thin: what it grows by is allocated when it is"
+            " written",
+        )
+    if flags & DELTA:
+        capacity = volume.size - capacity if flags & SHRINK else volume.size + capacity
+    if capacity < volume.size and not flags & SHRINK:
+        raise Refused(
+            Code.INVALID_ARG,
+            "can't shrink capacity below current capacity unless shrink flag explicitly specified",
+        )
+    if capacity <= 0:
+        raise Refused(Code.INVALID_ARG, f"volume {pool.name}/{volume.name} cannot have 0 bytes")
+    async with _named(call, pool, volume.name):
+        if capacity < volume.size:
+            await check_unused(call, pool, volume)
+        await pool.target.resize(volume, capacity)
+    _changed(call, pool, volume, "resized")
+    await call.answer()
+
+
+async def wipe(call: Call) -> None:
+    """STORAGE_VOL_WIPE and _WIPE_PATTERN: {vol, flags} and {vol, algorithm, flags}."""
+    args = Reader(call.payload)
+    found = await volume_of(call, StorageVol.read(args), "format")
+    if found is None:
+        await call.pass_on()
+        return
+    pool, volume = found
+    pattern = call.header.procedure == Proc.STORAGE_VOL_WIPE_PATTERN
+    algorithm = args.u32() if pattern else ALGORITHM_ZERO
+    check_flags(args.u32())
+    if algorithm != ALGORITHM_ZERO:
+        raise Refused(
+            Refusal.CANNOT_CHANGE,
+            f"volume {pool.name}/{volume.name} can be wiped with zeros only: leave the algorithm"
+            " out",
+        )
+    async with _named(call, pool, volume.name):
+        await check_unused(call, pool, volume)
+        await volumes.wipe(pool, volume, call.services.pools.leftovers)
+    _changed(call, pool, volume, "wiped")
+    await call.answer()
+
+
+def _named(call: Call, pool: Pool, name: str) -> AbstractAsyncContextManager[None]:
+    """Holds a volume's name while it is made or deleted."""
+    return call.services.locks.hold(f"volume:{pool.store.uuid}/{name}")
+
+
+def _changed(call: Call, pool: Pool, volume: Volume, what: str) -> None:
+    _log.info("volume changed", volume=volume.path, what=what)
+    call.services.announce(PoolEvent(pool.ref))
+
+
+async def check_unused(call: Call, pool: Pool, volume: Volume) -> None:
+    """Refuses a volume that a running domain has as a disk.
+
+    Raises:
+        Refused: with the domain's name, if the client may know it.
+    """
+    users = await pool.target.holders(volume.uuid, "")
+    if not users:
+        return
+    name = "another domain"
+    with suppress(GatewayError, ValueError):
+        name = f"domain {(await (await call.caller.own()).lookup(UUID(users[0]).bytes)).name}"
+    raise Refused(
+        Refusal.VOLUME_IN_USE,
+        f"volume {pool.name}/{volume.name} is a disk of {name}, which runs: detach it, or stop the"
+        " domain",
+    )

@@ -1,0 +1,233 @@
+"""Changes of our pools and volumes: rights, units, whole blocks, and what a killed gateway left."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from plugin.gateway.errors import Code, Refused
+from plugin.gateway.messages import XmlCall
+from plugin.gateway.procs import Proc
+from plugin.gateway.storage import exports
+from plugin.gateway.storage.events import LIFECYCLE, OWN, REFRESH, Lifecycle
+from plugin.gateway.storage.leftovers import Leftovers
+from plugin.gateway.storage.states import State, States
+from plugin.gateway.storage.xml import read_volume
+from plugin.gateway.streams import Stream, StreamEnded
+from plugin.gateway.wire import Header, MessageType, Status, WireError
+from plugin.gateway.xdr import Reader, Writer
+from tests.support.fake_target import LVSTORE_UUID, MIB
+from tests.unit.gateway.test_pools import DATA, OURS, THEIRS, answers, packed, pkcheck
+from tests.unit.gateway.world import ReplyError, World, nothing_done, play, until
+
+VOLUME = "<volume><name>new</name><capacity unit='MiB'>8</capacity>{more}</volume>"
+
+
+def creation(more: str = "") -> bytes:
+    return packed(OURS) + bytes(Writer().string(VOLUME.format(more=more)).u32(0))
+
+
+def test_each_change_needs_its_right(tmp_path: Path) -> None:
+    """What polkit does not allow leaves the target as it was."""
+
+    async def body(world: World) -> None:
+        client = await world.client()
+        define = XmlCall("<pool type='zfs'><name>virtlun-lvs0</name></pool>", 0).pack()
+        for proc, args in (
+            (Proc.STORAGE_POOL_DEFINE_XML, define),
+            (Proc.STORAGE_POOL_CREATE_XML, define),
+            (Proc.STORAGE_POOL_DESTROY, packed(OURS)),
+            (Proc.STORAGE_POOL_UNDEFINE, packed(OURS)),
+            (Proc.STORAGE_POOL_CREATE, packed(OURS) + bytes(4)),
+            (Proc.STORAGE_POOL_REFRESH, packed(OURS) + bytes(4)),
+            (Proc.STORAGE_POOL_DELETE, packed(OURS) + bytes(4)),
+            (Proc.STORAGE_VOL_CREATE_XML, creation()),
+            (Proc.STORAGE_VOL_DELETE, packed(DATA) + bytes(4)),
+            (Proc.STORAGE_VOL_WIPE, packed(DATA) + bytes(4)),
+            (Proc.STORAGE_VOL_RESIZE, packed(DATA) + bytes(Writer().u64(MIB << 7).u32(0))),
+            (Proc.STORAGE_VOL_UPLOAD, packed(DATA) + bytes(20)),
+            (Proc.STORAGE_VOL_DOWNLOAD, packed(DATA) + bytes(20)),
+        ):
+            with pytest.raises(ReplyError, match="denied access") as caught:
+                await client.call(proc, args)
+            assert caught.value.code == Code.ACCESS_DENIED, proc.name
+        assert nothing_done(world)
+        asked = (tmp_path / "asked").read_text()
+        for right in ("save", "start", "stop", "delete", "refresh", "format"):
+            assert f"storage-pool.{right} " in asked, right
+        for right in ("create", "delete", "format", "resize", "data-write", "data-read"):
+            assert f"storage-vol.{right} " in asked, right
+
+    play(tmp_path, body, **pkcheck(tmp_path, "storage-pool.write storage-pool.read"))
+
+
+def test_a_volume_is_made_once_and_deleted_once(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        client = await world.client()
+        await client.call(Proc.STORAGE_VOL_CREATE_XML, creation("<allocation>0</allocation>"))
+        made = world.target.volumes["lvs0/new"]
+        assert made.thin and made.mib == 8
+        with pytest.raises(ReplyError, match="exists already") as caught:
+            await client.call(Proc.STORAGE_VOL_CREATE_XML, creation())
+        assert caught.value.code == Code.STORAGE_VOL_EXIST
+        new = packed(OURS) + bytes(Writer().string("new"))
+        ref = await client.call(Proc.STORAGE_VOL_LOOKUP_BY_NAME, new)
+        await client.call(Proc.STORAGE_VOL_DELETE, ref + bytes(4))
+        assert "lvs0/new" not in world.target.volumes
+        with pytest.raises(ReplyError, match="no storage vol"):
+            await client.call(Proc.STORAGE_VOL_DELETE, ref + bytes(4))
+
+    play(tmp_path, body)
+
+
+def test_a_volume_in_use_is_kept_and_its_domain_is_named(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        client = await world.client()
+        dom = world.domain()
+        controller = f"vm-{'11111111-1111-4111-8111-111111111111'}"
+        world.target.controllers[controller] = {0: world.target.volumes["lvs0/data"].uuid}
+        with pytest.raises(ReplyError, match=f"data is a disk of domain {dom.name}"):
+            await client.call(Proc.STORAGE_VOL_DELETE, packed(DATA) + bytes(4))
+        world.libvirtd.refuse[Proc.LOOKUP_BY_UUID] = Refused(Code.ACCESS_DENIED, "no")
+        with pytest.raises(ReplyError, match="data is a disk of another domain"):
+            await client.call(Proc.STORAGE_VOL_DELETE, packed(DATA) + bytes(4))
+        assert "lvs0/data" in world.target.volumes
+
+    play(tmp_path, body)
+
+
+def test_who_registered_hears_of_pools(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        client = await world.client()
+        register, deregister = (
+            Proc.STORAGE_POOL_EVENT_REGISTER_ANY,
+            Proc.STORAGE_POOL_EVENT_DEREGISTER_ANY,
+        )
+        world.libvirtd.answers[register] = answers(bytes(Writer().i32(3)))
+        await client.call(register, bytes(Writer().i32(LIFECYCLE).u32(0)))
+        one = bytes(OURS.write(Writer().i32(REFRESH).u32(1)))
+        callback = Reader(await client.call(register, one)).i32()
+        assert callback > OWN
+        theirs = bytes(THEIRS.write(Writer().i32(LIFECYCLE).u32(1)))
+        assert Reader(await client.call(register, theirs)).i32() == 3
+        await client.call(Proc.STORAGE_POOL_REFRESH, packed(OURS) + bytes(4))
+        await client.call(Proc.STORAGE_POOL_DESTROY, packed(OURS))
+        refreshed = bytes(OURS.write(Writer().i32(callback)))
+        stopped = bytes(OURS.write(Writer().i32(3)).i32(Lifecycle.STOPPED).i32(0))
+        heard = [await client.event(), await client.event()]
+        assert heard == [
+            (Proc.STORAGE_POOL_EVENT_REFRESH, refreshed),
+            (Proc.STORAGE_POOL_EVENT_LIFECYCLE, stopped),
+        ]
+        await client.call(deregister, bytes(Writer().i32(callback)))
+        assert deregister not in world.libvirtd.calls()
+
+    play(tmp_path, body)
+
+
+def test_states_outlast_the_gateway(tmp_path: Path) -> None:
+    states = States(tmp_path)
+    states.set(LVSTORE_UUID, State.INACTIVE)
+    assert States(tmp_path).of(LVSTORE_UUID) is State.INACTIVE
+    states.set(LVSTORE_UUID, State.ACTIVE)
+    assert States(tmp_path).of(LVSTORE_UUID) is states.of("other") is State.ACTIVE
+    (tmp_path / f"{LVSTORE_UUID}.pool").write_text("rubbish")
+    assert States(tmp_path).of(LVSTORE_UUID) is State.ACTIVE
+
+
+def test_what_a_killed_gateway_had_exported_is_ended(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        services = world.gateway.services
+        uuid, other = world.target.add_volume("lvs0/s"), world.target.volumes["lvs0/data"].uuid
+        world.target.exports |= {uuid, other}
+        before = Leftovers(services.config.state_dir)
+        before.add(uuid, snapshot=True)
+        before.add(other, snapshot=False)
+        await before.clean(services.target)
+        await until(lambda: not world.target.exports)
+        assert set(world.target.volumes) == {"lvs0/data"}
+        assert list(services.config.state_dir.glob("*.stream")) == []
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        ("<capacity>1</capacity>", 1),
+        ("<capacity unit='bytes'>512</capacity>", 512),
+        ("<capacity unit='KB'>1</capacity>", 1000),
+        ("<capacity unit='k'>1</capacity>", 1024),
+        ("<capacity unit='GiB'> 2 </capacity>", 2 << 30),
+        ("<capacity unit='T'>1</capacity>", 1 << 40),
+    ],
+)
+def test_sizes_have_libvirts_units(given: str, size: int) -> None:
+    assert read_volume(f"<volume><name>a</name>{given}</volume>", "p").capacity == size
+
+
+@pytest.mark.parametrize("given", ["-1", "1.5", "1e3", "", "9" * 30])
+def test_what_is_no_size_is_refused(given: str) -> None:
+    with pytest.raises(Refused):
+        read_volume(f"<volume><name>a</name><capacity>{given}</capacity></volume>", "p")
+
+
+@pytest.mark.parametrize("block", [512, 4096])
+def test_data_goes_in_whole_blocks(tmp_path: Path, block: int) -> None:
+    """Whatever offsets and lengths the pieces have: the rest of a block is kept."""
+    chance, path = random.Random(block), tmp_path / "volume"
+    expected = bytearray(chance.randbytes(16 * block))
+    path.write_bytes(expected)
+    file = os.open(path, os.O_RDWR)
+    try:
+        for _ in range(200):
+            offset = chance.randrange(len(expected))
+            length = chance.randrange(1, len(expected) - offset + 1)
+            data = chance.randbytes(length) if chance.random() < 0.6 else bytes(length)
+            if any(data):
+                exports.write(file, offset, data, block)
+            else:
+                exports.clear(file, offset, length, block)
+            expected[offset : offset + length] = data
+            assert path.read_bytes() == expected
+            assert exports.read(file, offset, length, block) == data
+    finally:
+        os.close(file)
+
+
+def header(kind: MessageType, status: Status) -> Header:
+    return Header(28, 1, 1, Proc.STORAGE_VOL_UPLOAD, kind, 9, status)
+
+
+def test_a_stream_is_data_and_holes_to_its_end(tmp_path: Path) -> None:
+    async def body(_: World) -> None:
+        stream = Stream(header(MessageType.CALL, Status.OK))
+        hole = bytes(Writer().i64(4096).u32(0))
+        for kind, status, payload in (
+            (MessageType.STREAM, Status.CONTINUE, b"data"),
+            (MessageType.STREAM_HOLE, Status.CONTINUE, hole),
+            (MessageType.STREAM, Status.OK, b""),
+        ):
+            await stream.put(header(kind, status), payload)
+            piece = await stream.next()
+            assert (piece and (piece.data, piece.hole)) == {
+                b"data": (b"data", 0),
+                hole: (b"", 4096),
+                b"": None,
+            }[payload]
+        bad = bytes(Writer().i64(-1).u32(0))
+        await stream.put(header(MessageType.STREAM_HOLE, Status.CONTINUE), bad)
+        with pytest.raises(WireError):
+            await stream.next()
+        await stream.put(header(MessageType.STREAM, Status.ERROR), b"")
+        with pytest.raises(StreamEnded):
+            await stream.next()
+        stream.end()
+        await stream.put(header(MessageType.STREAM, Status.CONTINUE), b"x")  # nobody takes it
+        with pytest.raises(StreamEnded):
+            await stream.next()
+
+    play(tmp_path, body)
