@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from xml.etree import ElementTree
 
 import pytest
 
@@ -219,3 +220,32 @@ def test_a_clone_is_another_volume_that_shares_what_neither_changes(host: Host) 
     assert back.read_bytes() == changed
     host.virsh("vol-delete", "c", "--pool", OURS)
     assert host.volumes.all() == []
+
+
+def test_a_volume_of_a_pool_is_a_disk_by_pool_and_name(host: Host) -> None:
+    """Defined, started and attached, and shown as the client has written it."""
+    for name in ("a", "b"):
+        host.virsh("vol-create-as", OURS, name, "8M", "--allocation", "0")
+    disk = (
+        f"<disk type='volume' device='disk'><source pool='{OURS}' volume='{{0}}'/>"
+        "<target dev='sd{0}' bus='scsi'/></disk>"
+    )
+    domain, more = host.scratch / "byvolume.xml", host.scratch / "more.xml"
+    domain.write_text(
+        "<domain type='qemu'><name>byvolume</name><memory unit='MiB'>64</memory>"
+        "<os><type arch='x86_64' machine='q35'>hvm</type></os>"
+        f"<devices>{disk.format('a')}</devices></domain>"
+    )
+    more.write_text(disk.format("b"))
+    host.virsh("define", str(domain))
+    host.virsh("start", "byvolume")
+    host.virsh("attach-device", "byvolume", str(more), "--live")
+    xml = ElementTree.fromstring(host.virsh("dumpxml", "byvolume"))
+    sources = [each.attrib for each in xml.iterfind("devices/disk[@type='volume']/source")]
+    assert [(each["pool"], each["volume"]) for each in sources] == [(OURS, "a"), (OURS, "b")]
+    assert "is a disk of domain byvolume" in said(host, "vol-delete", "b", "--pool", OURS)
+    host.virsh("detach-device", "byvolume", str(more), "--live")
+    host.virsh("destroy", "byvolume")
+    host.virsh("undefine", "byvolume")
+    for name in ("a", "b"):
+        host.virsh("vol-delete", name, "--pool", OURS)

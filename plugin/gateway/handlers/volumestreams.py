@@ -133,31 +133,45 @@ async def download(call: Call) -> None:
     async with _opened(call, asked, write=False) as file:
         with call.stream() as stream:
             await call.answer()
-            sending = asyncio.create_task(_send(call, stream, file, asked))
+            stopping = asyncio.Event()
+            sending = asyncio.create_task(_send(call, stream, file, asked, stopping))
+            hearing = asyncio.create_task(_until_said(stream))
             try:
-                await _until_said(stream)
-                confirmed = sending.done() and not sending.cancelled()
-                if confirmed and sending.exception() is None:
-                    await call.connection.send(stream.confirmed())
-            except StreamEnded:
-                error = Refused(Code.RPC, "stream aborted at client request")
-                await call.connection.send(stream.failed(error.payload()))
+                await asyncio.wait((sending, hearing), return_when=asyncio.FIRST_COMPLETED)
+                if hearing.done() or sending.result():
+                    error = await hearing
+                    # A message that is being sent comes to its end: others follow it.
+                    stopping.set()
+                    await sending
+                    await call.connection.send(
+                        stream.confirmed() if error is None else stream.failed(error.payload())
+                    )
             finally:
-                sending.cancel()
-                await asyncio.gather(sending, return_exceptions=True)
+                stopping.set()
+                hearing.cancel()
+                await asyncio.gather(sending, hearing, return_exceptions=True)
 
 
-async def _until_said(stream: Stream) -> None:
-    """Returns when the client has said that it has all."""
-    while await stream.next() is not None:
-        pass  # it has nothing to send
+async def _until_said(stream: Stream) -> Refused | None:
+    """Returns when the client has said that it has enough; with an error where it aborts."""
+    try:
+        while await stream.next() is not None:
+            pass  # it has nothing to send
+    except StreamEnded:
+        return Refused(Code.RPC, "stream aborted at client request")
+    return None
 
 
-async def _send(call: Call, stream: Stream, file: int, asked: _Asked) -> None:
-    """Sends a part of a volume, holes as such where the client asked for them."""
+async def _send(
+    call: Call, stream: Stream, file: int, asked: _Asked, stopping: asyncio.Event
+) -> bool:
+    """Sends a part of a volume, holes as such where the client asked for them.
+
+    Returns whether that went well; else the client was told.
+    """
     offset, block = asked.offset, asked.volume.block_size
     try:
-        while offset < asked.end:
+        while offset < asked.end and not stopping.is_set():
             upto = asked.end
             if asked.sparse:
                 begin = await asyncio.to_thread(exports.next_data, file, offset, asked.end)
@@ -172,7 +186,12 @@ async def _send(call: Call, stream: Stream, file: int, asked: _Asked) -> None:
                 raise OSError("it ends too early")
             await call.connection.send(stream.data(data))
             offset += len(data)
-        await call.connection.send(stream.data(b""))
+        if not stopping.is_set():
+            await call.connection.send(stream.data(b""))
+    except ConnectionError:
+        return False  # the client left
     except OSError as error:
         refused = Refused(Code.SYSTEM_ERROR, f"the volume's data: {error.strerror or error}")
         await call.connection.send(stream.failed(refused.payload()))
+        return False
+    return True
