@@ -118,7 +118,7 @@ def comparable(said: str) -> str:
         f"domstats {GUEST}",
         f"domjobinfo {GUEST}",
         f"qemu-monitor-command {GUEST} --hmp info version",
-        "pool-list --all",
+        "pool-list --all --type dir",
         "nwfilter-list",
         "nodedev-list",
         "secret-list",
