@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +21,8 @@ from csi.hostdevice import loopctl
 from csi.mounts import table
 from csi.proto import csi_pb2 as pb
 from tests.support.target import ROOT, Target
+from tests.support.wait import START_DEADLINE_S, serves, until
 
-START_DEADLINE_S = 90.0
 STOP_DEADLINE_S = 90.0
 CALL_DEADLINE_S = 120.0
 MIB = 1 << 20
@@ -40,10 +39,6 @@ METHODS = {
 #: A volume's handle is made of its node and name, and loop devices are the whole machine's: tests
 #: that run at the same time have different ones.
 NODE = f"node-{os.getpid()}"
-
-
-class DriverFailed(AssertionError):
-    """The driver ended, or did not serve, when it should have; the text carries its log."""
 
 
 @contextmanager
@@ -96,13 +91,16 @@ class Driver:
         with self.log.open("ab") as log:
             begin = log.tell()
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
-        end = time.monotonic() + START_DEADLINE_S
-        while '"serving"' not in self.log.read_text()[begin:]:
-            if self.process.poll() is not None or time.monotonic() > end:
-                self.process.kill()
-                self.process = None
-                raise DriverFailed(f"the driver does not serve:\n{self.words()}")
-            time.sleep(0.01)
+        try:
+            serves(
+                self.process,
+                lambda: '"serving"' in self.log.read_text()[begin:],
+                "the driver",
+                self.log,
+            )
+        except AssertionError:
+            self.stop(signal.SIGKILL)
+            raise
         self._channel = grpc.insecure_channel(f"unix://{self.socket}")
         return self
 
@@ -141,13 +139,14 @@ class Driver:
 
     def wait_entry(self, event: str, method: str | None = None) -> None:
         """Waits for a line of the log, of a call of `method`."""
-        end = time.monotonic() + START_DEADLINE_S
-        while not any(
-            each["event"] == event and method in (None, each.get("method"))
-            for each in self.entries()
-        ):
-            assert time.monotonic() < end, f"no {event} {method or ''} in the log:\n{self.words()}"
-            time.sleep(0.01)
+        until(
+            lambda: any(
+                each["event"] == event and method in (None, each.get("method"))
+                for each in self.entries()
+            ),
+            lambda: f"{event} {method or ''} in the log:\n{self.words()}",
+            START_DEADLINE_S,
+        )
 
     def call(self, request: Message) -> Any:
         """Calls the method of a request; grpc.RpcError if it is refused."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,14 +12,11 @@ from typing import Any
 import pytest
 
 from pydataplane.errors import RpcError
-from tests.support.initiator import Initiator, Refused
+from tests.support.initiator import Initiator
 from tests.support.target import Target
 
 KEY, KEY2 = bytes(range(32)).hex(), bytes(range(100, 132)).hex()
 OTHER = bytes(range(200, 232)).hex()
-DEADLINE_S = 60.0
-"""How long a guest tries to connect, seconds."""
-
 MARK = b"no disk shows this, but its guest does"
 
 
@@ -98,17 +94,6 @@ def serve(target: Target, bdev: str = "c0", controller: str = "vm-1") -> None:
     target.add_lun(controller, bdev)
 
 
-def _connect_again(vm: Initiator) -> dict[str, Any]:
-    end = time.monotonic() + DEADLINE_S
-    while True:
-        try:
-            return vm.send("connect")
-        except Refused as error:
-            if "refused" not in str(error) or time.monotonic() > end:
-                raise
-        time.sleep(0.02)
-
-
 @contextlib.contextmanager
 def waiting_guest(
     target: Target, controller: str = "vm-1"
@@ -118,7 +103,7 @@ def waiting_guest(
     As a QEMU does it tries again; one that was let wait for an answer would stand still.
     """
     with ThreadPoolExecutor(1) as pool, Initiator(target.vhost_dir / controller) as each:
-        connected = pool.submit(_connect_again, each)
+        connected = pool.submit(each.until_connected, "connect")
         with contextlib.suppress(TimeoutError):
             pytest.fail(f"it was served: {connected.result(0.3)}")
         yield each, connected

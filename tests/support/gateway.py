@@ -5,13 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from tests.support.wait import listens
-
-DEADLINE_S = 90.0
-
+from tests.support.wait import listens, serves
 
 #: The gateway on another event loop than asyncio's own.
 ON_UVLOOP = """
@@ -44,12 +40,7 @@ class GatewayProcess:
             stdout=log.open("ab"),
             stderr=subprocess.STDOUT,
         )
-        end = time.monotonic() + DEADLINE_S
-        while not listens(path):
-            if self._process.poll() is not None or time.monotonic() > end:
-                text = log.read_text(errors="replace")
-                raise RuntimeError(f"the gateway did not start:\n{text[-2000:]}")
-            time.sleep(0.02)
+        serves(self._process, lambda: listens(path), "the gateway", log)
 
     @property
     def pid(self) -> int:

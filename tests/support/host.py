@@ -31,9 +31,7 @@ from tests.support.libvirtd import HOST_UUID, Libvirtd, virsh
 from tests.support.relay import Relay
 from tests.support.starved import starved, times
 from tests.support.target import SANDBOX_REFUSED, binary
-from tests.support.wait import listens, until
-
-GATEWAY_DEADLINE_S = 90.0
+from tests.support.wait import listens, serves, until
 
 CONFIG = """\
 [target]
@@ -199,18 +197,14 @@ class Host:
 
         It sees the files that libvirtd sees, among them the domains' emulators.
         """
+        log = self.scratch / "gateway.log"
         self._gateway = subprocess.Popen(
             self.libvirtd.command(self.program("virtlun-gateway"), "--config", str(self.config)),
             stdin=subprocess.DEVNULL,
-            stdout=(self.scratch / "gateway.log").open("ab"),
+            stdout=log.open("ab"),
             stderr=subprocess.STDOUT,
         )
-        end = time.monotonic() + GATEWAY_DEADLINE_S
-        while not listens(self.gateway_socket):
-            if self._gateway.poll() is not None or time.monotonic() > end:
-                log = (self.scratch / "gateway.log").read_text(errors="replace")
-                raise RuntimeError(f"the gateway did not start:\n{log[-2000:]}")
-            time.sleep(0.02)
+        serves(self._gateway, lambda: listens(self.gateway_socket), "the gateway", log)
 
     @contextlib.contextmanager
     def relayed(self) -> Iterator[Relay]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.target import binary
+from tests.support.wait import until
 
 ANSWER_DEADLINE_S = 60.0
 
@@ -81,6 +82,10 @@ class Initiator:
             if name in answer:
                 answer[name] = bytes.fromhex(answer[name])
         return answer
+
+    def until_connected(self, cmd: str = "reconnect", **given: Any) -> dict[str, Any]:
+        """Connects as QEMU does: again and again, until there is somebody."""
+        return until(lambda: self.send(cmd, **given), "a target that answers", not_yet=Refused)
 
     def cdb(self, cdb: bytes, *, target: int = 0, **given: Any) -> dict[str, Any]:
         """Sends a SCSI command and waits for its end."""

@@ -17,13 +17,12 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import ClassVar
 
 from tests.guest.emulator import PROGRAM, newer
 from tests.support.cache import CACHE
-from tests.support.wait import listens
+from tests.support.wait import listens, serves
 
 DIRECTORIES = {
     "etc": "/etc/libvirt",
@@ -62,10 +61,6 @@ DEATH_S = 5.0
 CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 
 HOST_UUID = "c0ffee00-0000-4000-8000-000000000001"
-
-
-class LibvirtdError(Exception):
-    """libvirtd did not start; the text ends with its log."""
 
 
 class LibvirtdDiedError(Exception):
@@ -131,8 +126,8 @@ class Libvirtd:
             text=True,
         )
         assert self._namespace.stdout is not None
-        if self._namespace.stdout.readline() != "ready\n":
-            raise LibvirtdError("the mount namespace could not be made: run as root")
+        ready = self._namespace.stdout.readline() == "ready\n"
+        assert ready, "the mount namespace could not be made: run as root"
         self._daemon: subprocess.Popen[bytes] | None = None
         self._running.add(self)
         self.start()
@@ -152,8 +147,8 @@ class Libvirtd:
         """Returns the command line that runs `words` in libvirtd's mount namespace."""
         return ["nsenter", "--mount", "--target", str(self._namespace.pid), *words]
 
-    def start(self, deadline_s: float = 60.0) -> None:
-        """Starts libvirtd and waits for its socket; LibvirtdError after `deadline_s` seconds."""
+    def start(self) -> None:
+        """Starts libvirtd and waits for its sockets."""
         for path in (self.socket, self.socket_ro):
             path.unlink(missing_ok=True)
         with (self.scratch / "libvirtd.out").open("ab") as out:
@@ -168,12 +163,8 @@ class Libvirtd:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        end = time.monotonic() + deadline_s
-        while not (listens(self.socket) and listens(self.socket_ro)):
-            if self._daemon.poll() is not None or time.monotonic() > end:
-                text = self.log.read_text(errors="replace") if self.log.exists() else ""
-                raise LibvirtdError(f"libvirtd did not start:\n{text[-2000:]}")
-            time.sleep(0.02)
+        sockets = self.socket, self.socket_ro
+        serves(self._daemon, lambda: all(map(listens, sockets)), "libvirtd's sockets", self.log)
 
     @property
     def pid(self) -> int:

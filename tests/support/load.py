@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.wait import until
+
 BLOCK = 4096
 LENGTHS = (1, 1, 1, 2, 4, 16, 64, 256)
 """Blocks of one write."""
@@ -63,10 +65,8 @@ class Load:
 
     def progress(self, operations: int, deadline_s: float = 120.0) -> None:
         """Waits until so many more I/Os have ended."""
-        end, until = time.monotonic() + deadline_s, self.operations + operations
-        while self.operations < until and not self.problems:
-            assert time.monotonic() < end, "the I/O stands still"
-            time.sleep(0.002)
+        wanted = self.operations + operations
+        until(lambda: self.operations >= wanted or self.problems, "more I/O", deadline_s)
 
     def check(self) -> None:
         """Compares all that was ever written with what is there."""

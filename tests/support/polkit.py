@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from tests.support.wait import serves
+
 POLKITD = "/usr/lib/polkit-1/polkitd"
 RULE_FOLDERS = ("/etc/polkit-1/rules.d", "/usr/share/polkit-1/rules.d")
-DEADLINE_S = 90.0
 
 BUS = """\
 <busconfig>
@@ -80,11 +80,7 @@ class Polkit:
         )
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        end = time.monotonic() + DEADLINE_S
-        while not ready():
-            if self._processes[-1].poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"polkit did not start:\n{self._log.read_text()[-2000:]}")
-            time.sleep(0.02)
+        serves(self._processes[-1], ready, "polkit", self._log)
 
     def _answers(self) -> bool:
         """Whether polkitd says yes to root, who may do anything."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from tests.support import program_disk
 from tests.support.agent import GuestError
 from tests.support.qemu import Guest
 from tests.support.target import binary
+from tests.support.wait import until
 
 #: What a target in a guest needs beside it there.
 PROGRAMS = ("virtlun-target", "virtlun-holder")
@@ -68,15 +68,15 @@ class TargetInside:
             f"export LD_LIBRARY_PATH={program_disk.PLACE}/lib; {command} >>/ram/log 2>&1 & "
             "echo $! >/tmp/target.pid"
         )
-        end = time.monotonic() + 120
-        while True:
-            try:
-                if self.rpc("virtlun_get_status"):
-                    return
-            except AssertionError:
-                lives = self.guest.run("kill -0 $(cat /tmp/target.pid)", check=False) == ""
-                assert lives and time.monotonic() < end, f"{before}: {self.words()}"
-                time.sleep(0.1)
+        until(lambda: self._serves(before), self.words, 120.0, 0.1)
+
+    def _serves(self, before: str) -> bool:
+        try:
+            return bool(self.rpc("virtlun_get_status"))
+        except AssertionError:
+            lives = self.guest.run("kill -0 $(cat /tmp/target.pid)", check=False) == ""
+            assert lives, f"{before}: {self.words()}"
+            return False
 
     def rpc(self, method: str, **params: object) -> Any:
         """Calls a method and returns its result; AssertionError with the error."""

@@ -8,11 +8,13 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tests.support.agent import Agent, GuestError
 from tests.support.initiator import Initiator
 from tests.support.qemu import Guest
 from tests.support.target import Target
+from tests.support.wait import until
 
 FOLDER = "/tmp/verified"
 STARTS = 5
@@ -98,10 +100,8 @@ class VerifiedIo:
         Returns the generation of each block; AssertionError if anything was wrong.
         """
         self.guest.run(f"kill -TERM $(pidof verified_io); rm -f {FOLDER}/status")
-        end = time.monotonic() + deadline_s
-        while self.guest.run("pidof verified_io", check=False):
-            assert time.monotonic() < end, "the program does not end: I/O hangs"
-            time.sleep(0.1)
+        runs = partial(self.guest.run, "pidof verified_io", check=False)
+        until(lambda: not runs(), "the program's end: I/O hangs", deadline_s, 0.1)
         status = parse(self.guest.run(f"cat {FOLDER}/status {FOLDER}/log"))
         assert (status.finished, status.errors, status.wrong) == (True, 0, 0), status.text
         packed = self.guest.run(f"gzip -c {FOLDER}/ledger | base64", deadline_s=120.0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.wait import until
+from tests.support.wait import serves, until
 
 
 def test_what_is_true_at_last_is_returned() -> None:
@@ -34,3 +36,14 @@ def test_what_was_waited_for_in_vain_is_said(tmp_path: Path) -> None:
         until((tmp_path / "none").read_text, lambda: "the file", deadline_s=0)
     with pytest.raises(ZeroDivisionError):
         until(lambda: 1 // 0, "what fails at once", deadline_s=60)
+
+
+def test_nobody_waits_for_a_process_that_has_ended(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("no such disk")
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as process:
+        with pytest.raises(AssertionError, match=r"status 3 before: the disk"):
+            until(lambda: False, "the disk", process=process)
+        with pytest.raises(AssertionError, match=r"status 3 before: the end\nno such disk$"):
+            serves(process, lambda: False, "the end", log)
+        assert until(lambda: "there", process=process) == "there"
