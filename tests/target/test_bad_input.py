@@ -8,7 +8,6 @@ import os
 import socket
 import struct
 import subprocess
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 
 from pydataplane.errors import RpcError, TargetUnavailable
 from tests.support.target import START_DEADLINE_S, Target, binary
+from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 
 MIB = 1 << 20
@@ -279,14 +279,13 @@ def test_stale_sockets_are_replaced(target: Target) -> None:
     assert target.rpc_socket.is_socket()
     assert (target.vhost_dir / "vm-1").is_socket()
     target.process = subprocess.Popen(target.command(), stderr=subprocess.DEVNULL)
-    end = time.monotonic() + START_DEADLINE_S
-    while time.monotonic() < end:
-        try:
-            assert [c["ctrlr"] for c in target.rpc("vhost_get_controllers")] == ["vm-1"]
-            return
-        except TargetUnavailable:
-            time.sleep(0.01)
-    raise AssertionError("it never answered on the stale socket's path")
+    shown = until(
+        lambda: target.rpc("vhost_get_controllers"),
+        "an answer on the stale socket's path",
+        START_DEADLINE_S,
+        not_yet=TargetUnavailable,
+    )
+    assert [c["ctrlr"] for c in shown] == ["vm-1"]
 
 
 def test_a_controller_whose_socket_path_is_too_long(make_target: MakeTarget) -> None:

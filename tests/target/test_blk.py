@@ -164,7 +164,7 @@ def test_a_controller_is_there_after_a_restart_and_an_upgrade(
     assert ask(guest, OUT, 8, data_out=b"\7" * 4096)[0] == OK
     target.kill9()
     target.start()
-    reconnect(guest)
+    guest.until_connected(keep=True)
     assert ask(guest, IN, 8, data_in_len=4096) == (OK, b"\7" * 4096)
     target.upgrade()
     # The session is the same one: nothing was connected again.
@@ -239,18 +239,6 @@ def test_a_disk_under_load_returns_what_was_written(target: Target, rw: str) -> 
     assert (report["errors"], report["miscompares"]) == (0, 0)
 
 
-def reconnect(guest: Initiator) -> None:
-    """As QEMU: again and again, until there is somebody."""
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        try:
-            guest.send("reconnect", keep=True)
-            return
-        except Refused:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-
 @dataclass
 class Sent:
     """A request that was not answered yet."""
@@ -309,7 +297,7 @@ def test_what_is_in_flight_survives_the_target(target: Target, guest: Initiator,
             # The guest goes on while nobody is there.
             sent += [submit(extent, version) for extent in range(EXTENTS - 2, EXTENTS)]
             target.start()
-            reconnect(guest)
+            guest.until_connected(keep=True)
         for request in sent:
             answer = guest.send(
                 "wait_blk",

@@ -26,6 +26,7 @@ from tests.target.conftest import MakeTarget
 
 MIB = 1 << 20
 COMMAND_TIMEOUT_S = 60.0
+DETACH_DEADLINE_S = 90.0
 CAP_SYS_RESOURCE = 24
 UID = 54321
 """Of an account by its number: nothing is made in /etc/passwd."""
@@ -74,10 +75,7 @@ def loops(target: Target) -> Iterator[Loops]:
             run("umount", "-l", point)
     for loop in left():
         run("losetup", "-d", loop, check=False)
-    end = time.monotonic() + 90
-    while leaked := left():
-        assert time.monotonic() < end, f"{leaked} are left"
-        time.sleep(0.02)
+    until(lambda: not left(), lambda: f"the end of {left()}", DETACH_DEADLINE_S)
 
 
 def backing(loop: str) -> str:
@@ -92,10 +90,7 @@ def backing(loop: str) -> str:
 def detach(loop: str) -> None:
     """Detaches a loop device and waits until the kernel has done it."""
     run("losetup", "-d", loop)
-    end = time.monotonic() + 90
-    while backing(loop):
-        assert time.monotonic() < end, f"{loop} is still attached"
-        time.sleep(0.01)
+    until(lambda: not backing(loop), f"{loop} is detached", DETACH_DEADLINE_S)
 
 
 def volume(target: Target, size_in_mib: int = 32, **options: Any) -> tuple[str, str]:

@@ -340,16 +340,18 @@ def test_open_files_are_counted_across_crashes(target: Target) -> None:
     waits.join(COMMAND_TIMEOUT_S)
     assert os.pwrite(first, b"x" * 512, 0) == 512
     assert os.pread(opened[0], 3, 0) == b"xxx"
-    end = time.monotonic() + COMMAND_TIMEOUT_S
-    while [e["opens"] for e in target.rpc("virtlun_export_list")] != [3]:
-        assert time.monotonic() < end, target.rpc("virtlun_export_list")
-        time.sleep(0.01)
+    until(lambda: shown(target, "opens") == [3], lambda: f"3 opens: {shown(target, 'opens')}")
     for each in (first, third, opened[0]):
         refused = target.fails("virtlun_export_delete", bdev_name=uuid)
         assert isinstance(refused, RpcError)
         os.close(each)
     target.rpc("virtlun_export_delete", bdev_name=uuid)
     assert list(target.export_dir.iterdir()) == []
+
+
+def shown(target: Target, what: str) -> list[object]:
+    """Returns a field of every export."""
+    return [export[what] for export in target.rpc("virtlun_export_list")]
 
 
 def holder_pid(target: Target) -> int:
@@ -368,15 +370,10 @@ def test_the_holder_is_restarted_while_the_target_runs(make_target: MakeTarget) 
     try:
         os.pwrite(node, b"a" * 4096, 0)
         os.kill(holder_pid(target), signal.SIGKILL)
-        end = time.monotonic() + COMMAND_TIMEOUT_S
-        while [e["survives"] for e in target.rpc("virtlun_export_list")] != ["nothing"]:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until(lambda: shown(target, "survives") == ["nothing"], "the holder's end is seen")
         assert os.pread(node, 1, 0) == b"a"
         with target.holder():
-            while [e["survives"] for e in target.rpc("virtlun_export_list")] != ["crash"]:
-                assert time.monotonic() < end
-                time.sleep(0.01)
+            until(lambda: shown(target, "survives") == ["crash"], "the new holder is seen")
             assert os.pread(node, 1, 0) == b"a"
             target.rpc("virtlun_export_list")
             crash(target)

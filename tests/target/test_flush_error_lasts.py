@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from tests.support.lossy_disk import (
 from tests.support.night import at_night
 from tests.support.older_target import WAITS
 from tests.support.target import ROOT, Target
+from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 from tests.target.test_upgrade import upgrade_ends
 
@@ -79,12 +79,14 @@ def forget(target: Target) -> None:
     file.write_text(json.dumps(found))
 
 
+def until_recorded(target: Target) -> None:
+    """Waits until the target has recorded that a flush failed."""
+    until(lambda: record(target), "the failure is recorded", RECORD_DEADLINE_S, 0.001)
+
+
 def crash(target: Target) -> None:
     """Ends the target by SIGKILL, as soon as it has recorded that a flush failed."""
-    end = time.monotonic() + RECORD_DEADLINE_S
-    while not record(target):
-        assert time.monotonic() < end, "the failure is not recorded"
-        time.sleep(0.001)
+    until_recorded(target)
     target.kill9()
     target.start()
 
@@ -335,18 +337,13 @@ def test_an_older_release_is_asked_before_it_ends(disk: LossyDisk, target: Targe
     with connected(target, "vm") as guest:
         lose(disk, guest, 0)
         disk.mend()
-        end = time.monotonic() + RECORD_DEADLINE_S
-        while not record(target):
-            assert time.monotonic() < end, "the failure is not recorded"
-            time.sleep(0.001)
+        until_recorded(target)
         forget(target)
         upgrade_of_an_older_release(target)
         assert fails_to_flush(guest)
         assert told(target, "d0") is not None
     # And from here on it is as if it had been this release.
-    while not record(target):
-        assert time.monotonic() < end, "the failure is not recorded"
-        time.sleep(0.001)
+    until_recorded(target)
     target.kill9()
     target.start()
     assert told(target, "d0") is not None

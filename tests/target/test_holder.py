@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -208,10 +207,7 @@ def test_what_nobody_serves_is_given_up_in_the_end(make_target: MakeTarget) -> N
 def test_a_holder_that_a_target_has_started_ends_when_it_is_not_needed(target: Target) -> None:
     assert target.holder_socket.is_socket()
     assert target.stop() == 0
-    end = time.monotonic() + DEADLINE_S
-    while target.holder_socket.exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until(lambda: not target.holder_socket.exists(), "the holder ends")
 
 
 def test_nonsense_is_answered_and_ends_nobody(make_target: MakeTarget) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.target import SANDBOX_REFUSED, Target, binary
+from tests.support.wait import listens, until
 from tests.target.conftest import MakeTarget
 
 pytestmark = pytest.mark.root
@@ -57,15 +57,12 @@ int getsockopt(int fd, int level, int name, void *value, socklen_t *size) {
 
 def ask(target: Target, words: str) -> str:
     """Asks the holder one thing, when it listens."""
-    end = time.monotonic() + DEADLINE_S
-    while True:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
-            peer.settimeout(DEADLINE_S)
-            if peer.connect_ex(str(target.holder_socket)) == 0:
-                peer.send(words.encode())
-                return peer.recv(4096).decode()
-        assert time.monotonic() < end, target.words()
-        time.sleep(0.01)
+    until(lambda: listens(target.holder_socket, socket.SOCK_SEQPACKET), target.words, DEADLINE_S)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+        peer.settimeout(DEADLINE_S)
+        peer.connect(str(target.holder_socket))
+        peer.send(words.encode())
+        return peer.recv(4096).decode()
 
 
 def rights(target: Target) -> dict[str, str]:

@@ -16,10 +16,12 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import pytest
 
-from tests.support.initiator import Initiator, Refused
+from tests.support.initiator import Initiator
 from tests.support.night import at_night
 from tests.support.restarts import AT_ONCE, RESTARTS, STOPPED_S, choose_seed
 from tests.support.target import Target
@@ -152,35 +154,22 @@ class Load:
 
     def check_region(self) -> None:
         """With nothing in flight the region says so, and agrees with the rings."""
-        deadline = time.monotonic() + DEADLINE_S
         for queue in range(2, 2 + QUEUES):
             used = self.guest.send("ring", queue=queue)["next_avail"]
-            while True:
-                state = self.guest.send("inflight")["queues"][queue]
-                if (state["in_flight"], state["used_idx"]) == ([], used):
-                    break
-                assert time.monotonic() < deadline, (queue, state, used)
+            state = until(partial(self._rest, queue, used), f"queue {queue} rests at {used}")
             assert (state["version"], state["desc_num"]) == (1, 128)
             if used:
                 assert state["last_batch_head"] == self.last_used(queue, used)
+
+    def _rest(self, queue: int, used: int) -> dict[str, Any] | None:
+        state: dict[str, Any] = self.guest.send("inflight")["queues"][queue]
+        return state if (state["in_flight"], state["used_idx"]) == ([], used) else None
 
     def last_used(self, queue: int, index: int) -> int:
         """Returns the head in the last element of a used ring that has this index."""
         ring = self.guest.send("ring", queue=queue)
         at = ring["used"] + 4 + 8 * ((index - 1) % ring["size"])
         return int.from_bytes(self.guest.send("read_mem", gpa=at, len=4)["data"], "little")
-
-
-def reconnect(guest: Initiator) -> None:
-    """As QEMU: again and again, until there is somebody."""
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        try:
-            guest.send("reconnect", keep=True)
-            return
-        except Refused:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
 
 
 def prepare(target: Target) -> None:
@@ -300,7 +289,7 @@ def survive(
                 load.submit(4)
                 target.start()
                 if not kept:
-                    reconnect(guest)
+                    guest.until_connected(keep=True)
             load.settle()
             if region:
                 load.check_region()

@@ -24,7 +24,7 @@ from tests.support.target import Target, TargetFailed
 from tests.support.tgt import IQN, Tgt, lacks
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
-from tests.target.test_inflight import EXTENTS, MIB, QUEUES, Load, reconnect
+from tests.target.test_inflight import EXTENTS, MIB, QUEUES, Load
 from tests.target.test_nbd import attach, connected, outcome, write_one
 
 pytestmark = pytest.mark.skipif(bool(lacks()), reason=f"not installed: {lacks()}")
@@ -206,7 +206,7 @@ def test_an_lvstore_on_a_lun_survives_a_cut_of_both(target: Target, tgt: Tgt) ->
             load.submit(4)
             tgt.start()
             target.start()
-            reconnect(guest)
+            guest.until_connected(keep=True)
             load.settle()
         guest.ready()
         load.audit()
@@ -349,7 +349,7 @@ def test_a_target_that_is_killed_takes_its_session_over_from_itself(
             else:
                 load.settle()
             again()
-            reconnect(guest)
+            guest.until_connected(keep=True)
             load.settle()
         guest.ready()
         load.audit()
@@ -413,7 +413,7 @@ def test_an_upgrade_is_refused_while_a_target_hangs(target: Target, tgt: Tgt) ->
             assert "the disk of bdev i0 has not answered for" in target.words()
         assert guest.read(0, 1) == bytes(BLOCK)
         target.upgrade()
-        reconnect(guest)
+        guest.until_connected(keep=True)
         guest.ready()
         assert guest.read(0, 1) == bytes(BLOCK)
     assert tgt.sessions() == 1

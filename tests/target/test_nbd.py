@@ -19,7 +19,7 @@ from tests.support.restarts import choose_seed
 from tests.support.target import Target, TargetFailed
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
-from tests.target.test_inflight import EXTENTS, MIB, QUEUES, Load, reconnect
+from tests.target.test_inflight import EXTENTS, MIB, QUEUES, Load
 
 CHECK, MEDIUM_ERROR, DATA_PROTECT = 2, 3, 7
 PARAM_CHANGE = 3
@@ -241,7 +241,7 @@ def test_a_server_that_hangs_delays_neither_the_stop_nor_an_upgrade_beyond_their
         with connected(target) as guest:
             target.upgrade()
             until(lambda: shown(target)["connected"], "it is connected")
-            reconnect(guest)
+            guest.until_connected(keep=True)
             guest.ready()
             with server.frozen():
                 with pytest.raises(TargetFailed):
@@ -333,7 +333,7 @@ def test_an_lvstore_on_a_server_survives_a_cut_of_both(target: Target, scratch: 
                 load.submit(4)
                 server.start()
                 target.start()
-                reconnect(guest)
+                guest.until_connected(keep=True)
                 load.settle()
             load.audit()
         assert target.rpc("virtlun_lvstore_check", lvs_name="lvs0")["problems"] == []

@@ -81,19 +81,6 @@ def is_refused(comer: Initiator) -> bool:
     return False
 
 
-def until_connected(guest: Initiator, command: str = "reconnect") -> None:
-    """Connects as QEMU does: again and again."""
-    end = time.monotonic() + DEADLINE_S
-    while True:
-        try:
-            guest.send(command)
-            return
-        except Refused:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.01)
-
-
 @needs_root
 def test_nobody_else_comes_first_after_a_crash_of_the_target(
     target: Target, vm: Path, owner: Initiator
@@ -106,7 +93,7 @@ def test_nobody_else_comes_first_after_a_crash_of_the_target(
             for stranger in (intruder, sibling):
                 assert is_refused(stranger)
                 assert is_refused(stranger)
-            until_connected(owner)
+            owner.until_connected()
             owner.ready()
             assert owner.read(0, 1) == SECRET
             assert is_refused(intruder)
@@ -120,7 +107,7 @@ def test_nobody_else_comes_first_after_a_crash_of_the_target(
 @needs_root
 def test_connections_that_are_held_never_lock_the_owner_out(target: Target, vm: Path) -> None:
     with process_of(OWNER, vm) as guest, contextlib.ExitStack() as held:
-        until_connected(guest, "connect")
+        guest.until_connected("connect")
         target.kill9()
         target.start()
         # The test's own process is another one. Its connections fill the backlog, too.
@@ -132,7 +119,7 @@ def test_connections_that_are_held_never_lock_the_owner_out(target: Target, vm: 
                     peer.connect(str(vm))
                     ask_features(peer)
             guest.send("disconnect")
-            until_connected(guest)
+            guest.until_connected()
             guest.ready()
     assert target.words().count("refused process") < 6 * ROUNDS, "strangers fill the log"
 
@@ -150,7 +137,7 @@ def test_a_vm_that_is_started_again_has_its_disks(
     owner.kill()
     assert shown(target)["owner"] is None
     with process_of(INTRUDER, vm) as again:
-        until_connected(again, "connect")
+        again.until_connected("connect")
         again.ready()
         assert again.read(0, 1) == SECRET
         assert shown(target)["owner"]["pid"] == again.pid
@@ -160,7 +147,7 @@ def test_a_vm_that_is_started_again_has_its_disks(
     # It ended while the target was away.
     assert shown(target)["owner"] is None
     with process_of(OWNER, vm) as last:
-        until_connected(last, "connect")
+        last.until_connected("connect")
         last.ready()
 
 
@@ -179,10 +166,10 @@ def test_only_the_named_user_or_root_may_be_first(target: Target, vm: Path) -> N
         with process_of(INTRUDER, vm) as intruder:
             assert is_refused(intruder)
         with process_of(OWNER, vm) as guest:
-            until_connected(guest, "connect")
+            guest.until_connected("connect")
             guest.ready()
         with Initiator(vm) as root:
-            until_connected(root, "connect")
+            root.until_connected("connect")
             root.ready()
             with process_of(OWNER, vm) as guest:
                 assert is_refused(guest)
@@ -201,7 +188,7 @@ def test_a_process_that_was_there_before_the_vm_is_not_the_vm(target: Target, vm
         target.start()
         assert is_refused(waits)
         with process_of(INTRUDER, vm) as started:
-            until_connected(started, "connect")
+            started.until_connected("connect")
             started.ready()
     assert "started before the VM" in target.words()
 
@@ -218,7 +205,7 @@ def test_whoever_is_named_takes_it_from_whoever_came_first(
         with pytest.raises(Refused):
             owner.ready()
         assert is_refused(owner)
-        until_connected(other, "connect")
+        other.until_connected("connect")
         other.ready()
         # Named again, it stays connected.
         name(pid=other.pid)
@@ -227,7 +214,7 @@ def test_whoever_is_named_takes_it_from_whoever_came_first(
         name()
         with pytest.raises(Refused):
             other.read(0, 1)
-        until_connected(other)
+        other.until_connected()
         other.ready()
     error = target.fails("virtlun_controller_set_owner", ctrlr="vm-1", pid=other.pid)
     assert isinstance(error, RpcError)
@@ -255,13 +242,13 @@ def test_it_belongs_to_the_same_process_after_an_upgrade(
         target.upgrade()
         assert shown(target)["owner"]["pid"] == other.pid
         assert is_refused(owner)
-        until_connected(other, "connect")
+        other.until_connected("connect")
         other.ready()
         target.upgrade()
         assert is_refused(owner)
         other.read(0, 1)
     # It has ended, which a target that was not there when it came sees, too.
-    until_connected(owner, "connect")
+    owner.until_connected("connect")
     owner.ready()
     assert shown(target)["owner"]["pid"] == owner.pid
 
@@ -271,7 +258,7 @@ def test_who_only_looks_owns_nothing(target: Target) -> None:
     path = target.vhost_dir / "vm-1"
     with connect(path) as silent:
         with Initiator(path) as guest:
-            until_connected(guest, "connect")
+            guest.until_connected("connect")
             assert shown(target)["owner"]["pid"] == guest.pid
         assert silent.recv(1) == b""
 
@@ -337,21 +324,21 @@ def test_an_owner_of_another_pid_namespace_is_known_again_after_a_crash(scratch:
         )
         vm = target.vhost_dir / "vm-1"
         with process_of(OWNER, vm) as first:
-            until_connected(first, "connect")
+            first.until_connected("connect")
             first.ready()
             assert shown(target)["owner"]["pid"] == 0
             target.kill9()
             target.start()
         with process_of(OWNER, vm) as second, process_of(INTRUDER, vm) as other:
             # Nobody can tell that it is not the first one.
-            until_connected(second, "connect")
+            second.until_connected("connect")
             second.ready()
             with pytest.raises(Refused):
                 other.send("connect")
                 other.ready()
             second.kill()
             # But that it has ended is seen.
-            until_connected(other, "connect")
+            other.until_connected("connect")
             other.ready()
     finally:
         target.kill9()
@@ -378,7 +365,7 @@ def test_what_a_unit_did_is_counted_for_each_process_anew(
     assert done(target) == {"writes": 1, "write_bytes": 512, "flushes": 1, "reads": 1}
     owner.__exit__(None, None, None)
     with process_of(OWNER, vm) as following:
-        until_connected(following, "connect")
+        following.until_connected("connect")
         following.ready()
         assert set(done(target).values()) == {0}
         following.write(0, SECRET * 2)
@@ -393,7 +380,7 @@ def test_what_a_unit_did_is_counted_for_each_process_anew(
     # Also where it is named before it comes.
     with process_of(OWNER, vm) as named:
         target.rpc("virtlun_controller_set_owner", ctrlr="vm-1", pid=named.pid)
-        until_connected(named, "connect")
+        named.until_connected("connect")
         named.ready()
         assert set(done(target).values()) == {0}
     (none,) = target.rpc("virtlun_vhost_get_stats", name="vm-1", scsi_target_num=1)

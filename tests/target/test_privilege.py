@@ -9,7 +9,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from tests.support import tracer
 from tests.support.initiator import Initiator
 from tests.support.target import SANDBOX_REFUSED, Target, TargetFailed, binary
 from tests.support.tracer import Tracer
-from tests.support.wait import until
+from tests.support.wait import serves, until
 from tests.target.conftest import MakeTarget
 
 UID, GID, SOCKET_GID = 54321, 54322, 54323
@@ -362,11 +361,8 @@ def test_the_packaged_folders_become_the_users_to_work_in(scratch: Path) -> None
         )
     root = Path(f"/proc/{process.pid}/root")
     try:
-        end = time.monotonic() + 90
-        while not (root / "run/virtlun/.target.sock.d/rpc.sock").exists():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < end, log.read_text()
-            time.sleep(0.01)
+        rpc_socket = root / "run/virtlun/.target.sock.d/rpc.sock"
+        serves(process, rpc_socket.exists, "the target", log)
         found = {
             path: (at.st_uid, at.st_gid, stat.S_IMODE(at.st_mode))
             for path in (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,10 +68,7 @@ class Machine:
 
     def wait(self) -> None:
         """Until it has ended."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not self.is_sanitized():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(self.is_sanitized, "the end of SANITIZE", DEADLINE_S)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from tests.support.scratch import short_directory
 from tests.support.systemd import INSTALLED, Machine
 from tests.support.target import ROOT, SANDBOX_REFUSED
 from tests.support.wait import until
-from tests.target.test_inflight import EXTENTS, MIB, QUEUES, Load, reconnect
+from tests.target.test_inflight import EXTENTS, MIB, QUEUES, Load
 
 pytestmark = pytest.mark.root
 FOLDER = ROOT / "examples/systemd"
@@ -244,7 +244,7 @@ def test_reload_makes_the_new_process_the_main_one_and_the_guest_goes_on(
         driver.submit(EXTENTS - 4)
         shell(machine, f"systemctl kill -s KILL {TARGET}")
         comes_back(machine, TARGET, new)
-        reconnect(driver.guest)
+        driver.guest.until_connected(keep=True)
         driver.settle()
 
 
@@ -295,7 +295,7 @@ def test_what_is_in_flight_survives_restarts_by_systemd(
             driver.submit(4)
             shell(machine, f"systemctl start {TARGET}")
         new = comes_back(machine, TARGET, old)
-        reconnect(driver.guest)
+        driver.guest.until_connected(keep=True)
         driver.settle()
         assert rpc(machine, "virtlun_get_status")["pid"] == new
 
@@ -311,7 +311,7 @@ def test_crashes_in_a_row_end_neither_target_nor_holder(machine: Machine, disk: 
             shell(machine, f"systemctl kill -s KILL {' '.join(units)}")
             for unit, pid in old.items():
                 comes_back(machine, unit, pid)
-            reconnect(driver.guest)
+            driver.guest.until_connected(keep=True)
             driver.settle()
 
 

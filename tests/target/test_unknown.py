@@ -7,7 +7,6 @@ that was quiet goes on. With our own initiator, and the mark in the state direct
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +15,10 @@ import pytest
 from tests.support.frozen import freeze
 from tests.support.initiator import Initiator, Refused
 from tests.support.target import Target
+from tests.support.wait import until
 
 MIB = 1 << 20
 BLOCK = 512
-DEADLINE_S = 60.0
 LOST, QUIET = 0, 1
 """Request queues: with a request in flight when the target dies, and without."""
 FIRST = 2
@@ -50,24 +49,9 @@ def stopped(target: Target) -> dict[int, str]:
 
 def stop_of_lost(target: Target) -> str:
     """Why the queue that cannot be known is stopped; it may be set up after the quiet one."""
-    end = time.monotonic() + DEADLINE_S
-    while not (now := stopped(target)):
-        assert time.monotonic() < end, "no queue is stopped"
-        time.sleep(0.01)
+    now = until(lambda: stopped(target), "a queue is stopped")
     assert list(now) == [FIRST + LOST]
     return now[FIRST + LOST]
-
-
-def reconnect(guest: Initiator, *, keep: bool = True) -> None:
-    """As a front end: again and again, until there is somebody."""
-    end = time.monotonic() + DEADLINE_S
-    while True:
-        try:
-            guest.send("reconnect", keep=keep)
-            return
-        except Refused:
-            assert time.monotonic() < end
-            time.sleep(0.05)
 
 
 def write(guest: Initiator, lba: int, data: bytes, **given: Any) -> dict[str, Any]:
@@ -104,7 +88,7 @@ def test_a_queue_that_cannot_be_known_stays_stopped_until_its_driver_resets_it(
     kill(target)
     for change in (lambda _: None, again, kill):
         change(target)
-        reconnect(guest)
+        guest.until_connected(keep=True)
         guest.ready(queue=QUIET)
         assert guest.read(0, 1, queue=QUIET) == before, "what was quiet goes on"
         assert "requests were in flight" in stop_of_lost(target)
@@ -113,13 +97,13 @@ def test_a_queue_that_cannot_be_known_stays_stopped_until_its_driver_resets_it(
             guest.send("wait", head=lost, queue=LOST, timeout_ms=100)
     said = target.words().count(SENTENCE)
     assert said >= 3
-    reconnect(guest, keep=False)
+    guest.until_connected(keep=False)
     guest.ready()
     assert stopped(target) == {}
     guest.write(1, after, queue=LOST)
     # And now that it is known again, it goes on after the next crash.
     kill(target)
-    reconnect(guest)
+    guest.until_connected(keep=True)
     assert stopped(target) == {}
     guest.ready(queue=LOST)
     assert guest.read(1, 1, queue=LOST) == after

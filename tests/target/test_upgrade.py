@@ -79,11 +79,9 @@ class Load:
 
     def wait(self, more: int = 20) -> None:
         """Waits until it did `more` rounds."""
-        wanted, end = self.rounds + more, time.monotonic() + DEADLINE_S
-        while self.rounds < wanted:
-            assert self._problem is None, self._problem
-            assert time.monotonic() < end, "no I/O any more"
-            time.sleep(0.002)
+        wanted = self.rounds + more
+        until(lambda: self.rounds >= wanted or self._problem, "I/O goes on", every_s=0.002)
+        assert self._problem is None, self._problem
 
     def check(self) -> None:
         """Ends it; nothing may have gone wrong."""
@@ -313,10 +311,7 @@ def upgrade_ends(target: Target, step: str) -> None:
     """Has a new program come up that ends at `step`, where the old one goes on."""
     assert end_at(step, target) in (0, -signal.SIGKILL)
     # It is waited for again when the old program serves.
-    end = time.monotonic() + DEADLINE_S
-    while not Path(f"{target.rpc_socket}.upgrade").exists():
-        assert time.monotonic() < end, "no new program is waited for"
-        time.sleep(0.005)
+    until(Path(f"{target.rpc_socket}.upgrade").exists, "a new program is waited for")
 
 
 @pytest.mark.parametrize("step", STEPS)

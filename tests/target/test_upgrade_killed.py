@@ -20,7 +20,8 @@ from pydataplane.errors import TargetError
 from tests.support.initiator import Initiator
 from tests.support.restarts import RESTARTS, choose_seed
 from tests.support.target import Target
-from tests.target.test_inflight import DEADLINE_S, EXTENTS, MIB, QUEUES, Load, prepare, reconnect
+from tests.support.wait import until
+from tests.target.test_inflight import DEADLINE_S, EXTENTS, MIB, QUEUES, Load, prepare
 
 KILLS = 6
 """In `make test`."""
@@ -49,13 +50,14 @@ def serves(target: Target, pid: int) -> bool:
 
 def left(target: Target, both: Sequence[subprocess.Popen[bytes]]) -> None:
     """Waits until one of both programs serves alone, and is the target then, or none is left."""
-    end = time.monotonic() + DEADLINE_S
-    while alive := [process for process in both if process.poll() is None]:
+
+    def came_out() -> bool:
+        alive = [process for process in both if process.poll() is None]
         if len(alive) == 1 and serves(target, alive[0].pid):
             target.process = alive[0]
-            return
-        assert time.monotonic() < end, target.words()
-        time.sleep(0.005)
+        return not alive or target.process is not None
+
+    until(came_out, target.words)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_an_upgrade_in_which_programs_are_ended_loses_nothing(target: Target, ki
                 came["nobody"] += 1
                 load.submit(4)
                 target.start()
-                reconnect(guest)
+                guest.until_connected(keep=True)
             else:
                 came["old" if target.process is old else "new"] += 1
             for process in both:
