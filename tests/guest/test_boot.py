@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from tests.guest.image import Image
 from tests.support.agent import GuestError
 from tests.support.qemu import Guest
 from tests.support.target import Target
+from tests.support.wait import serves
 
 pytestmark = pytest.mark.vm
 
@@ -61,11 +61,12 @@ def test_seabios_boots_from_a_lun(target: Target, scratch: Path) -> None:
     with (scratch / "qemu.log").open("wb") as log:
         qemu = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        end = time.monotonic() + 60
-        while b"BOOTED-FROM-A-LUN" not in (serial.read_bytes() if serial.exists() else b""):
-            assert qemu.poll() is None, (scratch / "qemu.log").read_text()
-            assert time.monotonic() < end, "SeaBIOS did not boot from the LUN"
-            time.sleep(0.05)
+        serves(
+            qemu,
+            lambda: b"BOOTED-FROM-A-LUN" in serial.read_bytes(),
+            "SeaBIOS boots from the LUN",
+            scratch / "qemu.log",
+        )
     finally:
         qemu.kill()
         qemu.wait()

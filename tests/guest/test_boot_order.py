@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
@@ -15,8 +14,8 @@ from pydataplane.domain.reconcile import ensure
 from pydataplane.domain.translate import Settings, define
 from tests.support.scratch import short_directory
 from tests.support.target import Target
+from tests.support.wait import until
 
-DEADLINE_S = 60.0
 QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
 
 DOMAIN = """
@@ -104,11 +103,7 @@ def test_the_firmware_boots_the_disk_asked_for(
         stderr=subprocess.DEVNULL,
     )
     try:
-        end = time.monotonic() + DEADLINE_S
-        while not (serial.exists() and b"\n" in serial.read_bytes()):
-            assert qemu.poll() is None, "QEMU ended"
-            assert time.monotonic() < end, "nothing booted"
-            time.sleep(0.02)
+        until(lambda: b"\n" in serial.read_bytes(), "something boots", process=qemu)
     finally:
         qemu.kill()
         qemu.wait()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from tests.support.agent import GuestError
 from tests.support.migration import move
 from tests.support.qemu import Guest
 from tests.support.target import Target
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.vm, pytest.mark.nightly]
 
@@ -64,15 +64,11 @@ def memory_passes(guest: Guest) -> int:
 
 def goes_on(guest: Guest, with_disk: bool, deadline_s: float = 300.0) -> None:
     """Returns when the guest has gone over its memory, and its disk, again and found all whole."""
-    end = time.monotonic() + deadline_s
     memory_passes(guest)
     done = reads(guest) if with_disk else 0
-    while not memory_passes(guest):
-        assert time.monotonic() < end, "the program that writes to memory stands still"
-        time.sleep(0.1)
-    while with_disk and reads(guest) == done:
-        assert time.monotonic() < end, "the program that reads the disk stands still"
-        time.sleep(0.1)
+    until(lambda: memory_passes(guest), "a pass over the guest's memory", deadline_s, 0.1)
+    if with_disk:
+        until(lambda: reads(guest) != done, "a read of the disk", deadline_s, 0.1)
     said = guest.run("dmesg | grep -E 'BUG|Oops|general protection|segfault'", check=False)
     assert said == "", said
 

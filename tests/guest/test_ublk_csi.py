@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests.support.restarts import choose_seed
 from tests.support.target import SANDBOX_REFUSED
 from tests.support.target_inside import SOCKET, TargetInside
 from tests.support.verified_io import VerifiedIo
+from tests.support.wait import until
 
 #: Python takes a minute to import the driver in a guest without KVM.
 pytestmark = [pytest.mark.vm, pytest.mark.nightly, pytest.mark.timeout(1800)]
@@ -107,10 +108,8 @@ class Node:
             f"rm -f {ENDPOINT} /ram/driver.log; {run} >/ram/driver.log 2>&1 & "
             "echo $! >/tmp/driver.pid"
         )
-        end = time.monotonic() + CALL_S
-        while '"serving"' not in self.words("driver"):
-            assert time.monotonic() < end, self.words("driver")
-            time.sleep(0.2)
+        said = partial(self.words, "driver")
+        until(lambda: '"serving"' in said(), said, CALL_S, 0.2)
 
     def words(self, whose: str) -> str:
         """Returns a log."""

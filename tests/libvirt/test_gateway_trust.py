@@ -19,7 +19,7 @@ from tests.support.examples import used
 from tests.support.gateway import GatewayProcess
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
-from tests.support.wait import listens, until
+from tests.support.wait import listens, serves, until
 
 pytestmark = [pytest.mark.root]
 
@@ -259,9 +259,7 @@ def test_in_libvirtds_place_no_client_needs_a_setting(
     )
     try:
         known = host.libvirtd.scratch / "run-libvirt/libvirt-sock"  # /run/libvirt in there
-        while not listens(known):
-            assert gateway.poll() is None, (host.scratch / "transparent.log").read_text()
-            time.sleep(0.02)
+        serves(gateway, lambda: listens(known), "the gateway", host.scratch / "transparent.log")
         assert (stat.S_IMODE(known.stat().st_mode), known.group()) == admitted
         virsh = host.libvirtd.command("virsh", "-q", "-c", "qemu:///system")
         shown = subprocess.check_output([*virsh, "dumpxml", "idle"], text=True, timeout=60)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
@@ -63,10 +63,11 @@ def test_reconnect_puts_right_what_is_missing(hooked: Host) -> None:
     hooked.libvirtd.restart()
     assert hooked.virsh_direct("domstate", NAME) == "running"
     # libvirtd takes up its domains in threads of their own, after its socket is there.
-    end = time.monotonic() + RECONNECT_DEADLINE_S
-    while controllers(hooked) != before and time.monotonic() < end:
-        time.sleep(0.05)
-    assert controllers(hooked) == before
+    until(
+        lambda: controllers(hooked) == before,
+        lambda: f"{before}, not {controllers(hooked)}",
+        RECONNECT_DEADLINE_S,
+    )
 
 
 def test_release_takes_the_controller_away(hooked: Host) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import libvirt
 import pytest
 
 from tests.support.host import Host
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.root]
 
@@ -69,10 +69,12 @@ def test_calls_and_clients_leave_nothing_behind(host: Host, calls: int, clients:
         passing = libvirt.open(host.uri)
         assert passing.lookupByName("leaks").isActive() == 0
         passing.close()
-    end = time.monotonic() + 90
-    while open_files(pid) > files and time.monotonic() < end:
-        time.sleep(0.1)
-    assert open_files(pid) <= files
+    until(
+        lambda: open_files(pid) <= files,
+        lambda: f"{open_files(pid)} files become {files}",
+        90.0,
+        0.1,
+    )
     assert memory_kib(pid) - memory < GROWTH_MAX_KIB
     domain.undefine()
     connection.close()

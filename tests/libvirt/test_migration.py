@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -88,14 +87,16 @@ def beat(pair: Pair) -> tuple[set[str], int]:
     """
     log = pair.home.scratch / f"{NAME}-console.log"
     seen = log.stat().st_size
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        said = log.read_bytes()[seen:].decode(errors="replace")
-        found = re.findall(r"beat \[([^\]]*)\] errors=(\d+) read=0\b", said)
-        if len(found) > 1:  # the first may be of before the call
-            return set(found[-1][0].split()), int(found[-1][1])
-        time.sleep(0.1)
-    raise AssertionError(f"the guest stands still:\n{said[-1000:]}")
+
+    def said() -> str:
+        return log.read_bytes()[seen:].decode(errors="replace")
+
+    def report() -> tuple[str, str] | None:
+        found = re.findall(r"beat \[([^\]]*)\] errors=(\d+) read=0\b", said())
+        return found[-1] if len(found) > 1 else None  # the first may be of before the call
+
+    disks, errors = until(report, lambda: f"the guest's report:\n{said()[-1000:]}", every_s=0.1)
+    return set(disks.split()), int(errors)
 
 
 def check(pair: Pair) -> None:
@@ -103,10 +104,7 @@ def check(pair: Pair) -> None:
     here, there = pair.source, pair.destination
     assert here.virsh("domstate", NAME) == "running"
     assert len(controllers(here)) == 1
-    end = time.monotonic() + 90
-    while controllers(there):
-        assert time.monotonic() < end, "the controller is left where the guest was"
-        time.sleep(0.1)
+    until(lambda: not controllers(there), "no controller where the guest was", 90.0)
     inside = here.virsh_direct("dumpxml", NAME)
     assert str(here.paths.vhost_dir) in inside, "the socket of this host"
     shown = here.virsh("dumpxml", NAME)
@@ -135,15 +133,13 @@ def test_a_guest_whose_volume_is_missing_there_stays(pair: Pair) -> None:
     host = pair.source
     host.volumes.create("lvs0/late", 8 * MIB)
     host.virsh("attach-disk", NAME, "/dev/virtlun/lvs0/late", "sdb", "--live")
-    while len(beat(pair)[0]) != 2:
-        pass
+    until(lambda: len(beat(pair)[0]) == 2, "the guest sees both disks")
     with pytest.raises(VirshError, match="lvs0/late"):
         pair.migrate()
     assert controllers(pair.destination) == [], "what was made for a guest that does not come"
     assert host.virsh("domstate", NAME) == "running"
     host.virsh("detach-disk", NAME, "sdb", "--live")
-    while len(beat(pair)[0]) != 1:
-        pass
+    until(lambda: len(beat(pair)[0]) == 1, "the guest sees one disk")
     check(pair)
 
 
@@ -155,10 +151,11 @@ def test_the_definition_goes_with_it(pair: Pair) -> None:
     assert listed == ["sda", "/dev/virtlun/lvs0/moving"]
     assert virsh(pair.destination.uri, "list", "--all", "--name") == ""
     host = pair.source
-    end = time.monotonic() + 90
-    while str(host.paths.vhost_dir) not in host.virsh_direct("dumpxml", NAME, "--inactive"):
-        assert time.monotonic() < end, "the socket of the other host"
-        time.sleep(0.1)
+    until(
+        lambda: str(host.paths.vhost_dir) in host.virsh_direct("dumpxml", NAME, "--inactive"),
+        "this host's socket in the definition",
+        90.0,
+    )
     host.virsh("destroy", NAME)
     host.virsh("start", NAME)
     assert host.virsh("domstate", NAME) == "running"

@@ -11,8 +11,8 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from pydataplane.errors import VolumeNotFoundError
 from pydataplane.lvols import Volume
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
@@ -65,10 +66,8 @@ def known(host: Host, name: str, uuid: str) -> str | None:
 
 def assert_unused(host: Host) -> None:
     """Waits until all controllers are gone; the gateway too may look at a domain that ended."""
-    end = time.monotonic() + DEADLINE_S
-    while (left := host.client.call("vhost_get_controllers")) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert left == []
+    left = partial(host.client.call, "vhost_get_controllers")
+    until(lambda: not left(), lambda: f"the end of {left()}", DEADLINE_S)
 
 
 def refused(host: Host, way: str, name: str, *words: str) -> str:
@@ -252,10 +251,7 @@ def test_what_the_hook_recorded_goes_into_the_metadata_with_the_next_gateway(hos
         host.volumes.delete(made.uuid)
     finally:
         host.start_gateway()
-    end = time.monotonic() + 90
-    while record.exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not record.exists()
+    until(lambda: not record.exists(), "the gateway takes what the hook recorded", DEADLINE_S)
     assert made.uuid in host.virsh_direct("dumpxml", "behind", "--inactive")
     for way in WAYS:
         assert "is lost" in refused(host, way, "behind")

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from pydataplane.errors import RpcError
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError, virsh
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
@@ -190,10 +191,8 @@ def test_without_a_disk_of_ours_nothing_needs_to_be_left_out(running: Host) -> N
 
 
 def _wait_for_backup(host: Host) -> None:
-    end = time.monotonic() + 90
-    while "Backup" not in host.virsh("domjobinfo", NAME, "--completed"):
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    ended = partial(host.virsh, "domjobinfo", NAME, "--completed")
+    until(lambda: "Backup" in ended(), ended, 90.0)
 
 
 ONE = "ours"

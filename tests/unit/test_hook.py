@@ -37,6 +37,7 @@ from pydataplane.domain.xml.view import given as given_by_libvirtd
 from pydataplane.errors import METHOD_NOT_FOUND, RpcError
 from tests.support.fake_socket import SocketTarget
 from tests.support.fake_target import Volume
+from tests.support.wait import until
 from tests.unit.translate.domains import (
     FILES,
     NEW_UUID,
@@ -278,9 +279,7 @@ def test_release_leaves_a_controller_that_a_qemu_is_connected_to(host: Host) -> 
 
 def leave(host: Host, asked: int) -> None:
     """Lets the QEMU go once the target was asked so often."""
-    end = time.monotonic() + 20
-    while host.target.calls.count("vhost_delete_controller") < asked and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: host.target.calls.count("vhost_delete_controller") >= asked, "it is asked")
     host.target.connected.clear()
 
 
