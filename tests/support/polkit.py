@@ -11,7 +11,6 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from tests.support.wait import serves
 
@@ -105,11 +104,6 @@ class Polkit:
         """Returns the running polkitd."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Ends it."""
         self.close()

@@ -12,7 +12,6 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 CHUNK_BYTES = 65536
@@ -124,12 +123,7 @@ class Relay:
         """Returns the relay, which listens."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Ends every connection and removes the socket."""
         self._ending.set()
         self._listener.shutdown(socket.SHUT_RDWR)

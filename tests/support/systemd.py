@@ -22,7 +22,6 @@ import sysconfig
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import TracebackType
 
 from tests.support.target import ROOT, binary
 from tests.support.wait import until
@@ -288,11 +287,6 @@ class Machine:
         """Returns the machine."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Ends it."""
         self.close()
