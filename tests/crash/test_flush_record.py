@@ -17,12 +17,11 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from pydataplane.errors import TargetError
-from tests.support.initiator import Initiator, Refused
+from tests.support.initiator import Initiator, Refused, connected
 from tests.support.lossy_disk import (
     FLUSH,
     MIB,
     LossyDisk,
-    connected,
     fails_to_flush,
     lossy_disk,
     small_file_system,
@@ -91,8 +90,7 @@ def is_told(target: Target) -> bool:
 def set_up(target: Target, disk: LossyDisk) -> None:
     """Makes a disk with a guest, which flushes once."""
     target.rpc("bdev_aio_create", name="d0", filename=disk.device, block_size=512)
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
-    target.add_lun("vm", "d0")
+    target.attach("vm", "d0")
     assert not is_told(target)
 
 

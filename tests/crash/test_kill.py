@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from pydataplane.errors import RpcError, TargetError
-from tests.support.initiator import Initiator, Refused
+from tests.support.initiator import Initiator, Refused, connected
 from tests.support.target import Target
 from tests.support.wait import until
 
@@ -213,9 +213,7 @@ def test_what_was_written_and_answered_is_there_after_a_kill(target: Target, kin
     rng = random.Random(5)
     written: dict[int, bytes] = {}
     if kind == "clone":
-        with Initiator(target.vhost_dir / "c0") as guest:
-            guest.send("connect")
-            guest.ready()
+        with connected(target, "c0") as guest:
             for cluster in range(CLUSTERS):
                 # The guest does not write these again.
                 for block in (4, 2000, 2044):
@@ -224,15 +222,11 @@ def test_what_was_written_and_answered_is_there_after_a_kill(target: Target, kin
                     written[lba] = data
         target.rpc("bdev_lvol_snapshot", lvol_name="lvs0/t", snapshot_name="s")
     for turn in range(KILLS):
-        with Initiator(target.vhost_dir / "c0") as guest:
-            guest.send("connect")
-            guest.ready()
+        with connected(target, "c0") as guest:
             verify(guest, written)
             write_until_killed(target, guest, rng, turn, written)
         target.start()
-    with Initiator(target.vhost_dir / "c0") as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(target, "c0") as guest:
         verify(guest, written)
     lvols = {each["name"]: each for each in target.rpc("bdev_lvol_get_lvols", lvs_name="lvs0")}
     assert 4 < lvols["t"]["num_allocated_clusters"] <= CLUSTERS
@@ -257,8 +251,7 @@ def test_a_shallow_copy_that_was_cut_off_is_made_again(target: Target) -> None:
         time.sleep(rng.random() * PAUSE_S)
         said = target.rpc("bdev_lvol_check_shallow_copy", **begun)
         cut_off += said["state"] == "in progress"
-        target.kill9()
-        target.start()
+        target.crash()
         assert target.rpc("virtlun_get_status")["restore_problems"] == []
         # Nobody holds either bdev for a copy that is no more.
         assert target.fails("bdev_lvol_check_shallow_copy", **begun)

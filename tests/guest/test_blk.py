@@ -139,8 +139,7 @@ def test_a_guest_notices_only_a_pause(machine: Machine) -> None:
     for way in ways:
         done = io.status().requests
         if way == "kill":
-            target.kill9()
-            target.start()
+            target.crash()
         elif way == "terminate":
             assert target.stop() == 0, target.words()
             target.start()
@@ -153,8 +152,7 @@ def test_a_guest_notices_only_a_pause(machine: Machine) -> None:
     assert "I/O error" not in log, log
     guest.stop()
     target.rpc("vhost_delete_controller", ctrlr="b0", force=True)
-    target.rpc("vhost_create_scsi_controller", ctrlr="audit")
-    target.add_lun("audit", "lvs0/v")
+    target.attach("audit", "lvs0/v")
     audit(target, "audit", ledger, seed)
 
 

@@ -36,8 +36,7 @@ def machines(scratch: Path, image: Image) -> Iterator[dict[str, Guest]]:
     volume = target.make_thin("shared", 32)
     guests: dict[str, Guest] = {}
     for name in KEYS:
-        target.rpc("vhost_create_scsi_controller", ctrlr=f"vm-{name}")
-        target.add_lun(f"vm-{name}", volume, shareable=True)
+        target.attach(f"vm-{name}", volume, shareable=True)
         controllers = (target.vhost_dir / f"vm-{name}",)
         guests[name] = Guest(image, scratch / name, controllers=controllers)
         guests[name].agent.wait_for(f"ls {DISK}")

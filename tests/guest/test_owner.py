@@ -37,7 +37,7 @@ def test_nobody_else_gets_the_disk_of_a_vm_when_the_target_restarts(
 ) -> None:
     file = target.make_file("disk.img", 4 << 20)
     target.rpc("bdev_uring_create", filename=str(file), name="d0", block_size=512)
-    target.rpc("vhost_scsi_controller_add_target", ctrlr="vm0", scsi_target_num=0, bdev_name="d0")
+    target.add_lun("vm0", "d0")
     options = {"emulator": emulator}
     if emulator.reconnects:
         options["reconnect_ms"] = RECONNECT_MS  # type: ignore[assignment]
@@ -52,8 +52,7 @@ def test_nobody_else_gets_the_disk_of_a_vm_when_the_target_restarts(
     with Initiator(path) as stranger:
         assert is_refused(stranger)
         for _ in range(rounds):
-            target.kill9()
-            target.start()
+            target.crash()
             # Before QEMU: it comes again some time later, or, as an older one, never.
             assert is_refused(stranger)
             assert is_refused(stranger)

@@ -25,7 +25,7 @@ def connected(target: Target) -> bool:
 def test_a_quiet_disk_is_there_again(target: Target, boot: BootGuest, emulator: Emulator) -> None:
     file = target.make_file("disk.img", 16 << 20)
     target.rpc("bdev_uring_create", filename=str(file), name="d0", block_size=512)
-    target.rpc("vhost_scsi_controller_add_target", ctrlr="vm0", scsi_target_num=0, bdev_name="d0")
+    target.add_lun("vm0", "d0")
     if not emulator.reconnects:
         with pytest.raises(GuestError, match="vhost_backend_init failed: Protocol error"):
             boot(emulator=emulator, reconnect_ms=RECONNECT_MS)
@@ -46,13 +46,12 @@ def test_a_size_that_no_event_could_tell_any_more_is_seen(target: Target, boot: 
     """The guest is paused while the volume grows, and the target dies with the event."""
     target.make_lvstore()
     volume = target.rpc("bdev_lvol_create", lvol_name="v", size_in_mib=16, lvs_name="lvs0")
-    target.rpc("vhost_scsi_controller_add_target", ctrlr="vm0", scsi_target_num=3, bdev_name=volume)
+    target.add_lun("vm0", volume, 3)
     guest = boot(emulator=newer(), reconnect_ms=RECONNECT_MS)
     name = disk(guest, 3)
     guest.qmp("stop")
     target.rpc("bdev_lvol_resize", name=volume, size_in_mib=32)
-    target.kill9()
-    target.start()
+    target.crash()
     guest.qmp("cont")
     guest.agent.wait_for(f"grep -x {(32 << 20) // 512} /sys/block/{name}/size")
 
@@ -66,8 +65,7 @@ def test_without_reconnect_a_disk_waits_until_the_vm_starts_again(
     add_malloc(target, 0, 16)
     guest = boot(emulator=emulator)
     name = disk(guest, 0)
-    target.kill9()
-    target.start()
+    target.crash()
     guest.run(
         f"(dd if=/dev/{name} of=/dev/null bs=4k count=1 iflag=direct; echo done > /tmp/done) &"
     )

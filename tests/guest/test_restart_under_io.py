@@ -63,8 +63,7 @@ class Restarts:
 
     def kill(self) -> None:
         """Ends the target as a crash does."""
-        self.target.kill9()
-        self.target.start()
+        self.target.crash()
 
     def terminate(self) -> None:
         """Ends the target in order."""
@@ -103,13 +102,7 @@ class Restarts:
         assert not [text for text in BROKEN if text in said], said
         self.guest.stop()
         remove(self.target, 0)
-        self.target.rpc("vhost_create_scsi_controller", ctrlr="audit")
-        self.target.rpc(
-            "vhost_scsi_controller_add_target",
-            ctrlr="audit",
-            scsi_target_num=0,
-            bdev_name=self.volume,
-        )
+        self.target.attach("audit", self.volume)
         audit(self.target, "audit", ledger, self.seed)
         print(
             f"{len(self.pauses_s)} restarts; a pause of {statistics.median(self.pauses_s):.3f} s "

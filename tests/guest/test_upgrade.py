@@ -52,10 +52,7 @@ def test_a_guest_notices_a_pause(target: Target, boot: BootGuest, emulator: Emul
     assert "Power-on" not in log.split("Attached SCSI disk")[-1], log
     guest.stop()
     remove(target, 0)
-    target.rpc("vhost_create_scsi_controller", ctrlr="audit")
-    target.rpc(
-        "vhost_scsi_controller_add_target", ctrlr="audit", scsi_target_num=0, bdev_name=VOLUME
-    )
+    target.attach("audit", VOLUME)
     audit(target, "audit", ledger, seed)
     print(
         f"{UPGRADES} upgrades; guests were not served for {statistics.median(pauses_ms):.0f} ms "

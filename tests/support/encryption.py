@@ -80,21 +80,6 @@ def make_encrypted(target: Target, mib: int = 16, *, size: int = 64 << 20) -> Pa
 
 
 @contextlib.contextmanager
-def guest(target: Target, controller: str = "vm-1") -> Iterator[Initiator]:
-    """A guest of a controller whose target 0 is ready."""
-    with Initiator(target.vhost_dir / controller) as each:
-        each.send("connect")
-        each.ready()
-        yield each
-
-
-def serve(target: Target, bdev: str = "c0", controller: str = "vm-1") -> None:
-    """Shows a bdev to the guest of a new controller."""
-    target.rpc("vhost_create_scsi_controller", ctrlr=controller)
-    target.add_lun(controller, bdev)
-
-
-@contextlib.contextmanager
 def waiting_guest(
     target: Target, controller: str = "vm-1"
 ) -> Iterator[tuple[Initiator, Future[dict[str, Any]]]]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.target import binary
+from tests.support.target import Target, binary
 from tests.support.wait import until
 
 ANSWER_DEADLINE_S = 60.0
@@ -118,3 +118,15 @@ class Initiator:
         cdb = bytes([0x2A, 0, *lba.to_bytes(4, "big"), 0, *blocks.to_bytes(2, "big"), 0])
         answer = self.cdb(cdb, target=target, data_out=data, **given)
         assert (answer["response"], answer["status"], answer["residual"]) == (0, 0, 0), answer
+
+
+def connected(target: Target, controller: str = "vm-0", **options: Any) -> Initiator:
+    """Returns a guest of a controller whose target 0 is ready; `options` are those of `connect`."""
+    guest = Initiator(target.vhost_dir / controller)
+    try:
+        guest.send("connect", **options)
+        guest.ready()
+    except BaseException:
+        guest.kill()
+        raise
+    return guest

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.initiator import Initiator
-from tests.support.target import Target
 
 MIB = 1 << 20
 FLUSH = bytes([0x35, *bytes(9)])
@@ -89,15 +88,6 @@ def lossy_disk(directory: Path) -> Iterator[LossyDisk]:
         yield LossyDisk(loop, file)
     finally:
         run("losetup", "-d", loop)
-
-
-@contextmanager
-def connected(target: Target, ctrlr: str) -> Iterator[Initiator]:
-    """A guest of a controller, for the duration of a block."""
-    with Initiator(target.vhost_dir / ctrlr) as made:
-        made.send("connect")
-        made.ready()
-        yield made
 
 
 def fails_to_flush(guest: Initiator) -> bool:

@@ -122,6 +122,11 @@ class Target:
         """Ends it as a crash does."""
         self.signal(signal.SIGKILL)
 
+    def crash(self) -> Target:
+        """Ends it as a crash does, and starts it again."""
+        self.kill9()
+        return self.start()
+
     def signal(self, number: signal.Signals) -> int:
         """Sends a signal that ends it, and returns its exit status; 0 if it did not run."""
         process, self.process = self.process, None
@@ -285,6 +290,13 @@ class Target:
             bdev_name=bdev,
             **options,
         )
+
+    def attach(self, controller: str, *bdevs: str, **options: Any) -> Path:
+        """Makes a controller that shows bdevs as targets 0 and on; returns its socket."""
+        self.rpc("vhost_create_scsi_controller", ctrlr=controller)
+        for number, bdev in enumerate(bdevs):
+            self.add_lun(controller, bdev, number, **options)
+        return self.vhost_dir / controller
 
     def is_kept(self, controller: str) -> bool:
         """Whether the session of a controller goes on if the target is killed."""

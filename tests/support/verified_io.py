@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tests.support.agent import Agent, GuestError
-from tests.support.initiator import Initiator
+from tests.support.initiator import connected
 from tests.support.qemu import Guest
 from tests.support.target import Target
 from tests.support.wait import until
@@ -143,9 +143,7 @@ def audit(target: Target, controller: str, ledger: list[int], seed: int) -> None
     """Reads a volume through `controller`'s target 0 without any guest, and compares each block."""
     step = 256
     wrong = []
-    with Initiator(target.vhost_dir / controller) as peer:
-        peer.send("connect")
-        peer.ready()
+    with connected(target, controller) as peer:
         for first in range(0, len(ledger), step):
             part = ledger[first : first + step]
             data = peer.read(first * BLOCK // 512, len(part) * BLOCK // 512)

@@ -16,7 +16,7 @@ from pydataplane.errors import TargetError
 from tests.docs.backends import BACKENDS, PAGE, TRIED, page
 from tests.support.ceph import POOL, Ceph, cluster, lacks
 from tests.support.encryption import KEY, KEY2
-from tests.support.initiator import Initiator
+from tests.support.initiator import Initiator, connected
 from tests.support.nbdkit import Nbdkit
 from tests.support.nvme_target import Namespace, NvmeTarget
 from tests.support.target import Target
@@ -127,11 +127,8 @@ class Makers:
 @contextlib.contextmanager
 def guest_of(target: Target, bdev: str) -> Iterator[Initiator]:
     """A guest with a bdev as its disk, for the duration of a block."""
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
-    target.add_lun("vm", bdev)
-    with Initiator(target.vhost_dir / "vm") as guest:
-        guest.send("connect")
-        guest.ready()
+    target.attach("vm", bdev)
+    with connected(target, "vm") as guest:
         yield guest
     target.rpc("vhost_delete_controller", ctrlr="vm", force=True)
 

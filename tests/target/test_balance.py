@@ -10,7 +10,7 @@ from plugin.cli import main
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
-from tests.target.test_fair import attach, neighbour, requests_of, wait_for_requests
+from tests.target.test_fair import neighbour, requests_of, wait_for_requests
 
 READS = ("run", "--bs", "1m", "--iodepth", "64")
 """Of a disk in memory: the reactor copies them."""
@@ -29,7 +29,7 @@ def test_two_vms_that_keep_one_reactor_busy_have_one_each_in_the_end(
     # Controllers begin on the reactors in turn: the second one, which does nothing, on the other.
     for name in ("a", "nothing", "b"):
         target.rpc("bdev_malloc_create", name=name, num_blocks=64 * 2048, block_size=512)
-    sockets = {name: attach(target, name, name) for name in ("a", "nothing", "b")}
+    sockets = {name: target.attach(name, name) for name in ("a", "nothing", "b")}
     with neighbour(sockets["a"], *READS) as one, neighbour(sockets["b"], *READS) as other:
 
         def one_each() -> bool:

@@ -162,8 +162,7 @@ def test_a_controller_is_there_after_a_restart_and_an_upgrade(
     offered = connect(guest)["offered"]
     assert offered & (F_DISCARD | F_WRITE_ZEROES) == F_WRITE_ZEROES
     assert ask(guest, OUT, 8, data_out=b"\7" * 4096)[0] == OK
-    target.kill9()
-    target.start()
+    target.crash()
     guest.until_connected(keep=True)
     assert ask(guest, IN, 8, data_in_len=4096) == (OK, b"\7" * 4096)
     target.upgrade()

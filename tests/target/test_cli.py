@@ -186,15 +186,14 @@ def test_an_lvstore_lies_encrypted(target: Target) -> None:
     assert grown["total"] > shown["total"]
     assert b"hidden" not in image.read_bytes()
     uuid = target.rpc("bdev_get_bdevs", name="hidden/data")[0]["name"]
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
-    target.add_lun("vm-1", uuid)
+    target.attach("vm-1", uuid)
     target.restart()
     assert json.loads(done(target, "lvstore", "list", "--json")) == []
     # Its guests wait for the key, given in hexadecimal here.
-    with waiting_guest(target) as (vm, connected):
+    with waiting_guest(target) as (vm, connection):
         secret.write_text(bytes(range(64)).hex() + "\n")
         done(target, "key", "create", "k0", "--file", str(secret))
-        connected.result()
+        connection.result()
         vm.ready()
         assert vm.read(0, 8) == bytes(4096)
     (row,) = json.loads(done(target, "key", "list", "--json"))
@@ -381,8 +380,7 @@ def test_a_growth_that_a_crash_cut_short_is_finished_by_the_same_command(
     os.truncate(store.directory / "store.img", 192 * MIB)
     if rescanned:
         store.rpc("bdev_uring_rescan", name="lvs-lvs0")
-    store.kill9()
-    store.start()
+    store.crash()
     assert sizes(store)[0] == total, "not unless it is told"
     done(store, "lvstore", "resize", "lvs0", "192M")
     assert sizes(store)[0] == total + 128 * MIB

@@ -13,11 +13,10 @@ from tests.support.encryption import (
     MARK,
     encrypt,
     give_key,
-    guest,
     make_encrypted,
     marked,
-    serve,
 )
+from tests.support.initiator import connected
 from tests.support.target import Target
 
 MIB = 1 << 20
@@ -46,10 +45,10 @@ def test_a_guest_reads_what_it_wrote_and_the_medium_shows_none_of_it(
         "crypto": {"base_bdev_name": "a0", "name": "c0", "key_name": "k0"}
     }
     assert base["claimed_by"] == ["crypto bdev c0"]
-    serve(target)
+    target.attach("vm-1", "c0")
     # One block, some at an odd place, more than is done at once, and more than 1 MiB.
     writes = [(5, 1), (1001, 7), (2000, 65536 // block + 3), (3000, 5 * MIB // 4 // block + 1)]
-    with guest(target) as vm:
+    with connected(target, "vm-1") as vm:
         for nth, (lba, blocks) in enumerate(writes):
             vm.write(lba, marked(blocks * block, nth), block_size=block)
         for nth, (lba, blocks) in enumerate(writes):
@@ -73,14 +72,14 @@ def test_a_thin_volume_stays_thin_and_unmapped_blocks_read_as_zeros(target: Targ
     volume = target.make_thin("v0", 64)
     give_key(target)
     encrypt(target, "lvs0/v0")
-    serve(target)
+    target.attach("vm-1", "c0")
 
     def allocated() -> int:
         (bdev,) = target.rpc("bdev_get_bdevs", name=volume)
         count: int = bdev["driver_specific"]["lvol"]["num_allocated_clusters"]
         return count
 
-    with guest(target) as vm:
+    with connected(target, "vm-1") as vm:
         assert vm.read(0, 4096) == bytes(4096 * 512)
         assert allocated() == 0
         data = marked(2 * MIB)
@@ -102,7 +101,7 @@ def test_a_thin_volume_stays_thin_and_unmapped_blocks_read_as_zeros(target: Targ
         assert vm.read(2048, 100) == bytes(100 * 512)
         assert vm.read(2148, 100) == data[100 * 512 : 200 * 512]
     # READ CAPACITY(16): LBPME and LBPRZ.
-    with guest(target) as vm:
+    with connected(target, "vm-1") as vm:
         answer = vm.cdb(bytes([0x9E, 0x10, *bytes(11), 32, 0, 0]), data_in_len=32)
         assert answer["data_in"][14] & 0xC0 == 0xC0
     assert MARK not in file.read_bytes()
@@ -110,8 +109,8 @@ def test_a_thin_volume_stays_thin_and_unmapped_blocks_read_as_zeros(target: Targ
 
 def test_a_volume_grows_under_its_guest(target: Target) -> None:
     make_encrypted(target, 8, size=128 * MIB)
-    serve(target)
-    with guest(target) as vm:
+    target.attach("vm-1", "c0")
+    with connected(target, "vm-1") as vm:
         vm.write(8 * MIB // 512 - 8, marked(4096))
         target.rpc("bdev_lvol_resize", name="lvs0/v0", size_in_mib=16)
         assert target.rpc("bdev_get_bdevs", name="c0")[0]["num_blocks"] == 16 * MIB // 512
@@ -146,20 +145,19 @@ def test_an_lvstore_lies_encrypted_and_goes_and_comes_with_its_bdev(target: Targ
     encrypt(target, "a0")
     target.rpc("bdev_lvol_create_lvstore", bdev_name="c0", lvs_name="hidden-store")
     target.make_thin("v0", 16, "hidden-store")
-    serve(target, "hidden-store/v0")
+    target.attach("vm-1", "hidden-store/v0")
     encrypted_twice = target.make_thin("v1", 8, "hidden-store")
     encrypt(target, encrypted_twice, "c1")
-    with guest(target) as vm:
+    with connected(target, "vm-1") as vm:
         vm.write(0, marked(MIB))
     assert b"hidden-store" not in file.read_bytes()
-    target.kill9()
-    target.start()
+    target.crash()
     assert target.rpc("bdev_lvol_get_lvstores") == []
     give_key(target)
     assert [store["name"] for store in target.rpc("bdev_lvol_get_lvstores")] == ["hidden-store"]
     assert target.rpc("bdev_get_bdevs", name="c1")[0]["product_name"] == "crypto"
     assert target.rpc("virtlun_get_status")["restore_problems"] == []
-    with guest(target) as vm:
+    with connected(target, "vm-1") as vm:
         assert vm.read(0, 2048) == marked(MIB)
     # With the base all that is on it goes, and is forgotten.
     target.rpc("bdev_aio_delete", name="a0")
@@ -196,9 +194,9 @@ def test_the_data_lies_as_the_standard_says(target: Target, block: int) -> None:
     target.rpc("bdev_aio_create", filename=str(file), name="a0", block_size=block)
     give_key(target)
     encrypt(target, "a0")
-    serve(target)
+    target.attach("vm-1", "c0")
     data, lba = marked(3 * block), 0x123
-    with guest(target) as vm:
+    with connected(target, "vm-1") as vm:
         vm.write(lba, data, block_size=block)
         vm.cdb(bytes([0x35, *bytes(9)]))
     expected = b"".join(xts(data[n * block :][:block], lba + n) for n in range(3))

@@ -21,13 +21,12 @@ from tests.support.encryption import (
     code,
     encrypt,
     give_key,
-    guest,
     in_memory,
     make_encrypted,
     marked,
-    serve,
     waiting_guest,
 )
+from tests.support.initiator import connected
 from tests.support.target import Target
 from tests.target.conftest import MakeTarget
 
@@ -36,10 +35,10 @@ MIB = 1 << 20
 
 def test_after_a_restart_the_guest_waits_for_the_key(target: Target) -> None:
     make_encrypted(target)
-    serve(target)
+    target.attach("vm-1", "c0")
     target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
-    serve(target, "m0", "vm-2")
-    with guest(target) as vm:
+    target.attach("vm-2", "m0")
+    with connected(target, "vm-1") as vm:
         vm.write(8, marked(8192))
         vm.cdb(bytes([0x35, *bytes(9)]))
     for end in (target.stop, target.kill9):
@@ -49,9 +48,9 @@ def test_after_a_restart_the_guest_waits_for_the_key(target: Target) -> None:
         problems = target.rpc("virtlun_get_status")["restore_problems"]
         assert [each for each in problems if "bdev c0 needs its key k0" in each], problems
         # Others are served.
-        with guest(target, "vm-2"):
+        with connected(target, "vm-2"):
             pass
-        with waiting_guest(target) as (vm, connected):
+        with waiting_guest(target) as (vm, connection):
             number, sentence = code(
                 target,
                 "accel_crypto_key_create",
@@ -78,10 +77,10 @@ def test_after_a_restart_the_guest_waits_for_the_key(target: Target) -> None:
                 assert "crypto bdev c0, which waits for its key k0" in sentence
             give_key(target, "unrelated", key=OTHER)
             target.rpc("accel_crypto_key_destroy", key_name="unrelated")
-            assert not connected.done()
+            assert not connection.done()
             give_key(target)
             assert target.rpc("virtlun_get_status")["restore_problems"] == []
-            connected.result()
+            connection.result()
             vm.ready()
             assert vm.read(8, 16) == marked(8192)
 
@@ -89,12 +88,12 @@ def test_after_a_restart_the_guest_waits_for_the_key(target: Target) -> None:
 def test_a_guest_that_waits_goes_on_without_a_disk_that_is_taken_away(target: Target) -> None:
     target.rpc("bdev_malloc_create", name="m0", num_blocks=8192, block_size=512)
     make_encrypted(target)
-    serve(target, "m0")
+    target.attach("vm-1", "m0")
     target.add_lun("vm-1", "c0", 1)
     target.restart()
-    with waiting_guest(target) as (vm, connected):
+    with waiting_guest(target) as (vm, connection):
         target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=1)
-        connected.result()
+        connection.result()
         vm.ready()
         assert vm.read(0, 1) == bytes(512)
     # The bdev that waits can be deleted, too; then any key of that name is welcome.
@@ -112,8 +111,8 @@ def test_a_guest_that_waits_goes_on_without_a_disk_that_is_taken_away(target: Ta
 
 def test_a_new_program_has_the_keys(target: Target) -> None:
     make_encrypted(target)
-    serve(target)
-    with guest(target) as vm:
+    target.attach("vm-1", "c0")
+    with connected(target, "vm-1") as vm:
         vm.write(8, marked(8192))
         target.upgrade()
         assert vm.read(8, 16) == marked(8192)
@@ -127,12 +126,12 @@ def test_a_new_program_has_the_keys(target: Target) -> None:
 
 def test_a_new_program_waits_for_a_key_as_the_old_one_did(target: Target) -> None:
     make_encrypted(target)
-    serve(target)
+    target.attach("vm-1", "c0")
     target.restart()
     target.upgrade()
-    with waiting_guest(target) as (vm, connected):
+    with waiting_guest(target) as (vm, connection):
         give_key(target)
-        connected.result()
+        connection.result()
         vm.ready()
         assert vm.read(8, 16) == bytes(8192)
 
@@ -265,8 +264,8 @@ def test_a_key_of_one_bdev_goes_with_it(target: Target) -> None:
         return [key["name"] for key in target.rpc("accel_crypto_keys_get")]
 
     assert keys() == ["c2_AES_XTS", "k0"]
-    serve(target, "c2")
-    with guest(target) as vm:
+    target.attach("vm-1", "c2")
+    with connected(target, "vm-1") as vm:
         vm.write(0, marked(4096))
         target.rpc("bdev_crypto_delete", name="c2")
     assert keys() == ["k0"]
@@ -283,8 +282,8 @@ def test_the_process_has_no_key_after_it_was_destroyed(target: Target) -> None:
     target.rpc("bdev_malloc_create", name="m0", num_blocks=8192, block_size=512)
     give_key(target, key=key.hex())
     encrypt(target, "m0")
-    serve(target)
-    with guest(target) as vm:
+    target.attach("vm-1", "c0")
+    with connected(target, "vm-1") as vm:
         vm.write(0, marked(8192))
     assert in_memory(target, key) > 0, "the search finds nothing that is there"
     target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
@@ -296,7 +295,7 @@ def test_the_process_has_no_key_after_it_was_destroyed(target: Target) -> None:
 
 def test_with_its_base_a_bdev_that_waits_is_forgotten(target: Target) -> None:
     make_encrypted(target)
-    serve(target)
+    target.attach("vm-1", "c0")
     target.restart()
     target.rpc("bdev_uring_delete", name="lvs0-base")
     assert target.rpc("virtlun_get_status")["restore_problems"] == []

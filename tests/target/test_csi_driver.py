@@ -205,8 +205,7 @@ def test_a_volume_that_a_virtual_machine_has_is_not_for_a_pod_and_the_other_way(
 ) -> None:
     target = driver.target
     handle = driver.create("pvc-1", 64 * MIB, block())
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
-    target.rpc("vhost_scsi_controller_add_target", ctrlr="vm", scsi_target_num=0, bdev_name=handle)
+    target.attach("vm", handle)
     code, message = driver.refuses(driver.stage_request(handle, block()))
     assert (code, "virtlun_export_create" in message) == (Code.FAILED_PRECONDITION, True)
     code, _ = driver.refuses(pb.DeleteVolumeRequest(volume_id=handle))
@@ -214,9 +213,7 @@ def test_a_volume_that_a_virtual_machine_has_is_not_for_a_pod_and_the_other_way(
     target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm", scsi_target_num=0)
     driver.call(driver.stage_request(handle, block()))
     with pytest.raises(RpcError) as refused:
-        target.rpc(
-            "vhost_scsi_controller_add_target", ctrlr="vm", scsi_target_num=0, bdev_name=handle
-        )
+        target.add_lun("vm", handle)
     assert refused.value.code == -16
     driver.unstage(handle)
     target.rpc("vhost_delete_controller", ctrlr="vm")

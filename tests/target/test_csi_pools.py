@@ -298,8 +298,7 @@ def test_a_shared_block_volume_comes_back_with_its_target(
     handle = here.create("disk", 8 * MIB, SHARED, **CLASS)
     there.handles.add(handle)
     paths = [driver.publish(handle, SHARED) for driver in (here, there)]
-    here.target.kill9()
-    here.target.start()
+    here.target.crash()
     written(paths[0], b"a" * 4096)
     assert read(paths[1], 4096) == b"a" * 4096
     for driver in (here, there):

@@ -22,12 +22,11 @@ from tests.support.encryption import (
     OTHER,
     code,
     give_key,
-    guest,
     in_memory,
     marked,
-    serve,
     waiting_guest,
 )
+from tests.support.initiator import connected
 from tests.support.rpc_schemas import methods
 from tests.support.target import Target
 from tests.target.conftest import MakeTarget
@@ -54,9 +53,9 @@ def make(target: Target, name: str, mib: int = 16, **options: object) -> str:
 
 def shown(target: Target, bdev: str, offset: int, length: int) -> bytes:
     """Returns what a volume shows to a guest, and takes it away again."""
-    serve(target, bdev, "vm-look")
+    target.attach("vm-look", bdev)
     try:
-        with guest(target, "vm-look") as vm:
+        with connected(target, "vm-look") as vm:
             return vm.read(offset // 512, length // 512)
     finally:
         target.rpc("vhost_delete_controller", ctrlr="vm-look", force=True)
@@ -69,8 +68,8 @@ def lies(file: Path) -> bool:
 
 def test_what_a_guest_writes_lies_encrypted_and_is_read_back(target: Target, file: Path) -> None:
     data = marked(2 * MIB)
-    serve(target, "lvs0/v0")
-    with guest(target) as vm:
+    target.attach("vm-1", "lvs0/v0")
+    with connected(target, "vm-1") as vm:
         for at in range(0, len(data), 64 << 10):
             vm.write((MIB + at) // 512, data[at : at + (64 << 10)])
         vm.cdb(FLUSH)
@@ -81,8 +80,8 @@ def test_what_a_guest_writes_lies_encrypted_and_is_read_back(target: Target, fil
     assert not lies(file)
     assert shown(target, "lvs0/v0", MIB, 64 << 10) == data[: 64 << 10]
     target.make_thin("clear", 8)
-    serve(target, "lvs0/clear", "vm-2")
-    with guest(target, "vm-2") as vm:
+    target.attach("vm-2", "lvs0/clear")
+    with connected(target, "vm-2") as vm:
         vm.write(0, data[:4096])
         vm.cdb(FLUSH)
     os.sync()
@@ -105,8 +104,8 @@ def test_it_says_which_key_it_has(target: Target, file: Path) -> None:
 def test_snapshots_and_clones_have_its_key(target: Target, file: Path, thin: bool) -> None:
     make(target, "v1", 8, thin_provision=thin)
     first, second = marked(128 << 10, 1), marked(128 << 10, 2)
-    serve(target, "lvs0/v1")
-    with guest(target) as vm:
+    target.attach("vm-1", "lvs0/v1")
+    with connected(target, "vm-1") as vm:
         vm.write(0, first)
         target.rpc("bdev_lvol_snapshot", lvol_name="lvs0/v1", snapshot_name="s")
         vm.write(64, second[: 64 << 10])
@@ -118,8 +117,8 @@ def test_snapshots_and_clones_have_its_key(target: Target, file: Path, thin: boo
     told = {each["name"]: each["key_name"] for each in target.rpc("bdev_lvol_get_lvols")}
     assert told == {"v0": "k0", "v1": "k0", "s": "k0", "c": "k0"}
     assert shown(target, "lvs0/c", 0, 128 << 10) == first
-    serve(target, "lvs0/c")
-    with guest(target) as vm:
+    target.attach("vm-1", "lvs0/c")
+    with connected(target, "vm-1") as vm:
         vm.write(8, second[:4096])
         assert vm.read(0, 256) == first[:4096] + second[:4096] + first[8192:]
     target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
@@ -166,10 +165,10 @@ def test_what_would_be_read_wrongly_is_refused(target: Target, file: Path) -> No
 def test_after_a_restart_the_guest_waits_for_the_key(target: Target, file: Path) -> None:
     data = marked(8192)
     uuid = target.rpc("bdev_lvol_get_lvols")[0]["uuid"]
-    serve(target, "lvs0/v0")
+    target.attach("vm-1", "lvs0/v0")
     target.make_thin("clear", 8)
-    serve(target, "lvs0/clear", "vm-2")
-    with guest(target) as vm:
+    target.attach("vm-2", "lvs0/clear")
+    with connected(target, "vm-1") as vm:
         vm.write(8, data)
         vm.cdb(FLUSH)
     for end in (target.stop, target.kill9):
@@ -180,9 +179,9 @@ def test_after_a_restart_the_guest_waits_for_the_key(target: Target, file: Path)
         assert [each for each in problems if f"lvol {uuid} waits for its key k0" in each], problems
         told = {each["name"]: each["waits_for_key"] for each in target.rpc("bdev_lvol_get_lvols")}
         assert told == {"v0": True, "clear": False}
-        with guest(target, "vm-2"):
+        with connected(target, "vm-2"):
             pass
-        with waiting_guest(target) as (vm, connected):
+        with waiting_guest(target) as (vm, connection):
             wrong = {"cipher": "AES_XTS", "key": OTHER, "key2": KEY2, "name": "k0"}
             number, sentence = code(target, "accel_crypto_key_create", **wrong)
             assert number == errno.EINVAL
@@ -209,10 +208,10 @@ def test_after_a_restart_the_guest_waits_for_the_key(target: Target, file: Path)
                 assert number == errno.ENOKEY, (method, sentence)
                 assert "waits for its key k0" in sentence
                 assert any(each["code"] == -number for each in methods()[method]["errors"]), method
-            assert not connected.done()
+            assert not connection.done()
             give_key(target)
             assert target.rpc("virtlun_get_status")["restore_problems"] == []
-            connected.result(60)
+            connection.result(60)
             vm.ready()
             assert vm.read(8, 16) == data
 
@@ -233,7 +232,7 @@ def test_what_a_guest_waits_for_is_in_use(
     """As it is with its key; none of these needs that to be done."""
     for name in ("s", "s2"):
         target.rpc("bdev_lvol_snapshot", lvol_name="lvs0/v0", snapshot_name=name)
-    serve(target, "lvs0/v0")
+    target.attach("vm-1", "lvs0/v0")
     number, _ = code(target, method, **params)
     assert number == errno.EBUSY
     target.restart()
@@ -247,8 +246,8 @@ def test_what_a_guest_waits_for_is_in_use(
 def test_a_snapshot_made_without_the_key_has_it_too(target: Target, file: Path) -> None:
     """Nothing is read for a snapshot or a clone, so they need no key to be made."""
     data = marked(4096)
-    serve(target, "lvs0/v0")
-    with guest(target) as vm:
+    target.attach("vm-1", "lvs0/v0")
+    with connected(target, "vm-1") as vm:
         vm.write(0, data)
         vm.cdb(FLUSH)
     target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
@@ -271,8 +270,8 @@ def test_one_whose_key_is_lost_can_be_deleted(target: Target, file: Path) -> Non
 
 def test_an_upgrade_hands_the_key_over(target: Target, file: Path) -> None:
     data = marked(4096)
-    serve(target, "lvs0/v0")
-    with guest(target) as vm:
+    target.attach("vm-1", "lvs0/v0")
+    with connected(target, "vm-1") as vm:
         vm.write(0, data)
         target.upgrade()
         assert vm.read(0, 8) == data
@@ -288,8 +287,8 @@ def test_its_key_goes_with_the_last_that_has_it(target: Target) -> None:
         key = random.Random(time.time_ns()).randbytes(32)
         give_key(target, key=key.hex(), destroy_with_last=True)
         make(target, "v0")
-        serve(target, "lvs0/v0")
-        with guest(target) as vm:
+        target.attach("vm-1", "lvs0/v0")
+        with connected(target, "vm-1") as vm:
             vm.write(0, marked(4096))
         assert in_memory(target, key) > 0, "the search finds nothing that is there"
         target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)

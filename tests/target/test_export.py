@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from pydataplane.errors import RpcError
-from tests.support.initiator import Initiator
+from tests.support.initiator import connected
 from tests.support.target import Target, binary
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
@@ -366,17 +366,13 @@ def test_a_volume_is_handed_over_to_a_vm_and_back_with_crashes(target: Target) -
     target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
     lun = {"ctrlr": "vm-1", "scsi_target_num": 0, "bdev_name": "lvs0/v0"}
     target.rpc("virtlun_export_park", bdev_name=uuid)
-    target.kill9()
-    target.start()
+    target.crash()
     assert parked(target)
     target.rpc("vhost_scsi_controller_add_target", **lun)
-    with Initiator(target.vhost_dir / "vm-1") as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(target, "vm-1") as guest:
         guest.write(0, b"g" * 512)
     assert Path(path).read_bytes()[:512] == b"g" * 512
-    target.kill9()
-    target.start()
+    target.crash()
     assert target.rpc("virtlun_get_status")["restore_problems"] == []
     assert parked(target)
     assert target.rpc("virtlun_export_create", bdev_name=uuid) == {"path": path}
@@ -392,8 +388,7 @@ def test_a_volume_is_handed_over_to_a_vm_and_back_with_crashes(target: Target) -
     refused = target.fails("vhost_scsi_controller_add_target", **lun)
     assert isinstance(refused, RpcError)
     assert refused.code == -errno.EBUSY
-    target.kill9()
-    target.start()
+    target.crash()
     assert not parked(target)
     with Path(path).open("r+b", buffering=0) as file:
         assert os.pread(file.fileno(), 512, 0) == b"g" * 512

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.frozen import frozen
-from tests.support.initiator import Initiator
+from tests.support.initiator import connected
 from tests.target.conftest import MakeTarget
 
 pytestmark = pytest.mark.root
@@ -44,9 +44,7 @@ def test_an_export_whose_storage_does_not_answer_delays_nobody(make_target: Make
     with frozen(below.pid):
         words = ["dd", "if=/dev/zero", f"of={stuck}", "bs=1M", "count=8", "conv=notrunc,fsync"]
         writing = subprocess.Popen(words, stderr=subprocess.PIPE)
-        with Initiator(target.vhost_dir / "vm") as guest:
-            guest.send("connect")
-            guest.ready()
+        with connected(target, "vm") as guest:
             for number in range(100):
                 data = bytes([number]) * 4096
                 guest.write(8 * number, data)

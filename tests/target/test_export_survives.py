@@ -60,7 +60,7 @@ def volume(target: Target, size_in_mib: int = 64, *, thin: bool = False) -> tupl
         thin_provision=thin,
     )
     export = target.rpc("virtlun_export_create", bdev_name=uuid)
-    assert [e["survives"] for e in target.rpc("virtlun_export_list")][-1] == "crash"
+    assert shown(target, "survives")[-1] == "crash"
     return uuid, Path(export["path"])
 
 
@@ -95,19 +95,13 @@ def interrupted(target: Target, load: Load, how: Callable[[], object], times: in
     print(f"pause: p50 {statistics.median(pauses):.0f} ms, max {max(pauses):.0f} ms")
 
 
-def crash(target: Target) -> None:
-    """Kills the target and starts it again."""
-    target.kill9()
-    target.start()
-
-
 def upgrade_fails(target: Target) -> None:
     """Has a new program come up that ends when everything was taken apart for it."""
     upgrade_ends(target, "held: end")
 
 
 INTERRUPTIONS: dict[str, Callable[[Target], object]] = {
-    "kill": crash,
+    "kill": Target.crash,
     "restart": Target.restart,
     "upgrade": Target.upgrade,
     "upgrade that fails": upgrade_fails,
@@ -328,7 +322,7 @@ def test_open_files_are_counted_across_crashes(target: Target) -> None:
     uuid, path = volume(target)
     first = os.open(path, os.O_RDWR)
     second = os.open(path, os.O_RDONLY)
-    crash(target)
+    target.crash()
     third = os.open(path, os.O_RDONLY)
     opened: list[int] = []
     target.kill9()
@@ -376,7 +370,7 @@ def test_the_holder_is_restarted_while_the_target_runs(make_target: MakeTarget) 
             until(lambda: shown(target, "survives") == ["crash"], "the new holder is seen")
             assert os.pread(node, 1, 0) == b"a"
             target.rpc("virtlun_export_list")
-            crash(target)
+            target.crash()
             assert os.pread(node, 1, 0) == b"a"
             os.close(node)
             target.rpc("virtlun_export_delete", bdev_name=uuid)
@@ -433,7 +427,7 @@ def test_folders_that_are_named_from_where_the_target_is_started(
     try:
         target.rpc("bdev_malloc_create", name="m", num_blocks=2048, block_size=512)
         path = target.rpc("virtlun_export_create", bdev_name="m")["path"]
-        assert [e["survives"] for e in target.rpc("virtlun_export_list")] == ["crash"]
+        assert shown(target, "survives") == ["crash"]
         assert Path(path).stat().st_size == 2048 * 512
         target.rpc("virtlun_export_delete", bdev_name="m")
     finally:

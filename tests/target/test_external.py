@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pydataplane.errors import RpcError
-from tests.support.lossy_disk import connected
+from tests.support.initiator import connected
 from tests.support.target import Target
 from tests.target.test_cli import done, refused
 
@@ -36,8 +36,7 @@ def add_image(target: Target, file: Path, **given: object) -> None:
 def make_clone(target: Target) -> str:
     """Makes lvs0/vm, a disk of the controller vm-1, of the image."""
     made: str = target.rpc("bdev_lvol_clone_bdev", bdev="img", lvs_name="lvs0", clone_name="vm")
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
-    target.add_lun("vm-1", "lvs0/vm")
+    target.attach("vm-1", "lvs0/vm")
     return made
 
 
@@ -69,8 +68,7 @@ def test_a_clone_of_an_image_is_written_restarted_and_inflated(
     target.restart()
     assert target.rpc("virtlun_get_status")["restore_problems"] == []
     assert all_of(target) == expected
-    target.kill9()
-    target.start()
+    target.crash()
     assert target.rpc("virtlun_get_status")["restore_problems"] == []
     assert all_of(target) == expected
     claimed = target.rpc("bdev_get_bdevs", name="img")[0]

@@ -25,15 +25,6 @@ FLUSH = bytes([0x35, *bytes(9)])
 BIG_READS = ("run", "--bs", "4m", "--iodepth", "64")
 
 
-def attach(target: Target, controller: str, bdev: str) -> Path:
-    """Makes a controller with one disk; returns its socket."""
-    target.rpc("vhost_create_scsi_controller", ctrlr=controller)
-    target.rpc(
-        "vhost_scsi_controller_add_target", ctrlr=controller, scsi_target_num=0, bdev_name=bdev
-    )
-    return target.vhost_dir / controller
-
-
 def requests_of(target: Target, controller: str) -> int:
     """How many requests a controller has taken so far."""
     (stats,) = target.rpc("virtlun_vhost_get_stats", name=controller)
@@ -88,7 +79,7 @@ def test_a_guest_goes_on_beside(load: tuple[str, ...], make_target: MakeTarget) 
     target.rpc(
         "bdev_lvol_create", lvs_name="lvs", lvol_name="v", size_in_mib=128, thin_provision=True
     )
-    quiet, loud = attach(target, "quiet", "quiet"), attach(target, "loud", "lvs/v")
+    quiet, loud = target.attach("quiet", "quiet"), target.attach("loud", "lvs/v")
     with Initiator(quiet) as guest, neighbour(loud, *load) as process:
         guest.send("connect")
         guest.ready()
@@ -112,7 +103,7 @@ def test_a_disk_that_does_not_answer_leaves_the_kernels_workers_to_others(
     image = tmp_path / "disk.img"
     image.write_bytes(bytes(4 * MIB))
     target.rpc("bdev_aio_create", name="file", filename=str(image), block_size=512)
-    stuck, well = attach(target, "stuck", "slow"), attach(target, "well", "file")
+    stuck, well = target.attach("stuck", "slow"), target.attach("well", "file")
     with Initiator(well) as guest, Initiator(stuck) as other:
         for one in (guest, other):
             one.send("connect", queue_size=1024)
@@ -133,7 +124,7 @@ def test_a_peer_with_many_deep_queues_costs_little_memory(make_target: MakeTarge
     """64 queues of 1024 descriptors cost the peer nothing; a slot for each took 158 MiB of ours."""
     target = make_target("--cpumask", "0x1").start()
     target.rpc("bdev_null_create", name="n0", num_blocks=2048, block_size=512)
-    socket = attach(target, "deep", "n0")
+    socket = target.attach("deep", "n0")
 
     def mapped_mib() -> float:
         status = Path(f"/proc/{target.pid}/status").read_text().splitlines()
@@ -155,7 +146,7 @@ def test_what_works_for_one_guest_does_not_run_where_a_reactor_is_bound(
     target = make_target("--cpumask", hex(1 << cpu)).start()
     file = target.make_file("disk", 1 << 20)
     target.rpc("bdev_aio_create", filename=str(file), name="f0", block_size=512)
-    with Initiator(attach(target, "vm", "f0")) as guest:
+    with Initiator(target.attach("vm", "f0")) as guest:
         guest.send("connect")
         guest.ready()
         assert guest.cdb(FLUSH)["status"] == 0

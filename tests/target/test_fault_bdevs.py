@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pydataplane.errors import BUSY, INVALID, NO_DEVICE, RpcError
-from tests.support.initiator import Initiator
+from tests.support.initiator import Initiator, connected
 from tests.support.target import Target
 from tests.support.wait import until
 
@@ -23,8 +23,7 @@ def failing(target: Target) -> Target:
     """A target whose vm-0 has EE_m0, on a disk in memory, as its disk."""
     target.rpc("bdev_malloc_create", name="m0", num_blocks=16 * MIB // 512, block_size=512)
     target.rpc("bdev_error_create", base_name="m0")
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm-0")
-    target.add_lun("vm-0", "EE_m0")
+    target.attach("vm-0", "EE_m0")
     return target
 
 
@@ -32,13 +31,6 @@ def inject(target: Target, io_type: str, error_type: str, **options: Any) -> Non
     assert target.rpc(
         "bdev_error_inject_error", name="EE_m0", io_type=io_type, error_type=error_type, **options
     )
-
-
-def connected(target: Target) -> Initiator:
-    guest = Initiator(target.vhost_dir / "vm-0")
-    guest.send("connect")
-    guest.ready()
-    return guest
 
 
 def sense_of_write(guest: Initiator) -> tuple[int, int]:
@@ -127,8 +119,7 @@ def test_a_slow_disk_below_an_lvstore_is_slow_and_comes_back_as_it_was(target: T
     target.rpc("bdev_delay_create", base_bdev_name="disk", name="slow", **made)
     target.rpc("bdev_lvol_create_lvstore", bdev_name="slow", lvs_name="lvs0")
     target.rpc("bdev_lvol_create", lvs_name="lvs0", lvol_name="v", size_in_mib=8)
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm-0")
-    target.add_lun("vm-0", "lvs0/v")
+    target.attach("vm-0", "lvs0/v")
     for kind in ("avg_read", "p99_read"):
         target.rpc(
             "bdev_delay_update_latency",
@@ -159,8 +150,7 @@ def test_a_rotten_byte_is_found_by_the_checksums_above(target: Target) -> None:
     target.rpc("bdev_malloc_create", name="m0", num_blocks=32 * MIB // 512, block_size=512)
     target.rpc("bdev_error_create", base_name="m0")
     target.rpc("virtlun_integrity_create", base_bdev_name="EE_m0", name="checked")
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm-0")
-    target.add_lun("vm-0", "checked")
+    target.attach("vm-0", "checked")
     with connected(target) as guest:
         guest.write(0, b"2" * 4096)
         flush = guest.cdb(bytes([0x35, *bytes(9)]))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.encryption import guest
+from tests.support.initiator import connected
 from tests.support.target import Target
 from tests.support.wait import until
 
@@ -18,19 +18,13 @@ CLUSTERS = 48
 OLD, NEW = b"\xa5" * 4096, b"\x11" * 4096
 
 
-def killed(target: Target) -> Target:
-    target.kill9()
-    return target.start()
-
-
 def again(target: Target, volume: str, number: int) -> None:
     """Makes a thin volume the LUN of controller `vm-<number>`."""
     target.make_thin(volume, CLUSTERS)
-    target.rpc("vhost_create_scsi_controller", ctrlr=f"vm-{number}")
-    target.add_lun(f"vm-{number}", f"lvs0/{volume}")
+    target.attach(f"vm-{number}", f"lvs0/{volume}")
 
 
-@pytest.mark.parametrize("goes", [Target.restart, Target.upgrade, killed])
+@pytest.mark.parametrize("goes", [Target.restart, Target.upgrade, Target.crash])
 def test_it_takes_the_room_of_its_cluster_and_shows_nobody_else_s_data(
     target: Target, goes: Callable[[Target], Target]
 ) -> None:
@@ -40,7 +34,7 @@ def test_it_takes_the_room_of_its_cluster_and_shows_nobody_else_s_data(
         return file.stat().st_blocks * 512
 
     def first_writes(number: int) -> None:
-        with guest(target, f"vm-{number}") as vm:
+        with connected(target, f"vm-{number}") as vm:
             for cluster in range(CLUSTERS):
                 vm.write(cluster * 2048 + 1000, NEW)
             for cluster in range(CLUSTERS):
@@ -49,7 +43,7 @@ def test_it_takes_the_room_of_its_cluster_and_shows_nobody_else_s_data(
                 assert vm.read(cluster * 2048 + 1008, 1040) == bytes(1040 * 512)
 
     again(target, "former", 0)
-    with guest(target, "vm-0") as vm:
+    with connected(target) as vm:
         for cluster in range(CLUSTERS):
             vm.write(cluster * 2048, OLD * 256)
     target.rpc("vhost_delete_controller", ctrlr="vm-0", force=True)

@@ -17,13 +17,12 @@ from click.testing import CliRunner, Result
 from jsonschema import validate
 
 from plugin.cli import main
-from tests.support.initiator import Initiator
+from tests.support.initiator import Initiator, connected
 from tests.support.lossy_disk import (
     DISK_MIB,
     HARDWARE_ERROR,
     MIB,
     LossyDisk,
-    connected,
     fails_to_flush,
     lossy_disk,
     run,
@@ -87,34 +86,17 @@ def until_recorded(target: Target) -> None:
 def crash(target: Target) -> None:
     """Ends the target by SIGKILL, as soon as it has recorded that a flush failed."""
     until_recorded(target)
-    target.kill9()
-    target.start()
-
-
-def restart(target: Target) -> None:
-    """Stops the target in order, and starts it again."""
-    target.restart()
-
-
-def upgrade(target: Target) -> None:
-    """Has another program take over."""
-    target.upgrade()
+    target.crash()
 
 
 def restart_twice(target: Target) -> None:
     """Has two targets after one another know it."""
     crash(target)
-    upgrade(target)
-    restart(target)
+    target.upgrade()
+    target.restart()
 
 
-AGAIN = [at_night(restart), crash, upgrade, at_night(restart_twice)]
-
-
-def add_guest(target: Target, bdev: str) -> None:
-    """Makes the controller `vm` with that disk."""
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
-    target.add_lun("vm", bdev)
+AGAIN = [at_night(Target.restart), crash, Target.upgrade, at_night(restart_twice)]
 
 
 def lose(disk: LossyDisk, guest: Initiator, lba: int) -> None:
@@ -144,7 +126,7 @@ def test_it_is_told_until_it_is_cleared(
     disk: LossyDisk, target: Target, again: Callable[[Target], None]
 ) -> None:
     target.rpc("bdev_aio_create", name="d0", filename=disk.device, block_size=512)
-    add_guest(target, "d0")
+    target.attach("vm", "d0")
     with connected(target, "vm") as guest:
         lose(disk, guest, 0)
     again(target)
@@ -161,8 +143,7 @@ def test_it_is_told_until_it_is_cleared(
     assert "flush" not in saved.stdout
     assert target.rpc(CLEAR, name="d0") is True
     # Whoever was answered needs no more than that.
-    target.kill9()
-    target.start()
+    target.crash()
     assert (told(target, "d0"), record(target)) == (None, {})
     with connected(target, "vm") as guest:
         assert not fails_to_flush(guest)
@@ -177,7 +158,7 @@ def test_an_lvstore_is_served_but_takes_no_changes(
     thick, thin = ({"lvs_name": "lvs0", "thin_provision": thin} for thin in (False, True))
     target.rpc("bdev_lvol_create", lvol_name="v0", size_in_mib=8, **thick)
     target.rpc("bdev_lvol_create", lvol_name="v1", size_in_mib=32, **thin)
-    add_guest(target, "lvs0/v0")
+    target.attach("vm", "lvs0/v0")
     target.add_lun("vm", "lvs0/v1", 1)
     with connected(target, "vm") as guest:
         guest.write(0, bytes([5]) * MIB)
@@ -212,8 +193,7 @@ def test_an_lvstore_is_served_but_takes_no_changes(
     (store,) = target.rpc("bdev_lvol_get_lvstores")
     assert "stopped" not in store
     target.rpc("bdev_lvol_create", lvol_name="n", size_in_mib=1, **thin)
-    target.kill9()
-    target.start()
+    target.crash()
     assert told(target, "lvs0/v0") is None
     (store,) = target.rpc("bdev_lvol_get_lvstores")
     assert "stopped" not in store
@@ -223,7 +203,7 @@ def test_an_lvstore_is_served_but_takes_no_changes(
         assert guest.read(0, 8) == bytes([6]) * 4096
 
 
-@pytest.mark.parametrize("again", [at_night(restart), crash, upgrade])
+@pytest.mark.parametrize("again", [at_night(Target.restart), crash, Target.upgrade])
 def test_a_pod_s_fsync_fails_too(
     disk: LossyDisk, target: Target, again: Callable[[Target], None]
 ) -> None:
@@ -260,7 +240,7 @@ def test_a_person_finds_it_and_clears_it(disk: LossyDisk, target: Target) -> Non
         return CliRunner().invoke(main, ["--socket", str(target.rpc_socket), *words])
 
     target.rpc("bdev_aio_create", name="d0", filename=disk.device, block_size=512)
-    add_guest(target, "d0")
+    target.attach("vm", "d0")
     with connected(target, "vm") as guest:
         lose(disk, guest, 0)
     disk.mend()
@@ -285,7 +265,7 @@ def test_a_person_finds_it_and_clears_it(disk: LossyDisk, target: Target) -> Non
     assert virtlun("bdev", "clear-flush-error", "d9").exit_code == 1
 
 
-@pytest.mark.parametrize("again", [crash, upgrade])
+@pytest.mark.parametrize("again", [crash, Target.upgrade])
 def test_a_durable_write_past_the_page_cache_is_told_too(
     disk: LossyDisk, target: Target, make_target: MakeTarget, again: Callable[[Target], None]
 ) -> None:
@@ -296,7 +276,7 @@ def test_a_durable_write_past_the_page_cache_is_told_too(
     target.rpc("bdev_aio_create", name="d0", filename=file, block_size=512)
     (shown,) = target.rpc("bdev_get_bdevs", name="d0")
     assert shown["driver_specific"]["aio"]["virtlun_direct"] is True
-    add_guest(target, "d0")
+    target.attach("vm", "d0")
     with connected(target, "vm") as guest:
         assert writes_durably(guest, 0, 1)
         disk.lose()
@@ -333,7 +313,7 @@ def upgrade_of_an_older_release(target: Target) -> None:
 def test_an_older_release_is_asked_before_it_ends(disk: LossyDisk, target: Target) -> None:
     """One that neither records a failed flush nor hands it over; it tells its clients."""
     target.rpc("bdev_aio_create", name="d0", filename=disk.device, block_size=512)
-    add_guest(target, "d0")
+    target.attach("vm", "d0")
     with connected(target, "vm") as guest:
         lose(disk, guest, 0)
         disk.mend()
@@ -344,8 +324,7 @@ def test_an_older_release_is_asked_before_it_ends(disk: LossyDisk, target: Targe
         assert told(target, "d0") is not None
     # And from here on it is as if it had been this release.
     until_recorded(target)
-    target.kill9()
-    target.start()
+    target.crash()
     assert told(target, "d0") is not None
     assert target.rpc(CLEAR, name="d0") is True
     forget(target)
@@ -357,14 +336,14 @@ def test_an_older_release_is_asked_before_it_ends(disk: LossyDisk, target: Targe
 @pytest.mark.parametrize("step", ["outlook: end", "held: target", "held: end"])
 def test_an_upgrade_that_fails_keeps_it(disk: LossyDisk, target: Target, step: str) -> None:
     target.rpc("bdev_aio_create", name="d0", filename=disk.device, block_size=512)
-    add_guest(target, "d0")
+    target.attach("vm", "d0")
     with connected(target, "vm") as guest:
         lose(disk, guest, 0)
         upgrade_ends(target, step)
         disk.mend()
         assert fails_to_flush(guest)
         assert told(target, "d0") is not None
-        upgrade(target)
+        target.upgrade()
         assert fails_to_flush(guest)
     assert told(target, "d0") is not None
 
@@ -372,7 +351,7 @@ def test_an_upgrade_that_fails_keeps_it(disk: LossyDisk, target: Target, step: s
 def test_a_bdev_that_is_deleted_is_forgotten_with_it(disk: LossyDisk, target: Target) -> None:
     create = {"name": "d0", "filename": disk.device, "block_size": 512}
     target.rpc("bdev_aio_create", **create)
-    add_guest(target, "d0")
+    target.attach("vm", "d0")
     with connected(target, "vm") as guest:
         lose(disk, guest, 0)
     disk.mend()

@@ -67,8 +67,7 @@ def test_what_it_holds_is_not_looked_at(target: Target, server: Nbdkit) -> None:
         target.rpc("virtlun_nbd_delete", name="n0")
         create(target, server)
         assert target.rpc("bdev_lvol_get_lvstores") == []
-        target.rpc("vhost_create_scsi_controller", ctrlr="vm-0")
-        target.add_lun("vm-0", NAME, 0)
+        target.attach("vm-0", NAME)
         target.restart()
         assert is_there(target)
         assert target.rpc("bdev_lvol_get_lvstores") == []
@@ -79,8 +78,7 @@ def test_one_that_cannot_be_restored_is_forgotten_with_its_user(
 ) -> None:
     with server:
         create(target, server)
-        target.rpc("vhost_create_scsi_controller", ctrlr="vm-0")
-        target.add_lun("vm-0", NAME, 0)
+        target.attach("vm-0", NAME)
         target.stop()
     target.start()
     until(lambda: recorded(target), "the record")
@@ -115,8 +113,7 @@ def test_one_guest_writes_to_an_export(target: Target, server: Nbdkit) -> None:
 def test_one_that_is_asked_for_again_stays_for_whoever_asks(target: Target, server: Nbdkit) -> None:
     with server:
         create(target, server)
-        target.rpc("vhost_create_scsi_controller", ctrlr="vm-0")
-        target.add_lun("vm-0", NAME, 0)
+        target.attach("vm-0", NAME)
         with pytest.raises(RpcError, match="already"):
             create(target, server)
         target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-0", scsi_target_num=0)

@@ -182,8 +182,7 @@ def test_it_has_happened_or_not(target: Target, operation: Call) -> None:
         shutil.copyfile(kept, disk)
         target.start()
         reached = dies(target, operation, nth)
-        target.kill9()
-        target.start()
+        target.crash()
         now = state(target), free(target)
         if method in COPYING:
             assert now[0] in (before[0], after[0])

@@ -61,8 +61,7 @@ def test_a_snapshot_and_a_clone_are_made_with_their_uuid_and_xattrs(vm: Target) 
         "bdev_lvol_clone", snapshot_name=first, clone_name="c", lvol_uuid=clone, xattrs={"c": "1"}
     )
     assert made == clone
-    vm.kill9()
-    vm.start()
+    vm.crash()
     kept = {each: vm.rpc("virtlun_lvol_get_xattrs", name=each) for each in (first, second, clone)}
     assert kept == {first: {"of": "vm"}, second: {"n": "2"}, clone: {"c": "1"}}
 

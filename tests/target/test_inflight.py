@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.initiator import Initiator
+from tests.support.initiator import Initiator, connected
 from tests.support.night import at_night
 from tests.support.restarts import AT_ONCE, RESTARTS, STOPPED_S, choose_seed
 from tests.support.target import Target
@@ -177,10 +177,7 @@ def prepare(target: Target) -> None:
     target.rpc(
         "bdev_lvol_create", lvol_name="v", size_in_mib=EXTENTS, lvs_name="lvs0", thin_provision=True
     )
-    target.rpc("vhost_create_scsi_controller", ctrlr="c0")
-    target.rpc(
-        "vhost_scsi_controller_add_target", ctrlr="c0", scsi_target_num=0, bdev_name="lvs0/v"
-    )
+    target.attach("c0", "lvs0/v")
 
 
 def rounds_of(how: str, rounds: int, hours: int = 0) -> object:
@@ -261,9 +258,7 @@ def survive(
     """
     rng = random.Random(seed)
     prepare(target)
-    with Initiator(target.vhost_dir / "c0") as guest:
-        guest.send("connect", queues=QUEUES, memory=256 * MIB, inflight=region)
-        guest.ready()
+    with connected(target, "c0", queues=QUEUES, memory=256 * MIB, inflight=region) as guest:
         load = Load(guest, rng)
         replayed = 0
         for _ in range(rounds):

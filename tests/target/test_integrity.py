@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.encryption import KEY, KEY2
-from tests.support.initiator import Initiator
+from tests.support.initiator import connected
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.test_cli import done, refused, run
@@ -36,17 +35,8 @@ def file(target: Target) -> Path:
     create = ("lvstore", "create", "lvs0", "--file", str(made), "--size", "64M", "--checksums")
     assert "yes" in done(target, *create)
     target.make_thin("v0", 32)
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
-    target.add_lun("vm", "lvs0/v0")
+    target.attach("vm", "lvs0/v0")
     return made
-
-
-@contextmanager
-def guest(target: Target) -> Iterator[Initiator]:
-    with Initiator(target.vhost_dir / "vm") as vm:
-        vm.send("connect")
-        vm.ready()
-        yield vm
 
 
 def sums(target: Target) -> dict[str, Any]:
@@ -71,11 +61,6 @@ def damage(file: Path, content: bytes) -> None:
         opened.write(bytes([medium[at + 5] ^ 4]))
 
 
-def crash(target: Target) -> None:
-    target.kill9()
-    target.start()
-
-
 def read10(lba: int, sectors: int) -> bytes:
     return bytes([0x28, 0, *lba.to_bytes(4, "big"), 0, *sectors.to_bytes(2, "big"), 0])
 
@@ -84,17 +69,17 @@ def test_what_a_guest_wrote_is_right_after_a_crash_an_upgrade_and_a_restart(
     target: Target, file: Path
 ) -> None:
     written = {16: 3, 2049: 40, 8000 * 8 // 10: 300}
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         for seed, (lba, blocks) in enumerate(written.items()):
             vm.write(lba, stamped(seed, blocks))
         # A sector of a block alone, and what is unmapped.
         vm.write(18, b"s" * SECTOR)
         assert vm.cdb(FLUSH)["status"] == 0
-    again: list[Callable[[], object]] = [lambda: crash(target), target.upgrade, target.restart]
+    again: list[Callable[[], object]] = [target.crash, target.upgrade, target.restart]
     for happens in again:
         happens()
         until(lambda: sums(target)["stale_regions"] == 0, 60)
-        with guest(target) as vm:
+        with connected(target, "vm") as vm:
             for seed, (lba, blocks) in enumerate(written.items()):
                 expected = bytearray(stamped(seed, blocks))
                 if seed == 0:
@@ -110,7 +95,7 @@ def test_a_flipped_bit_is_a_medium_error_of_its_guest_and_told_by_scrub(
     target: Target, file: Path, restarted: bool
 ) -> None:
     data = stamped(1, 64)
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         vm.write(800, data)
         assert vm.cdb(FLUSH)["status"] == 0
     if restarted:
@@ -122,7 +107,7 @@ def test_a_flipped_bit_is_a_medium_error_of_its_guest_and_told_by_scrub(
         assert "of lvs-lvs0-sums: no mismatch" in examined(target)["found"]
         # They are known since before, and not made of what is there now.
         assert sums(target)["stale_regions"] == 0
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         answer = vm.cdb(read10(800 + bad * 8, 8), data_in_len=4096)
         assert (answer["status"], answer["sense"][2] & 15) == (CHECK, MEDIUM_ERROR), answer
         assert tuple(answer["sense"][12:14]) == UNRECOVERED_READ_ERROR
@@ -152,7 +137,7 @@ def test_a_flipped_bit_is_a_medium_error_of_its_guest_and_told_by_scrub(
 
 def test_it_grows_in_use_and_is_gone_with_its_lvstore(target: Target, file: Path) -> None:
     before = json.loads(done(target, "lvstore", "list", "--json"))[0]["total"]
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         vm.write(0, stamped(1, 100))
         (grown,) = json.loads(done(target, "lvstore", "resize", "lvs0", "200M", "--json"))
         assert grown["total"] == before + 136 * MIB

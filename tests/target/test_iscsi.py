@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from plugin.cli.main import main
 from pydataplane.errors import EXISTS, INVALID, RpcError
-from tests.support.initiator import Initiator
+from tests.support.initiator import connected
 from tests.support.nbdkit import free_port
 from tests.support.night import at_night
 from tests.support.restarts import choose_seed
@@ -25,7 +25,7 @@ from tests.support.tgt import IQN, Tgt, lacks
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 from tests.target.test_inflight import EXTENTS, MIB, QUEUES, Load
-from tests.target.test_nbd import attach, connected, outcome, write_one
+from tests.target.test_nbd import outcome, write_one
 
 pytestmark = pytest.mark.skipif(bool(lacks()), reason=f"not installed: {lacks()}")
 
@@ -97,7 +97,7 @@ def test_a_guest_uses_a_lun(target: Target, tgt: Tgt, way: str) -> None:
     assert (made["connected"], made["sessions"], made["url"]) == (True, 1, tgt.url())
     assert made["product_name"] == "iSCSI LUN"
     assert made["supported_io_types"]["unmap"] is (way == "thin")
-    attach(target, "i0")
+    target.attach("vm-0", "i0")
     with connected(target) as guest:
         assert guest.send("capacity")["blocks"] == EXTENTS * MIB // block
         data = random.Random(way).randbytes(MIB)
@@ -135,7 +135,7 @@ def test_spdks_client_makes_bdevs_on_two_luns_of_one_target(target: Target, tgt:
     assert tgt.sessions() == 2
     assert shown(target, "i1")["uuid"] != shown(target, "i2")["uuid"]
     assert target.spdk_rpc("bdev_iscsi_set_options", "-t", "7").returncode == 0
-    attach(target, "i1", "i2")
+    target.attach("vm-0", "i1", "i2")
     with connected(target) as guest:
         guest.ready(target=1)
         for number in (0, 1):
@@ -169,8 +169,7 @@ def test_a_password_is_asked_for_kept_and_never_shown(target: Target, tgt: Tgt) 
     assert tgt.url(login="ali@") in saved
     for text in (saved, str(target.rpc("bdev_get_bdevs")), target.words()):
         assert secret not in text
-    target.kill9()
-    target.start()
+    target.crash()
     assert shown(target)["uuid"] == made["uuid"]
     assert secret not in target.words()
 
@@ -193,10 +192,8 @@ def test_an_lvstore_on_a_lun_survives_a_cut_of_both(target: Target, tgt: Tgt) ->
     create(target, tgt.url())
     target.rpc("bdev_lvol_create_lvstore", bdev_name="i0", lvs_name="lvs0", cluster_sz=MIB)
     target.make_thin("v", EXTENTS)
-    attach(target, "lvs0/v")
-    with Initiator(target.vhost_dir / "vm-0") as guest:
-        guest.send("connect", queues=QUEUES, memory=256 * MIB, inflight=True)
-        guest.ready()
+    target.attach("vm-0", "lvs0/v")
+    with connected(target, queues=QUEUES, memory=256 * MIB, inflight=True) as guest:
         load = Load(guest, rng)
         for cut in ((target.kill9, tgt.kill9), (tgt.kill9, target.kill9)):
             load.submit(IN_FLIGHT)
@@ -225,7 +222,7 @@ def test_verified_io_goes_on_over_kills_and_stops_of_the_target(
     rng = random.Random(choose_seed())
     tgt.disk(size=EXTENTS * MIB, thin_provisioning="1")
     create(target, tgt.url())
-    attach(target, "i0")
+    target.attach("vm-0", "i0")
     with connected(target, queues=QUEUES, memory=256 * MIB) as guest:
         load = Load(guest, rng)
         for _ in range(rounds):
@@ -252,7 +249,7 @@ def test_io_fails_after_the_time_that_is_set_and_the_disk_comes_back(
     target.rpc("bdev_iscsi_set_options", timeout_sec=1)
     create(target, tgt.url())
     target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=BLOCK)
-    attach(target, "i0", "m0")
+    target.attach("vm-0", "i0", "m0")
     with connected(target) as guest:
         guest.ready(target=1)
         with tgt.frozen():
@@ -270,7 +267,7 @@ def test_io_fails_after_the_time_that_is_set_and_the_disk_comes_back(
 def test_a_size_that_changes_is_told_to_the_guest(target: Target, tgt: Tgt) -> None:
     path = tgt.disk()
     create(target, tgt.url())
-    attach(target, "i0")
+    target.attach("vm-0", "i0")
     with connected(target) as guest:
         guest.send("events")
         # tgt has no other way.
@@ -292,7 +289,7 @@ def test_a_size_that_changes_is_told_to_the_guest(target: Target, tgt: Tgt) -> N
 def test_a_lun_that_is_write_protected_is_read_only(target: Target, tgt: Tgt) -> None:
     tgt.disk(readonly="1")
     create(target, tgt.url())
-    attach(target, "i0")
+    target.attach("vm-0", "i0")
     with connected(target) as guest:
         assert write_one(guest) == (CHECK, DATA_PROTECT)
         assert guest.read(0, 1) == bytes(BLOCK)
@@ -303,7 +300,7 @@ def test_a_reservation_of_another_host_is_a_conflict_to_the_guest(
 ) -> None:
     tgt.disk()
     create(target, tgt.url())
-    attach(target, "i0")
+    target.attach("vm-0", "i0")
     with tgt.reserved(), connected(target) as guest:
         assert (
             guest.cdb(bytes([0x2A, *bytes(7), 1, 0]), data_out=bytes(BLOCK))["status"] == CONFLICT
@@ -315,7 +312,7 @@ def test_a_reservation_of_another_host_is_a_conflict_to_the_guest(
 def test_a_bdev_is_deleted_while_there_is_io(target: Target, tgt: Tgt) -> None:
     tgt.disk()
     create(target, tgt.url())
-    attach(target, "i0")
+    target.attach("vm-0", "i0")
     with connected(target) as guest:
         with ThreadPoolExecutor() as pool:
             with tgt.frozen():
@@ -337,10 +334,8 @@ def test_a_target_that_is_killed_takes_its_session_over_from_itself(
     rng = random.Random(choose_seed())
     tgt.disk(size=EXTENTS * MIB, thin_provisioning="1")
     made = create(target, tgt.url())
-    attach(target, "i0")
-    with Initiator(target.vhost_dir / "vm-0") as guest:
-        guest.send("connect", queues=QUEUES, memory=256 * MIB, inflight=True)
-        guest.ready()
+    target.attach("vm-0", "i0")
+    with connected(target, queues=QUEUES, memory=256 * MIB, inflight=True) as guest:
         load = Load(guest, rng)
         for again in (target.start, target.upgrade):
             load.submit(IN_FLIGHT)
@@ -386,7 +381,7 @@ def test_a_target_that_is_not_there_at_the_start_keeps_nobody_waiting(
     tgt.disk()
     uuid = create(target, tgt.url())["uuid"]
     target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=BLOCK)
-    attach(target, "m0", "i0")
+    target.attach("vm-0", "m0", "i0")
     assert target.stop() == 0
     tgt.kill9()
     target.start()
@@ -405,7 +400,7 @@ def test_a_target_that_is_not_there_at_the_start_keeps_nobody_waiting(
 def test_an_upgrade_is_refused_while_a_target_hangs(target: Target, tgt: Tgt) -> None:
     tgt.disk()
     create(target, tgt.url())
-    attach(target, "i0")
+    target.attach("vm-0", "i0")
     with connected(target) as guest:
         with tgt.frozen():
             with pytest.raises(TargetFailed):

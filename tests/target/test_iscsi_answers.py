@@ -11,14 +11,14 @@ import pytest
 
 from pydataplane.errors import INVALID
 from tests.support.fake_iscsi import BLOCK, BUSY, GOOD, Answer, Command, FakeIscsi, Lose, sense
-from tests.support.initiator import Initiator
+from tests.support.initiator import Initiator, connected
 from tests.support.night import at_night
 from tests.support.restarts import choose_seed
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 from tests.target.test_iscsi import CHECK, FLUSH, IO, PARAM_CHANGE, create, refused, shown
-from tests.target.test_nbd import attach, connected, outcome
+from tests.target.test_nbd import outcome
 
 WRITE, COMPARED, READ, SYNCHRONIZE = 0x8A, 0x89, 0x88, 0x91
 FUA = 8
@@ -95,7 +95,7 @@ def test_a_write_whose_answer_is_lost_is_repeated_before_another_to_its_blocks(
 ) -> None:
     with FakeIscsi() as fake:
         create(target, fake.url)
-        attach(target, "i0")
+        target.attach("vm-0", "i0")
         with connected(target) as guest:
 
             def good(head: int) -> bool:
@@ -124,7 +124,7 @@ def test_compare_and_write_is_one_command_and_never_repeated(target: Target) -> 
     compared = bytes([0x89, 0, *(5).to_bytes(8, "big"), 0, 0, 0, 1, 0, 0])
     with FakeIscsi() as fake:
         assert create(target, fake.url)["compare_and_write_blocks"] == 8
-        attach(target, "i0")
+        target.attach("vm-0", "i0")
         with connected(target) as guest:
             # Another host was quicker than the target's own look.
             def meanwhile(command: Command, usual: Usual) -> Answer:
@@ -149,7 +149,7 @@ def test_compare_and_write_is_one_command_and_never_repeated(target: Target) -> 
 def test_what_a_lun_says_instead_of_an_answer_is_not_the_guests(target: Target) -> None:
     with FakeIscsi() as fake:
         create(target, fake.url)
-        attach(target, "i0")
+        target.attach("vm-0", "i0")
         with connected(target) as guest:
             for said in (
                 sense(6, 0x2900),
@@ -181,7 +181,7 @@ def test_nothing_is_written_to_another_lun_that_comes_in_a_session(
 ) -> None:
     with FakeIscsi() as fake:
         create(target, fake.url)
-        attach(target, "i0")
+        target.attach("vm-0", "i0")
 
         def swapped(_command: Command, _usual: Usual) -> Answer:
             fake.identity = b"\x60another"
@@ -231,7 +231,7 @@ def test_what_no_flush_has_made_durable_fails_the_flushes_after_a_loss(target: T
     with FakeIscsi(mode=bytes([23, 0, 0, 0, 8, 18, 4, *bytes(17)])) as fake:
         # As one on another host: only an address that begins with 127. and localhost are known.
         create(target, fake.url.replace("127.0.0.1", "127.1"))
-        attach(target, "i0")
+        target.attach("vm-0", "i0")
         with connected(target) as guest:
             for flushed, status in ((True, GOOD), (False, CHECK)):
                 assert outcome(guest.cdb(**write(3, b"f"))) == (GOOD, 0)
@@ -245,7 +245,7 @@ def test_what_no_flush_has_made_durable_fails_the_flushes_after_a_loss(target: T
 def test_a_lun_that_has_a_cache_of_late_is_not_used(target: Target) -> None:
     with FakeIscsi(mode=bytes([23, 0, 0x10, 0, 8, 18, 0, *bytes(17)])) as fake:
         create(target, fake.url)
-        attach(target, "i0")
+        target.attach("vm-0", "i0")
         with connected(target) as guest:
             was, fake.mode = fake.mode, FakeIscsi.mode
             fake.answering = Once(WRITE, says(sense(6, 0x2A01)))
@@ -260,7 +260,7 @@ def test_one_command_without_an_answer_ends_the_session_and_alone_fails(target: 
     target.rpc("bdev_iscsi_set_options", timeout_sec=2)
     with FakeIscsi() as fake:
         create(target, fake.url)
-        attach(target, "i0")
+        target.attach("vm-0", "i0")
         with connected(target) as guest:
             fake.answering = Once(WRITE, lambda _command, _usual: b"")
             head = guest.send("submit", **write(3, b"o"))["head"]
@@ -277,7 +277,7 @@ def test_an_answer_waits_for_data_that_is_still_to_be_sent(target: Target) -> No
     early: list[bool] = []
     with FakeIscsi(unsolicited=True) as fake:
         create(target, fake.url)
-        attach(target, "i0")
+        target.attach("vm-0", "i0")
         with connected(target, memory=64 << 20) as guest:
             fake.answering = Once(WRITE, says(sense(3, 0x0C00)))
             fake.after = lambda: early.append(over.wait(2))
@@ -293,7 +293,7 @@ def test_an_answer_waits_for_data_that_is_still_to_be_sent(target: Target) -> No
 def test_another_size_of_blocks_ends_the_session(target: Target) -> None:
     with FakeIscsi() as fake:
         create(target, fake.url)
-        attach(target, "i0")
+        target.attach("vm-0", "i0")
         with connected(target) as guest:
             fake.block_size = 4096
             until(lambda: not shown(target)["connected"], "it is looked at")
@@ -310,7 +310,7 @@ def test_a_write_of_other_bytes_than_were_asked_for_is_an_error(
 ) -> None:
     with FakeIscsi() as fake:
         create(target, fake.url)
-        attach(target, "i0")
+        target.attach("vm-0", "i0")
         with connected(target) as guest:
             fake.answering = Once(WRITE, says(Answer(residual=residual)))
             assert outcome(guest.cdb(**write(3, b"r", 2))) == (CHECK, 3)
@@ -321,7 +321,7 @@ def test_a_write_of_other_bytes_than_were_asked_for_is_an_error(
 def test_check_condition_without_sense_data_is_no_success(target: Target) -> None:
     with FakeIscsi() as fake:
         create(target, fake.url)
-        attach(target, "i0")
+        target.attach("vm-0", "i0")
         with connected(target) as guest:
             for said in (Answer(status=CHECK), Answer(status=CHECK, sense=bytes(18))):
                 fake.answering = Once(WRITE, says(said))
@@ -336,7 +336,7 @@ def test_an_error_of_what_was_answered_before_fails_the_flushes(target: Target, 
         told = bytes([kind, 0, 3, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x0C, 0, *bytes(4)])
     with FakeIscsi() as fake:
         create(target, fake.url)
-        attach(target, "i0")
+        target.attach("vm-0", "i0")
         with connected(target) as guest:
             fake.answering = Once(WRITE, says(Answer(status=CHECK, sense=told)))
             # It was not carried out, and is sent again.
@@ -350,7 +350,7 @@ def test_an_error_of_what_was_answered_before_fails_the_flushes(target: Target, 
 def test_each_write_is_durable_where_that_is_asked_for(target: Target) -> None:
     with FakeIscsi() as fake:
         assert create(target, fake.url, write_through=True)["write_through"] is True
-        attach(target, "i0")
+        target.attach("vm-0", "i0")
         with connected(target) as guest:
             assert outcome(guest.cdb(**write(3, b"d"))) == (GOOD, 0)
         assert [command.cdb[1] for command in fake.opcodes(WRITE)] == [FUA]
@@ -367,7 +367,7 @@ def test_a_flush_that_fails_is_remembered_until_it_is_cleared(target: Target) ->
     flush = bytes([0x35, *bytes(9)])
     with FakeIscsi() as fake:
         create(target, fake.url)
-        attach(target, "i0")
+        target.attach("vm-0", "i0")
         with connected(target) as guest:
             assert outcome(guest.cdb(flush)) == (GOOD, 0)
             fake.answering = Once(SYNCHRONIZE, says(sense(3, 0x0C00)))
@@ -392,7 +392,7 @@ def test_a_capacity_that_has_changed_is_told_at_once_and_an_odd_one_is_not_taken
 ) -> None:
     with FakeIscsi() as fake:
         create(target, fake.url)
-        attach(target, "i0")
+        target.attach("vm-0", "i0")
         with connected(target) as guest:
             guest.send("events")
             fake.blocks *= 2
@@ -414,7 +414,7 @@ def test_a_target_that_asks_for_a_logout_is_logged_in_to_again(target: Target) -
     asks[0], asks[1], asks[16:20], asks[36], asks[43] = 0x32, 0x80, b"\xff" * 4, 1, 1
     with FakeIscsi() as fake:
         create(target, fake.url)
-        attach(target, "i0")
+        target.attach("vm-0", "i0")
         with connected(target) as guest:
             fake.answering = Once(WRITE, lambda _command, _usual: bytes(asks))
             assert outcome(guest.cdb(**write(3, b"l"), timeout_ms=30_000)) == (GOOD, 0)
@@ -442,7 +442,7 @@ def test_a_target_that_says_nonsense_harms_nobody_else(target: Target, rounds: i
         target.rpc("bdev_iscsi_set_options", timeout_sec=1)
         create(target, fake.url)
         target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=BLOCK)
-        attach(target, "i0", "m0")
+        target.attach("vm-0", "i0", "m0")
         with connected(target) as guest:
             guest.ready(target=1)
             for _ in range(rounds):

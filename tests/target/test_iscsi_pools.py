@@ -23,7 +23,7 @@ from pydataplane.errors import BUSY, EXISTS, INVALID, NO_DEVICE, RpcError
 from pydataplane.volumes import Volumes
 from tests.support import fake_iscsi
 from tests.support.fake_iscsi import Answer, Command, FakeIscsi, Lose
-from tests.support.initiator import Initiator
+from tests.support.initiator import connected
 from tests.support.nbdkit import free_port
 from tests.support.target import Target
 from tests.support.tgt import IQN, Tgt, lacks
@@ -90,8 +90,7 @@ def info(target: Target, name: str) -> dict[str, Any]:
 
 def use(target: Target, volume: str, ctrlr: str = "vm-1") -> None:
     """Gives a new controller a volume."""
-    target.rpc("vhost_create_scsi_controller", ctrlr=ctrlr)
-    target.rpc("vhost_scsi_controller_add_target", ctrlr=ctrlr, scsi_target_num=0, bdev_name=volume)
+    target.attach(ctrlr, volume)
 
 
 def test_luns_are_volumes_that_are_open_while_somebody_uses_them(target: Target, tgt: Tgt) -> None:
@@ -114,9 +113,7 @@ def test_luns_are_volumes_that_are_open_while_somebody_uses_them(target: Target,
     assert (there["aliases"], there["claimed"]) == (["san/lun-300"], True)
     assert there["driver_specific"]["lvol"]["lvol_store_uuid"] == store["uuid"]
     assert tgt.sessions() == 1
-    with Initiator(target.vhost_dir / "vm-1") as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(target, "vm-1") as guest:
         guest.write(2, b"x" * 4096, block_size=4096)
     assert tgt.luns[300][0].read_bytes()[8192:12288] == b"x" * 4096
     busy = target.fails("virtlun_iscsi_pool_delete", name="san")
@@ -202,8 +199,7 @@ def test_a_pool_is_added_once_with_a_password_that_nobody_sees(
     for text in (saved, str(target.rpc("bdev_get_bdevs")), target.words()):
         assert secret not in text
     assert f"Initiator: {initiator.own_name()} " in tgt.admin("target", "show")
-    target.kill9()
-    target.start()
+    target.crash()
     assert info(target, uuid)["claimed"] is True
     assert secret not in target.words()
 

@@ -17,7 +17,7 @@ from socket import SOCK_SEQPACKET
 import pytest
 
 from tests.support import encryption
-from tests.support.initiator import Initiator, Refused
+from tests.support.initiator import Initiator, Refused, connected
 from tests.support.target import Target
 from tests.support.wait import listens, until
 from tests.target.conftest import MakeTarget
@@ -47,16 +47,13 @@ def serve(target: Target) -> None:
     """Makes a controller with a disk on a file."""
     disk = target.make_file("disk.img", 4 * MIB)
     target.rpc("bdev_uring_create", filename=str(disk), name="disk", block_size=BLOCK)
-    target.rpc("vhost_create_scsi_controller", ctrlr="c0")
-    target.add_lun("c0", "disk")
+    target.attach("c0", "disk")
 
 
 @pytest.fixture
 def guest(target: Target) -> Iterator[Initiator]:
     """A driver that the target serves, whose session is kept."""
-    with Initiator(target.vhost_dir / "c0") as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(target, "c0") as guest:
         kept(target)
         yield guest
 
@@ -97,9 +94,7 @@ def separate(
         until(lambda: listens(target.holder_socket, SOCK_SEQPACKET), "the holder listens")
         target.start()
         serve(target)
-        with Initiator(target.vhost_dir / "c0") as guest:
-            guest.send("connect")
-            guest.ready()
+        with connected(target, "c0") as guest:
             kept(target)
             yield target, guest, holder
 
@@ -112,8 +107,7 @@ def kept(target: Target) -> None:
 def goes_on(target: Target, guest: Initiator) -> None:
     """Kills the target, and sees the driver go on with the next as if nothing had been."""
     guest.write(8, PATTERN)
-    target.kill9()
-    target.start()
+    target.crash()
     guest.ready()
     assert guest.read(8, 1) == PATTERN
     assert started(target) == [True]
@@ -150,8 +144,7 @@ def test_what_the_driver_said_meanwhile_counts(target: Target, guest: Initiator)
     base = guest.send("stop", queue=QUEUE)["base"]
     guest.send("add_region", gpa=1 << 32, bytes=MIB)
     kept(target)
-    target.kill9()
-    target.start()
+    target.crash()
     # It goes on a moment after the target is ready.
     until(lambda: started(target) == [False], "it goes on, with its queue stopped")
     guest.send("remove_region", gpa=1 << 32)
@@ -173,8 +166,7 @@ def test_a_log_of_dirty_pages_goes_on(target: Target, guest: Initiator) -> None:
 
 def test_an_event_that_was_lost_is_told(target: Target, guest: Initiator) -> None:
     """EVENTS_MISSED (virtio 1.2, 5.6.6.3), and the size of each disk."""
-    target.kill9()
-    target.start()
+    target.crash()
     guest.ready()
     events = guest.send("events", timeout_ms=10_000)["events"]
     assert any(event["event"] & 1 << 31 for event in events), events
@@ -183,8 +175,7 @@ def test_an_event_that_was_lost_is_told(target: Target, guest: Initiator) -> Non
 def test_a_disk_that_came_and_one_that_grew(target: Target, guest: Initiator) -> None:
     target.rpc("bdev_malloc_create", name="m", num_blocks=2048, block_size=BLOCK)
     target.add_lun("c0", "m", 1)
-    target.kill9()
-    target.start()
+    target.crash()
     guest.ready(target=1)
     assert guest.send("capacity", target=1)["blocks"] == 2048
     kept(target)
@@ -236,8 +227,7 @@ def test_a_message_that_was_half_done_ends_it(target: Target, guest: Initiator) 
     asks = threading.Thread(target=lambda: refused(guest, refusals))
     asks.start()
     time.sleep(0.3)
-    target.kill9()
-    target.start()
+    target.crash()
     asks.join()
     assert refusals
     assert "was killed while it handled a message" in target.words()
@@ -275,9 +265,7 @@ def test_a_driver_that_left_meanwhile_is_forgotten(target: Target, guest: Initia
     target.start()
     (controller,) = target.rpc("vhost_get_controllers", name="c0")
     assert controller["sessions"] == []
-    with Initiator(target.vhost_dir / "c0") as another:
-        another.send("connect")
-        another.ready()
+    connected(target, "c0").kill()
 
 
 def test_a_session_that_ended_is_let_go_of(target: Target, guest: Initiator) -> None:
@@ -374,11 +362,8 @@ def test_what_was_kept_before_an_upgrade_is_not_gone_on_with(make_target: MakeTa
 def test_without_the_option_nothing_is_kept(make_target: MakeTarget) -> None:
     target = make_target().start()
     target.rpc("bdev_malloc_create", name="m", num_blocks=2048, block_size=BLOCK)
-    target.rpc("vhost_create_scsi_controller", ctrlr="c0")
-    target.add_lun("c0", "m")
-    with Initiator(target.vhost_dir / "c0") as guest:
-        guest.send("connect")
-        guest.ready()
+    target.attach("c0", "m")
+    with connected(target, "c0") as guest:
         assert not target.is_kept("c0")
         target.kill9()
         ends(guest)
@@ -396,8 +381,7 @@ def test_a_message_that_waited_and_a_second_kill(target: Target, guest: Initiato
     # The request is done again, and the stop waits for it.
     until(lambda: "are submitted again: " in target.words(), "it goes on")
     time.sleep(0.3)
-    target.kill9()
-    target.start()
+    target.crash()
     asks.join()
     assert refusals
     assert "was killed while it handled a message" in target.words()
@@ -439,8 +423,7 @@ def test_a_disk_that_waits_for_its_key(make_target: MakeTarget, kind: str) -> No
     target = make_target("--hold-sessions").start()
     encryption.make_encrypted(target)
     if kind == "scsi":
-        target.rpc("vhost_create_scsi_controller", ctrlr="c0")
-        target.add_lun("c0", "c0")
+        target.attach("c0", "c0")
     else:
         target.rpc("vhost_create_blk_controller", ctrlr="c0", dev_name="c0")
     with Initiator(target.vhost_dir / "c0") as guest:
@@ -458,8 +441,7 @@ def test_a_disk_that_waits_for_its_key(make_target: MakeTarget, kind: str) -> No
                 assert guest.send("blk", kind=0, sector=0, data_in_len=BLOCK)["status"] == 0
             kept(target)
         # One that is deleted while it waits ends.
-        target.kill9()
-        target.start()
+        target.crash()
         if kind == "scsi":
             target.rpc("vhost_delete_controller", ctrlr="c0")
             ends(guest)

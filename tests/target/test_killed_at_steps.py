@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support import tracer
-from tests.support.initiator import Initiator
+from tests.support.initiator import Initiator, connected
 from tests.support.tracer import Tracer
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
@@ -276,11 +276,8 @@ def test_a_target_that_dies_at_a_step_of_a_request(
     disk = target.make_file("disk.img", 1 << 20)
     disk.write_bytes(b"\xff" * (1 << 20))
     target.rpc("bdev_uring_create", filename=str(disk), name="disk", block_size=512)
-    target.rpc("vhost_create_scsi_controller", ctrlr="c0")
-    target.add_lun("c0", "disk")
-    with Initiator(target.vhost_dir / "c0") as guest:
-        guest.send("connect", inflight=not way.own_region)
-        guest.ready()
+    target.attach("c0", "disk")
+    with connected(target, "c0", inflight=not way.own_region) as guest:
         until(lambda: target.is_kept("c0") == way.kept, "it is kept")
         ring = guest.send("ring", queue=QUEUE)
         used = ring["used"]

@@ -284,8 +284,7 @@ def test_pod_and_guest_count_the_same_blocks(host: Host) -> None:
         host.call("PreVMStart", vmi)
         assert host.controllers.attach(pod, host.handles["extra"]) == 1
         assert [lun.block_size for lun in host.controllers.luns(pod)] == [large, large]
-        host.target.kill9()
-        host.target.start()
+        host.target.crash()
         host.restart()
     with Initiator(host.socket(pod)) as guest:
         guest.send("connect")
@@ -483,8 +482,7 @@ def test_without_vhost_user_scsi_claims_become_virtio_blk_disks(host: Host) -> N
     )
     assert f"is a disk of controller pod-{pod}.0" in refusal
 
-    host.target.kill9()
-    host.target.start()
+    host.target.crash()
     host.restart()
     assert host.disks(pod) == {0: "boot", 1: "data"}
     host.call("PostVMStop", vmi)
@@ -741,8 +739,7 @@ def test_a_target_that_starts_again_still_has_the_luns(host: Host) -> None:
     host.publish("boot", pod)
     vmi = host.machine("boot", pods=(pod,))
     host.call("PreVMStart", vmi)
-    host.target.kill9()
-    host.target.start()
+    host.target.crash()
     assert host.luns(pod) == {0: "boot"}
     found = host.socket(pod).stat()
     assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o660, LAUNCHER_GID)

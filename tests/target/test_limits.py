@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from pydataplane.errors import RpcError
-from tests.support.initiator import Initiator
+from tests.support.initiator import Initiator, connected
 from tests.support.target import Target
 from tests.support.wait import until
 
@@ -34,17 +34,14 @@ def disk(target: Target) -> str:
     """The name of a disk that is target 0 of the controller c0."""
     image = target.make_file("disk.img", 4 * MIB)
     target.rpc("bdev_uring_create", filename=str(image), name="disk", block_size=BLOCK)
-    target.rpc("vhost_create_scsi_controller", ctrlr="c0")
-    target.add_lun("c0", "disk")
+    target.attach("c0", "disk")
     return "disk"
 
 
 @pytest.fixture
 def guest(target: Target, disk: str) -> Iterator[Initiator]:
     """A driver of that disk."""
-    with Initiator(target.vhost_dir / "c0") as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(target, "c0") as guest:
         yield guest
 
 
@@ -90,8 +87,7 @@ def test_all_of_them_last_until_they_are_taken_away(target: Target, disk: str) -
     assert assigned(target, disk) == [700, 0, 5, 4]
     target.restart()
     assert shown(target, disk) == limits
-    target.kill9()
-    target.start()
+    target.crash()
     assert shown(target, disk) == limits
     target.upgrade()
     assert shown(target, disk) == limits

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pydataplane.errors import BUSY, INVALID, NO_DEVICE, RpcError
-from tests.support.initiator import Initiator
+from tests.support.initiator import Initiator, connected
 from tests.support.night import at_night
 from tests.support.target import Target
 from tests.support.wait import until
@@ -31,8 +31,7 @@ def moved(make_target: MakeTarget) -> Target:
         target.make_lvstore(store, 160 * MIB)
     target.make_thin("v", SIZE_MIB)
     target.make_thin("w", SIZE_MIB, "lvs1")
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm-0")
-    target.add_lun("vm-0", "lvs0/v")
+    target.attach("vm-0", "lvs0/v")
     return target
 
 
@@ -69,13 +68,6 @@ def identity(guest: Initiator) -> list[bytes]:
     """Standard INQUIRY data, and the pages 80h and 83h."""
     cdbs = ([0x12, 0, 0, 0, 255, 0], [0x12, 1, 0x80, 0, 255, 0], [0x12, 1, 0x83, 0, 255, 0])
     return [guest.cdb(bytes(cdb), data_in_len=255)["data_in"] for cdb in cdbs]
-
-
-def connected(target: Target) -> Initiator:
-    guest = Initiator(target.vhost_dir / "vm-0")
-    guest.send("connect")
-    guest.ready()
-    return guest
 
 
 def flush(guest: Initiator) -> None:
@@ -170,11 +162,8 @@ def test_zeros_take_no_room_in_a_thin_destination(moved: Target) -> None:
 
 
 def test_what_lay_on_the_destination_is_gone(moved: Target) -> None:
-    moved.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
-    moved.add_lun("vm-1", "lvs1/w")
-    with Initiator(moved.vhost_dir / "vm-1") as other:
-        other.send("connect")
-        other.ready()
+    moved.attach("vm-1", "lvs1/w")
+    with connected(moved, "vm-1") as other:
         other.write(10 * MIB // BLOCK, b"\6" * MIB)
     moved.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
     with connected(moved) as guest:

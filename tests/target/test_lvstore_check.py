@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import tracer
-from tests.support.initiator import Initiator
+from tests.support.initiator import connected
 from tests.support.target import Target
 from tests.target.test_cli import done, refused, run
 from tests.target.test_history_kills import dies
@@ -56,8 +56,7 @@ def test_what_has_gone_bad_is_found_and_written_anew(target: Target, file: Path)
     ]
     assert mended == problem | {"repaired": True}
     done(target, "lvstore", "check", "lvs0")
-    target.kill9()
-    target.start()
+    target.crash()
     assert [each["name"] for each in target.rpc("bdev_lvol_get_lvols")] == ["vm"]
 
 
@@ -75,8 +74,7 @@ def test_a_repair_that_is_killed_has_mended_it_or_changed_nothing(
         target.start()
         at = spoil(file)
         reached = dies(target, ("virtlun_lvstore_check", {"lvs_name": "lvs0", "repair": True}), nth)
-        target.kill9()
-        target.start()
+        target.crash()
         mended = bool(target.rpc("bdev_lvol_get_lvstores"))
         outcomes.add(mended)
         if not mended:
@@ -150,9 +148,7 @@ def test_a_dump_tells_each_page(target: Target, file: Path) -> None:
     target.rpc("vhost_create_scsi_controller", ctrlr="vm")
     add = {"ctrlr": "vm", "scsi_target_num": 0, "bdev_name": "lvs0/vm"}
     target.rpc("vhost_scsi_controller_add_target", **add)
-    with Initiator(target.vhost_dir / "vm") as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(target, "vm") as guest:
         for lba in (0, 4096, 8192):
             guest.write(lba, bytes([9]) * PAGE)
     target.rpc("virtlun_lvol_set_xattr", name="lvs0/vm", xattr_name="user", xattr_value="x")

@@ -69,22 +69,19 @@ def test_it_is_loaded_and_has_snapshots_once_it_is_upgraded(old: Target) -> None
     # It is as usable as it was, and stays what it is.
     done(old, "volume", "create", "old/more", "1M", "--thin")
     done(old, "volume", "delete", "old/more", "--yes")
-    old.kill9()
-    old.start()
+    old.crash()
     check(old)
     assert version(old) == 1
 
     done(old, "lvstore", "upgrade", "old", "--yes")
     done(old, "lvstore", "upgrade", "old", "--yes")
     assert version(old) == 2
-    old.kill9()
-    old.start()
+    old.crash()
     assert version(old) == 2
     check(old)
     done(old, "volume", "snapshot", "old/thin", "after")
     done(old, "volume", "clone", "old/thin@after", "copy")
-    old.kill9()
-    old.start()
+    old.crash()
     check(old)
     texts(old, "old/copy", "thin", 256 * MIB)
     texts(old, "old/thin@after", "thin", 256 * MIB)
@@ -102,8 +99,7 @@ def test_a_target_that_dies_while_it_upgrades_leaves_the_old_version_or_the_new_
         shutil.copyfile(kept, file)
         old.start()
         reached = dies(old, ("virtlun_lvstore_upgrade", {"lvs_name": "old"}), nth)
-        old.kill9()
-        old.start()
+        old.crash()
         check(old)
         found.append(version(old))
         done(old, "lvstore", "upgrade", "old", "--yes")

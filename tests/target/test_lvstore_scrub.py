@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.failing_disk import GOOD_MIB, failing_disk
-from tests.support.initiator import Initiator
+from tests.support.initiator import connected
 from tests.support.target import Target
 from tests.target.test_cli import done, run
 
@@ -29,9 +29,7 @@ def test_what_cannot_be_read_is_told_with_the_volume_that_has_it(
         for number, name in enumerate("ab"):
             add = {"ctrlr": "vm", "scsi_target_num": number, "bdev_name": f"lvs0/{name}"}
             target.rpc("vhost_scsi_controller_add_target", **add)
-        with Initiator(target.vhost_dir / "vm") as guest:
-            guest.send("connect")
-            guest.ready()
+        with connected(target, "vm") as guest:
             for mib in range(20):
                 guest.write(mib * MIB // 512, bytes([mib + 1]) * MIB)
             guest.cdb(bytes([0x35, *bytes(9)]))

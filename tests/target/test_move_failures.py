@@ -210,8 +210,7 @@ def test_guests_know_it_as_the_same_disk_and_its_notes_go_with_it(stores: Target
 
 def shown(target: Target, volume: str) -> list[str]:
     """Returns as what guests know a volume, as a LUN and as a virtio-blk disk."""
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
-    target.add_lun("vm-1", volume)
+    target.attach("vm-1", volume)
     found = []
     for step in range(2):
         if step == 1:

@@ -132,8 +132,7 @@ def test_what_cannot_move_is_refused_and_nothing_is_left(stores: Target) -> None
     done(stores, "volume", "snapshot", "lvs0/old", "monday")
     volumes(stores).set_xattr("lvs0/claim", "csi.volume", "{}")
     volumes(stores).set_xattr("lvs0/part", "virtlun.import", "{}")
-    stores.rpc("vhost_create_scsi_controller", ctrlr="other")
-    stores.add_lun("other", "lvs0/busy")
+    stores.attach("other", "lvs0/busy")
     before = paths(stores)
     with stores.exported("lvs0/v"):
         assert "is exported, and in use by" in refused(stores, *MOVE)

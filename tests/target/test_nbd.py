@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pydataplane.errors import EXISTS, INVALID, RpcError
-from tests.support.initiator import Initiator
+from tests.support.initiator import Initiator, connected
 from tests.support.nbdkit import Nbdkit, free_port
 from tests.support.night import at_night
 from tests.support.restarts import choose_seed
@@ -42,20 +42,6 @@ def create(target: Target, server: Nbdkit, name: str = "n0", **options: Any) -> 
 def shown(target: Target, name: str = "n0") -> dict[str, Any]:
     (bdev,) = target.rpc("bdev_get_bdevs", name=name)
     return {**bdev, **bdev["driver_specific"]["nbd"]}
-
-
-def attach(target: Target, *bdevs: str) -> None:
-    """Has the bdevs be the disks of vm-0."""
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm-0")
-    for number, bdev in enumerate(bdevs):
-        target.add_lun("vm-0", bdev, number)
-
-
-def connected(target: Target, **options: Any) -> Initiator:
-    guest = Initiator(target.vhost_dir / "vm-0")
-    guest.send("connect", **options)
-    guest.ready()
-    return guest
 
 
 def outcome(answer: dict[str, Any]) -> tuple[int, int]:
@@ -92,7 +78,7 @@ def test_a_guest_uses_an_export(target: Target, scratch: Path, way: str) -> None
         assert made["multi_conn"] is (way != "one connection")
         assert made["uri"] == server.uri and made["connected"] is True
         assert made["max_request_bytes"] == (65536 if way == "tcp" else 32 * MIB)
-        attach(target, "n0")
+        target.attach("vm-0", "n0")
         with connected(target) as guest:
             data = random.Random(way).randbytes(MIB)
             guest.write(8, data, block_size=block)
@@ -126,7 +112,7 @@ def test_errors_and_delays_of_the_server_reach_the_guest_and_no_other_disk(
     ):
         create(target, server)
         create(target, fast, "n1")
-        attach(target, "n0", "n1")
+        target.attach("vm-0", "n0", "n1")
         with connected(target) as guest:
             guest.ready(target=1)
             assert write_one(guest) == (0, 0)
@@ -153,7 +139,7 @@ def test_a_flush_that_fails_is_remembered_until_it_is_cleared(
         f"flush=if [ -e {fails} ]; then echo EIO no >&2; exit 1; fi",
     ) as server:
         create(target, server)
-        attach(target, "n0")
+        target.attach("vm-0", "n0")
         with connected(target) as guest:
             assert outcome(guest.cdb(FLUSH)) == (0, 0)
             fails.touch()
@@ -179,7 +165,7 @@ def test_verified_io_goes_on_over_kills_and_stops_of_the_server(
     command = ("--filter=multi-conn", "file", str(path), f"multi-conn-mode={mode}")
     with Nbdkit(scratch, *command) as server:
         create(target, server)
-        attach(target, "n0")
+        target.attach("vm-0", "n0")
         with connected(target, queues=QUEUES, memory=256 * MIB) as guest:
             load = Load(guest, rng)
             for _ in range(rounds):
@@ -209,7 +195,7 @@ def test_io_fails_after_the_time_that_was_asked_for_and_the_disk_comes_back(
     with Nbdkit(scratch, "file", str(path)) as server:
         create(target, server, give_up_s=1)
         target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
-        attach(target, "n0", "m0")
+        target.attach("vm-0", "n0", "m0")
         with connected(target) as guest:
             guest.ready(target=1)
             with server.frozen():
@@ -237,7 +223,7 @@ def test_a_server_that_hangs_delays_neither_the_stop_nor_an_upgrade_beyond_their
     path = disk_of(scratch)
     with Nbdkit(scratch, "file", str(path)) as server:
         create(target, server, **options)
-        attach(target, "n0")
+        target.attach("vm-0", "n0")
         with connected(target) as guest:
             target.upgrade()
             until(lambda: shown(target)["connected"], "it is connected")
@@ -266,7 +252,7 @@ def test_a_server_that_is_not_there_at_the_start_keeps_nobody_waiting(
     with server:
         uuid = create(target, server, readonly=True)["uuid"]
         target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
-        attach(target, "m0", "n0")
+        target.attach("vm-0", "m0", "n0")
         assert target.stop() == 0
     target.start()
     (problem,) = target.rpc("virtlun_get_status")["restore_problems"][:1]
@@ -288,7 +274,7 @@ def test_growth_is_told_to_the_guest_and_a_smaller_export_is_not_used(
     path = disk_of(scratch, 8 * MIB)
     with Nbdkit(scratch, "file", str(path)) as server:
         create(target, server, give_up_s=1)
-        attach(target, "n0")
+        target.attach("vm-0", "n0")
         with connected(target) as guest:
             guest.send("events")
             server.kill9()
@@ -316,10 +302,8 @@ def test_an_lvstore_on_a_server_survives_a_cut_of_both(target: Target, scratch: 
         create(target, server)
         target.rpc("bdev_lvol_create_lvstore", bdev_name="n0", lvs_name="lvs0", cluster_sz=MIB)
         target.make_thin("v", EXTENTS)
-        attach(target, "lvs0/v")
-        with Initiator(target.vhost_dir / "vm-0") as guest:
-            guest.send("connect", queues=QUEUES, memory=256 * MIB, inflight=True)
-            guest.ready()
+        target.attach("vm-0", "lvs0/v")
+        with connected(target, queues=QUEUES, memory=256 * MIB, inflight=True) as guest:
             load = Load(guest, rng)
             for first in ("target", "server"):
                 load.submit(IN_FLIGHT)
@@ -389,7 +373,7 @@ def test_many_disks_of_a_server_that_went_away_do_not_stall_another(
         for number in range(8):
             create(target, server, f"n{number}", give_up_s=600)
         create(target, b, "other")
-        attach(target, "other", *(f"n{number}" for number in range(8)))
+        target.attach("vm-0", "other", *(f"n{number}" for number in range(8)))
         with connected(target) as guest:
             for number in range(1, 9):
                 guest.ready(target=number)

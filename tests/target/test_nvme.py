@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pydataplane.errors import EXISTS, INVALID, RpcError
+from tests.support.initiator import connected
 from tests.support.nbdkit import free_port
 from tests.support.night import at_night
 from tests.support.nvme_target import (
@@ -37,7 +38,7 @@ from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 from tests.target.test_inflight import EXTENTS, MIB, QUEUES, Load
-from tests.target.test_nbd import attach, connected, outcome, write_one
+from tests.target.test_nbd import outcome, write_one
 
 #: What is driven here, and cannot be without a target.
 VERBS = {
@@ -113,7 +114,7 @@ def test_a_guest_uses_a_namespace(target: Target, way: str) -> None:
         assert (made["block_size"], made["num_blocks"]) == (block, 8 * MIB // block)
         assert made["uuid"] == "6e616d65-7370-6163-652d-757569642d31"
         assert (made["product_name"], made["connected"]) == ("NVMe disk", True)
-        attach(target, "NVME0n1")
+        target.attach("vm-0", "NVME0n1")
         with connected(target) as guest:
             assert guest.send("capacity")["blocks"] == 8 * MIB // block
             data = random.Random(way).randbytes(size)
@@ -180,7 +181,7 @@ def test_spdks_client_drives_controllers_and_they_come_back(target: Target) -> N
         assert path["host"]["nqn"] == "nqn.2026-11.org.virtlun:h"
         listed = target.spdk_rpc("bdev_nvme_get_io_paths", "-n", "NVME0n7")
         assert '"accessible": true' in listed.stdout and "NVME0n1" not in listed.stdout
-        attach(target, "NVME0n1", "NVME0n7")
+        target.attach("vm-0", "NVME0n1", "NVME0n7")
         with connected(target) as guest:
             guest.ready(target=1)
             assert guest.send("capacity", target=1)["blocks"] == 4096
@@ -215,7 +216,7 @@ def test_verified_io_goes_on_over_losses_of_connections(
     hurry(target)
     with NvmeTarget({1: Namespace(EXTENTS * MIB // BLOCK)}) as model:
         attach_controller(target, model, num_io_queues=2, **options)
-        attach(target, "NVME0n1")
+        target.attach("vm-0", "NVME0n1")
 
         def restart() -> None:
             model.vanish()
@@ -275,7 +276,7 @@ def test_a_write_that_is_carried_out_late_undoes_nothing(
     hurry(target)
     with NvmeTarget() as model:
         attach_controller(target, model)
-        attach(target, "NVME0n1")
+        target.attach("vm-0", "NVME0n1")
         with connected(target) as guest:
             write = Unanswered(model)
             head = guest.send("submit", cdb=write_ten(5), data_out=b"x" * BLOCK)["head"]
@@ -298,7 +299,7 @@ def test_linuxs_target_is_waited_for_until_it_is_through(target: Target) -> None
     target.rpc("bdev_nvme_set_options", keep_alive_timeout_ms=60_000, timeout_us=300_000)
     with NvmeTarget(model_name="Linux", through=through) as model:
         attach_controller(target, model)
-        attach(target, "NVME0n1")
+        target.attach("vm-0", "NVME0n1")
         with connected(target) as guest:
             write = Unanswered(model)
             head = guest.send("submit", cdb=write_ten(5), data_out=b"x" * BLOCK)["head"]
@@ -316,7 +317,7 @@ def test_a_write_that_may_still_be_carried_out_is_waited_for_and_a_read_is_not(
     hurry(target)
     with NvmeTarget() as model:
         attach_controller(target, model)
-        attach(target, "NVME0n1")
+        target.attach("vm-0", "NVME0n1")
         with connected(target) as guest:
             write = Unanswered(model)
             head = guest.send("submit", cdb=write_ten(5), data_out=b"x" * BLOCK)["head"]
@@ -349,7 +350,7 @@ def test_a_controller_that_is_silent_is_lost_with_its_keep_alive(target: Target)
     hurry(target)
     with NvmeTarget() as model:
         attach_controller(target, model)
-        attach(target, "NVME0n1")
+        target.attach("vm-0", "NVME0n1")
         with connected(target) as guest:
             guest.write(0, b"a" * BLOCK)
             hangs = threading.Event()
@@ -376,7 +377,7 @@ def test_errors_of_the_controller_reach_the_guest_or_are_tried_again(target: Tar
 
     with NvmeTarget(answering=answer) as model:
         attach_controller(target, model)
-        attach(target, "NVME0n1")
+        target.attach("vm-0", "NVME0n1")
         with connected(target) as guest:
             for status, expected in (
                 (0x280, (CHECK, MEDIUM_ERROR)),  # write fault
@@ -396,7 +397,7 @@ def test_errors_of_the_controller_reach_the_guest_or_are_tried_again(target: Tar
 def test_data_that_comes_damaged_is_asked_for_again(target: Target, way: str) -> None:
     with NvmeTarget() as model:
         attach_controller(target, model, ddgst=True)
-        attach(target, "NVME0n1")
+        target.attach("vm-0", "NVME0n1")
         with connected(target) as guest:
             guest.write(3, b"d" * BLOCK)
             model.wrong_digest = 2 if way == "twice" else 1000
@@ -436,7 +437,7 @@ def test_a_controller_that_says_what_cannot_be_is_connected_to_anew(
     wrong, words = WRONG[what]
     with NvmeTarget() as model:
         attach_controller(target, model)
-        attach(target, "NVME0n1")
+        target.attach("vm-0", "NVME0n1")
         with connected(target) as guest:
             guest.write(0, b"g" * BLOCK)
             times = [1]
@@ -456,7 +457,7 @@ def test_a_controller_that_says_what_cannot_be_is_connected_to_anew(
 def test_growth_is_told_to_the_guest(target: Target) -> None:
     with NvmeTarget() as model:
         attach_controller(target, model)
-        attach(target, "NVME0n1")
+        target.attach("vm-0", "NVME0n1")
         with connected(target) as guest:
             guest.send("events")
             for blocks in (20000, 30000):
@@ -477,7 +478,7 @@ def test_io_goes_by_the_best_path_and_by_another_when_that_is_lost(target: Targe
         model.states[1] = NON_OPTIMIZED
         assert attach_controller(target, model) == ["NVME0n1"]
         assert attach_controller(target, model, 1, multipath="failover") == ["NVME0n1"]
-        attach(target, "NVME0n1")
+        target.attach("vm-0", "NVME0n1")
 
         def paths() -> list[tuple[bool, bool, bool]]:
             (group,) = target.rpc("bdev_nvme_get_io_paths")["poll_groups"]
@@ -522,7 +523,7 @@ def test_a_write_in_doubt_on_a_lost_path_is_not_overtaken_by_another(target: Tar
     with NvmeTarget(ports=2, ana=True) as model:
         attach_controller(target, model)
         attach_controller(target, model, 1, multipath="multipath")
-        attach(target, "NVME0n1")
+        target.attach("vm-0", "NVME0n1")
         with connected(target) as guest:
             write = Unanswered(model)
             head = guest.send("submit", cdb=write_ten(5), data_out=b"x" * BLOCK)["head"]
@@ -559,7 +560,7 @@ def test_io_fails_after_the_time_that_was_asked_for_and_the_disk_comes_back(
     hurry(target)
     with NvmeTarget() as model:
         attach_controller(target, model, fast_io_fail_timeout_sec=1)
-        attach(target, "NVME0n1")
+        target.attach("vm-0", "NVME0n1")
         with connected(target) as guest:
             assert write_one(guest) == (GOOD, 0)
             model.vanish()
@@ -587,7 +588,7 @@ def test_a_path_that_is_added_ends_that_io_fails(target: Target) -> None:
     hurry(target)
     with NvmeTarget(ports=2) as model:
         attach_controller(target, model, fast_io_fail_timeout_sec=1)
-        attach(target, "NVME0n1")
+        target.attach("vm-0", "NVME0n1")
         with connected(target) as guest:
             model.vanish(0)
             assert write_one(guest) == (CHECK, MEDIUM_ERROR)
@@ -600,7 +601,7 @@ def test_one_namespace_that_became_another_takes_no_other_down(target: Target) -
     spaces = {1: Namespace(2048), 7: Namespace(2048, uuid=b"namespace-uuid-7")}
     with NvmeTarget(spaces) as model:
         attach_controller(target, model)
-        attach(target, "NVME0n1")
+        target.attach("vm-0", "NVME0n1")
         with connected(target) as guest:
             spaces[7].uuid = b"namespace-uuid-X"
             model.drop()
@@ -633,7 +634,7 @@ def test_a_controller_that_does_not_tell_of_its_groups_is_connected_to_anew(
 
     with NvmeTarget(ana=True, administering=answer) as model:
         attach_controller(target, model)
-        attach(target, "NVME0n1")
+        target.attach("vm-0", "NVME0n1")
         with connected(target) as guest:
             assert write_one(guest) == (GOOD, 0)
             hangs.set()
@@ -655,7 +656,7 @@ def test_a_flush_that_fails_is_remembered_until_it_is_cleared(target: Target) ->
 
     with NvmeTarget(answering=answer) as model:
         attach_controller(target, model)
-        attach(target, "NVME0n1")
+        target.attach("vm-0", "NVME0n1")
         with connected(target) as guest:
             assert outcome(guest.cdb(SYNCHRONIZE)) == (GOOD, 0)
             fails.set()
@@ -675,7 +676,7 @@ def test_a_target_that_is_not_there_at_the_start_keeps_nobody_waiting(target: Ta
     with NvmeTarget({1: Namespace(8 * MIB // BLOCK)}) as model:
         attach_controller(target, model)
         target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
-        attach(target, "m0", "NVME0n1")
+        target.attach("vm-0", "m0", "NVME0n1")
         with connected(target) as guest:
             guest.ready(target=1)
             guest.write(0, b"s" * BLOCK, target=1)
@@ -708,7 +709,7 @@ def test_an_lvstore_on_a_namespace_survives_a_cut_of_both(target: Target, scratc
         attach_controller(target, model)
         target.rpc("bdev_lvol_create_lvstore", bdev_name="NVME0n1", lvs_name="lvs0", cluster_sz=MIB)
         target.make_thin("v", 8)
-        attach(target, "lvs0/v")
+        target.attach("vm-0", "lvs0/v")
         with connected(target) as guest:
             guest.write(0, b"v" * 4096)
             assert outcome(guest.cdb(SYNCHRONIZE)) == (GOOD, 0)

@@ -47,9 +47,7 @@ def vm(target: Target, scratch: Path) -> Path:
     target.make_lvstore()
     target.rpc("bdev_lvol_create", lvol_name="v0", size_in_mib=1, lvs_name="lvs0")
     target.rpc("vhost_create_scsi_controller", ctrlr="vm-1", socket_gid=GROUP)
-    target.rpc(
-        "vhost_scsi_controller_add_target", ctrlr="vm-1", scsi_target_num=0, bdev_name="lvs0/v0"
-    )
+    target.add_lun("vm-1", "lvs0/v0")
     return target.vhost_dir / "vm-1"
 
 
@@ -87,8 +85,7 @@ def test_nobody_else_comes_first_after_a_crash_of_the_target(
 ) -> None:
     with process_of(INTRUDER, vm) as intruder, process_of(OWNER, vm) as sibling:
         for _ in range(ROUNDS):
-            target.kill9()
-            target.start()
+            target.crash()
             # The owner gives them all the time that they want.
             for stranger in (intruder, sibling):
                 assert is_refused(stranger)
@@ -108,8 +105,7 @@ def test_nobody_else_comes_first_after_a_crash_of_the_target(
 def test_connections_that_are_held_never_lock_the_owner_out(target: Target, vm: Path) -> None:
     with process_of(OWNER, vm) as guest, contextlib.ExitStack() as held:
         guest.until_connected("connect")
-        target.kill9()
-        target.start()
+        target.crash()
         # The test's own process is another one. Its connections fill the backlog, too.
         for _ in range(ROUNDS):
             for _ in range(60):
@@ -160,8 +156,7 @@ def test_only_the_named_user_or_root_may_be_first(target: Target, vm: Path) -> N
     assert name(uid=OWNER) is True
     for restart in (False, True):
         if restart:
-            target.kill9()
-            target.start()
+            target.crash()
         assert (shown(target)["owner_uid"], shown(target)["owner"]) == (OWNER, None)
         with process_of(INTRUDER, vm) as intruder:
             assert is_refused(intruder)
@@ -184,8 +179,7 @@ def test_a_process_that_was_there_before_the_vm_is_not_the_vm(target: Target, vm
         time.sleep(0.05)
         target.rpc("virtlun_controller_set_owner", ctrlr="vm-1", fresh=True)
         assert is_refused(waits)
-        target.kill9()
-        target.start()
+        target.crash()
         assert is_refused(waits)
         with process_of(INTRUDER, vm) as started:
             started.until_connected("connect")
@@ -319,16 +313,13 @@ def test_an_owner_of_another_pid_namespace_is_known_again_after_a_crash(scratch:
             folder.chmod(0o755)
         target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
         target.rpc("vhost_create_scsi_controller", ctrlr="vm-1", socket_gid=GROUP)
-        target.rpc(
-            "vhost_scsi_controller_add_target", ctrlr="vm-1", scsi_target_num=0, bdev_name="m0"
-        )
+        target.add_lun("vm-1", "m0")
         vm = target.vhost_dir / "vm-1"
         with process_of(OWNER, vm) as first:
             first.until_connected("connect")
             first.ready()
             assert shown(target)["owner"]["pid"] == 0
-            target.kill9()
-            target.start()
+            target.crash()
         with process_of(OWNER, vm) as second, process_of(INTRUDER, vm) as other:
             # Nobody can tell that it is not the first one.
             second.until_connected("connect")
@@ -371,9 +362,7 @@ def test_what_a_unit_did_is_counted_for_each_process_anew(
         following.write(0, SECRET * 2)
         assert done(target) == {"writes": 1, "write_bytes": 1024, "flushes": 0, "reads": 0}
         target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
-        target.rpc(
-            "vhost_scsi_controller_add_target", ctrlr="vm-1", scsi_target_num=0, bdev_name="lvs0/v0"
-        )
+        target.add_lun("vm-1", "lvs0/v0")
         assert set(done(target).values()) == {0}
         following.ready()
         following.write(0, SECRET)

@@ -18,7 +18,7 @@ from pydataplane import inherited, supervise
 from pydataplane.client import Client
 from pydataplane.errors import RpcError, TargetUnavailable
 from tests.support import tracer
-from tests.support.initiator import Initiator
+from tests.support.initiator import connected
 from tests.support.target import SANDBOX_REFUSED, Target, TargetFailed, binary
 from tests.support.tracer import Tracer
 from tests.support.wait import serves, until
@@ -58,9 +58,7 @@ def write_and_read(target: Target, ctrlr: str) -> None:
     block = os.urandom(4096)
     count = len(block) // 512
     cdb = (0).to_bytes(4, "big") + b"\0" + count.to_bytes(2, "big") + b"\0"
-    with Initiator(target.vhost_dir / ctrlr) as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(target, ctrlr) as guest:
         answer = guest.cdb(bytes([WRITE_10, 0]) + cdb, data_out=block)
         assert answer["status"] == 0, answer
         answer = guest.cdb(bytes([READ_10, 0]) + cdb, data_in_len=len(block))
@@ -87,8 +85,7 @@ def test_a_call_that_the_target_should_not_make_fails_and_is_named(scratch: Path
     target = Target(directory).start()
     try:
         target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
-        target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
-        target.add_lun("vm-1", "m0")
+        target.attach("vm-1", "m0")
         pid = target.pid
         with (
             Tracer(pid, tracer.thread_named(pid, "vhost vm-1")) as traced,
@@ -156,21 +153,14 @@ def test_another_user_has_no_capability_and_serves_a_guest(make_target: MakeTarg
     target.rpc("bdev_uring_create", filename=str(file), name="base", block_size=512)
     target.rpc("bdev_lvol_create_lvstore", bdev_name="base", lvs_name="lvs0")
     target.rpc("bdev_lvol_create", lvol_name="data", size_in_mib=8, lvs_name="lvs0")
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
-    target.rpc(
-        "vhost_scsi_controller_add_target",
-        ctrlr="vm-1",
-        scsi_target_num=0,
-        bdev_name="lvs0/data",
-    )
+    target.attach("vm-1", "lvs0/data")
     socket = (target.vhost_dir / "vm-1").stat()
     assert (socket.st_uid, socket.st_gid) == (UID, SOCKET_GID)
     assert stat.S_IMODE(socket.st_mode) == 0o660
     write_and_read(target, "vm-1")
     target.restart()
     write_and_read(target, "vm-1")
-    target.kill9()
-    target.start()
+    target.crash()
     write_and_read(target, "vm-1")
     assert target.rpc("virtlun_get_status")["restore_problems"] == []
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.encryption import give_key
-from tests.support.initiator import Initiator
+from tests.support.initiator import Initiator, connected
 from tests.support.target import Target
 from tests.support.wait import until
 
@@ -28,22 +26,13 @@ def stamped(seed: int, blocks: int, block_size: int = 512) -> bytes:
     return b"".join(stamp * (block_size // 16) for stamp in stamps)
 
 
-@contextmanager
-def guest(target: Target) -> Iterator[Initiator]:
-    with Initiator(target.vhost_dir / "vm") as vm:
-        vm.send("connect")
-        vm.ready()
-        yield vm
-
-
 def make(target: Target, dif_type: int, block_size: int = 512) -> Path:
     """A file bdev with protection information, as the LUN of `vm`."""
     file = target.make_file("p0.img", BLOCKS * (block_size + 8))
     target.rpc(
         "bdev_aio_create", name="p0", filename=str(file), block_size=block_size, dif_type=dif_type
     )
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
-    target.add_lun("vm", "p0")
+    target.attach("vm", "p0")
     return file
 
 
@@ -92,7 +81,7 @@ def test_damaged_and_misplaced_blocks_are_told_and_stale_ones_are_not(
 ) -> None:
     file = make(target, 1, block_size)
     data = stamped(1, 64, block_size)
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         vm.write(100, data, block_size=block_size)
         assert vm.cdb(FLUSH)["status"] == 0
     # What was not written has no room: tuples lie inverted, so that zeros are none.
@@ -100,7 +89,7 @@ def test_damaged_and_misplaced_blocks_are_told_and_stale_ones_are_not(
     old = block_of(file, 140, block_size)
     assert old[:block_size] == data[40 * block_size : 41 * block_size]
     target.restart()
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         assert vm.read(100, 64, block_size=block_size) == data
         damaged = bytearray(old)
         damaged[17] ^= 4
@@ -126,7 +115,7 @@ def test_a_guest_reads_and_writes_blocks_with_their_tuples(target: Target) -> No
     both = b"".join(block + tuple_of(9 + n, block, 77) for n, block in enumerate(blocks))
     write = bytes([0x2A, 0x20, 0, 0, 0, 9, 0, 0, 4, 0])
     read = bytes([0x28, 0x20, 0, 0, 0, 9, 0, 0, 4, 0])
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         assert vm.cdb(bytes([0x12, 0, 0, 0, 96, 0]), data_in_len=96)["data_in"][5] & 1
         capacity = vm.cdb(bytes([0x9E, 0x10, *bytes(11), 32, 0, 0]), data_in_len=32)["data_in"]
         assert capacity[8:14] == bytes([0, 0, 2, 0, 1, 0])
@@ -154,7 +143,7 @@ def test_a_guest_reads_and_writes_blocks_with_their_tuples(target: Target) -> No
 def test_type_3_knows_no_places(target: Target) -> None:
     file = make(target, 3)
     data = stamped(1, 8)
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         vm.write(0, data)
         put(file, 3, block_of(file, 5))
         assert vm.read(3, 1) == data[5 * 512 : 6 * 512]
@@ -176,7 +165,7 @@ def test_it_grows_with_its_file_and_is_shown_as_by_spdk(target: Target) -> None:
         "dif_pi_format": 0,
     }
     assert {name: shown[name] for name in of_metadata} == of_metadata
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         vm.write(BLOCKS - 1, stamped(1, 1))
         with file.open("r+b") as opened:
             opened.truncate(2 * BLOCKS * 520)
@@ -202,13 +191,12 @@ def test_an_lvstore_lies_on_it_and_an_upgrade_keeps_what_is_in_memory(target: Ta
     target.rpc("bdev_malloc_create", name="m0", num_blocks=131072, block_size=512, **metadata)
     target.rpc("bdev_lvol_create_lvstore", bdev_name="m0", lvs_name="lvs0")
     target.make_thin("v0", 16)
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
-    target.add_lun("vm", "lvs0/v0")
-    with guest(target) as vm:
+    target.attach("vm", "lvs0/v0")
+    with connected(target, "vm") as vm:
         vm.write(1000, stamped(1, 300))
         assert vm.cdb(FLUSH)["status"] == 0
     target.upgrade()
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         assert vm.read(1000, 300) == stamped(1, 300)
     (shown,) = target.rpc("bdev_get_bdevs", name="m0")
     assert (shown["block_size"], shown["dif_type"]) == (520, 1)
@@ -222,8 +210,7 @@ def volume(target: Target) -> Path:
     store = {"bdev_name": "p0", "lvs_name": "lvs0", "cluster_sz": 1 << 20}
     target.rpc("bdev_lvol_create_lvstore", **store)
     target.make_thin("v0", 16)
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
-    target.add_lun("vm", "lvs0/v0")
+    target.attach("vm", "lvs0/v0")
     return file
 
 
@@ -263,7 +250,7 @@ def test_a_volume_carries_what_a_guest_has_and_tells_its_own_blocks(
     lba, data = 2044, stamped(5, 8)
     blocks = [data[n * 512 : (n + 1) * 512] for n in range(8)]
     both = tupled(data, lba)
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         # What nobody wrote is not checked.
         nothing = vm.cdb(field(lba, 1, 0x28), data_in_len=520)["data_in"]
         assert nothing == bytes(512) + b"\xff" * 8
@@ -289,7 +276,7 @@ def test_a_volume_carries_what_a_guest_has_and_tells_its_own_blocks(
         assert refused(vm, read, data_in_len=8 * 512) == wrong
         assert vm.cdb(field(lba + 6, 2, 0x28), data_in_len=2 * 520)["data_in"] == both[6 * 520 :]
     target.upgrade()
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         assert refused(vm, read, data_in_len=8 * 512) == wrong
         assert vm.cdb(field(lba, 4, 0x28), data_in_len=4 * 520)["data_in"] == both[: 4 * 520]
     target.rpc("vhost_delete_controller", ctrlr="vm", force=True)
@@ -301,7 +288,7 @@ def test_a_volume_carries_what_a_guest_has_and_tells_its_own_blocks(
 def test_a_copy_takes_tuples_along_right_or_wrong(target: Target, volume: Path) -> None:
     lba, data = 2044, stamped(5, 8)
     both = tupled(data, lba)
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         assert vm.cdb(field(lba, 8, 0x2A), data_out=both)["status"] == 0
         (at,) = places(volume, data[5 * 512 : 6 * 512])
         put(volume, at, bytes([1]) + block_of(volume, at)[1:])
@@ -340,7 +327,7 @@ def test_volumes_whose_data_is_not_what_lies_there_have_none_to_show(
     for number, name in enumerate(("lvs0/secret", "lvs1/v1"), 1):
         assert "md_size" not in target.rpc("bdev_get_bdevs", name=name)[0]
         target.add_lun("vm", name, number)
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         for number in (1, 2):
             vm.ready(target=number)
             vm.write(3, stamped(number, 4), target=number)
@@ -370,8 +357,7 @@ def own(target: Target) -> Path:
     why = target.fails("bdev_lvol_create", lvol_name="v2", dif_type=2, **new).args[0]
     assert 'has no "dif_type" 2' in why
     target.rpc("bdev_lvol_create", lvol_name="v0", dif_type=1, **new)
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm")
-    target.add_lun("vm", "lvs0/v0", shareable=True)
+    target.attach("vm", "lvs0/v0", shareable=True)
     return file
 
 
@@ -381,7 +367,7 @@ def test_a_volume_on_any_disk_keeps_its_tuples_itself(target: Target, own: Path)
     assert {name: shown[name] for name in of_metadata} == of_metadata
     (listed,) = target.rpc("bdev_lvol_get_lvols", lvs_name="lvs0")
     assert (listed["dif_type"], listed["size"]) == (1, 16 << 20)
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         assert vm.cdb(field(LBA, 8, 0x2A), data_out=BOTH)["status"] == 0
         assert vm.cdb(field(LBA, 8, 0x28), data_in_len=len(BOTH))["data_in"] == BOTH
         bad = bytearray(BOTH)
@@ -389,25 +375,24 @@ def test_a_volume_on_any_disk_keeps_its_tuples_itself(target: Target, own: Path)
         assert refused(vm, field(LBA, 8, 0x2A), data_out=bytes(bad)) == (REFERENCE_TAG, LBA + 6)
         assert vm.cdb(FLUSH)["status"] == 0
     # Nothing is lost with the process, and nothing looks damaged; nor after an upgrade.
-    target.kill9()
-    target.start()
-    with guest(target) as vm:
+    target.crash()
+    with connected(target, "vm") as vm:
         assert vm.cdb(field(LBA, 8, 0x28), data_in_len=len(BOTH))["data_in"] == BOTH
         vm.write(LBA + 8, stamped(6, 4))
     target.upgrade()
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         assert vm.cdb(field(LBA, 8, 0x28), data_in_len=len(BOTH))["data_in"] == BOTH
         assert vm.read(LBA + 8, 4) == stamped(6, 4)
 
 
 def test_what_goes_bad_below_such_a_volume_is_told(target: Target, own: Path) -> None:
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         assert vm.cdb(field(LBA, 8, 0x2A), data_out=BOTH)["status"] == 0
     # Closed in order: nobody is writing.
     target.restart()
     read = bytes([0x28, 0, *LBA.to_bytes(4, "big"), 0, 0, 8, 0])
     at = place(own, DATA[5])
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         for wrong in (
             bytes([DATA[5][0] ^ 1]) + DATA[5][1:],
             DATA[6],  # another one's data, without its tuple
@@ -435,7 +420,7 @@ def test_what_goes_bad_below_such_a_volume_is_told(target: Target, own: Path) ->
     assert clone["dif_type"] == 1
     target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm", scsi_target_num=0)
     target.add_lun("vm", "lvs0/c0")
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         assert refused(vm, read, data_in_len=8 * 512) == (REFERENCE_TAG, LBA + 5)
 
 
@@ -483,14 +468,13 @@ def attention(vm: Initiator, target: int = 0) -> list[tuple[int, int]]:
 def test_application_tags_are_those_that_were_set_and_saved(target: Target, own: Path) -> None:
     # Of the blocks of BOTH, the first four are to have one tag and the others another.
     ranges = ((77, LBA + 4), (0x0B0B, 100))
-    target.rpc("vhost_create_scsi_controller", ctrlr="other")
-    target.add_lun("other", "lvs0/v0", shareable=True)
+    target.attach("other", "lvs0/v0", shareable=True)
     write, read = field(LBA, 8, 0x2A), field(LBA, 8, 0x28)
     plain = bytes([0x28, 0, *LBA.to_bytes(4, "big"), 0, 0, 8, 0])
     tagged = BOTH[: 4 * 520] + b"".join(
         block + tuple_of(LBA + n, block, 0x0B0B) for n, block in enumerate(DATA[4:], 4)
     )
-    with guest(target) as vm, Initiator(target.vhost_dir / "other") as other:
+    with connected(target, "vm") as vm, Initiator(target.vhost_dir / "other") as other:
         other.send("connect")
         other.ready()
         assert vm.cdb(bytes([0x12, 1, 0x86, 0, 64, 0]), data_in_len=64)["data_in"][4] == 7
@@ -513,11 +497,10 @@ def test_application_tags_are_those_that_were_set_and_saved(target: Target, own:
     # The page, saved, is there after a crash, and after an upgrade.
     for again in ("crash", "upgrade"):
         if again == "crash":
-            target.kill9()
-            target.start()
+            target.crash()
         else:
             target.upgrade()
-        with guest(target) as vm:
+        with connected(target, "vm") as vm:
             assert shown_tags(vm) == shown_tags(vm, 3) == tags_page(*ranges)
             assert refused(vm, write, data_out=BOTH) == (APPLICATION_TAG, LBA + 4)
             assert vm.cdb(read, data_in_len=len(tagged))["data_in"] == tagged
@@ -528,7 +511,7 @@ def test_application_tags_are_those_that_were_set_and_saved(target: Target, own:
     with own.open("r+b") as opened:
         opened.seek(its + 3)
         opened.write(bytes([content[its + 3] ^ 1]))
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         assert refused(vm, plain, data_in_len=8 * 512) == (APPLICATION_TAG, LBA + 5)
         select(vm, control(tags=False))
         assert vm.read(LBA, 8) == b"".join(DATA)
@@ -538,7 +521,7 @@ def test_application_tags_are_of_the_blocks_that_there_are(target: Target, own: 
     """A volume that is made smaller shows less of its ranges, and a larger one none beyond them."""
     blocks = 32768
     ranges = ((1, 1000), (2, blocks - 1000))
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         select(vm, tags_page(*ranges), control(tags=True))
         vm.write(blocks - 4, stamped(1, 4))
         target.rpc("bdev_lvol_resize", name="lvs0/v0", size_in_mib=8)
@@ -561,7 +544,7 @@ def test_a_volume_on_a_disk_with_tuples_compares_application_tags(
 ) -> None:
     """The disk below knows nothing of them, and has other numbers for the blocks."""
     ranges = ((77, LBA + 6), (0x0B0B, 2))
-    with guest(target) as vm:
+    with connected(target, "vm") as vm:
         select(vm, tags_page(*ranges), control(tags=True))
         # Over the end of a cluster, where it is cut.
         assert refused(vm, field(LBA, 8, 0x2A), data_out=BOTH) == (APPLICATION_TAG, LBA + 6)

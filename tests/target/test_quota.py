@@ -14,10 +14,7 @@ HOSTILE = 10
 def attach(target: Target, name: str) -> None:
     """Makes a controller with a disk."""
     target.rpc("bdev_null_create", name=f"n-{name}", num_blocks=8, block_size=512)
-    target.rpc("vhost_create_scsi_controller", ctrlr=name)
-    target.rpc(
-        "vhost_scsi_controller_add_target", ctrlr=name, scsi_target_num=0, bdev_name=f"n-{name}"
-    )
+    target.attach(name, f"n-{name}")
 
 
 def take_all(guest: Initiator) -> int:

@@ -20,7 +20,7 @@ from plugin.cli.main import main
 from pydataplane.errors import RpcError
 from tests.support.ceph import POOL, Ceph, cluster, lacks
 from tests.support.frozen import freeze, frozen
-from tests.support.initiator import Initiator
+from tests.support.initiator import Initiator, connected
 from tests.support.load import Load
 from tests.support.target import Target, TargetFailed
 from tests.support.wait import until
@@ -106,9 +106,7 @@ def guest_of(target: Target, *bdevs: str, ctrlr: str = "vm-1") -> Iterator[Initi
     """A guest whose targets 0 and on are bdevs."""
     target.rpc("vhost_create_scsi_controller", ctrlr=ctrlr)
     for number, bdev in enumerate(bdevs):
-        target.rpc(
-            "vhost_scsi_controller_add_target", ctrlr=ctrlr, scsi_target_num=number, bdev_name=bdev
-        )
+        target.add_lun(ctrlr, bdev, number)
     with Initiator(target.vhost_dir / ctrlr) as guest:
         guest.send("connect")
         for number in range(len(bdevs)):
@@ -281,9 +279,7 @@ def test_what_a_guest_writes_is_what_rbd_exports(target: Target, ceph: Ceph) -> 
     target.restart()
     after = info(target, image)
     assert (after["uuid"], after["num_blocks"]) == (before["uuid"], before["num_blocks"])
-    with Initiator(target.vhost_dir / "vm-1") as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(target, "vm-1") as guest:
         assert guest.read(1000, 1000) == expected[1000 * BLOCK : 2000 * BLOCK]
 
 
@@ -410,9 +406,7 @@ def test_a_target_that_is_killed_has_its_images_again_at_once(target: Target, ce
     # When the target was ready: nobody waited for the cluster to give up the client before.
     assert size_in_mib(target, image) == 64
     assert "this target's process before, and is free" in target.words()
-    with Initiator(target.vhost_dir / "vm-1") as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(target, "vm-1") as guest:
         assert guest.read(5, 1) == bytes([5]) * BLOCK
         guest.write(6, bytes([6]) * BLOCK)
     assert ceph.content(image)[5 * BLOCK : 7 * BLOCK] == bytes([5]) * BLOCK + bytes([6]) * BLOCK
@@ -425,8 +419,7 @@ def test_an_upgrade_takes_images_along_under_load(target: Target, ceph: Ceph) ->
         load.progress(50)
         target.upgrade()
         load.progress(50)
-        target.kill9()
-        target.start()
+        target.crash()
         load.progress(50)
 
 
@@ -509,9 +502,7 @@ def test_a_target_stops_although_io_of_a_guest_has_not_ended(target: Target, cep
         target.start()
     # An OSD that was stopped for so long takes its time to hear of the cluster again.
     until(lambda: image in {bdev["name"] for bdev in target.rpc("bdev_get_bdevs")}, "the image")
-    with Initiator(target.vhost_dir / "vm-1") as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(target, "vm-1") as guest:
         # The cluster has kept the process before out since then, so nothing of it comes late.
         assert "this target's process before, and is free" in target.words()
         before = guest.read(8, 1)
@@ -543,9 +534,7 @@ def test_a_target_stops_and_starts_while_its_cluster_does_not_answer(
             info(target, image)
     until(lambda: image in {bdev["name"] for bdev in target.rpc("bdev_get_bdevs")}, "the image")
     assert doctor(target)[0]["state"] == "ok"
-    with Initiator(target.vhost_dir / "vm-1") as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(target, "vm-1") as guest:
         assert guest.read(0, 1) == bytes([9]) * BLOCK
 
 

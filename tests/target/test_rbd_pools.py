@@ -16,7 +16,7 @@ from pydataplane.errors import RpcError
 from pydataplane.volumes import Volumes
 from tests.support.ceph import POOL, Ceph, cluster, lacks
 from tests.support.frozen import frozen
-from tests.support.initiator import Initiator
+from tests.support.initiator import Initiator, connected
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
@@ -188,9 +188,7 @@ def test_a_volume_is_locked_as_long_as_somebody_uses_it(
     assert owners(ceph, "moves") == 0
     assert info(target, uuid)["claimed"] is False
     add(other, "ceph0/moves", "vm-2")
-    with Initiator(other.vhost_dir / "vm-2") as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(other, "vm-2") as guest:
         assert guest.read(3, 1) == bytes([3]) * BLOCK
     with pytest.raises(RpcError):
         add(target, uuid)
@@ -234,9 +232,7 @@ def test_a_restarted_target_has_its_pools_and_volumes_again(target: Target, ceph
         guest.write(1, bytes([1]) * BLOCK)
         target.kill9()
     target.start()
-    with Initiator(target.vhost_dir / "vm-1") as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(target, "vm-1") as guest:
         assert guest.read(1, 1) == bytes([1]) * BLOCK
     target.upgrade()
     assert info(target, uuid)["claimed"] is True
@@ -489,8 +485,7 @@ def test_a_deletion_that_was_cut_off_is_completed_and_nothing_of_others(
     target.rpc("bdev_lvol_delete", name=uuid)
     assert ("twice" in names(target), ceph.trash()) == (False, {"theirs"})
     ceph.cut_off_deletion("at-start")
-    target.kill9()
-    target.start()
+    target.crash()
     until(lambda: ceph.trash() == {"theirs"}, "the end of the deletion")
     ceph.rbd("trash", "purge", "--no-progress", POOL)
 
@@ -572,9 +567,7 @@ def test_a_guest_that_comes_reads_what_its_other_host_wrote_last(
     with guest_of(target, "ceph0/comes") as here, ThreadPoolExecutor() as pool:
         here.write(1, bytes([1]) * BLOCK)
         come(other, "ceph0/comes")
-        with Initiator(other.vhost_dir / "vm-2") as there:
-            there.send("connect")
-            there.ready()
+        with connected(other, "vm-2") as there:
             reads = pool.submit(there.read, 1, 1)
             here.write(1, bytes([2]) * BLOCK)
             assert shown(other, "ceph0/comes")["locked"] is False
@@ -584,12 +577,9 @@ def test_a_guest_that_comes_reads_what_its_other_host_wrote_last(
             there.write(1, bytes([3]) * BLOCK)
     # From now on it is as any other of that host.
     assert "incoming" not in json.dumps(other.configuration())
-    other.kill9()
-    other.start()
+    other.crash()
     assert shown(other, "ceph0/comes")["locked"] is True
-    with Initiator(other.vhost_dir / "vm-2") as there:
-        there.send("connect")
-        there.ready()
+    with connected(other, "vm-2") as there:
         assert there.read(1, 1) == bytes([3]) * BLOCK
 
 
@@ -609,9 +599,7 @@ def test_a_guest_that_comes_too_late_is_refused_its_disk_for_good(
         assert owners(ceph, "late") == 0
         add(target, "ceph0/late")
     target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
-    with Initiator(other.vhost_dir / "vm-2") as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(other, "vm-2") as guest:
         until(lambda: shown(other, "ceph0/late")["fenced"], "the disk to be refused")
         for _ in range(2):
             with pytest.raises(AssertionError):
@@ -630,8 +618,7 @@ def test_a_guest_that_comes_paused_has_its_disk_when_the_other_host_has_it_no_mo
     add(target, "ceph0/paused")
     come(other, "ceph0/paused")
     # It is the same guest's still.
-    target.kill9()
-    target.start()
+    target.crash()
     assert shown(target, "ceph0/paused")["locked"] is True
     target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
     until(lambda: shown(other, "ceph0/paused")["locked"], "the disk to be locked")

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.initiator import Initiator
+from tests.support.initiator import connected
 from tests.support.target import ROOT, Target, binary
 from tests.target.conftest import MakeTarget
 
@@ -107,13 +107,8 @@ def test_the_main_process_is_the_new_one_and_the_guest_goes_on(
     assert manager.recv(100) == b"READY=1"
     target.make_lvstore()
     target.rpc("bdev_lvol_create", lvol_name="v0", size_in_mib=1, lvs_name="lvs0")
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
-    target.rpc(
-        "vhost_scsi_controller_add_target", ctrlr="vm-1", scsi_target_num=0, bdev_name="lvs0/v0"
-    )
-    with Initiator(target.vhost_dir / "vm-1") as guest:
-        guest.send("connect")
-        guest.ready()
+    target.attach("vm-1", "lvs0/v0")
+    with connected(target, "vm-1") as guest:
         guest.write(0, b"x" * 512)
         old = target.process
         assert old is not None

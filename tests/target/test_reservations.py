@@ -81,29 +81,14 @@ def machines(target: Target) -> Iterator[tuple[Machine, Machine]]:
     target.make_lvstore()
     volume = target.make_thin("shared", 8)
     for name in KEY:
-        target.rpc("vhost_create_scsi_controller", ctrlr=f"vm-{name}")
-        target.add_lun(f"vm-{name}", volume, shareable=True)
+        target.attach(f"vm-{name}", volume, shareable=True)
     machines = Machine(target, "a"), Machine(target, "b")
     yield machines
     for machine in machines:
         machine.initiator.kill()
 
 
-def restart(target: Target) -> None:
-    target.stop()
-    target.start()
-
-
-def kill(target: Target) -> None:
-    target.kill9()
-    target.start()
-
-
-def upgrade(target: Target) -> None:
-    target.upgrade()
-
-
-@pytest.mark.parametrize("away", [restart, kill, upgrade])
+@pytest.mark.parametrize("away", [Target.restart, Target.crash, Target.upgrade])
 def test_who_is_fenced_stays_so_whatever_becomes_of_the_target(
     target: Target, machines: tuple[Machine, Machine], away: Callable[[Target], Any]
 ) -> None:
@@ -119,7 +104,7 @@ def test_who_is_fenced_stays_so_whatever_becomes_of_the_target(
         # It registers as nobody who it was: its key is not there any more.
         assert a.out(REGISTER, other=a.key, key=a.key) == CONFLICT
         away(target)
-        if away is not upgrade:
+        if away is not Target.upgrade:
             a.reconnect()
             b.reconnect()
     assert b.out(RELEASE) == GOOD

@@ -85,8 +85,7 @@ def test_a_restart_restores_everything(target: Target) -> None:
 def test_a_crash_loses_nothing_that_was_answered(target: Target) -> None:
     before = configure(target)
     for _ in range(3):
-        target.kill9()
-        target.start()
+        target.crash()
         assert by_name(shown(target)) == by_name(before)
 
 
@@ -318,8 +317,7 @@ def test_when_a_guest_is_called_is_kept(target: Target) -> None:
         return [{key: one[key] for key in set_to} for one in shown] == [set_to, set_to]
 
     assert kept()
-    target.kill9()
-    target.start()
+    target.crash()
     assert kept()
     target.upgrade()
     assert kept()

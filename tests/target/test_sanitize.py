@@ -76,8 +76,7 @@ def machine(target: Target) -> Iterator[Machine]:
     """A machine with a thin volume, of which some is written."""
     target.make_lvstore(size=2 * SIZE_MIB * MIB)
     target.make_thin("data", SIZE_MIB)
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm0")
-    target.add_lun("vm0", "lvs0/data")
+    target.attach("vm0", "lvs0/data")
     machine = Machine(target)
     machine.wait()
     for mib in (0, 31, SIZE_MIB - 1):
@@ -128,21 +127,7 @@ def test_a_volume_that_was_formatted_has_no_room_and_can_be_written(
         assert machine.initiator.read(7, 1) == b"written!" * 64
 
 
-def restart(target: Target) -> None:
-    target.stop()
-    target.start()
-
-
-def kill(target: Target) -> None:
-    target.kill9()
-    target.start()
-
-
-def upgrade(target: Target) -> None:
-    target.upgrade()
-
-
-@pytest.mark.parametrize("away", [restart, kill, upgrade])
+@pytest.mark.parametrize("away", [Target.restart, Target.crash, Target.upgrade])
 def test_what_has_begun_is_done_whatever_becomes_of_the_target(
     target: Target, machine: Machine, away: Callable[[Target], Any]
 ) -> None:
@@ -150,7 +135,7 @@ def test_what_has_begun_is_done_whatever_becomes_of_the_target(
     assert not machine.is_sanitized()
     assert len(records(target)) == 1
     away(target)
-    if away is not upgrade:
+    if away is not Target.upgrade:
         machine.reconnect()
     assert not machine.is_sanitized()
     machine.wait()
@@ -158,7 +143,7 @@ def test_what_has_begun_is_done_whatever_becomes_of_the_target(
     assert records(target) == []
     assert all_of(machine) == b"gone" * (SIZE_MIB * MIB // 4)
     machine.initiator.write(0, b"new data" * 64)
-    restart(target)
+    target.restart()
     machine.reconnect()
     machine.wait()
     assert machine.initiator.read(0, 1) == b"new data" * 64

@@ -15,7 +15,7 @@ import pytest
 
 from pydataplane.errors import RpcError
 from tests.support.frozen import frozen
-from tests.support.initiator import Initiator, Refused
+from tests.support.initiator import Initiator, Refused, connected
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
@@ -55,26 +55,6 @@ def lvstore_on(target: Target, name: str, path: str, *volumes: str) -> None:
     target.rpc("bdev_lvol_create_lvstore", bdev_name=name, lvs_name=name)
     for volume in volumes:
         target.rpc("bdev_lvol_create", lvs_name=name, lvol_name=volume, size_in_mib=4)
-
-
-def controller(target: Target, name: str, *bdevs: str) -> None:
-    """Makes a controller that shows bdevs as targets 0 and on."""
-    target.rpc("vhost_create_scsi_controller", ctrlr=name)
-    for number, bdev in enumerate(bdevs):
-        target.rpc(
-            "vhost_scsi_controller_add_target",
-            ctrlr=name,
-            scsi_target_num=number,
-            bdev_name=bdev,
-        )
-
-
-def connected(target: Target, name: str) -> Initiator:
-    """A guest whose target 0 is ready."""
-    guest = Initiator(target.vhost_dir / name)
-    guest.send("connect")
-    guest.ready()
-    return guest
 
 
 def waiting(target: Target) -> list[str]:
@@ -123,7 +103,7 @@ def test_a_disk_that_does_not_answer_at_the_start_keeps_nobody_else_waiting(
 ) -> None:
     lvstore_on(target, "slow", disks.path(), "v0")
     lvstore_on(target, "fast", str(target.make_file("fast.img", 64 * MIB)), "v0")
-    controller(target, "vm-1", "fast/v0", "slow/v0")
+    target.attach("vm-1", "fast/v0", "slow/v0")
     before = target.configuration()
     assert target.stop() == 0
     with disks.without_answers():
@@ -198,7 +178,7 @@ def test_a_controller_is_started_before_disks_that_it_does_not_name_answer(
     target.rpc("bdev_aio_create", name="bare", filename=disks.path(), block_size=512)
     # Those on slow disks are the first in the configuration.
     for name, bdev in (("slow", "slow/v0"), ("bare", "bare"), ("fast", "fast/v0")):
-        controller(target, f"on-{name}", bdev)
+        target.attach(f"on-{name}", bdev)
     assert target.stop() == 0
     with disks.without_answers():
         before = len(target.words())
@@ -261,7 +241,7 @@ def test_guests_on_a_disk_that_does_not_answer_keep_no_other_guest_waiting(
     }
 
     def guest_on(name: str, bdev: str) -> Initiator:
-        controller(target, name, bdev)
+        target.attach(name, bdev)
         guest = stack.enter_context(connected(target, name))
         guest.write(0, before)
         return guest
@@ -327,7 +307,7 @@ def test_a_session_begins_while_the_disk_of_the_state_directory_does_not_answer(
         target.state_dir = folder / "state"
         target.start()
         target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
-        controller(target, "vm", "m0")
+        target.attach("vm", "m0")
         with Initiator(target.vhost_dir / "vm") as guest:
             with disks.without_answers():
                 guest.send("connect")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.initiator import Initiator
+from tests.support.initiator import Initiator, connected
 from tests.support.slow_disk import SlowDisk
 from tests.support.target import Target
 from tests.support.wait import DEADLINE_S
@@ -42,11 +42,8 @@ def wait(guest: Initiator, head: int) -> int:
 def test_more_unaligned_writes_than_there_are_buffers(target: Target, scratch: Path) -> None:
     with SlowDisk(scratch / "slow", 1 << 20) as disk:
         target.rpc("bdev_uring_create", filename=str(disk.path), name="s0", block_size=512)
-        target.rpc("vhost_create_scsi_controller", ctrlr="vm-0")
-        target.add_lun("vm-0", "s0")
-        with Initiator(target.vhost_dir / "vm-0") as guest:
-            guest.send("connect")
-            guest.ready()
+        target.attach("vm-0", "s0")
+        with connected(target) as guest:
             disk.hang()
             try:
                 heads = [write(guest, n) for n in range(BUFFERS + MORE)]

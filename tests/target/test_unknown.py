@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.frozen import freeze
-from tests.support.initiator import Initiator, Refused
+from tests.support.initiator import Initiator, Refused, connected
 from tests.support.target import Target
 from tests.support.wait import until
 
@@ -24,20 +24,6 @@ LOST, QUIET = 0, 1
 FIRST = 2
 """Number of the first request queue; control and event queue come before (virtio 1.2, 5.6.2)."""
 SENTENCE = "the queue is not started until its driver resets it"
-
-
-def kill(target: Target) -> None:
-    target.kill9()
-    target.start()
-
-
-def restart(target: Target) -> None:
-    assert target.stop() == 0
-    target.start()
-
-
-def upgrade(target: Target) -> None:
-    target.upgrade()
 
 
 def stopped(target: Target) -> dict[int, str]:
@@ -65,17 +51,12 @@ def guest(target: Target) -> Any:
     """Connected without an in-flight region, with two request queues."""
     target.make_lvstore("lvs0", 64 * MIB)
     target.rpc("bdev_lvol_create", lvol_name="v", size_in_mib=8, lvs_name="lvs0")
-    target.rpc("vhost_create_scsi_controller", ctrlr="c0")
-    target.rpc(
-        "vhost_scsi_controller_add_target", ctrlr="c0", scsi_target_num=0, bdev_name="lvs0/v"
-    )
-    with Initiator(target.vhost_dir / "c0") as guest:
-        guest.send("connect", queues=2, inflight=False)
-        guest.ready()
+    target.attach("c0", "lvs0/v")
+    with connected(target, "c0", queues=2, inflight=False) as guest:
         yield guest
 
 
-@pytest.mark.parametrize("again", [kill, restart, upgrade])
+@pytest.mark.parametrize("again", [Target.crash, Target.restart, Target.upgrade])
 def test_a_queue_that_cannot_be_known_stays_stopped_until_its_driver_resets_it(
     target: Target, guest: Initiator, again: Callable[[Target], None]
 ) -> None:
@@ -85,8 +66,8 @@ def test_a_queue_that_cannot_be_known_stays_stopped_until_its_driver_resets_it(
     # In flight for certain: nobody takes it from the ring before the end.
     freeze(target.pid)
     lost = write(guest, 1, after, queue=LOST)["head"]
-    kill(target)
-    for change in (lambda _: None, again, kill):
+    target.crash()
+    for change in (lambda _: None, again, Target.crash):
         change(target)
         guest.until_connected(keep=True)
         guest.ready(queue=QUIET)
@@ -102,7 +83,7 @@ def test_a_queue_that_cannot_be_known_stays_stopped_until_its_driver_resets_it(
     assert stopped(target) == {}
     guest.write(1, after, queue=LOST)
     # And now that it is known again, it goes on after the next crash.
-    kill(target)
+    target.crash()
     guest.until_connected(keep=True)
     assert stopped(target) == {}
     guest.ready(queue=LOST)

@@ -20,7 +20,7 @@ import pytest
 from pydataplane import inherited, supervise
 from pydataplane.client import Client
 from pydataplane.errors import TargetUnavailable
-from tests.support.initiator import Initiator
+from tests.support.initiator import Initiator, connected
 from tests.support.target import Target, TargetFailed, binary
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
@@ -39,10 +39,7 @@ def disks(target: Target, count: int, size_in_mib: int = 4) -> list[str]:
         volume = target.rpc(
             "bdev_lvol_create", lvol_name=f"v{n}", size_in_mib=size_in_mib, lvs_name="lvs0"
         )
-        target.rpc("vhost_create_scsi_controller", ctrlr=name)
-        target.rpc(
-            "vhost_scsi_controller_add_target", ctrlr=name, scsi_target_num=0, bdev_name=volume
-        )
+        target.attach(name, volume)
     return names
 
 
@@ -148,7 +145,7 @@ def wait_for_io(target: Target, more: int = 50) -> None:
 def test_a_guest_and_an_rpc_client_go_on(target: Target) -> None:
     disks(target, 1)
     target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
-    target.rpc("vhost_scsi_controller_add_target", ctrlr="vm-0", scsi_target_num=1, bdev_name="m0")
+    target.add_lun("vm-0", "m0", 1)
     status = target.rpc("virtlun_get_status")
     assert status["upgrade"] is None
     with (
@@ -337,9 +334,7 @@ def test_a_new_program_that_dies_before_it_serves_is_a_failure_to_the_service_ma
     target: Target,
 ) -> None:
     (name,) = disks(target, 1)
-    with Initiator(target.vhost_dir / name) as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(target, name):
         assert end_at("go", target) == 0
         # Neither of them has the guests now: Restart=on-failure has to act.
         assert target.process is not None
@@ -352,9 +347,7 @@ def test_a_new_program_that_dies_before_it_serves_is_a_failure_to_the_service_ma
 @pytest.mark.nightly
 def test_a_new_program_that_hangs_is_ended(target: Target) -> None:
     (name,) = disks(target, 1)
-    with Initiator(target.vhost_dir / name) as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(target, name) as guest:
         code = (
             "import sys, signal; from pathlib import Path; import tests.target.test_upgrade as t;"
             "import socket; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
@@ -402,9 +395,7 @@ def test_a_new_program_that_does_not_fit_ends_and_the_old_one_goes_on(
     target: Target, scratch: Path, folder: str, why: str
 ) -> None:
     (name,) = disks(target, 1)
-    with Initiator(target.vhost_dir / name) as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(target, name) as guest:
         right, other = getattr(target, folder), scratch / "other"
         other.mkdir()
         (other / "lock").touch()

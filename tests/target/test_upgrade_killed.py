@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pydataplane.errors import TargetError
-from tests.support.initiator import Initiator
+from tests.support.initiator import connected
 from tests.support.restarts import RESTARTS, choose_seed
 from tests.support.target import Target
 from tests.support.wait import until
@@ -72,9 +72,7 @@ def left(target: Target, both: Sequence[subprocess.Popen[bytes]]) -> None:
 def test_an_upgrade_in_which_programs_are_ended_loses_nothing(target: Target, kills: int) -> None:
     rng = random.Random(choose_seed())
     prepare(target)
-    with Initiator(target.vhost_dir / "c0") as guest:
-        guest.send("connect", queues=QUEUES, memory=256 * MIB)
-        guest.ready()
+    with connected(target, "c0", queues=QUEUES, memory=256 * MIB) as guest:
         load = Load(guest, rng)
         load.submit(EXTENTS - 4)
         begun = time.monotonic()

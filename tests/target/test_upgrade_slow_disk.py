@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.initiator import Initiator
+from tests.support.initiator import Initiator, connected
 from tests.support.slow_disk import SlowDisk
 from tests.support.target import Target, TargetFailed
 from tests.support.wait import until
@@ -227,8 +227,7 @@ def slow(scratch: Path, target: Target) -> Iterator[SlowDisk]:
         target.rpc("bdev_uring_create", filename=str(disk.path), name="s0", block_size=512)
         target.rpc("bdev_malloc_create", name="f0", num_blocks=4096, block_size=512)
         for controller, bdev in (("slow", "s0"), ("fast", "f0")):
-            target.rpc("vhost_create_scsi_controller", ctrlr=controller)
-            target.add_lun(controller, bdev)
+            target.attach(controller, bdev)
         yield disk
         # Whatever happened: nobody may have its file open when it ends.
         disk.go_on()
@@ -238,9 +237,7 @@ def slow(scratch: Path, target: Target) -> Iterator[SlowDisk]:
 @pytest.fixture
 def guest(target: Target, slow: SlowDisk) -> Iterator[Initiator]:
     """The guest of the slow disk."""
-    with Initiator(target.vhost_dir / "slow") as guest:
-        guest.send("connect", queues=2, queue_size=QUEUE_SIZE, memory=MEMORY)
-        guest.ready()
+    with connected(target, "slow", queues=2, queue_size=QUEUE_SIZE, memory=MEMORY) as guest:
         yield guest
         # Whatever happened: its requests end before it does.
         slow.go_on()

@@ -33,8 +33,7 @@ def test_guests_are_served_while_the_new_program_opens_their_disks(
     target.rpc("bdev_aio_create", filename=str(files[1]), name="plain", block_size=512)
     target.rpc("bdev_aio_create", filename=str(files[2]), name="ro", readonly=True)
     for name, bdev in (("a", "lvs/v"), ("b", "plain")):
-        target.rpc("vhost_create_scsi_controller", ctrlr=name)
-        target.add_lun(name, bdev)
+        target.attach(name, bdev)
     opened: list[int] = []
     waited_in_vain: list[int] = []
     with Load(target, "a") as a, Load(target, "b") as b:
@@ -74,8 +73,7 @@ def test_a_file_that_was_replaced_meanwhile_is_not_taken_for_the_guests(
         name.touch()
         os.truncate(name, 16 << 20)
     target.rpc("bdev_aio_create", filename=str(path), name="d", block_size=512)
-    target.rpc("vhost_create_scsi_controller", ctrlr="c")
-    target.add_lun("c", "d")
+    target.attach("c", "d")
     replaced: list[int] = []
     with Load(target, "c") as load:
         load.wait()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pydataplane.errors import RpcError
-from tests.support.initiator import Initiator
+from tests.support.initiator import Initiator, connected
 from tests.support.target import Target
 
 # vhost-user: request, flags (version 1), size of the payload.
@@ -221,9 +221,7 @@ def test_a_lun_has_the_blocks_that_were_asked_for(target: Target) -> None:
     data = bytes(range(256)) * 32
     for stop in (target.stop, target.kill9):
         assert sizes() == [4096, 4096]
-        with Initiator(target.vhost_dir / "vm-1") as guest:
-            guest.send("connect")
-            guest.ready()
+        with connected(target, "vm-1") as guest:
             # 255 blocks; of the 256th there is only a part.
             capacity = guest.cdb(bytes([0x25, *bytes(9)]), data_in_len=8)["data_in"]
             assert capacity == struct.pack(">II", 254, 4096)
@@ -235,16 +233,12 @@ def test_a_lun_has_the_blocks_that_were_asked_for(target: Target) -> None:
         target.start()
     assert sizes() == [4096, 4096]
     # The same bytes are there for who counts them otherwise.
-    with Initiator(target.vhost_dir / "vm-1") as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(target, "vm-1") as guest:
         guest.write(253, data, block_size=4096)
     target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
     target.rpc("vhost_scsi_controller_add_target", **add, bdev_name="small")
     assert sizes() == [512, 4096]
-    with Initiator(target.vhost_dir / "vm-1") as guest:
-        guest.send("connect")
-        guest.ready()
+    with connected(target, "vm-1") as guest:
         assert guest.read(253 * 8, 16) == data
 
 
@@ -255,8 +249,7 @@ def test_the_group_of_a_socket_is_kept(target: Target) -> None:
         made = socket_path.stat()
         assert (made.st_gid, stat.S_IMODE(made.st_mode)) == (4242, 0o660)
         assert stat.S_IMODE(socket_path.parent.stat().st_mode) == 0o755
-        target.kill9()
-        target.start()
+        target.crash()
 
 
 def test_the_socket_of_a_disk_can_be_in_the_folder_of_a_controller(target: Target) -> None:
