@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pydataplane.errors import BUSY, RpcError
+from tests.support.initiator import connected
 from tests.support.nvme_target import INACCESSIBLE, Namespace, NvmeTarget
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
-from tests.target.test_nbd import attach, connected
 from tests.target.test_nvme import GOOD, attach_controller, shown, write_ten
 
 BLOCK = 512
@@ -64,7 +64,7 @@ def test_a_namespace_that_comes_later_is_a_bdev_and_stays_one(target: Target, te
         assert attach_controller(target, model) == ["NVME0n1"]
         model.add(3, Namespace(4096, uuid=b"namespace-uuid-3"))
         until(lambda: names(target) == ["NVME0n1", "NVME0n3"], "it is a bdev")
-        attach(target, "NVME0n3")
+        target.attach("vm-0", "NVME0n3")
         with connected(target) as guest:
             guest.write(9, b"3" * BLOCK)
         assert model.namespaces[3].content[9 * BLOCK :][:BLOCK] == b"3" * BLOCK
@@ -87,7 +87,7 @@ def test_a_namespace_that_is_missing_keeps_no_other_away(target: Target) -> None
     seven = Namespace(2048, uuid=b"namespace-uuid-7")
     with NvmeTarget({1: Namespace(2048), 7: seven}) as model:
         attach_controller(target, model)
-        attach(target, "NVME0n1", "NVME0n7")
+        target.attach("vm-0", "NVME0n1", "NVME0n7")
         with connected(target) as guest:
             guest.ready(target=1)
             guest.write(5, b"7" * BLOCK, target=1)
@@ -125,7 +125,7 @@ def test_more_groups_of_namespaces_than_one_read_tells(target: Target) -> None:
 
         expected = {"NVME0n1": False, "NVME0n2": True, "NVME0n3": True}
         until(lambda: accessible() == expected, "it is told")
-        attach(target, "NVME0n3")
+        target.attach("vm-0", "NVME0n3")
         with connected(target) as guest:
             guest.write(1, b"g" * BLOCK)
             assert guest.read(1, 1) == b"g" * BLOCK
@@ -135,7 +135,7 @@ def test_a_controller_that_keeps_time_hears_of_its_host(target: Target) -> None:
     target.rpc("bdev_nvme_set_options", keep_alive_timeout_ms=1000)
     with NvmeTarget(keeps_time=True) as model:
         attach_controller(target, model)
-        attach(target, "NVME0n1")
+        target.attach("vm-0", "NVME0n1")
 
         def kept_alive() -> int:
             return sum(each.queue == 0 and each.opcode == 0x18 for each in model.log)
