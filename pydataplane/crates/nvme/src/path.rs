@@ -206,7 +206,10 @@ impl Path {
         }
         for unit in 0..with.shared.units.len() {
             let nsid = with.shared.units[unit].namespace.nsid;
-            if let Some(found) = made.namespaces.iter().find(|each| each.nsid == nsid) {
+            // The size of one that is refused is that of another namespace.
+            if self.namespaces[unit].is_some()
+                && let Some(found) = made.namespaces.iter().find(|each| each.nsid == nsid)
+            {
                 with.resize(unit, found.geometry.num_blocks);
             }
         }
