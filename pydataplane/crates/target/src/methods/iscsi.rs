@@ -250,10 +250,13 @@ fn expected(p: &Create) -> Result<Option<Lun>, Error> {
     }
 }
 
-/// What tells this host's target from those of others, the same each time: its machine-id and state directory.
-fn host(app: &App) -> String {
-    let id = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
-    format!("{}\0{}", id.trim(), app.paths.state_dir.display())
+/// What tells this host's target from those of others, the same each time: its machine-id and state
+/// directory. `None`: the host has no machine-id, as in an image that was not started yet, or a container.
+fn host(app: &App) -> Option<String> {
+    let id = std::fs::read_to_string("/etc/machine-id").ok()?;
+    // What systemd writes before a first boot is over.
+    let id = Some(id.trim()).filter(|id| !matches!(*id, "" | "uninitialized"))?;
+    Some(format!("{id}\0{}", app.paths.state_dir.display()))
 }
 
 fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMade> {
@@ -263,9 +266,10 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
     let (is_guest_disk, is_for_guests) = (p.is_guest_disk(), p.is_for_guests());
     let isid = match &p.isid {
         // Other hosts may have the same domain, and so the same names.
-        None if is_for_guests => {
-            Isid::of(&format!("{}\0{}", p.initiator_iqn, host(app)), &address, &p.name)
-        }
+        None if is_for_guests => match host(app) {
+            Some(host) => Isid::of(&format!("{}\0{host}", p.initiator_iqn), &address, &p.name),
+            None => Isid::random(),
+        },
         None => Isid::of(&p.initiator_iqn, &address, &p.name),
         Some(text) => Isid::parse(text).ok_or_else(|| {
             let why =
