@@ -63,12 +63,17 @@ def check_active(pool: Pool) -> None:
 async def volume_of(call: Call, ref: StorageVol, right: str) -> tuple[Pool, Volume] | None:
     """Returns the volume of ours that a client means and may do this to; None: it is not ours.
 
+    The key says whose it is, as libvirtd may have a pool of the same name: what is to be done to a
+    volume of one is never done to one of the other.
+
     Raises:
         GatewayError: there is no such volume, the client may not, or no target answers.
     """
-    pool = await call.services.pools.named(ref.pool)
-    if pool is None:
+    if not ref.key.startswith(call.services.settings.path_prefix):
         return None
+    pool = await call.services.pools.named(ref.pool)
+    if pool is None or ref.key != pool.volume_path(ref.name):
+        raise Refused(Code.NO_STORAGE_VOL, f"no storage vol with matching key {ref.key}")
     check_active(pool)
     return pool, await named(call, pool, ref.name, right)
 

@@ -10,7 +10,13 @@ import structlog
 from plugin.gateway.call import Call
 from plugin.gateway.errors import Code, GatewayError, Refused
 from plugin.gateway.handlers.pools import check_flags
-from plugin.gateway.handlers.storage import check_active, check_volume, pool_of, volume_of
+from plugin.gateway.handlers.storage import (
+    check_active,
+    check_volume,
+    named,
+    pool_of,
+    volume_of,
+)
 from plugin.gateway.procs import Proc
 from plugin.gateway.storage import volumes
 from plugin.gateway.storage.events import PoolEvent
@@ -109,25 +115,29 @@ async def resize(call: Call) -> None:
         await call.pass_on()
         return
     pool, volume = found
-    capacity, flags = args.u64(), args.u32()
+    given, flags = args.u64(), args.u32()
     check_flags(flags, ALLOCATE | DELTA | SHRINK)
-    if flags & ALLOCATE and volume.thin:
-        raise Refused(
-            Refusal.CANNOT_CHANGE,
-            f"volume {pool.name}/{volume.name} is thin: what it grows by is allocated when it is"
-            " written",
-        )
-    if flags & DELTA:
-        capacity = volume.size - capacity if flags & SHRINK else volume.size + capacity
-    if capacity < volume.size and not flags & SHRINK:
-        raise Refused(
-            Code.INVALID_ARG,
-            "can't shrink capacity below current capacity unless shrink flag explicitly specified",
-        )
-    if capacity <= 0:
-        raise Refused(Code.INVALID_ARG, f"volume {pool.name}/{volume.name} cannot have 0 bytes")
-    async with _named(call, pool, volume.name):
+    name = f"volume {pool.name}/{volume.name}"
+    # The second is that of `virsh blockresize`: whoever changes the size has seen what it is.
+    locks = call.services.locks
+    async with _named(call, pool, volume.name), locks.hold(f"volume:{volume.uuid}"):
+        volume = await named(call, pool, volume.name, "resize")
+        if flags & ALLOCATE and volume.thin:
+            raise Refused(
+                Refusal.CANNOT_CHANGE,
+                f"{name} is thin: what it grows by is allocated when it is written",
+            )
+        change = -given if flags & SHRINK else given
+        capacity = volume.size + change if flags & DELTA else given
+        if capacity <= 0:
+            raise Refused(Code.INVALID_ARG, f"{name} cannot have 0 bytes")
         if capacity < volume.size:
+            if not flags & SHRINK:
+                raise Refused(
+                    Code.INVALID_ARG,
+                    "can't shrink capacity below current capacity unless shrink flag explicitly"
+                    " specified",
+                )
             await check_unused(call, pool, volume)
         await pool.target.resize(volume, capacity)
     _changed(call, pool, volume, "resized")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from pathlib import Path
@@ -14,6 +15,7 @@ from plugin.gateway.procs import Proc
 from plugin.gateway.storage import exports
 from plugin.gateway.storage.events import LIFECYCLE, OWN, REFRESH, Lifecycle
 from plugin.gateway.storage.leftovers import Leftovers
+from plugin.gateway.storage.refs import StorageVol
 from plugin.gateway.storage.states import State, States
 from plugin.gateway.storage.xml import read_volume
 from plugin.gateway.streams import Stream, StreamEnded
@@ -79,6 +81,43 @@ def test_a_volume_is_made_once_and_deleted_once(tmp_path: Path) -> None:
         assert "lvs0/new" not in world.target.volumes
         with pytest.raises(ReplyError, match="no storage vol"):
             await client.call(Proc.STORAGE_VOL_DELETE, ref + bytes(4))
+
+    play(tmp_path, body)
+
+
+def test_a_size_is_compared_with_what_the_volume_has_when_it_is_changed(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        client = await world.client()
+        volume = world.target.volumes["lvs0/data"]
+        locks = world.gateway.services.locks
+        to = packed(DATA) + bytes(Writer().u64((volume.mib + 8) * MIB).u32(0))
+        async with locks.hold(f"volume:{volume.uuid}"):  # as `virsh blockresize` has
+            resize = asyncio.create_task(client.call(Proc.STORAGE_VOL_RESIZE, to))
+            await until(lambda: any("/data" in name for name in locks._locks))
+            volume.mib += 16
+        with pytest.raises(ReplyError, match="can't shrink capacity below current"):
+            await resize
+        assert "bdev_lvol_resize" not in world.target.calls
+
+    play(tmp_path, body)
+
+
+def test_a_volume_is_told_from_libvirtds_of_the_same_pool_and_name_by_its_key(
+    tmp_path: Path,
+) -> None:
+    async def body(world: World) -> None:
+        client = await world.client()
+        world.libvirtd.answers[Proc.STORAGE_VOL_DELETE] = answers(b"")
+        theirs = StorageVol(OURS.name, "data", "/srv/images/data")
+        await client.call(Proc.STORAGE_VOL_DELETE, packed(theirs) + bytes(4))
+        assert world.libvirtd.calls().count(Proc.STORAGE_VOL_DELETE) == 1
+        for pool in ("default", "virtlun-lvs1"):  # a key of ours is never asked of libvirtd
+            with pytest.raises(ReplyError, match="no storage vol") as caught:
+                ours = StorageVol(pool, "data", DATA.key)
+                await client.call(Proc.STORAGE_VOL_DELETE, packed(ours) + bytes(4))
+            assert caught.value.code == Code.NO_STORAGE_VOL
+        assert world.libvirtd.calls().count(Proc.STORAGE_VOL_DELETE) == 1
+        assert "lvs0/data" in world.target.volumes
 
     play(tmp_path, body)
 

@@ -182,7 +182,7 @@ def test_a_volume_is_found_by_name_path_and_key(tmp_path: Path) -> None:
             (Proc.STORAGE_VOL_LOOKUP_BY_NAME, packed(OURS) + pack_string("none")),
             (Proc.STORAGE_VOL_LOOKUP_BY_PATH, pack_string("/dev/virtlun/lvs0/../x")),
             (Proc.STORAGE_VOL_LOOKUP_BY_KEY, pack_string("/dev/virtlun/lvs0/a b")),
-            (Proc.STORAGE_VOL_GET_XML_DESC, packed(StorageVol(OURS.name, "", "")) + bytes(4)),
+            (Proc.STORAGE_VOL_GET_XML_DESC, packed(StorageVol(OURS.name, "", DATA.key)) + bytes(4)),
         ):
             with pytest.raises(ReplyError) as caught:
                 await client.call(proc, args)
