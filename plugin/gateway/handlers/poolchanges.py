@@ -177,7 +177,7 @@ async def delete(call: Call) -> None:
         _check_stopped(pool)
         number = len(await volumes.every(pool))
         has = f"has {number} volume{'s'[: number != 1]}" if number else "is deleted with its file"
-        how = "`virtlun pool remove`" if pool.store.is_pool else "`virtlun lvstore destroy`"
+        how = "`virtlun pool remove`" if pool.store.is_pool else "`virtlun lvstore delete`"
         raise Refused(
             Refusal.CANNOT_CHANGE,
             f"pool {pool.name} is lvstore {pool.store.name}, which {has}: use {how}",
