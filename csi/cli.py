@@ -158,7 +158,7 @@ def main(
     """
     _check(node_id, endpoint)
     set_up(log_level, as_json=log_json or not sys.stderr.isatty())
-    ending = Ending()
+    ending = click.get_current_context().with_resource(Ending())
     path = Path(endpoint.removeprefix(UNIX))
     targets = Targets([WatchedClient(path) for path in dict.fromkeys(target_sockets)])
     host: Host = Helper(helper_socket) if helper_socket else LocalHost()

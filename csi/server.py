@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import structlog
@@ -197,7 +197,7 @@ def serve_until(running: ExitStack, path: Path, services: Iterable[grpc.GenericR
 
 
 class Ending:
-    """SIGTERM and SIGINT, noted from the moment that this is made, in the main thread.
+    """SIGTERM and SIGINT, noted from the moment that this is made, in the main thread, to its end.
 
     The interpreter itself writes their numbers to a pipe, so it matters neither which thread a
     signal finds nor what the main thread was about to do.
@@ -205,11 +205,25 @@ class Ending:
 
     def __init__(self) -> None:
         """Takes both signals."""
-        self._pipe, into = os.pipe()
-        os.set_blocking(into, False)
-        signal.set_wakeup_fd(into)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda _number, _frame: None)
+        self._pipe, self._into = os.pipe()
+        os.set_blocking(self._into, False)
+        self._fd_before = signal.set_wakeup_fd(self._into)
+        self._before = {
+            number: signal.signal(number, lambda _number, _frame: None)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Gives both signals back to who had them."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._fd_before)
+        os.close(self._into)
+        os.close(self._pipe)
 
     def wait(self) -> signal.Signals:
         """Waits for one of them, or returns the one that came already."""

@@ -11,6 +11,8 @@ may be less or more than a file: see `PARTS`.
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -61,6 +63,18 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tests have mounts of their own; a run of all fails where an example was left out."""
     mounts.have_own()
     config.pluginmanager.register(Judge(config), "examples")
+
+
+@pytest.fixture(autouse=True)
+def signals_as_found() -> Iterator[None]:
+    """Fails a test that leaves handlers of signals behind: the next ones are not interrupted."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    after = [signal.getsignal(number) for number in numbers]
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+    assert after == before, "this test left a handler of a signal behind"
 
 
 def _part(nodeid: str) -> int:

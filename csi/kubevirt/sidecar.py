@@ -58,7 +58,7 @@ def main(
     if (plugin_socket is None) == (hook_folder is None):
         raise click.UsageError("give one of --plugin-socket and --hook-folder")
     set_up(log_level, as_json=log_json or not sys.stderr.isatty())
-    ending = Ending()
+    ending = click.get_current_context().with_resource(Ending())
     metrics, place = Metrics(), Folder(folder)
     services: list[grpc.GenericRpcHandler] = []
     if plugin_socket is not None:

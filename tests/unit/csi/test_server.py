@@ -26,3 +26,15 @@ def test_a_signal_is_seen_whenever_it_comes_and_whichever_thread_it_finds(how: s
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.stdout, done.stderr, done.returncode) == ("SIGTERM\n", "", 0)
+
+
+def test_who_had_the_signals_has_them_again() -> None:
+    program = (
+        "import signal\nfrom csi.server import Ending\n"
+        "with Ending():\n    signal.raise_signal(signal.SIGINT)\n"
+        "signal.raise_signal(signal.SIGINT)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
