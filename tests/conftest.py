@@ -61,6 +61,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tests have mounts of their own; a run of all fails where an example was left out."""
+    # What a shell starts in the background ignores it, and tests interrupt themselves.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     mounts.have_own()
     config.pluginmanager.register(Judge(config), "examples")
 
