@@ -76,7 +76,6 @@ def test_what_a_guest_writes_lies_encrypted_and_is_read_back(target: Target, fil
         # The same in an lvol without a key, so that the look at the file would find it.
         assert vm.read(0, 8) == bytes(4096)
     target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
-    os.sync()
     assert not lies(file)
     assert shown(target, "lvs0/v0", MIB, 64 << 10) == data[: 64 << 10]
     target.make_thin("clear", 8)
@@ -84,7 +83,6 @@ def test_what_a_guest_writes_lies_encrypted_and_is_read_back(target: Target, fil
     with connected(target, "vm-2") as vm:
         vm.write(0, data[:4096])
         vm.cdb(FLUSH)
-    os.sync()
     assert lies(file)
 
 
@@ -131,7 +129,6 @@ def test_snapshots_and_clones_have_its_key(target: Target, file: Path, thin: boo
     assert shown(target, "lvs0/v1", 10 * MIB, 4096) == bytes(4096)
     target.rpc("bdev_lvol_delete", name="lvs0/s")
     assert shown(target, "lvs0/v1", 0, 128 << 10) == first
-    os.sync()
     assert not lies(file)
 
 
@@ -330,6 +327,7 @@ def listed(driver: Driver) -> tuple[list[str], list[str]]:
     return [e.volume.volume_id for e in volumes], [e.snapshot.snapshot_id for e in snapshots]
 
 
+@pytest.mark.nightly
 @pytest.mark.root
 def test_a_storage_class_names_the_key(make_target: MakeTarget) -> None:
     with running(make_target().start(), 1024) as driver:
