@@ -51,6 +51,9 @@ SIDE_BY_SIDE := -n $(WORKERS) --durations=20 --durations-min=10 --dist loadscope
 BUILT := $(CACHE)/$(if $(LEAN),lean,build).stamp
 INSTALL = $(BIN)/pip install --disable-pip-version-check --no-deps --no-build-isolation
 
+# What a later checkout in the same place need not compile again.
+note-sources = $(if $(LEAN),pydataplane/cargo-sources note $(CARGO_BUILD_BUILD_DIR),true)
+
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
 .PHONY: help
@@ -75,10 +78,11 @@ demo-kubernetes: kubernetes ## Claims and pods on a real Kubernetes node, built 
 test: test-rust setup ## Everything: Rust, Python, real guests, libvirtd, Kubernetes (ARGS="-m 'not kubernetes'" without)
 	$(call say,fuzz targets)
 	@$(BIN)/python -m tests.fuzz --beside --build
-	@$(MAKE) --no-print-directory fuzz FUZZ=--beside >$(CACHE)/fuzz.log 2>&1 & fuzz=$$!; \
+	@$(note-sources)
+	@$(MAKE) --no-print-directory fuzz FUZZ="--beside --seconds 10" >$(CACHE)/fuzz.log 2>&1 & fuzz=$$!; \
 	trap 'kill $$fuzz' INT TERM; failed=(); \
 	$(MAKE) --no-print-directory test-python || failed+=(pytest); \
-	wait $$fuzz || failed+=(fuzzing); cat $(CACHE)/fuzz.log; \
+	wait $$fuzz || failed+=(fuzzing); cat $(CACHE)/fuzz.log; $(note-sources); \
 	(( ! $${#failed[@]} )) || { echo "failed: $${failed[*]}"; exit 1; }
 
 .PHONY: test-rust

@@ -1,7 +1,7 @@
 """Runs the fuzz targets: libFuzzer on each for a while, from the checked-in corpora.
 
     python -m tests.fuzz                     # each for 20 s
-    python -m tests.fuzz --beside            # each for 20 s, beside other work, as `make test` does
+    python -m tests.fuzz --beside            # each for 20 s, beside other work; `make test`: 10 s
     python -m tests.fuzz --seconds 600       # each for 10 min, as `make nightly` does
     python -m tests.fuzz ring --seconds 60   # some of them
 

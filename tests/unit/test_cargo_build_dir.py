@@ -23,7 +23,7 @@ class Checkout:
     def __init__(self, folder: Path, name: str = "checkout") -> None:
         self.folder = folder / name
         self.cache = folder / "cache"
-        for file in (*LOCKS, "pydataplane/cargo-build-dir"):
+        for file in (*LOCKS, "pydataplane/cargo-build-dir", "pydataplane/cargo-sources"):
             (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / file, self.folder / file)
         for crate in ("pydataplane/crates/lvol", "tests/fuzz"):
@@ -159,6 +159,66 @@ def test_what_a_checkout_had_of_other_crates_goes_after_a_day(
     assert checkout.asks() == new
     assert not had.exists()
     assert others.exists()
+
+
+def crate(folder: Path, says: str) -> None:
+    """Makes a checkout whose only crate is a program, as a new clone has it."""
+    source = folder / "pydataplane/src/main.rs"
+    source.parent.mkdir(parents=True)
+    source.write_text(f'fn main() {{ println!("{says}") }}\n')
+    (source.parent.parent / "Cargo.toml").write_text(
+        '[package]\nname = "small"\nversion = "0.0.0"\nedition = "2024"\n'
+    )
+    shutil.copy(ROOT / "pydataplane/cargo-sources", folder / "pydataplane")
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    subprocess.run(["git", "add", "."], cwd=folder, check=True)
+
+
+def built(folder: Path, *steps: str) -> tuple[bool, str]:
+    """Builds a crate with the steps before; returns whether it was compiled, and what it says."""
+    directory = folder.with_name("built")
+    for step in steps:
+        subprocess.run([folder / "pydataplane/cargo-sources", step, directory], check=True)
+    words = ["cargo", "run", "--offline", "--manifest-path", folder / "pydataplane/Cargo.toml"]
+    ran = subprocess.run(
+        words,
+        env=os.environ | {"CARGO_BUILD_BUILD_DIR": str(directory)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return "Compiling small" in ran.stderr, ran.stdout.removesuffix("\n")
+
+
+def test_a_new_checkout_compiles_what_has_changed_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "checkout"
+    for says, compiles in (("one", True), ("one", False), ("two", True), ("two", False)):
+        shutil.rmtree(folder, ignore_errors=True)
+        crate(folder, says)
+        assert built(folder, "restore") == (compiles, says)
+        built(folder, "note")
+
+
+def test_what_was_compiled_since_the_note_is_not_taken_for_what_it_tells_of(tmp_path: Path) -> None:
+    folder = tmp_path / "checkout"
+    crate(folder, "one")
+    built(folder)
+    built(folder, "note")
+    (folder / "pydataplane/src/main.rs").write_text('fn main() { println!("two") }\n')
+    assert built(folder) == (True, "two")
+    shutil.rmtree(folder)
+    crate(folder, "one")
+    assert built(folder, "restore") == (True, "one")
+
+
+def test_only_a_new_checkout_has_its_times_changed(tmp_path: Path) -> None:
+    folder = tmp_path / "checkout"
+    crate(folder, "one")
+    built(folder, "restore")
+    built(folder, "note")
+    source = folder / "pydataplane/src/main.rs"
+    os.utime(source)
+    assert built(folder, "restore") == (True, "one")
 
 
 def test_make_builds_there_when_it_is_lean_and_only_then(checkout: Checkout) -> None:
