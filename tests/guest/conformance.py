@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]  # comes with lightkube
 
 FILE = Path(__file__).with_name("conformance.yaml")
 PASSES = "passes"
-BY_DAY = ("malloc, 4096", "thin volume, 512, two paths", "file, 512")
+BY_DAY = ("thin volume, 512, two paths",)
 """Disks that each run of the tests has; the others are of the night."""
 
 

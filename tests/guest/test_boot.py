@@ -72,6 +72,7 @@ def test_seabios_boots_from_a_lun(target: Target, scratch: Path) -> None:
         qemu.wait()
 
 
+@pytest.mark.nightly
 def test_linux_takes_over_from_seabios_and_again_after_a_reset(
     target: Target, boot: BootGuest
 ) -> None:
@@ -108,6 +109,7 @@ def test_qemus_feature_bits_are_taken(target: Target, boot: BootGuest, options: 
     assert checksum(guest, disk(guest, 0)) == known
 
 
+@pytest.mark.nightly
 def test_every_virtual_cpu_has_a_queue_that_works(target: Target, boot: BootGuest) -> None:
     """QEMU makes one request queue for each vCPU unless told otherwise."""
     add_malloc(target, 0, 16)
@@ -121,6 +123,7 @@ def test_every_virtual_cpu_has_a_queue_that_works(target: Target, boot: BootGues
         guest.run("cmp /tmp/data /tmp/back")
 
 
+@pytest.mark.nightly
 def test_the_whole_range_of_targets_is_scanned(target: Target, boot: BootGuest) -> None:
     """QEMU's configuration space says max_target 255: targets 0 and 254 are found at boot."""
     add_malloc(target, 0, 16)
@@ -131,6 +134,7 @@ def test_the_whole_range_of_targets_is_scanned(target: Target, boot: BootGuest) 
     assert "0000000000000000" in luns
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_boot_that_lost_its_timer_is_done_again_once(
     image: Image, scratch: Path, lost: int

@@ -11,6 +11,7 @@ from tests.support.target import Target
 pytestmark = pytest.mark.vm
 
 
+@pytest.mark.nightly
 def test_a_disk_is_what_it_was_made_as(target: Target, boot: BootGuest) -> None:
     """Serial, size, block size and write protection arrive in the guest."""
     target.make_lvstore()
@@ -66,6 +67,7 @@ def test_a_reset_of_the_lun_ends_and_io_goes_on(target: Target, boot: BootGuest)
     assert "Power-on or device reset occurred" in guest.run("dmesg")
 
 
+@pytest.mark.nightly
 def test_statistics_show_what_the_guest_did(target: Target, boot: BootGuest) -> None:
     """What libvirt will show as block statistics."""
     add_malloc(target, 0, 16)

@@ -54,6 +54,7 @@ def test_io_waits_for_orderly_restarts_and_upgrades(target: TargetInside) -> Non
     target.rpc("virtlun_export_delete", bdev_name=VOLUME)
 
 
+@pytest.mark.nightly
 def test_what_has_the_file_open_gets_errors_after_a_kill(target: TargetInside) -> None:
     """What was synced is in the file that is made anew."""
     inside, path = target.guest, export(target)

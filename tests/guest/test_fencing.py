@@ -56,6 +56,7 @@ def first_block(guest: Guest) -> str:
     return guest.run(f"dd if={DISK} bs=4096 count=1 iflag=direct 2> /dev/null | md5sum")
 
 
+@pytest.mark.nightly
 def test_who_is_preempted_writes_no_more(machines: dict[str, Guest]) -> None:
     a, b = machines["a"], machines["b"]
     for name, guest in machines.items():

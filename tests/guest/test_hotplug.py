@@ -40,6 +40,7 @@ def test_a_disk_comes_grows_and_goes(target: Target, boot: BootGuest) -> None:
     assert checksum(guest, again, 16) == written
 
 
+@pytest.mark.nightly
 def test_many_disks_at_once_outrun_the_event_buffers(target: Target, boot: BootGuest) -> None:
     """Linux gives 8 event buffers; no event is lost while the others wait for them."""
     guest = boot()

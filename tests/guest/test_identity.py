@@ -51,6 +51,7 @@ def test_names_by_id_are_the_volumes_or_as_chosen(target: Target, boot: BootGues
     assert naa(guest, disk(guest, 9)) == of_uuid
 
 
+@pytest.mark.nightly
 def test_discard_and_the_write_cache_are_as_chosen(target: Target, boot: BootGuest) -> None:
     target.make_lvstore()
     target.make_thin("v0", 8)

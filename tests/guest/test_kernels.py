@@ -13,6 +13,7 @@ from tests.support.qemu import Guest
 pytestmark = pytest.mark.vm
 
 
+@pytest.mark.nightly
 def test_the_backports_kernel_has_what_the_release_has_not(scratch: Path) -> None:
     """Linux 6.12 with ublk (ublk_drv makes its control device); 6.1 of Debian 12 has none."""
     with Guest(build(Kernel.BACKPORTS), scratch, emulator=newer()) as guest:

@@ -46,6 +46,7 @@ def test_saved_and_restored(target: Target, boot: BootGuest, scratch: Path) -> N
     assert "I/O error" not in guest_log
 
 
+@pytest.mark.nightly
 def test_what_the_target_writes_during_live_migration_arrives(
     target: Target, boot: BootGuest, scratch: Path
 ) -> None:

@@ -27,6 +27,7 @@ def is_refused(stranger: Initiator) -> bool:
     return False
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("emulator", "rounds"),
     [("newer", 2), at_night("newer", 10), at_night("stock", 10)],

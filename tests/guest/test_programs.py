@@ -447,6 +447,7 @@ def devices(guest: Guest) -> tuple[Guest, str, str]:
     return guest, ram, thin
 
 
+@pytest.mark.nightly
 def test_blocks_are_copied_without_the_guest(devices: tuple[Guest, str, str]) -> None:
     guest, ram, thin = devices
     guest.run(
@@ -516,6 +517,7 @@ def descriptors(*ranges: tuple[int, int]) -> bytes:
     return b"".join(struct.pack(">QI4x", lba, count) for lba, count in ranges)
 
 
+@pytest.mark.nightly
 def test_blocks_are_copied_by_tokens(devices: tuple[Guest, str, str]) -> None:
     guest, ram, thin = devices
     tokens = Tokens(guest)
@@ -560,6 +562,7 @@ def test_blocks_are_copied_by_tokens(devices: tuple[Guest, str, str]) -> None:
     assert code == 0, said
 
 
+@pytest.mark.nightly
 def test_a_disk_is_sanitized(target: Target, devices: tuple[Guest, str, str]) -> None:
     guest, ram, thin = devices
     zeros = guest.run("head -c 1048576 /dev/zero | md5sum")

@@ -102,6 +102,7 @@ def check_tuple(guest: Guest, name: str, lba: int, ref_tag: int) -> None:
     assert struct.unpack(">HHI", block[512:]) == (guard(block[:512]), 0, ref_tag)
 
 
+@pytest.mark.nightly
 def test_linux_writes_and_reads_with_it(target: Target, boot: BootGuest) -> None:
     """It is the guest's own tuple that lies beside a block, and that it gets back and verifies."""
     files = {1: make(target, 1, 1), 2: make(target, 2, 3), 3: make(target, 3, 1, block_size=4096)}

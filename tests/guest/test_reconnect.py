@@ -56,9 +56,8 @@ def test_a_size_that_no_event_could_tell_any_more_is_seen(target: Target, boot: 
     guest.agent.wait_for(f"grep -x {(32 << 20) // 512} /sys/block/{name}/size")
 
 
-@pytest.mark.parametrize(
-    "emulator", ["stock", pytest.param("newer", marks=pytest.mark.nightly)], indirect=True
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("emulator", ["stock", "newer"], indirect=True)
 def test_without_reconnect_a_disk_waits_until_the_vm_starts_again(
     target: Target, boot: BootGuest, emulator: Emulator
 ) -> None:

@@ -55,6 +55,7 @@ def test_linux_prevents_the_removal_of_a_mounted_disk(target: Target, boot: Boot
     guest.agent.wait_for(f"! grep -q {name} /proc/partitions")
 
 
+@pytest.mark.nightly
 def test_a_mounted_removable_disk_grows_and_is_reset_unharmed(
     target: Target, boot: BootGuest
 ) -> None:

@@ -177,7 +177,8 @@ def test_a_guest_notices_only_a_pause(restarts: Restarts) -> None:
     restarts.end()
 
 
-@pytest.mark.parametrize("mixed", [True, at_night(False)], ids=["mixed", "kills"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("mixed", [True, False], ids=["mixed", "kills"])
 def test_a_guest_whose_connection_is_kept_notices_only_a_pause(
     scratch: Path, image: Image, seed: int, emulator: Emulator, mixed: bool
 ) -> None:
@@ -223,7 +224,10 @@ def test_many_restarts(restarts: Restarts, way: str) -> None:
 @pytest.mark.timeout(3 * 3600)
 @pytest.mark.parametrize(
     ("times", "guests"),
-    [pytest.param(2, 2, marks=pytest.mark.timeout(900)), at_night(RESTARTS, AT_ONCE)],
+    [
+        pytest.param(2, 2, marks=[pytest.mark.timeout(900), pytest.mark.nightly]),
+        at_night(RESTARTS, AT_ONCE),
+    ],
 )
 def test_standing_still_for_longer_than_a_guest_waits(
     scratch: Path, image: Image, seed: int, times: int, guests: int

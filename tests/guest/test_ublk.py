@@ -106,6 +106,7 @@ def server(guest: Guest) -> Iterator[Server]:
     program_disk.unsurprised(guest)
 
 
+@pytest.mark.nightly
 def test_a_device_is_a_disk(server: Server) -> None:
     """Its limits, each kind of request, a file system."""
     guest, disk = server.guest, server.disk

@@ -123,6 +123,7 @@ def test_a_device_takes_memory_for_what_is_in_flight_only(target: TargetInside) 
     target.rpc("virtlun_export_delete", bdev_name=VOLUME)
 
 
+@pytest.mark.nightly
 def test_a_device_grows_while_it_is_used(target: TargetInside) -> None:
     """At once; and after a target that was killed before it could tell the kernel."""
     can = {"ublk": True, "resizes": True, "why": ""}
@@ -171,6 +172,7 @@ def test_a_device_keeps_its_size_on_an_older_kernel(target: TargetInside) -> Non
     target.rpc("virtlun_export_delete", bdev_name=VOLUME)
 
 
+@pytest.mark.nightly
 def test_a_parked_device_is_read_and_not_written(target: TargetInside) -> None:
     guest, disk = target.guest, export(target)
     guest.run(f"dd if=/bin/busybox of=/dev/{disk} bs=4k count=1 oflag=direct")

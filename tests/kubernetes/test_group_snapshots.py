@@ -95,6 +95,7 @@ def wait_ready(cluster: Cluster, name: str) -> dict[str, Any]:
     return dict(cluster.get("volumegroupsnapshotcontent", name))
 
 
+@pytest.mark.nightly
 def test_two_claims_under_write_are_restored_as_of_one_instant(
     cluster: Cluster, deployment: Deployment
 ) -> None:

@@ -214,6 +214,7 @@ def test_many_claims_are_restored_of_one_snapshot(cluster: Cluster) -> None:
         cluster.wait_phase(f"pvc/{name}", "Bound")
 
 
+@pytest.mark.nightly
 def test_a_driver_that_dies_while_it_takes_a_snapshot_takes_one(
     cluster: Cluster, deployment: Deployment
 ) -> None:

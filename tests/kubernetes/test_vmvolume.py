@@ -215,6 +215,7 @@ def pod(world: World) -> str:
 # The definition
 
 
+@pytest.mark.nightly
 def test_the_server_guards_what_the_definition_says(world: World) -> None:
     cluster = world.cluster
     cluster.apply(vm_volume(serial="one"))
@@ -408,6 +409,7 @@ def test_a_disk_in_use_is_waited_for(world: World, pod: str, guest: Initiator) -
         assert world.luns(pod) == {}
 
 
+@pytest.mark.nightly
 def test_a_disk_in_use_is_taken_away_by_force(world: World, pod: str, guest: Initiator) -> None:
     """A timeout that is shortened while it runs counts as well."""
     cluster = world.cluster
@@ -614,6 +616,7 @@ def test_growth_decided_on_another_node_is_done_here(world: World, pod: str) -> 
 # Crashes
 
 
+@pytest.mark.nightly
 def test_a_controller_that_starts_anew_takes_nothing_away(world: World, pod: str) -> None:
     cluster = world.cluster
     with cluster.applied(claim("data", "virtlun-block")):
@@ -628,6 +631,7 @@ def test_a_controller_that_starts_anew_takes_nothing_away(world: World, pod: str
         assert world.status() == before
 
 
+@pytest.mark.nightly
 def test_what_happened_while_it_was_away_is_seen(world: World, pod: str) -> None:
     cluster = world.cluster
     with (

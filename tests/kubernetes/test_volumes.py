@@ -325,6 +325,7 @@ def test_capacity_objects_tell_what_is_free(cluster: Cluster, deployment: Deploy
         )
 
 
+@pytest.mark.nightly
 def test_a_claim_bound_at_once_for_which_there_is_no_room_says_so_and_gets_it_later(
     cluster: Cluster, deployment: Deployment
 ) -> None:
@@ -486,6 +487,7 @@ def documents_of(manifest: str) -> list[str]:
     return manifest.split("\n---\n")
 
 
+@pytest.mark.nightly
 def test_a_claim_is_told_when_its_volume_waits_and_when_it_is_in_order_again(
     cluster: Cluster, deployment: Deployment
 ) -> None:

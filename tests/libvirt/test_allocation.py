@@ -72,6 +72,7 @@ def allocated(host: Host) -> dict[str, int]:
     return found
 
 
+@pytest.mark.nightly
 def test_what_each_kind_of_volume_takes(domain: Host) -> None:
     whole = SIZE // CLUSTER
     assert allocated(domain) == {"sda": 0, "sdb": whole, "sdc": 0, "sdd": 0}

@@ -170,6 +170,7 @@ def digest_of_volume(host: Host, volume: str) -> str:
         host.volumes.end_export(uuid)
 
 
+@pytest.mark.nightly
 def test_a_backup_is_restored_to_a_new_volume(domain: Host, agent: Agent) -> None:
     full, since, flat = (domain.scratch / f"restored.{name}" for name in ("1", "2", "flat"))
     backup(domain, to_file("sda", full), checkpoint="c1")
@@ -243,6 +244,7 @@ def test_a_pull_serves_what_all_disks_had_at_one_instant(domain: Host, agent: Ag
     assert "Cancelled" in domain.virsh("domjobinfo", NAME, "--completed")
 
 
+@pytest.mark.nightly
 def test_the_dirty_parts_of_a_pull_make_the_disk_of_a_full_copy(domain: Host, agent: Agent) -> None:
     socket = domain.scratch / "parts.sock"
     server = f"<server transport='unix' socket='{socket}'/>"

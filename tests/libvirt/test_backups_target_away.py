@@ -127,6 +127,7 @@ def test_who_reads_goes_on_when_a_killed_target_is_back(pull: Host, data: Path) 
     assert nothing_is_left(pull)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("when", ["idle", at_night("asked later"), "asked before"])
 def test_a_job_is_ended_while_the_target_is_dead(pull: Host, when: str) -> None:
     readers = []

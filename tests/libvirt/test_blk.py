@@ -277,6 +277,7 @@ def test_a_lun_beside_it(host: Host, guest: Agent) -> None:
     assert "vhost-user-scsi-pci" not in direct
 
 
+@pytest.mark.nightly
 def test_a_qemu_without_vhost_user_scsi_has_virtio_blk_disks(
     host: Host, without_scsi: Path
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from tests.support.agent import Agent
 from tests.support.host import Host
 from tests.support.libvirtd import NEWER_QEMU, VirshError
+from tests.support.night import at_night
 from tests.support.verified_io import VerifiedIo
 from tests.support.wait import until
 from tests.support.watcher import Watcher
@@ -133,6 +134,7 @@ def until_ready(host: Host) -> None:
     until(lambda: done.search(host.virsh("blockjob", NAME, "sda", "--info")), "it is ready")
 
 
+@pytest.mark.nightly
 def test_the_live_move_as_a_man_page_has_it(domain: Host, load: VerifiedIo, tmp_path: Any) -> None:
     before, shown = source(domain), lun(domain)["serial"]
     done = load.status().requests
@@ -179,6 +181,7 @@ def test_progress_limit_abort_and_pivot(domain: Host, load: VerifiedIo) -> None:
     assert source(domain) == path(to) and mirror(domain) is None
 
 
+@pytest.mark.nightly
 def test_finished_without_a_pivot(domain: Host) -> None:
     here, to = source(domain), elsewhere(domain)
     assert copy(domain, to, "--wait", "--verbose", "--finish").endswith("[100 %]")
@@ -190,6 +193,7 @@ def until_told(watcher: Watcher, times: int) -> None:
     until(lambda: watcher.text.count(" ready") == times, "ready is told")
 
 
+@pytest.mark.nightly
 def test_events_tell_what_becomes_of_it(domain: Host, tmp_path: Any) -> None:
     here, to = source(domain), elsewhere(domain)
     watcher = Watcher(domain.uri, tmp_path / "log")
@@ -244,7 +248,7 @@ def test_the_older_call_copies_as_well(domain: Host) -> None:
         connection.close()
 
 
-@pytest.mark.parametrize("when", ["copying", "ready"])
+@pytest.mark.parametrize("when", [at_night("copying"), "ready"])
 def test_a_killed_target_loses_the_copy_and_not_the_disk(
     domain: Host, load: VerifiedIo, when: str, tmp_path: Any
 ) -> None:
@@ -276,6 +280,7 @@ def test_a_killed_target_keeps_what_was_pivoted(domain: Host, load: VerifiedIo) 
     assert source(domain) == path(to)
 
 
+@pytest.mark.nightly
 def test_a_killed_gateway_goes_on_with_a_copy(domain: Host, load: VerifiedIo) -> None:
     to = elsewhere(domain)
     copy(domain, to, "--bandwidth", str(SLOW_MIB))
@@ -291,6 +296,7 @@ def test_a_killed_gateway_goes_on_with_a_copy(domain: Host, load: VerifiedIo) ->
     assert source(domain) == path(to)
 
 
+@pytest.mark.nightly
 def test_a_gateway_that_is_killed_in_a_pivot_is_repaired_by_the_next(domain: Host) -> None:
     """The target has the disk on the copy, and nobody has told libvirtd."""
     to = elsewhere(domain)
@@ -332,6 +338,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(domain: Host) -> None:
     domain.virsh("snapshot-delete", NAME, "s")
 
 
+@pytest.mark.nightly
 def test_what_a_copy_is_in_the_way_of(domain: Host) -> None:
     to = elsewhere(domain)
     copy(domain, to, "--bandwidth", str(SLOW_MIB))

@@ -86,6 +86,7 @@ def test_a_disk_of_a_pool_is_attached_written_grown_and_detached(
     host.virsh("detach-disk", NAME, "sdc", "--live", "--config")
 
 
+@pytest.mark.nightly
 def test_a_snapshot_by_virsh_is_one_of_the_image(host: Host, guest: Agent, ceph: Ceph) -> None:
     host.volumes.create("ceph0/kept", 16 * MIB)
     host.virsh("attach-disk", NAME, "/dev/virtlun/ceph0/kept", "sdb", "--live", "--config")

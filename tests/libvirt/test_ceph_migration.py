@@ -142,6 +142,7 @@ def moving(hosts: Pair, request: pytest.FixtureRequest) -> Iterator[Moving]:
         host.virsh("undefine", NAME, check=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("ways", [1, at_night(2, id="and-back")])
 def test_a_running_guest_goes_to_another_host_and_its_lock_with_it(
     moving: Moving, ways: int

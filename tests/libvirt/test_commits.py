@@ -148,6 +148,7 @@ def test_a_guest_that_writes_all_the_time_notices_nothing(domain: Host, agent: A
     assert "I/O error" not in agent.run("dmesg")
 
 
+@pytest.mark.nightly
 def test_a_commit_of_the_disk_waits_for_a_word(domain: Host, agent: Agent) -> None:
     write(agent, 0)
     domain.virsh(*TAKE, "s")
@@ -260,6 +261,7 @@ def test_which_snapshots_are_merged(
         assert content_of(domain, name).split()[0] == three[name]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("three")
 def test_what_cannot_be_is_one_sentence(domain: Host) -> None:
     for words, says in (

@@ -44,6 +44,7 @@ def masks(host: Host) -> dict[str, str]:
     return {each["ctrlr"]: each["cpumask"] for each in host.client.call("vhost_get_controllers")}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("through", ["gateway", "hook"])
 @pytest.mark.parametrize(
     ("cpuset", "served"), [("0", "0x2"), ("1", "0x1"), ("0-1", "0x3")], ids=["0", "1", "both"]

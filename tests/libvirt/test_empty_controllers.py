@@ -212,6 +212,7 @@ def test_a_saved_guest_goes_on_where_there_is_libvirtd_alone(host: Host) -> None
         attached(host, "left")
 
 
+@pytest.mark.nightly
 def test_what_cannot_have_a_controller_starts_as_its_client_defined_it(host: Host) -> None:
     for name, machine in (("old", "isapc"), ("tiny", "microvm")):
         path = host.scratch / f"{name}.xml"
@@ -343,6 +344,7 @@ def test_where_needed_only_prepare_gives_it_one(host: Host, way: str) -> None:
     assert "sdb" in host.virsh("domblklist", name, "--inactive")
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("sparing")
 def test_where_needed_only_a_domain_with_a_volume_has_one(host: Host) -> None:
     host.volumes.create("lvs0/own", 8 * MIB)

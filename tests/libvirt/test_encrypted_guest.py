@@ -49,6 +49,7 @@ def agent(domain: Host) -> Iterator[Agent]:
     agent.close()
 
 
+@pytest.mark.nightly
 def test_it_waits_for_its_key_and_goes_on(domain: Host, agent: Agent) -> None:
     io = VerifiedIo(agent, "sda", seed=secrets.randbelow(1 << 32), threads=2, depth=4)
     for end in (domain.kill_target, domain.stop_target):

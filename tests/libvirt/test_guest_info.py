@@ -58,6 +58,7 @@ def shown(host: Host) -> list[list[str]]:
     return sorted(line for line in lines if line[0].startswith("/run"))
 
 
+@pytest.mark.nightly
 def test_what_tells_disks_not_apart_names_none(host: Host, guest: Agent) -> None:
     """QEMU's agent says target 0 of each."""
     assert shown(host) == [["/run/sda", "sda", "ext4"], ["/run/sdb", "sdb", "ext4"]]

@@ -85,6 +85,7 @@ def test_without_a_target_the_start_fails_in_one_sentence(hooked: Host) -> None:
         hooked.start_target()
 
 
+@pytest.mark.nightly
 def test_after_the_hosts_boot_the_domain_starts_again(hooked: Host) -> None:
     hooked.kill_target()
     hooked.libvirtd.restart()

@@ -136,7 +136,7 @@ def ends_well(host: Host, name: str, guest: Agent, bus: Bus) -> None:
     ("bus", "room"),
     [
         at_night(SCSI, make_room, id="scsi-deleted"),
-        pytest.param(VIRTIO, grow, id="virtio-grown"),
+        at_night(VIRTIO, grow, id="virtio-grown"),
     ],
 )
 def test_a_guest_without_room_is_paused_and_goes_on_when_there_is(

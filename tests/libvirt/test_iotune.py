@@ -114,6 +114,7 @@ BOTH = ("--live", "--config")
 SIDES = ((), ("--live",), ("--config",))
 
 
+@pytest.mark.nightly
 def test_a_domain_starts_with_the_limits_that_its_definition_has(running: Host, dev: str) -> None:
     assert limits(running, VOLUMES[dev]) == GIVEN
     assert shown(running, dev) == shown(running, dev, "--inactive") == GIVEN
@@ -240,6 +241,7 @@ def test_what_cannot_be_is_one_sentence_and_nothing_changes(
     assert limits(running, "shared") == {}
 
 
+@pytest.mark.nightly
 def test_by_hand_a_volume_is_limited_for_good(running: Host, tmp_path: Path) -> None:
     program = [running.program("virtlun"), "--config", str(running.config)]
     words = ("volume", "limits", "lvs0/shared")

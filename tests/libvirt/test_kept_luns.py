@@ -31,6 +31,7 @@ def luns(host: Host, uuid: str) -> dict[int, str]:
     }
 
 
+@pytest.mark.nightly
 def test_neither_the_gateways_rounds_nor_libvirtds_restart_take_a_lun(host: Host) -> None:
     for volume in ("data", "more"):
         host.volumes.create(f"lvs0/{volume}", 8 * MIB)

@@ -93,6 +93,7 @@ def test_debian_has_no_modular_daemons(daemon: str) -> None:
     assert not list(Path("/lib/systemd/system").glob(f"{daemon}*"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("uri", [DIRECT, "qemu:///system"], ids=["direct", "auto"])
 def test_attach_and_detach_by_virtqemuds_socket(modular: Host, uri: str) -> None:
     """In the mode `auto`, too, libvirt's clients take virtqemud's socket where there is one."""

@@ -55,6 +55,7 @@ def guest(cloud: Cloud) -> Iterator[Agent]:
     cloud.host.virsh("undefine", NAME)
 
 
+@pytest.mark.nightly
 def test_a_disk_of_a_cloud_is_served_by_the_target(cloud: Cloud, guest: Agent) -> None:
     host = cloud.host
     assert cloud.images == OWN

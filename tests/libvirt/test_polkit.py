@@ -39,8 +39,8 @@ RIGHTS: dict[str, str] = {
 }
 """Debian's own users to what they may do; `@mine`: to domains whose name begins so."""
 
-BY_DAY = ("man", "mail", "uucp", "list", "www-data")
-"""Of these: who may read, write, start, do all with some domains, and nothing."""
+BY_DAY = ("mail", "list", "www-data")
+"""Of these: who may write, do all with some domains, and nothing."""
 
 SHUT_OUT = "games"
 """Another of Debian's users, who may do anything to domains, but may not connect."""

@@ -136,6 +136,7 @@ def last_file(guest: Agent, options: str) -> int:
     return max(numbers)
 
 
+@pytest.mark.nightly
 def test_a_clone_of_a_quiesced_snapshot_mounts_without_replay(host: Host, guest: Agent) -> None:
     until(lambda: min(made(guest)) > 60, "all files are there", DEADLINE_S)
     host.virsh("snapshot-create-as", NAME, "running", "--disk-only")
@@ -184,6 +185,7 @@ def backed_up(host: Host, file: Path) -> Path:
     return file
 
 
+@pytest.mark.nightly
 def test_a_backup_of_what_was_frozen(host: Host, guest: Agent) -> None:
     host.scratch.chmod(0o777)  # QEMU's user writes there
     assert "needs_recovery" in header(backed_up(host, host.scratch / "running.raw"))
@@ -196,6 +198,7 @@ def test_a_backup_of_what_was_frozen(host: Host, guest: Agent) -> None:
     assert "needs_recovery" not in shown
 
 
+@pytest.mark.nightly
 def test_a_quiesced_checkpoint(host: Host, guest: Agent) -> None:
     host.virsh("checkpoint-create-as", NAME, "c", "--quiesce")
     assert freeze_status(host, NAME) == "thawed"
@@ -204,14 +207,8 @@ def test_a_quiesced_checkpoint(host: Host, guest: Agent) -> None:
     host.virsh("checkpoint-delete", NAME, "c")
 
 
-@pytest.mark.parametrize(
-    "when",
-    [
-        "unanswered",
-        pytest.param("before", marks=pytest.mark.nightly),
-        pytest.param("answered", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("when", ["unanswered", "before", "answered"])
 def test_a_gateway_killed_while_all_is_frozen(host: Host, guest: Agent, when: str) -> None:
     with host.relayed() as relay:
         relay.end_at(step(when), lambda: host.stop_gateway(signal.SIGKILL))
@@ -224,7 +221,7 @@ def test_a_gateway_killed_while_all_is_frozen(host: Host, guest: Agent, when: st
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("when", ["before", pytest.param("answered", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("when", ["before", "answered"])
 def test_a_target_killed_while_all_is_frozen(host: Host, guest: Agent, when: str) -> None:
     with host.relayed() as relay:
         relay.end_at(step(when))

@@ -215,6 +215,7 @@ def test_each_example_disk_can_be_attached_to_the_example_vm(
         assert re.search(r"vm +running +sda +lvs0/vm-root +0 +LUN +yes", said), said
 
 
+@pytest.mark.nightly
 @pytest.mark.root
 @pytest.mark.vm
 def test_virtlun_domain_tells_of_a_vm_and_what_it_cannot_know(

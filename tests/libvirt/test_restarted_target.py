@@ -76,6 +76,7 @@ def restarts(host: Host, io: VerifiedIo, guest: Agent, name: str) -> None:
     assert host.virsh("domstate", name).strip() == "running"
 
 
+@pytest.mark.nightly
 def test_a_guest_goes_on_when_the_target_is_killed_or_stopped(
     host: Host, vm: Callable[..., str]
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
+from tests.support.night import at_night
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.root]
@@ -115,6 +116,7 @@ def known(asking: Asking) -> Iterator[Asking]:
     asking.gateway_auth.unlink()
 
 
+@pytest.mark.nightly
 def test_who_cannot_answer_it_gets_in_neither_way(asking: Asking) -> None:
     said = []
     for virsh in (asking.host.virsh_direct, asking.host.virsh):
@@ -146,7 +148,9 @@ def test_without_a_password_log_doctor_and_clients_say_what_to_do(asking: Asking
     assert sentence in str(error.value)
 
 
-@pytest.mark.parametrize("mechanism", ["scram-sha-512", "scram-sha-256", "scram-sha-1"])
+@pytest.mark.parametrize(
+    "mechanism", ["scram-sha-512", at_night("scram-sha-256"), at_night("scram-sha-1")]
+)
 def test_a_disk_is_attached_by_each_mechanism(known: Asking, mechanism: str) -> None:
     known.offer(mechanism)
     assert known.doctor()["found"] == f"the gateway is {NAME} for libvirtd, which asks for SASL"

@@ -86,6 +86,7 @@ def test_managed_save_and_start_go_on_where_the_guest_was(host: Host) -> None:
     assert "<on_reboot>destroy" in host.virsh("dumpxml", NAME)
 
 
+@pytest.mark.nightly
 def test_a_save_image_is_the_clients_to_read_edit_and_define(host: Host) -> None:
     image = host.scratch / "image.save"
     sums = sums_of(host)
@@ -116,6 +117,7 @@ def test_without_the_hook_the_gateway_makes_and_removes_the_controller(host: Hos
     check_again(host, sums).close()
 
 
+@pytest.mark.nightly
 def test_a_saved_guest_whose_volume_another_one_took_does_not_come_back(host: Host) -> None:
     image = host.scratch / "third.save"
     host.virsh("save", NAME, str(image))

@@ -51,7 +51,8 @@ def with_the_volume(host: Host) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("times", [4, pytest.param(50, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("times", [4, 50])
 @pytest.mark.timeout(1200)
 def test_they_start_together(host: Host, controllers: set[str], times: int) -> None:
     """Neither takes the other's controller for a leftover, or finds the volume in use."""

@@ -230,6 +230,7 @@ def take(host: Host, name: str, *words: str) -> None:
     host.virsh("snapshot-create-as", ONE, name, *words)
 
 
+@pytest.mark.nightly
 def test_the_tree_is_libvirtds_and_a_revert_goes_to_each_of_its_nodes(alone: Host) -> None:
     alone.virsh("start", ONE)
     for name in ("a", "b"):
@@ -291,6 +292,7 @@ def test_a_snapshot_is_defined_again_as_it_was_shown(alone: Host) -> None:
     assert "there is no volume lvs0/one@other" in said
 
 
+@pytest.mark.nightly
 def test_memory_and_disks_come_back_together(alone: Host) -> None:
     alone.virsh("start", ONE)
     take(alone, "m")

@@ -48,6 +48,7 @@ def domain(host: Host) -> Iterator[Host]:
     host.virsh("destroy", NAME, check=False)
 
 
+@pytest.mark.nightly
 def test_files_are_back(domain: Host) -> None:
     agent = domain.agent(NAME)
     sums = agent.run("md5sum /mnt/file")

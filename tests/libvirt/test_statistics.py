@@ -66,7 +66,8 @@ def work(host: Host) -> None:
     agent.close()
 
 
-@pytest.mark.parametrize("gateway", ["there", pytest.param("away", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("gateway", ["there", "away"])
 def test_they_begin_again_when_the_vm_is_started_again(running: Host, gateway: str) -> None:
     work(running)
     for dev in ("sda", "sdb", "vda"):

@@ -27,6 +27,7 @@ def libvirtd() -> Iterator[Libvirtd]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", [signal.SIGSEGV, signal.SIGKILL])
 def test_a_libvirtd_that_dies_is_not_taken_for_an_error_of_ours(
     libvirtd: Libvirtd, how: signal.Signals

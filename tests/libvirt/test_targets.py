@@ -92,6 +92,7 @@ def controller(host: Host, name: str) -> str:
     return f"vm-{host.virsh_direct('domuuid', name).strip()}"
 
 
+@pytest.mark.nightly
 def test_each_domain_gets_its_controller_where_its_volumes_are(host: Host, second: Second) -> None:
     assert str(second.paths.vhost_dir) in host.virsh_direct("dumpxml", GOLDEN)
     assert f"'{host.paths.vhost_dir}/vm-" in host.virsh_direct("dumpxml", SILVER)

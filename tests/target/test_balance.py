@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from click.testing import CliRunner
 
 from plugin.cli import main
@@ -22,6 +23,7 @@ def cpus(target: Target, controller: str) -> list[int]:
     return [queue["cpu"] for session in found["sessions"] for queue in session["queues"]]
 
 
+@pytest.mark.nightly
 def test_two_vms_that_keep_one_reactor_busy_have_one_each_in_the_end(
     make_target: MakeTarget,
 ) -> None:

@@ -232,6 +232,7 @@ def noisy(victim: str, names: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.nightly
 def test_a_victim_that_sleeps_is_measured_beside_its_neighbours() -> None:
     noisy("ram", ["none", "4 KiB, 32 in flight", "task management"])
 
@@ -243,6 +244,7 @@ def test_a_victim_on_a_disk_is_measured_in_turn_with_a_reader_outside() -> None:
         assert row["outside_p99_us"] > 0
 
 
+@pytest.mark.nightly
 def test_a_goal_that_is_missed_is_an_exit_status_and_a_sentence() -> None:
     """Missed here because there is nothing to compare with: no figure is asserted."""
     run = run_noisy("ram", ["task management"], "--goal")

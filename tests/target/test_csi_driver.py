@@ -316,6 +316,7 @@ def _write_through(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+@pytest.mark.nightly
 def test_twenty_volumes_at_once(driver: Driver) -> None:
     def live(number: int) -> str:
         handle = driver.create(f"pvc-{number}", 16 * MIB, block())
@@ -330,6 +331,7 @@ def test_twenty_volumes_at_once(driver: Driver) -> None:
     assert driver.left() == NOTHING
 
 
+@pytest.mark.nightly
 def test_a_running_pod_does_not_notice_that_the_driver_stops(driver: Driver) -> None:
     handle = driver.create("pvc-1", 64 * MIB, mount("ext4"))
     path = driver.publish(handle, mount("ext4"))

@@ -294,6 +294,7 @@ def test_a_target_killed_before_any_step_of_snapshots_and_clones_leaves_none_beh
     _kill_everywhere(faithful, live)
 
 
+@pytest.mark.nightly
 def test_a_target_killed_before_any_step_comes_back_to_what_the_same_calls_complete(
     faithful: Faithful,
 ) -> None:

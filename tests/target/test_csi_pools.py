@@ -172,6 +172,7 @@ def test_images_of_others_stay_as_they_are(here: Driver, ceph: Ceph) -> None:
     ceph.rbd("rm", "--no-progress", f"{POOL}/theirs")
 
 
+@pytest.mark.nightly
 def test_what_a_node_left_that_died_is_completed_by_the_next_call(here: Driver, ceph: Ceph) -> None:
     # Before its owner was noted: an empty one of a pool without fast-diff, and a clone.
     ceph.image("old", 8, "--image-feature", "layering,exclusive-lock")
@@ -193,6 +194,7 @@ def test_what_a_node_left_that_died_is_completed_by_the_next_call(here: Driver, 
     here.delete(handle)
 
 
+@pytest.mark.nightly
 def test_two_nodes_have_the_same_volumes(here: Driver, there: Driver, ceph: Ceph) -> None:
     # What a node left that died between the image and what is noted at it.
     ceph.image("data", 320)
@@ -270,6 +272,7 @@ def _made(driver: Driver, request: pb.CreateVolumeRequest) -> pb.Volume:
     return found[0]
 
 
+@pytest.mark.nightly
 def test_a_block_volume_of_several_nodes(here: Driver, there: Driver, ceph: Ceph) -> None:
     code, why = here.refuses(
         here.create_request("files", 8 * MIB, mount(mode=Mode.MULTI_NODE_MULTI_WRITER), **CLASS)

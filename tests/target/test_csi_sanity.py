@@ -65,8 +65,8 @@ def on_pool(make_target: MakeTarget) -> Iterator[Driver]:
     [
         ("mount", "fsType: xfs"),
         pytest.param("mount", "fsType: ext4", marks=pytest.mark.nightly),
-        ("block", ""),
-        ("mount", "face: vhost"),
+        pytest.param("block", "", marks=pytest.mark.nightly),
+        pytest.param("mount", "face: vhost", marks=pytest.mark.nightly),
     ],
 )
 def test_csi_sanity(

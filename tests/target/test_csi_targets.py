@@ -89,6 +89,7 @@ def node(make_target: MakeTarget) -> Iterator[Node]:
     assert status == 0, made.driver.words()
 
 
+@pytest.mark.nightly
 def test_volumes_of_both_faces_live_on_the_target_of_their_lvstore(node: Node) -> None:
     driver = node.driver
     files = [driver.create("pvc-1", 320 * MIB, mount(), lvstore=each) for each in STORES]

@@ -136,6 +136,7 @@ def test_verified_io_on_a_loop_device_sees_a_pause(
     assert target.fails("virtlun_export_delete", bdev_name=uuid)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["kill", at_night("upgrade")])
 def test_an_ext4_under_load_sees_a_pause(
     target: Target, loops: Callable[[Path], str], how: str

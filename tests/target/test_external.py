@@ -10,6 +10,7 @@ import pytest
 
 from pydataplane.errors import RpcError
 from tests.support.initiator import connected
+from tests.support.night import at_night
 from tests.support.target import Target
 from tests.target.test_cli import done, refused
 
@@ -46,7 +47,7 @@ def all_of(target: Target) -> bytes:
         return b"".join(guest.read(at * 128, 128) for at in range(IMAGE_MIB * 16))
 
 
-@pytest.mark.parametrize("image_first", [True, False])
+@pytest.mark.parametrize("image_first", [True, at_night(False)])
 def test_a_clone_of_an_image_is_written_restarted_and_inflated(
     target: Target, image_first: bool
 ) -> None:

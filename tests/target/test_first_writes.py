@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.initiator import connected
+from tests.support.night import at_night
 from tests.support.target import Target
 from tests.support.wait import until
 
@@ -24,7 +25,7 @@ def again(target: Target, volume: str, number: int) -> None:
     target.attach(f"vm-{number}", f"lvs0/{volume}")
 
 
-@pytest.mark.parametrize("goes", [Target.restart, Target.upgrade, Target.crash])
+@pytest.mark.parametrize("goes", [at_night(Target.restart), at_night(Target.upgrade), Target.crash])
 def test_it_takes_the_room_of_its_cluster_and_shows_nobody_else_s_data(
     target: Target, goes: Callable[[Target], Target]
 ) -> None:

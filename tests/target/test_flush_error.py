@@ -142,6 +142,7 @@ def test_a_thick_volume_that_is_refused_leaves_the_room_to_others(
     target.rpc("bdev_lvol_resize", name="lvs0/v0", size_in_mib=12)
 
 
+@pytest.mark.nightly
 def test_a_thick_volume_never_lacks_room_that_it_had(small: Path, target: Target) -> None:
     file = small / "lvs"
     with file.open("xb") as sparse:

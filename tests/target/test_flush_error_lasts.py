@@ -265,7 +265,7 @@ def test_a_person_finds_it_and_clears_it(disk: LossyDisk, target: Target) -> Non
     assert virtlun("bdev", "clear-flush-error", "d9").exit_code == 1
 
 
-@pytest.mark.parametrize("again", [crash, Target.upgrade])
+@pytest.mark.parametrize("again", [crash, at_night(Target.upgrade)])
 def test_a_durable_write_past_the_page_cache_is_told_too(
     disk: LossyDisk, target: Target, make_target: MakeTarget, again: Callable[[Target], None]
 ) -> None:

@@ -190,7 +190,7 @@ def rounds_of(how: str, rounds: int, hours: int = 0) -> object:
     ("how", "rounds"),
     [
         rounds_of("kill", ROUNDS),
-        rounds_of("term", ROUNDS),
+        at_night("term", ROUNDS, id="term"),
         rounds_of("kill", RESTARTS, hours=2),
         rounds_of("term", RESTARTS, hours=2),
     ],
@@ -199,6 +199,7 @@ def test_what_is_in_flight_survives_the_target(target: Target, how: str, rounds:
     survive(target, choose_seed(), how, rounds, 0.0)
 
 
+@pytest.mark.nightly
 def test_an_orderly_stop_leaves_nothing_in_flight_of_a_driver_without_a_region(
     target: Target,
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.encryption import KEY, KEY2
 from tests.support.initiator import connected
+from tests.support.night import at_night
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.test_cli import done, refused, run
@@ -90,7 +91,7 @@ def test_what_a_guest_wrote_is_right_after_a_crash_an_upgrade_and_a_restart(
     assert file.stat().st_size == 64 * MIB
 
 
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("restarted", [at_night(False), True])
 def test_a_flipped_bit_is_a_medium_error_of_its_guest_and_told_by_scrub(
     target: Target, file: Path, restarted: bool
 ) -> None:

@@ -414,6 +414,7 @@ def test_an_upgrade_is_refused_while_a_target_hangs(target: Target, tgt: Tgt) ->
     assert tgt.sessions() == 1
 
 
+@pytest.mark.nightly
 def test_without_the_library_a_target_starts_and_says_what_to_do(
     make_target: MakeTarget, tgt: Tgt, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

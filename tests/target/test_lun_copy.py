@@ -94,6 +94,7 @@ def test_a_guest_with_a_full_queue_goes_on_through_copy_and_pivot(moved: Target)
     assert moved.rpc("virtlun_lun_copy_check") == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("serial", [None, at_night("disk-1")])
 def test_a_virtio_blk_disk_goes_over_as_well(moved: Target, serial: str | None) -> None:
     moved.rpc("vhost_delete_controller", ctrlr="vm-0")
@@ -319,6 +320,7 @@ def test_a_copy_ends_with_its_target(moved: Target) -> None:
     until(deleted, "the destination is free")
 
 
+@pytest.mark.nightly
 def test_the_limit_of_a_copy_is_changed_while_it_goes_on(moved: Target) -> None:
     with connected(moved) as guest:
         for at in range(0, SIZE_MIB, 2):

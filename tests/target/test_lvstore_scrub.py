@@ -17,6 +17,7 @@ pytestmark = pytest.mark.root
 MIB = 1 << 20
 
 
+@pytest.mark.nightly
 def test_what_cannot_be_read_is_told_with_the_volume_that_has_it(
     target: Target, scratch: Path
 ) -> None:

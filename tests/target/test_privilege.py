@@ -186,6 +186,7 @@ def rights(target: Target, whose: str = "target") -> dict[str, str]:
     return dict(found)
 
 
+@pytest.mark.nightly
 @as_root
 def test_lvstores_that_the_command_makes_are_the_users(make_target: MakeTarget) -> None:
     target = make_user_target(make_target).start()
@@ -220,6 +221,7 @@ def test_doctor_shows_the_rights(make_target: MakeTarget) -> None:
     assert "user root; capabilities CHOWN, DAC_OVERRIDE" in found["found"]
 
 
+@pytest.mark.nightly
 @as_root
 def test_doctor_shows_the_holders_rights(make_target: MakeTarget) -> None:
     """Of the one that the target has started, of one by itself, and of none."""

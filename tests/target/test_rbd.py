@@ -121,6 +121,7 @@ def load_on(target: Target, bdev: str, seed: int) -> Iterator[Load]:
         yield load
 
 
+@pytest.mark.nightly
 def test_the_unmodified_client_drives_every_method(make_target: MakeTarget, ceph: Ceph) -> None:
     target, image = make_target("--rbd").start(), ceph.image("plain", 8)
 
@@ -207,6 +208,7 @@ def test_what_is_asked_for_wrongly_is_refused_in_a_sentence(target: Target, ceph
     assert (smaller.value.code, "not become smaller" in smaller.value.message) == (INVAL, True)
 
 
+@pytest.mark.nightly
 def test_a_target_without_the_library_starts_and_says_what_to_do(
     make_target: MakeTarget, ceph: Ceph, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -320,6 +322,7 @@ def test_a_snapshot_is_a_disk_that_is_only_read(target: Target, ceph: Ceph) -> N
         assert guest.read(100, 1) == bytes([2]) * BLOCK
 
 
+@pytest.mark.nightly
 def test_a_second_writer_is_refused_and_a_shared_image_has_several(
     target: Target, make_target: MakeTarget, ceph: Ceph
 ) -> None:
@@ -412,6 +415,7 @@ def test_a_target_that_is_killed_has_its_images_again_at_once(target: Target, ce
     assert ceph.content(image)[5 * BLOCK : 7 * BLOCK] == bytes([5]) * BLOCK + bytes([6]) * BLOCK
 
 
+@pytest.mark.nightly
 def test_an_upgrade_takes_images_along_under_load(target: Target, ceph: Ceph) -> None:
     image = ceph.image("upgraded")
     disk(target, image)
@@ -423,6 +427,7 @@ def test_an_upgrade_takes_images_along_under_load(target: Target, ceph: Ceph) ->
         load.progress(50)
 
 
+@pytest.mark.nightly
 def test_an_osd_that_is_stopped_or_killed_delays_its_images_alone(
     target: Target, ceph: Ceph
 ) -> None:
@@ -443,6 +448,7 @@ def test_an_osd_that_is_stopped_or_killed_delays_its_images_alone(
         load.progress(50)
 
 
+@pytest.mark.nightly
 def test_many_images_opened_at_once_stall_nobody(target: Target, ceph: Ceph) -> None:
     images = [ceph.image(f"many{n}", 8) for n in range(24)]
     target.rpc("bdev_malloc_create", name="m0", num_blocks=65536, block_size=BLOCK)
@@ -511,6 +517,7 @@ def test_a_target_stops_although_io_of_a_guest_has_not_ended(target: Target, cep
         assert guest.read(8, 1) == bytes([3]) * BLOCK
 
 
+@pytest.mark.nightly
 def test_a_target_stops_and_starts_while_its_cluster_does_not_answer(
     target: Target, ceph: Ceph
 ) -> None:

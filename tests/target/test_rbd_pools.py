@@ -414,6 +414,7 @@ def test_what_is_noted_at_a_volume_is_noted_in_the_cluster(
     assert "then" not in ceph.rbd("image-meta", "ls", f"{POOL}/noted")
 
 
+@pytest.mark.nightly
 def test_the_command_adds_a_pool_and_makes_volumes_in_it(
     make_target: MakeTarget, ceph: Ceph
 ) -> None:
@@ -635,6 +636,7 @@ def test_a_guest_that_comes_is_refused_an_image_that_cannot_be_locked(
         add(target, "ceph0/loose", "vm-2", incoming=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.root
 def test_a_volume_moves_to_a_pool_and_back(target: Target, ceph: Ceph) -> None:
     target.make_lvstore("lvs0", 128 * MIB)

@@ -99,6 +99,7 @@ def allocated(target: Target) -> int:
     return clusters
 
 
+@pytest.mark.nightly
 def test_a_volume_that_was_erased_has_no_room_and_its_store_no_trace(
     target: Target, machine: Machine
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_volume_that_was_formatted_has_no_room_and_can_be_written(
         assert machine.initiator.read(7, 1) == b"written!" * 64
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("away", [Target.restart, Target.crash, Target.upgrade])
 def test_what_has_begun_is_done_whatever_becomes_of_the_target(
     target: Target, machine: Machine, away: Callable[[Target], Any]

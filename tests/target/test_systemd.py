@@ -220,6 +220,7 @@ def test_gateway_serves_virsh(machine: Machine) -> None:
     assert "Using API: QEMU" in shell(machine, f"virsh -c '{uri}' version")
 
 
+@pytest.mark.nightly
 def test_reload_makes_the_new_process_the_main_one_and_the_guest_goes_on(
     machine: Machine, disk: Disk
 ) -> None:
@@ -257,6 +258,7 @@ def test_upgrade_from_outside_of_the_service_is_refused(machine: Machine) -> Non
     assert main_pid(machine) == old == rpc(machine, "virtlun_get_status")["pid"]
 
 
+@pytest.mark.nightly
 def test_reload_with_a_program_that_does_not_come_up_fails_and_changes_nothing(
     machine: Machine, disk: Disk
 ) -> None:
@@ -300,6 +302,7 @@ def test_what_is_in_flight_survives_restarts_by_systemd(
         assert rpc(machine, "virtlun_get_status")["pid"] == new
 
 
+@pytest.mark.nightly
 def test_crashes_in_a_row_end_neither_target_nor_holder(machine: Machine, disk: Disk) -> None:
     """systemd gives up a unit that starts 5 times in 10 s, where it does not say otherwise."""
     units = (TARGET, "virtlun-holder")
@@ -326,6 +329,7 @@ def test_wrong_option_is_not_tried_again(machine: Machine, unit: str) -> None:
     shell(machine, f"systemctl revert {unit} && systemctl start {unit}")
 
 
+@pytest.mark.nightly
 def test_drop_in_lets_the_target_have_lvstores_elsewhere(machine: Machine) -> None:
     create = "virtlun lvstore create lvs1 --file /srv/virtlun/lvs1.img --size 1G"
     shell(machine, "mkdir /srv/virtlun")
@@ -338,6 +342,7 @@ def test_drop_in_lets_the_target_have_lvstores_elsewhere(machine: Machine) -> No
     shell(machine, f"systemctl revert {TARGET}")
 
 
+@pytest.mark.nightly
 def test_holder_and_target_are_killed_and_what_is_exported_only_sees_a_pause(
     machine: Machine, disk: Disk
 ) -> None:
@@ -378,6 +383,7 @@ def tenant(machine: Machine, name: str) -> None:
     assert re.search(rf"^{name} +\d+ +virtlun-{name} +{name}0 ", said, re.MULTILINE), said
 
 
+@pytest.mark.nightly
 def test_tenants_have_processes_users_and_sockets_of_their_own(machine: Machine) -> None:
     names = ("tenant-1", "tenant-2")
     for name in names:

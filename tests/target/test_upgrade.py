@@ -217,6 +217,7 @@ def test_ten_upgrades_under_verified_io_of_many_guests(target: Target, guests: i
     print(f"the last pause of {len(names)} guests: {pause_ms:.0f} ms")
 
 
+@pytest.mark.nightly
 def test_many_controllers_and_counters_go_along(target: Target) -> None:
     names = disks(target, MANY)
     with ExitStack() as stack:

@@ -265,6 +265,7 @@ def waiting(
         yield new, writer
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("drain_timeout_s", [60])
 def test_a_neighbour_is_served_while_a_slow_disk_is_waited_for(
     target: Target, slow: SlowDisk, guest: Initiator, load: Load
@@ -285,6 +286,7 @@ def test_a_neighbour_is_served_while_a_slow_disk_is_waited_for(
     print(f"the neighbour's pause: {pause_ms:.0f} ms")
 
 
+@pytest.mark.nightly
 def test_a_disk_that_hangs_fails_the_upgrade_and_keeps_no_neighbour_waiting(
     target: Target, slow: SlowDisk, guest: Initiator, load: Load
 ) -> None:
