@@ -162,7 +162,7 @@ OF_MEMORY = (
 STEPS = {
     "long": Step(
         "restarts, crashes and migrations by the hundred, and what the day leaves out",
-        135,
+        150,
         Lane.GUESTS,
         # What passed is printed, too: seeds, pauses and counts.
         _pytest("-m", "nightly", "-n", "2", "-raP", "--durations=0", *LONG_TESTS),

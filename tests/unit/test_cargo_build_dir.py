@@ -179,9 +179,9 @@ def built(folder: Path, *steps: str) -> tuple[bool, str]:
     directory = folder.with_name("built")
     for step in steps:
         subprocess.run([folder / "pydataplane/cargo-sources", step, directory], check=True)
-    words = ["cargo", "run", "--offline", "--manifest-path", folder / "pydataplane/Cargo.toml"]
+    manifest = str(folder / "pydataplane/Cargo.toml")
     ran = subprocess.run(
-        words,
+        ["cargo", "run", "--offline", "--manifest-path", manifest],
         env=os.environ | {"CARGO_BUILD_BUILD_DIR": str(directory)},
         capture_output=True,
         text=True,

@@ -299,7 +299,6 @@ def test_the_tests_of_the_night_are_found() -> None:
     assert "tests/unit/gateway/test_wire.py" in PROPERTY_TESTS
 
 
-@pytest.mark.nightly
 def test_what_a_long_test_has_printed_is_in_the_log(tmp_path: Path) -> None:
     """A seed of one that passed as well: the next release may fail with it."""
     test = tmp_path / "test_long.py"
