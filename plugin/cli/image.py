@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from plugin.cli import completion
 from plugin.cli.output import bar, client, errors_as_sentences, json_option, show, size, text
 from plugin.cli.volume import shown
 from plugin.images import qemuimg, sums
@@ -47,7 +48,7 @@ verify_option = click.option(
 
 @click.command("import", short_help="Make a volume of an image, raw or qcow2.")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.argument("volume")
+@click.argument("volume", shell_complete=completion.volumes)
 @click.option("--format", "form", type=FORMAT, help="Of FILE.  [default: what it looks like]")
 @click.option("--size", "size_text", metavar="SIZE", help="More than FILE has, such as 20G.")
 @click.option("--thin", is_flag=True, help="Allocate clusters when they are first written.")
@@ -90,7 +91,7 @@ def import_(
 
 
 @click.command(short_help="Write a volume or snapshot to an image, raw or qcow2.")
-@click.argument("volume")
+@click.argument("volume", shell_complete=completion.volumes)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--format", "form", type=FORMAT, default="qcow2", show_default=True)
 @verify_option
@@ -121,7 +122,7 @@ def export(socket: Path, volume: str, file: Path, form: str, verify: bool, as_js
 
 @click.command(short_help="Show where a volume may differ from a snapshot.")
 @click.argument("snapshot_name", metavar="SNAPSHOT")
-@click.argument("volume")
+@click.argument("volume", shell_complete=completion.volumes)
 @json_option
 @click.pass_obj
 @errors_as_sentences

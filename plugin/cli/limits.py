@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from plugin.cli import completion
 from plugin.cli.output import client, errors_as_sentences, json_option, show, text
 from pydataplane.domain import limiting
 from pydataplane.domain.errors import ReconcileError
@@ -61,7 +62,7 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command(short_help="Show or change how much I/O may be done with a volume.")
-@click.argument("volume")
+@click.argument("volume", shell_complete=completion.volumes)
 @_options
 @click.option("--none", is_flag=True, help="Limit nothing.")
 @json_option

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from plugin.cli import completion
 from plugin.cli.contents import UnknownContentsError, contents
 from plugin.cli.output import (
     bar,
@@ -161,7 +162,7 @@ def import_(socket: Path, file: Path, key: str | None, as_json: bool) -> None:
 
 
 @lvstore.command(short_help="Grow an lvstore, also while it is in use.")
-@click.argument("lvstore")
+@click.argument("lvstore", shell_complete=completion.lvstores)
 @click.argument("size_text", metavar="[SIZE]", required=False)
 @json_option
 @click.pass_obj
@@ -181,7 +182,7 @@ def resize(socket: Path, lvstore: str, size_text: str | None, as_json: bool) -> 
 
 
 @lvstore.command(short_help="Give an lvstore the newest format, which has snapshots.")
-@click.argument("lvstore")
+@click.argument("lvstore", shell_complete=completion.lvstores)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 @click.pass_obj
@@ -199,7 +200,7 @@ def upgrade(socket: Path, lvstore: str, yes: bool, as_json: bool) -> None:
 
 
 @lvstore.command(short_help="Look for metadata that has gone bad, and repair it.")
-@click.argument("lvstore", required=False)
+@click.argument("lvstore", required=False, shell_complete=completion.lvstores)
 @click.option("--bdev", help="In place of LVSTORE: a bdev with one that is not loaded.")
 @click.option("--repair", is_flag=True, help="Write anew what has gone bad.")
 @json_option
@@ -232,7 +233,7 @@ def check(socket: Path, lvstore: str | None, bdev: str | None, repair: bool, as_
 
 
 @lvstore.command(short_help="Show what is on the device, page by page.")
-@click.argument("lvstore", required=False)
+@click.argument("lvstore", required=False, shell_complete=completion.lvstores)
 @click.option("--bdev", help="In place of LVSTORE: a bdev with one that is not loaded.")
 @json_option
 @click.pass_obj
@@ -257,7 +258,7 @@ def dump(socket: Path, lvstore: str | None, bdev: str | None, as_json: bool) -> 
 
 
 @lvstore.command(short_help="Read all data, and tell what cannot be read.")
-@click.argument("lvstore")
+@click.argument("lvstore", shell_complete=completion.lvstores)
 @click.option("--rate", type=click.IntRange(1), help="MiB that are read a second, at most.")
 @json_option
 @click.pass_obj

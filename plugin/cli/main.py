@@ -9,6 +9,7 @@ import click
 
 from plugin.cli import (
     bdev,
+    completion,
     doctor,
     domain,
     image,
@@ -18,6 +19,7 @@ from plugin.cli import (
     lvstore,
     move,
     pool,
+    report,
     target,
     top,
     volume,
@@ -93,11 +95,13 @@ def main(
 
 for command in (
     bdev.bdev,
+    completion.completion,
     doctor.doctor,
     domain.domain,
     key.key,
     lvstore.lvstore,
     pool.pool,
+    report.report,
     target.target,
     top.top,
     volume.volume,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from plugin.cli import completion
 from plugin.cli.domains import connection
 from plugin.cli.output import (
     bar,
@@ -34,8 +35,8 @@ COLUMNS = [
 
 
 @click.command(short_help="Move a volume that nobody uses to another lvstore or pool.")
-@click.argument("volume")
-@click.argument("to", metavar="LVSTORE[/NAME]")
+@click.argument("volume", shell_complete=completion.volumes)
+@click.argument("to", metavar="LVSTORE[/NAME]", shell_complete=completion.lvstores)
 @click.option(
     "--connect",
     "uri",

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import click
 
+from plugin.cli import completion
 from plugin.cli.output import (
     busy,
     client,
@@ -50,7 +51,7 @@ def volume() -> None:
 
 
 @volume.command("list")
-@click.argument("lvstore", required=False)
+@click.argument("lvstore", required=False, shell_complete=completion.lvstores)
 @json_option
 @click.pass_obj
 @errors_as_sentences
@@ -67,7 +68,7 @@ def list_(socket: Path, lvstore: str | None, as_json: bool) -> None:
 
 
 @volume.command(short_help="Make a volume, such as lvs0/data of 10G.")
-@click.argument("volume")
+@click.argument("volume", shell_complete=completion.lvstores)
 @click.argument("size_text", metavar="SIZE")
 @click.option("--thin", is_flag=True, help="Allocate clusters when they are first written.")
 @click.option("--uuid", type=click.UUID, help="In place of a lost volume of this UUID.")
@@ -125,7 +126,7 @@ def create(
 
 
 @volume.command(short_help="Give a volume another size, also while it is in use.")
-@click.argument("volume")
+@click.argument("volume", shell_complete=completion.volumes)
 @click.argument("size_text", metavar="SIZE")
 @click.option("--shrink", is_flag=True, help="Allow a smaller size: data beyond it is lost.")
 @json_option
@@ -149,7 +150,13 @@ def resize(socket: Path, volume: str, size_text: str, shrink: bool, as_json: boo
 
 
 @volume.command(short_help="Take a snapshot of a volume, or of several at one instant.")
-@click.argument("volumes", metavar="VOLUME...", nargs=-1, required=True)
+@click.argument(
+    "volumes",
+    metavar="VOLUME...",
+    nargs=-1,
+    required=True,
+    shell_complete=completion.volumes,
+)
 @click.argument("name")
 @json_option
 @click.pass_obj
@@ -166,7 +173,7 @@ def snapshot(socket: Path, volumes: tuple[str, ...], name: str, as_json: bool) -
 
 
 @volume.command(short_help="Make a volume that begins as a snapshot, or a bdev, is.")
-@click.argument("source", metavar="SNAPSHOT|BDEV")
+@click.argument("source", metavar="SNAPSHOT|BDEV", shell_complete=completion.volumes)
 @click.argument("name")
 @json_option
 @click.pass_obj
@@ -183,7 +190,7 @@ def clone(socket: Path, source: str, name: str, as_json: bool) -> None:
 
 
 @volume.command(short_help="Give a volume the contents of one of its snapshots again.")
-@click.argument("volume")
+@click.argument("volume", shell_complete=completion.volumes)
 @click.argument("snapshot_name", metavar="SNAPSHOT")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
@@ -207,7 +214,7 @@ def rollback(socket: Path, volume: str, snapshot_name: str, yes: bool, as_json: 
 
 
 @volume.command(short_help="Give a volume all its clusters, so that it needs no snapshot.")
-@click.argument("volume")
+@click.argument("volume", shell_complete=completion.volumes)
 @json_option
 @click.pass_obj
 @errors_as_sentences
@@ -228,7 +235,7 @@ def inflate(socket: Path, volume: str, as_json: bool) -> None:
 
 
 @volume.command()
-@click.argument("volume")
+@click.argument("volume", shell_complete=completion.volumes)
 @click.argument("name")
 @json_option
 @click.pass_obj
@@ -239,7 +246,7 @@ def rename(socket: Path, volume: str, name: str, as_json: bool) -> None:
 
 
 @volume.command(short_help="Delete a volume and its data.")
-@click.argument("volume")
+@click.argument("volume", shell_complete=completion.volumes)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 @errors_as_sentences

@@ -562,3 +562,27 @@ def test_without_a_target_every_command_says_how_to_start_one(tmp_path: Path) ->
         result = CliRunner().invoke(main, ["--socket", str(tmp_path / "none"), *words])
         assert result.exit_code == 1
         assert "virtlun target start" in result.stderr
+
+
+def test_a_report_has_what_is_needed_and_no_key(store: Target, tmp_path: Path) -> None:
+    key = "00112233445566778899aabbccddeeff"
+    store.rpc("accel_crypto_key_create", cipher="AES_XTS", key=key, key2=key[::-1], name="k0")
+    done(store, "volume", "create", "lvs0/data", "8M")
+    file = tmp_path / "report.txt"
+    said = done(store, "report", "--output", str(file), "--lines", "50")
+    assert said.startswith(f"{file}: read it before you send it")
+    assert file.stat().st_mode & 0o777 == 0o600
+    text = file.read_text()
+    for part in ("host", "doctor", "configuration", "target", "logs"):
+        assert f"== {part}\n" in text
+    assert '"what": "target"' in text and '"lvs0/data"' in text
+    assert key not in text and key[::-1] not in text
+    assert "File exists" in refused(store, "report", "--output", str(file))
+    assert file.read_text() == text
+
+
+def test_a_report_tells_of_a_target_that_is_not_there(store: Target) -> None:
+    store.stop()
+    text = done(store, "report", "--output", "-", "--lines", "0")
+    assert "-- virtlun_get_status\n" in text
+    assert f"{store.rpc_socket}" in text.split("-- virtlun_get_status\n")[1].splitlines()[0]

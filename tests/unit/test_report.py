@@ -1,0 +1,45 @@
+"""What a bug report leaves out."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from plugin.cli.report import hidden, without_secrets
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("iscsi://user%pass@host:3260/iqn.a/0", "iscsi://***@host:3260/iqn.a/0"),
+        ("iscsi://h/t/0?target_user=u&target_password=p&x=1", None),
+        ('{"name": "k0", "key": "00112233", "key2": "44"}', None),
+        (
+            r'params="{\"key\":\"0011\",\"name\":\"k0\"}"',
+            r'params="{\"key\":\"***\",\"name\":\"k0\"}"',
+        ),
+        ("password = 'secret of mine'", "password = '***'"),
+        ('keyring = "/etc/ceph/keyring"', 'keyring = "/etc/ceph/keyring"'),
+        ("/var/lib/virtlun/lvs0.img", "/var/lib/virtlun/lvs0.img"),
+    ],
+)
+def test_no_line_has_a_secret(line: str, told: str | None) -> None:
+    shown = without_secrets(line)
+    if told is not None:
+        assert shown == told
+    for secret in ("pass@", "target_password=p", "0011", '"44"', "secret of mine"):
+        assert secret not in shown
+
+
+def test_no_answer_has_a_secret() -> None:
+    answer = {
+        "name": "k0",
+        "key": "0011",
+        "key_file": "/etc/key",
+        "method": {"params": [{"password": "mine", "url": "iscsi://user%pass@host/t/0"}]},
+    }
+    shown = hidden(answer)
+    assert shown["name"] == "k0" and shown["key_file"] == "/etc/key"
+    assert "0011" not in json.dumps(shown)
+    assert shown["method"]["params"] == [{"password": "***", "url": "iscsi://***@host/t/0"}]
