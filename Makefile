@@ -31,7 +31,7 @@ RUST_SOURCES := $(shell find pydataplane/Cargo.toml pydataplane/Cargo.lock pydat
 
 # What the demo and the tests need of Debian 12: QEMU, libvirt, polkit, Ceph, servers of NBD and iSCSI, a compiler, tools for the guest.
 APT_PACKAGES := build-essential busybox-static ca-certificates ceph-common ceph-mon ceph-osd cpio \
-	dbus-daemon ddpt e2fsprogs iproute2 kmod libiscsi-bin libiscsi7 librbd1 libsasl2-modules libssl-dev libvirt-clients \
+	dbus-daemon ddpt e2fsprogs groff-base iproute2 kmod libiscsi-bin libiscsi7 librbd1 libsasl2-modules libssl-dev libvirt-clients \
 	libvirt-daemon-system libvirt-dev linux-libc-dev lz4 mount nbdkit pkg-config polkitd python3-dev python3-venv \
 	qemu-system-x86 qemu-utils sasl2-bin sg3-utils strace systemd tgt util-linux valgrind virtinst xfsprogs \
 	xz-utils zstd

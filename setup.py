@@ -4,6 +4,7 @@ With VIRTLUN_NO_PROGRAMS=1 it leaves the programs to whoever has built them (`ma
 """
 
 import os
+from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -43,6 +44,7 @@ PROGRAMS = [
 ]
 
 setup(
+    data_files=[("share/man/man1", sorted(map(str, Path("docs/man").glob("*.1"))))],
     rust_extensions=[] if os.environ.get("VIRTLUN_NO_PROGRAMS") else PROGRAMS,
     cmdclass={"bdist_wheel": PlatformWheel},
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.docs import links
+from tests.docs import links, manpages
 from tests.docs.reference import PAGES, REFERENCE
 
 
@@ -14,6 +14,8 @@ def main() -> int:
         case []:
             for name, content in PAGES.items():
                 (REFERENCE / name).write_text(content())
+            for name, page in manpages.pages().items():
+                (manpages.FOLDER / name).write_text(page)
             return 0
         case ["links"]:
             wrong = [sentence for text in links.texts() for sentence in links.wrong(text)]

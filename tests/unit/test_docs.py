@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.docs import backends, commands, links, virsh
+from tests.docs import backends, commands, links, manpages, virsh
 from tests.docs.reference import PAGES, REFERENCE
 
 
@@ -20,6 +21,27 @@ def test_a_reference_page_is_what_it_is_made_from(name: str) -> None:
         [sys.executable, "-c", code], cwd=links.ROOT, capture_output=True, text=True, check=True
     )
     assert (REFERENCE / name).read_text() == made.stdout, "write it anew: python -m tests.docs"
+
+
+def test_the_man_pages_are_what_they_are_made_from() -> None:
+    code = "import json; from tests.docs import manpages; print(json.dumps(manpages.pages()))"
+    made = subprocess.run(
+        [sys.executable, "-c", code], cwd=links.ROOT, capture_output=True, text=True, check=True
+    )
+    kept = {path.name: path.read_text() for path in manpages.FOLDER.iterdir()}
+    assert kept == json.loads(made.stdout), "write them anew: python -m tests.docs"
+
+
+@pytest.mark.parametrize("path", sorted(manpages.FOLDER.iterdir()), ids=lambda path: path.name)
+def test_a_man_page_is_shown_without_a_warning(path: Path) -> None:
+    shown = subprocess.run(
+        ["groff", "-man", "-ww", "-Tutf8", "-P-cbou", path],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stderr == ""
+    assert "SYNOPSIS" in shown.stdout and "--help" in shown.stdout
 
 
 @pytest.mark.parametrize(
