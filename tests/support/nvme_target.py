@@ -146,7 +146,13 @@ class NvmeTarget:
     fused: bool = True
     ana: bool = False
     groups: int = 1
-    """Of asymmetric access; the first one is in the state of the port, the others are optimized."""
+    """Of asymmetric access; the first one is in the state of the port, the others are optimized,
+    but for those in `other_groups`."""
+    other_groups: dict[int, int] = field(default_factory=dict)
+    """Their states."""
+    ignores_offset: bool = False
+    """Gives log pages from their beginning, whatever offset is asked for, though it says that it
+    gives them in parts: Linux's target does so with that of asymmetric access."""
     keeps_time: bool = False
     """Ends an association that it hears nothing of for twice its keep-alive timeout (KATO), the
     latest that a controller may which counts all commands (TBKAS)."""
@@ -167,6 +173,8 @@ class NvmeTarget:
     log: list[Command] = field(default_factory=list)
     states: list[int] = field(default_factory=lambda: [OPTIMIZED] * 8)
     """Of the namespaces at each port."""
+    changes: int = 0
+    """Of those states, so far."""
     controllers: list[Controller] = field(default_factory=list)
     connections: list[Connection] = field(default_factory=list)
 
@@ -267,6 +275,7 @@ class NvmeTarget:
     def set_state(self, state: int, port: int = 0) -> None:
         """Has the namespaces be used in another way at a port, and tells of it."""
         self.states[port] = state
+        self.changes += 1
         self._tell(2 | 3 << 8 | 0x0C << 16, port)
 
     def _tell(self, result: int, port: int | None = None) -> None:
@@ -340,6 +349,8 @@ class NvmeTarget:
             case 0x02:  # Get Log Page
                 size = 4 * ((low >> 16) + 1)
                 begin = int.from_bytes(command.sqe[48:56], "little")
+                assert not self.mdts or size <= 4096 << self.mdts, size
+                begin = 0 if self.ignores_offset else begin
                 page = self._ana(command.port) if low & 0xFF == 0x0C else b""
                 answer = Answer(data=page[begin : begin + size].ljust(size, b"\0"))
             case 0x0C:  # Asynchronous Event Request
@@ -357,9 +368,9 @@ class NvmeTarget:
 
     def _ana(self, port: int) -> bytes:
         states = dict.fromkeys(range(1, self.groups + 1), OPTIMIZED)
-        states[1] = self.states[port]
+        states |= {1: self.states[port], **self.other_groups}
         each = [struct.pack("<IIQB15x", number, 0, 0, state) for number, state in states.items()]
-        return struct.pack("<QH6x", 0, len(each)) + b"".join(each)
+        return struct.pack("<QH6x", self.changes, len(each)) + b"".join(each)
 
     def _identify(self, cns: int, nsid: int) -> Answer:
         page = bytearray(4096)
@@ -371,6 +382,7 @@ class NvmeTarget:
             page[96] = 0x40  # TBKAS
             page[111], page[320] = 1, 1
             page[261] = 4  # log pages in parts
+            page[344:352] = struct.pack("<II", self.groups, self.groups)  # ANAGRPMAX, NANAGRPID
             page[512], page[513] = 0x66, 0x44
             page[520], page[522], page[525] = 0x0D, int(self.fused), int(self.cache)
             page[532] = 15  # ACWU

@@ -10,7 +10,13 @@ import pytest
 
 from pydataplane.errors import BUSY, RpcError
 from tests.support.initiator import connected
-from tests.support.nvme_target import INACCESSIBLE, Namespace, NvmeTarget
+from tests.support.nvme_target import (
+    INACCESSIBLE,
+    NON_OPTIMIZED,
+    OPTIMIZED,
+    Namespace,
+    NvmeTarget,
+)
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
@@ -109,26 +115,45 @@ def test_a_namespace_that_is_missing_keeps_no_other_away(target: Target) -> None
         assert not any(model.namespaces[7].content[: 5 * BLOCK])
 
 
-def test_more_groups_of_namespaces_than_one_read_tells(target: Target) -> None:
+def accessible(target: Target) -> dict[str, list[bool]]:
+    """By bdev: whether it can be used by each of the paths."""
+    (group,) = target.rpc("bdev_nvme_get_io_paths")["poll_groups"]
+    found: dict[str, list[bool]] = {}
+    for path in group["io_paths"]:
+        found.setdefault(path["bdev_name"], []).append(path["accessible"])
+    return found
+
+
+def test_groups_of_namespaces_are_told_by_one_command(target: Target) -> None:
     spaces = {
         1: Namespace(2048),
+        # Of what 4096 bytes tell the last one is cut off.
         2: Namespace(2048, uuid=b"namespace-uuid-2", group=128),
         3: Namespace(2048, uuid=b"namespace-uuid-3", group=300),
     }
-    with NvmeTarget(spaces, ana=True, groups=300) as model:
+    others = {128: NON_OPTIMIZED, 127: INACCESSIBLE, 129: INACCESSIBLE}
+    with NvmeTarget(
+        spaces, ana=True, groups=300, other_groups=others, ignores_offset=True
+    ) as model:
         attach_controller(target, model)
-        model.set_state(INACCESSIBLE)
-
-        def accessible() -> dict[str, bool]:
-            (group,) = target.rpc("bdev_nvme_get_io_paths")["poll_groups"]
-            return {path["bdev_name"]: path["accessible"] for path in group["io_paths"]}
-
-        expected = {"NVME0n1": False, "NVME0n2": True, "NVME0n3": True}
-        until(lambda: accessible() == expected, "it is told")
+        for how in (INACCESSIBLE, OPTIMIZED, INACCESSIBLE):
+            model.set_state(how)
+            is_there = [how == OPTIMIZED]
+            expected = {"NVME0n1": is_there, "NVME0n2": [True], "NVME0n3": [True]}
+            until(lambda: accessible(target) == expected, "it is told")  # noqa: B023
+        states = {
+            bdev["name"]: bdev["driver_specific"]["nvme"][0]["ns_data"]["ana_state"]
+            for bdev in target.rpc("bdev_get_bdevs")
+        }
+        assert states["NVME0n2"] == "non_optimized"
         target.attach("vm-0", "NVME0n3")
         with connected(target) as guest:
             guest.write(1, b"g" * BLOCK)
             assert guest.read(1, 1) == b"g" * BLOCK
+        assert shown(target)["connections"] == 1
+        logs = [each.sqe for each in model.log if each.queue == 0 and each.opcode == 0x02]
+        asked = {(sqe[40], int.from_bytes(sqe[42:46], "little") * 4 + 4) for sqe in logs}
+        assert (0x0C, 16 + 32 * 300) in asked and len(asked) == 1, asked
 
 
 def test_a_controller_that_keeps_time_hears_of_its_host(target: Target) -> None:

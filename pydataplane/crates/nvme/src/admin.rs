@@ -2,12 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use bdev::AlignedBuf;
-use guestmem::{IoVec, Sg};
 use reactor::IoContext;
 
-use crate::ana::{Groups, Reading};
-use crate::command::{self, Command, IDENTIFY_LEN, identify, log, property};
+use crate::ana::{Groups, Limits};
+use crate::buffer::Buffer;
+use crate::command::{self, Command, IDENTIFY_LEN, identify, property};
 use crate::conversation::{Data, Ended};
 use crate::disk::Shared;
 use crate::identify::{Controller, NAMESPACES_MAX, Namespace, active, identity};
@@ -65,15 +64,14 @@ pub(crate) enum Heard {
 pub(crate) struct Admin {
     // First: what it has in flight uses the rest.
     pub(crate) queue: Queue,
-    data: AlignedBuf,
-    run: Box<[IoVec; 1]>,
+    buffer: Buffer,
+    /// For the log page of asymmetric access, if there is any.
+    log: Option<(Buffer, Limits)>,
     /// What was told of the namespace that more is asked of.
     before: Box<[u8; IDENTIFY_LEN]>,
     serial: String,
     keep_alive: Duration,
     tells_namespaces: bool,
-    reading: Reading,
-    log_parts: bool,
     /// Numbers of namespaces that are to be looked at, the next one last.
     news: Vec<u32>,
     /// When the last Keep Alive went off, and whether it waits for its answer.
@@ -97,19 +95,14 @@ impl Admin {
         serial: String,
     ) -> std::io::Result<Admin> {
         let queue = Queue::new(link, io, true)?;
-        let mut data = AlignedBuf::zeroed(IDENTIFY_LEN);
-        // SAFETY: boxed, as the list is, and used by one command at a time; the queue is dropped first.
-        let run = unsafe { Box::new([IoVec::new(data.as_mut_ptr(), IDENTIFY_LEN)]) };
         let mut admin = Admin {
             queue,
-            data,
-            run,
+            buffer: Buffer::new(IDENTIFY_LEN),
+            log: of.ana_log().map(|(len, limits)| (Buffer::new(len), limits)),
             before: Box::new([0; IDENTIFY_LEN]),
             serial,
             keep_alive,
             tells_namespaces: of.tells_namespaces,
-            reading: Reading::new(of.log_parts),
-            log_parts: of.log_parts,
             news: Vec::new(),
             kept: now,
             waits: false,
@@ -140,13 +133,8 @@ impl Admin {
     }
 
     /// The states of groups are to be asked for, if there are any.
-    pub(crate) fn want_groups_if(&mut self, any: bool) {
-        self.wants_groups |= any;
-    }
-
-    /// The states of groups are to be asked for.
     pub(crate) fn want_groups(&mut self) {
-        self.wants_groups = true;
+        self.wants_groups = self.log.is_some();
     }
 
     /// Asks for what is due; when to call it again.
@@ -170,7 +158,6 @@ impl Admin {
         if self.look.is_none() && self.wants_groups {
             self.wants_groups = false;
             self.asked = now;
-            self.reading = Reading::new(self.log_parts);
             self.begin(Look::Ana, shared);
         } else if self.look.is_none() && self.wants_namespaces {
             self.wants_namespaces = false;
@@ -193,17 +180,20 @@ impl Admin {
             Subject::Unit(unit) => shared.units[unit].namespace.nsid,
             Subject::New(nsid) => nsid,
         };
+        let buffer = match (look, &self.log) {
+            (Look::Ana, Some((log, _))) => log,
+            _ => &self.buffer,
+        };
         let command = match look {
-            // Groups alone (RGO).
-            Look::Ana => command::get_log_page(log::ANA, 1, self.reading.offset(), IDENTIFY_LEN),
-            Look::Changed => command::get_log_page(log::CHANGED_NAMESPACES, 0, 0, IDENTIFY_LEN),
+            Look::Ana => command::ana_log(buffer.len()),
+            Look::Changed => command::changed_namespaces_log(IDENTIFY_LEN),
             Look::Active => command::identify(identify::ACTIVE, 0),
             Look::Namespace(of) => command::identify(identify::NAMESPACE, nsid(of)),
             Look::Descriptors(of) => command::identify(identify::DESCRIPTORS, nsid(of)),
         };
-        // SAFETY: see `new`.
-        let sg = unsafe { Sg::new(&*self.run) };
-        self.ask(command, Data::In(sg, 0, IDENTIFY_LEN), LOOK);
+        // SAFETY: one look at a time uses a buffer; the queue is dropped first.
+        let data = unsafe { buffer.fill() };
+        self.ask(command, data, LOOK);
     }
 
     /// The next thing that was heard.
@@ -248,7 +238,7 @@ impl Admin {
             (0, 3) => return Err("its controller has an internal error".to_owned()),
             // A notice: attributes of namespaces, and asymmetric access.
             (2, 0) => self.wants_namespaces = true,
-            (2, 3) => self.wants_groups = true,
+            (2, 3) => self.want_groups(),
             _ => {}
         }
         Ok(())
@@ -270,15 +260,14 @@ impl Admin {
                 return Err(format!("it does not tell of asymmetric access: {why}"));
             }
             Look::Ana => {
-                let page: &[u8; IDENTIFY_LEN] =
-                    self.data[..].try_into().map_err(|_| "no memory for a log page")?;
-                heard = self.reading.add(page)?.map(Heard::Groups);
-                heard.is_none().then_some(Look::Ana)
+                let groups = self.log.as_ref().map(|(log, limits)| Groups::parse(log, *limits));
+                heard = groups.transpose()?.map(Heard::Groups);
+                None
             }
             Look::Changed => Some(Look::Namespace(Subject::Unit(0))),
             Look::Active => {
                 let page: Option<&[u8; IDENTIFY_LEN]> =
-                    self.data[..].try_into().ok().filter(|_| good);
+                    self.buffer[..].try_into().ok().filter(|_| good);
                 self.news = page.map(active).transpose()?.unwrap_or_default();
                 self.news.retain(|nsid| shared.units.position(*nsid).is_none());
                 self.news.truncate(NAMESPACES_MAX);
@@ -286,7 +275,7 @@ impl Admin {
                 self.next_new()
             }
             Look::Namespace(of) if good => {
-                self.before.copy_from_slice(&self.data);
+                self.before.copy_from_slice(&self.buffer);
                 Some(Look::Descriptors(of))
             }
             // It is not there now; its I/O says so.
@@ -327,7 +316,7 @@ impl Admin {
     /// What was told of a namespace; `has`: also by descriptors.
     fn told(&self, of: Subject, has: bool, shared: &Shared) -> Option<Heard> {
         let descriptors: Option<&[u8; IDENTIFY_LEN]> =
-            if has { self.data[..].try_into().ok() } else { None };
+            if has { self.buffer[..].try_into().ok() } else { None };
         let nsid = match of {
             Subject::Unit(unit) => shared.units[unit].namespace.nsid,
             Subject::New(nsid) => nsid,

@@ -2,15 +2,11 @@
 
 use crate::wire::{u16_at, u32_at};
 
-/// Bytes of the log page that are read at a time: groups without their lists of namespaces.
-pub(crate) const LOG_LEN: usize = 4096;
-/// Bytes of its header, and of a group without namespaces.
+/// Bytes of the log page's header, and of a group without its list of namespaces.
 const HEADER: usize = 16;
 const GROUP: usize = 32;
 /// Groups that are told of at most.
-const GROUPS_MAX: usize = 4096;
-/// Times that the page may change while it is read.
-const TRIES: u32 = 16;
+const GROUPS_MAX: u32 = 4096;
 
 /// How a namespace can be used by a controller; the first is the best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,29 +52,64 @@ impl AnaState {
     }
 }
 
+/// Which groups a controller may tell of (Identify Controller).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// The largest number of one (ANAGRPMAX).
+    pub highest: u32,
+    /// How many there are at most (NANAGRPID).
+    pub count: u32,
+}
+
+impl Limits {
+    /// Bytes of the log page that are to be read, by one command, which takes `most` bytes: groups alone (RGO). In
+    /// parts it would be read wrongly of Linux's target, which says that it gives parts and does not look at where
+    /// they begin; and a page that changes meanwhile is not one page.
+    pub(crate) fn log_len(self, most: u64) -> usize {
+        let all = HEADER + GROUP * self.count.min(GROUPS_MAX) as usize;
+        usize::try_from(most).map_or(all, |most| all.min(most))
+    }
+}
+
 /// The states of groups, as a log page tells them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Groups(Vec<(u32, AnaState)>);
 
 impl Groups {
-    /// Reads the page, of groups alone.
+    /// Reads the page, of groups alone, in the order of their numbers (base specification 2.1, 5.2.12.1.13).
     ///
     /// # Errors
-    /// A clause: it contradicts itself.
-    pub(crate) fn parse(page: &[u8]) -> Result<Groups, String> {
-        let broken = || "its controller tells of asymmetric access what cannot be".to_owned();
-        let count = usize::from(u16_at(page, 8));
-        if page.len() < HEADER + count * GROUP {
-            return Err(broken());
+    /// A clause: it says what cannot be, or has more groups than it was read for.
+    pub(crate) fn parse(page: &[u8], limits: Limits) -> Result<Groups, String> {
+        let broken = |what: String| {
+            Err(format!("its controller tells of asymmetric access what cannot be: {what}"))
+        };
+        let count = u16_at(page, 8);
+        if u32::from(count) > limits.count {
+            return broken(format!("{count} groups where {} are most (NANAGRPID)", limits.count));
         }
-        let mut groups = Vec::with_capacity(count);
-        for at in (0..count).map(|n| HEADER + n * GROUP) {
-            // It was asked for no namespaces (RGO).
-            if u32_at(page, at + 4) != 0 {
-                return Err(broken());
+        let there = page.len().saturating_sub(HEADER) / GROUP;
+        if usize::from(count) > there {
+            return Err(format!(
+                "it has {count} groups of namespaces, of which one command tells {there} (MDTS; {GROUPS_MAX} at most)"
+            ));
+        }
+        let mut groups: Vec<(u32, AnaState)> = Vec::with_capacity(usize::from(count));
+        for at in (0..usize::from(count)).map(|n| HEADER + n * GROUP) {
+            let (number, highest) = (u32_at(page, at), limits.highest);
+            if number == 0 || number > highest {
+                return broken(format!("group {number} where {highest} is the last (ANAGRPMAX)"));
             }
-            let state = AnaState::parse(page[at + 16]).ok_or_else(broken)?;
-            groups.push((u32_at(page, at), state));
+            if let Some((before, _)) = groups.last().filter(|(before, _)| *before >= number) {
+                return broken(format!("group {number} after group {before}"));
+            }
+            if u32_at(page, at + 4) != 0 {
+                return broken("namespaces, which it was not asked for (RGO)".to_owned());
+            }
+            match AnaState::parse(page[at + 16]) {
+                Some(state) => groups.push((number, state)),
+                None => return broken(format!("state {} of group {number}", page[at + 16] & 0xF)),
+            }
         }
         Ok(Groups(groups))
     }
@@ -97,124 +128,62 @@ impl Groups {
     }
 }
 
-/// The log page, read in parts; one of several parts is whole if it has not changed meanwhile.
-pub(crate) struct Reading {
-    page: Vec<u8>,
-    /// All of it is there: whether it changed is asked next.
-    again: bool,
-    tries: u32,
-    /// The controller gives it in parts.
-    parts: bool,
-}
-
-impl Reading {
-    /// `parts`: the controller gives log pages in parts.
-    pub(crate) fn new(parts: bool) -> Reading {
-        Reading { page: Vec::new(), again: false, tries: 0, parts }
-    }
-
-    /// The byte of the page from which [`LOG_LEN`] are to be read next.
-    pub(crate) fn offset(&self) -> u64 {
-        if self.again { 0 } else { self.page.len() as u64 }
-    }
-
-    /// Takes what was read; `None`: there is more to be read.
-    ///
-    /// # Errors
-    /// A clause: it contradicts itself, has too many groups, or changes all the time.
-    pub(crate) fn add(&mut self, part: &[u8; LOG_LEN]) -> Result<Option<Groups>, String> {
-        if self.again {
-            // The change count.
-            if part[..8] == self.page[..8] {
-                return Groups::parse(&self.page).map(Some);
-            }
-            self.tries += 1;
-            if self.tries == TRIES {
-                return Err("what it tells of asymmetric access changes all the time".to_owned());
-            }
-            self.again = false;
-            self.page.clear();
-        }
-        self.page.extend_from_slice(part);
-        let count = usize::from(u16_at(&self.page, 8));
-        if count > GROUPS_MAX {
-            return Err(format!("it has {count} groups of namespaces, more than {GROUPS_MAX}"));
-        }
-        if HEADER + count * GROUP <= LOG_LEN {
-            return Groups::parse(&self.page).map(Some);
-        }
-        if !self.parts {
-            return Err(format!(
-                "it has {count} groups of namespaces, and gives no log page in parts (LPA)"
-            ));
-        }
-        self.again = self.page.len() >= HEADER + count * GROUP;
-        Ok(None)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const LIMITS: Limits = Limits { highest: 200, count: 128 };
+
+    /// A page of groups and their states.
+    fn page(groups: &[(u32, u8)]) -> Vec<u8> {
+        let mut page = vec![0; LIMITS.log_len(u64::MAX)];
+        page[8..10].copy_from_slice(&(groups.len() as u16).to_le_bytes());
+        for (n, (number, state)) in groups.iter().enumerate() {
+            let at = HEADER + n * GROUP;
+            page[at..at + 4].copy_from_slice(&number.to_le_bytes());
+            page[at + 16] = *state;
+        }
+        page
+    }
+
     #[test]
     fn groups_are_read_and_what_cannot_be_is_refused() {
-        let mut page = vec![0; LOG_LEN];
-        page[8] = 2;
-        (page[16], page[32]) = (1, 1);
-        (page[48], page[64]) = (7, 0x0F);
-        let mut groups = Groups::parse(&page).unwrap();
+        let mut groups = Groups::parse(&page(&[(1, 1), (7, 0x0F), (200, 2)]), LIMITS).unwrap();
         assert_eq!((groups.of(1), groups.of(7)), (AnaState::Optimized, AnaState::Change));
-        assert_eq!(groups.of(2), AnaState::Inaccessible);
+        assert_eq!(
+            (groups.of(2), groups.of(200)),
+            (AnaState::Inaccessible, AnaState::NonOptimized)
+        );
         groups.lose(1);
         assert!(!groups.of(1).is_usable());
-        page[64] = 5;
-        assert!(Groups::parse(&page).is_err());
-        (page[64], page[52]) = (2, 1);
-        assert!(Groups::parse(&page).is_err());
-        (page[8], page[52]) = (128, 0);
-        assert!(Groups::parse(&page).is_err());
-    }
-
-    /// The part from byte `offset` of a page of so many groups, which has changed so often.
-    fn part(offset: u64, count: u16, changes: u8) -> [u8; LOG_LEN] {
-        let mut page = vec![0; 3 * LOG_LEN];
-        page[0] = changes;
-        page[8..10].copy_from_slice(&count.to_le_bytes());
-        for n in 0..usize::from(count) {
-            let at = HEADER + n * GROUP;
-            page[at..at + 4].copy_from_slice(&(n as u32 + 1).to_le_bytes());
-            page[at + 16] = if n == 127 { 2 } else { 1 };
-        }
-        page[offset as usize..][..LOG_LEN].try_into().unwrap()
+        let refuses = |page: &[u8], words: &str| {
+            let why = Groups::parse(page, LIMITS).unwrap_err();
+            assert!(why.contains(words), "{why}");
+        };
+        refuses(&page(&[(1, 5)]), "state 5 of group 1");
+        refuses(&page(&[(0, 1)]), "group 0 where 200 is the last");
+        refuses(&page(&[(7, 1), (201, 1)]), "group 201 where 200 is the last");
+        refuses(&page(&[(7, 1), (6, 1)]), "group 6 after group 7");
+        refuses(&page(&[(7, 1), (7, 1)]), "group 7 after group 7");
+        let mut with_namespaces = page(&[(1, 1)]);
+        with_namespaces[HEADER + 4] = 1;
+        refuses(&with_namespaces, "namespaces, which it was not asked for");
+        let mut many = page(&[]);
+        many[8] = 129;
+        refuses(&many, "129 groups where 128 are most");
     }
 
     #[test]
-    fn a_page_of_many_groups_is_read_in_parts_and_anew_where_it_changed() {
-        let mut reading = Reading::new(true);
-        let mut offsets = Vec::new();
-        let groups = loop {
-            let offset = reading.offset();
-            offsets.push(offset);
-            // It changes as its second part has been read.
-            let changes = u8::from(offsets.len() > 2);
-            if let Some(groups) = reading.add(&part(offset, 200, changes)).unwrap() {
-                break groups;
-            }
-        };
-        // What was read as whether it changed is the first part anew.
-        assert_eq!(offsets, [0, 4096, 0, 4096, 0]);
-        // One lies across two parts.
-        assert_eq!((groups.of(128), groups.of(200)), (AnaState::NonOptimized, AnaState::Optimized));
-        assert_eq!(groups.of(201), AnaState::Inaccessible);
-        let mut one = Reading::new(false);
-        assert!(one.add(&part(0, 127, 0)).unwrap().is_some());
-        let why = Reading::new(false).add(&part(0, 128, 0)).unwrap_err();
-        assert!(why.contains("no log page in parts"), "{why}");
-        let why = Reading::new(true).add(&part(0, 300, 0).map(|_| 0xFF)).unwrap_err();
-        assert!(why.contains("more than 4096"), "{why}");
-        let mut restless = Reading::new(true);
-        let why = (0..=255).find_map(|n| restless.add(&part(restless.offset(), 200, n)).err());
-        assert!(why.unwrap().contains("changes all the time"));
+    fn as_many_groups_as_there_may_be_are_read_at_once_as_far_as_one_command_takes() {
+        let all: Vec<(u32, u8)> =
+            (1..=128).map(|number| (number, 1 + (number == 128) as u8)).collect();
+        let page = page(&all);
+        assert_eq!(page.len(), 16 + 32 * 128);
+        assert_eq!(Groups::parse(&page, LIMITS).unwrap().of(128), AnaState::NonOptimized);
+        assert_eq!(LIMITS.log_len(4096), 4096);
+        let why = Groups::parse(&page[..4096], LIMITS).unwrap_err();
+        assert!(why.contains("128 groups of namespaces, of which one command tells 127"), "{why}");
+        let hostile = Limits { highest: u32::MAX, count: u32::MAX };
+        assert_eq!(hostile.log_len(u64::MAX), 16 + 32 * 4096);
     }
 }

@@ -43,9 +43,9 @@ pub(crate) mod identify {
 }
 
 /// Log pages.
-pub(crate) mod log {
-    pub const CHANGED_NAMESPACES: u8 = 0x04;
-    pub const ANA: u8 = 0x0C;
+mod log {
+    pub(super) const CHANGED_NAMESPACES: u8 = 0x04;
+    pub(super) const ANA: u8 = 0x0C;
 }
 
 /// Features.
@@ -154,15 +154,22 @@ pub(crate) fn identify(cns: u8, nsid: u32) -> Command {
 }
 
 /// So many bytes, a multiple of four, of a log page; `specific` is its own field (LSP).
-/// So many bytes of a log page from byte `offset`.
-pub(crate) fn get_log_page(page: u8, specific: u8, offset: u64, len: usize) -> Command {
+fn get_log_page(page: u8, specific: u8, len: usize) -> Command {
     let mut bytes = of(opcode::GET_LOG_PAGE, 0xFFFF_FFFF);
     let dwords = (len / 4 - 1) as u32;
     put(&mut bytes, 40, u32::from(page) | u32::from(specific) << 8 | (dwords & 0xFFFF) << 16);
     put(&mut bytes, 44, dwords >> 16);
-    put(&mut bytes, 48, offset as u32);
-    put(&mut bytes, 52, (offset >> 32) as u32);
     bytes
+}
+
+/// Asymmetric access, of groups alone (RGO).
+pub(crate) fn ana_log(len: usize) -> Command {
+    get_log_page(log::ANA, 1, len)
+}
+
+/// Which namespaces have changed; it is read so that the controller tells of the next change.
+pub(crate) fn changed_namespaces_log(len: usize) -> Command {
+    get_log_page(log::CHANGED_NAMESPACES, 0, len)
 }
 
 pub(crate) fn set_features(feature: u8, value: u32) -> Command {
@@ -242,9 +249,8 @@ mod tests {
         assert_eq!(write_zeroes(1, 0, 1, false, true)[48..52], [0, 0, 0, 2]);
         assert_eq!(compare(1, 0, 1)[..2], [5, 1]);
         assert_eq!(write_if(1, 0, 1, false)[..2], [1, 2]);
-        let page = get_log_page(log::ANA, 1, 0x1_0000_2000, 4096);
-        assert_eq!(page[40..44], [0x0C, 1, 0xFF, 3]);
-        assert_eq!(page[48..56], [0, 0x20, 0, 0, 1, 0, 0, 0]);
+        let page = get_log_page(log::ANA, 1, 0x4_0010);
+        assert_eq!(page[40..48], [0x0C, 1, 3, 0, 1, 0, 0, 0]);
         assert_eq!(range(3, 5), [0, 0, 0, 0, 5, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
         let bytes = connect(1, 128, 10_000);
         assert_eq!((bytes[0], bytes[4], bytes[42], bytes[44]), (0x7F, 1, 1, 127));

@@ -2,15 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use bdev::AlignedBuf;
-use guestmem::{IoVec, Sg};
 use reactor::{IoContext, stream};
 use rustix::net::sockopt;
 use uuid::Uuid;
 
 use crate::address::Address;
-use crate::ana::{Groups, Reading};
-use crate::command::{self, CONNECT_LEN, Command, IDENTIFY_LEN, feature, identify, log, property};
+use crate::ana::Groups;
+use crate::buffer::Buffer;
+use crate::command::{self, CONNECT_LEN, Command, IDENTIFY_LEN, feature, identify, property};
 use crate::conversation::{Conversation, DEPTH, Data, FABRICS_IN_CAPSULE};
 use crate::identify::{Controller, NAMESPACES_MAX, Names, Namespace, active, identity};
 use crate::queue::{Link, Queue};
@@ -96,20 +95,7 @@ pub(crate) fn establish(
         Err(why) => return Err(why),
     }
     let namespaces = admin.namespaces(identity, &names, &mut data)?;
-    let groups = match controller.ana {
-        true => {
-            let mut reading = Reading::new(controller.log_parts);
-            loop {
-                // Groups alone (RGO).
-                let command = command::get_log_page(log::ANA, 1, reading.offset(), IDENTIFY_LEN);
-                admin.read("Get Log Page", command, &mut data)?;
-                if let Some(groups) = reading.add(&data)? {
-                    break Some(groups);
-                }
-            }
-        }
-        false => None,
-    };
+    let groups = admin.groups(&controller)?;
     let mut events = 0;
     for (tells, event) in
         [(controller.tells_namespaces, EVENT_NAMESPACES), (controller.tells_ana, EVENT_ANA)]
@@ -117,11 +103,11 @@ pub(crate) fn establish(
         events |= if tells { event } else { 0 };
     }
     if events != 0 {
-        admin.ask("Set Features", command::set_features(feature::EVENTS, events), None)?;
+        admin.ask("Set Features", command::set_features(feature::EVENTS, events), Data::None)?;
     }
     let asked = u32::from(identity.queues.max(1)) - 1;
     let asked = command::set_features(feature::QUEUES, asked | asked << 16);
-    let granted = admin.ask("Set Features", asked, None)?.result as u32;
+    let granted = admin.ask("Set Features", asked, Data::None)?.result as u32;
     let granted = (granted & 0xFFFF).min(granted >> 16).min(0xFFFE) as u16 + 1;
     let mut queues = Vec::new();
     for number in 1..=granted.min(identity.queues.max(1)) {
@@ -147,10 +133,11 @@ pub(crate) fn expires(keep_alive: Duration, of: &Controller) -> Duration {
 
 /// A connection that one command at a time goes over.
 struct OneByOne<'a> {
+    // First: what it has in flight uses the buffers.
     queue: Queue,
     io: &'a IoContext,
-    data: AlignedBuf,
-    run: Box<[IoVec; 1]>,
+    buffer: Buffer,
+    log: Option<Buffer>,
     end: Instant,
     /// How the last command ended, if not well.
     refused: Option<Completion>,
@@ -182,26 +169,12 @@ impl<'a> OneByOne<'a> {
         // One entry of a queue stays free.
         let talk = Conversation::new(terms, entries - 1, in_capsule);
         let queue = Queue::new(Link { fd, talk }, io, false).map_err(failed)?;
-        let mut data = AlignedBuf::zeroed(IDENTIFY_LEN);
-        // SAFETY: boxed, as the list is, and used by one command at a time; the queue is dropped first.
-        let run = unsafe { Box::new([IoVec::new(data.as_mut_ptr(), IDENTIFY_LEN)]) };
-        Ok(OneByOne { queue, io, data, run, end, refused: None })
+        let buffer = Buffer::new(IDENTIFY_LEN);
+        Ok(OneByOne { queue, io, buffer, log: None, end, refused: None })
     }
 
-    /// Carries out a command, with so many bytes of data from or to it.
-    fn ask(
-        &mut self,
-        what: &str,
-        command: Command,
-        data: Option<(bool, usize)>,
-    ) -> Result<Completion, String> {
-        // SAFETY: see `open`.
-        let sg = unsafe { Sg::new(&*self.run) };
-        let data = match data {
-            None => Data::None,
-            Some((true, len)) => Data::In(sg, 0, len),
-            Some((false, len)) => Data::Out(sg, 0, len),
-        };
+    /// Carries out a command; what has failed for another reason than that it was refused may still be in flight.
+    fn ask(&mut self, what: &str, command: Command, data: Data) -> Result<Completion, String> {
         self.refused = None;
         let taken = self.queue.talk.submit(command, data, 0);
         debug_assert!(taken, "one command at a time");
@@ -240,11 +213,13 @@ impl<'a> OneByOne<'a> {
         controller: Option<u16>,
     ) -> Result<u16, String> {
         let Identity { host, subnqn, hostnqn, keep_alive, .. } = identity;
-        self.data[..CONNECT_LEN]
+        self.buffer[..CONNECT_LEN]
             .copy_from_slice(&command::connect_data(*host, controller, subnqn, hostnqn));
         let keep_alive = if number == 0 { keep_alive.as_millis() as u32 } else { 0 };
         let command = command::connect(number, entries, keep_alive);
-        let told = self.ask("Connect", command, Some((false, CONNECT_LEN)))?.result;
+        // SAFETY: the first command of a queue, which is dropped first.
+        let data = unsafe { self.buffer.send(CONNECT_LEN) };
+        let told = self.ask("Connect", command, data)?.result;
         // ATR or ASCR.
         if told >> 17 & 3 != 0 {
             return Err(
@@ -255,14 +230,15 @@ impl<'a> OneByOne<'a> {
     }
 
     fn property(&mut self, property: u32, is_long: bool) -> Result<u64, String> {
-        let told = self.ask("Property Get", command::property_get(property, is_long), None)?;
+        let told =
+            self.ask("Property Get", command::property_get(property, is_long), Data::None)?;
         Ok(if is_long { told.result } else { told.result & 0xFFFF_FFFF })
     }
 
     /// Enables the controller, and waits until it is ready.
     fn enable(&mut self) -> Result<(), String> {
         let enable = command::property_set(property::CONFIGURATION, property::ENABLE);
-        self.ask("Property Set", enable, None)?;
+        self.ask("Property Set", enable, Data::None)?;
         loop {
             let status = self.property(property::STATUS, false)?;
             if status & 2 != 0 {
@@ -284,18 +260,21 @@ impl<'a> OneByOne<'a> {
         nsid: u32,
         into: &mut [u8; IDENTIFY_LEN],
     ) -> Result<(), String> {
-        self.read("Identify", command::identify(cns, nsid), into)
+        // SAFETY: nobody goes on after a command that may still be in flight; the queue is dropped first.
+        let data = unsafe { self.buffer.fill() };
+        self.ask("Identify", command::identify(cns, nsid), data)?;
+        into.copy_from_slice(&self.buffer);
+        Ok(())
     }
 
-    fn read(
-        &mut self,
-        what: &str,
-        command: Command,
-        into: &mut [u8; IDENTIFY_LEN],
-    ) -> Result<(), String> {
-        self.ask(what, command, Some((true, IDENTIFY_LEN)))?;
-        into.copy_from_slice(&self.data);
-        Ok(())
+    /// How groups of namespaces can be used; `None`: all can.
+    fn groups(&mut self, of: &Controller) -> Result<Option<Groups>, String> {
+        let Some((len, limits)) = of.ana_log() else { return Ok(None) };
+        let log = self.log.insert(Buffer::new(len));
+        // SAFETY: asked for once, into a buffer of its own; the queue is dropped first.
+        let data = unsafe { log.fill() };
+        self.ask("Get Log Page", command::ana_log(len), data)?;
+        self.log.as_deref().map(|log| Groups::parse(log, limits)).transpose()
     }
 
     /// The active namespaces that bdevs can be on; of the others it is logged why not, and if there is no other, an

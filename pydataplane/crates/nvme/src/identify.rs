@@ -3,6 +3,7 @@
 use bdev::{COPY_AT_ONCE, Features, Geometry};
 use uuid::Uuid;
 
+use crate::ana::Limits;
 use crate::command::IDENTIFY_LEN;
 use crate::wire::{u16_at, u32_at, u64_at};
 
@@ -36,9 +37,8 @@ pub(crate) struct Controller {
     /// It tells of changed namespaces, and of changed asymmetric access.
     pub tells_namespaces: bool,
     pub tells_ana: bool,
-    pub ana: bool,
-    /// Log pages can be read in parts.
-    pub log_parts: bool,
+    /// Asymmetric access: the groups that it may tell of; `None`: it has none.
+    pub ana: Option<Limits>,
     /// Any command keeps it alive (TBKAS).
     pub traffic_based: bool,
     /// Milliseconds: the steps of its keep-alive timer, and how long it takes to quiesce; 0: it does not say.
@@ -94,14 +94,20 @@ impl Controller {
             cache: data[525] & 1 != 0,
             tells_namespaces: events & 1 << 8 != 0,
             tells_ana: events & 1 << 11 != 0,
-            ana: data[76] & 1 << 3 != 0,
-            log_parts: data[261] & 1 << 2 != 0,
+            ana: (data[76] & 1 << 3 != 0)
+                .then(|| Limits { highest: u32_at(data, 344), count: u32_at(data, 348) }),
             traffic_based: u32_at(data, 96) & 1 << 6 != 0,
             keep_alive_step_ms: u64::from(u16_at(data, 320)) * 100,
             quiesce_ms: u64::from(u16_at(data, 386)),
             zeroed_max: None,
             deallocated_max: None,
         })
+    }
+
+    /// Bytes of its log page of asymmetric access that are to be read, and which groups it may tell of; `None`: it has
+    /// none.
+    pub(crate) fn ana_log(&self) -> Option<(usize, Limits)> {
+        self.ana.map(|limits| (limits.log_len(self.transfer_max), limits))
     }
 
     /// Takes over what Identify Controller of the NVM command set says: WZSL, DMRSL.

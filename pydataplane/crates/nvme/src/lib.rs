@@ -35,6 +35,7 @@
 //! | `address` | [`Address`]: where a controller is |
 //! | `wire` | the transport's numbers and headers; [`Terms`] of a connection |
 //! | `command` | what is sent |
+//! | `buffer` | memory for the data of one command |
 //! | `status` | what becomes of a command that was answered |
 //! | `identify`, `ana` | what controllers and namespaces say of themselves, checked |
 //! | `conversation` | [`Conversation`]: commands and completions on a connection, without I/O |
@@ -50,6 +51,7 @@
 mod address;
 mod admin;
 mod ana;
+mod buffer;
 mod command;
 mod connect;
 mod conversation;

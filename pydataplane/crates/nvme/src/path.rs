@@ -191,10 +191,8 @@ impl Path {
         self.drains_within = made.names.resets_when_through().then_some(kept);
         let mut admin = Admin::new(made.admin, &with.io, with.now, kept, of, made.names.serial)
             .map_err(failed)?;
-        if made.groups.is_some() {
-            // It may have changed before anything was to be told of.
-            admin.want_groups();
-        }
+        // It may have changed before anything was to be told of.
+        admin.want_groups();
         (self.queues, self.admin) = (queues, Some(admin));
         self.controller = Some(made.controller);
         (self.namespaces, self.groups, self.id) = (namespaces, made.groups, made.id);
@@ -326,7 +324,7 @@ impl Path {
                     if let Some(unit) = of.and_then(|of| with.shared.accept(&found, of)) {
                         self.namespaces[unit] = Some(found.group);
                         // It may be in a group that is new.
-                        admin.want_groups_if(self.groups.is_some());
+                        admin.want_groups();
                     }
                 }
                 // Asked for its status until it is shut down.
