@@ -25,6 +25,7 @@ FABRICS = 0x7F
 OK, INVALID_FIELD, INVALID_NAMESPACE, LBA_RANGE = 0x000, 0x002, 0x00B, 0x080
 FAILED_FUSED, COMPARE_FAILURE, ANA_INACCESSIBLE = 0x009, 0x285, 0x302
 OPTIMIZED, NON_OPTIMIZED, INACCESSIBLE = 1, 2, 3
+NAMESPACES, ANA_CHANGE = 1 << 8, 1 << 11
 DNR = 0x4000
 
 
@@ -103,6 +104,8 @@ class Controller:
     port: int
     keep_alive_ms: int
     configuration: int = 0
+    told: int = 0
+    """What it tells of: Asynchronous Event Configuration."""
     events: list[tuple[Connection, int]] = field(default_factory=list)
     """Asynchronous Event Requests that wait."""
     pending: list[int] = field(default_factory=list)
@@ -254,13 +257,13 @@ class NvmeTarget:
             bytes(max(0, blocks * namespace.block_size - len(namespace.content)))
         )
         if self.tells:
-            self._tell(2 | 0x04 << 16)
+            self._tell(NAMESPACES, 2 | 0x04 << 16)
 
     def add(self, nsid: int, namespace: Namespace) -> None:
         """Adds a namespace, or puts another one in its place, and tells of it."""
         self.namespaces[nsid] = namespace
         if self.tells:
-            self._tell(2 | 0x04 << 16)
+            self._tell(NAMESPACES, 2 | 0x04 << 16)
 
     def _keep_time(self) -> None:
         while not self._over.wait(0.05):
@@ -276,12 +279,12 @@ class NvmeTarget:
         """Has the namespaces be used in another way at a port, and tells of it."""
         self.states[port] = state
         self.changes += 1
-        self._tell(2 | 3 << 8 | 0x0C << 16, port)
+        self._tell(ANA_CHANGE, 2 | 3 << 8 | 0x0C << 16, port)
 
-    def _tell(self, result: int, port: int | None = None) -> None:
+    def _tell(self, kind: int, result: int, port: int | None = None) -> None:
         with self._lock:
             for each in self.controllers:
-                if port not in (None, each.port):
+                if port not in (None, each.port) or not each.told & kind:
                     continue
                 if each.events:
                     connection, cid = each.events.pop()
@@ -343,6 +346,8 @@ class NvmeTarget:
             case 0x06:  # Identify
                 answer = self._identify(low & 0xFF, command.nsid)
             case 0x09:  # Set Features; of the number of queues: four
+                if low & 0xFF == 0x0B:
+                    made.told = int.from_bytes(command.sqe[44:48], "little")
                 answer = Answer(result=3 | 3 << 16 if low & 0xFF == 7 else 0)
             case 0x18:  # Keep Alive
                 answer = Answer()
@@ -377,7 +382,7 @@ class NvmeTarget:
         if cns == 1:
             page[4:24], page[24:64] = b"model".ljust(20), self.model_name.encode().ljust(40)
             page[76], page[77] = (8 if self.ana else 0), self.mdts
-            events = (0x100 if self.tells else 0) | (0x800 if self.ana else 0)
+            events = (NAMESPACES if self.tells else 0) | (ANA_CHANGE if self.ana else 0)
             page[92:96] = events.to_bytes(4, "little")
             page[96] = 0x40  # TBKAS
             page[111], page[320] = 1, 1

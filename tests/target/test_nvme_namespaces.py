@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,6 +15,8 @@ from tests.support.nvme_target import (
     INACCESSIBLE,
     NON_OPTIMIZED,
     OPTIMIZED,
+    Answer,
+    Command,
     Namespace,
     NvmeTarget,
 )
@@ -34,6 +37,21 @@ def target(make_target: MakeTarget) -> Target:
 def names(target: Target) -> list[str]:
     """The bdevs that there are."""
     return sorted(bdev["name"] for bdev in target.rpc("bdev_get_bdevs"))
+
+
+def state(target: Target, name: str) -> str:
+    """How a namespace can be used by its controller's first path."""
+    told: str = shown(target, name)["ns_data"]["ana_state"]
+    return told
+
+
+def accessible(target: Target) -> dict[str, list[bool]]:
+    """By bdev: whether it can be used by each of the paths."""
+    (group,) = target.rpc("bdev_nvme_get_io_paths")["poll_groups"]
+    found: dict[str, list[bool]] = {}
+    for path in group["io_paths"]:
+        found.setdefault(path["bdev_name"], []).append(path["accessible"])
+    return found
 
 
 def test_a_controller_is_detached_as_a_whole_or_not(target: Target) -> None:
@@ -89,6 +107,21 @@ def test_a_namespace_that_comes_later_is_a_bdev_and_stays_one(target: Target, te
         assert names(target) == []
 
 
+def test_what_changes_while_a_controller_is_looked_at_is_seen(target: Target) -> None:
+    def answer(command: Command, usual: Callable[[Command], Answer | None]) -> Answer | None:
+        told = usual(command)
+        if command.opcode == 0x06 and command.sqe[40] == 2 and 3 not in model.namespaces:
+            model.add(3, Namespace(64, uuid=b"namespace-uuid-3"))
+        if command.opcode == 0x02 and command.sqe[40] == 0x0C and not model.changes:
+            model.set_state(NON_OPTIMIZED)
+        return told
+
+    with NvmeTarget(ana=True, administering=answer) as model:
+        assert attach_controller(target, model) == ["NVME0n1"]
+        until(lambda: names(target) == ["NVME0n1", "NVME0n3"], "what came is a bdev")
+        until(lambda: state(target, "NVME0n1") == "non_optimized", "its state is told")
+
+
 def test_a_namespace_that_is_missing_keeps_no_other_away(target: Target) -> None:
     seven = Namespace(2048, uuid=b"namespace-uuid-7")
     with NvmeTarget({1: Namespace(2048), 7: seven}) as model:
@@ -115,15 +148,6 @@ def test_a_namespace_that_is_missing_keeps_no_other_away(target: Target) -> None
         assert not any(model.namespaces[7].content[: 5 * BLOCK])
 
 
-def accessible(target: Target) -> dict[str, list[bool]]:
-    """By bdev: whether it can be used by each of the paths."""
-    (group,) = target.rpc("bdev_nvme_get_io_paths")["poll_groups"]
-    found: dict[str, list[bool]] = {}
-    for path in group["io_paths"]:
-        found.setdefault(path["bdev_name"], []).append(path["accessible"])
-    return found
-
-
 def test_groups_of_namespaces_are_told_by_one_command(target: Target) -> None:
     spaces = {
         1: Namespace(2048),
@@ -141,11 +165,7 @@ def test_groups_of_namespaces_are_told_by_one_command(target: Target) -> None:
             is_there = [how == OPTIMIZED]
             expected = {"NVME0n1": is_there, "NVME0n2": [True], "NVME0n3": [True]}
             until(lambda: accessible(target) == expected, "it is told")  # noqa: B023
-        states = {
-            bdev["name"]: bdev["driver_specific"]["nvme"][0]["ns_data"]["ana_state"]
-            for bdev in target.rpc("bdev_get_bdevs")
-        }
-        assert states["NVME0n2"] == "non_optimized"
+        assert state(target, "NVME0n2") == "non_optimized"
         target.attach("vm-0", "NVME0n3")
         with connected(target) as guest:
             guest.write(1, b"g" * BLOCK)

@@ -94,8 +94,7 @@ pub(crate) fn establish(
         Err(_) if admin.refused.is_some() => {}
         Err(why) => return Err(why),
     }
-    let namespaces = admin.namespaces(identity, &names, &mut data)?;
-    let groups = admin.groups(&controller)?;
+    // Before anything is looked at: what changes from then on is told.
     let mut events = 0;
     for (tells, event) in
         [(controller.tells_namespaces, EVENT_NAMESPACES), (controller.tells_ana, EVENT_ANA)]
@@ -105,6 +104,8 @@ pub(crate) fn establish(
     if events != 0 {
         admin.ask("Set Features", command::set_features(feature::EVENTS, events), Data::None)?;
     }
+    let namespaces = admin.namespaces(identity, &names, &mut data)?;
+    let groups = admin.groups(&controller)?;
     let asked = u32::from(identity.queues.max(1)) - 1;
     let asked = command::set_features(feature::QUEUES, asked | asked << 16);
     let granted = admin.ask("Set Features", asked, Data::None)?.result as u32;

@@ -189,10 +189,8 @@ impl Path {
         let kept = made.keep_alive;
         self.expires = expires(kept, of);
         self.drains_within = made.names.resets_when_through().then_some(kept);
-        let mut admin = Admin::new(made.admin, &with.io, with.now, kept, of, made.names.serial)
+        let admin = Admin::new(made.admin, &with.io, with.now, kept, of, made.names.serial)
             .map_err(failed)?;
-        // It may have changed before anything was to be told of.
-        admin.want_groups();
         (self.queues, self.admin) = (queues, Some(admin));
         self.controller = Some(made.controller);
         (self.namespaces, self.groups, self.id) = (namespaces, made.groups, made.id);
