@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -120,6 +121,28 @@ def test_what_changes_while_a_controller_is_looked_at_is_seen(target: Target) ->
         assert attach_controller(target, model) == ["NVME0n1"]
         until(lambda: names(target) == ["NVME0n1", "NVME0n3"], "what came is a bdev")
         until(lambda: state(target, "NVME0n1") == "non_optimized", "its state is told")
+
+
+def test_a_namespace_that_one_path_finds_while_another_looks_is_used_by_both(
+    target: Target,
+) -> None:
+    asks, found = threading.Event(), threading.Event()
+
+    def answer(command: Command, usual: Callable[[Command], Answer | None]) -> Answer | None:
+        if command.opcode == 0x06 and command.sqe[40] == 2 and 3 in model.namespaces:
+            if command.port == 1:
+                asks.set()
+            assert (found if command.port == 1 else asks).wait(20)
+        return usual(command)
+
+    with NvmeTarget(ports=2, administering=answer) as model:
+        attach_controller(target, model)
+        attach_controller(target, model, 1)
+        until(lambda: accessible(target) == {"NVME0n1": [True, True]}, "both are used")
+        model.add(3, Namespace(64, uuid=b"namespace-uuid-3"))
+        until(lambda: names(target) == ["NVME0n1", "NVME0n3"], "one path has found it")
+        found.set()
+        until(lambda: accessible(target)["NVME0n3"] == [True, True], "both are used")
 
 
 def test_a_namespace_that_is_missing_keeps_no_other_away(target: Target) -> None:

@@ -72,6 +72,8 @@ pub(crate) struct Admin {
     serial: String,
     keep_alive: Duration,
     tells_namespaces: bool,
+    /// Units that the look has gone through: what becomes one later is looked at by its number.
+    through: usize,
     /// Numbers of namespaces that are to be looked at, the next one last.
     news: Vec<u32>,
     /// When the last Keep Alive went off, and whether it waits for its answer.
@@ -103,6 +105,7 @@ impl Admin {
             serial,
             keep_alive,
             tells_namespaces: of.tells_namespaces,
+            through: 0,
             news: Vec::new(),
             kept: now,
             waits: false,
@@ -269,7 +272,9 @@ impl Admin {
                 let page: Option<&[u8; IDENTIFY_LEN]> =
                     self.buffer[..].try_into().ok().filter(|_| good);
                 self.news = page.map(active).transpose()?.unwrap_or_default();
-                self.news.retain(|nsid| shared.units.position(*nsid).is_none());
+                // Another path may have made units of some meanwhile.
+                let is_new = |at: Option<usize>| at.is_none_or(|at| at >= self.through);
+                self.news.retain(|nsid| is_new(shared.units.position(*nsid)));
                 self.news.truncate(NAMESPACES_MAX);
                 self.news.reverse();
                 self.next_new()
@@ -304,7 +309,10 @@ impl Admin {
             Subject::Unit(unit) if unit + 1 < shared.units.len() => {
                 Some(Look::Namespace(Subject::Unit(unit + 1)))
             }
-            Subject::Unit(_) => Some(Look::Active),
+            Subject::Unit(unit) => {
+                self.through = unit + 1;
+                Some(Look::Active)
+            }
             Subject::New(_) => self.next_new(),
         }
     }
