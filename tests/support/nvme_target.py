@@ -168,6 +168,8 @@ class NvmeTarget:
     padding: int = 0
     """Bytes between a header and its data, of what the host reads."""
     model_name: str = "virtlun's model"
+    first_controller: int = 1
+    """Number of its first controller: two models may stand for one subsystem."""
     through: threading.Event | None = None
     """Is as Linux's target with a connection that ends: waits for this, and then resets it."""
     authentication: bool = False
@@ -303,10 +305,12 @@ class NvmeTarget:
             return Answer(0x182 | DNR)
         with self._lock:
             if queue == 0:
-                made = Controller(len(self.controllers) + 1, connection.port, kato)
+                number = self.first_controller + len(self.controllers)
+                made = Controller(number, connection.port, kato)
                 self.controllers.append(made)
             else:
-                made = self.controllers[int.from_bytes(data[16:18], "little") - 1]
+                number = int.from_bytes(data[16:18], "little")
+                made = self.controllers[number - self.first_controller]
             connection.controller, connection.queue = made, queue
         return Answer(result=made.cntlid | (0x20000 if self.authentication else 0))
 

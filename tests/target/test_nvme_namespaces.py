@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -143,6 +146,76 @@ def test_a_namespace_that_one_path_finds_while_another_looks_is_used_by_both(
         until(lambda: names(target) == ["NVME0n1", "NVME0n3"], "one path has found it")
         found.set()
         until(lambda: accessible(target)["NVME0n3"] == [True, True], "both are used")
+
+
+def test_a_namespace_that_a_path_does_not_carry_as_another_is_not_used_there(
+    target: Target,
+) -> None:
+    lists, weaker = {0: [1], 1: [1]}, threading.Event()
+
+    def answer(command: Command, usual: Callable[[Command], Answer | None]) -> Answer | None:
+        told = usual(command)
+        if command.opcode != 0x06 or told is None:
+            return told
+        page = bytearray(told.data)
+        if command.sqe[40] == 2:
+            shows = lists[command.port]
+            page[:] = struct.pack(f"<{len(shows)}I", *shows).ljust(4096, b"\0")
+        elif command.sqe[40] == 1 and command.port == 1 and weaker.is_set():
+            page[77] = 1  # MDTS
+        return replace(told, data=bytes(page))
+
+    with NvmeTarget(ports=2, administering=answer) as model:
+        attach_controller(target, model)
+        attach_controller(target, model, 1)
+        until(lambda: accessible(target) == {"NVME0n1": [True, True]}, "both are used")
+        weaker.set()
+        model.namespaces[9] = Namespace(64, uuid=b"namespace-uuid-9")
+        lists[1] = [9]
+        model.drop(1)
+        until(lambda: accessible(target).get("NVME0n9") == [False, True], "it is used")
+        # It is there again, and takes less than guests were told.
+        lists[1] = [1, 9]
+        model.add(9, model.namespaces[9])
+        until(lambda: "takes less at once of namespace 1" in target.words(), "it is refused")
+        assert accessible(target)["NVME0n1"] == [True, False]
+
+
+def test_the_size_of_another_namespace_is_not_taken_over(target: Target) -> None:
+    spaces = {1: Namespace(2048), 7: Namespace(2048, uuid=b"namespace-uuid-7")}
+    others = {1: Namespace(2048), 7: Namespace(64, uuid=b"namespace-uuid-X")}
+    with NvmeTarget(spaces) as model, NvmeTarget(others, first_controller=9) as other:
+        attach_controller(target, model)
+        attach_controller(target, other)
+        expected = {"NVME0n1": [True, True], "NVME0n7": [True, False]}
+        until(lambda: accessible(target) == expected, "it is used as far as it is the same")
+        assert shown(target, "NVME0n7")["num_blocks"] == 2048
+        # Nor with an event, or with the next connection.
+        other.resize(128, 7)
+        other.resize(4096)
+        until(lambda: shown(target)["num_blocks"] == 4096, "it is told")
+        other.drop()
+        until(lambda: len(other.controllers) == 2, "it is connected anew")
+        until(lambda: accessible(target)["NVME0n1"] == [True, True], "it is used again")
+        assert shown(target, "NVME0n7")["num_blocks"] == 2048
+
+
+@pytest.mark.nightly
+def test_a_look_at_a_controller_may_take_long_if_no_command_does(target: Target) -> None:
+    slow = threading.Event()
+
+    def answer(command: Command, usual: Callable[[Command], Answer | None]) -> Answer | None:
+        if slow.is_set() and command.opcode in (0x02, 0x06):
+            time.sleep(3)
+        return usual(command)
+
+    with NvmeTarget(administering=answer) as model:
+        attach_controller(target, model)
+        slow.set()
+        # Six commands, of which each may take ten seconds.
+        model.add(3, Namespace(64, uuid=b"namespace-uuid-3"))
+        until(lambda: names(target) == ["NVME0n1", "NVME0n3"], "it is a bdev")
+        assert shown(target)["connections"] == 1
 
 
 def test_a_namespace_that_is_missing_keeps_no_other_away(target: Target) -> None:

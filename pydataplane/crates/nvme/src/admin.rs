@@ -22,7 +22,7 @@ const STATUS: u32 = 4;
 
 /// How often namespaces are looked at whose controller does not tell of changes.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// How long a look may take, of as many commands as it is; a keep-alive timeout where that is longer.
+/// How long each command of a look may take; a keep-alive timeout where that is longer.
 const LOOK_WITHIN: Duration = Duration::from_secs(10);
 
 /// What a look asks for.
@@ -48,12 +48,10 @@ enum Subject {
 pub(crate) enum Heard {
     /// How groups of namespaces can be used now.
     Groups(Groups),
-    /// Blocks and group of a namespace.
-    Namespace(usize, u64, u32),
-    /// A namespace that is no bdev of it yet.
-    Found(Namespace),
-    /// A namespace that guests cannot go on with, and why.
-    Unusable(usize, String),
+    /// What a namespace is now; one that is no bdev yet, too.
+    Namespace(Namespace),
+    /// Number of one of its bdevs that no bdev can be on any more, and why.
+    Unusable(u32, String),
     /// A property was set, or not.
     Configured(bool),
     /// The status of the controller (CSTS).
@@ -83,7 +81,7 @@ pub(crate) struct Admin {
     wants_groups: bool,
     wants_namespaces: bool,
     looked: Instant,
-    /// When the look that is under way has begun.
+    /// When the command of the look that is under way was sent.
     asked: Instant,
 }
 
@@ -160,12 +158,11 @@ impl Admin {
         self.wants_namespaces |= !self.tells_namespaces && now - self.looked >= LOOK_EVERY;
         if self.look.is_none() && self.wants_groups {
             self.wants_groups = false;
-            self.asked = now;
-            self.begin(Look::Ana, shared);
+            self.begin(Look::Ana, shared, now);
         } else if self.look.is_none() && self.wants_namespaces {
             self.wants_namespaces = false;
-            (self.looked, self.asked) = (now, now);
-            self.begin(Look::Changed, shared);
+            self.looked = now;
+            self.begin(Look::Changed, shared, now);
         }
         // The thread may sleep from here on.
         self.queue.pump();
@@ -177,8 +174,8 @@ impl Admin {
         })
     }
 
-    fn begin(&mut self, look: Look, shared: &Shared) {
-        self.look = Some(look);
+    fn begin(&mut self, look: Look, shared: &Shared, now: Instant) {
+        (self.look, self.asked) = (Some(look), now);
         let nsid = |of: Subject| match of {
             Subject::Unit(unit) => shared.units[unit].namespace.nsid,
             Subject::New(nsid) => nsid,
@@ -203,16 +200,21 @@ impl Admin {
     ///
     /// # Errors
     /// A clause: the connection is of no more use.
-    pub(crate) fn next(&mut self, shared: &Shared) -> Result<Option<Heard>, String> {
+    pub(crate) fn next(&mut self, shared: &Shared, now: Instant) -> Result<Option<Heard>, String> {
         while let Some(ended) = self.queue.talk.next_ended() {
-            if let Some(heard) = self.heard(&ended, shared)? {
+            if let Some(heard) = self.heard(&ended, shared, now)? {
                 return Ok(Some(heard));
             }
         }
         Ok(None)
     }
 
-    fn heard(&mut self, ended: &Ended, shared: &Shared) -> Result<Option<Heard>, String> {
+    fn heard(
+        &mut self,
+        ended: &Ended,
+        shared: &Shared,
+        now: Instant,
+    ) -> Result<Option<Heard>, String> {
         let completion = ended.completion;
         let good = completion.is_good();
         match ended.tag {
@@ -229,7 +231,7 @@ impl Admin {
             CONFIGURE => return Ok(Some(Heard::Configured(good))),
             STATUS if good => return Ok(Some(Heard::Status(completion.result & 0xFFFF_FFFF))),
             STATUS => return Err(format!("it refuses Property Get: {}", words(&completion))),
-            _ => return self.seen(ended, shared),
+            _ => return self.seen(ended, shared, now),
         }
         Ok(None)
     }
@@ -248,12 +250,17 @@ impl Admin {
     }
 
     /// What a look asked for is there.
-    fn seen(&mut self, ended: &Ended, shared: &Shared) -> Result<Option<Heard>, String> {
+    fn seen(
+        &mut self,
+        ended: &Ended,
+        shared: &Shared,
+        now: Instant,
+    ) -> Result<Option<Heard>, String> {
         let Some(look) = self.look.take() else { return Ok(None) };
         let good = ended.completion.is_good();
         if ended.damaged {
             // Once more.
-            self.begin(look, shared);
+            self.begin(look, shared, now);
             return Ok(None);
         }
         let mut heard = None;
@@ -298,7 +305,7 @@ impl Admin {
             }
         };
         if let Some(next) = next {
-            self.begin(next, shared);
+            self.begin(next, shared, now);
         }
         Ok(heard)
     }
@@ -334,13 +341,9 @@ impl Admin {
         let is = Namespace::parse(nsid, &self.before, identity);
         match of {
             // One that no bdev can be on; that is logged with each new connection.
-            Subject::New(_) => is.ok().map(Heard::Found),
-            Subject::Unit(unit) => {
-                let was = &shared.units[unit].namespace;
-                Some(match is.and_then(|is| is.can_replace(was).map(|()| is)) {
-                    Ok(is) => Heard::Namespace(unit, is.geometry.num_blocks, is.group),
-                    Err(why) => Heard::Unusable(unit, why),
-                })
+            Subject::New(_) => is.ok().map(Heard::Namespace),
+            Subject::Unit(_) => {
+                Some(is.map_or_else(|why| Heard::Unusable(nsid, why), Heard::Namespace))
             }
         }
     }

@@ -114,6 +114,11 @@ impl Groups {
         Ok(Groups(groups))
     }
 
+    /// Whether a group is told of.
+    pub(crate) fn has(&self, group: u32) -> bool {
+        self.0.iter().any(|(number, _)| *number == group)
+    }
+
     /// Of a group; one that is not told of cannot be used.
     pub(crate) fn of(&self, group: u32) -> AnaState {
         let found = self.0.iter().find(|(number, _)| *number == group);

@@ -1,6 +1,5 @@
 //! A controller, which is a subsystem by one or more paths, and its namespaces as bdevs.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, OnceLock, Weak};
@@ -129,8 +128,6 @@ pub(crate) struct Shared {
     user: OnceLock<Weak<StopOnDrop>>,
     /// Is told the bdevs of namespaces that come.
     found: Sender<Arc<Disk>>,
-    /// By number: why namespaces are not used, as it was logged.
-    refused: Mutex<BTreeMap<u32, String>>,
 }
 
 impl Shared {
@@ -199,63 +196,40 @@ impl Shared {
         self.cache && !self.write_through && !address.is_local()
     }
 
-    /// Takes over what another association says of the namespaces: by namespace, its group there; `None`: it is not
-    /// there, or guests cannot go on with it, which is logged.
+    /// With how many of the namespaces that are bdevs guests can go on by another association.
     ///
     /// # Errors
-    /// A clause: guests can go on with none of them.
-    pub(crate) fn compare(&self, with: &Association) -> Result<Vec<Option<u32>>, String> {
+    /// A clause: with none, as what is there is not what it was; or not with its controller.
+    pub(crate) fn usable(&self, with: &Association) -> Result<usize, String> {
         if with.controller.cache && !self.cache {
             return Err("its controller has a volatile cache now".to_owned());
         }
-        let mut groups = Vec::with_capacity(self.units.len());
-        let mut refused = None;
-        for unit in self.units.iter() {
-            let nsid = unit.namespace.nsid;
-            let Some(is) = with.namespaces.iter().find(|each| each.nsid == nsid) else {
-                groups.push(None);
-                continue;
-            };
-            match unit.can_go_on(is, &with.controller, self.write_through) {
-                Ok(()) => groups.push(Some(is.group)),
-                Err(why) => {
-                    self.refuse(nsid, &why);
-                    refused.get_or_insert(why);
-                    groups.push(None);
-                }
+        let (mut usable, mut refused) = (0, None);
+        for is in &with.namespaces {
+            let Some(at) = self.units.position(is.nsid) else { continue };
+            match self.units[at].can_go_on(is, &with.controller, self.write_through) {
+                Ok(()) => usable += 1,
+                Err(why) => _ = refused.get_or_insert(why),
             }
         }
         match refused {
-            Some(why) if groups.iter().all(Option::is_none) => Err(why),
-            _ => Ok(groups),
-        }
-    }
-}
-
-impl Shared {
-    /// A namespace is not used, which is logged once.
-    fn refuse(&self, nsid: u32, why: &str) {
-        if self.refused.lock().insert(nsid, why.to_owned()).as_deref() != Some(why) {
-            tracing::error!(controller = self.name(), "a namespace is not used: {why}");
+            Some(why) if usable == 0 => Err(why),
+            _ => Ok(usable),
         }
     }
 
-    /// A path has a namespace: its number among the units. One that is not among them yet becomes a bdev. `None`: it
-    /// is not used, which is logged.
-    pub(crate) fn accept(&self, found: &Namespace, with: &identify::Controller) -> Option<usize> {
-        let accepted = match self.units.position(found.nsid) {
+    /// A path has a namespace: its number among the units. One that is not among them yet becomes a bdev.
+    ///
+    /// # Errors
+    /// A clause: it is not to be used there.
+    pub(crate) fn accept(
+        &self,
+        found: &Namespace,
+        with: &identify::Controller,
+    ) -> Result<usize, String> {
+        match self.units.position(found.nsid) {
             Some(at) => self.units[at].can_go_on(found, with, self.write_through).map(|()| at),
             None => self.add(found, with),
-        };
-        match accepted {
-            Ok(at) => {
-                self.refused.lock().remove(&found.nsid);
-                Some(at)
-            }
-            Err(why) => {
-                self.refuse(found.nsid, &why);
-                None
-            }
         }
     }
 
@@ -415,7 +389,6 @@ impl Controller {
             closing: Closed::default(),
             user: OnceLock::new(),
             found,
-            refused: Mutex::default(),
             options,
         });
         shared.orders.push(Order::Add(address, Some(Box::new(association))));
@@ -458,8 +431,7 @@ impl Controller {
         let end = Instant::now() + shared.options.connect_within;
         let association =
             establish(&address, &shared.identity, end).map_err(|why| failed(why, true))?;
-        let groups = shared.compare(&association).map_err(|why| failed(why, false))?;
-        if groups.iter().all(Option::is_none) {
+        if shared.usable(&association).map_err(|why| failed(why, false))? == 0 {
             return Err(failed("none of its namespaces is there".to_owned(), false));
         }
         if paths.iter().any(|path| path.connected && path.cntlid == association.id) {

@@ -4,6 +4,7 @@
 //! controller may still carry it out; to `Down`, where a thread connects anew. A path that is detached is used for what
 //! is in flight until that is over, and then goes to `ShuttingDown` before it ends.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread;
@@ -15,7 +16,7 @@ use crate::ana::{AnaState, Groups};
 use crate::command::property;
 use crate::connect::{Association, establish, expires};
 use crate::disk::PathInfo;
-use crate::identify::{Controller, NAMESPACES_MAX};
+use crate::identify::{Controller, NAMESPACES_MAX, Namespace};
 use crate::queue::{End, Queue};
 use crate::worker::Context;
 
@@ -23,6 +24,8 @@ use crate::worker::Context;
 const SHUT_DOWN_WITHIN: Duration = Duration::from_secs(1);
 /// Between two looks at how connections end, and whether a controller is shut down.
 const END_POLL: Duration = Duration::from_millis(10);
+/// Namespaces of which it is known at a time that it was logged why they are not used.
+const REFUSED_MAX: usize = 1024;
 /// Between two looks whether I/O waits for too long.
 pub(crate) const LATE_POLL: Duration = Duration::from_millis(250);
 
@@ -57,6 +60,8 @@ pub(crate) struct Path {
     /// By namespace of the controller: the group that it is in; `None`: it is not there.
     namespaces: Vec<Option<u32>>,
     groups: Option<Groups>,
+    /// By number: why namespaces are not used here, as it was logged.
+    refused: BTreeMap<u32, String>,
     /// What the controller said of itself, as of the last time that there was a connection.
     controller: Option<Controller>,
     /// By namespace: I/O went there last.
@@ -95,6 +100,7 @@ impl Path {
             drains_within: None,
             namespaces: vec![None; NAMESPACES_MAX],
             groups: None,
+            refused: BTreeMap::new(),
             controller: None,
             current: vec![false; NAMESPACES_MAX],
             begun: now,
@@ -170,16 +176,7 @@ impl Path {
     /// # Errors
     /// A clause: it is not that of before.
     pub(crate) fn join(&mut self, made: Association, with: &mut Context) -> Result<(), String> {
-        let groups = with.shared.compare(&made)?;
-        let mut namespaces = vec![None; NAMESPACES_MAX];
-        namespaces[..groups.len()].copy_from_slice(&groups);
-        for each in &made.namespaces {
-            if with.shared.units.position(each.nsid).is_none()
-                && let Some(unit) = with.shared.accept(each, &made.controller)
-            {
-                namespaces[unit] = Some(each.group);
-            }
-        }
+        with.shared.usable(&made)?;
         let failed = |e| format!("no io_uring: {e}");
         let mut queues = Vec::with_capacity(made.queues.len());
         for link in made.queues {
@@ -193,28 +190,56 @@ impl Path {
             .map_err(failed)?;
         (self.queues, self.admin) = (queues, Some(admin));
         self.controller = Some(made.controller);
-        (self.namespaces, self.groups, self.id) = (namespaces, made.groups, made.id);
+        self.namespaces.fill(None);
+        (self.groups, self.id) = (made.groups, made.id);
         (self.state, self.begun, self.asked) = (State::Up, with.now, None);
         (self.collected, self.unresolved, self.doubtful) = (false, false, false);
         self.connections += 1;
         if self.problem.take().is_some() {
             tracing::info!(controller = with.shared.name(), "{} answers again", self.address);
         }
-        for unit in 0..with.shared.units.len() {
-            let nsid = with.shared.units[unit].namespace.nsid;
-            // The size of one that is refused is that of another namespace.
-            if self.namespaces[unit].is_some()
-                && let Some(found) = made.namespaces.iter().find(|each| each.nsid == nsid)
-            {
-                with.resize(unit, found.geometry.num_blocks);
-            }
-        }
+        made.namespaces.iter().for_each(|each| self.take_over(each, with));
         with.changed = true;
         with.shared.set_given_up(false);
         if !with.others_up {
             with.came_back(&self.address);
         }
         Ok(())
+    }
+
+    /// Takes over what a namespace is now; one that is no bdev yet becomes one.
+    fn take_over(&mut self, found: &Namespace, with: &Context) {
+        let Some(of) = &self.controller else { return };
+        match with.shared.accept(found, of) {
+            Ok(unit) => {
+                self.namespaces[unit] = Some(found.group);
+                self.refused.remove(&found.nsid);
+                if self.groups.as_ref().is_some_and(|groups| !groups.has(found.group))
+                    && let Some(admin) = &mut self.admin
+                {
+                    admin.want_groups();
+                }
+                with.resize(unit, found.geometry.num_blocks);
+            }
+            // Its size is that of another namespace.
+            Err(why) => self.refuse(found.nsid, why, with),
+        }
+    }
+
+    /// A namespace is not used here, which is logged once.
+    fn refuse(&mut self, nsid: u32, why: String, with: &Context) {
+        if let Some(unit) = with.shared.units.position(nsid) {
+            self.namespaces[unit] = None;
+        }
+        if self.refused.get(&nsid) == Some(&why) {
+            return;
+        }
+        let (controller, path) = (with.shared.name(), self.address);
+        tracing::error!(controller, %path, "a namespace is not used: {why}");
+        if self.refused.len() >= REFUSED_MAX {
+            self.refused.clear();
+        }
+        self.refused.insert(nsid, why);
     }
 
     /// The association is of no more use.
@@ -302,29 +327,14 @@ impl Path {
 
     /// What the admin queue has heard.
     fn hear(&mut self, with: &mut Context) -> Result<(), String> {
-        let Some(admin) = &mut self.admin else { return Ok(()) };
-        while let Some(heard) = admin.next(&with.shared)? {
+        while let Some(admin) = &mut self.admin
+            && let Some(heard) = admin.next(&with.shared, with.now)?
+        {
             with.changed = true;
             match heard {
                 Heard::Groups(groups) => self.groups = Some(groups),
-                Heard::Namespace(unit, blocks, group) => {
-                    self.namespaces[unit] = Some(group);
-                    with.resize(unit, blocks);
-                }
-                Heard::Unusable(unit, why) => {
-                    if self.namespaces[unit].take().is_some() {
-                        let name = with.shared.name();
-                        tracing::error!(controller = name, "a namespace is not used: {why}");
-                    }
-                }
-                Heard::Found(found) => {
-                    let of = self.controller.as_ref();
-                    if let Some(unit) = of.and_then(|of| with.shared.accept(&found, of)) {
-                        self.namespaces[unit] = Some(found.group);
-                        // It may be in a group that is new.
-                        admin.want_groups();
-                    }
-                }
+                Heard::Namespace(found) => self.take_over(&found, with),
+                Heard::Unusable(nsid, why) => self.refuse(nsid, why, with),
                 // Asked for its status until it is shut down.
                 Heard::Configured(true) => self.asked = Some(with.now - END_POLL),
                 Heard::Configured(false) => return Err("it cannot be shut down".to_owned()),
@@ -337,7 +347,7 @@ impl Path {
                 Heard::Status(_) => self.asked = Some(with.now),
             }
         }
-        match admin.queue.broken() {
+        match self.admin.as_ref().and_then(|admin| admin.queue.broken()) {
             Some(why) => Err(why.to_owned()),
             None => Ok(()),
         }
