@@ -267,6 +267,12 @@ class NvmeTarget:
         if self.tells:
             self._tell(NAMESPACES, 2 | 0x04 << 16)
 
+    def remove(self, nsid: int) -> None:
+        """Deletes a namespace, and tells of it."""
+        del self.namespaces[nsid]
+        if self.tells:
+            self._tell(NAMESPACES, 2 | 0x04 << 16)
+
     def _keep_time(self) -> None:
         while not self._over.wait(0.05):
             for each in list(self.controllers):

@@ -16,6 +16,7 @@ import pytest
 from pydataplane.errors import BUSY, RpcError
 from tests.support.initiator import connected
 from tests.support.nvme_target import (
+    FLUSH,
     INACCESSIBLE,
     NON_OPTIMIZED,
     OPTIMIZED,
@@ -27,7 +28,7 @@ from tests.support.nvme_target import (
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
-from tests.target.test_nvme import GOOD, attach_controller, shown, write_ten
+from tests.target.test_nvme import GOOD, SYNCHRONIZE, attach_controller, shown, write_ten
 
 BLOCK = 512
 
@@ -198,6 +199,31 @@ def test_the_size_of_another_namespace_is_not_taken_over(target: Target) -> None
         until(lambda: len(other.controllers) == 2, "it is connected anew")
         until(lambda: accessible(target)["NVME0n1"] == [True, True], "it is used again")
         assert shown(target, "NVME0n7")["num_blocks"] == 2048
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "connected anew"])
+def test_a_namespace_that_is_deleted_keeps_no_flush_failure(target: Target, told: bool) -> None:
+    fails = threading.Event()
+
+    def answer(command: Command, usual: Callable[[Command], Answer]) -> Answer:
+        is_failure = command.opcode == FLUSH and fails.is_set()
+        return Answer(0x006 | 0x4000) if is_failure else usual(command)
+
+    spaces = {1: Namespace(2048), 7: Namespace(2048, uuid=b"namespace-uuid-7")}
+    with NvmeTarget(spaces, answering=answer, tells=told) as model:
+        attach_controller(target, model, fast_io_fail_timeout_sec=2)
+        target.attach("vm-0", "NVME0n1")
+        with connected(target) as guest:
+            fails.set()
+            assert guest.cdb(SYNCHRONIZE)["status"] != GOOD
+            fails.clear()
+            model.remove(7)
+            if not told:
+                model.drop()
+            expected = {"NVME0n1": [True], "NVME0n7": [False]}
+            until(lambda: accessible(target) == expected, "it is not there")
+            assert target.rpc("virtlun_bdev_clear_flush_error", name="NVME0n1") is True
+            assert guest.cdb(SYNCHRONIZE)["status"] == GOOD
 
 
 @pytest.mark.nightly

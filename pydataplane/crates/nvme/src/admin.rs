@@ -50,6 +50,8 @@ pub(crate) enum Heard {
     Groups(Groups),
     /// What a namespace is now; one that is no bdev yet, too.
     Namespace(Namespace),
+    /// It is not there any more.
+    Absent(usize),
     /// Number of one of its bdevs that no bdev can be on any more, and why.
     Unusable(u32, String),
     /// A property was set, or not.
@@ -290,17 +292,23 @@ impl Admin {
                 self.before.copy_from_slice(&self.buffer);
                 Some(Look::Descriptors(of))
             }
-            // It is not there now; its I/O says so.
-            Look::Namespace(of) => self.after(of, shared),
+            // It is not there now, or that cannot be told; its I/O says so.
+            Look::Namespace(of) => {
+                if ended.completion.is_of_none() {
+                    heard = absent(of);
+                }
+                self.after(of, shared)
+            }
             // What it is cannot be told now.
             Look::Descriptors(of) if !good && !ended.completion.is_unknown() => {
                 self.after(of, shared)
             }
             Look::Descriptors(of) => {
                 // One of no blocks is not active.
-                if self.before[..8] != [0; 8] {
-                    heard = self.told(of, good, shared);
-                }
+                heard = match self.before[..8] == [0; 8] {
+                    true => absent(of),
+                    false => self.told(of, good, shared),
+                };
                 self.after(of, shared)
             }
         };
@@ -346,5 +354,13 @@ impl Admin {
                 Some(is.map_or_else(|why| Heard::Unusable(nsid, why), Heard::Namespace))
             }
         }
+    }
+}
+
+/// What is heard of a namespace that is not there.
+fn absent(of: Subject) -> Option<Heard> {
+    match of {
+        Subject::Unit(unit) => Some(Heard::Absent(unit)),
+        Subject::New(_) => None,
     }
 }

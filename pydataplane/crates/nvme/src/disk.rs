@@ -588,7 +588,7 @@ impl Disk {
     }
 
     /// Lets flushes of all namespaces of the controller through again after one has failed, if the target flushes
-    /// them now. Returns what was latched. What was written before that failure may be lost all the same.
+    /// them now; one that it does not have any more is left out. Returns what was latched. What was written before that failure may be lost all the same.
     ///
     /// # Errors
     /// The flush fails again, or cannot be tried; then the latch stays.
@@ -600,7 +600,13 @@ impl Disk {
             let mut channel = SyncChannel::open(&disk).map_err(|e| e.to_string())?;
             channel.flush().map_err(|e| e.to_string())
         };
-        let flushed = (0..self.controller.shared.units.len()).try_for_each(flush);
+        let paths = self.controller.paths();
+        let is_there = |unit: &usize| {
+            let mut up = paths.iter().filter(|path| path.connected).peekable();
+            up.peek().is_none() || up.any(|path| path.access[*unit].is_some())
+        };
+        let all = 0..self.controller.shared.units.len();
+        let flushed = all.filter(is_there).try_for_each(flush);
         if let (Err(_), Some(failure)) = (&flushed, failure) {
             latch.restore(failure);
         }

@@ -59,6 +59,8 @@ pub(crate) struct Path {
     drains_within: Option<Duration>,
     /// By namespace of the controller: the group that it is in; `None`: it is not there.
     namespaces: Vec<Option<u32>>,
+    /// By namespace: it was deleted, as the controller has told since; its I/O goes there all the same, and says so.
+    absent: Vec<bool>,
     groups: Option<Groups>,
     /// By number: why namespaces are not used here, as it was logged.
     refused: BTreeMap<u32, String>,
@@ -99,6 +101,7 @@ impl Path {
             expires: Duration::ZERO,
             drains_within: None,
             namespaces: vec![None; NAMESPACES_MAX],
+            absent: vec![false; NAMESPACES_MAX],
             groups: None,
             refused: BTreeMap::new(),
             controller: None,
@@ -156,7 +159,9 @@ impl Path {
             connected: self.is_up(),
             connections: self.connections,
             problem: self.problem.clone(),
-            access: (0..self.namespaces.len()).map(|unit| self.access(unit)).collect(),
+            access: (0..self.namespaces.len())
+                .map(|unit| self.access(unit).filter(|_| !self.absent[unit]))
+                .collect(),
             current: self.current.clone(),
         }
     }
@@ -191,6 +196,7 @@ impl Path {
         (self.queues, self.admin) = (queues, Some(admin));
         self.controller = Some(made.controller);
         self.namespaces.fill(None);
+        self.absent.fill(false);
         (self.groups, self.id) = (made.groups, made.id);
         (self.state, self.begun, self.asked) = (State::Up, with.now, None);
         (self.collected, self.unresolved, self.doubtful) = (false, false, false);
@@ -212,7 +218,7 @@ impl Path {
         let Some(of) = &self.controller else { return };
         match with.shared.accept(found, of) {
             Ok(unit) => {
-                self.namespaces[unit] = Some(found.group);
+                (self.namespaces[unit], self.absent[unit]) = (Some(found.group), false);
                 self.refused.remove(&found.nsid);
                 if self.groups.as_ref().is_some_and(|groups| !groups.has(found.group))
                     && let Some(admin) = &mut self.admin
@@ -334,6 +340,7 @@ impl Path {
             match heard {
                 Heard::Groups(groups) => self.groups = Some(groups),
                 Heard::Namespace(found) => self.take_over(&found, with),
+                Heard::Absent(unit) => self.absent[unit] = true,
                 Heard::Unusable(nsid, why) => self.refuse(nsid, why, with),
                 // Asked for its status until it is shut down.
                 Heard::Configured(true) => self.asked = Some(with.now - END_POLL),

@@ -34,6 +34,11 @@ impl Completion {
         matches!(self.code(), 0x001 | 0x002) && self.status & DNR != 0
     }
 
+    /// Whether there is no such namespace.
+    pub(crate) fn is_of_none(&self) -> bool {
+        self.code() == 0x00B
+    }
+
     /// Whether one of two fused commands was not carried out for the other.
     pub(crate) fn is_of_other(&self) -> bool {
         matches!(self.code(), 0x009 | 0x00A)
