@@ -20,6 +20,7 @@ from tests.support.nvme_target import (
     INACCESSIBLE,
     NON_OPTIMIZED,
     OPTIMIZED,
+    WRITE,
     Answer,
     Command,
     Namespace,
@@ -85,6 +86,34 @@ def test_paths_that_are_detached_at_the_same_time_leave_none_on_record(target: T
         assert left["trsvcid"] == model.port(2) and "paths" not in left
         detach(2)
         assert names(target) == []
+
+
+def test_a_path_that_is_still_in_use_keeps_no_other_from_being_added(target: Target) -> None:
+    held, goes = threading.Event(), threading.Event()
+
+    def answer(command: Command, usual: Callable[[Command], Answer]) -> Answer:
+        if command.opcode == WRITE and command.port == 0 and not held.is_set():
+            held.set()
+            assert goes.wait(20)
+        return usual(command)
+
+    def ports() -> list[str]:
+        (group,) = target.rpc("bdev_nvme_get_io_paths")["poll_groups"]
+        return [path["transport"]["trsvcid"] for path in group["io_paths"] if path["connected"]]
+
+    with NvmeTarget(ports=9, answering=answer) as model:
+        for port in range(8):
+            attach_controller(target, model, port)
+        target.attach("vm-0", "NVME0n1")
+        with connected(target) as guest:
+            head = guest.send("submit", cdb=write_ten(5), data_out=b"u" * BLOCK)["head"]
+            assert held.wait(20)
+            where = {"traddr": "127.0.0.1", "trsvcid": model.port(), "trtype": "tcp"}
+            assert target.rpc("bdev_nvme_detach_controller", name="NVME0", **where) is True
+            attach_controller(target, model, 8)
+            until(lambda: ports() == [model.port(n) for n in range(1, 9)], "it is a path")
+            goes.set()
+            assert guest.send("wait", head=head)["status"] == GOOD
 
 
 @pytest.mark.parametrize("tells", [True, pytest.param(False, marks=pytest.mark.nightly)])

@@ -424,8 +424,7 @@ impl Controller {
             why: format!("{address}: {why}"),
             passes,
         };
-        let paths = self.paths();
-        if paths.len() >= PATHS_MAX {
+        if self.addresses().len() >= PATHS_MAX {
             return Err(failed(format!("it has {PATHS_MAX} paths already"), false));
         }
         let end = Instant::now() + shared.options.connect_within;
@@ -434,7 +433,7 @@ impl Controller {
         if shared.usable(&association).map_err(|why| failed(why, false))? == 0 {
             return Err(failed("none of its namespaces is there".to_owned(), false));
         }
-        if paths.iter().any(|path| path.connected && path.cntlid == association.id) {
+        if self.paths().iter().any(|path| path.connected && path.cntlid == association.id) {
             return Err(failed("it leads to the same controller".to_owned(), false));
         }
         let mut wanted = shared.paths.lock();

@@ -9,7 +9,7 @@ use reactor::IoContext;
 use crate::address::Address;
 use crate::disk::{Order, PATHS_MAX, Shared};
 use crate::path::{LATE_POLL, Path};
-use crate::requests::{DEPTH, Requests};
+use crate::requests::{DEPTH, Paths, Requests};
 
 /// Longest sleep.
 const SLEEP: Duration = Duration::from_secs(1);
@@ -60,6 +60,8 @@ impl Context {
 pub(crate) struct Worker {
     with: Context,
     paths: Vec<Path>,
+    /// What is to be done when one of them is gone that is used no more: until then it has its number.
+    kept: Option<Order>,
     late: Instant,
 }
 
@@ -70,7 +72,7 @@ impl Worker {
         let requests = Requests::new(Arc::clone(&shared.units), shared.cache, shared.write_through);
         let now = Instant::now();
         let with = Context { shared, registry, io, requests, now, changed: true, others_up: false };
-        Ok(Worker { with, paths: Vec::with_capacity(PATHS_MAX), late: now })
+        Ok(Worker { with, paths: Vec::with_capacity(PATHS_MAX), kept: None, late: now })
     }
 
     /// Until it is told to stop, when nobody has I/O any more; `begun` is called when it has its paths.
@@ -170,12 +172,15 @@ impl Worker {
     }
 
     fn take_orders(&mut self) {
-        while let Some(order) = self.with.shared.next_order() {
-            self.with.changed = true;
+        while let Some(order) = self.kept.take().or_else(|| self.with.shared.next_order()) {
             match order {
                 Order::Add(address, made) => {
                     let free = |n: &u8| self.paths.iter().all(|path| path.number != *n);
-                    let Some(number) = (0..PATHS_MAX as u8).find(free) else { continue };
+                    let Some(number) = (0..Paths::BITS as u8).find(free) else {
+                        self.kept = Some(Order::Add(address, made));
+                        return;
+                    };
+                    self.with.changed = true;
                     self.with.others_up = self.paths.iter().any(Path::is_up);
                     let mut path = Path::new(number, address, self.with.now);
                     if let Some(made) = made
@@ -186,6 +191,7 @@ impl Worker {
                     self.paths.push(path);
                 }
                 Order::Remove(address) => {
+                    self.with.changed = true;
                     let found = self.paths.iter_mut().filter(|path| path.address == address);
                     found.for_each(|path| path.retire(&mut self.with));
                 }
