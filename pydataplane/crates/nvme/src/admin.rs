@@ -9,7 +9,7 @@ use crate::buffer::Buffer;
 use crate::command::{self, Command, IDENTIFY_LEN, identify, property};
 use crate::conversation::{Data, Ended};
 use crate::disk::Shared;
-use crate::identify::{Controller, NAMESPACES_MAX, Namespace, active, identity};
+use crate::identify::{Controller, Namespace, active, chosen, identity};
 use crate::queue::{Link, Queue};
 use crate::status::words;
 
@@ -284,7 +284,7 @@ impl Admin {
                 // Another path may have made units of some meanwhile.
                 let is_new = |at: Option<usize>| at.is_none_or(|at| at >= self.through);
                 self.news.retain(|nsid| is_new(shared.units.position(*nsid)));
-                self.news.truncate(NAMESPACES_MAX);
+                self.news = chosen(std::mem::take(&mut self.news), &shared.known());
                 self.news.reverse();
                 self.next_new()
             }

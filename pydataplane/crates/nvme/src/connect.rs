@@ -11,7 +11,7 @@ use crate::ana::Groups;
 use crate::buffer::Buffer;
 use crate::command::{self, CONNECT_LEN, Command, IDENTIFY_LEN, feature, identify, property};
 use crate::conversation::{Conversation, DEPTH, Data, FABRICS_IN_CAPSULE};
-use crate::identify::{Controller, NAMESPACES_MAX, Names, Namespace, active, identity};
+use crate::identify::{Controller, NAMESPACES_MAX, Names, Namespace, active, chosen, identity};
 use crate::queue::{Link, Queue};
 use crate::status::words;
 use crate::wire::{Completion, INIT, Terms, init_request};
@@ -62,13 +62,15 @@ impl std::fmt::Debug for Association {
     }
 }
 
-/// Connects to a controller of the subsystem, until `end`.
+/// Connects to a controller of the subsystem, until `end`. Where it has more namespaces than are used, those of the
+/// numbers `known` are used before others.
 ///
 /// # Errors
 /// A clause: it is not there, lets nobody in, or is none that bdevs can be on.
 pub(crate) fn establish(
     address: &Address,
     identity: &Identity,
+    known: &[u32],
     end: Instant,
 ) -> Result<Association, String> {
     let io = IoContext::new().map_err(|e| format!("no io_uring: {e}"))?;
@@ -104,7 +106,7 @@ pub(crate) fn establish(
     if events != 0 {
         admin.ask("Set Features", command::set_features(feature::EVENTS, events), Data::None)?;
     }
-    let namespaces = admin.namespaces(identity, &names, &mut data)?;
+    let namespaces = admin.namespaces(identity, known, &names, &mut data)?;
     let groups = admin.groups(&controller)?;
     let asked = u32::from(identity.queues.max(1)) - 1;
     let asked = command::set_features(feature::QUEUES, asked | asked << 16);
@@ -283,6 +285,7 @@ impl<'a> OneByOne<'a> {
     fn namespaces(
         &mut self,
         who: &Identity,
+        known: &[u32],
         names: &Names,
         data: &mut [u8; IDENTIFY_LEN],
     ) -> Result<Vec<Namespace>, String> {
@@ -293,10 +296,10 @@ impl<'a> OneByOne<'a> {
             let count = active.len();
             tracing::warn!(
                 subsystem = who.subnqn,
-                "it has {count} namespaces, of which the first {NAMESPACES_MAX} are used"
+                "it has {count} namespaces, of which {NAMESPACES_MAX} are used"
             );
         }
-        for nsid in active.into_iter().take(NAMESPACES_MAX) {
+        for nsid in chosen(active, known) {
             self.identify(identify::NAMESPACE, nsid, data)?;
             let mut descriptors = Box::new([0; IDENTIFY_LEN]);
             // Controllers before 1.3 have none.

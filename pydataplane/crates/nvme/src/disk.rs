@@ -196,6 +196,12 @@ impl Shared {
         self.cache && !self.write_through && !address.is_local()
     }
 
+    /// Numbers of the namespaces that are bdevs or are to be.
+    pub(crate) fn known(&self) -> Vec<u32> {
+        let units = self.units.iter().map(|unit| unit.namespace.nsid);
+        units.chain(self.options.expected.iter().map(|(nsid, ..)| *nsid)).collect()
+    }
+
     /// With how many of the namespaces that are bdevs guests can go on by another association.
     ///
     /// # Errors
@@ -337,10 +343,12 @@ impl Controller {
         let name = options.name.clone();
         let failed = |why: String, passes| CreateError { name: name.clone(), why, passes };
         let identity = identity_of(&options);
+        let known: Vec<u32> = options.expected.iter().map(|(nsid, ..)| *nsid).collect();
         let mut first = None;
         let mut why = "it has no path".to_owned();
         for address in paths {
-            match establish(address, &identity, Instant::now() + options.connect_within) {
+            let end = Instant::now() + options.connect_within;
+            match establish(address, &identity, &known, end) {
                 Ok(association) => {
                     first = Some((*address, association));
                     break;
@@ -428,8 +436,8 @@ impl Controller {
             return Err(failed(format!("it has {PATHS_MAX} paths already"), false));
         }
         let end = Instant::now() + shared.options.connect_within;
-        let association =
-            establish(&address, &shared.identity, end).map_err(|why| failed(why, true))?;
+        let association = establish(&address, &shared.identity, &shared.known(), end)
+            .map_err(|why| failed(why, true))?;
         if shared.usable(&association).map_err(|why| failed(why, false))? == 0 {
             return Err(failed("none of its namespaces is there".to_owned(), false));
         }
@@ -535,7 +543,7 @@ pub fn reach(options: &Options, paths: &[Address]) -> Result<(), String> {
     let identity = identity_of(options);
     let mut why = "it has no path".to_owned();
     for address in paths {
-        match establish(address, &identity, Instant::now() + options.connect_within) {
+        match establish(address, &identity, &[], Instant::now() + options.connect_within) {
             Ok(_) => return Ok(()),
             Err(e) => why = format!("{address}: {e}"),
         }

@@ -302,6 +302,16 @@ pub(crate) fn active(data: &[u8; IDENTIFY_LEN]) -> Result<Vec<u32>, String> {
     Ok(numbers)
 }
 
+/// As many of some numbers, ascending, as there is room for; those that are known come before the others.
+pub(crate) fn chosen(mut numbers: Vec<u32>, known: &[u32]) -> Vec<u32> {
+    if numbers.len() > NAMESPACES_MAX {
+        numbers.sort_by_key(|nsid| !known.contains(nsid));
+        numbers.truncate(NAMESPACES_MAX);
+        numbers.sort_unstable();
+    }
+    numbers
+}
+
 /// What tells a namespace from all others: its UUID, or one made of its NGUID or EUI-64, of the list of
 /// descriptors or, of older controllers, of Identify Namespace; else of its number in the subsystem.
 pub(crate) fn identity(
@@ -433,6 +443,16 @@ pub(crate) mod tests {
         assert!(active(&data).is_err());
         let many: Vec<u8> = (1..=1024u32).flat_map(u32::to_le_bytes).collect();
         assert_eq!(active(&many.try_into().unwrap()).unwrap().len(), 1024);
+    }
+
+    #[test]
+    fn of_too_many_namespaces_those_that_are_known_are_used() {
+        let known: Vec<u32> = (10..138).collect();
+        assert_eq!(chosen((1..138).collect(), &known), known);
+        let known = [500, 700];
+        let found = chosen((1..=1024).collect(), &known);
+        assert_eq!((found.len(), found[125..].to_vec()), (NAMESPACES_MAX, vec![126, 500, 700]));
+        assert_eq!(chosen(vec![3, 9], &known), [3, 9]);
     }
 
     #[test]

@@ -499,7 +499,8 @@ impl Path {
             let (shared, address) = (Arc::clone(&with.shared), self.address);
             let work = move || {
                 let end = Instant::now() + shared.options.connect_within;
-                _ = tell.send(establish(&address, &shared.identity, end));
+                let known = shared.known();
+                _ = tell.send(establish(&address, &shared.identity, &known, end));
                 shared.wake();
             };
             match thread::Builder::new().name("nvme connect".into()).spawn(work) {
