@@ -29,7 +29,14 @@ from tests.support.nvme_target import (
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
-from tests.target.test_nvme import GOOD, SYNCHRONIZE, attach_controller, shown, write_ten
+from tests.target.test_nvme import (
+    GOOD,
+    SYNCHRONIZE,
+    attach_controller,
+    hurry,
+    shown,
+    write_ten,
+)
 
 BLOCK = 512
 
@@ -60,6 +67,12 @@ def accessible(target: Target) -> dict[str, list[bool]]:
     return found
 
 
+def problems(target: Target) -> str:
+    """What is not restored, in one text."""
+    found: list[str] = target.rpc("virtlun_get_status")["restore_problems"]
+    return "; ".join(found)
+
+
 def test_a_controller_is_detached_as_a_whole_or_not(target: Target) -> None:
     spaces = {1: Namespace(2048), 7: Namespace(2048, uuid=b"namespace-uuid-7")}
     with NvmeTarget(spaces) as model:
@@ -68,6 +81,55 @@ def test_a_controller_is_detached_as_a_whole_or_not(target: Target) -> None:
         error = target.fails("bdev_nvme_detach_controller", name="NVME0")
         assert isinstance(error, RpcError) and error.code == BUSY, error
         assert names(target) == ["NVME0n1", "NVME0n7"]
+
+
+@pytest.mark.nightly
+def test_a_controller_is_detached_also_where_somebody_lets_go_late(target: Target) -> None:
+    held, goes = threading.Event(), threading.Event()
+
+    def answer(command: Command, usual: Callable[[Command], Answer]) -> Answer:
+        if command.opcode == WRITE:
+            held.set()
+            assert goes.wait(60)
+        return usual(command)
+
+    spaces = {1: Namespace(2048), 7: Namespace(2048, uuid=b"namespace-uuid-7")}
+    with NvmeTarget(spaces, answering=answer) as model:
+        attach_controller(target, model)
+        target.attach("vm-0", "NVME0n1")
+        with connected(target) as guest:
+            guest.send("submit", cdb=write_ten(5), data_out=b"h" * BLOCK)
+            assert held.wait(20)
+            error = target.fails("bdev_nvme_detach_controller", name="NVME0")
+            assert isinstance(error, RpcError) and error.code == BUSY, error
+            goes.set()
+            until(lambda: names(target) == [], "both are gone")
+        assert "nvme" not in str(target.configuration().get("bdev"))
+        until(lambda: not model.connections, "its connections are closed")
+
+
+@pytest.mark.nightly
+def test_where_one_namespace_stays_the_others_of_its_controller_come_back(target: Target) -> None:
+    hangs = threading.Event()
+
+    def answer(command: Command, usual: Callable[[Command], Answer]) -> Answer | None:
+        return None if hangs.is_set() and command.nsid == 7 else usual(command)
+
+    hurry(target)
+    spaces = {1: Namespace(2048), 7: Namespace(65536, uuid=b"namespace-uuid-7")}
+    with NvmeTarget(spaces, answering=answer) as model:
+        attach_controller(target, model, fast_io_fail_timeout_sec=12)
+        target.rpc("bdev_lvol_create_lvstore", bdev_name="NVME0n7", lvs_name="lvs0")
+        target.make_thin("v", 8)
+        target.attach("vm-0", "lvs0/v")
+        with connected(target) as guest:
+            hangs.set()
+            guest.send("submit", cdb=write_ten(5), data_out=b"h" * BLOCK)
+            assert target.fails("bdev_nvme_detach_controller", name="NVME0")
+            until(lambda: {"NVME0n1", "NVME0n7"} <= set(names(target)), "none is gone")
+            hangs.clear()
+            model.drop()
+            until(lambda: shown(target, "NVME0n7")["connections"] == 2, "it is connected anew")
 
 
 def test_paths_that_are_detached_at_the_same_time_leave_none_on_record(target: Target) -> None:
@@ -297,6 +359,48 @@ def test_a_namespace_that_is_missing_keeps_no_other_away(target: Target) -> None
             guest.ready(target=1)
             assert guest.read(5, 1, target=1) == b"7" * BLOCK
         assert not any(model.namespaces[7].content[: 5 * BLOCK])
+
+
+def test_that_one_namespace_is_missing_is_told_also_where_another_is_new(target: Target) -> None:
+    seven = Namespace(2048, uuid=b"namespace-uuid-7")
+    with NvmeTarget({1: Namespace(2048), 7: seven}) as model:
+        attach_controller(target, model)
+        assert target.stop() == 0
+        del model.namespaces[7]
+        model.namespaces[8] = Namespace(64, uuid=b"namespace-uuid-8")
+        target.start()
+        until(lambda: names(target) == ["NVME0n1", "NVME0n8"], "what is there is back")
+        assert "or others than before: 7" in problems(target)
+        assert "could not be restored" not in target.words()
+        model.add(7, seven)
+        until(lambda: not problems(target), "all is well")
+        assert names(target) == ["NVME0n1", "NVME0n7", "NVME0n8"]
+
+
+def test_a_namespace_whose_name_is_taken_keeps_no_other_away(target: Target) -> None:
+    def product() -> object:
+        (bdev,) = target.rpc("bdev_get_bdevs", name="NVME0n3")
+        return bdev["product_name"]
+
+    with NvmeTarget({1: Namespace(2048), 2: Namespace(2048)}) as model:
+        # Two of one UUID.
+        assert attach_controller(target, model) == ["NVME0n1"]
+        assert "no bdevs, as others have their names or UUIDs: 2" in problems(target)
+        model.remove(2)
+        target.rpc("bdev_malloc_create", name="NVME0n3", num_blocks=2048, block_size=512)
+        model.add(3, Namespace(64, uuid=b"namespace-uuid-3"))
+        until(lambda: "or UUIDs: 2, 3" in problems(target), "it is found")
+        target.restart()
+        until(lambda: names(target) == ["NVME0n1", "NVME0n3"], "both are back")
+        until(lambda: "or UUIDs: 3" in problems(target), "it is found")
+        assert product() == "Malloc disk"
+        recorded = {call["method"]: call["params"] for call in target.configuration()["bdev"]}
+        spaces = recorded["bdev_nvme_attach_controller"]["namespaces"]
+        assert [each["nsid"] for each in spaces] == [1]
+        target.rpc("bdev_malloc_delete", name="NVME0n3")
+        until(lambda: names(target) == ["NVME0n1", "NVME0n3"], "it is a bdev")
+        assert product() == "NVMe disk"
+        until(lambda: not problems(target), "all is well")
 
 
 def test_groups_of_namespaces_are_told_by_one_command(target: Target) -> None:

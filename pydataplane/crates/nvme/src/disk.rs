@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -124,10 +124,8 @@ pub(crate) struct Shared {
     pub latch: FlushLatch,
     shown: Mutex<Vec<PathInfo>>,
     closing: Closed,
-    /// Those who use it.
-    user: OnceLock<Weak<StopOnDrop>>,
-    /// Is told the bdevs of namespaces that come.
-    found: Sender<Arc<Disk>>,
+    /// Is told its name when a namespace has come.
+    found: Sender<String>,
 }
 
 impl Shared {
@@ -241,14 +239,12 @@ impl Shared {
 
     fn add(&self, found: &Namespace, with: &identify::Controller) -> Result<usize, String> {
         is_expected(&self.options.expected, found)?;
-        let user = self.user.get().and_then(Weak::upgrade).ok_or("the controller is detached")?;
         let unit = Unit::new(*found, with, self.write_through);
         let at = self.units.add(unit).ok_or_else(|| {
             format!("namespace {} is one of more than {NAMESPACES_MAX}", found.nsid)
         })?;
         tracing::info!(controller = self.name(), "namespace {} is there", found.nsid);
-        let controller = Controller { shared: Arc::clone(&user.0), stop: user };
-        _ = self.found.send(Arc::new(Disk::new(&controller, at)));
+        _ = self.found.send(self.name().to_owned());
         Ok(at)
     }
 }
@@ -329,8 +325,7 @@ pub struct Controller {
 
 impl Controller {
     /// Connects by the first of `paths` that can be, the others later; takes some seconds at most. `registry` is
-    /// told when the size of a namespace changes, and `found` the bdevs of namespaces that come later. Returns the bdevs
-    /// of those that are there.
+    /// told when the size of a namespace changes, and `found` the name of the controller when namespaces come later.
     ///
     /// # Errors
     /// None is there or lets this host in; or none has a namespace that a bdev can be on, and that is expected.
@@ -338,8 +333,8 @@ impl Controller {
         registry: &Registry,
         options: Options,
         paths: &[Address],
-        found: Sender<Arc<Disk>>,
-    ) -> Result<(Controller, Vec<Arc<Disk>>), CreateError> {
+        found: Sender<String>,
+    ) -> Result<Controller, CreateError> {
         let name = options.name.clone();
         let failed = |why: String, passes| CreateError { name: name.clone(), why, passes };
         let identity = identity_of(&options);
@@ -395,7 +390,6 @@ impl Controller {
             latch: FlushLatch::default(),
             shown: Mutex::default(),
             closing: Closed::default(),
-            user: OnceLock::new(),
             found,
             options,
         });
@@ -403,10 +397,7 @@ impl Controller {
         for other in paths.iter().filter(|other| **other != address) {
             shared.orders.push(Order::Add(*other, None));
         }
-        // The thread may add others.
-        let first_units = shared.units.len();
         let stop = Arc::new(StopOnDrop(Arc::clone(&shared)));
-        _ = shared.user.set(Arc::downgrade(&stop));
         let (tell, told) = mpsc::channel();
         let (for_thread, registry) = (Arc::clone(&shared), registry.clone());
         let work = move || match Worker::new(for_thread, registry) {
@@ -416,9 +407,13 @@ impl Controller {
         let os = |e: std::io::Error| failed(e.to_string(), false);
         thread::Builder::new().name("nvme".into()).spawn(work).map_err(os)?;
         told.recv().map_err(std::io::Error::other).and_then(|started| started).map_err(os)?;
-        let made = Controller { shared, stop };
-        let disks = (0..first_units).map(|unit| Arc::new(Disk::new(&made, unit))).collect();
-        Ok((made, disks))
+        Ok(Controller { shared, stop })
+    }
+
+    /// A bdev for each of its namespaces, in order; one of a namespace is to be registered at a time.
+    pub fn disks(&self) -> Vec<Arc<Disk>> {
+        let units = 0..self.shared.units.len();
+        units.map(|unit| Arc::new(Disk::new(self, unit))).collect()
     }
 
     /// Connects by another path to the same subsystem; takes some seconds at most.
@@ -583,6 +578,11 @@ impl Disk {
     /// That of which it is a namespace.
     pub fn controller(&self) -> &Controller {
         &self.controller
+    }
+
+    /// Number of the namespace.
+    pub fn nsid(&self) -> u32 {
+        self.unit().namespace.nsid
     }
 
     /// Which of [`PathInfo::access`] it is.

@@ -347,8 +347,8 @@ impl App {
         self.config.lock()
     }
 
-    /// Brings back what waits for a bdev that came meanwhile; called after each mutating method, the
-    /// only thing that makes bdevs.
+    /// Brings back what waits for a bdev that came meanwhile; called after each mutating method, and by what else
+    /// makes bdevs, with the methods' lock.
     pub fn restore_appeared(&self) {
         let Some(methods) = self.methods() else { return };
         loop {
@@ -441,6 +441,12 @@ impl App {
             self.load_lvstore(&name);
         }
         Ok(())
+    }
+
+    /// Whether what `item` makes is being restored, and was neither deleted nor replaced meanwhile.
+    pub fn is_to_be_restored(&self, item: &Item) -> bool {
+        let restoring = self.restoring.lock();
+        restoring.contains(&item.key) && self.config().holds(item)
     }
 
     /// Loads what a new bdev holds; what cannot be loaded is noted as a problem.

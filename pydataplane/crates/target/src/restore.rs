@@ -360,7 +360,6 @@ fn restore_disk(app: &App, item: &Item, opened: Option<Opened>) -> bool {
     };
     let comes_later = restored.as_ref().is_err_and(|(_, later)| *later);
     let problem = match restored {
-        Ok(()) if is_nvme(item) => controller::missing(app, item),
         Ok(()) => None,
         Err((e, _)) => Some(e.message),
     };
@@ -369,6 +368,11 @@ fn restore_disk(app: &App, item: &Item, opened: Option<Opened>) -> bool {
         if let Some(why) = problem {
             tracing::info!("not restored: {why}");
         }
+        return false;
+    }
+    if problem.is_none() && is_nvme(item) {
+        // What is recorded of it may be another call by now.
+        controller::note_missing_of(app, item);
         return false;
     }
     let mut config = app.config();

@@ -257,22 +257,21 @@ impl Config {
 
     /// Notes why an item could not be restored.
     pub fn set_problem(&mut self, key: &str, problem: String) {
-        if let Some(item) = self.items.iter_mut().find(|i| i.key == key) {
-            item.problem = Some(problem);
-        }
+        self.note(key, Some(problem));
+    }
+
+    /// Notes what is wrong with an item, or that nothing is; whether that is new.
+    pub fn note(&mut self, key: &str, problem: Option<String>) -> bool {
+        let Some(item) = self.items.iter_mut().find(|i| i.key == key) else { return false };
+        let is_new = item.problem != problem;
+        item.problem = problem;
+        is_new
     }
 
     /// Notes how restoring `of` went, unless another thing has its key by now, or none.
     pub fn set_restored(&mut self, of: &Item, problem: Option<String>) {
         if let Some(item) = self.items.iter_mut().find(|i| i.key == of.key && i.call == of.call) {
             item.problem = problem;
-        }
-    }
-
-    /// What has this key is there as it was.
-    pub fn clear_problem(&mut self, key: &str) {
-        if let Some(item) = self.items.iter_mut().find(|item| item.key == key) {
-            item.problem = None;
         }
     }
 

@@ -18,6 +18,7 @@ pub use found::{Found, watch};
 use nvme::{Address, Controller, CreateError, Disk};
 use options::{SetOptions, set_options};
 use rpc::{Errno, Error, Flags, Methods};
+use serde_json::{Value, json};
 use shown::{OneOrAll, get_controllers, get_io_paths};
 use std::path::Path;
 use std::sync::Arc;
@@ -77,72 +78,163 @@ fn names_of(disks: &[Arc<Disk>]) -> Vec<String> {
     disks.iter().map(|disk| disk.name().to_owned()).collect()
 }
 
+/// The controller of that name.
+fn controller(app: &App, name: &str) -> Option<Controller> {
+    disks(&app.registry, name).first().map(|disk| disk.controller().clone())
+}
+
+/// Refuses the name of one that waits for its target; or of a bdev, as both are recorded under their names.
+fn check_unrecorded(app: &App, name: &str) -> Result<(), Error> {
+    let why = match app.config().get(&bdev_key(name)).map(is_nvme) {
+        None => return Ok(()),
+        Some(true) => format!("there is a controller {name} already, which is not connected"),
+        Some(false) => format!("there is a bdev {name}: give the controller another name"),
+    };
+    Err(Error::os(Errno::Exist, why))
+}
+
 fn attach(app: &App, mut p: Attach, item: Option<&Item>) -> Result<Vec<String>, NotMade> {
     p.check(app)?;
     let addresses = p.addresses()?;
-    if item.is_none()
-        && let Some(there) = controllers(app, Some(&p.name)).ok().and_then(|mut all| all.pop())
-    {
+    let is_there = || controller(app, &p.name).filter(|_| item.is_none());
+    if item.is_none() && is_there().is_none() {
+        // Nobody has to wait for that.
+        check_unrecorded(app, &p.name)?;
+    }
+    let turn = app.namespaces.turn(&p.name);
+    if let Some(there) = is_there() {
+        drop(turn);
         return Ok(add_path(app, &p, &there, addresses[0])?);
     }
-    // One that waits for its target; or a bdev, as both are recorded under their names.
-    let recorded = app.config().get(&bdev_key(&p.name)).map(is_nvme);
-    if let Some(is_controller) = recorded.filter(|_| item.is_none()) {
-        let why = match is_controller {
-            true => format!("there is a controller {} already, which is not connected", p.name),
-            false => format!("there is a bdev {}: give the controller another name", p.name),
-        };
-        return Err(Error::os(Errno::Exist, why).into());
+    if item.is_none() {
+        check_unrecorded(app, &p.name)?;
     }
-    let _attaching = app.namespaces.attaching.read();
     let options = p.options(app);
     p.hostnqn = Some(options.hostnqn.clone());
     let subnqn = options.subnqn.clone();
     let wait = app.waits.begin(format!("bdev {}", p.name), format!("{} to answer", addresses[0]));
     let found = app.namespaces.sender();
-    let (controller, disks) = Controller::create(&app.registry, options, &addresses, found)?;
+    let controller = Controller::create(&app.registry, options, &addresses, found)?;
     drop(wait);
-    if let Some(first) = disks.first() {
-        app.flush_errors.attach_as(&p.name, &**first, Path::new(&subnqn));
-    }
-    for (n, disk) in disks.iter().enumerate() {
-        let bdev: Arc<dyn Bdev> = disk.clone();
-        let added = match item {
-            Some(item) => app.add_restored(bdev, item),
-            None => app.add_bdev(bdev),
-        };
-        if let Err(e) = added {
-            for made in &disks[..n] {
-                _ = app.registry.unregister(made.name());
-            }
-            return Err(e.into());
-        }
-    }
-    p.namespaces = expected(&controller);
+    let made = make_bdevs(app, &controller, item, Path::new(&subnqn))?;
+    p.namespaces = expected(&controller, &made);
     record(app, &p);
-    Ok(names_of(&disks))
+    note_missing(app, &p.name);
+    if made.len() < controller.disks().len() {
+        app.namespaces.look(&p.name);
+    }
+    Ok(names_of(&made))
 }
 
-/// What the namespaces of a controller have to be.
-fn expected(controller: &Controller) -> Vec<Expected> {
-    let all = controller.namespaces().into_iter();
+/// Makes bdevs of the namespaces of a new controller. One whose name or UUID another bdev has keeps no other away; it
+/// becomes one when that is gone.
+///
+/// # Errors
+/// None can be made; or what `item` says is not wanted any more, and none is left.
+fn make_bdevs(
+    app: &App,
+    of: &Controller,
+    item: Option<&Item>,
+    subsystem: &Path,
+) -> Result<Vec<Arc<Disk>>, Error> {
+    let mut made: Vec<Arc<Disk>> = Vec::new();
+    let mut failed = None;
+    for disk in of.disks() {
+        if made.is_empty() {
+            app.flush_errors.attach_as(of.name(), &*disk, subsystem);
+        }
+        match make_bdev(app, disk.clone(), item) {
+            Ok(()) => made.push(disk),
+            Err(e) if item.is_some_and(|item| !app.is_to_be_restored(item)) => {
+                made.iter().for_each(|disk| _ = app.registry.unregister(disk.name()));
+                return Err(e);
+            }
+            Err(e) => {
+                tracing::error!(bdev = disk.name(), "a namespace is no bdev: {e}");
+                failed.get_or_insert(e);
+            }
+        }
+    }
+    match failed {
+        Some(e) if made.is_empty() => Err(e),
+        _ => Ok(made),
+    }
+}
+
+/// Makes a bdev of a namespace.
+///
+/// # Errors
+/// There is another one of its name, also one that is recorded and not there yet, or of its UUID; or what `item` says
+/// is not wanted any more.
+fn make_bdev(app: &App, disk: Arc<Disk>, item: Option<&Item>) -> Result<(), Error> {
+    let name = disk.name();
+    if app.config().get(&bdev_key(name)).is_some() {
+        return Err(Error::os(Errno::Exist, format_args!("there is another bdev {name}")));
+    }
+    match item {
+        Some(item) => app.add_restored(disk, item),
+        None => app.add_bdev(disk),
+    }
+}
+
+/// What the namespaces of a controller have to be: those that had to be it before, and those that are bdevs.
+fn expected(of: &Controller, made: &[Arc<Disk>]) -> Vec<Expected> {
+    let before = &of.options().expected;
+    let is_meant = |nsid: u32| {
+        before.iter().any(|(before, ..)| *before == nsid)
+            || made.iter().any(|disk| disk.nsid() == nsid)
+    };
+    let all = of.namespaces().into_iter().filter(|(nsid, ..)| is_meant(*nsid));
     all.map(|(nsid, uuid, block_size)| Expected { nsid, uuid: UuidText(uuid), block_size })
         .collect()
 }
 
-/// Which of its namespaces a controller that is there has not, in a sentence.
-pub fn missing(app: &App, item: &Item) -> Option<String> {
-    let name = item.call.params.get("name")?.as_str()?;
-    let controller = controllers(app, Some(name)).ok()?.pop()?;
-    let missing: Vec<_> = controller.missing().iter().map(|(nsid, ..)| nsid.to_string()).collect();
-    if missing.is_empty() {
-        return None;
+/// Records what the namespaces of a controller have to be.
+fn record_namespaces(app: &App, of: &Controller) {
+    let made = disks(&app.registry, of.name());
+    app.config().set_param(&bdev_key(of.name()), "namespaces", json!(expected(of, &made)));
+}
+
+/// As [`note_missing`], of the controller that `item` attaches.
+pub fn note_missing_of(app: &App, item: &Item) {
+    if let Some(name) = item.call.params.get("name").and_then(Value::as_str) {
+        note_missing(app, name);
     }
-    let numbers = missing.join(", ");
-    Some(format!(
-        "controller {name}: of its namespaces these are not there, or others than before: {numbers}; detach the \
-         controller to do without"
-    ))
+}
+
+/// Notes which namespaces of a controller are not there or no bdevs, as a problem of it, or that there are none such.
+fn note_missing(app: &App, name: &str) {
+    // Held meanwhile, so that whoever comes last notes what is so then.
+    let mut config = app.config();
+    let made = disks(&app.registry, name);
+    let Some(controller) = made.first().map(|disk| disk.controller()) else { return };
+    let missing: Vec<u32> = controller.missing().into_iter().map(|(nsid, ..)| nsid).collect();
+    let all = controller.namespaces().into_iter().map(|(nsid, ..)| nsid);
+    let unmade: Vec<u32> = all
+        .filter(|nsid| !missing.contains(nsid) && !made.iter().any(|disk| disk.nsid() == *nsid))
+        .collect();
+    let list = |of: &[u32]| of.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    let mut problems = Vec::new();
+    if !missing.is_empty() {
+        let numbers = list(&missing);
+        problems.push(format!(
+            "of its namespaces these are not there, or others than before: {numbers}; detach the controller to do \
+             without"
+        ));
+    }
+    if !unmade.is_empty() {
+        let numbers = list(&unmade);
+        problems.push(format!(
+            "of its namespaces these are no bdevs, as others have their names or UUIDs: {numbers}; delete those"
+        ));
+    }
+    let problem =
+        (!problems.is_empty()).then(|| format!("controller {name}: {}", problems.join("; and ")));
+    if config.note(&bdev_key(name), problem.clone())
+        && let Some(problem) = problem
+    {
+        tracing::error!("{problem}");
+    }
 }
 
 /// Records a controller, unless it was detached meanwhile.

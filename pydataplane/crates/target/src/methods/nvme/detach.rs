@@ -1,7 +1,7 @@
 //! A controller, or one of its paths, is used no more.
 
 use super::call::PathParams;
-use super::{CLOSE_TIMEOUT, controllers, disks, is_nvme, no_controller};
+use super::{CLOSE_TIMEOUT, controller, disks, is_nvme, names_of, no_controller};
 use crate::app::App;
 use crate::state::bdev_key;
 use bdev::Bdev;
@@ -42,8 +42,7 @@ pub(super) struct Detach {
 }
 
 pub(super) fn detach(app: &App, p: &Detach) -> Result<bool, Error> {
-    let found = controllers(app, Some(&p.name));
-    let Some(controller) = found.ok().and_then(|mut all| all.pop()) else {
+    let Some(controller) = controller(app, &p.name) else {
         // One that could not be restored is forgotten.
         let is_known = app.config().get(&bdev_key(&p.name)).is_some_and(is_nvme);
         return match is_known {
@@ -69,22 +68,45 @@ pub(super) fn detach(app: &App, p: &Detach) -> Result<bool, Error> {
         record_paths(app, &controller);
         return Ok(true);
     }
-    // All or none of them.
-    for disk in disks(&app.registry, &p.name) {
-        app.check_removable(disk.name())?;
-    }
-    let closing = controller.closing();
     drop(controller);
-    for disk in disks(&app.registry, &p.name) {
-        let name = disk.name().to_owned();
-        drop(disk);
-        app.remove_bdev(&name)?;
+    detach_whole(app, &p.name)
+}
+
+/// Takes all bdevs of a controller away, or none: where one of them stays, those that were taken away before come
+/// back, without what they were used for.
+///
+/// # Errors
+/// One stays; or somebody still has one, which goes when he lets go.
+fn detach_whole(app: &App, name: &str) -> Result<bool, Error> {
+    let turn = app.namespaces.turn(name);
+    let all = disks(&app.registry, name);
+    let Some(first) = all.first() else { return Err(no_controller(name)) };
+    all.iter().try_for_each(|disk| app.check_removable(disk.name()))?;
+    let (closing, bdevs) = (first.controller().closing(), names_of(&all));
+    drop(all);
+    let mut failed = None;
+    for bdev in bdevs {
+        let Err(e) = app.remove_bdev(&bdev) else { continue };
+        failed.get_or_insert(e);
+        if app.registry.get(&bdev).is_some() {
+            break;
+        }
     }
-    let key = bdev_key(&p.name);
-    app.restoring().remove(&key);
-    app.config().forget(|item| item.key == key);
+    let stays = !disks(&app.registry, name).is_empty();
+    if !stays {
+        let key = bdev_key(name);
+        app.restoring().remove(&key);
+        app.config().forget(|item| item.key == key);
+    }
+    drop(turn);
+    if stays {
+        app.namespaces.look(name);
+    }
+    if let Some(e) = failed {
+        return Err(e);
+    }
     if !closing.wait(CLOSE_TIMEOUT) {
-        tracing::warn!("controller {} is detached, but still in use, or not closed yet", p.name);
+        tracing::warn!("controller {name} is detached, but still in use, or not closed yet");
     }
     Ok(true)
 }
