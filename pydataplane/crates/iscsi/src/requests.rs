@@ -1,4 +1,4 @@
-//! The I/Os that the thread of a device has: which are to be sent, which are in entry, and what they come to.
+//! The I/Os that the thread of a device has: which are to be sent, which are in flight, and what they come to.
 //! Without a connection: what is here outlives each session.
 
 use std::collections::VecDeque;
@@ -133,7 +133,7 @@ impl Requests {
         self.since = Some(Instant::now());
     }
 
-    /// Takes I/Os that have come, as far as there is room. Two that change the same blocks are never in entry
+    /// Takes I/Os that have come, as far as there is room. Two that change the same blocks are never in flight
     /// together: one whose answer is lost is sent again, and must not undo another that was answered.
     pub(crate) fn take(&mut self, mut next: impl FnMut() -> Option<ThreadRequest>) {
         while let Some(at) = self.slots.next_free()
@@ -323,7 +323,7 @@ impl Requests {
         sent.map(|entry| entry.sent).min()
     }
 
-    /// Ends those that went off so long ago. Nothing may be in entry any more.
+    /// Ends those that went off so long ago. Nothing may be in flight any more.
     pub(crate) fn fail_sent_before(&mut self, before: Instant) {
         for at in 0..DEPTH {
             let entry = &self.slots[at];
@@ -337,7 +337,7 @@ impl Requests {
         }
     }
 
-    /// The session is gone, and nothing of what it had is in entry any more: what was not answered is sent again
+    /// The session is gone, and nothing of what it had is in flight any more: what was not answered is sent again
     /// in the order in which it came. What a comparison came to is not known.
     pub(crate) fn begin_anew(&mut self) {
         let is_unknown = |entry: &Entry| {
@@ -368,7 +368,7 @@ impl Requests {
         self.ready.extend(all.into_iter().map(|(_, at)| at));
     }
 
-    /// Ends all without an answer. Nothing may be in entry.
+    /// Ends all without an answer. Nothing may be in flight.
     pub(crate) fn fail_all(&mut self) {
         for at in 0..DEPTH {
             if let Some(ThreadRequest { io, .. }) = &self.slots[at].request {
