@@ -50,6 +50,14 @@ pub struct Item {
     pub flush_failure: Option<FlushFailure>,
 }
 
+impl Item {
+    /// Whether it is recorded to be a bdev on that LUN.
+    fn is_on_lun(&self, lun: Uuid) -> bool {
+        let its = self.call.params.get("lun_uuid").and_then(Value::as_str);
+        its.and_then(|its| Uuid::parse_str(its).ok()) == Some(lun)
+    }
+}
+
 /// The configuration of this process.
 #[derive(Debug, Default)]
 pub struct Config {
@@ -210,11 +218,17 @@ impl Config {
 
     /// As [`Config::flush_failure`], of any bdev that is recorded to be on the LUN `lun`.
     pub fn flush_failure_of_lun(&self, lun: Uuid) -> Option<FlushFailure> {
-        let is_on = |item: &&Item| {
-            let its = item.call.params.get("lun_uuid").and_then(Value::as_str);
-            its.and_then(|its| Uuid::parse_str(its).ok()) == Some(lun)
-        };
-        self.items.iter().filter(is_on).find_map(|item| item.flush_failure)
+        self.items.iter().filter(|item| item.is_on_lun(lun)).find_map(|item| item.flush_failure)
+    }
+
+    /// Forgets the flushes that failed of bdevs on the LUN `lun` that are recorded and not there: `is_there` is asked
+    /// with the name of each.
+    pub fn clear_flush_failures_of_lun(&mut self, lun: Uuid, is_there: impl Fn(&str) -> bool) {
+        for item in self.items.iter_mut().filter(|item| item.is_on_lun(lun)) {
+            if item.key.strip_prefix(BDEV_KEY).is_some_and(|name| !is_there(name)) {
+                self.dirty |= item.flush_failure.take().is_some();
+            }
+        }
     }
 
     /// Records whether a flush of the bdev `key` failed; whether that is new.
@@ -393,6 +407,28 @@ mod tests {
         config.record("bdev_aio_create", &file("/y"));
         assert!(config.flush_errors().is_empty(), "another file");
         fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_flush_of_a_lun_that_is_cleared_is_no_failure_of_bdevs_that_are_gone() {
+        let lun = Uuid::from_u128(7);
+        let of = |name: &str, lun: Uuid| json!({"name": name, "url": "u", "lun_uuid": lun});
+        let mut config = Config::default();
+        config.record("bdev_iscsi_create", &of("there", lun));
+        config.record("bdev_iscsi_create", &of("gone", lun));
+        config.record("bdev_iscsi_create", &of("other", Uuid::from_u128(8)));
+        let failure = FlushFailure {
+            cause: bdev::FlushCause::Flush,
+            errno: None,
+            at: std::time::SystemTime::UNIX_EPOCH,
+        };
+        for name in ["there", "gone", "other"] {
+            assert!(config.set_flush_failure(&bdev_key(name), Some(failure)));
+        }
+        config.clear_flush_failures_of_lun(lun, |name| name == "there");
+        assert_eq!(config.flush_errors().into_keys().collect::<Vec<_>>(), ["other", "there"]);
+        config.set_flush_failure(&bdev_key("there"), None);
+        assert_eq!(config.flush_failure_of_lun(lun), None);
     }
 
     #[test]

@@ -179,6 +179,11 @@ fn clear_flush_error(app: &App, name: &str) -> Result<bool, Error> {
     if let Some(failure) = failure {
         tracing::warn!(bdev = disk.name(), "flush error cleared: {failure}");
     }
+    if let Some(on) = app.registry.get_as::<iscsi::Disk>(disk.name()) {
+        // What is there has a latch of its own.
+        let is_there = |name: &str| app.registry.get(name).is_some();
+        app.config().clear_flush_failures_of_lun(on.lun().identity, is_there);
+    }
     // After the latch: at a crash in between the failure is known again, and nobody was told that it
     // is cleared.
     let recorded = app.flush_errors.record().map_err(errors::state);
