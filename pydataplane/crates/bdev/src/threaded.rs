@@ -34,8 +34,8 @@ pub trait Threaded {
     fn has_given_up(&self) -> bool;
     /// Blocks that the device compares and writes in one step at most; 0: it does not.
     fn compared_max(&self) -> u64;
-    /// Hands an I/O to the thread; `false`: there is no room.
-    fn hand_over(&self, request: ThreadRequest) -> bool;
+    /// Hands an I/O to the thread; has it back where there is no room.
+    fn hand_over(&self, request: ThreadRequest) -> Result<(), ThreadRequest>;
 }
 
 /// Which command a write is.
@@ -47,9 +47,10 @@ pub enum WriteHow {
     Compared,
 }
 
-/// An I/O on its way to the thread, which ends it by [`ThreadRequest::end`].
+/// An I/O on its way to the thread, which ends it by [`ThreadRequest::end`]; one that is dropped is aborted.
 pub struct ThreadRequest {
-    completions: Arc<Completions>,
+    /// Until it has ended.
+    completions: Option<Arc<Completions>>,
     /// Its tag is the channel's, of no meaning for the thread.
     pub io: Io,
     /// Which command it is.
@@ -58,8 +59,20 @@ pub struct ThreadRequest {
 
 impl ThreadRequest {
     /// Tells the channel how it ended. Nothing of its memory may be used any more.
-    pub fn end(self, result: Result<(), IoError>) {
-        self.completions.give(Completion { tag: self.io.tag, result, ticks: 0, ended: 0 });
+    pub fn end(mut self, result: Result<(), IoError>) {
+        self.give(result);
+    }
+
+    fn give(&mut self, result: Result<(), IoError>) {
+        if let Some(completions) = self.completions.take() {
+            completions.give(Completion { tag: self.io.tag, result, ticks: 0, ended: 0 });
+        }
+    }
+}
+
+impl Drop for ThreadRequest {
+    fn drop(&mut self) {
+        self.give(Err(IoError::Aborted));
     }
 }
 
@@ -78,7 +91,7 @@ impl Completions {
 
     /// An I/O as if of the channel.
     pub fn request(self: &Arc<Self>, io: Io, how: WriteHow) -> ThreadRequest {
-        ThreadRequest { completions: Arc::clone(self), io, how }
+        ThreadRequest { completions: Some(Arc::clone(self)), io, how }
     }
 
     /// The next one that has ended.
@@ -167,7 +180,9 @@ impl<D: Threaded> ThreadChannel<D> {
         let failures = self.device.latch().failures();
         self.slots[at] = Slot { io: *io, begun: ticks::now(), failures, how };
         let request = self.completions.request(Io { tag: u64::from(at), sg, ..*io }, how);
-        if !self.device.hand_over(request) {
+        if let Err(mut request) = self.device.hand_over(request) {
+            // It has not begun, so it does not end.
+            request.completions = None;
             return Submit::Full;
         }
         self.slots.take();
@@ -251,3 +266,6 @@ impl<D: Threaded> Drop for ThreadChannel<D> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

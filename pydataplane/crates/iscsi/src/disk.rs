@@ -273,10 +273,10 @@ impl Threaded for User {
     fn compared_max(&self) -> u64 {
         self.0.0.unit.limits.compared.into()
     }
-    fn hand_over(&self, request: ThreadRequest) -> bool {
-        let has_room = self.0.0.queue.push(request).is_ok();
+    fn hand_over(&self, request: ThreadRequest) -> Result<(), ThreadRequest> {
+        let pushed = self.0.0.queue.push(request);
         self.0.0.wake();
-        has_room
+        pushed
     }
 }
 

@@ -309,10 +309,10 @@ impl Threaded for User {
     fn compared_max(&self) -> u64 {
         self.unit().most.compared
     }
-    fn hand_over(&self, request: ThreadRequest) -> bool {
-        let has_room = self.of.0.queue.push(Request { of: request, unit: self.unit }).is_ok();
+    fn hand_over(&self, request: ThreadRequest) -> Result<(), ThreadRequest> {
+        let pushed = self.of.0.queue.push(Request { of: request, unit: self.unit });
         self.of.0.wake();
-        has_room
+        pushed.map_err(|request| request.of)
     }
 }
 
