@@ -1823,7 +1823,7 @@ class Rpc(ABC):
     ) -> list[str]: ...
 
     # Delete the bdevs of an NVMe controller, and disconnect; an lvstore on one is unloaded first.
-    # Or use one of its paths no more.
+    # Where one of them stays, the others come back. Or use one of its paths no more.
     @overload
     def call(
         self,

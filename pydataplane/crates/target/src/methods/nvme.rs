@@ -341,8 +341,8 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
     methods
         .add(
             "bdev_nvme_detach_controller",
-            "Delete the bdevs of an NVMe controller, and disconnect; an lvstore on one is unloaded first. Or use one of \
-             its paths no more.",
+            "Delete the bdevs of an NVMe controller, and disconnect; an lvstore on one is unloaded first. Where one of \
+             them stays, the others come back. Or use one of its paths no more.",
             Flags::LONG_WRITE,
             move |p: Detach| detach(&a, &p),
         )

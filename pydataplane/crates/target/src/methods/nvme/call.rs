@@ -94,7 +94,9 @@ pub(super) struct Attach {
     /// Further paths to the subsystem (ours), as calls with multipath add them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<PathParams>,
-    /// What the namespaces have to be (ours). Default: what they are, which is recorded
+    /// What namespaces of these numbers have to be (ours): one that is missing, or another one, is no bdev and keeps no
+    /// other away, others are bdevs as well; where none is there, it is an error. Default: what they are, which is
+    /// recorded
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<Expected>,
     /// Not supported.
