@@ -9,7 +9,10 @@ GatewayError
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 
 from plugin.gateway.wire import WireError
 from plugin.gateway.xdr import Reader, Writer
@@ -105,6 +108,25 @@ class Refused(GatewayError):
     def payload(self) -> bytes:
         """Returns the remote_error that the client gets."""
         return error_payload(self.numbers.code, str(self), self.numbers.domain)
+
+
+@contextmanager
+def noting(path: Path, what: str = "") -> Iterator[None]:
+    """Has a body write a note in the gateway's folder of state, and says so where it cannot.
+
+    `what` is what the note is of, for the sentence.
+
+    Raises:
+        Refused: an OSError of the body.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise Refused(
+            Refusal.INTERNAL,
+            f"{what}{path} cannot be written ({error.strerror}): make gateway.state_dir of"
+            " virtlun.toml a folder with space",
+        ) from error
 
 
 class NoAnswer(Refused):

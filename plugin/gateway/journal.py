@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
-from plugin.gateway.errors import Refused
+from plugin.gateway.errors import noting
 from plugin.gateway.peer import start_time
-from pydataplane.domain.errors import Refusal
 from pydataplane.domain.model import FrontEnd, Place, disk_place
 from pydataplane.domain.translate import controller_name
 from pydataplane.domain.translate.taken import Held
@@ -212,17 +211,11 @@ class Journal:
 
     def _write(self, entry: AnyEntry, path: Path) -> StoredEntry:
         new = path.with_suffix(".new")
-        try:
+        with noting(path, f"{entry.operation} of disk {entry.dev}: "):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             new.touch(mode=0o600)
             new.write_text(json.dumps({"version": VERSION, **asdict(entry)}))
             new.rename(path)
-        except OSError as error:
-            raise Refused(
-                Refusal.INTERNAL,
-                f"{entry.operation} of disk {entry.dev}: {path} cannot be written "
-                f"({error.strerror}): make gateway.state_dir of virtlun.toml a folder with space",
-            ) from error
         return StoredEntry(entry, path)
 
     def remove(self, stored: StoredEntry) -> None:

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from plugin.gateway.errors import Refused
-from pydataplane.domain.errors import Refusal
+from plugin.gateway.errors import noting
 from pydataplane.domain.images import LunIdentity
 
 SUFFIX = ".images"
@@ -46,16 +45,10 @@ class Openings:
             return
         path = self._path(controller)
         new = path.with_suffix(".new")
-        try:
+        with noting(path):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             new.write_text("".join(f"{_line(*each)}\n" for each in sorted(there.items())))
             new.rename(path)
-        except OSError as error:
-            raise Refused(
-                Refusal.INTERNAL,
-                f"{path} cannot be written ({error.strerror}): make gateway.state_dir of"
-                " virtlun.toml a folder with space",
-            ) from error
 
     def forget(self, controller: str) -> None:
         """Forgets those of a domain that does not run any more."""

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import structlog
 
-from plugin.gateway.errors import GatewayError, Refused
+from plugin.gateway.errors import GatewayError, noting
 from plugin.gateway.targets import Targets
-from pydataplane.domain.errors import Refusal
 from pydataplane.volumes import Volumes
 
 SUFFIX = ".stream"
@@ -33,15 +32,9 @@ class Leftovers:
             Refused: that cannot be written.
         """
         path = self._path(uuid)
-        try:
+        with noting(path):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.write_text(SNAPSHOT if snapshot else "")
-        except OSError as error:
-            raise Refused(
-                Refusal.INTERNAL,
-                f"{path} cannot be written ({error.strerror}): make gateway.state_dir of"
-                " virtlun.toml a folder with space",
-            ) from error
 
     def remove(self, uuid: str) -> None:
         """Forgets one."""

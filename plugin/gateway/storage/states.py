@@ -7,8 +7,7 @@ from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
-from plugin.gateway.errors import Refused
-from pydataplane.domain.errors import Refusal
+from plugin.gateway.errors import noting
 
 SUFFIX = ".pool"
 
@@ -48,7 +47,7 @@ class States:
             Refused: that cannot be written.
         """
         path = self._folder / f"{uuid}{SUFFIX}"
-        try:
+        with noting(path):
             if state is State.ACTIVE:
                 path.unlink(missing_ok=True)
             else:
@@ -56,10 +55,4 @@ class States:
                 new = path.with_suffix(".new-pool")
                 new.write_text(state.value)
                 new.rename(path)
-        except OSError as error:
-            raise Refused(
-                Refusal.INTERNAL,
-                f"{path} cannot be written ({error.strerror}): make gateway.state_dir of"
-                " virtlun.toml a folder with space",
-            ) from error
         self._noted[uuid] = state
