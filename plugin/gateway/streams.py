@@ -64,6 +64,8 @@ class Stream:
             StreamEnded: it aborts, or left.
             WireError: it sent what no stream has.
         """
+        if self._lost.is_set() and self._come.empty():
+            raise StreamEnded  # the last piece was taken after `end`
         given = await self._come.get()
         if given is None:
             raise StreamEnded

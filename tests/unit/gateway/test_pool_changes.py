@@ -18,7 +18,7 @@ from plugin.gateway.storage.leftovers import Leftovers
 from plugin.gateway.storage.refs import StorageVol
 from plugin.gateway.storage.states import State, States
 from plugin.gateway.storage.xml import read_volume
-from plugin.gateway.streams import Stream, StreamEnded
+from plugin.gateway.streams import Piece, Stream, StreamEnded
 from plugin.gateway.wire import Header, MessageType, Status, WireError
 from plugin.gateway.xdr import Reader, Writer
 from tests.support.fake_target import LVSTORE_UUID, MIB
@@ -269,5 +269,18 @@ def test_a_stream_is_data_and_holes_to_its_end(tmp_path: Path) -> None:
         await stream.put(header(MessageType.STREAM, Status.CONTINUE), b"x")  # nobody takes it
         with pytest.raises(StreamEnded):
             await stream.next()
+
+    play(tmp_path, body)
+
+
+def test_a_stream_whose_client_is_gone_ends_behind_what_had_come(tmp_path: Path) -> None:
+    async def body(_: World) -> None:
+        stream = Stream(header(MessageType.CALL, Status.OK))
+        await stream.put(header(MessageType.STREAM, Status.CONTINUE), b"the last")
+        stream.end()
+        assert await stream.next() == Piece(b"the last")
+        async with asyncio.timeout(10):
+            with pytest.raises(StreamEnded):
+                await stream.next()
 
     play(tmp_path, body)
