@@ -15,13 +15,21 @@ class Locks:
         self._users: dict[str, int] = {}
 
     @asynccontextmanager
-    async def hold(self, name: str) -> AsyncIterator[None]:
-        """Holds the lock `name` for the body, first come first served."""
+    async def hold(self, name: str, *, wait_s: float | None = None) -> AsyncIterator[None]:
+        """Holds the lock `name` for the body, first come first served.
+
+        Raises:
+            TimeoutError: others had it for `wait_s` seconds; None: it is waited for.
+        """
         lock = self._locks.setdefault(name, asyncio.Lock())
         self._users[name] = self._users.get(name, 0) + 1
         try:
-            async with lock:
+            async with asyncio.timeout(wait_s):
+                await lock.acquire()
+            try:
                 yield
+            finally:
+                lock.release()
         finally:
             self._users[name] -= 1
             if not self._users[name]:
@@ -30,3 +38,8 @@ class Locks:
     def is_held(self, name: str) -> bool:
         """Whether somebody holds or wants the lock `name`."""
         return name in self._locks
+
+
+def volume_name(store: str, name: str) -> str:
+    """Returns the lock of what a volume of an lvstore (its UUID) is called, there or not."""
+    return f"volume:{store}/{name}"

@@ -171,7 +171,10 @@ class Gateway:
     async def run(self) -> None:
         """Serves clients until `stop` is called, then lets calls begun finish."""
         accepting = [asyncio.create_task(self._accept(item)) for item in self._listeners]
-        self._spawn(self.services.pools.leftovers.clean(self.services.target))
+        leftovers = self.services.pools.leftovers
+        accepting.append(
+            asyncio.create_task(leftovers.clean(self.services.target, self.services.locks))
+        )
         if self.config.reconcile:
             accepting.append(asyncio.create_task(self.loop.run()))
             accepting.append(asyncio.create_task(self.io_errors.run()))

@@ -80,6 +80,8 @@ class FakeTarget(WatchedClient):
         self.owners: dict[str, tuple[int | None, bool]] = {}
         """By controller: the user named for its owner, and whether that has to be a new process."""
         self.exports: set[str] = set()
+        self.export_dir = "/export"
+        """Nothing makes files there."""
         """The volumes that are files, or devices of ublk."""
         self.disks: dict[str, str] = {}
         """Of the latter: the device's path."""
@@ -440,6 +442,18 @@ class FakeTarget(WatchedClient):
         del self.volumes[self._alias(name)]
         return True
 
+    def bdev_lvol_snapshot(self, lvol_name: str, snapshot_name: str) -> str:
+        alias = self._alias(lvol_name)
+        taken = f"{alias.partition('/')[0]}/{snapshot_name}"
+        if taken in self.volumes:
+            raise RpcError(EXISTS, f"lvol {taken} exists")
+        self.volumes[alias].thin = True
+        return self.add_volume(taken, self.volumes[alias].mib)
+
+    def bdev_lvol_inflate(self, name: str) -> bool:
+        self.volume(name).thin = False
+        return True
+
     def bdev_lvol_resize(self, name: str, size_in_mib: int) -> bool:
         volume = self.volume(name)
         if size_in_mib - volume.mib > self.free_mib:
@@ -490,11 +504,16 @@ class FakeTarget(WatchedClient):
         device: bool = False,
         block_size: int = 512,
     ) -> dict[str, str]:
-        assert not read_only and block_size in (512, 4096)
+        assert block_size in (512, 4096)
         if device and self.devices["ublk"] and bdev_name not in self.exports:
             self.disks[bdev_name] = f"/dev/ublkb{len(self.disks)}"
+        if self.users(bdev_name) and not read_only:
+            raise RpcError(BUSY, f"bdev {bdev_name} is in use by a controller")
         self.exports.add(bdev_name)
-        return {"path": self.disks.get(bdev_name, f"/export/{bdev_name}")}
+        return {"path": self._export(bdev_name)}
+
+    def _export(self, uuid: str) -> str:
+        return self.disks.get(uuid) or f"{self.export_dir}/{uuid}"
 
     def virtlun_export_delete(self, bdev_name: str) -> bool:
         if bdev_name not in self.exports:
@@ -511,7 +530,7 @@ class FakeTarget(WatchedClient):
             {
                 "bdev_name": uuid,
                 "uuid": uuid,
-                "path": self.disks.get(uuid, f"/export/{uuid}"),
+                "path": self._export(uuid),
                 "read_only": False,
                 "parked": False,
                 "opens": 1,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from plugin.gateway.call import Call
 from plugin.gateway.errors import Code, Refused
+from plugin.gateway.locks import volume_name
 from plugin.gateway.storage import volumes
 from plugin.gateway.storage.pools import Pool
 from plugin.gateway.storage.refs import StoragePool, StorageVol
@@ -16,10 +18,17 @@ from plugin.gateway.storage.rights import (
     volume_action,
     volume_details,
 )
+from pydataplane.domain.errors import Refusal
 from pydataplane.lvols import Volume
 
 ASKED_AT_A_TIME = 8
 """Questions to polkit about volumes in a list."""
+
+BUSY_S = 10.0
+"""How long a call waits for others that change the same volume, seconds.
+
+libvirt refuses what is in use at once; here what was begun may just be at its end.
+"""
 
 DENIED = "access denied: 'QEMU' denied access"
 """As libvirt says it."""
@@ -107,3 +116,28 @@ async def seen(call: Call, pool: Pool, found: Iterable[Volume]) -> list[Volume]:
 
     verdicts = await asyncio.gather(*(may(volume) for volume in listed))
     return [volume for volume, allowed in zip(listed, verdicts, strict=True) if allowed]
+
+
+@asynccontextmanager
+async def changing(call: Call, pool: Pool, *names: str) -> AsyncIterator[None]:
+    """Holds volumes of a pool, there or not, while the body makes, changes or deletes them.
+
+    What is left of them from an up- or download that was cut off has ended then.
+
+    Raises:
+        GatewayError: another call has one for longer than BUSY_S, or the target does not answer.
+    """
+    locks, store = call.services.locks, pool.store.uuid
+    async with AsyncExitStack() as held:
+        for name in sorted(set(names)):
+            lock = locks.hold(volume_name(store, name), wait_s=BUSY_S)
+            try:
+                await held.enter_async_context(lock)
+            except TimeoutError as error:
+                raise Refused(
+                    Refusal.VOLUME_IN_USE,
+                    f"volume {pool.name}/{name} is being written, wiped or made by another call:"
+                    " try again when that has ended, or end its client",
+                ) from error
+            await call.services.pools.leftovers.end_of(pool.target, store, name)
+        yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from uuid import UUID
 
 import structlog
@@ -11,6 +11,7 @@ from plugin.gateway.call import Call
 from plugin.gateway.errors import Code, GatewayError, Refused
 from plugin.gateway.handlers.pools import check_flags
 from plugin.gateway.handlers.storage import (
+    changing,
     check_active,
     check_volume,
     named,
@@ -53,7 +54,7 @@ async def create(call: Call) -> None:
     wanted = await call.parse(lambda: read_volume(xml, pool.name), xml)
     await check_volume(call, pool, pool.volume_ref(wanted.name), "create")
     check_flags(flags, VALIDATE)
-    async with _named(call, pool, wanted.name):
+    async with changing(call, pool, wanted.name):
         made = await volumes.create(pool, wanted.name, wanted.capacity, thin=wanted.thin)
     _changed(call, pool, made, "created")
     await call.answer(bytes(pool.volume_ref(made.name).write(Writer())))
@@ -77,7 +78,7 @@ async def create_from(call: Call) -> None:
     wanted = await call.parse(lambda: read_volume(xml, pool.name, capacity=source.size), xml)
     await check_volume(call, pool, pool.volume_ref(wanted.name), "create")
     check_flags(flags, VALIDATE | REFLINK)
-    async with _named(call, pool, wanted.name):
+    async with changing(call, pool, wanted.name, source.name):
         made = await volumes.clone(pool, source, wanted.name, wanted.capacity)
     _changed(call, pool, made, "cloned")
     await call.answer(bytes(pool.volume_ref(made.name).write(Writer())))
@@ -100,7 +101,7 @@ async def delete(call: Call) -> None:
         return
     pool, volume = found
     check_flags(args.u32())
-    async with _named(call, pool, volume.name):
+    async with changing(call, pool, volume.name):
         await check_unused(call, pool, volume)
         await volumes.delete(pool, volume)
     _changed(call, pool, volume, "deleted")
@@ -120,7 +121,7 @@ async def resize(call: Call) -> None:
     name = f"volume {pool.name}/{volume.name}"
     # The second is that of `virsh blockresize`: whoever changes the size has seen what it is.
     locks = call.services.locks
-    async with _named(call, pool, volume.name), locks.hold(f"volume:{volume.uuid}"):
+    async with changing(call, pool, volume.name), locks.hold(f"volume:{volume.uuid}"):
         volume = await named(call, pool, volume.name, "resize")
         if flags & ALLOCATE and volume.thin:
             raise Refused(
@@ -161,16 +162,11 @@ async def wipe(call: Call) -> None:
             f"volume {pool.name}/{volume.name} can be wiped with zeros only: leave the algorithm"
             " out",
         )
-    async with _named(call, pool, volume.name):
+    async with changing(call, pool, volume.name):
         await check_unused(call, pool, volume)
         await volumes.wipe(pool, volume, call.services.pools.leftovers)
     _changed(call, pool, volume, "wiped")
     await call.answer()
-
-
-def _named(call: Call, pool: Pool, name: str) -> AbstractAsyncContextManager[None]:
-    """Holds a volume's name while it is made or deleted."""
-    return call.services.locks.hold(f"volume:{pool.store.uuid}/{name}")
 
 
 def _changed(call: Call, pool: Pool, volume: Volume, what: str) -> None:

@@ -9,21 +9,22 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import structlog
 
 from plugin.gateway.call import Call
-from plugin.gateway.errors import Code, Refused
+from plugin.gateway.errors import Code, GatewayError, Refused
 from plugin.gateway.handlers.pools import check_flags
-from plugin.gateway.handlers.storage import volume_of
+from plugin.gateway.handlers.storage import changing, volume_of
 from plugin.gateway.handlers.volumechanges import check_unused
 from plugin.gateway.storage import exports
 from plugin.gateway.storage.events import PoolEvent
 from plugin.gateway.storage.pools import Pool
 from plugin.gateway.storage.refs import StorageVol
 from plugin.gateway.streams import Stream, StreamEnded
+from plugin.gateway.wire import WireError
 from plugin.gateway.xdr import Reader
 from pydataplane.lvols import Volume
 
@@ -73,36 +74,53 @@ async def upload(call: Call) -> None:
         await call.pass_on()
         return
     pool, volume = asked.pool, asked.volume
-    async with call.services.locks.hold(f"volume:{pool.store.uuid}/{volume.name}"):
+    async with changing(call, pool, volume.name):
         await check_unused(call, pool, volume)
-        async with _opened(call, asked, write=True) as file, _answered(call) as stream:
+        async with _streamed(call, asked, write=True) as (stream, file):
             await _take(stream, file, asked)
     call.services.announce(PoolEvent(pool.ref))
     _log.info("volume changed", volume=volume.path, what="uploaded")
 
 
-def _opened(call: Call, asked: _Asked, *, write: bool) -> AbstractAsyncContextManager[int]:
-    leftovers = call.services.pools.leftovers
-    return exports.opened(asked.pool, asked.volume, leftovers, write=write)
-
-
 @asynccontextmanager
-async def _answered(call: Call) -> AsyncIterator[Stream]:
-    """Answers a call and gives its stream; an error of the body ends that."""
+async def _streamed(call: Call, asked: _Asked, *, write: bool) -> AsyncIterator[tuple[Stream, int]]:
+    """Opens a volume, answers the call, and gives its stream and the file.
+
+    From then on an error ends the stream. What the client is told at the end is so when the volume
+    is as free as it was.
+
+    Raises:
+        GatewayError: it cannot be opened.
+    """
+    leftovers, held = call.services.pools.leftovers, AsyncExitStack()
+    opened = exports.opened(asked.pool, asked.volume, leftovers, write=write)
     with call.stream() as stream:
-        await call.answer()
+        file = await held.enter_async_context(opened)
         try:
-            yield stream
-        except StreamEnded:
-            error = Refused(Code.RPC, "stream aborted at client request")
-            await call.connection.send(stream.failed(error.payload()))
-        except Refused as error:
-            await call.connection.send(stream.failed(error.payload()))
-        except OSError as error:
-            refused = Refused(Code.SYSTEM_ERROR, f"the volume's data: {error.strerror or error}")
-            await call.connection.send(stream.failed(refused.payload()))
+            async with held:
+                await call.answer()
+                yield stream, file
+        except Exception as error:
+            await call.connection.send(stream.failed(_said(error)))
         else:
             await call.connection.send(stream.confirmed())
+
+
+def _said(error: Exception) -> bytes:
+    """Returns the remote_error that ends a stream."""
+    match error:
+        case GatewayError():
+            return error.payload()
+        case StreamEnded():
+            return Refused(Code.RPC, "stream aborted at client request").payload()
+        case WireError():
+            return Refused(Code.RPC, f"the volume's data: {error}").payload()
+        case OSError():
+            text = f"the volume's data: {error.strerror or error}"
+            return Refused(Code.SYSTEM_ERROR, text).payload()
+        case _:
+            _log.error("a stream failed by a defect", exc_info=error)
+            return Refused(Code.INTERNAL_ERROR, "virtlun-gateway failed: see its log").payload()
 
 
 async def _take(stream: Stream, file: int, asked: _Asked) -> None:
@@ -117,11 +135,11 @@ async def _take(stream: Stream, file: int, asked: _Asked) -> None:
                 " bytes here, and more are sent",
             )
         if piece.hole:
-            await asyncio.to_thread(exports.clear, file, offset, piece.hole, block)
+            await exports.blocking(exports.clear, file, offset, piece.hole, block)
         else:
-            await asyncio.to_thread(exports.write, file, offset, piece.data, block)
+            await exports.blocking(exports.write, file, offset, piece.data, block)
         offset += length
-    await asyncio.to_thread(os.fsync, file)
+    await exports.blocking(os.fsync, file)
 
 
 async def download(call: Call) -> None:
@@ -130,68 +148,51 @@ async def download(call: Call) -> None:
     if asked is None:
         await call.pass_on()
         return
-    async with _opened(call, asked, write=False) as file:
-        with call.stream() as stream:
-            await call.answer()
-            stopping = asyncio.Event()
-            sending = asyncio.create_task(_send(call, stream, file, asked, stopping))
-            hearing = asyncio.create_task(_until_said(stream))
-            try:
-                await asyncio.wait((sending, hearing), return_when=asyncio.FIRST_COMPLETED)
-                if hearing.done() or sending.result():
-                    error = await hearing
-                    # A message that is being sent comes to its end: others follow it.
-                    stopping.set()
-                    await sending
-                    await call.connection.send(
-                        stream.confirmed() if error is None else stream.failed(error.payload())
-                    )
-            finally:
+    async with _streamed(call, asked, write=False) as (stream, file):
+        stopping = asyncio.Event()
+        sending = asyncio.create_task(_send(call, stream, file, asked, stopping))
+        hearing = asyncio.create_task(_until_said(stream))
+        try:
+            await asyncio.wait((sending, hearing), return_when=asyncio.FIRST_COMPLETED)
+            if hearing.done():
                 stopping.set()
-                hearing.cancel()
-                await asyncio.gather(sending, hearing, return_exceptions=True)
+            await sending  # a message that is being sent comes to its end: others follow it
+            await hearing
+        finally:
+            stopping.set()
+            hearing.cancel()
+            await asyncio.gather(sending, hearing, return_exceptions=True)
 
 
-async def _until_said(stream: Stream) -> Refused | None:
-    """Returns when the client has said that it has enough; with an error where it aborts."""
-    try:
-        while await stream.next() is not None:
-            pass  # it has nothing to send
-    except StreamEnded:
-        return Refused(Code.RPC, "stream aborted at client request")
-    return None
+async def _until_said(stream: Stream) -> None:
+    """Returns when the client has said that it has enough; raises StreamEnded where it aborts."""
+    while await stream.next() is not None:
+        pass  # it has nothing to send
 
 
 async def _send(
     call: Call, stream: Stream, file: int, asked: _Asked, stopping: asyncio.Event
-) -> bool:
+) -> None:
     """Sends a part of a volume, holes as such where the client asked for them.
 
-    Returns whether that went well; else the client was told.
+    Raises:
+        OSError: it cannot be read, or the client left.
     """
     offset, block = asked.offset, asked.volume.block_size
-    try:
-        while offset < asked.end and not stopping.is_set():
-            upto = asked.end
-            if asked.sparse:
-                begin = await asyncio.to_thread(exports.next_data, file, offset, asked.end)
-                if begin > offset:
-                    await call.connection.send(stream.hole(begin - offset))
-                    offset = begin
-                    continue
-                upto = await asyncio.to_thread(exports.next_hole, file, offset, asked.end)
-            length = min(PIECE_BYTES, upto - offset)
-            data = await asyncio.to_thread(exports.read, file, offset, length, block)
-            if not data:
-                raise OSError("it ends too early")
-            await call.connection.send(stream.data(data))
-            offset += len(data)
-        if not stopping.is_set():
-            await call.connection.send(stream.data(b""))
-    except ConnectionError:
-        return False  # the client left
-    except OSError as error:
-        refused = Refused(Code.SYSTEM_ERROR, f"the volume's data: {error.strerror or error}")
-        await call.connection.send(stream.failed(refused.payload()))
-        return False
-    return True
+    while offset < asked.end and not stopping.is_set():
+        upto = asked.end
+        if asked.sparse:
+            begin = await exports.blocking(exports.next_data, file, offset, asked.end)
+            if begin > offset:
+                await call.connection.send(stream.hole(begin - offset))
+                offset = begin
+                continue
+            upto = await exports.blocking(exports.next_hole, file, offset, asked.end)
+        length = min(PIECE_BYTES, upto - offset)
+        data = await exports.blocking(exports.read, file, offset, length, block)
+        if not data:
+            raise OSError("it ends too early")
+        await call.connection.send(stream.data(data))
+        offset += len(data)
+    if not stopping.is_set():
+        await call.connection.send(stream.data(b""))

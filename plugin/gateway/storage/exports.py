@@ -6,18 +6,19 @@ import asyncio
 import ctypes
 import errno
 import os
-import uuid as uuids
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Final
+from typing import ParamSpec, TypeVar
 
 from plugin.gateway.errors import Code, GatewayError, Refused
+from plugin.gateway.storage.begun import Begun
 from plugin.gateway.storage.leftovers import Leftovers
 from plugin.gateway.storage.pools import Pool
-from pydataplane.errors import VolumeError
 from pydataplane.lvols import Volume
-from pydataplane.volumes import Volumes
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 PIECE_BYTES = 1 << 20
 """Zeros that are written at a time."""
@@ -27,8 +28,6 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-_LIST: Final = "virtlun_export_list"
-
 
 @asynccontextmanager
 async def opened(
@@ -36,44 +35,28 @@ async def opened(
 ) -> AsyncIterator[int]:
     """Gives a volume as an open file for the body.
 
-    To be written it must not be in use. It is read as it is at the beginning, in use or not, by an
-    lvol snapshot that goes at the end, where its store has such.
+    To be written it must not be in use, and nobody else can use it meanwhile. It is read as it is
+    at the beginning, in use or not, by an lvol snapshot that goes at the end, where its store has
+    such; so whoever reads it keeps no domain from starting.
 
     Raises:
-        Refused: it cannot be opened.
+        GatewayError: it cannot be opened, or what is written is not at its end.
     """
-    snapshot = not write and pool.store.makes_volumes
-
-    def work(volumes: Volumes) -> tuple[str, Path]:
-        of = volume.uuid
-        if snapshot:
-            (taken,) = volumes.snapshot([of], f"vol-download-{uuids.uuid4().hex[:12]}")
-            of = taken.uuid
-        elif any(of in (e["uuid"], e["bdev_name"]) for e in volumes.client.call(_LIST)):
-            raise VolumeError(
-                f"volume {volume.path} is in use as a file of this host: end that first"
-                " (virtlun_export_delete)"
-            )
-        leftovers.add(of, snapshot=snapshot)
-        return of, volumes.export(of, read_only=not write)
-
-    uuid, path = await pool.target.do(work)
-    file = None
+    begun = Begun.of(pool.store.uuid, volume, snapshot=not write and pool.store.makes_volumes)
+    await pool.target.do(begun.check_free)
+    note = leftovers.add(begun)
+    opening = asyncio.ensure_future(
+        pool.target.do(lambda volumes: _open(begun.begin(volumes, write=write), volume, write))
+    )
     try:
-        file = await asyncio.to_thread(_open, path, volume, write)
-        yield file
+        yield await asyncio.shield(opening)
     finally:
-        if file is not None:
-            os.close(file)
-
-        def end(volumes: Volumes) -> None:
-            volumes.end_export(uuid)
-            if snapshot:
-                volumes.delete(uuid, missing_ok=True)
-
-        with suppress(GatewayError):
-            await pool.target.do(end)
-            leftovers.remove(uuid)
+        await asyncio.wait((opening,))  # the target's thread goes on where this task is cancelled
+        if not opening.exception():
+            os.close(opening.result())
+        # Who has written may not be told that all is well; who has read is done.
+        with nullcontext() if write else suppress(GatewayError):
+            await leftovers.end(pool.target, note, begun)
 
 
 def _open(path: Path, volume: Volume, write: bool) -> int:
@@ -83,6 +66,18 @@ def _open(path: Path, volume: Volume, write: bool) -> int:
         raise Refused(
             Code.SYSTEM_ERROR, f"volume {volume.path}: {path}: {error.strerror}"
         ) from error
+
+
+async def blocking(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Does what blocks in a thread, and has it at its end when it returns, also when cancelled.
+
+    Else the file could be another one, by its number, before the thread is done with it.
+    """
+    doing = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(doing)
+    finally:
+        await asyncio.wait((doing,))
 
 
 # What follows blocks, and raises OSError where it fails.

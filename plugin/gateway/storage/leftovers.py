@@ -1,62 +1,106 @@
-"""What a gateway that was killed has left in a target while it read or wrote a volume."""
+"""Volumes that are read or written as files, noted: what was cut off is ended later.
+
+That is done by the gateway that comes after one that was killed, and by this one, where a target
+did not answer at the end.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import uuid as uuids
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
 from plugin.gateway.errors import GatewayError, noting
+from plugin.gateway.locks import Locks
+from plugin.gateway.storage.begun import Begun
+from plugin.gateway.target import Target
 from plugin.gateway.targets import Targets
-from pydataplane.volumes import Volumes
 
 SUFFIX = ".stream"
-SNAPSHOT = "snapshot"
-"""In the file of an lvol snapshot, which goes as well; in that of a volume there is nothing."""
+
+RETRY_S = 30.0
+"""How long it takes until what could not be ended is tried again, seconds."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Leftovers:
-    """A file for each lvol (its UUID) that is shown as a file."""
+    """A file for each volume that is one."""
 
     def __init__(self, folder: Path) -> None:
-        """Notes in `folder`, which is for root alone."""
+        """Notes in `folder`, which is for root alone; what is noted there is of one before."""
         self._folder = folder
+        self._left = dict(self._read())
+        """What nobody is at any more, by its note."""
+        self._some = asyncio.Event()
+        if self._left:
+            self._some.set()
 
-    def add(self, uuid: str, *, snapshot: bool) -> None:
-        """Notes one.
+    def _read(self) -> Iterator[tuple[Path, Begun]]:
+        for note in sorted(self._folder.glob(f"*{SUFFIX}")):
+            with suppress(OSError, UnicodeError):
+                begun = Begun.read(note.read_text())
+                if begun is not None:
+                    yield note, begun
+
+    def add(self, begun: Begun) -> Path:
+        """Notes what is to begin; returns the note.
 
         Raises:
             Refused: that cannot be written.
         """
-        path = self._path(uuid)
-        with noting(path):
+        note = self._folder / f"{uuids.uuid4().hex}{SUFFIX}"
+        with noting(note):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.write_text(SNAPSHOT if snapshot else "")
+            note.write_text(begun.text)
+        return note
 
-    def remove(self, uuid: str) -> None:
-        """Forgets one."""
+    async def end(self, target: Target, note: Path, begun: Begun) -> None:
+        """Ends what was noted.
+
+        Raises:
+            GatewayError: it could not be ended now; it will be.
+        """
+        try:
+            await target.do(begun.end, copies=True)
+        except BaseException:
+            self._left[note] = begun
+            self._some.set()
+            raise
+        self._forget(note)
+
+    def _forget(self, note: Path) -> None:
+        self._left.pop(note, None)
         with suppress(OSError):
-            self._path(uuid).unlink(missing_ok=True)
+            note.unlink(missing_ok=True)
 
-    def _path(self, uuid: str) -> Path:
-        return self._folder / f"{uuid}{SUFFIX}"
+    async def end_of(self, target: Target, store: str, name: str) -> None:
+        """Ends what is left of a volume, whose lock is held, of an lvstore (its UUID).
 
-    async def clean(self, targets: Targets) -> None:
-        """Ends all that are noted; what a target that does not answer has waits for the next."""
-        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
-            uuid = path.name.removesuffix(SUFFIX)
-            with suppress(GatewayError, OSError):
-                snapshot = path.read_text() == SNAPSHOT
-                target = await targets.of_volume(uuid)
-                await target.do(lambda v, u=uuid, s=snapshot: _end(v, u, s))  # type: ignore[misc]
-                self.remove(uuid)
-                _log.info("ended what a gateway before this one had begun", volume=uuid)
+        Raises:
+            GatewayError: it could not be ended now.
+        """
+        for note, begun in list(self._left.items()):
+            if (begun.store, begun.name) == (store, name):
+                await self.end(target, note, begun)
+                _log.info("ended what was left of a volume read or written", volume=name)
 
-
-def _end(volumes: Volumes, uuid: str, snapshot: bool) -> None:
-    volumes.end_export(uuid)
-    if snapshot:
-        volumes.delete(uuid, missing_ok=True)
+    async def clean(self, targets: Targets, locks: Locks) -> None:
+        """Ends what is left, again and again, until it is cancelled."""
+        while True:
+            await self._some.wait()
+            self._some.clear()
+            for begun in list(self._left.values()):
+                # Who has the lock ends it, or will be waited for the next time.
+                with suppress(GatewayError, TimeoutError):
+                    async with locks.hold(begun.lock, wait_s=RETRY_S):
+                        for target, store in await targets.stores():
+                            if store.uuid == begun.store:
+                                await self.end_of(target, begun.store, begun.name)
+            if self._left:
+                self._some.set()
+                await asyncio.sleep(RETRY_S)

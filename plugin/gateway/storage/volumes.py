@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid as uuids
 
 from plugin.gateway.errors import Code, Refused
@@ -134,10 +133,10 @@ async def wipe(pool: Pool, volume: Volume, leftovers: Leftovers) -> None:
     def work(volumes: Volumes) -> list[tuple[int, int]]:
         return [each for page in volumes.ranges(volume.uuid) for each in page]
 
-    ranges = await pool.target.do(work)
     async with exports.opened(pool, volume, leftovers, write=True) as file:
+        ranges = await pool.target.do(work)  # which nobody adds to from now on
         try:
-            await asyncio.to_thread(
+            await exports.blocking(
                 exports.wipe, file, ranges, volume.block_size, give_back=volume.thin
             )
         except OSError as error:

@@ -14,7 +14,6 @@ from plugin.gateway.messages import XmlCall
 from plugin.gateway.procs import Proc
 from plugin.gateway.storage import exports
 from plugin.gateway.storage.events import LIFECYCLE, OWN, REFRESH, Lifecycle
-from plugin.gateway.storage.leftovers import Leftovers
 from plugin.gateway.storage.refs import StorageVol
 from plugin.gateway.storage.states import State, States
 from plugin.gateway.storage.xml import read_volume
@@ -177,21 +176,11 @@ def test_states_outlast_the_gateway(tmp_path: Path) -> None:
     assert States(tmp_path).of(LVSTORE_UUID) is State.ACTIVE
 
 
-def test_what_a_killed_gateway_had_exported_is_ended(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
-        services = world.gateway.services
-        uuid, other = world.target.add_volume("lvs0/s"), world.target.volumes["lvs0/data"].uuid
-        world.target.exports |= {uuid, other}
-        before = Leftovers(services.config.state_dir)
-        before.add(uuid, snapshot=True)
-        before.add(other, snapshot=False)
-        await before.clean(services.target)
-        # The gateway's own start may be at it at the same time.
-        await until(lambda: not world.target.exports)
-        await until(lambda: set(world.target.volumes) == {"lvs0/data"})
-        await until(lambda: not list(services.config.state_dir.glob("*.stream")))
-
-    play(tmp_path, body)
+def test_what_cannot_be_noted_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "file"
+    folder.write_text("")
+    with pytest.raises(Refused, match=r"cannot be written .*: make gateway.state_dir of"):
+        States(folder / "notes").set(LVSTORE_UUID, State.INACTIVE)
 
 
 @pytest.mark.parametrize(
