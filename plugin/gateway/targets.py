@@ -73,6 +73,16 @@ class Observed:
         return {name for _, state in self.states for name in state.of_domain(controller)}
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """The lvstores and pools of all targets at one moment."""
+
+    stores: list[tuple[Target, Lvstore]]
+    """With the target that has each."""
+    unheard: list[tuple[Member, GatewayError]]
+    """Targets that say nothing, and may have more."""
+
+
 class Targets:
     """The targets of this host; each method is that of `Target`."""
 
@@ -281,8 +291,8 @@ class Targets:
             )
         return found
 
-    async def stores(self) -> list[tuple[Target, Lvstore]]:
-        """Returns all lvstores and pools that are loaded; of a target that is silent none.
+    async def stores(self) -> Loaded:
+        """Returns all lvstores and pools that are loaded.
 
         Raises:
             GatewayError: none of them tells.
@@ -290,7 +300,8 @@ class Targets:
         answers = await self._ask(Target.stores, wait_for_silent=False)
         if not answers.given:
             raise answers.refused[0][1]
-        return [(member.target, store) for member, found in answers.given for store in found]
+        stores = [(member.target, store) for member, found in answers.given for store in found]
+        return Loaded(stores, [*answers.silent, *answers.refused])
 
     async def sizes(self, references: list[str]) -> Mapping[str, Sizes]:
         """Returns the sizes of those of these volumes that are there; see `Joined.about`.

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.errors import Code, Refused, UpstreamError
-from plugin.gateway.handlers.storage import check_pool, may_see, pool_of
+from plugin.gateway.handlers.storage import check_pool, may_see, pool_of, pool_of_volume
 from plugin.gateway.messages import pack_string, read_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.storage.pools import Pool
@@ -109,7 +109,7 @@ async def look_up_uuid(call: Call) -> None:
 async def look_up_volume(call: Call) -> None:
     """STORAGE_POOL_LOOKUP_BY_VOLUME."""
     volume = StorageVol.read(Reader(call.payload))
-    await _answer_with(call, await call.services.pools.named(volume.pool))
+    await _answer_with(call, await pool_of_volume(call, volume))
 
 
 async def look_up_path(call: Call) -> None:

@@ -41,7 +41,7 @@ async def pool_of(call: Call, ref: StoragePool) -> Pool | None:
         GatewayError: it can be ours, and no target answers.
     """
     pools = call.services.pools
-    return await pools.with_uuid(ref.uuid) if pools.may_be(ref.name) else None
+    return await pools.with_uuid(ref.uuid, ref.name) if pools.may_be(ref.name) else None
 
 
 async def check_pool(call: Call, pool: Pool, *rights: str) -> None:
@@ -69,20 +69,33 @@ def check_active(pool: Pool) -> None:
         raise Refused(Code.OPERATION_INVALID, f"storage pool '{pool.name}' is not active")
 
 
-async def volume_of(call: Call, ref: StorageVol, right: str) -> tuple[Pool, Volume] | None:
-    """Returns the volume of ours that a client means and may do this to; None: it is not ours.
+async def pool_of_volume(call: Call, ref: StorageVol) -> Pool | None:
+    """Returns the pool of ours that has the volume that a client means; None: it is not ours.
 
     The key says whose it is, as libvirtd may have a pool of the same name: what is to be done to a
     volume of one is never done to one of the other.
 
     Raises:
-        GatewayError: there is no such volume, the client may not, or no target answers.
+        GatewayError: there is no such pool, or its target does not answer.
     """
-    if not ref.key.startswith(call.services.settings.path_prefix):
+    pools = call.services.pools
+    if pools.split(ref.key) is None:
         return None
-    pool = await call.services.pools.named(ref.pool)
+    pool = await pools.named(ref.pool)
     if pool is None or ref.key != pool.volume_path(ref.name):
         raise Refused(Code.NO_STORAGE_VOL, f"no storage vol with matching key {ref.key}")
+    return pool
+
+
+async def volume_of(call: Call, ref: StorageVol, right: str) -> tuple[Pool, Volume] | None:
+    """Returns the volume of ours that a client means and may do this to; None: it is not ours.
+
+    Raises:
+        GatewayError: there is no such volume, the client may not, or no target answers.
+    """
+    pool = await pool_of_volume(call, ref)
+    if pool is None:
+        return None
     check_active(pool)
     return pool, await named(call, pool, ref.name, right)
 

@@ -16,6 +16,7 @@ from plugin.gateway.handlers.storage import (
     check_volume,
     named,
     pool_of,
+    pool_of_volume,
     volume_of,
 )
 from plugin.gateway.procs import Proc
@@ -66,7 +67,7 @@ async def create_from(call: Call) -> None:
     pool = await pool_of(call, StoragePool.read(args))
     xml, of, flags = args.string(), StorageVol.read(args), args.u32()
     if pool is None:
-        if await call.services.pools.named(of.pool) is not None:
+        if await pool_of_volume(call, of) is not None:
             raise _other_pool(of, "another pool")
         await call.pass_on()
         return

@@ -98,7 +98,7 @@ class Leftovers:
                 # Who has the lock ends it, or will be waited for the next time.
                 with suppress(GatewayError, TimeoutError):
                     async with locks.hold(begun.lock, wait_s=RETRY_S):
-                        for target, store in await targets.stores():
+                        for target, store in (await targets.stores()).stores:
                             if store.uuid == begun.store:
                                 await self.end_of(target, begun.store, begun.name)
             if self._left:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import uuid as uuids
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from plugin.gateway.errors import GatewayError
+from plugin.gateway.errors import GatewayError, NoAnswer
 from plugin.gateway.storage.leftovers import Leftovers
 from plugin.gateway.storage.refs import StoragePool, StorageVol
 from plugin.gateway.storage.states import State, States
 from plugin.gateway.target import Target
-from plugin.gateway.targets import Targets
+from plugin.gateway.targets import Loaded, Targets
+from pydataplane.domain.errors import Refusal
 from pydataplane.domain.translate import Settings
 from pydataplane.lvstores import Lvstore
 
@@ -58,6 +60,8 @@ class Pools:
         self._paths = settings.path_prefix
         self._states = States(folder)
         self.leftovers = Leftovers(folder)
+        self._heard: dict[Target, set[str]] = {}
+        """The names that each target's lvstores had when it was last heard."""
 
     @property
     def prefix(self) -> str:
@@ -76,19 +80,35 @@ class Pools:
         return (self._prefix + store, volume) if slash and volume else None
 
     async def every(self) -> list[Pool]:
-        """Returns all, by name, also those that are undefined.
+        """Returns all, by name, also those that are undefined; see `_all`.
 
-        Of two of one name neither: which of them is meant nobody can say.
+        Raises:
+            GatewayError: no target answers.
+        """
+        return (await self._all())[0]
+
+    async def _all(self) -> tuple[list[Pool], Loaded]:
+        """Returns them, by name, and what the targets said.
+
+        Of two of one name neither: which of them is meant nobody can say. A target that is silent
+        is taken to have what it had when it was last heard.
 
         Raises:
             GatewayError: no target answers.
         """
         if not self._prefix:
-            return []
-        found = await self._targets.stores()
-        having = Counter(store.name for _, store in found)
-        pools = [self._pool(target, store) for target, store in found if having[store.name] == 1]
-        return sorted(pools, key=lambda pool: pool.name)
+            return [], Loaded([], [])
+        loaded = await self._targets.stores()
+        last = {
+            member.target: self._heard.get(member.target, set()) for member, _ in loaded.unheard
+        }
+        now: dict[Target, set[str]] = {}
+        for target, store in loaded.stores:
+            now.setdefault(target, set()).add(store.name)
+        self._heard = last | now
+        having = Counter(name for names in self._heard.values() for name in names)
+        pools = [self._pool(*each) for each in loaded.stores if having[each[1].name] == 1]
+        return sorted(pools, key=lambda pool: pool.name), loaded
 
     async def shown(self) -> list[Pool]:
         """Returns those that clients see, by name; none where no target answers."""
@@ -101,25 +121,34 @@ class Pools:
         """Returns the pool of this name, or None; with `undefined` also one that is so.
 
         Raises:
-            GatewayError: it can be ours, and no target answers.
+            GatewayError: it can be ours, and of a target that does not answer.
         """
         if not self.may_be(name):
             return None
-        return self._one([p for p in await self.every() if p.name == name], undefined)
+        return await self._one(lambda pool: pool.name == name, name, undefined=undefined)
 
-    async def with_uuid(self, uuid: bytes) -> Pool | None:
-        """Returns the pool with this UUID, or None.
+    async def with_uuid(self, uuid: bytes, name: str | None = None) -> Pool | None:
+        """Returns the pool with this UUID, or None; `name` is what the client calls it.
 
         Raises:
-            GatewayError: no target answers.
+            GatewayError: it can be of a target that does not answer.
         """
-        return self._one([p for p in await self.every() if p.ref.uuid == uuid], False)
+        called = name or str(uuids.UUID(bytes=uuid))
+        return await self._one(lambda pool: pool.ref.uuid == uuid, called)
 
-    @staticmethod
-    def _one(found: list[Pool], undefined: bool) -> Pool | None:
-        if not found or (found[0].state is State.UNDEFINED and not undefined):
-            return None
-        return found[0]
+    async def _one(
+        self, is_meant: Callable[[Pool], bool], name: str, *, undefined: bool = False
+    ) -> Pool | None:
+        pools, loaded = await self._all()
+        for pool in filter(is_meant, pools):
+            return pool if undefined or pool.state is not State.UNDEFINED else None
+        if loaded.unheard:
+            member, why = loaded.unheard[0]
+            raise NoAnswer(
+                Refusal.NO_TARGET,
+                f"pool {name} is in no target that answers; {member.label}: {why}",
+            )
+        return None
 
     def _pool(self, target: Target, store: Lvstore) -> Pool:
         state = self._states.of(store.uuid)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from plugin.gateway.errors import Code, Refused
+from plugin.gateway.answers import Member
+from plugin.gateway.errors import Code, GatewayError, NoAnswer, Refused
 from plugin.gateway.handlers.pools import (
     ACTIVE,
     AUTOSTART,
@@ -18,8 +20,9 @@ from plugin.gateway.handlers.pools import (
     TRANSIENT,
     ZFS,
 )
-from plugin.gateway.messages import pack_string, read_string
+from plugin.gateway.messages import XmlCall, pack_string, read_string
 from plugin.gateway.procs import Proc
+from plugin.gateway.storage.pools import Pool
 from plugin.gateway.storage.refs import (
     StoragePool,
     StorageVol,
@@ -27,8 +30,13 @@ from plugin.gateway.storage.refs import (
     pack_names,
     read_names,
 )
+from plugin.gateway.target import Target
+from plugin.gateway.targets import Loaded
 from plugin.gateway.xdr import Reader, Writer
+from plugin.targets import TargetAddress
+from pydataplane.domain.errors import Refusal
 from pydataplane.errors import RpcError
+from pydataplane.silence import WatchedClient
 from tests.support.fake_target import LVSTORE_UUID, MIB
 from tests.unit.gateway.world import ReplyError, TestClient, World, nothing_done, play
 
@@ -163,10 +171,59 @@ def test_two_lvstores_of_one_name_are_no_pool(tmp_path: Path) -> None:
         world.gateway.services.target.stores = lambda: _twice(found)  # type: ignore[method-assign]
         assert await pools.every() == []
 
-    async def _twice(found: list) -> list:  # type: ignore[type-arg]
-        return [(pool.target, pool.store) for pool in (*found, *found)]
+    async def _twice(found: list[Pool]) -> Loaded:
+        (one,) = found
+        other = Target(WatchedClient(tmp_path / "other", 1.0))
+        return Loaded([(one.target, one.store), (other, one.store)], [])
 
     play(tmp_path, body)
+
+
+def test_a_silent_target_is_taken_to_have_what_it_had(tmp_path: Path) -> None:
+    """What may be its is refused with a reason, and is never what another one has."""
+
+    async def body(world: World) -> None:
+        client = await world.client()
+        targets, pools = world.gateway.services.target, world.gateway.services.pools
+        (ours,) = await pools.every()
+        other = Target(WatchedClient(tmp_path / "other", 1.0))
+        at = Member(TargetAddress("gold", tmp_path / "other", tmp_path), other)
+        gold = replace(ours.store, name="gold0", uuid=str(uuid.uuid4()))
+        silent: list[tuple[Member, GatewayError]] = [
+            (at, NoAnswer(Refusal.TIMEOUT, "it says nothing"))
+        ]
+        said = Loaded([], [])
+
+        async def stores() -> Loaded:
+            return said
+
+        targets.stores = stores  # type: ignore[method-assign]
+        here = (ours.target, ours.store)
+        # It has another one's name, and one of its own.
+        said = Loaded([here, (other, ours.store), (other, gold)], [])
+        assert [pool.name for pool in await pools.every()] == ["virtlun-gold0"]
+        said = Loaded([here], silent)
+        assert await pools.every() == []
+        for name in (OURS.name, "virtlun-gold0", "virtlun-unknown"):
+            for proc, args in (
+                (Proc.STORAGE_POOL_LOOKUP_BY_NAME, pack_string(name)),
+                (Proc.STORAGE_POOL_DEFINE_XML, pack_define(name)),
+                (Proc.STORAGE_VOL_LOOKUP_BY_KEY, pack_string(f"/dev/virtlun/{name[8:]}/data")),
+            ):
+                with pytest.raises(ReplyError, match="no target that answers; target gold") as no:
+                    await client.call(proc, args)
+                assert no.value.code != Code.NO_STORAGE_POOL, (name, proc.name)
+        # It comes back without that name.
+        said = Loaded([here, (other, gold)], [])
+        assert [pool.name for pool in await pools.every()] == ["virtlun-gold0", OURS.name]
+        said = Loaded([here], silent)
+        assert [pool.name for pool in await pools.every()] == [OURS.name]
+
+    play(tmp_path, body)
+
+
+def pack_define(name: str) -> bytes:
+    return XmlCall(f"<pool type='zfs'><name>{name}</name></pool>", 0).pack()
 
 
 def test_a_volume_is_found_by_name_path_and_key(tmp_path: Path) -> None:
