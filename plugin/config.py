@@ -145,7 +145,7 @@ class GatewaySection(Section):
     max_clients: int = Field(default=1000, gt=0)
     """Connections at a time to each of the two sockets; further ones wait."""
     allow_shrink: bool = False
-    """Whether blockresize may make a volume smaller, which cuts off data."""
+    """Whether blockresize and vol-resize may make a volume smaller, which cuts off data."""
     controllers: ControllersSetting = "auto"
     """Which domains run with a controller, so that the first disk can be attached while they run.
     all: all that are started through the gateway. needed: those with a disk of ours, and those that

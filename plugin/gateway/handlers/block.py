@@ -201,6 +201,15 @@ def _fields(usage: Usage) -> dict[str, int]:
     }
 
 
+def cuts_off(what: str, volume: Lvol, size: int) -> Refused:
+    """Returns the refusal of `size` bytes for a volume, where `allow_shrink` does not allow it."""
+    return Refused(
+        Refusal.BAD_ARGUMENT,
+        f"{what} has {volume.size} bytes, and {size} would cut off data: to shrink it all the same,"
+        f" use {_shrinking(volume)}",
+    )
+
+
 def _shrinking(volume: Lvol) -> str:
     """Returns how a volume is made smaller."""
     if volume.image is not None:
@@ -261,11 +270,7 @@ async def _resize(call: Call, args: ResizeCall) -> Reply | None:
         if rounded < volume.size and (
             args.flags & RESIZE_EXTEND or not services.config.allow_shrink
         ):
-            raise Refused(
-                Refusal.BAD_ARGUMENT,
-                f"disk {lun.dev} has {volume.size} bytes, and {size} would cut off data: to shrink "
-                f"it all the same, use {_shrinking(volume)}",
-            )
+            raise cuts_off(f"disk {lun.dev}", volume, size)
         if rounded != volume.size:
             await services.target.resize(volume, rounded)
     return None

@@ -9,6 +9,7 @@ import structlog
 
 from plugin.gateway.call import Call
 from plugin.gateway.errors import Code, GatewayError, Refused
+from plugin.gateway.handlers.block import cuts_off
 from plugin.gateway.handlers.pools import check_flags
 from plugin.gateway.handlers.storage import (
     changing,
@@ -141,6 +142,8 @@ async def resize(call: Call) -> None:
                     " specified",
                 )
             await check_unused(call, pool, volume)
+            if not call.services.config.allow_shrink:
+                raise cuts_off(name, volume, capacity)
         await pool.target.resize(volume, capacity)
     _changed(call, pool, volume, "resized")
     await call.answer()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from plugin.gateway.errors import Code, Refused
+from plugin.gateway.handlers.volumechanges import SHRINK
 from plugin.gateway.messages import XmlCall
 from plugin.gateway.procs import Proc
 from plugin.gateway.storage import exports
@@ -99,6 +100,23 @@ def test_a_size_is_compared_with_what_the_volume_has_when_it_is_changed(tmp_path
         assert "bdev_lvol_resize" not in world.target.calls
 
     play(tmp_path, body)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_shrink_needs_the_configuration_as_blockresize_does(
+    tmp_path: Path, allowed: bool
+) -> None:
+    async def body(world: World) -> None:
+        client = await world.client()
+        to = packed(DATA) + bytes(Writer().u64(8 * MIB).u32(SHRINK))
+        if allowed:
+            await client.call(Proc.STORAGE_VOL_RESIZE, to)
+        else:
+            with pytest.raises(ReplyError, match=r"8388608 would cut off data: .* --shrink"):
+                await client.call(Proc.STORAGE_VOL_RESIZE, to)
+        assert world.target.volumes["lvs0/data"].mib == (8 if allowed else 64)
+
+    play(tmp_path, body, allow_shrink=allowed)
 
 
 def test_a_volume_is_told_from_libvirtds_of_the_same_pool_and_name_by_its_key(
