@@ -31,7 +31,8 @@ async def register(call: Call) -> None:
 
 async def deregister(call: Call) -> None:
     """CONNECT_STORAGE_POOL_EVENT_DEREGISTER_ANY: {callbackID}."""
-    if call.subscriptions.pools.deregistered(Reader(call.payload).i32()):
-        await call.answer()
-        return
-    await call.pass_on()
+    callback, pools = Reader(call.payload).i32(), call.subscriptions.pools
+    reply = None if pools.is_own(callback) else await call.forward()
+    if reply is None or reply.ok:
+        pools.deregistered(callback)
+    await call.give(reply)

@@ -53,9 +53,13 @@ class PoolSubscriptions:
         self._callbacks[self._next] = (event, pool.uuid)
         return self._next
 
-    def deregistered(self, callback: int) -> bool:
-        """Forgets a registration; returns whether it was one that libvirtd knows nothing of."""
-        return self._callbacks.pop(callback, None) is not None and callback >= OWN
+    def is_own(self, callback: int) -> bool:
+        """Whether there is such a registration, and libvirtd knows nothing of it."""
+        return callback >= OWN and callback in self._callbacks
+
+    def deregistered(self, callback: int) -> None:
+        """Forgets a registration."""
+        self._callbacks.pop(callback, None)
 
     def messages(self, event: PoolEvent) -> list[bytes]:
         """Returns the messages to send to the client."""

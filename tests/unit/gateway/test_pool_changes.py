@@ -180,6 +180,13 @@ def test_who_registered_hears_of_pools(tmp_path: Path) -> None:
         ]
         await client.call(deregister, bytes(Writer().i32(callback)))
         assert deregister not in world.libvirtd.calls()
+        # While libvirtd does not agree, what it knows of stays.
+        world.libvirtd.refuse[deregister] = Refused(Code.ACCESS_DENIED, "no")
+        with pytest.raises(ReplyError, match="no"):
+            await client.call(deregister, bytes(Writer().i32(3)))
+        await client.call(Proc.STORAGE_POOL_CREATE, packed(OURS) + bytes(4))
+        started = bytes(OURS.write(Writer().i32(3)).i32(Lifecycle.STARTED).i32(0))
+        assert await client.event() == (Proc.STORAGE_POOL_EVENT_LIFECYCLE, started)
 
     play(tmp_path, body)
 
