@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid as uuids
 
 from plugin.gateway.errors import Code, Refused
@@ -12,8 +13,10 @@ from pydataplane.errors import RpcError, TargetError, VolumeError, VolumeNotFoun
 from pydataplane.lvols import Volume
 from pydataplane.volumes import Volumes
 
-SHARED = "@vol-clone-"
-"""In the names of lvol snapshots that a volume and its copies have in common."""
+_SHARED = "vol-clone-"
+_SHARED_SNAPSHOT = re.compile(f"[^@]+@{_SHARED}[0-9a-f]{{12}}")
+"""An lvol snapshot that a volume and its copies have in common; what people take is called so by
+nobody who does not mean it."""
 
 
 def is_shown(volume: Volume) -> bool:
@@ -69,18 +72,18 @@ async def clone(pool: Pool, source: Volume, name: str, size: int) -> Volume:
     """
 
     def work(volumes: Volumes) -> Volume:
-        moment = f"{SHARED[1:]}{uuids.uuid4().hex[:12]}"
+        moment = f"{_SHARED}{uuids.uuid4().hex[:12]}"
         (snapshot,) = volumes.snapshot([source.uuid], moment)
         try:
             made = volumes.clone(snapshot.uuid, name)
-        except TargetError:
+        except (TargetError, VolumeError):
             volumes.delete(snapshot.uuid, missing_ok=True)
             raise
         if size <= made.size:
             return made
         try:
             return volumes.resize(made.uuid, size)
-        except TargetError:
+        except (TargetError, VolumeError):
             volumes.delete(made.uuid, missing_ok=True)
             volumes.delete(snapshot.uuid, missing_ok=True)
             raise
@@ -109,7 +112,7 @@ async def delete(pool: Pool, volume: Volume) -> None:
     def work(volumes: Volumes) -> None:
         volumes.delete(volume.uuid)
         parent = volume.parent
-        while parent is not None and SHARED in parent:
+        while parent is not None and _SHARED_SNAPSHOT.fullmatch(parent):
             path = f"{pool.store.name}/{parent}"
             try:
                 if len(volumes.clones(path)) > 1:

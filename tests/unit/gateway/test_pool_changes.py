@@ -21,6 +21,7 @@ from plugin.gateway.storage.xml import read_volume
 from plugin.gateway.streams import Piece, Stream, StreamEnded
 from plugin.gateway.wire import Header, MessageType, Status, WireError
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.errors import EXISTS, RpcError
 from tests.support.fake_target import LVSTORE_UUID, MIB
 from tests.unit.gateway.test_pools import DATA, OURS, THEIRS, answers, packed, pkcheck
 from tests.unit.gateway.world import ReplyError, World, nothing_done, play, until
@@ -135,6 +136,21 @@ def test_a_volume_is_told_from_libvirtds_of_the_same_pool_and_name_by_its_key(
             assert caught.value.code == Code.NO_STORAGE_VOL
         assert world.libvirtd.calls().count(Proc.STORAGE_VOL_DELETE) == 1
         assert "lvs0/data" in world.target.volumes
+
+    play(tmp_path, body)
+
+
+def test_a_clone_that_cannot_be_made_leaves_no_snapshot(tmp_path: Path) -> None:
+    """Another one of that name has come since it was looked for."""
+
+    async def body(world: World) -> None:
+        client = await world.client()
+        world.target.refuse["bdev_lvol_clone"] = RpcError(EXISTS, "File exists")
+        args = creation()[:-4] + packed(DATA) + bytes(4)
+        with pytest.raises(ReplyError):
+            await client.call(Proc.STORAGE_VOL_CREATE_XML_FROM, args)
+        assert "bdev_lvol_snapshot" in world.target.calls
+        assert set(world.target.volumes) == {"lvs0/data"}
 
     play(tmp_path, body)
 
