@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import structlog
 
 from plugin.gateway.call import Call
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.handlers.pools import check_flags
-from plugin.gateway.handlers.storage import check_active, check_pool, pool_of
+from plugin.gateway.handlers.storage import check_active, check_rights, of_pool
 from plugin.gateway.messages import XmlCall
 from plugin.gateway.storage import volumes
 from plugin.gateway.storage.events import Lifecycle, PoolEvent
 from plugin.gateway.storage.pools import Pool
-from plugin.gateway.storage.refs import StoragePool
 from plugin.gateway.storage.states import State
-from plugin.gateway.storage.xml import check_pool as check_same
-from plugin.gateway.storage.xml import read_pool
+from plugin.gateway.storage.xml import check_same, read_pool
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain.errors import Refusal
 
@@ -38,7 +33,7 @@ async def define(call: Call) -> None:
     if pool is None:
         await call.pass_on()
         return
-    await check_pool(call, pool, "write", "save")
+    await check_rights(call, pool, "write", "save")
     check_flags(args.flags or 0, VALIDATE)
     if pool.state is State.UNDEFINED:
         _set(call, pool, State.INACTIVE)
@@ -53,7 +48,7 @@ async def create(call: Call) -> None:
     if pool is None:
         await call.pass_on()
         return
-    await check_pool(call, pool, "start", "write")
+    await check_rights(call, pool, "start", "write")
     _check_no_build(pool, args.flags or 0)
     _start(call, pool)
     await call.answer(bytes(pool.ref.write(Writer())))
@@ -114,47 +109,30 @@ def _tell(call: Call, pool: Pool, what: Lifecycle | None) -> None:
     call.services.announce(PoolEvent(pool.ref, what))
 
 
-@asynccontextmanager
-async def _changing(call: Call, *rights: str) -> AsyncIterator[tuple[Pool | None, Reader]]:
-    """Gives the pool of ours that a call begins with, and what else it has, and answers the call.
-
-    None: it is not ours; libvirtd answers then.
-    """
-    args = Reader(call.payload)
-    pool = await pool_of(call, StoragePool.read(args))
-    if pool is None:
-        await call.pass_on()
-        yield None, args
-        return
-    await check_pool(call, pool, *rights)
-    yield pool, args
+@of_pool("start")
+async def start(call: Call, pool: Pool, args: Reader) -> None:
+    """STORAGE_POOL_CREATE: {pool, flags}."""
+    _check_no_build(pool, args.u32())
+    _start(call, pool)
     await call.answer()
 
 
-async def start(call: Call) -> None:
-    """STORAGE_POOL_CREATE: {pool, flags}."""
-    async with _changing(call, "start") as (pool, args):
-        if pool is not None:
-            _check_no_build(pool, args.u32())
-            _start(call, pool)
-
-
-async def destroy(call: Call) -> None:
+@of_pool("stop")
+async def destroy(call: Call, pool: Pool, _: Reader) -> None:
     """STORAGE_POOL_DESTROY: it shows no volumes any more; domains keep theirs."""
-    async with _changing(call, "stop") as (pool, _):
-        if pool is not None:
-            check_active(pool)
-            _set(call, pool, State.INACTIVE)
-            _tell(call, pool, Lifecycle.STOPPED)
+    check_active(pool)
+    _set(call, pool, State.INACTIVE)
+    _tell(call, pool, Lifecycle.STOPPED)
+    await call.answer()
 
 
-async def undefine(call: Call) -> None:
+@of_pool("delete")
+async def undefine(call: Call, pool: Pool, _: Reader) -> None:
     """STORAGE_POOL_UNDEFINE: it is not shown any more, until it is defined again."""
-    async with _changing(call, "delete") as (pool, _):
-        if pool is not None:
-            _check_stopped(pool)
-            _set(call, pool, State.UNDEFINED)
-            _tell(call, pool, Lifecycle.UNDEFINED)
+    _check_stopped(pool)
+    _set(call, pool, State.UNDEFINED)
+    _tell(call, pool, Lifecycle.UNDEFINED)
+    await call.answer()
 
 
 def _check_stopped(pool: Pool) -> None:
@@ -162,43 +140,41 @@ def _check_stopped(pool: Pool) -> None:
         raise Refused(Code.OPERATION_INVALID, f"storage pool '{pool.name}' is still active")
 
 
-async def build(call: Call) -> None:
+@of_pool("format")
+async def build(_call: Call, pool: Pool, _: Reader) -> None:
     """STORAGE_POOL_BUILD: {pool, flags}."""
-    async with _changing(call, "format") as (pool, _):
-        if pool is not None:
-            raise _cannot_build(pool)
+    raise _cannot_build(pool)
 
 
-async def delete(call: Call) -> None:
+@of_pool("format")
+async def delete(_call: Call, pool: Pool, _: Reader) -> None:
     """STORAGE_POOL_DELETE: {pool, flags}: no call on a pool deletes an lvstore."""
-    async with _changing(call, "format") as (pool, _):
-        if pool is None:
-            return
-        _check_stopped(pool)
-        number = len(await volumes.every(pool))
-        has = f"has {number} volume{'s'[: number != 1]}" if number else "is deleted with its file"
-        how = "`virtlun pool remove`" if pool.store.is_pool else "`virtlun lvstore delete`"
+    _check_stopped(pool)
+    number = len(await volumes.every(pool))
+    has = f"has {number} volume{'s'[: number != 1]}" if number else "is deleted with its file"
+    how = "`virtlun pool remove`" if pool.store.is_pool else "`virtlun lvstore delete`"
+    raise Refused(
+        Refusal.CANNOT_CHANGE,
+        f"pool {pool.name} is lvstore {pool.store.name}, which {has}: use {how}",
+    )
+
+
+@of_pool("refresh")
+async def refresh(call: Call, pool: Pool, args: Reader) -> None:
+    """STORAGE_POOL_REFRESH: {pool, flags}: what is shown is always what there is."""
+    check_flags(args.u32())
+    check_active(pool)
+    _tell(call, pool, None)
+    await call.answer()
+
+
+@of_pool("write")
+async def set_autostart(call: Call, pool: Pool, args: Reader) -> None:
+    """STORAGE_POOL_SET_AUTOSTART: {pool, autostart}: it is always so."""
+    if not args.i32():
         raise Refused(
             Refusal.CANNOT_CHANGE,
-            f"pool {pool.name} is lvstore {pool.store.name}, which {has}: use {how}",
+            f"pool {pool.name} is lvstore {pool.store.name}, which the target loads when it"
+            " starts: it cannot be without autostart",
         )
-
-
-async def refresh(call: Call) -> None:
-    """STORAGE_POOL_REFRESH: {pool, flags}: what is shown is always what there is."""
-    async with _changing(call, "refresh") as (pool, args):
-        if pool is not None:
-            check_flags(args.u32())
-            check_active(pool)
-            _tell(call, pool, None)
-
-
-async def set_autostart(call: Call) -> None:
-    """STORAGE_POOL_SET_AUTOSTART: {pool, autostart}: it is always so."""
-    async with _changing(call, "write") as (pool, args):
-        if pool is not None and not args.i32():
-            raise Refused(
-                Refusal.CANNOT_CHANGE,
-                f"pool {pool.name} is lvstore {pool.store.name}, which the target loads when it"
-                " starts: it cannot be without autostart",
-            )
+    await call.answer()

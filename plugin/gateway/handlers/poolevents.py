@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plugin.gateway.call import Call
 from plugin.gateway.errors import Code, Refused
-from plugin.gateway.handlers.storage import check_pool, pool_of
+from plugin.gateway.handlers.storage import check_rights, pool_of
 from plugin.gateway.storage.events import LIFECYCLE, REFRESH
 from plugin.gateway.storage.refs import StoragePool, pack_count
 from plugin.gateway.xdr import Reader
@@ -18,7 +18,7 @@ async def register(call: Call) -> None:
     subscriptions = call.subscriptions.pools
     pool = await pool_of(call, ref) if ref is not None else None
     if pool is not None:
-        await check_pool(call, pool, "getattr")
+        await check_rights(call, pool, "getattr")
         if event not in (LIFECYCLE, REFRESH):
             raise Refused(Code.INVALID_ARG, f"unsupported storage pool event ID {event}")
         await call.answer(pack_count(subscriptions.register(event, pool.ref)))

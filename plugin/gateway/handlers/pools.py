@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from plugin.gateway.call import Call, Reply
+from plugin.gateway.call import Call
 from plugin.gateway.errors import Code, Refused, UpstreamError
-from plugin.gateway.handlers.storage import check_pool, may_see, pool_of, pool_of_volume
+from plugin.gateway.handlers.storage import check_rights, may_see, of_pool, pool_of_volume
 from plugin.gateway.messages import pack_string, read_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.storage.pools import Pool
@@ -28,6 +28,9 @@ ZFS = 1 << 17
 """virConnectListAllStoragePoolsFlags."""
 TYPES = (1 << 20) - (1 << 6)
 """All of them that name a type."""
+
+XML_INACTIVE = 1
+"""VIR_STORAGE_XML_INACTIVE: ours have one definition."""
 
 STATE_INACTIVE, STATE_RUNNING = 0, 2
 """virStoragePoolState."""
@@ -142,58 +145,44 @@ async def _answer_with(call: Call, pool: Pool | None) -> None:
 
 
 async def _give(call: Call, pool: Pool) -> None:
-    await check_pool(call, pool, "getattr")
+    await check_rights(call, pool, "getattr")
     await call.answer(bytes(pool.ref.write(Writer())))
 
 
-async def info(call: Call) -> None:
+@of_pool("read")
+async def info(call: Call, pool: Pool, _: Reader) -> None:
     """STORAGE_POOL_GET_INFO: state, capacity, allocation and available bytes."""
-    await call.give(await _read(call, _info))
-
-
-def _info(pool: Pool) -> bytes:
     store = pool.store
     if not pool.active:  # as libvirt has it
-        return bytes(Writer().u32(STATE_INACTIVE).u64(0).u64(0).u64(0))
+        await call.answer(bytes(Writer().u32(STATE_INACTIVE).u64(0).u64(0).u64(0)))
+        return
     writer = Writer().u32(STATE_RUNNING).u64(store.total)
-    return bytes(writer.u64(store.total - store.free).u64(store.free))
+    await call.answer(bytes(writer.u64(store.total - store.free).u64(store.free)))
 
 
-async def xml(call: Call) -> None:
+@of_pool("read")
+async def xml(call: Call, pool: Pool, args: Reader) -> None:
     """STORAGE_POOL_GET_XML_DESC: {pool, flags}."""
-    await call.give(await _read(call, lambda pool: pack_string(pool_xml(pool)), known=1))
+    check_flags(args.u32(), XML_INACTIVE)
+    await call.answer(pack_string(pool_xml(pool)))
 
 
-async def autostart(call: Call) -> None:
+@of_pool("read")
+async def autostart(call: Call, _pool: Pool, _: Reader) -> None:
     """STORAGE_POOL_GET_AUTOSTART: always, as the target loads its lvstores when it starts."""
-    await call.give(await _read(call, lambda pool: pack_count(1)))
+    await call.answer(pack_count(1))
 
 
-async def is_active(call: Call) -> None:
+@of_pool("read")
+async def is_active(call: Call, pool: Pool, _: Reader) -> None:
     """STORAGE_POOL_IS_ACTIVE."""
-    await call.give(await _read(call, lambda pool: pack_count(int(pool.active))))
+    await call.answer(pack_count(int(pool.active)))
 
 
-async def is_persistent(call: Call) -> None:
+@of_pool("read")
+async def is_persistent(call: Call, _pool: Pool, _: Reader) -> None:
     """STORAGE_POOL_IS_PERSISTENT."""
-    await call.give(await _read(call, lambda pool: pack_count(1)))
-
-
-async def _read(
-    call: Call, work: Callable[[Pool], bytes], *, known: int | None = None
-) -> Reply | bytes:
-    """Returns the result for a pool of ours that the client may read, else libvirtd's reply.
-
-    `known` are the flags that the call has; None: it has none.
-    """
-    args = Reader(call.payload)
-    pool = await pool_of(call, StoragePool.read(args))
-    if pool is None:
-        return await call.forward()
-    await check_pool(call, pool, "read")
-    if known is not None:
-        check_flags(args.u32(), known)
-    return work(pool)
+    await call.answer(pack_count(1))
 
 
 def check_flags(flags: int, known: int = 0) -> None:

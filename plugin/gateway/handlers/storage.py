@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import wraps
 
-from plugin.gateway.call import Call
+from plugin.gateway.call import Call, Handler
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.locks import volume_name
 from plugin.gateway.storage import volumes
@@ -18,8 +19,12 @@ from plugin.gateway.storage.rights import (
     volume_action,
     volume_details,
 )
+from plugin.gateway.xdr import Reader
 from pydataplane.domain.errors import Refusal
 from pydataplane.lvols import Volume
+
+PoolWork = Callable[[Call, Pool, Reader], Awaitable[None]]
+VolumeWork = Callable[[Call, Pool, Volume, Reader], Awaitable[None]]
 
 ASKED_AT_A_TIME = 8
 """Questions to polkit about volumes in a list."""
@@ -44,7 +49,7 @@ async def pool_of(call: Call, ref: StoragePool) -> Pool | None:
     return await pools.with_uuid(ref.uuid, ref.name) if pools.may_be(ref.name) else None
 
 
-async def check_pool(call: Call, pool: Pool, *rights: str) -> None:
+async def check_rights(call: Call, pool: Pool, *rights: str) -> None:
     """Refuses what the client may not do to a pool, by the rights of storage_pool."""
     actions = [pool_action(right) for right in rights]
     if not await call.caller.may_do(actions, pool_details(pool.ref)):
@@ -154,3 +159,45 @@ async def changing(call: Call, pool: Pool, *names: str) -> AsyncIterator[None]:
                 ) from error
             await call.services.pools.leftovers.end_of(pool.target, store, name)
         yield
+
+
+def of_pool(*rights: str) -> Callable[[PoolWork], Handler]:
+    """Makes a handler of what answers a call that begins with a pool, where that is one of ours.
+
+    It gets the pool, to which the client has these rights, and the other arguments. Of a pool that
+    is not ours libvirtd answers.
+    """
+
+    def handler_of(work: PoolWork) -> Handler:
+        @wraps(work)
+        async def handler(call: Call) -> None:
+            args = Reader(call.payload)
+            pool = await pool_of(call, StoragePool.read(args))
+            if pool is None:
+                await call.pass_on()
+                return
+            if rights:
+                await check_rights(call, pool, *rights)
+            await work(call, pool, args)
+
+        return handler
+
+    return handler_of
+
+
+def of_volume(right: str) -> Callable[[VolumeWork], Handler]:
+    """The same for a call that begins with a volume; its pool is active."""
+
+    def handler_of(work: VolumeWork) -> Handler:
+        @wraps(work)
+        async def handler(call: Call) -> None:
+            args = Reader(call.payload)
+            found = await volume_of(call, StorageVol.read(args), right)
+            if found is None:
+                await call.pass_on()
+                return
+            await work(call, *found, args)
+
+        return handler
+
+    return handler_of

@@ -16,6 +16,8 @@ from plugin.gateway.handlers.storage import (
     check_active,
     check_volume,
     named,
+    of_pool,
+    of_volume,
     pool_of,
     pool_of_volume,
     volume_of,
@@ -44,13 +46,9 @@ ALGORITHM_ZERO = 0
 _log = structlog.get_logger(__name__)
 
 
-async def create(call: Call) -> None:
+@of_pool()
+async def create(call: Call, pool: Pool, args: Reader) -> None:
     """STORAGE_VOL_CREATE_XML: {pool, xml, flags}."""
-    args = Reader(call.payload)
-    pool = await pool_of(call, StoragePool.read(args))
-    if pool is None:
-        await call.pass_on()
-        return
     xml, flags = args.string(), args.u32()
     check_active(pool)
     wanted = await call.parse(lambda: read_volume(xml, pool.name), xml)
@@ -94,14 +92,9 @@ def _other_pool(of: StorageVol, to: str) -> Refused:
     )
 
 
-async def delete(call: Call) -> None:
+@of_volume("delete")
+async def delete(call: Call, pool: Pool, volume: Volume, args: Reader) -> None:
     """STORAGE_VOL_DELETE: {vol, flags}."""
-    args = Reader(call.payload)
-    found = await volume_of(call, StorageVol.read(args), "delete")
-    if found is None:
-        await call.pass_on()
-        return
-    pool, volume = found
     check_flags(args.u32())
     async with changing(call, pool, volume.name):
         await check_unused(call, pool, volume)
@@ -110,14 +103,9 @@ async def delete(call: Call) -> None:
     await call.answer()
 
 
-async def resize(call: Call) -> None:
+@of_volume("resize")
+async def resize(call: Call, pool: Pool, volume: Volume, args: Reader) -> None:
     """STORAGE_VOL_RESIZE: {vol, capacity, flags}; guests are told by the target."""
-    args = Reader(call.payload)
-    found = await volume_of(call, StorageVol.read(args), "resize")
-    if found is None:
-        await call.pass_on()
-        return
-    pool, volume = found
     given, flags = args.u64(), args.u32()
     check_flags(flags, ALLOCATE | DELTA | SHRINK)
     name = f"volume {pool.name}/{volume.name}"
@@ -149,14 +137,9 @@ async def resize(call: Call) -> None:
     await call.answer()
 
 
-async def wipe(call: Call) -> None:
+@of_volume("format")
+async def wipe(call: Call, pool: Pool, volume: Volume, args: Reader) -> None:
     """STORAGE_VOL_WIPE and _WIPE_PATTERN: {vol, flags} and {vol, algorithm, flags}."""
-    args = Reader(call.payload)
-    found = await volume_of(call, StorageVol.read(args), "format")
-    if found is None:
-        await call.pass_on()
-        return
-    pool, volume = found
     pattern = call.header.procedure == Proc.STORAGE_VOL_WIPE_PATTERN
     algorithm = args.u32() if pattern else ALGORITHM_ZERO
     check_flags(args.u32())

@@ -17,12 +17,11 @@ import structlog
 from plugin.gateway.call import Call
 from plugin.gateway.errors import Code, GatewayError, Refused
 from plugin.gateway.handlers.pools import check_flags
-from plugin.gateway.handlers.storage import changing, volume_of
+from plugin.gateway.handlers.storage import changing, of_volume
 from plugin.gateway.handlers.volumechanges import check_unused
 from plugin.gateway.storage import exports
 from plugin.gateway.storage.events import PoolEvent
 from plugin.gateway.storage.pools import Pool
-from plugin.gateway.storage.refs import StorageVol
 from plugin.gateway.streams import Stream, StreamEnded
 from plugin.gateway.wire import WireError
 from plugin.gateway.xdr import Reader
@@ -48,13 +47,12 @@ class _Asked:
     sparse: bool
 
 
-async def _asked(call: Call, right: str) -> _Asked | None:
-    """Returns what a call is about; None: it is not ours."""
-    args = Reader(call.payload)
-    found = await volume_of(call, StorageVol.read(args), right)
-    if found is None:
-        return None
-    pool, volume = found
+def _asked(pool: Pool, volume: Volume, args: Reader) -> _Asked:
+    """Reads the arguments behind the volume.
+
+    Raises:
+        Refused: it has no such bytes.
+    """
     offset, length, flags = args.u64(), args.u64(), args.u32()
     check_flags(flags, SPARSE)
     end = offset + length if length else volume.size
@@ -67,13 +65,10 @@ async def _asked(call: Call, right: str) -> _Asked | None:
     return _Asked(pool, volume, offset, end, bool(flags & SPARSE))
 
 
-async def upload(call: Call) -> None:
+@of_volume("data-write")
+async def upload(call: Call, pool: Pool, volume: Volume, args: Reader) -> None:
     """STORAGE_VOL_UPLOAD."""
-    asked = await _asked(call, "data-write")
-    if asked is None:
-        await call.pass_on()
-        return
-    pool, volume = asked.pool, asked.volume
+    asked = _asked(pool, volume, args)
     async with changing(call, pool, volume.name):
         await check_unused(call, pool, volume)
         async with _streamed(call, asked, write=True) as (stream, file):
@@ -142,12 +137,10 @@ async def _take(stream: Stream, file: int, asked: _Asked) -> None:
     await exports.blocking(os.fsync, file)
 
 
-async def download(call: Call) -> None:
+@of_volume("data-read")
+async def download(call: Call, pool: Pool, volume: Volume, args: Reader) -> None:
     """STORAGE_VOL_DOWNLOAD."""
-    asked = await _asked(call, "data-read")
-    if asked is None:
-        await call.pass_on()
-        return
+    asked = _asked(pool, volume, args)
     async with _streamed(call, asked, write=False) as (stream, file):
         stopping = asyncio.Event()
         sending = asyncio.create_task(_send(call, stream, file, asked, stopping))

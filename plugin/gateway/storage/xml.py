@@ -87,7 +87,7 @@ def read_pool(text: str) -> PoolRequest | None:
     )
 
 
-def check_pool(pool: Pool, wanted: PoolRequest) -> None:
+def check_same(pool: Pool, wanted: PoolRequest) -> None:
     """Refuses XML that is of another pool than this one.
 
     Raises:
