@@ -1,8 +1,9 @@
-"""Memory for calls that are read whole: so much for a connection, and so much for all together.
+"""Memory for what is read whole: so much for a connection, and so much for all together.
 
-A connection always has room for some short calls, whatever others send. What is longer takes of a
-pool that all share, in the order in which it came, one user after the other; until then no more is
-read of that connection, so the kernel holds up the client that sends.
+That are calls, and messages of streams. A connection always has room for some short ones, whatever
+others send. What is longer takes of a pool that all share, in the order in which it came, one user
+after the other; until then no more is read of that connection, so the kernel holds up the client
+that sends.
 """
 
 from __future__ import annotations

@@ -214,8 +214,11 @@ class Session:
         while (header := await self.client.next(route)) is not None:
             stream = self._stream_of(header)
             if stream is not None:
-                payload, _ = await self.client.payload(header, STREAM_MAX_BYTES)
-                await stream.put(header, payload)
+                grant, payload, _ = await self._read(header, STREAM_MAX_BYTES)
+                try:
+                    await stream.put(header, payload)
+                finally:
+                    grant.release()
                 continue
             procedure = self._procedure(header) if self._admission.is_open else None
             if procedure is None:
@@ -227,25 +230,30 @@ class Session:
             task.add_done_callback(lambda _, grant=grant: grant.release())  # type: ignore[misc]
 
     async def _read_call(self, header: Header, procedure: Procedure) -> tuple[Grant, Call]:
-        """Reads a call whole, when there is room for it.
+        """Reads a call whole, when there is room for it; raises WireError as `_read`."""
+        grant, payload, descriptors = await self._read(header, procedure.max_bytes)
+        return grant, self._call(header, payload, descriptors)
+
+    async def _read(self, header: Header, max_bytes: int) -> tuple[Grant, bytes, list[int]]:
+        """Reads a message's payload and descriptors, when there is room for them.
 
         Raises:
-            WireError: it is longer than any such call, or does not come to its end for STALL_S.
+            WireError: it is longer than `max_bytes`, or does not come to its end for STALL_S.
         """
-        if header.payload_bytes > procedure.max_bytes:
+        if header.payload_bytes > max_bytes:
             raise WireError(f"{name_of(header.procedure)} with {header.payload_bytes} bytes")
         grant = await self._memory.take(header.payload_bytes)
         try:
             # Others may wait for this room.
             async with asyncio.timeout(STALL_S if grant.drawn else None):
-                given = await self.client.payload(header, procedure.max_bytes)
+                payload, descriptors = await self.client.payload(header, max_bytes)
         except BaseException as error:
             grant.release()
             if isinstance(error, TimeoutError):
                 text = f"{name_of(header.procedure)} is not there after {STALL_S:g} s"
                 raise WireError(text) from error
             raise
-        return grant, self._call(header, *given)
+        return grant, payload, descriptors
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

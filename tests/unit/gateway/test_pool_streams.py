@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from plugin.gateway.budget import POOL_BYTES
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.handlers import storage
 from plugin.gateway.procs import Proc
@@ -167,6 +168,26 @@ def test_what_no_stream_has_ends_it_with_one_error(tmp_path: Path) -> None:
     play(tmp_path, body)
 
 
+def test_what_is_sent_is_read_when_there_is_room_for_it(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        _, file = uploading(world)
+        upload = Streaming(await world.client(), Proc.STORAGE_VOL_UPLOAD)
+        await upload.begin()
+        budget = world.gateway.services.budget
+        await budget.take(0, POOL_BYTES)
+        sending = asyncio.create_task(upload.send(b"x" * MIB))
+        await until(lambda: bool(budget._waiting))
+        assert file.read_bytes() == bytes(MIB)
+        budget.give(POOL_BYTES)
+        await sending
+        await upload.send(b"", Status.OK)
+        header, _ = await upload.hears()
+        assert header.status == Status.OK
+        assert file.read_bytes() == b"x" * MIB and not budget.held
+
+    play(tmp_path, body)
+
+
 def test_a_volume_that_is_written_is_refused_to_others_as_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +292,7 @@ def test_who_is_cancelled_while_it_begins_leaves_nothing(tmp_path: Path, method:
         pool, volume = await pool_and_volume(world)
         files(world)
         opened = exports.opened(pool, volume, _with_files(world), write=False)
-        opening = asyncio.create_task(opened.__aenter__())  # type: ignore[var-annotated,arg-type]
+        opening = asyncio.ensure_future(opened.__aenter__())
         await until(lambda: method in world.target.calls)
         opening.cancel()
         gate.set()
@@ -327,13 +348,14 @@ def test_what_is_left_of_a_volume_is_ended_by_its_next_user_first(tmp_path: Path
     """Not beside it: who cleans up waits for the lock, and finds nothing then."""
 
     async def body(world: World) -> None:
+        client = await world.client()  # the gateway has looked for notes by now
         uploading(world)
         begun = begin(world, snapshot=False)
         services = world.gateway.services
         after = services.pools.leftovers = Leftovers(services.config.state_dir)
         users = services.locks._users
         async with services.locks.hold(begun.lock):
-            upload = Streaming(await world.client(), Proc.STORAGE_VOL_UPLOAD)
+            upload = Streaming(client, Proc.STORAGE_VOL_UPLOAD)
             beginning = asyncio.create_task(upload.begin())
             await until(lambda: users[begun.lock] == 2)
             cleaning = asyncio.create_task(after.clean(services.target, services.locks))
