@@ -136,6 +136,16 @@ def test_a_volume_is_told_from_libvirtds_of_the_same_pool_and_name_by_its_key(
             assert caught.value.code == Code.NO_STORAGE_VOL
         assert world.libvirtd.calls().count(Proc.STORAGE_VOL_DELETE) == 1
         assert "lvs0/data" in world.target.volumes
+        # So is its pool, and what a volume of another pool is a copy of.
+        copy = packed(THEIRS) + bytes(Writer().string("<volume/>"))
+        for proc, args in (
+            (Proc.STORAGE_POOL_LOOKUP_BY_VOLUME, packed(theirs)),
+            (Proc.STORAGE_VOL_CREATE_XML_FROM, copy + packed(theirs) + bytes(4)),
+        ):
+            world.libvirtd.answers[proc] = answers(b"as it is")
+            assert await client.call(proc, args) == b"as it is", proc.name
+        with pytest.raises(ReplyError, match="cannot be copied to another pool at once"):
+            await client.call(Proc.STORAGE_VOL_CREATE_XML_FROM, copy + packed(DATA) + bytes(4))
 
     play(tmp_path, body)
 
