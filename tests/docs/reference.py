@@ -191,8 +191,14 @@ def answered_by(call: Proc) -> By:
     return By.LIBVIRTD if call.value in SHOWING else PROCEDURES[call.value].by
 
 
+def of_pool(name: str, by: By) -> bool:
+    """Whether a call is about a pool or volume of ours, of which libvirtd knows nothing."""
+    return by is By.GATEWAY and name.startswith("STORAGE_")
+
+
 def calls() -> str:
     """Returns the page on libvirt's calls that the gateway looks into."""
+    by_polkit = "the gateway; polkit is asked for permission where libvirtd asks it"
     answers = {
         By.GATEWAY: "the gateway; libvirtd is asked for permission",
         By.LIBVIRTD: "libvirtd, with arguments or result changed",
@@ -203,7 +209,7 @@ def calls() -> str:
         for number in sorted(SHOWING.keys() - PROCEDURES)
     ]
     rows = [
-        f"| `{name}` | {access.value} | {answers[by]} |"
+        f"| `{name}` | {access.value} | {by_polkit if of_pool(name, by) else answers[by]} |"
         for name, access, by in sorted(
             [(row.proc.name, row.access, row.by) for row in PROCEDURES.values()] + shown,
             key=lambda row: row[0],
@@ -211,8 +217,9 @@ def calls() -> str:
     ]
     return (
         f"{NOTE}# libvirt's calls\n\nThose that `virtlun-gateway` looks into. It answers itself "
-        "where they are about a disk or a domain of ours; where they are not, and all other calls, "
-        "go to libvirtd as they are. `read` calls are allowed on the read-only socket, too.\n\n"
+        "where they are about a disk, a domain or a pool of ours; where they are not, and all "
+        "other calls, go to libvirtd as they are. `read` calls are allowed on the read-only socket,"
+        " too.\n\n"
         "| call | socket | who answers, where it is ours |\n| --- | --- | --- |\n"
         + "\n".join(rows)
         + "\n"

@@ -2,7 +2,8 @@
 
     refs       how libvirt's protocol names pools and volumes
     states     which of our pools are stopped or undefined
-    leftovers  what was begun, for the gateway that comes after this one
+    begun      a volume shown as a file: begun and ended in a target
+    leftovers  what was begun, noted: what is cut off is ended later
     pools      what our pools are, found by name and UUID
     xml        their XML and that of their volumes, shown and read
     exports    volumes as files
