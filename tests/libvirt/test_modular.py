@@ -114,6 +114,17 @@ def test_attach_and_detach_by_virtqemuds_socket(modular: Host, uri: str) -> None
     modular.volumes.delete(made.uuid)
 
 
+@pytest.mark.parametrize("uri", [DIRECT, "qemu:///system"], ids=["direct", "auto"])
+def test_pools_by_virtqemuds_socket(modular: Host, uri: str) -> None:
+    """virtqemud passes what is of its own pools on to virtstoraged; ours never come to it."""
+    virsh, pool = ("virsh", "-q", "-c", uri), "virtlun-lvs0"
+    assert run(modular, *virsh, "pool-list", "--name") == pool
+    run(modular, *virsh, "vol-create-as", pool, "v", "8M", "--allocation", "0")
+    run(modular, *virsh, "vol-upload", "v", "/etc/hostname", "--pool", pool)
+    assert run(modular, *virsh, "vol-list", pool).split() == ["v", "/dev/virtlun/lvs0/v"]
+    run(modular, *virsh, "vol-delete", "v", "--pool", pool)
+
+
 def test_what_clients_must_pass_is_said_in_virtqemuds_configuration(modular: Host) -> None:
     """There is no libvirtd.conf, and what cannot be read would count as polkit."""
     assert NAME in run(modular, *MEMBER, "virsh", "-q", "-c", DIRECT, "list", "--all", "--name")

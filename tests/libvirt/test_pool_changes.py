@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.libvirt.test_pools import MIB, OURS, info, names, said
 from tests.support.host import Host
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
@@ -181,6 +187,88 @@ def test_data_goes_up_and_comes_down_and_is_wiped(host: Host) -> None:
     assert size(host, "v")[1] == 0
     host.virsh("vol-delete", "v", "--pool", OURS)
     assert host.volumes.all() == [] and host.client.call("virtlun_export_list") == []
+
+
+@contextmanager
+def streaming(host: Host, what: str, name: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """`vol-upload` or `vol-download` of a volume, at a FIFO that makes it wait."""
+    fifo = host.scratch / f"{what}-{name}"
+    os.mkfifo(fifo)
+    words = ("virsh", "-q", "-c", host.uri, what, name, str(fifo), "--pool", OURS)
+    client = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    try:
+        yield client, fifo
+    finally:
+        client.kill()
+        client.communicate()
+
+
+def exports(host: Host) -> list[str]:
+    """Returns the UUIDs of the volumes that are files."""
+    return [each["uuid"] for each in host.client.call("virtlun_export_list")]
+
+
+def domain_of(host: Host, name: str) -> None:
+    """Defines a domain NAME with the volume NAME as its disk."""
+    xml = host.scratch / f"{name}.xml"
+    xml.write_text(
+        f"<domain type='qemu'><name>{name}</name><memory unit='MiB'>64</memory>"
+        "<os><type arch='x86_64' machine='q35'>hvm</type></os><devices>"
+        f"<disk type='volume' device='disk'><source pool='{OURS}' volume='{name}'/>"
+        "<target dev='sda' bus='scsi'/></disk></devices></domain>"
+    )
+    host.virsh("define", str(xml))
+
+
+def test_an_upload_keeps_domains_from_starting_and_ends_with_its_client(host: Host) -> None:
+    host.virsh("vol-create-as", OURS, "up", "8M", "--allocation", "0")
+    domain_of(host, "up")
+    uuid = host.volumes.volume("lvs0/up").uuid
+    with streaming(host, "vol-upload", "up") as (client, fifo), fifo.open("wb") as file:
+        file.write(b"x" * MIB)
+        until(lambda: exports(host) == [uuid], "the upload begins")
+        assert re.search("in use|busy", said(host, "start", "up"))
+        file.close()
+        assert client.wait(60) == 0
+        host.virsh("start", "up")  # at once
+        host.virsh("destroy", "up")
+        fifo.unlink()
+    with streaming(host, "vol-upload", "up") as (client, fifo), fifo.open("wb") as file:
+        until(lambda: exports(host) == [uuid], "another one begins")
+        client.kill()
+        until(lambda: not exports(host), "it ends with its client")
+        fifo.unlink()
+    with streaming(host, "vol-upload", "up") as (_, fifo), fifo.open("wb"):
+        until(lambda: exports(host) == [uuid], "a third one begins")
+        host.stop_gateway(signal.SIGKILL)
+        assert exports(host) == [uuid]
+        host.start_gateway()
+        until(lambda: not exports(host), "the next gateway has ended it")
+    host.virsh("undefine", "up")
+    host.virsh("vol-delete", "up", "--pool", OURS)
+
+
+def test_a_download_keeps_no_domain_from_starting_and_a_thick_volume_thick(host: Host) -> None:
+    host.virsh("vol-create-as", OURS, "down", "16M")
+    domain_of(host, "down")
+    with streaming(host, "vol-download", "down") as (client, fifo), fifo.open("rb") as file:
+        until(lambda: bool(exports(host)), "the download begins")
+        host.virsh("start", "down")
+        assert host.volumes.volume("lvs0/down").thin
+        assert len(file.read()) == 16 * MIB
+        assert client.wait(60) == 0
+    assert not host.volumes.volume("lvs0/down").thin
+    assert size(host, "down") == (16 * MIB, 16 * MIB)
+    fifo.unlink()
+    with streaming(host, "vol-download", "down") as (_, fifo), fifo.open("rb"):
+        until(lambda: bool(exports(host)), "another one begins")
+        host.stop_gateway(signal.SIGKILL)
+        host.start_gateway()
+        until(lambda: not host.volumes.volume("lvs0/down").thin, "the next gateway has ended it")
+    assert [volume.name for volume in host.volumes.all()] == ["down"] and not exports(host)
+    host.virsh("destroy", "down")
+    host.virsh("undefine", "down")
+    host.virsh("vol-delete", "down", "--pool", OURS)
 
 
 def test_sparse_streams_carry_no_holes(host: Host) -> None:

@@ -181,6 +181,30 @@ def test_a_target_that_is_down_hinders_the_other_one_not(host: Host, second: Sec
     assert luns(second.client) == {controller(host, GOLDEN): [0]}
 
 
+def test_each_target_has_its_pools(host: Host, second: Second) -> None:
+    """One that is down hinders no other, and what may be its own is not taken for missing."""
+    pools = [row.split()[0] for row in host.virsh("pool-list").splitlines() if row.strip()]
+    assert sorted(pools) == ["virtlun-gold0", "virtlun-lvs0"]
+    host.virsh("vol-create-as", "virtlun-gold0", "new", "8M", "--allocation", "0")
+    assert second.volumes.volume("gold0/new").thin
+    second.kill()
+    try:
+        assert "virtlun-lvs0" in host.virsh("pool-list")
+        assert "b" in host.virsh("vol-list", "virtlun-lvs0")
+        for words in (
+            ("pool-info", "virtlun-gold0"),
+            ("vol-delete", "/dev/virtlun/gold0/new"),
+            ("pool-define-as", "virtlun-gold0", "zfs", "--source-name", "gold0"),
+        ):
+            with pytest.raises(VirshError) as refused:
+                host.virsh(*words)
+            said = "pool virtlun-gold0 is in no target that answers; target gold: "
+            assert said in str(refused.value)
+    finally:
+        second.start()
+    host.virsh("vol-delete", "/dev/virtlun/gold0/new")
+
+
 @pytest.mark.nightly
 def test_the_hook_finds_the_target_by_the_folder_of_the_socket(host: Host, second: Second) -> None:
     host.virsh("destroy", GOLDEN)
