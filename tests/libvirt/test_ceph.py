@@ -13,6 +13,7 @@ import pytest
 from tests.support.agent import Agent
 from tests.support.ceph import POOL, Ceph, cluster, lacks
 from tests.support.host import Host
+from tests.support.libvirtd import VirshError
 from tests.support.wait import until
 
 pytestmark = [
@@ -84,6 +85,27 @@ def test_a_disk_of_a_pool_is_attached_written_grown_and_detached(
     guest.wait_for("[ -b /dev/sda ]")
     assert guest.run("head -n 1 /dev/sda") == "written by the guest\n"
     host.virsh("detach-disk", NAME, "sdc", "--live", "--config")
+
+
+@pytest.mark.nightly
+def test_a_pool_of_ceph_is_a_pool_of_libvirts(host: Host, ceph: Ceph) -> None:
+    pool, data, back = "virtlun-ceph0", host.scratch / "up", host.scratch / "down"
+    host.virsh("vol-create-as", pool, "v", "16M", "--allocation", "0")
+    assert "/dev/virtlun/ceph0/v" in host.virsh("vol-list", pool)
+    data.write_bytes(b"c" * MIB + b"rest")
+    host.virsh("vol-upload", "v", str(data), "--pool", pool)
+    assert ceph.content("v").startswith(data.read_bytes())
+    host.virsh("vol-clone", "v", "w", "--pool", pool)
+    host.virsh("vol-resize", "v", "32M", "--pool", pool)
+    host.virsh("vol-wipe", "v", "--pool", pool)
+    for name, content in (("v", bytes(MIB)), ("w", b"c" * MIB)):
+        host.virsh("vol-download", name, str(back), "--pool", pool, "--length", str(MIB))
+        assert back.read_bytes() == content
+    with pytest.raises(VirshError, match="has snapshots, or deleted ones whose clones are left"):
+        host.virsh("vol-delete", "v", "--pool", pool)
+    host.virsh("vol-delete", "w", "--pool", pool)
+    host.virsh("vol-delete", "v", "--pool", pool)
+    assert host.virsh("vol-list", pool).strip() == ""
 
 
 @pytest.mark.nightly
