@@ -102,10 +102,10 @@ async def volume_of(call: Call, ref: StorageVol, right: str) -> tuple[Pool, Volu
     if pool is None:
         return None
     check_active(pool)
-    return pool, await named(call, pool, ref.name, right)
+    return pool, await volume_named(call, pool, ref.name, right)
 
 
-async def named(call: Call, pool: Pool, name: str, right: str) -> Volume:
+async def volume_named(call: Call, pool: Pool, name: str, right: str) -> Volume:
     """Returns a volume of a pool by its name.
 
     Raises:

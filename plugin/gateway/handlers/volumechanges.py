@@ -15,11 +15,11 @@ from plugin.gateway.handlers.storage import (
     changing,
     check_active,
     check_volume,
-    named,
     of_pool,
     of_volume,
     pool_of,
     pool_of_volume,
+    volume_named,
     volume_of,
 )
 from plugin.gateway.procs import Proc
@@ -112,7 +112,7 @@ async def resize(call: Call, pool: Pool, volume: Volume, args: Reader) -> None:
     # The second is that of `virsh blockresize`: whoever changes the size has seen what it is.
     locks = call.services.locks
     async with changing(call, pool, volume.name), locks.hold(f"volume:{volume.uuid}"):
-        volume = await named(call, pool, volume.name, "resize")
+        volume = await volume_named(call, pool, volume.name, "resize")
         if flags & ALLOCATE and volume.thin:
             raise Refused(
                 Refusal.CANNOT_CHANGE,

@@ -7,10 +7,10 @@ from plugin.gateway.errors import Code, Refused
 from plugin.gateway.handlers.pools import check_flags
 from plugin.gateway.handlers.storage import (
     check_active,
-    named,
     of_pool,
     of_volume,
     seen,
+    volume_named,
 )
 from plugin.gateway.messages import pack_string, read_string
 from plugin.gateway.storage import volumes
@@ -84,7 +84,7 @@ async def look_up_path(call: Call) -> None:
 
 
 async def _give(call: Call, pool: Pool, name: str) -> None:
-    volume = await named(call, pool, name, "getattr")
+    volume = await volume_named(call, pool, name, "getattr")
     await call.answer(bytes(pool.volume_ref(volume.name).write(Writer())))
 
 

@@ -66,6 +66,7 @@ class Leftovers:
             GatewayError: it could not be ended now; it will be.
         """
         try:
+            await target.ping()  # one that is silent is not waited for as one that copies
             await target.do(begun.end, copies=True)
         except BaseException:
             self._left[note] = begun

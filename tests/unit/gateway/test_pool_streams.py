@@ -152,6 +152,33 @@ def test_a_client_that_leaves_in_an_upload_leaves_nothing(tmp_path: Path) -> Non
     play(tmp_path, body)
 
 
+def test_a_target_that_is_silent_at_the_end_is_not_waited_for_as_one_that_copies(
+    tmp_path: Path,
+) -> None:
+    async def body(world: World) -> None:
+        uploading(world)
+        upload = Streaming(await world.client(), Proc.STORAGE_VOL_UPLOAD)
+        await upload.begin()
+        world.target.stop()
+        world.target.start(mute=True)
+        await upload.send(b"", Status.OK)
+        assert "no answer from" in (await upload.fails())[1]
+
+    play(tmp_path, body, timeout_s=1)
+
+
+def test_a_gateway_that_stops_ends_what_it_has_begun(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        uploading(world)
+        upload = Streaming(await world.client(), Proc.STORAGE_VOL_UPLOAD)
+        await upload.begin()
+        world.gateway.stop()
+        code, _ = await upload.fails()
+        assert code == Code.RPC and is_clean(world)
+
+    play(tmp_path, body)
+
+
 def test_what_no_stream_has_ends_it_with_one_error(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         uploading(world)
