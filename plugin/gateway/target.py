@@ -70,6 +70,10 @@ POLLS_MAX = 2
 """Questions of pollers to one target at a time, each of them for all who ask."""
 
 
+FILES_MAX = 8
+"""Reads and writes of a target's volumes as files, at a time; they wait as long as it is away."""
+
+
 @dataclass(frozen=True)
 class Suspended:
     """A target of a controller whose requests wait because an I/O failed."""
@@ -116,6 +120,7 @@ class Target:
         # Pollers never keep a change waiting, nor a target that hangs another one's calls.
         self._changes = ThreadPoolExecutor(CHANGES_MAX, f"target {client.path}")
         self._polls = ThreadPoolExecutor(POLLS_MAX, f"poll {client.path}")
+        self._files = ThreadPoolExecutor(FILES_MAX, f"files {client.path}")
         self._closed = False
 
     def close(self) -> None:
@@ -126,6 +131,7 @@ class Target:
         self._closed = True
         self._changes.shutdown(wait=False)
         self._polls.shutdown(wait=False)
+        self._files.shutdown(wait=False)
         self._client.close()
 
     @property
@@ -135,11 +141,30 @@ class Target:
             return None
         return NoAnswer(Refusal.TIMEOUT, self._client.silence)
 
-    async def _run(self, work: Callable[[], T], *, poll: bool = False) -> T:
-        """Runs blocking work in a thread and turns its errors into refusals."""
+    def _check_open(self) -> None:
         if self._closed:
             text = f"the target on {self._client.path} is not configured any more: try again"
             raise NoAnswer(Refusal.NO_TARGET, text)
+
+    async def file_io(self, work: Callable[[], T]) -> T:
+        """Reads or writes a volume's file in a thread.
+
+        It is at its end when this returns, also when cancelled: else the file could be another one,
+        by its number, before the thread is done with it.
+
+        Raises:
+            OSError: as `work`.
+        """
+        self._check_open()
+        doing = asyncio.get_running_loop().run_in_executor(self._files, work)
+        try:
+            return await asyncio.shield(doing)
+        finally:
+            await asyncio.wait((doing,))
+
+    async def _run(self, work: Callable[[], T], *, poll: bool = False) -> T:
+        """Runs blocking work in a thread and turns its errors into refusals."""
+        self._check_open()
         workers = self._polls if poll else self._changes
         try:
             return await asyncio.get_running_loop().run_in_executor(workers, work)

@@ -11,6 +11,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -120,7 +121,7 @@ def _said(error: Exception) -> bytes:
 
 async def _take(stream: Stream, file: int, asked: _Asked) -> None:
     """Writes what the client sends, to its end."""
-    offset, block = asked.offset, asked.volume.block_size
+    offset, block, run = asked.offset, asked.volume.block_size, asked.pool.target.file_io
     while (piece := await stream.next()) is not None:
         length = piece.hole or len(piece.data)
         if offset + length > asked.end:
@@ -130,11 +131,11 @@ async def _take(stream: Stream, file: int, asked: _Asked) -> None:
                 " bytes here, and more are sent",
             )
         if piece.hole:
-            await exports.blocking(exports.clear, file, offset, piece.hole, block)
+            await run(partial(exports.clear, file, offset, piece.hole, block))
         else:
-            await exports.blocking(exports.write, file, offset, piece.data, block)
+            await run(partial(exports.write, file, offset, piece.data, block))
         offset += length
-    await exports.blocking(os.fsync, file)
+    await run(partial(os.fsync, file))
 
 
 @of_volume("data-read")
@@ -171,18 +172,18 @@ async def _send(
     Raises:
         OSError: it cannot be read, or the client left.
     """
-    offset, block = asked.offset, asked.volume.block_size
+    offset, block, run = asked.offset, asked.volume.block_size, asked.pool.target.file_io
     while offset < asked.end and not stopping.is_set():
         upto = asked.end
         if asked.sparse:
-            begin = await exports.blocking(exports.next_data, file, offset, asked.end)
+            begin = await run(partial(exports.next_data, file, offset, asked.end))
             if begin > offset:
                 await call.connection.send(stream.hole(begin - offset))
                 offset = begin
                 continue
-            upto = await exports.blocking(exports.next_hole, file, offset, asked.end)
+            upto = await run(partial(exports.next_hole, file, offset, asked.end))
         length = min(PIECE_BYTES, upto - offset)
-        data = await exports.blocking(exports.read, file, offset, length, block)
+        data = await run(partial(exports.read, file, offset, length, block))
         if not data:
             raise OSError("it ends too early")
         await call.connection.send(stream.data(data))

@@ -6,19 +6,15 @@ import asyncio
 import ctypes
 import errno
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from plugin.gateway.errors import Code, GatewayError, Refused
 from plugin.gateway.storage.begun import Begun
 from plugin.gateway.storage.leftovers import Leftovers
 from plugin.gateway.storage.pools import Pool
 from pydataplane.lvols import Volume
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 PIECE_BYTES = 1 << 20
 """Zeros that are written at a time."""
@@ -68,19 +64,7 @@ def _open(path: Path, volume: Volume, write: bool) -> int:
         ) from error
 
 
-async def blocking(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Does what blocks in a thread, and has it at its end when it returns, also when cancelled.
-
-    Else the file could be another one, by its number, before the thread is done with it.
-    """
-    doing = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
-    try:
-        return await asyncio.shield(doing)
-    finally:
-        await asyncio.wait((doing,))
-
-
-# What follows blocks, and raises OSError where it fails.
+# What follows blocks, for `Target.file_io`, and raises OSError where it fails.
 
 
 def write(file: int, offset: int, data: bytes, block: int) -> None:

@@ -139,8 +139,8 @@ async def wipe(pool: Pool, volume: Volume, leftovers: Leftovers) -> None:
     async with exports.opened(pool, volume, leftovers, write=True) as file:
         ranges = await pool.target.do(work)  # which nobody adds to from now on
         try:
-            await exports.blocking(
-                exports.wipe, file, ranges, volume.block_size, give_back=volume.thin
+            await pool.target.file_io(
+                lambda: exports.wipe(file, ranges, volume.block_size, give_back=volume.thin)
             )
         except OSError as error:
             raise Refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from plugin.gateway.storage import exports, leftovers
 from plugin.gateway.storage.begun import Begun
 from plugin.gateway.storage.leftovers import Leftovers
 from plugin.gateway.storage.pools import Pool
+from plugin.gateway.target import FILES_MAX
 from plugin.gateway.wire import Header, MessageType, Status, message
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.errors import BUSY, RpcError
@@ -331,20 +333,40 @@ def test_who_is_cancelled_while_it_begins_leaves_nothing(tmp_path: Path, method:
 
 
 def test_what_blocks_is_at_its_end_when_its_task_is_cancelled(tmp_path: Path) -> None:
-    async def body(_: World) -> None:
+    async def body(world: World) -> None:
+        pool, _ = await pool_and_volume(world)
         gate, done = threading.Event(), threading.Event()
 
         def work() -> None:
             gate.wait(60)
             done.set()
 
-        doing = asyncio.create_task(exports.blocking(work))
+        doing = asyncio.create_task(pool.target.file_io(work))
         await asyncio.sleep(0)
         doing.cancel()
         asyncio.get_running_loop().call_later(0.05, gate.set)
         with pytest.raises(asyncio.CancelledError):
             await doing
         assert done.is_set()
+
+    play(tmp_path, body)
+
+
+def test_volumes_of_a_target_that_is_away_keep_nothing_else_waiting(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        pool, _ = await pool_and_volume(world)
+        gate = threading.Event()
+        waiting = [
+            asyncio.create_task(pool.target.file_io(partial(gate.wait, 60)))
+            for _ in range(2 * FILES_MAX)
+        ]
+        await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            # What other parts of the gateway do in threads, and calls of that target.
+            assert await asyncio.to_thread(int) == 0
+            assert await pool.target.stores()
+        gate.set()
+        assert all(await asyncio.gather(*waiting))
 
     play(tmp_path, body)
 
