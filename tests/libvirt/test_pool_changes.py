@@ -13,7 +13,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from pydataplane import supervise
 from tests.libvirt.test_pools import MIB, OURS, info, names, said
+from tests.support.frozen import frozen
 from tests.support.host import Host
 from tests.support.wait import until
 
@@ -246,6 +248,20 @@ def test_an_upload_keeps_domains_from_starting_and_ends_with_its_client(host: Ho
         until(lambda: not exports(host), "the next gateway has ended it")
     host.virsh("undefine", "up")
     host.virsh("vol-delete", "up", "--pool", OURS)
+
+
+def test_an_upload_that_ends_while_the_target_hangs_keeps_nobody_waiting(host: Host) -> None:
+    host.virsh("vol-create-as", OURS, "hangs", "8M", "--allocation", "0")
+    with streaming(host, "vol-upload", "hangs") as (client, fifo), fifo.open("wb") as file:
+        file.write(b"x" * MIB)
+        until(lambda: bool(exports(host)), "the upload begins")
+        with frozen(supervise.status(host.paths.rpc_socket)["pid"]):
+            client.kill()
+            client.wait(30)
+            for _ in range(3):
+                host.virsh("list", "--all", deadline_s=20)
+    until(lambda: not exports(host), "it ends when the target goes on")
+    host.virsh("vol-delete", "hangs", "--pool", OURS)
 
 
 def test_a_download_keeps_no_domain_from_starting_and_a_thick_volume_thick(host: Host) -> None:
