@@ -356,7 +356,6 @@ def _published(driver: Driver, handle: str) -> bool:
     return True
 
 
-@pytest.mark.nightly(reason="librbd ends the other node's target now and then: see limits.md")
 def test_what_changed_in_an_image_is_told(here: Driver, there: Driver, ceph: Ceph) -> None:
     handle = here.create("data", 16 * MIB, block(), **CLASS)
     device = here.publish(handle, block())

@@ -2,7 +2,7 @@
 //!
 //! Declared after `rados/librados.h` and `rbd/librbd.h` of Ceph 16.2; all of these functions are in
 //! every later release. The program is not linked with the libraries, so that it starts without them.
-//! All `unsafe` calls of them are in `cluster`, `image`, `channel` and `pool`.
+//! All `unsafe` calls of them are in `cluster`, `image`, `channel`, `close` and `pool`.
 
 use libc::{c_char, c_int, c_void, size_t, ssize_t};
 use std::ffi::{CStr, CString};
@@ -16,6 +16,10 @@ pub(crate) type IoCtx = *mut c_void;
 pub(crate) type ImageHandle = *mut c_void;
 /// `rbd_completion_t`: one asynchronous call.
 pub(crate) type Aio = *mut c_void;
+/// `rados_completion_t`: one asynchronous call of librados'.
+pub(crate) type RadosAio = *mut c_void;
+/// `rados_callback_t`: called on a thread of librados' when such a call has ended.
+pub(crate) type RadosAioCallback = extern "C" fn(RadosAio, *mut c_void);
 /// `rbd_callback_t`: called on a thread of librbd's when the call has ended.
 pub(crate) type AioCallback = extern "C" fn(Aio, *mut c_void);
 /// `rbd_update_callback_t`: called on a thread of librbd's when an image's header has changed.
@@ -269,6 +273,14 @@ functions! {
         rados_ioctx_get_id(IoCtx) -> i64;
         rados_set_pool_full_try(IoCtx);
         rados_get_instance_id(Rados) -> u64;
+        rados_aio_create_completion2(
+            *mut c_void,
+            Option<RadosAioCallback>,
+            *mut RadosAio
+        ) -> c_int;
+        rados_aio_flush_async(IoCtx, RadosAio) -> c_int;
+        rados_aio_wait_for_complete(RadosAio) -> c_int;
+        rados_aio_release(RadosAio);
         rados_mon_command(
             Rados,
             *const *const c_char,

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::Error;
+use crate::close;
 use crate::cluster::{Client, Cluster, News, check, failed, spawn, text};
 use crate::ffi::{
     EBLOCKLISTED, FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, IoCtx, LOCK_EXCLUSIVE, Library,
@@ -394,8 +395,8 @@ impl OpenedImage {
             // SAFETY: made by `Box::into_raw`, and no callback has it any more.
             drop(unsafe { Box::from_raw(told) });
         }
-        // SAFETY: the image is used by nobody any more. The lock goes with it.
-        unsafe { (library.rbd_close)(image) };
+        // SAFETY: the image is of that pool, and used by nobody any more.
+        unsafe { close::close(library, io, image) };
         // SAFETY: nor is its pool.
         unsafe { (library.rados_ioctx_destroy)(io) };
     }

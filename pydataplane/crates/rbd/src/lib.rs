@@ -11,6 +11,7 @@
 //! | `clusters` | [`Clusters`]: those of a process |
 //! | `clients` | the addresses of clients, recorded for the next process |
 //! | `image` | [`OpenedImage`], [`Source`]: an image, its lock, its size |
+//! | `close` | how an image is closed |
 //! | `hold` | whether an image may be written here, while its guest moves from host to host |
 //! | `disk` | [`Disk`]: the bdev |
 //! | `channel` | its queue pair: the whole I/O path |
@@ -27,6 +28,7 @@
 
 mod channel;
 mod clients;
+mod close;
 mod cluster;
 mod clusters;
 mod disk;

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::Error;
+use crate::close::close;
 use crate::cluster::{Client, Cluster, check, failed, option, text};
 use crate::ffi::{
     EBLOCKLISTED, FEATURE_FAST_DIFF, FLAG_FAST_DIFF_INVALID, ImageHandle, ImageInfo, ImageOptions,
@@ -129,8 +130,8 @@ struct Open<'a> {
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
-        // SAFETY: open, and used by nobody else.
-        unsafe { (self.pool.library().rbd_close)(self.image) };
+        // SAFETY: open, of that pool, and used by nobody else.
+        unsafe { close(self.pool.library(), self.pool.io, self.image) };
     }
 }
 
