@@ -4,28 +4,25 @@
 //! controller may still carry it out; to `Down`, where a thread connects anew. A path that is detached is used for what
 //! is in flight until that is over, and then goes to `ShuttingDown` before it ends.
 
+mod begin;
+mod end;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
-use std::thread;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use crate::address::Address;
 use crate::admin::{Admin, Heard};
 use crate::ana::{AnaState, Groups};
-use crate::command::property;
-use crate::connect::{Association, establish, expires};
+use crate::connect::Association;
 use crate::disk::PathInfo;
-use crate::identify::{Controller, NAMESPACES_MAX, Namespace};
-use crate::queue::{End, Queue};
+use crate::identify::{Controller, NAMESPACES_MAX};
+use crate::queue::Queue;
 use crate::worker::Context;
 
-/// How long a controller may take to be shut down.
-const SHUT_DOWN_WITHIN: Duration = Duration::from_secs(1);
 /// Between two looks at how connections end, and whether a controller is shut down.
 const END_POLL: Duration = Duration::from_millis(10);
-/// Namespaces of which it is known at a time that it was logged why they are not used.
-const REFUSED_MAX: usize = 1024;
 /// Between two looks whether I/O waits for too long.
 pub(crate) const LATE_POLL: Duration = Duration::from_millis(250);
 
@@ -176,121 +173,6 @@ impl Path {
         Some(&mut self.queues[at])
     }
 
-    /// Takes a controller into use.
-    ///
-    /// # Errors
-    /// A clause: it is not that of before.
-    pub(crate) fn join(&mut self, made: Association, with: &mut Context) -> Result<(), String> {
-        with.shared.usable(&made)?;
-        let failed = |e| format!("no io_uring: {e}");
-        let mut queues = Vec::with_capacity(made.queues.len());
-        for link in made.queues {
-            queues.push(Queue::new(link, &with.io, true).map_err(failed)?);
-        }
-        let of = &made.controller;
-        let kept = made.keep_alive;
-        self.expires = expires(kept, of);
-        self.drains_within = made.names.resets_when_through().then_some(kept);
-        let admin = Admin::new(made.admin, &with.io, with.now, kept, of, made.names.serial)
-            .map_err(failed)?;
-        (self.queues, self.admin) = (queues, Some(admin));
-        self.controller = Some(made.controller);
-        self.namespaces.fill(None);
-        self.absent.fill(false);
-        (self.groups, self.id) = (made.groups, made.id);
-        (self.state, self.begun, self.asked) = (State::Up, with.now, None);
-        (self.collected, self.unresolved, self.doubtful) = (false, false, false);
-        self.connections += 1;
-        if self.problem.take().is_some() {
-            tracing::info!(controller = with.shared.name(), "{} answers again", self.address);
-        }
-        made.namespaces.iter().for_each(|each| self.take_over(each, with));
-        with.changed = true;
-        with.shared.set_given_up(false);
-        if !with.others_up {
-            with.came_back(&self.address);
-        }
-        Ok(())
-    }
-
-    /// Takes over what a namespace is now; one that is no bdev yet becomes one.
-    fn take_over(&mut self, found: &Namespace, with: &Context) {
-        let Some(of) = &self.controller else { return };
-        match with.shared.accept(found, of) {
-            Ok(unit) => {
-                (self.namespaces[unit], self.absent[unit]) = (Some(found.group), false);
-                self.refused.remove(&found.nsid);
-                if self.groups.as_ref().is_some_and(|groups| !groups.has(found.group))
-                    && let Some(admin) = &mut self.admin
-                {
-                    admin.want_groups();
-                }
-                with.resize(unit, found.geometry.num_blocks);
-            }
-            // Its size is that of another namespace.
-            Err(why) => self.refuse(found.nsid, why, with),
-        }
-    }
-
-    /// A namespace is not used here, which is logged once.
-    fn refuse(&mut self, nsid: u32, why: String, with: &Context) {
-        if let Some(unit) = with.shared.units.position(nsid) {
-            self.namespaces[unit] = None;
-        }
-        if self.refused.get(&nsid) == Some(&why) {
-            return;
-        }
-        let (controller, path) = (with.shared.name(), self.address);
-        tracing::error!(controller, %path, "a namespace is not used: {why}");
-        if self.refused.len() >= REFUSED_MAX {
-            self.refused.clear();
-        }
-        self.refused.insert(nsid, why);
-    }
-
-    /// The association is of no more use.
-    pub(crate) fn leave(&mut self, why: &str, with: &mut Context) {
-        if !self.is_up() {
-            return;
-        }
-        if !self.leaving {
-            let name = with.shared.name();
-            tracing::warn!(controller = name, "the connection to {} is lost: {why}", self.address);
-            self.problem = Some(format!("the connection is lost: {why}"));
-        }
-        self.end(why, with);
-    }
-
-    /// Ends all connections. The controller is not disabled before: one that says that it is may still carry out what
-    /// it had (Linux's target does), and its keep-alive timer, by which it would end that, would not run any more.
-    fn end(&mut self, why: &str, with: &mut Context) {
-        with.changed = true;
-        self.queues.iter_mut().for_each(|queue| queue.leave(why));
-        if let Some(admin) = &mut self.admin {
-            admin.queue.leave(why);
-        }
-        self.state = State::Ending;
-    }
-
-    /// Is used no more, once what is in flight is over.
-    pub(crate) fn retire(&mut self, with: &mut Context) {
-        self.leaving = true;
-        with.changed = true;
-    }
-
-    /// Whether nothing is in flight on its queues for I/O.
-    fn is_quiet(&self) -> bool {
-        self.queues.iter().all(|queue| queue.talk.in_flight() == 0)
-    }
-
-    /// Shuts the controller down, as nothing is in flight.
-    fn shut_down(&mut self, with: &mut Context) {
-        if let Some(admin) = &mut self.admin {
-            admin.configure(property::SHUTDOWN);
-            self.state = State::ShuttingDown(with.now + SHUT_DOWN_WITHIN);
-        }
-    }
-
     /// Hands the kernel what it can have.
     pub(crate) fn pump(&mut self) {
         self.queues.iter_mut().for_each(Queue::pump);
@@ -410,130 +292,5 @@ impl Path {
             State::Fencing(_) => self.gone(with),
             State::Down => self.connect(with),
         }
-    }
-
-    /// Collects what the queues had, once the kernel has let go of all of them.
-    fn collect(&mut self, with: &mut Context) {
-        if self.collected || !self.queues.iter().all(Queue::is_idle) {
-            return;
-        }
-        self.collected = true;
-        for queue in &mut self.queues {
-            let (unresolved, doubtful) = (&mut self.unresolved, &mut self.doubtful);
-            let (requests, number) = (&mut with.requests, self.number);
-            queue.talk.take_unanswered(|tag, handed| {
-                let (changes, lost) = requests.unanswered(tag as u16, number, handed);
-                *unresolved |= changes;
-                *doubtful |= lost;
-            });
-        }
-    }
-
-    /// Waits until the kernel has let go of everything, and ends what can be ended at once.
-    fn ended(&mut self, with: &mut Context) -> Option<Instant> {
-        self.collect(with);
-        let is_idle = self.admin.as_ref().is_none_or(|admin| admin.queue.is_idle());
-        if !self.collected || !is_idle {
-            return Some(with.now + END_POLL);
-        }
-        self.admin = None;
-        match self.drains_within {
-            _ if !self.unresolved => self.gone(with),
-            Some(within) => self.drain(with.now + within, with),
-            None => self.fence(with),
-        }
-    }
-
-    /// Waits until the controller tells of each queue that it is through with it.
-    fn drain(&mut self, until: Instant, with: &mut Context) -> Option<Instant> {
-        let mut all = true;
-        for queue in &mut self.queues {
-            match queue.drain() {
-                End::Reset => {}
-                End::Open => all = false,
-                End::Lost => return self.fence(with),
-            }
-        }
-        if all {
-            return self.gone(with);
-        }
-        if until <= with.now {
-            return self.fence(with);
-        }
-        self.state = State::Draining(until);
-        Some(with.now + END_POLL)
-    }
-
-    /// Waits until the controller must have ended all that it had. That time begins now: dropping the connections has
-    /// them be reset, so that the kernel sends nothing any more that the controller would take for a sign of this host.
-    fn fence(&mut self, with: &mut Context) -> Option<Instant> {
-        self.queues.clear();
-        let until = Instant::now() + self.expires;
-        self.state = State::Fencing(until);
-        with.changed = true;
-        Some(until)
-    }
-
-    /// Nothing can be carried out any more that the controller had.
-    fn gone(&mut self, with: &mut Context) -> Option<Instant> {
-        self.queues.clear();
-        with.requests.release(self.number);
-        (self.unresolved, self.doubtful) = (false, false);
-        self.state = State::Down;
-        // One that is ended at once each time is not to be begun all the time.
-        self.next = with.now.max(self.begun + with.shared.options.reconnect_delay);
-        with.changed = true;
-        Some(self.next)
-    }
-
-    /// Connects anew, on a thread of its own, if it is time.
-    fn connect(&mut self, with: &mut Context) -> Option<Instant> {
-        if self.leaving {
-            return None;
-        }
-        let Some(told) = &self.connecting else {
-            if with.now < self.next {
-                return Some(self.next);
-            }
-            let (tell, told) = channel();
-            let (shared, address) = (Arc::clone(&with.shared), self.address);
-            let work = move || {
-                let end = Instant::now() + shared.options.connect_within;
-                let known = shared.known();
-                _ = tell.send(establish(&address, &shared.identity, &known, end));
-                shared.wake();
-            };
-            match thread::Builder::new().name("nvme connect".into()).spawn(work) {
-                Ok(_) => self.connecting = Some(told),
-                Err(e) => self.fail(format!("no thread: {e}"), with),
-            }
-            return Some(self.next);
-        };
-        match told.try_recv() {
-            Err(TryRecvError::Empty) => return None,
-            Err(TryRecvError::Disconnected) => self.fail("its thread has ended".to_owned(), with),
-            Ok(Err(why)) => self.fail(why, with),
-            Ok(Ok(made)) => {
-                self.connecting = None;
-                if let Err(why) = self.join(made, with) {
-                    self.fail(why, with);
-                }
-            }
-        }
-        Some(self.next)
-    }
-
-    fn fail(&mut self, why: String, with: &mut Context) {
-        self.connecting = None;
-        self.next = with.now + with.shared.options.reconnect_delay;
-        if self.problem.as_ref() != Some(&why) {
-            tracing::error!(
-                controller = with.shared.name(),
-                "no connection to {}: {why}",
-                self.address
-            );
-        }
-        self.problem = Some(why);
-        with.changed = true;
     }
 }

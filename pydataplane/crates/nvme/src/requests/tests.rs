@@ -1,12 +1,14 @@
 //! I/Os without connections.
 
 use std::cell::Cell;
+use std::time::Duration;
 
-use bdev::{Completions, Io};
+use bdev::{Completions, FlushLatch, Io};
 use reactor::IoContext;
 use uuid::Uuid;
 
 use super::*;
+use crate::conversation::Ended;
 use crate::identify::tests::{controller_data, namespace_data};
 use crate::identify::{Controller, Namespace};
 use crate::units::Unit;
