@@ -18,8 +18,9 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::address::Address;
+use crate::isid::Isid;
 use crate::luns::{Found, Medium};
-use crate::session::{Identity, Isid, Session};
+use crate::session::{Identity, Session};
 use crate::unit::{Capacity, Unit};
 use crate::worker::Worker;
 

@@ -13,8 +13,8 @@
 //! I/O waits, and what was not answered is sent again in the next session. That is right because
 //!
 //! - a command that was answered is never sent again;
-//! - two I/Os that change the same blocks are never in flight together ([`bdev::Overlaps`]): one whose answer was lost is the
-//!   last that changed its blocks, so done twice it is as done once;
+//! - two I/Os that change the same blocks are never in flight together ([`bdev::Overlaps`]): one whose answer was
+//!   lost is the last that changed its blocks, so done twice it is as done once;
 //! - nothing is sent in a new session before the target has ended what it had of the old one: each login of a
 //!   device has the same identifier (ISID), and the target ends the session that has it before it lets in
 //!   (session reinstatement, RFC 7143 6.3.5). So does that of a process that comes after one that was killed, as
@@ -38,7 +38,8 @@
 //! | `unit` | what a LUN says of itself, checked |
 //! | `sense` | what becomes of a command that was answered |
 //! | `luns` | what a target has |
-//! | `session` | a session: all calls of the library; [`Isid`] |
+//! | `isid` | [`Isid`], which tells sessions apart |
+//! | `session` | a session: all calls of the library |
 //! | `requests` | the I/Os of a device, over all its sessions |
 //! | `worker` | its thread |
 //! | `disk` | [`Disk`]: the bdev |
@@ -47,6 +48,7 @@ mod address;
 mod command;
 mod disk;
 mod ffi;
+mod isid;
 mod luns;
 mod requests;
 mod sense;
@@ -59,5 +61,5 @@ pub use disk::{
     CreateError, DEFAULT_TIMEOUT_S, Disk, Lun, Options, end_all, reach, set_timeout, timeout,
 };
 pub use ffi::{Library, LibraryError};
+pub use isid::Isid;
 pub use luns::{Found, ListError, Medium, list, look};
-pub use session::Isid;

@@ -3,7 +3,8 @@
 use uuid::Uuid;
 
 use crate::address::Address;
-use crate::session::{Identity, Isid, NoSession, Session};
+use crate::isid::Isid;
+use crate::session::{Identity, NoSession, Session};
 use crate::unit::Unit;
 
 /// A disk among the LUNs of a target.

@@ -1,5 +1,7 @@
 //! A session with a target: a context of libiscsi, which one thread uses. All calls of the library are here.
 
+mod probe;
+
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
@@ -12,10 +14,11 @@ use libc::{c_int, c_void};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::address::Address;
-use crate::command::{self, CAPACITY_LEN, Cdb};
+use crate::command::{self, Cdb};
 use crate::ffi::{Context, Library, SESSION_NORMAL, STATUS_NO_ANSWER, Task, XFER};
-use crate::sense::{Answer, Verdict};
-use crate::unit::{self, Capacity, LUNS_MAX, Limits, Mode, Provisioning, Unit};
+use crate::isid::Isid;
+use crate::sense::Answer;
+use crate::unit::{LUNS_MAX, Unit};
 
 /// Commands of I/O in flight at most.
 pub(crate) const DEPTH: u16 = 256;
@@ -27,22 +30,12 @@ const LOGOUT: usize = DEPTH as usize + 2;
 
 /// Bytes of memory for what a LUN says of itself, and the target of its LUNs.
 const OWN_LEN: usize = 8 + 8 * LUNS_MAX;
-/// Bytes of a page of vital product data that are looked at.
-const PAGE_LEN: usize = 1024;
 /// How long a target may take to be connected to, to take the login and to say what the LUN is.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long one LUN of many may take to say what it is, and how long all of them are asked.
-const LUN_TIMEOUT: Duration = Duration::from_secs(3);
-const LIST_WITHIN: Duration = Duration::from_secs(60);
 /// How long it may take to answer the logout.
 const LOGOUT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often somebody who waits for the target looks whether that is still wanted.
 const LOOK: Duration = Duration::from_millis(250);
-/// Pause before a target that is busy is asked the same again.
-const BUSY: Duration = Duration::from_millis(50);
-/// Unit attentions that a LUN has to tell at most.
-const ATTENTIONS: usize = 32;
-
 /// Of TCP: seconds of silence after which it asks whether the peer is there, seconds between two such
 /// questions, how many are not answered before the connection is given up; and milliseconds that what was sent
 /// may stay without acknowledgement.
@@ -60,9 +53,6 @@ pub(crate) enum Data {
 /// The session is of no more use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lost;
-
-/// Number of a LUN, and what it is; a clause: it does not say.
-pub(crate) type Listed = (u16, Result<Unit, String>);
 
 /// Why there is no session.
 #[derive(Debug)]
@@ -88,10 +78,6 @@ pub(crate) struct Identity<'a> {
     /// Of the initiator's session (RFC 7143 10.1.1): a login with the same one ends the session before.
     pub isid: Isid,
 }
-
-/// The initiator's part of a session's identifier: of the random kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Isid(pub(crate) [u8; 5]);
 
 thread_local! {
     /// What has ended within a call of the library on this thread: which, and how.
@@ -160,85 +146,6 @@ impl Session {
         Ok((session, unit))
     }
 
-    /// Logs in, asks the target for its LUNs, and each disk among them what it is; a clause stands for one that
-    /// does not say. Takes some seconds at most, and as many for each LUN that does not answer or ends the session,
-    /// after which there is a new one; a minute altogether.
-    ///
-    /// # Errors
-    /// A clause that says what is wrong: nobody is let in, also anew, or the target does not tell its LUNs.
-    pub(crate) fn list(identity: Identity<'_>) -> Result<Vec<Listed>, NoSession> {
-        let (begun, wanted) = (Instant::now(), &mut || true);
-        let mut waiting = Waiting { until: begun + LOGIN_TIMEOUT, wake: None, wanted };
-        let mut session = Session::log_in(identity, &mut waiting)?;
-        // LUN 0 answers for all, whether it is one or not (SPC-4 6.33).
-        session.lun = identity.address.at(0).lun_field();
-        session.ask(&command::test_unit_ready(), 0, &mut waiting)?;
-        let asked = command::report_luns(OWN_LEN as u32);
-        let luns = unit::luns(&session.data_in(&asked, OWN_LEN, &mut waiting)?)?;
-        let mut found = Vec::with_capacity(luns.len());
-        let mut session = Some(session);
-        for lun in luns {
-            if begun.elapsed() >= LIST_WITHIN {
-                let why = "it was not asked, as the target took too long to tell of others";
-                found.push((lun, Err(why.to_owned())));
-                continue;
-            }
-            let mut with = match session.take() {
-                Some(session) => session,
-                None => {
-                    waiting.until = Instant::now() + LOGIN_TIMEOUT;
-                    Session::log_in(identity, &mut waiting)?
-                }
-            };
-            waiting.until = Instant::now() + LUN_TIMEOUT;
-            let told = with.probe_if_disk(&identity.address.at(lun), &mut waiting);
-            // What it has not answered it may answer later.
-            let is_of_use = !with.lost && (told.is_ok() || Instant::now() < waiting.until);
-            session = is_of_use.then_some(with);
-            match told {
-                Ok(None) => {}
-                Ok(Some(unit)) => found.push((lun, Ok(unit))),
-                Err(why) => found.push((lun, Err(why))),
-            }
-        }
-        session.into_iter().for_each(Session::log_out);
-        Ok(found)
-    }
-
-    /// Logs in and asks the one LUN what it is; a clause stands for what it does not say. `None`: there is no such
-    /// disk. Takes some seconds at most.
-    ///
-    /// # Errors
-    /// A clause that says what is wrong.
-    pub(crate) fn look(identity: Identity<'_>) -> Result<Option<Result<Unit, String>>, NoSession> {
-        let wanted = &mut || true;
-        let until = Instant::now() + LOGIN_TIMEOUT;
-        let mut waiting = Waiting { until, wake: None, wanted };
-        let mut session = Session::log_in(identity, &mut waiting)?;
-        let told = session.probe_if_disk(identity.address, &mut waiting);
-        let late = Instant::now() >= waiting.until;
-        match told {
-            Err(why) if session.lost || late => Err(NoSession { why, silent: late }),
-            told => {
-                session.log_out();
-                Ok(told.transpose())
-            }
-        }
-    }
-
-    /// What a LUN is; `None`: no disk.
-    fn probe_if_disk(
-        &mut self,
-        address: &Address,
-        waiting: &mut Waiting<'_>,
-    ) -> Result<Option<Unit>, String> {
-        self.lun = address.lun_field();
-        match self.is_disk(waiting)? {
-            false => Ok(None),
-            true => self.probe_lun(address, waiting).map(Some),
-        }
-    }
-
     fn log_in(identity: Identity<'_>, waiting: &mut Waiting<'_>) -> Result<Session, NoSession> {
         let mut session = Session::begin(identity)?;
         let portal = identity.address.portal();
@@ -256,12 +163,6 @@ impl Session {
             })?;
         }
         Ok(session)
-    }
-
-    /// Whether the LUN says that it is a disk.
-    fn is_disk(&mut self, waiting: &mut Waiting<'_>) -> Result<bool, String> {
-        self.ask(&command::test_unit_ready(), 0, waiting)?;
-        Ok(unit::is_disk(&self.data_in(&command::inquiry(None, 36), 36, waiting)?).is_ok())
     }
 
     fn begin(identity: Identity<'_>) -> Result<Session, String> {
@@ -580,94 +481,6 @@ impl Session {
         if self.lost { Err(Why::Lost) } else { Ok(()) }
     }
 
-    /// Asks the LUN and waits for its answer; unit attentions are taken note of.
-    fn ask(&mut self, cdb: &Cdb, len: usize, waiting: &mut Waiting<'_>) -> Result<Answer, String> {
-        for _ in 0..ATTENTIONS {
-            let lost = |_| "the connection to the target is lost".to_owned();
-            self.send_own(cdb, len).map_err(lost)?;
-            while self.own_answer.is_none() {
-                self.wait_while(waiting).map_err(|why| match why {
-                    Why::Lost => lost(Lost),
-                    Why::Silent => "the target has not answered".to_owned(),
-                })?;
-            }
-            let answer = self.own_answer.take().unwrap_or_default();
-            // What it has said before may not hold any more; the first command takes what a new session is told.
-            if answer.is_doubtful() && cdb != &command::test_unit_ready() {
-                return Err("it changed while it was looked at".to_owned());
-            }
-            match answer.verdict(bdev::Op::Flush) {
-                Verdict::Again => {}
-                Verdict::Later => {
-                    self.wait(waiting.wake, BUSY);
-                    // It has nothing to say, so that may have been no wait at all.
-                    std::thread::sleep(BUSY);
-                }
-                Verdict::Done | Verdict::Failed(_) => return Ok(answer),
-            }
-        }
-        Err("its LUN is busy, or goes on telling of changes".to_owned())
-    }
-
-    /// As [`Session::ask`]: what came, if the answer was good.
-    fn data_in(
-        &mut self,
-        cdb: &Cdb,
-        len: usize,
-        waiting: &mut Waiting<'_>,
-    ) -> Result<Vec<u8>, String> {
-        let answer = self.ask(cdb, len, waiting)?;
-        let came = len.saturating_sub(answer.missing).min(OWN_LEN);
-        Ok(if answer.is_good() { self.own[..came].to_vec() } else { Vec::new() })
-    }
-
-    fn probe(&mut self, address: &Address, waiting: &mut Waiting<'_>) -> Result<Unit, String> {
-        let of_lun = |why: String| format!("LUN {} of {}: {why}", address.lun, address.target);
-        let probed = self.probe_lun(address, waiting);
-        probed.map_err(of_lun)
-    }
-
-    fn probe_lun(&mut self, address: &Address, waiting: &mut Waiting<'_>) -> Result<Unit, String> {
-        const PAGE: u16 = 0xFF;
-        let page_len = usize::from(PAGE);
-        self.ask(&command::test_unit_ready(), 0, waiting)?;
-        unit::is_disk(&self.data_in(&command::inquiry(None, 96), 96, waiting)?)?;
-        let capacity =
-            Capacity::parse(&self.data_in(&command::read_capacity(), CAPACITY_LEN, waiting)?)?;
-        let mut mode = Vec::new();
-        for page in [8, 0x3F] {
-            if mode.is_empty() {
-                mode = self.data_in(&command::mode_sense(page, 0xFF), page_len, waiting)?;
-            }
-        }
-        let pages = self.data_in(&command::inquiry(Some(0), PAGE), page_len, waiting)?;
-        let mut page = |number: u8| {
-            if !pages.get(4..).unwrap_or_default().contains(&number) {
-                return Ok(Vec::new());
-            }
-            let page = self.data_in(&command::inquiry(Some(number), PAGE), page_len, waiting)?;
-            // Old LUNs know one byte of length only.
-            if unit::page_len(&page) <= page_len {
-                return Ok(page);
-            }
-            self.data_in(&command::inquiry(Some(number), PAGE_LEN as u16), PAGE_LEN, waiting)
-        };
-        let (identification, serial) = (page(0x83)?, page(0x80)?);
-        let (limits, provisioning) = (page(0xB0)?, page(0xB2)?);
-        let identity = unit::identity(&address.target, &identification, &serial);
-        let identity = identity.ok_or("it has neither an identification (VPD page 83h) nor a serial number (80h), so it could not be told from another one")?;
-        let provisioning = Provisioning::parse(&provisioning);
-        let same = self.data_in(&command::report_opcode(0x93, 64), 64, waiting)?;
-        Ok(Unit {
-            capacity,
-            mode: Mode::parse(&mode),
-            limits: Limits::parse(&limits),
-            same: unit::is_supported(&same) || provisioning.same,
-            provisioning,
-            identity,
-        })
-    }
-
     /// Logs out, if nothing is in flight, as far as the target answers in a moment.
     pub(crate) fn log_out(mut self) {
         if self.lost || !self.logged_in || self.tasks.iter().any(|task| !task.is_null()) {
@@ -709,61 +522,4 @@ struct Waiting<'a> {
 enum Why {
     Lost,
     Silent,
-}
-
-impl Isid {
-    /// That of a device: the same whenever it is made, so that it ends a session that is left of it.
-    pub fn of(initiator: &str, address: &Address, name: &str) -> Isid {
-        let text = format!("{initiator}\0{address}\0{name}");
-        let [a, b, c, d, e, ..] =
-            *uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_OID, text.as_bytes()).as_bytes();
-        Isid([a, b, c, d, e])
-    }
-
-    /// One that nobody else has, as far as that can be said.
-    pub fn random() -> Isid {
-        let [a, b, c, d, e, ..] = *uuid::Uuid::new_v4().as_bytes();
-        Isid([a, b, c, d, e])
-    }
-
-    /// Reads what [`Isid::to_string`] gives.
-    pub fn parse(text: &str) -> Option<Isid> {
-        let digits =
-            text.strip_prefix("80").filter(|digits| digits.len() == 10 && digits.is_ascii())?;
-        let mut isid = [0; 5];
-        for (byte, at) in isid.iter_mut().zip((0..10).step_by(2)) {
-            *byte = u8::from_str_radix(&digits[at..at + 2], 16).ok()?;
-        }
-        Some(Isid(isid))
-    }
-}
-
-impl std::fmt::Display for Isid {
-    /// Twelve hexadecimal digits.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("80")?;
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_identifier_is_twelve_digits_of_the_random_kind() {
-        let isid = Isid([0, 1, 0xab, 0xff, 9]);
-        assert_eq!(isid.to_string(), "800001abff09");
-        assert_eq!(Isid::parse("800001abff09"), Some(isid));
-        for wrong in ["", "800001abff", "400001abff09", "800001abfg09", "800001abff0900"] {
-            assert_eq!(Isid::parse(wrong), None, "{wrong}");
-        }
-        assert_ne!(Isid::random(), Isid::random());
-        let address = |url| Address::parse(url).unwrap();
-        let of = Isid::of("i", &address("iscsi://me%one@h/t/1"), "a");
-        assert_eq!(Isid::of("i", &address("iscsi://me%two@h/t/1"), "a"), of);
-        assert_ne!(Isid::of("i", &address("iscsi://me%one@h/t/2"), "a"), of);
-        assert_ne!(Isid::of("j", &address("iscsi://me%one@h/t/1"), "a"), of);
-        assert_ne!(Isid::of("i", &address("iscsi://me%one@h/t/1"), "b"), of);
-    }
 }
