@@ -20,11 +20,12 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     lvolchain                    the snapshots that a volume is made of, merged
     lvolcopies                   copies of volumes that guests use
     target, answers, targets     LUNs and volumes, of one target and of all
+    locks                        one operation at a time, by the name of what it changes
     storage                      lvstores as pools of libvirt's, and their volumes
     backup                       what lvol snapshots have is copied, or served
     statistics, guestdisks       results of GET_ALL_DOMAIN_STATS and of the guest agent, in bytes
     parsing, budget              threads for XML, and memory for calls: whose turn it is
-    locks, events, journal       one operation at a time; device events; changes under way, on disk
+    events, journal              device events; changes under way, on disk
     blockjobs                    jobs of disks of ours
     redefined                    the events of definitions that we replace, held back
     domains, shown, known        a domain's XML: questions to it, as clients see it, what is ours
