@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import click
 
@@ -27,7 +27,7 @@ from pydataplane.errors import TargetError
 from pydataplane.supervise import TargetPaths
 
 #: What a target is asked: its versions, what it serves, and its counters.
-CALLS = (
+Asked = Literal[
     "spdk_get_version",
     "virtlun_get_status",
     "framework_get_reactors",
@@ -42,7 +42,7 @@ CALLS = (
     "virtlun_export_list",
     "bdev_rbd_get_clusters_info",
     "bdev_nvme_get_controllers",
-)
+]
 LINES = 400
 JOURNAL_S = 20.0
 """How long systemd's journal is waited for, seconds."""
@@ -139,9 +139,10 @@ def _written() -> Iterator[str]:
 def _target(socket: Path) -> Iterator[str]:
     """Yields what the target answers, each as JSON."""
     asked = client(socket)
-    for method in CALLS:
+    methods: tuple[Asked, ...] = get_args(Asked)
+    for method in methods:
         try:
-            answer = json.dumps(hidden(asked.call_raw(method)), indent=1, ensure_ascii=False)
+            answer = json.dumps(hidden(asked.call(method)), indent=1, ensure_ascii=False)
         except TargetError as error:
             answer = str(error)
         yield f"-- {method}"
