@@ -445,9 +445,10 @@ fn a_ring_that_stops_has_done_all_that_it_took() {
         disk.release();
     });
     let base = guest.peer.base(0);
-    assert_eq!((base as usize, usize::from(guest.used_index(0))), (REQUESTS, REQUESTS));
-    for _ in 0..all.len() {
-        let (head, written) = guest.try_used(0).expect("all are back");
+    assert_eq!(base, u32::from(guest.used_index(0)), "what was taken is done");
+    assert!(base > 0);
+    for _ in 0..base {
+        let (head, written) = guest.try_used(0).expect("all that was taken is back");
         let request = all.iter().find(|r| r.head == head).unwrap();
         assert_eq!(reply(&mut guest, request, written).0, OK);
     }
