@@ -23,6 +23,7 @@
 //! | `overlaps` | [`Overlaps`]: which changes wait for others of the same blocks |
 //! | `slots` | [`Slots`]: what is in flight on a channel |
 //! | `stats` | [`Stats`]: what `bdev_get_iostat` shows |
+//! | `histogram` | [`Latencies`]: how often an operation took how long |
 //! | `malloc`, `ram` | [`Malloc`]: a disk in memory |
 //! | `null` | [`Null`]: takes everything, keeps nothing |
 //! | `file` | [`FileBdev`]: a file or block device through io_uring |
@@ -39,6 +40,7 @@ mod closed;
 mod device;
 mod file;
 mod gate;
+mod histogram;
 mod in_pieces;
 mod io;
 mod latch;
@@ -68,6 +70,7 @@ pub use closed::Closed;
 pub use device::{Bdev, Features, Geometry, GuestEvent, OpenError, Run, Sparse, host_boot};
 pub use file::{Closing, FileBdev, FileKind, FileOptions, OpenedFile};
 pub use gate::{Gate, Holds};
+pub use histogram::{HistogramOptions, Latencies, Layout};
 pub use in_pieces::{InPieces, Layer, Part, Received};
 pub use io::{Channel, Completion, Io, IoError, Op, Submit};
 pub use latch::{FlushCause, FlushFailure, FlushLatch};

@@ -1,88 +1,23 @@
 //! What `bdev_get_iostat` shows: operations, bytes, latencies and errors of a device.
 //!
 //! Each channel writes counters of its own with relaxed loads and stores (one writer, no locked
-//! instruction); readers add them up on demand. A reset moves a baseline and never touches them.
+//! instruction); readers add them up on demand. A reset moves a baseline and never touches them. A channel
+//! learns of a reset, and of a histogram that it is to count in, by a revision that it compares.
+
+mod iostat;
 
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::{Io, IoError, Op};
+use crate::histogram::Histogram;
+use crate::{HistogramOptions, Io, IoError, Latencies, Op};
 
-/// A channel that completes in `submit` times one I/O of so many and counts it for all of them:
-/// reading the clock twice costs more than a null I/O.
+pub use iostat::{IoStat, OpStat};
+
+/// A channel that completes in `submit` times one I/O of so many and counts it for all of them, while it has
+/// no histogram: reading the clock twice costs more than a null I/O.
 pub const SYNC_SAMPLE: u32 = 16;
-
-/// Counters of one operation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OpStat {
-    /// Operations that succeeded.
-    pub ops: u64,
-    /// Bytes that they moved, unmapped or zeroed.
-    pub bytes: u64,
-    /// Sum of their latencies, in ticks ([`reactor::ticks::hz`] per second).
-    pub ticks: u64,
-    /// Longest latency, in ticks.
-    pub max_ticks: u64,
-    /// Shortest latency, in ticks; 0 if nothing was timed.
-    pub min_ticks: u64,
-}
-
-impl OpStat {
-    fn add(&mut self, o: &OpStat) {
-        self.ops += o.ops;
-        self.bytes += o.bytes;
-        self.ticks += o.ticks;
-        self.max_ticks = self.max_ticks.max(o.max_ticks);
-        self.min_ticks = match (self.min_ticks, o.min_ticks) {
-            (0, m) | (m, 0) => m,
-            (a, b) => a.min(b),
-        };
-    }
-}
-
-/// A snapshot of a device's or a channel's counters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct IoStat {
-    /// By operation, in the order of [`Op::ALL`].
-    pub ops: [OpStat; Op::COUNT],
-    /// Failed I/Os by kind, in the order of [`IoError::ALL`].
-    pub errors: [u64; IoError::COUNT],
-}
-
-impl IoStat {
-    /// Counters of `op`.
-    pub fn op(&self, op: Op) -> &OpStat {
-        &self.ops[op as usize]
-    }
-
-    /// Failed I/Os that ended in `error`.
-    pub fn errors_of(&self, error: IoError) -> u64 {
-        self.errors[error as usize]
-    }
-
-    fn add(&mut self, other: &IoStat) {
-        for (a, b) in self.ops.iter_mut().zip(&other.ops) {
-            a.add(b);
-        }
-        for (a, b) in self.errors.iter_mut().zip(&other.errors) {
-            *a += b;
-        }
-    }
-
-    /// What was counted since `base`; maximum and minimum stay.
-    fn since(mut self, base: &IoStat) -> IoStat {
-        for (a, b) in self.ops.iter_mut().zip(&base.ops) {
-            a.ops -= b.ops;
-            a.bytes -= b.bytes;
-            a.ticks -= b.ticks;
-        }
-        for (a, b) in self.errors.iter_mut().zip(&base.errors) {
-            *a -= b;
-        }
-        self
-    }
-}
 
 /// What a reset forgets (SPDK's `reset_mode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +44,9 @@ struct Counters {
     errors: [AtomicU64; IoError::COUNT],
     /// [`Stats::epoch`] that `max` and `min` belong to.
     epoch: AtomicU64,
+    /// I/Os that are not timed before the next one is. Whoever enables a histogram has the next one timed; a
+    /// channel that writes at that moment finds out with the one that it would have timed anyway.
+    until_sample: AtomicU32,
 }
 
 impl Counters {
@@ -137,6 +75,7 @@ struct Live {
     thread: String,
     /// Counted before the last reset.
     base: IoStat,
+    histogram: Option<Arc<Histogram>>,
 }
 
 #[derive(Default)]
@@ -144,6 +83,18 @@ struct Shared {
     live: Vec<Live>,
     /// Counted by closed channels since the last reset.
     closed: IoStat,
+    /// What the histograms count; `None`: there are none.
+    histogram: Option<HistogramOptions>,
+    /// Those of closed channels. The next ones to open go on with them.
+    spare: Vec<Arc<Histogram>>,
+}
+
+impl Shared {
+    /// One for a channel, if there are any.
+    fn histogram(&mut self) -> Option<Arc<Histogram>> {
+        let options = self.histogram?;
+        Some(self.spare.pop().unwrap_or_else(|| Arc::new(Histogram::new(options))))
+    }
 }
 
 /// Statistics of one device.
@@ -152,6 +103,8 @@ pub struct Stats {
     shared: Mutex<Shared>,
     /// Counts resets of the maxima and minima.
     epoch: AtomicU64,
+    /// Counts what channels are to look at: those resets, and new histograms.
+    revision: AtomicU64,
 }
 
 impl Stats {
@@ -169,9 +122,46 @@ impl Stats {
         let counters = Arc::new(Counters::default());
         counters.epoch.store(self.epoch.load(Relaxed), Relaxed);
         let thread = std::thread::current().name().unwrap_or("control").to_owned();
-        let live = Live { counters: counters.clone(), thread, base: IoStat::default() };
-        self.lock().live.push(live);
-        ChannelStats { stats: self.clone(), counters, until_sample: 0 }
+        let mut shared = self.lock();
+        let histogram = shared.histogram();
+        shared.live.push(Live {
+            counters: counters.clone(),
+            thread,
+            base: IoStat::default(),
+            histogram: histogram.clone(),
+        });
+        let mut channel = ChannelStats {
+            stats: self.clone(),
+            counters,
+            revision: self.revision.load(Relaxed),
+            every: SYNC_SAMPLE,
+            histogram: None,
+        };
+        channel.count_in(histogram);
+        channel
+    }
+
+    /// Counts latencies in new histograms from now on; `None`: not any more.
+    ///
+    /// An I/O that is under way at this moment may be counted in them or not.
+    pub fn set_histogram(&self, options: Option<HistogramOptions>) {
+        let mut shared = self.lock();
+        shared.histogram = options;
+        shared.spare.clear();
+        for live in &mut shared.live {
+            live.histogram = options.map(|options| Arc::new(Histogram::new(options)));
+            live.counters.until_sample.store(0, Relaxed);
+        }
+        self.revision.fetch_add(1, Relaxed);
+    }
+
+    /// What the histograms of all channels, open and closed, counted; `None`: there are none.
+    pub fn latencies(&self) -> Option<Latencies> {
+        let shared = self.lock();
+        let mut sum = Latencies::new(shared.histogram?);
+        let live = shared.live.iter().filter_map(|live| live.histogram.as_ref());
+        live.chain(&shared.spare).for_each(|histogram| sum.add(histogram));
+        Some(sum)
     }
 
     /// Sum over all channels, open and closed, since the last reset.
@@ -197,6 +187,7 @@ impl Stats {
     pub fn reset(&self, what: StatsReset) {
         let mut shared = self.lock();
         let epoch = self.epoch.fetch_add(1, Relaxed) + 1;
+        self.revision.fetch_add(1, Relaxed);
         match what {
             StatsReset::All => {
                 shared.closed = IoStat::default();
@@ -217,7 +208,11 @@ impl Stats {
 pub struct ChannelStats {
     stats: Arc<Stats>,
     counters: Arc<Counters>,
-    until_sample: u32,
+    /// [`Stats::revision`] that the channel has looked at.
+    revision: u64,
+    /// One I/O of so many is timed, where it ends within `submit`.
+    every: u32,
+    histogram: Option<Arc<Histogram>>,
 }
 
 #[inline]
@@ -232,14 +227,14 @@ impl ChannelStats {
         if let Err(e) = result {
             return self.error(e);
         }
+        self.look();
         let c = &self.counters.ops[op as usize];
         bump(&c.ops, 1);
         bump(&c.bytes, bytes);
-        let epoch = self.stats.epoch.load(Relaxed);
-        if self.counters.epoch.load(Relaxed) != epoch {
-            self.forget_extremes(epoch);
-        }
         bump(&c.ticks, ticks);
+        if let Some(histogram) = &self.histogram {
+            histogram.tally(op, ticks);
+        }
         if ticks > c.max.load(Relaxed) {
             c.max.store(ticks, Relaxed);
         }
@@ -255,14 +250,16 @@ impl ChannelStats {
         bump(&self.counters.errors[error as usize], 1);
     }
 
-    /// Begins an I/O that will end within `submit`: the time, for one of [`SYNC_SAMPLE`] of them.
+    /// Begins an I/O that will end within `submit`: the time, for one of [`SYNC_SAMPLE`] of them, or for each
+    /// where there is a histogram.
     #[inline]
     pub fn begin(&mut self) -> Option<u64> {
-        if self.until_sample == 0 {
-            self.until_sample = SYNC_SAMPLE - 1;
+        let until_sample = self.counters.until_sample.load(Relaxed);
+        if until_sample == 0 {
+            self.counters.until_sample.store(self.every - 1, Relaxed);
             return Some(reactor::ticks::now());
         }
-        self.until_sample -= 1;
+        self.counters.until_sample.store(until_sample - 1, Relaxed);
         None
     }
 
@@ -276,29 +273,57 @@ impl ChannelStats {
         result: Result<(), IoError>,
     ) {
         let bytes = io.bytes(block_size);
-        let c = &self.counters.ops[io.op as usize];
         match (result, begun) {
             (Err(e), _) => self.error(e),
             (Ok(()), None) => {
+                let c = &self.counters.ops[io.op as usize];
                 bump(&c.ops, 1);
                 bump(&c.bytes, bytes);
             }
             (Ok(()), Some(begun)) => {
                 let ticks = reactor::ticks::now().saturating_sub(begun);
+                self.look();
                 // The others' time.
-                bump(&c.ticks, ticks * u64::from(SYNC_SAMPLE - 1));
+                let others = ticks * u64::from(self.every - 1);
+                bump(&self.counters.ops[io.op as usize].ticks, others);
                 self.record(io.op, bytes, ticks, result);
             }
         }
     }
 
-    #[cold]
-    fn forget_extremes(&self, epoch: u64) {
-        for c in &self.counters.ops {
-            c.max.store(0, Relaxed);
-            c.min.store(0, Relaxed);
+    /// Takes note of a reset or of a new histogram, if there was one.
+    #[inline]
+    fn look(&mut self) {
+        let revision = self.stats.revision.load(Relaxed);
+        if self.revision != revision {
+            self.catch_up(revision);
         }
-        self.counters.epoch.store(epoch, Relaxed);
+    }
+
+    #[cold]
+    fn catch_up(&mut self, revision: u64) {
+        // Whoever reads or resets at this moment delays no I/O: the next one looks again.
+        let stats = Arc::clone(&self.stats);
+        let Some(shared) = stats.shared.try_lock() else { return };
+        let epoch = stats.epoch.load(Relaxed);
+        if self.counters.epoch.load(Relaxed) != epoch {
+            for c in &self.counters.ops {
+                c.max.store(0, Relaxed);
+                c.min.store(0, Relaxed);
+            }
+            self.counters.epoch.store(epoch, Relaxed);
+        }
+        let own = shared.live.iter().find(|l| Arc::ptr_eq(&l.counters, &self.counters));
+        self.count_in(own.and_then(|live| live.histogram.clone()));
+        // The one at hand is timed.
+        self.counters.until_sample.store(self.every - 1, Relaxed);
+        self.revision = revision;
+    }
+
+    /// Counts in that histogram from now on, and times each I/O for it.
+    fn count_in(&mut self, histogram: Option<Arc<Histogram>>) {
+        self.every = if histogram.is_some() { 1 } else { SYNC_SAMPLE };
+        self.histogram = histogram;
     }
 }
 
@@ -310,53 +335,10 @@ impl Drop for ChannelStats {
         {
             let l = shared.live.swap_remove(at);
             shared.closed.add(&l.counters.read(epoch).since(&l.base));
+            shared.spare.extend(l.histogram);
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sums_over_open_and_closed_channels() {
-        let s = Stats::new();
-        let (mut a, mut b) = (s.channel(), s.channel());
-        a.record(Op::Read, 4096, 10, Ok(()));
-        b.record(Op::Read, 512, 30, Ok(()));
-        b.record(Op::Write, 512, 5, Err(IoError::NoSpace));
-        drop(b);
-        let sum = s.snapshot();
-        let read = OpStat { ops: 2, bytes: 4608, ticks: 40, max_ticks: 30, min_ticks: 10 };
-        assert_eq!(*sum.op(Op::Read), read);
-        assert_eq!(*sum.op(Op::Write), OpStat::default());
-        assert_eq!(sum.errors_of(IoError::NoSpace), 1);
-        assert_eq!(sum.errors.iter().sum::<u64>(), 1);
-        assert_eq!(s.per_channel().len(), 1);
-    }
-
-    #[test]
-    fn a_reset_forgets_all_or_only_the_extremes() {
-        let s = Stats::new();
-        let mut a = s.channel();
-        a.record(Op::Write, 512, 7, Ok(()));
-        s.reset(StatsReset::MaxMin);
-        let w = *s.snapshot().op(Op::Write);
-        assert_eq!((w.ops, w.ticks, w.max_ticks, w.min_ticks), (1, 7, 0, 0));
-        a.record(Op::Write, 512, 3, Ok(()));
-        let w = *s.snapshot().op(Op::Write);
-        assert_eq!((w.ops, w.ticks, w.max_ticks, w.min_ticks), (2, 10, 3, 3));
-        s.reset(StatsReset::All);
-        assert_eq!(s.snapshot(), IoStat::default());
-        a.record(Op::Write, 512, 4, Ok(()));
-        drop(a);
-        let w = *s.snapshot().op(Op::Write);
-        assert_eq!((w.ops, w.bytes, w.ticks, w.max_ticks), (1, 512, 4, 4));
-    }
-
-    #[test]
-    fn the_order_of_the_tables_is_that_of_the_discriminants() {
-        assert!(Op::ALL.iter().enumerate().all(|(i, op)| *op as usize == i));
-        assert!(IoError::ALL.iter().enumerate().all(|(i, e)| *e as usize == i));
-    }
-}
+mod tests;
