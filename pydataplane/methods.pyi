@@ -79,6 +79,28 @@ class Bdev(TypedDict):
     zoned: bool
 
 
+class Histogram(TypedDict):
+    """In the result of bdev_get_histogram."""
+
+    granularity: int
+    """Buckets of each range, as a power of two."""
+    histogram: str
+    """Counts of the buckets, 64 bits each, little endian, in base64."""
+    max_range: int
+    """The last range."""
+    min_range: int
+    """The first range."""
+    tsc_rate: int
+    """Ticks per second."""
+
+
+class HistogramBorders(TypedDict):
+    """In the result of bdev_get_histogram_borders."""
+
+    borders_count: list[int]
+    """How many operations took less than each border, and how many there were."""
+
+
 class BdevIostat(TypedDict):
     """Counters with SPDK's names; latencies in ticks."""
 
@@ -678,6 +700,22 @@ class Controller(TypedDict):
     """Connected VMs: one at most."""
     socket: str
     """Path of its socket."""
+
+
+class OperationLatencies(TypedDict):
+    """In the result of virtlun_bdev_get_latencies."""
+
+    counts: list[int]
+    """How many took less than each border, and how many there were."""
+    operation: Literal["read", "write", "flush", "unmap", "write_zeroes"]
+
+
+class BdevLatencies(TypedDict):
+    """In the result of virtlun_bdev_get_latencies."""
+
+    name: str
+    """Name of the bdev."""
+    operations: list[OperationLatencies]
 
 
 class IoLimits(TypedDict):
@@ -1322,6 +1360,22 @@ class Rpc(ABC):
         latency_us: int,
     ) -> bool: ...
 
+    # Count in a histogram how long a bdev's operations take, or end that. It is not recorded, and
+    # ends with the bdev.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_enable_histogram"],
+        /,
+        *,
+        enable: bool,
+        granularity: int | None = ...,
+        max_nsec: int | None = ...,
+        min_nsec: int | None = ...,
+        name: str,
+        opc: Literal["read", "write", "flush", "unmap", "write_zeroes"] | None = ...,
+    ) -> bool: ...
+
     # Create a bdev that shows another, which it has for itself, and the errors of
     # bdev_error_inject_error: for tests.
     @overload
@@ -1393,6 +1447,27 @@ class Rpc(ABC):
         name: str | None = ...,
         timeout: int | None = ...,
     ) -> list[Bdev]: ...
+
+    # Get the histogram of a bdev: how often its operations took how long, in ticks.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_get_histogram"],
+        /,
+        *,
+        name: str,
+    ) -> Histogram: ...
+
+    # Get how many operations of a bdev's histogram took less than each of some latencies.
+    @overload
+    def call(
+        self,
+        method: Literal["bdev_get_histogram_borders"],
+        /,
+        *,
+        borders: list[int],
+        name: str,
+    ) -> HistogramBorders: ...
 
     # Get I/O statistics of all bdevs, of some, or of each channel of one.
     @overload
@@ -2406,6 +2481,18 @@ class Rpc(ABC):
         *,
         name: str,
     ) -> bool: ...
+
+    # Get how many of each operation took less than each of some latencies, of all bdevs that have a
+    # histogram or of some.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_bdev_get_latencies"],
+        /,
+        *,
+        borders_ns: list[int],
+        names: list[str] | None = ...,
+    ) -> list[BdevLatencies]: ...
 
     # Get how much I/O a bdev does a second at most.
     @overload

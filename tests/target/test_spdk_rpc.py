@@ -35,6 +35,7 @@ Check = Callable[[Any, Target], None]
 MALLOC: Call = ("bdev_malloc_create", {"name": "m0", "num_blocks": 131072, "block_size": 512})
 EXAMINED: Call = ("bdev_wait_for_examine", {})
 RESET: Call = ("bdev_reset_iostat", {})
+HISTOGRAM: Call = ("bdev_enable_histogram", {"name": "n0", "enable": True})
 NULL: Call = ("bdev_null_create", {"name": "n0", "num_blocks": 2048, "block_size": 512})
 STORE: Call = ("bdev_lvol_create_lvstore", {"bdev_name": "m0", "lvs_name": "lvs0"})
 LVOL: Call = (
@@ -136,6 +137,11 @@ def names(items: Any) -> list[str]:
 def counted(*counters: str) -> Callable[[Any], Any]:
     """Counters of the one bdev in the result of bdev_get_iostat; alone, without a tuple."""
     return lambda result: operator.itemgetter(*counters)(result["bdevs"][0])
+
+
+def buckets(histogram: Any) -> tuple[int, int, int]:
+    """How many buckets a range has, as a power of two, and the ranges there are."""
+    return histogram["granularity"], histogram["min_range"], histogram["max_range"]
 
 
 def masks(controllers: Any) -> list[str]:
@@ -387,6 +393,24 @@ CASES = [
         ("-b", "n0", "-m", "maxmin"),
         (NULL, EXAMINED),
         then("bdev_get_iostat", counted("bytes_read", "max_read_latency_ticks"), (8192, 0)),
+    ),
+    Case(
+        "bdev_enable_histogram",
+        ("--histogram", "-o", "read", "--granularity", "3", "n0"),
+        (NULL,),
+        then("bdev_get_histogram", buckets, (3, 0, 61), name="n0"),
+    ),
+    Case(
+        "bdev_get_histogram",
+        ("n0",),
+        (NULL, HISTOGRAM),
+        lambda r, t: equals((7, 0, 57))(buckets(r), t),
+    ),
+    Case(
+        "bdev_get_histogram_borders",
+        ("--borders", "10,1000", "n0"),
+        (NULL, HISTOGRAM),
+        equals({"borders_count": [0, 0, 0]}),
     ),
     Case(
         "accel_crypto_key_create",

@@ -10,6 +10,7 @@ mod export;
 mod faults;
 pub mod file;
 mod framework;
+mod histogram;
 mod integrity;
 mod iostat;
 pub mod iscsi;
@@ -62,6 +63,7 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
         status::add,
         bdev::add,
         iostat::add,
+        histogram::add,
         limits::add,
         malloc::add,
         null::add,
