@@ -1,10 +1,9 @@
-"""`virtlun top`: what the reactors and volumes do, refreshed."""
+"""`virtlun top`: what the reactors, VMs and volumes do, refreshed."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,13 +15,12 @@ from rich.live import Live
 from rich.table import Table
 
 from plugin.cli.output import client, console, errors_as_sentences, json_option, size
-from pydataplane import supervise
+from plugin.metrics import latencies
+from plugin.metrics.sample import difference, noisiest, sample
 from pydataplane.client import Client
-from pydataplane.domain.reactors import topology
-from pydataplane.errors import METHOD_NOT_FOUND, RpcError
+from pydataplane.errors import TargetError
 
 INTERVAL_MAX_S = 3600
-COUNTERS = ("num_read_ops", "num_write_ops", "bytes_read", "bytes_written")
 
 
 @click.command()
@@ -34,7 +32,10 @@ COUNTERS = ("num_read_ops", "num_write_ops", "bytes_read", "bytes_written")
 @click.pass_obj
 @errors_as_sentences
 def top(socket: Path, interval: float, count: int | None, as_json: bool) -> None:
-    """Show reactor load and the I/O of each volume, per second."""
+    """Show what reactors, VMs and volumes do.
+
+    All of it is per second. While it runs the target counts latencies, which p50 and p99 are of.
+    """
     if not 0 < interval <= INTERVAL_MAX_S:
         raise click.BadParameter(
             f"must be more than 0 and at most {INTERVAL_MAX_S}", param_hint="--interval"
@@ -60,104 +61,76 @@ def _show(samples: Iterator[dict[str, Any]], *, as_json: bool) -> None:
 def _samples(target: Client, interval: float, count: int | None) -> Iterator[dict[str, Any]]:
     """Yields the rates of `count` intervals, without end if that is None."""
     before = sample(target)
+    begun = latencies.count(target, before.bdevs)
     done = 0
-    while count is None or done < count:
-        time.sleep(interval)
-        after = sample(target)
-        yield difference(before, after)
-        before = after
-        done += 1
-
-
-def sample(target: Client) -> dict[str, Any]:
-    """Returns the counters of a target now."""
-    names = {
-        item["name"]: item["aliases"][0] if item["aliases"] else item["name"]
-        for item in target.call("bdev_get_bdevs")
-    }
-    return {
-        "at": time.monotonic(),
-        "reactors": _reactors(target),
-        "queues": Counter(
-            queue["cpu"]
-            for controller in target.call("vhost_get_controllers")
-            for session in controller["sessions"]
-            for queue in session.get("queues", ())  # SPDK's does not tell
-        ),
-        "bdevs": {
-            names.get(item["name"], item["name"]): item
-            for item in target.call("bdev_get_iostat")["bdevs"]
-        },
-    }
-
-
-def _reactors(target: Client) -> list[Mapping[str, Any]]:
-    """Returns what the reactors of a target did until now."""
     try:
-        return list(supervise.status(target.path)["reactors"])
-    except RpcError as error:
-        if error.code != METHOD_NOT_FOUND:
-            raise
-    return [  # SPDK's: in ticks, of which the share is the same
-        {
-            "index": index,
-            "cpu": each["lcore"],
-            "busy_ns": each["busy"],
-            "idle_ns": each["idle"],
-            "sleep_ns": 0,
-        }
-        for index, each in enumerate(target.call("framework_get_reactors")["reactors"])
-    ]
-
-
-def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Returns each reactor's place, busy share and queues, and each bdev's counters per second."""
-    seconds = max(after["at"] - before["at"], 1e-6)
-    reactors = []
-    for old, new in zip(before["reactors"], after["reactors"], strict=False):
-        spent = {key: new[key] - old[key] for key in ("busy_ns", "idle_ns", "sleep_ns")}
-        total = max(sum(spent.values()), 1)
-        # One that is not pinned counts as the CPU of its index.
-        cpu = new["index"] if new["cpu"] is None else new["cpu"]
-        reactors.append(
-            {
-                "index": new["index"],
-                "cpu": new["cpu"],
-                "node": _node(new["cpu"]),
-                "busy": spent["busy_ns"] / total,
-                "queues": after["queues"][cpu],
-            }
-        )
-    bdevs = {
-        name: {
-            key: (new[key] - before["bdevs"].get(name, {}).get(key, 0)) / seconds
-            for key in COUNTERS
-        }
-        for name, new in after["bdevs"].items()
-    }
-    return {"reactors": reactors, "bdevs": bdevs}
-
-
-def _node(cpu: int | None) -> int | None:
-    """Returns the NUMA node of a CPU of this host; None where there is none, or no CPU."""
-    if cpu is None:
-        return None
-    there = topology({cpu}).get(cpu)
-    return int(there.node.removeprefix("node")) if there and there.node else None
+        while count is None or done < count:
+            time.sleep(interval)
+            after = sample(target)
+            begun += latencies.count(target, after.bdevs.keys() - before.bdevs.keys())
+            yield difference(before, after)
+            before = after
+            done += 1
+    finally:
+        with suppress(TargetError):
+            latencies.end(target, begun)
 
 
 def _tables(rates: dict[str, Any]) -> Group:
-    load = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("REACTOR", "CPU", "NODE", "BUSY", "QUEUES"):
-        load.add_column(title, justify="left" if title == "REACTOR" else "right")
+    parts: list[Table | str] = [_reactors(rates), ""]
+    vms = _vms(rates)
+    if vms.row_count:
+        parts += [vms, ""]
+    if noise := noisiest(rates):
+        vm, share = noise
+        parts += [f"Noisiest neighbour: {vm}, {100 * share:.0f} % of what the VMs do", ""]
+    return Group(*parts, _volumes(rates))
+
+
+def _table(*titles: str) -> Table:
+    """Returns one with numbers at the right, but for the first column."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, title in enumerate(titles):
+        table.add_column(title, justify="right" if index else "left")
+    return table
+
+
+def _reactors(rates: Mapping[str, Any]) -> Table:
+    load = _table("REACTOR", "CPU", "NODE", "BUSY", "IDLE", "QUEUES")
     for reactor in rates["reactors"]:
-        cpu = "any" if reactor["cpu"] is None else str(reactor["cpu"])
-        busy = f"{100 * reactor['busy']:.1f} %"
-        node = "-" if reactor["node"] is None else str(reactor["node"])
-        load.add_row(str(reactor["index"]), cpu, node, busy, str(reactor["queues"]))
-    volumes = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("VOLUME", "READ/S", "WRITE/S", "READ", "WRITTEN"):
-        volumes.add_column(title, justify="left" if title == "VOLUME" else "right")
+        busy = 100 * reactor["busy"]
+        load.add_row(
+            str(reactor["index"]),
+            "any" if reactor["cpu"] is None else str(reactor["cpu"]),
+            "-" if reactor["node"] is None else str(reactor["node"]),
+            f"{busy:.1f} %",
+            f"{100 - busy:.1f} %",
+            str(reactor["queues"]),
+        )
+    return load
+
+
+def _vms(rates: Mapping[str, Any]) -> Table:
+    """Returns the VMs' disks, the busiest first."""
+    table = _table("VM", "LUN", "VOLUME", "IO/S", "P50", "P99", "DEPTH", "SHARE")
+    rows = [(row["share"], name, row) for name, row in rates["bdevs"].items() if row["uses"]]
+    for share, name, row in sorted(rows, key=lambda each: (-each[0], each[1])):
+        for use in row["uses"]:
+            table.add_row(
+                use["vm"],
+                use["lun"],
+                name,
+                f"{row['num_read_ops'] + row['num_write_ops']:.0f}",
+                _duration(row["p50_ns"]),
+                _duration(row["p99_ns"]),
+                f"{row['depth']:.1f}",
+                f"{100 * share:.0f} %",
+            )
+    return table
+
+
+def _volumes(rates: Mapping[str, Any]) -> Table:
+    volumes = _table("VOLUME", "READ/S", "WRITE/S", "READ", "WRITTEN")
     for name, row in sorted(rates["bdevs"].items()):
         volumes.add_row(
             name,
@@ -166,4 +139,13 @@ def _tables(rates: dict[str, Any]) -> Group:
             f"{size(round(row['bytes_read']))}/s",
             f"{size(round(row['bytes_written']))}/s",
         )
-    return Group(load, "", volumes)
+    return volumes
+
+
+def _duration(ns: float | None) -> str:
+    """Returns a latency for people, `-` for none."""
+    if ns is None:
+        return "-"
+    if ns < 1e6:
+        return f"{ns / 1e3:.0f} µs"
+    return f"{ns / 1e6:.1f} ms" if ns < 1e9 else f"{ns / 1e9:.1f} s"

@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from plugin.cli import main
-from plugin.cli.top import sample
 from plugin.gateway import planned
 from plugin.gateway.usage import Unit, ask
 from plugin.hook.rpc import Connection
+from plugin.metrics.sample import sample
 from pydataplane.client import Client
 from pydataplane.domain.errors import ReconcileError
 from pydataplane.domain.limiting import found, put
@@ -203,7 +203,7 @@ def test_what_was_done_with_a_bdev_stands_for_what_its_guest_did(client: Client)
 
 
 def test_top_and_doctor_go_by_what_it_tells(client: Client, spdk: FakeSpdk) -> None:
-    (reactor,) = sample(client)["reactors"]
+    (reactor,) = sample(client).reactors
     assert (reactor["cpu"], reactor["busy_ns"], reactor["idle_ns"]) == (1, 10, 30)
     done = virtlun(spdk, "doctor")
     assert re.search(r"^ok +target: runs: SPDK v26\.09", done.stdout, re.MULTILINE), done.stdout

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from plugin.cli.output import size
-from plugin.cli.top import difference
 from pydataplane.client import Client
-from pydataplane.domain.reactors import Cpu
 from pydataplane.errors import METHOD_NOT_FOUND, RpcError, VolumeError
 from pydataplane.lvols import Sizes
 from pydataplane.volumenames import parse_size, split_path
@@ -55,29 +52,6 @@ def test_what_names_no_volume_is_refused(path: str) -> None:
 )
 def test_bytes_for_people(value: int, shown: str) -> None:
     assert size(value) == shown
-
-
-def test_rates_are_differences_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = {3: Cpu(frozenset({3}), frozenset({3}), "node1")}
-    monkeypatch.setattr("plugin.cli.top.topology", lambda _: there)
-    reactor = {"index": 0, "cpu": 3, "busy_ns": 0, "idle_ns": 0, "sleep_ns": 0}
-    io = {"num_read_ops": 10, "num_write_ops": 0, "bytes_read": 4096, "bytes_written": 0}
-    anywhere = {**reactor, "index": 1, "cpu": None}
-    before = {"at": 1.0, "reactors": [reactor, anywhere], "bdevs": {"v": io}}
-    after = {
-        "at": 3.0,
-        "reactors": [{**reactor, "busy_ns": 25, "sleep_ns": 75}, {**anywhere, "busy_ns": 5}],
-        "bdevs": {"v": {**io, "num_read_ops": 30}, "new": {**io, "bytes_read": 8}},
-        "queues": Counter({3: 5, 0: 1}),
-    }
-    rates = difference(before, after)
-    assert rates["reactors"] == [
-        {"index": 0, "cpu": 3, "node": 1, "busy": 0.25, "queues": 5},
-        {"index": 1, "cpu": None, "node": None, "busy": 1.0, "queues": 0},
-    ]
-    assert rates["bdevs"]["v"]["num_read_ops"] == 10
-    assert rates["bdevs"]["v"]["bytes_read"] == 0
-    assert rates["bdevs"]["new"]["bytes_read"] == 4
 
 
 def test_the_sizes_of_many_volumes_are_few_calls(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""What targets count, for people who look on and for Prometheus: read once, compared, named."""

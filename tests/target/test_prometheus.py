@@ -1,0 +1,180 @@
+"""A real Prometheus scrapes `virtlun metrics`, and answers each query of the examples."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from tests.support import prometheus
+from tests.support.examples import EXAMPLES
+from tests.support.initiator import Initiator, connected
+from tests.support.target import Target
+from tests.support.wait import until
+
+pytestmark = pytest.mark.nightly
+
+FOLDER = EXAMPLES / "monitoring"
+VM = "vm-44444444-4444-4444-8444-444444444444"
+SERIES = {
+    'target_up{instance="h", target="default"}': "1 0x20",
+    'lvstore_free_bytes{instance="h", lvstore="lvs0"}': "50 9x20",
+    'lvstore_size_bytes{instance="h", lvstore="lvs0"}': "100x21",
+    'bdev_flush_error{instance="h", volume="lvs0/v"}': "0x5 1x16",
+    'reactor_seconds_total{instance="h", reactor="0", state="busy"}': "0+58x21",
+    'reactor_seconds_total{instance="h", reactor="0", state="idle"}': "0+2x21",
+    'bdev_errors_total{instance="h", volume="lvs0/v", error="NoSpace"}': "0x10 3x11",
+    **{
+        f'bdev_latency_seconds_bucket{{volume="lvs0/v", operation="read", le="{border}"}}': counts
+        for border, counts in (("0.5", "0+90x21"), ("1", "0+100x21"), ("+Inf", "0+100x21"))
+    },
+}
+"""What is counted, without `virtlun_`, in promtool's form: a value a minute."""
+
+FIRING = {
+    "VirtlunTargetDown": (1, 2),
+    "VirtlunLvstoreFull": (5, 6),
+    "VirtlunFlushError": (5, 6),
+    "VirtlunReactorBusy": (9, 20),
+    "VirtlunErrors": (9, 12),
+    "VirtlunSlow": (4, 20),
+}
+"""The alerts, with a minute at which each does not fire yet, and one at which it does."""
+
+
+NOTHING = ("Failed operations a second", "Volumes whose flushes fail")
+"""Panels of what is wrong: there is nothing."""
+
+
+def answered(guest: Initiator, url: str, query: str) -> bool:
+    """Whether Prometheus finds something, once more was read."""
+    guest.read(0, 1)
+    return bool(ask(url, query))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def ask(url: str, query: str) -> list[dict[str, Any]]:
+    """Returns what Prometheus finds."""
+    with urllib.request.urlopen(
+        f"{url}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+    ) as told:
+        answer = json.load(told)
+    assert answer["status"] == "success", answer
+    found: list[dict[str, Any]] = answer["data"]["result"]
+    return found
+
+
+def health(url: str) -> dict[str, str]:
+    """Returns whether each alert's rule can be evaluated."""
+    with urllib.request.urlopen(f"{url}/api/v1/rules") as told:
+        groups = json.load(told)["data"]["groups"]
+    return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
+
+
+@pytest.fixture
+def served(target: Target) -> Iterator[int]:
+    """The port of the metrics of a target with a VM's disk that is read from."""
+    image = target.make_file("disk.img", 64 << 20)
+    target.rpc("bdev_uring_create", filename=str(image), name="disk", block_size=512)
+    target.rpc("bdev_lvol_create_lvstore", bdev_name="disk", lvs_name="lvs0")
+    target.rpc("bdev_lvol_create", lvol_name="data", size_in_mib=4, lvs_name="lvs0")
+    target.rpc("vhost_create_scsi_controller", ctrlr=VM)
+    target.add_lun(VM, "lvs0/data", 0)
+    program = "from plugin.cli import main; main(prog_name='virtlun')"
+    words = ["--socket", str(target.rpc_socket), "metrics", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *words], stderr=subprocess.PIPE, text=True
+    ) as serving:
+        try:
+            assert serving.stderr is not None
+            found = re.search(r":([0-9]+)/", serving.stderr.readline())
+            assert found
+            yield int(found[1])
+        finally:
+            serving.send_signal(signal.SIGTERM)
+
+
+def test_each_panel_and_alert_is_answered(target: Target, served: int, tmp_path: Path) -> None:
+    programs = prometheus.programs()
+    config = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{served}"]}]
+    config["rule_files"] = [str(FOLDER / "alerts.yml")]
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    subprocess.run(
+        [programs / "promtool", "check", "config", FOLDER / "prometheus.yml"], check=True
+    )
+    at = f"127.0.0.1:{free_port()}"
+    command = [
+        str(programs / "prometheus"),
+        f"--config.file={tmp_path}/prometheus.yml",
+        f"--storage.tsdb.path={tmp_path}/data",
+        f"--web.listen-address={at}",
+    ]
+    with (
+        (tmp_path / "log").open("w") as log,
+        subprocess.Popen(command, stderr=log) as server,
+        connected(target, VM) as guest,
+    ):
+        try:
+            up = "virtlun_target_up == 1"
+            until(lambda: ask(f"http://{at}", up), "a target that is scraped", not_yet=OSError)
+
+            def counted() -> bool:
+                guest.read(0, 1)
+                found = ask(f"http://{at}", 'virtlun_bdev_latency_seconds_bucket{le="+Inf"}')
+                return any(each["value"][1] != "0" for each in found)
+
+            until(counted, "latencies in two scrapes")
+            panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
+            for panel in panels:
+                for query in panel["targets"]:
+                    asked = query["expr"].replace("$__rate_interval", "1m")
+                    asked = asked.replace("$instance", ".*")
+                    if panel["title"] in NOTHING:
+                        assert ask(f"http://{at}", asked) == []
+                    else:
+                        until(partial(answered, guest, f"http://{at}", asked), panel["title"])
+            (vm,) = ask(f"http://{at}", "virtlun_bdev_used")
+            assert vm["metric"]["volume"] == "lvs0/data"
+            healthy = dict.fromkeys(FIRING, "ok")
+            until(lambda: health(f"http://{at}") == healthy, "rules that were evaluated")
+        finally:
+            server.terminate()
+
+
+@pytest.mark.parametrize("alert", FIRING)
+def test_an_alert_fires_when_it_should(alert: str, tmp_path: Path) -> None:
+    """promtool finds fault with a test that expects no alert where there is one."""
+    promtool = prometheus.programs() / "promtool"
+    for minute, fires in zip(FIRING[alert], (False, True), strict=True):
+        given = [{"series": f"virtlun_{name}", "values": values} for name, values in SERIES.items()]
+        none = [{"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": []}]
+        test = {"interval": "1m", "input_series": given, "alert_rule_test": none}
+        rules = {"rule_files": [str(FOLDER / "alerts.yml")], "evaluation_interval": "1m"}
+        (tmp_path / "test.yml").write_text(yaml.safe_dump({**rules, "tests": [test]}))
+        told = subprocess.run(
+            [promtool, "test", "rules", tmp_path / "test.yml"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (told.returncode != 0) == fires, (minute, told.stdout, told.stderr)
+        assert (f'alertname="{alert}"' in told.stdout + told.stderr) == fires

@@ -1,0 +1,143 @@
+"""Rates, percentiles and Prometheus' metrics, of numbers that are given."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from plugin.cli import main
+from plugin.metrics.latencies import FINE_NS, between, percentile_ns
+from plugin.metrics.sample import Sample, Use, difference, noisiest
+from pydataplane.domain.reactors import Cpu
+
+IO = {
+    "num_read_ops": 10,
+    "num_write_ops": 0,
+    "bytes_read": 4096,
+    "bytes_written": 0,
+    "read_latency_ticks": 0,
+    "write_latency_ticks": 0,
+}
+
+
+def taken(at: float, bdevs: dict[str, Any], **others: Any) -> Sample:
+    """Returns a look at a target whose clock has 1000 ticks a second."""
+    fields: dict[str, Any] = {"reactors": [], "queues": Counter(), "aliases": {}, **others}
+    return Sample(at=at, tick_rate=1000, bdevs=bdevs, **fields)
+
+
+def below(*latencies_ns: int) -> list[int]:
+    """Returns how many of some latencies are below each border, and how many there are."""
+    counts = [sum(each < border for each in latencies_ns) for border in FINE_NS]
+    return [*counts, len(latencies_ns)]
+
+
+def test_rates_are_differences_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {3: Cpu(frozenset({3}), frozenset({3}), "node1")}
+    monkeypatch.setattr("plugin.metrics.sample.topology", lambda _: there)
+    reactor = {"index": 0, "cpu": 3, "busy_ns": 0, "idle_ns": 0, "sleep_ns": 0}
+    anywhere = {**reactor, "index": 1, "cpu": None}
+    before = taken(1.0, {"v": IO}, reactors=[reactor, anywhere])
+    after = taken(
+        3.0,
+        {
+            "v": {**IO, "num_read_ops": 30, "read_latency_ticks": 8000},
+            "new": {**IO, "bytes_read": 8},
+        },
+        reactors=[{**reactor, "busy_ns": 25, "sleep_ns": 75}, {**anywhere, "busy_ns": 5}],
+        queues=Counter({3: 5, 0: 1}),
+        aliases={"new": "lvs0/new"},
+    )
+    rates = difference(before, after)
+    assert rates["reactors"] == [
+        {"index": 0, "cpu": 3, "node": 1, "busy": 0.25, "queues": 5},
+        {"index": 1, "cpu": None, "node": None, "busy": 1.0, "queues": 0},
+    ]
+    v = rates["bdevs"]["v"]
+    assert (v["num_read_ops"], v["bytes_read"]) == (10, 0)
+    # Eight seconds of latency in two: four in flight on average.
+    assert v["depth"] == 4
+    assert (v["p50_ns"], v["p99_ns"], v["share"]) == (None, None, None)
+    assert rates["bdevs"]["lvs0/new"]["bytes_read"] == 4
+
+
+def test_percentiles_are_of_what_was_counted_in_between() -> None:
+    slow, fast = 1_500_000, 15_000
+    before = taken(0.0, {"v": IO}, latencies={"v": {"read": below(slow), "flush": below(slow)}})
+    counts = {"read": below(slow, *[fast] * 50), "write": below(*[fast] * 48, slow, slow)}
+    after = taken(1.0, {"v": IO}, latencies={"v": {**counts, "flush": below(*[slow] * 90)}})
+    v = difference(before, after)["bdevs"]["v"]
+    # Of two borders that one lies between the upper is at most 1.19 times the lower.
+    assert fast / 1.2 <= v["p50_ns"] <= fast * 1.2
+    assert slow / 1.2 <= v["p99_ns"] <= slow * 1.2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "apart"),
+    [
+        ([1, 2], [3, 7], [2, 5]),
+        ([], [3, 7], [3, 7]),
+        ([4, 9], [3, 7], [3, 7]),  # counted anew
+        ([4, 9], [], []),  # not counted any more
+    ],
+)
+def test_what_lies_between_two_looks(
+    old: Sequence[int], new: Sequence[int], apart: list[int]
+) -> None:
+    assert between({"read": old}, {"read": new}, ("read", "write")) == apart
+
+
+def test_percentiles_of_nothing_and_of_what_is_beyond_all_borders() -> None:
+    assert percentile_ns([], 0.5) is None
+    assert percentile_ns(below(), 0.5) is None
+    assert percentile_ns(below(FINE_NS[-1] + 1), 0.99) == FINE_NS[-1]
+
+
+def test_the_noisiest_neighbour_is_the_vm_with_most_of_the_work() -> None:
+    def use(vm: str) -> list[Use]:
+        return [Use(vm, "vm-1", 0, frozenset({0}))]
+
+    moved = {**IO, "num_read_ops": 20, "bytes_read": 4096 + 10 * (64 << 10)}
+    quiet = {**IO, "num_read_ops": 15}
+    looks = (taken(0.0, {"a": IO, "b": IO, "base": IO}), {"a": moved, "b": quiet, "base": moved})
+    rates = difference(looks[0], taken(1.0, looks[1], uses={"a": use("loud"), "b": use("still")}))
+    # Ten operations and ten times 64 KiB beside five operations; what no VM has does not count.
+    noise = noisiest(rates)
+    assert noise is not None
+    assert (noise[0], round(noise[1], 3)) == ("loud", 0.8)
+    assert rates["bdevs"]["base"]["share"] is None
+    alone = difference(looks[0], taken(1.0, looks[1], uses={"a": use("loud")}))
+    assert noisiest(alone) is None
+    still = difference(
+        looks[0], taken(1.0, {"a": IO, "b": IO}, uses={"a": use("x"), "b": use("y")})
+    )
+    assert noisiest(still) is None
+
+
+@pytest.mark.parametrize("where", ["9433", "host:", "::1:9433", "[::1]", "a:70000", "a:b"])
+def test_an_address_that_is_none_is_refused(where: str) -> None:
+    done = CliRunner().invoke(main, ["metrics", "--listen", where])
+    assert done.exit_code == 2
+    assert f"'{where}' is no address and port, such as 127.0.0.1:9433" in done.stderr
+
+
+def test_an_address_that_is_taken_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken_by:
+        port = taken_by.getsockname()[1]
+        done = CliRunner().invoke(main, ["metrics", "--listen", f"127.0.0.1:{port}"])
+    assert done.exit_code == 1
+    assert done.stderr == (
+        f"Error: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
+    )
+
+
+def test_a_target_that_does_not_answer_is_told_as_such(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["--socket", str(tmp_path / "none"), "metrics"])
+    assert done.exit_code == 0, done.stderr
+    assert 'virtlun_target_up{target="default"} 0.0' in done.stdout
