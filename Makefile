@@ -126,6 +126,7 @@ bench: setup $(CACHE)/apt-bench.stamp ## Ours beside Debian's qemu-storage-daemo
 	@$(BIN)/python -m tests.bench.noisy $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.interrupts $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.queues
+	@$(BIN)/python -m tests.bench.limits $(filter --quick,$(ARGS))
 	@$(BIN)/python -m tests.bench.attach
 	@$(BIN)/python -m tests.bench.controller
 	@$(BIN)/python -m tests.bench.gateway $(filter --quick,$(ARGS))

@@ -332,6 +332,9 @@ STEPS = {
     "bench-noisy": _bench("noisy", "a verified reader beside each hostile neighbour", 10, "--goal"),
     "bench-interrupts": _bench("interrupts", "interrupts per I/O of a guest that sleeps", 5),
     "bench-queues": _bench("queues", "two queues on two reactors and on one", 2),
+    "bench-limits": _bench(
+        "limits", "how exactly limits of I/O are kept, and how soon", 2, "--goal"
+    ),
     "bench-attach": _bench("attach", "attach by libvirt", 5),
     "bench-controller": _bench("controller", "the memory that an empty controller costs a VM", 2),
     "bench-gateway": _bench(

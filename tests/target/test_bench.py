@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -206,6 +207,15 @@ def test_two_queues_are_measured_on_one_reactor_and_on_two() -> None:
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     sizes = [line.split()[0] for line in done.stdout.splitlines()[1:]]
     assert sizes == ["4k", "64k", "1m"], done.stdout
+
+
+@pytest.mark.nightly
+def test_limits_are_measured_with_what_is_done_under_them() -> None:
+    words = [sys.executable, "-m", "tests.bench.limits", "--quick"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    shares = re.findall(r"([0-9.]+) (%|times)", done.stdout)
+    assert [unit for _, unit in shares] == ["%"] * 10 + ["times"], done.stdout
+    assert all(float(share) > 0 for share, _ in shares)
 
 
 def run_noisy(victim: str, names: list[str], *more: str) -> subprocess.CompletedProcess[str]:
