@@ -44,7 +44,7 @@ impl<D: Disk> Store<D> {
     /// Compares some of the metadata in its places on the medium, from page `from` on, with memory; with the
     /// first pages also the superblock, and what a load would take from the journal. With `repair` what
     /// differs is written anew from memory: a power cut meanwhile leaves it as it was or repaired. Makes
-    /// durable what was not.
+    /// durable what was not. With the last pages of a store that shares clusters their owners are counted.
     ///
     /// # Errors
     /// [`Error::Stopped`], [`Error::Metadata`], or the device's failure to read.
@@ -121,7 +121,26 @@ impl<D: Disk> Store<D> {
             }
         }
         found.next = (end < self.sb.md_pages).then_some(end);
+        if found.next.is_none() && self.sb.shares {
+            self.check_owners(&mut found.problems);
+        }
         Ok(found)
+    }
+
+    /// Looks for clusters that have more owners than memory knows of.
+    fn check_owners(&mut self, problems: &mut Vec<Problem>) {
+        let size = u64::from(self.sb.cluster_size);
+        let miscounted = self.miscounted().unwrap_or_else(|e| {
+            let (place, cause) = ("owners of clusters".to_owned(), e.to_string());
+            problems.push(Problem { place, cause, repaired: false });
+            Vec::new()
+        });
+        for (cluster, owners, known) in miscounted {
+            let cause =
+                format!("it has {owners} owners, and {known} are known: load the store anew");
+            let place = format!("cluster {cluster} at byte {}", u64::from(cluster) * size);
+            problems.push(Problem { place, cause, repaired: false });
+        }
     }
 
     /// Reads the journal as a load would. A record that is damaged, or that the medium never took, ends it

@@ -64,7 +64,10 @@ impl<D: Disk> Store<D> {
             (starts % size, &buf[(starts - offset) as usize..(end - offset) as usize])
         };
         let wants: Vec<_> = (offset / size..=last)
-            .filter(|c| self.blobs[&id.0].cluster(*c) == 0)
+            .filter(|c| match self.blobs[&id.0].cluster(*c) {
+                0 => true,
+                has => self.is_shared(has),
+            })
             .map(|c| (id, c))
             .collect();
         let mut written = BTreeSet::new();

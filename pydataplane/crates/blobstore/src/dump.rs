@@ -107,6 +107,9 @@ fn superblocks<D: Disk>(disk: &mut D, entries: &mut Vec<Entry>) -> Result<(), Di
                     ("tail_seq", sb.tail_seq.to_string()),
                     ("mount", sb.mount.to_string()),
                 ]);
+                if sb.shares {
+                    facts.push(("share_clusters", "true".into()));
+                }
                 None
             }
             Err(fault) => Some(fault.to_string()),

@@ -218,6 +218,14 @@ pub enum Error {
         /// Name of what was to be its parent.
         parent: String,
     },
+    /// Clusters that a blob cannot have together with others.
+    #[error("blob {name} cannot share clusters: {why}; copy them instead")]
+    CannotShare {
+        /// Name of the blob.
+        name: String,
+        /// The cause, as a clause.
+        why: &'static str,
+    },
     /// More blobs than one record can change.
     #[error("{count} blobs at once are too many: at most {most} are possible")]
     TooMany {

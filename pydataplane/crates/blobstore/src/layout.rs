@@ -74,6 +74,7 @@ pub(crate) fn plan(
         tail_page: 0,
         tail_seq: 1,
         mount: 1,
+        shares: false,
     })
 }
 

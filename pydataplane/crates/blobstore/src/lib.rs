@@ -43,6 +43,7 @@
 //! | `scrub` | [`Scrubbed`]: whether all data can be read |
 //! | `ops` | create, delete, resize, rename, xattrs: one transaction each |
 //! | `history` | [`HistoryOptions`]: snapshots and clones, and their end |
+//! | `share` | [`Shared`]: clusters with several owners |
 //! | `shows` | what a blob is read from where it has nothing of its own |
 //! | `extents` | what extents pages say, in memory or read again |
 //! | `external` | parents outside of the store |
@@ -75,6 +76,7 @@ mod layout;
 mod load;
 mod ops;
 mod scrub;
+mod share;
 mod shows;
 mod store;
 mod thin;
@@ -93,5 +95,6 @@ pub use format::{
 pub use history::{Deleted, HistoryOptions};
 pub use ops::BlobOptions;
 pub use scrub::{Scrubbed, Unreadable};
+pub use share::{SHARE_MAX, Shared};
 pub use store::{Freed, Identity, Reservation, Store, StoreInfo, StoreOptions};
 pub use thin::{Batch, BatchDone, Lost};

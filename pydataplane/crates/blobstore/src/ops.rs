@@ -82,8 +82,9 @@ impl<D: Disk> Store<D> {
     /// [`Error::NoSpace`], [`Error::Stopped`].
     pub fn reserve(&mut self, count: u64) -> Result<Reservation, Error> {
         self.alive()?;
-        let free = self.clusters.free();
-        let runs = self.clusters.take_runs(count).ok_or(Error::NoSpace { needed: count, free })?;
+        let free = self.available();
+        let runs = if count <= free { self.clusters.take_runs(count) } else { None };
+        let runs = runs.ok_or(Error::NoSpace { needed: count, free })?;
         let first = self.sb.first_data_cluster;
         let runs = runs.iter().map(|r| Run { first: first + r.first, count: r.count });
         let runs: Vec<Run> = runs.collect();
@@ -96,11 +97,14 @@ impl<D: Disk> Store<D> {
         self.release(Freed { runs: reservation.runs });
     }
 
-    /// Makes clusters free that a blob lost, once nobody has I/O in flight to them.
+    /// Makes clusters free that a blob lost, once nobody has I/O in flight to them; of one with several
+    /// owners that is one less.
     pub fn release(&mut self, freed: Freed) {
         for run in freed.runs {
             for cluster in run.first..run.first + run.count {
-                self.clusters.clear(cluster - self.sb.first_data_cluster);
+                if !self.owners.remove(cluster as u32) {
+                    self.clusters.clear(cluster - self.sb.first_data_cluster);
+                }
             }
         }
     }

@@ -9,6 +9,7 @@ use crate::format::{
     COPY_A, COPY_B, HOLE, Kind, NAME_MAX, PAGE_SIZE, PAYLOAD, Page, PageId, Superblock, name_fault,
 };
 use crate::layout::plan;
+use crate::share::Owners;
 use crate::shows::Shows;
 use crate::zeros::Zeros;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -99,7 +100,7 @@ pub struct StoreInfo {
     pub first_data_cluster: u64,
     /// Clusters of the data area.
     pub data_clusters: u64,
-    /// Those of them that are nobody's.
+    /// Those of them that are nobody's, but for those that are kept for writes to shared ones.
     pub free_clusters: u64,
     /// Metadata pages that are nobody's.
     pub free_pages: u64,
@@ -107,6 +108,8 @@ pub struct StoreInfo {
     pub max_device_size: u64,
     /// Version of its format: only from 2 on it has snapshots.
     pub version: u32,
+    /// Whether clusters can have several owners.
+    pub shares_clusters: bool,
     /// Why the store takes no more changes, if it does not.
     pub stopped: Option<String>,
 }
@@ -164,6 +167,8 @@ pub struct Store<D> {
     pub(crate) pages: Bitmap,
     /// Data clusters in use; bit 0 is the first data cluster.
     pub(crate) clusters: Bitmap,
+    /// Of those, the ones with several owners.
+    pub(crate) owners: Owners,
     pub(crate) zeros: Zeros,
     pub(crate) blobs: BTreeMap<u64, Blob>,
     pub(crate) by_name: HashMap<String, u64>,
@@ -228,6 +233,7 @@ impl<D: Disk> Store<D> {
             journal: Journal { head: sb.tail_page, used: 0, seq: sb.tail_seq },
             pages: Bitmap::new(sb.md_pages),
             clusters: Bitmap::new(sb.data_clusters),
+            owners: Owners::default(),
             zeros: Zeros::default(),
             sb,
             blobs: BTreeMap::new(),
@@ -291,10 +297,11 @@ impl<D: Disk> Store<D> {
             cluster_size: self.sb.cluster_size,
             first_data_cluster: self.sb.first_data_cluster,
             data_clusters: self.clusters.len(),
-            free_clusters: self.clusters.free(),
+            free_clusters: self.available(),
             free_pages: self.pages.free(),
             max_device_size: self.max_device_size(),
             version: self.sb.version,
+            shares_clusters: self.sb.shares,
             stopped: self.stopped().map(|e| e.to_string()),
         }
     }
@@ -319,16 +326,21 @@ impl<D: Disk> Store<D> {
     }
 
     /// Marks clusters as taken that no blob owns but somebody still uses, in a store that was just
-    /// loaded. They are free after [`Store::release`].
+    /// loaded. They are free after [`Store::release`]. One that has an owner, which a store that shares clusters
+    /// may have, has one more until then.
     ///
     /// # Panics
-    /// When one of them has an owner or is outside of the data area.
+    /// When one of them has an owner in another store, or is outside of the data area.
     pub fn hold(&mut self, clusters: impl IntoIterator<Item = u32>) -> Freed {
         let mut held = Freed::default();
         for cluster in clusters {
             let bit = u64::from(cluster) - self.sb.first_data_cluster;
-            assert!(self.clusters.set(bit), "cluster {cluster} has an owner");
-            self.zeros.take(bit);
+            if self.clusters.set(bit) {
+                self.zeros.take(bit);
+            } else {
+                let counted = self.sb.shares && self.owners.add(cluster);
+                assert!(counted, "cluster {cluster} has an owner");
+            }
             held.push(cluster);
         }
         held

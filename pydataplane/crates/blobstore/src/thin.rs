@@ -9,7 +9,7 @@ use crate::fill::{Fill, Over, covers};
 use crate::format::POINTERS;
 use crate::shows::Shows;
 use crate::store::{Freed, Store, Txn};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// What [`Store::allocate`] answers for one cluster: the device's cluster that holds it now.
 pub type Allocated = Result<u32, Error>;
@@ -23,6 +23,8 @@ pub(crate) type Overs = BTreeMap<(u64, u64), Vec<Over>>;
 #[derive(Default)]
 #[must_use]
 pub struct Batch {
+    /// Clusters with several owners, and how many of these get others.
+    replaces: HashMap<u32, u32>,
     /// (blob, its cluster) to the device's cluster that was taken for it.
     new: BTreeMap<(u64, u64), u32>,
     overs: Overs,
@@ -75,6 +77,8 @@ pub struct BatchDone {
     pub failed: Vec<(BlobId, u64, Error)>,
     /// What each blob lost by unmaps; an error where nothing was unmapped.
     pub unmapped: Result<Vec<Lost>, Error>,
+    /// Clusters with several owners that each blob has no more, since it got others of `allocated` for them.
+    pub replaced: Vec<(BlobId, Freed)>,
 }
 
 /// What a blob lost with a [`Batch`].
@@ -100,8 +104,8 @@ impl<D: Disk> Store<D> {
         self.batch_max()
     }
 
-    /// Adds the allocation of one cluster, if it needs one. It reads as before, durably, before its
-    /// blob durably owns it. `false`: the batch is full, and nothing was added.
+    /// Adds the allocation of one cluster, if it needs one: it has none, or one with other owners, too. It reads as
+    /// before, durably, before its blob durably owns it. `false`: the batch is full, and nothing was added.
     ///
     /// # Errors
     /// [`Error::NoSpace`], [`Error::NoMetadataSpace`], [`Error::OutOfRange`], [`Error::ReadOnly`],
@@ -121,7 +125,7 @@ impl<D: Disk> Store<D> {
         }
     }
 
-    /// As [`Store::add_allocation`], of a read-only blob, too.
+    /// As [`Store::add_allocation`], of a read-only blob, too. What that has stays.
     fn add_cluster(&mut self, batch: &mut Batch, id: BlobId, cluster: u64) -> Result<bool, Error> {
         self.alive()?;
         self.bring_shown(id.0, the(cluster))?;
@@ -131,11 +135,17 @@ impl<D: Disk> Store<D> {
             let end = cluster.saturating_add(1).saturating_mul(u64::from(self.sb.cluster_size));
             return Err(Error::OutOfRange { name: blob.name.clone(), size, end });
         }
-        if batch.new.contains_key(&(id.0, cluster)) || blob.cluster(cluster) != 0 {
+        let has = blob.cluster(cluster);
+        let stays = has != 0 && (blob.read_only() || !self.is_shared(has));
+        if batch.new.contains_key(&(id.0, cluster)) || stays {
             return Ok(true);
         }
         let chunk = (id.0, place(cluster).0);
         let known = batch.gaining.contains(&chunk);
+        if has != 0 && batch.losing.contains(&chunk) {
+            // It needs no page as long as there is the one that it has.
+            return Ok(false);
+        }
         if !known && !batch.losing.contains(&chunk) && batch.extents_pages() == self.batch_max() {
             return Ok(false);
         }
@@ -143,7 +153,15 @@ impl<D: Disk> Store<D> {
         let fresh = !blob.chunks.contains_key(&chunk.1) || batch.losing.contains(&chunk);
         let pages = if fresh && !known { 2 } else { 0 };
         self.need_pages(batch.pages + pages)?;
-        let bit = self.clusters.take_one().ok_or(Error::NoSpace { needed: 1, free: 0 })?;
+        let claims = batch.replaces.get(&has).copied().unwrap_or_default();
+        if has != 0 && claims >= self.owners.more(has) {
+            // One owner is left when the others have lost it, and needs no other one.
+            return Ok(false);
+        }
+        // For what is shared one is kept.
+        let room = has != 0 || self.available() > 0;
+        let bit = if room { self.clusters.take_one() } else { None };
+        let bit = bit.ok_or(Error::NoSpace { needed: 1, free: 0 })?;
         let taken = (self.sb.first_data_cluster + bit) as u32;
         let failures = self.disk.failed_flushes();
         self.zeros.check(failures);
@@ -159,6 +177,9 @@ impl<D: Disk> Store<D> {
         batch.pages += pages;
         batch.gaining.insert(chunk);
         batch.new.insert((id.0, cluster), taken);
+        if has != 0 {
+            batch.replaces.insert(has, claims + 1);
+        }
         Ok(true)
     }
 
@@ -240,7 +261,8 @@ impl<D: Disk> Store<D> {
 
     /// Does what was added, unmaps before allocations, with one record. Allocations survive the process,
     /// but are durable with the next [`Store::sync`] or other change only, as what is written to them is;
-    /// unmaps are durable at once, as somebody else gets their clusters.
+    /// unmaps are durable at once, as somebody else gets their clusters, and so are allocations in the place of
+    /// clusters with several owners, of which the last one writes to them.
     pub fn commit_batch(&mut self, batch: Batch) -> BatchDone {
         let Batch { mut new, overs, mut zeros, unmaps, durable, .. } = batch;
         let failures = self.disk.failed_flushes();
@@ -251,7 +273,7 @@ impl<D: Disk> Store<D> {
         if let Err(e) = self.bring_batch(&new, &unmaps) {
             self.give_back(&new);
             let (allocated, failed) = (Err(e.clone()), Vec::new());
-            return BatchDone { allocated, failed, unmapped: Err(e) };
+            return BatchDone { allocated, failed, unmapped: Err(e), replaced: Vec::new() };
         }
         let failed = self.fill_from_external(&mut new, &unmaps, &overs);
         let mut zeroed = Ok(());
@@ -279,9 +301,12 @@ impl<D: Disk> Store<D> {
                 }
             }
         }
+        let mut replaced: BTreeMap<u64, Freed> = BTreeMap::new();
         for ((blob, cluster), to) in &new {
-            self.map(&mut txn, *blob, *cluster, *to);
+            let had = self.remap(&mut txn, *blob, *cluster, *to);
+            had.into_iter().for_each(|had| replaced.entry(*blob).or_default().push(had));
         }
+        let durable = durable || !replaced.is_empty();
         let committed = match () {
             () if txn.is_empty() => Ok(()),
             () if durable => self.commit(txn),
@@ -295,10 +320,15 @@ impl<D: Disk> Store<D> {
             Lost { blob: BlobId(id), clusters, freed }
         });
         let allocated = new.into_iter().map(|((id, cluster), to)| (BlobId(id), cluster, to));
+        if committed.is_err() {
+            replaced.clear();
+        }
+        let replaced = replaced.into_iter().map(|(id, freed)| (BlobId(id), freed)).collect();
         BatchDone {
             allocated: zeroed.and(committed.clone()).map(|()| allocated.collect()),
             failed,
             unmapped: committed.map(|()| lost.collect()),
+            replaced,
         }
     }
 
@@ -366,7 +396,8 @@ impl<D: Disk> Store<D> {
     }
 
     /// Allocates clusters on demand, as few transactions as possible for all of `wants`, each the
-    /// (blob, cluster of the blob). One that is allocated already is answered with what it has. A
+    /// (blob, cluster of the blob). One that is allocated already, and is its blob's alone, is answered with what it
+    /// has. A
     /// new one reads as it did before, durably, before its blob durably owns it. They are durable after
     /// [`Store::sync`].
     ///
@@ -404,7 +435,9 @@ impl<D: Disk> Store<D> {
                 }
             }
             begin += added.len();
-            let BatchDone { allocated, failed, .. } = self.commit_batch(batch);
+            let BatchDone { allocated, failed, replaced, .. } = self.commit_batch(batch);
+            // Nobody has I/O in flight: what is written here is written by the thread that has the store.
+            replaced.into_iter().for_each(|(_, freed)| self.release(freed));
             let failed: BTreeMap<_, _> =
                 failed.into_iter().map(|(id, cluster, e)| ((id, cluster), e)).collect();
             let done = allocated.map(drop);

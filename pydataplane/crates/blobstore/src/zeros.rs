@@ -153,11 +153,18 @@ impl<D: Disk> Store<D> {
     }
 
     /// Tells the disk that clusters are not needed which no blob has, and which are free or are released
-    /// next. If what the disk unmaps reads as zeros, they are known to.
+    /// next; those that others have as well are left as they are. If what the disk unmaps reads as zeros, they are known to.
     ///
     /// # Errors
     /// The disk's; then nothing is known of them.
     pub fn discard(&mut self, run: Run) -> Result<(), DiskError> {
+        for run in self.alone(run) {
+            self.discard_all(run)?;
+        }
+        Ok(())
+    }
+
+    fn discard_all(&mut self, run: Run) -> Result<(), DiskError> {
         let (size, failures) = (u64::from(self.sb.cluster_size), self.disk.failed_flushes());
         self.forget_zeros(run);
         self.disk.unmap(run.first * size, run.count * size)?;

@@ -362,6 +362,25 @@ fn crash_in_a_rollback_of_several_leaves_all_of_them_as_they_were_or_none() {
 }
 
 #[test]
+fn crash_in_a_share_leaves_the_clusters_of_before_or_those_of_the_source() {
+    let mut steps = vec![Step::ShareClusters, create(0, 20, false)];
+    // The clusters carry another's data before.
+    steps.extend([Step::Write(0, 0, 20 * PER_CLUSTER), Step::Sync, Step::Delete(0)]);
+    steps.extend([create(1, 6, true), create(2, 6, true), Step::Write(1, 0, 3 * PER_CLUSTER)]);
+    steps.extend([Step::Write(2, PER_CLUSTER, 2 * PER_CLUSTER), Step::Write(1, 5, 1)]);
+    // Not synchronised: what is shared is. Cluster 3 of the source has nothing.
+    steps.extend([Step::Share((1, 0), (2, 1), 4), Step::Write(1, 3, 7), Step::Write(2, 9, 2)]);
+    steps.extend([Step::Write(2, 2 * PER_CLUSTER + 4, 1), Step::Unmap(2, 3, 1), Step::Sync]);
+    // The source has its last one alone now, and writes to it in its place.
+    steps.extend([Step::Write(1, 2 * PER_CLUSTER, 3), Step::Share((1, 1), (1, 4), 2)]);
+    steps.extend([Step::Snapshot(vec![(1, 10)]), Step::Share((1, 0), (2, 0), 6)]);
+    steps.extend([Step::Write(1, 0, 1), Step::Write(2, PER_CLUSTER, 1), Step::Resize(2, 2)]);
+    steps.extend([Step::Delete(10), Step::Write(1, 4 * PER_CLUSTER, 1), Step::Sync]);
+    steps.extend([Step::Detach(1, true), Step::Delete(2), Step::Write(1, PER_CLUSTER, 2)]);
+    survives(&steps);
+}
+
+#[test]
 fn crash_in_a_deletion_of_many_records_is_gone_on_with() {
     const PAGES: u64 = 33;
     let bytes = u64::from(power::CLUSTER);

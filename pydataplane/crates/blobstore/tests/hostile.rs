@@ -67,16 +67,17 @@ fn blob(serial: u32, size: u64, thin: bool) -> BlobOptions {
 }
 
 /// A copy of [`make_sample`]'s, of which only the metadata area holds something.
-fn sample() -> Vec<u8> {
-    static SAMPLE: OnceLock<Vec<u8>> = OnceLock::new();
-    let whole = SAMPLE.get_or_init(make_sample);
+fn sample(shares: bool) -> Vec<u8> {
+    static SAMPLES: [OnceLock<Vec<u8>>; 2] = [OnceLock::new(), OnceLock::new()];
+    let whole = SAMPLES[usize::from(shares)].get_or_init(|| make_sample(shares));
     let mut disk = vec![0; DEVICE];
     disk[..METADATA].copy_from_slice(&whole[..METADATA]);
     disk
 }
 
-/// A store with blobs, xattrs inline and in pages, and records in its journal.
-fn make_sample() -> Vec<u8> {
+/// A store with blobs, xattrs inline and in pages, and records in its journal; one that shares clusters has some with
+/// several owners, in its pages and in its journal.
+fn make_sample(shares: bool) -> Vec<u8> {
     let options =
         StoreOptions { name: "lvs".into(), uuid: Uuid::from_u128(1), cluster_size: CLUSTER };
     let mut store = Store::create_store(MemDisk::new(DEVICE), &options).unwrap();
@@ -90,6 +91,10 @@ fn make_sample() -> Vec<u8> {
     store.write(thick, 0, &data).unwrap();
     store.write(thin, 0, &data).unwrap();
     store.write(thin, 299_000 * u64::from(CLUSTER), &data).unwrap();
+    if shares {
+        store.share_clusters().unwrap();
+        share(&mut store, (thick, 0), (thin, 7), 3).unwrap();
+    }
     store.checkpoint().unwrap();
     let gone = store.create(&blob(4, 2, false)).unwrap();
     let deleted = store.delete(gone).unwrap();
@@ -100,12 +105,25 @@ fn make_sample() -> Vec<u8> {
     store.release(freed);
     store.clone_of(thin, &named("clone")).unwrap();
     store.clone_external(Uuid::from_u128(9), 200, &named("outside")).unwrap();
+    if shares {
+        share(&mut store, (now, 7), (now, 2000), 2).unwrap();
+    }
     store.disk_mut().bytes().to_vec()
 }
 
 fn named(name: &str) -> HistoryOptions {
     let uuid = Uuid::new_v4();
     HistoryOptions { name: name.into(), uuid, xattrs: BTreeMap::new() }
+}
+
+/// Has clusters of the first be the second's, too.
+fn share<D: Disk>(
+    store: &mut Store<D>,
+    (from, first): (BlobId, u64),
+    (to, at): (BlobId, u64),
+    count: u64,
+) -> Result<(), Error> {
+    store.share(from, first, to, at, count).map(|shared| store.release(shared.freed))
 }
 
 /// Everything that can be done with a store; what fails, fails with an error.
@@ -121,6 +139,9 @@ fn use_all<D: Disk>(mut store: Store<D>) {
         for cluster in [0, size / 2, size.saturating_sub(1)] {
             _ = store.read(*id, cluster * u64::from(CLUSTER), &mut page);
             _ = store.write(*id, cluster * u64::from(CLUSTER), &page);
+        }
+        for to in &ids {
+            _ = share(&mut store, (*id, 0), (*to, 6), 5);
         }
         _ = store.set_xattr(*id, "more", &[1; 3000]);
         _ = store.resize(*id, size + 3).map(|freed| store.release(freed));
@@ -183,8 +204,9 @@ proptest! {
         changes in prop::collection::vec(change(), 1..5),
         both in any::<bool>(),
         sealed in prop::bool::weighted(0.9),
+        shares in any::<bool>(),
     ) {
-        let mut disk = sample();
+        let mut disk = sample(shares);
         let used = used(&disk);
         for (page, at, bytes) in &changes {
             let page = used[page % used.len()];
@@ -209,8 +231,8 @@ proptest! {
     }
 
     #[test]
-    fn a_device_cut_anywhere_is_loaded_or_refused(len in 0usize..=DEVICE) {
-        let mut disk = sample();
+    fn a_device_cut_anywhere_is_loaded_or_refused(len in 0usize..=DEVICE, shares in any::<bool>()) {
+        let mut disk = sample(shares);
         disk.truncate(len);
         match Store::load(MemDisk::from_bytes(disk)) {
             Ok(store) => use_all(store),
@@ -224,20 +246,22 @@ proptest! {
 
 #[test]
 fn the_sample_is_a_store_and_sealing_it_changes_nothing() {
-    let disk = sample();
-    let mut sealed = disk.clone();
-    seal_all(&mut sealed);
-    assert!(disk == sealed);
-    let store = Store::load(MemDisk::from_bytes(disk)).unwrap();
-    assert_eq!(store.blobs().count(), 6);
-    use_all(store);
+    for shares in [false, true] {
+        let disk = sample(shares);
+        let mut sealed = disk.clone();
+        seal_all(&mut sealed);
+        assert!(disk == sealed);
+        let store = Store::load(MemDisk::from_bytes(disk)).unwrap();
+        assert_eq!((store.blobs().count(), store.info().shares_clusters), (6, shares));
+        use_all(store);
+    }
 }
 
 #[test]
 fn every_field_at_its_limits_is_loaded_or_refused() {
     const LIMITS: [u64; 9] =
         [0, 1, 3, 20, 1 << 31, u32::MAX as u64, 1 << 63, u64::MAX - 1, u64::MAX];
-    let whole = sample();
+    let whole = sample(true);
     // One page of each kind, by magic and the kind of a metadata page.
     let kind = |page: &usize| (whole[page * PAGE_SIZE + 2], whole[page * PAGE_SIZE + 8]);
     let mut pages = used(&whole);
@@ -251,7 +275,7 @@ fn every_field_at_its_limits_is_loaded_or_refused() {
     for page in pages {
         for (at, limit) in (12..320).step_by(4).flat_map(|at| LIMITS.map(|limit| (at, limit))) {
             let width = if at < 64 { 4 } else { 8 };
-            let mut disk = sample();
+            let mut disk = sample(true);
             // Both superblocks alike, or the other one is taken.
             for page in [page, if page == 0 { 16 } else { page }] {
                 let from = page * PAGE_SIZE + at;

@@ -34,6 +34,7 @@ pub(crate) fn refused(e: StoreError, op: &str, cluster_size: u32) -> Error {
         | StoreError::StillShared { .. }
         | StoreError::OtherSize { .. }
         | StoreError::OtherDif { .. }
+        | StoreError::CannotShare { .. }
         | StoreError::TooMany { .. }) => Error::BadParameter { op, why: e.to_string() },
         e @ StoreError::Shrunk { .. } => Error::Shrunk { op, why: e.to_string() },
         e @ StoreError::CannotGrow { .. } => Error::CannotGrow { op, why: e.to_string() },
@@ -92,6 +93,7 @@ pub(crate) fn io_error(e: &StoreError) -> IoError {
         | StoreError::StillShared { .. }
         | StoreError::OtherSize { .. }
         | StoreError::OtherDif { .. }
+        | StoreError::CannotShare { .. }
         | StoreError::TooMany { .. }
         | StoreError::TooLarge { .. } => IoError::WriteMedium,
     }

@@ -11,6 +11,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 const MAGIC: [u8; 8] = *b"VLBLOBST";
 /// The version of new stores; the first one is loaded, too.
 pub(crate) const VERSION: u32 = 2;
+/// `incompat`: a cluster may have several owners.
+const SHARED_CLUSTERS: u64 = 1;
 const CRC_AT: usize = 8;
 /// Page of copy A.
 pub(crate) const COPY_A: u64 = 0;
@@ -68,6 +70,8 @@ pub(crate) struct Superblock {
     pub tail_page: u64,
     pub tail_seq: u64,
     pub mount: u64,
+    /// A cluster may have several owners.
+    pub shares: bool,
 }
 
 /// Why a superblock copy does not count; each is a clause.
@@ -104,7 +108,7 @@ impl Superblock {
             version: U32::new(self.version),
             generation: U64::new(self.generation),
             compat: U64::ZERO,
-            incompat: U64::ZERO,
+            incompat: U64::new(if self.shares { SHARED_CLUSTERS } else { 0 }),
             ro_compat: U64::ZERO,
             uuid: self.uuid.into_bytes(),
             name: encode_name(&self.name),
@@ -142,7 +146,12 @@ impl Superblock {
             let why = format!("its version is {}, not 1 to {VERSION}", raw.version);
             return Err(Unsupported(why));
         }
-        if raw.incompat.get() != 0 || raw.ro_compat.get() != 0 {
+        let incompat = raw.incompat.get();
+        let shares = incompat & SHARED_CLUSTERS != 0;
+        if incompat & !SHARED_CLUSTERS != 0
+            || raw.ro_compat.get() != 0
+            || shares && raw.version.get() == 1
+        {
             let bits = (raw.incompat.get(), raw.ro_compat.get());
             return Err(Unsupported(format!(
                 "it has features that are not known (incompat {:#x}, ro_compat {:#x})",
@@ -167,6 +176,7 @@ impl Superblock {
             tail_page: raw.tail_page.get(),
             tail_seq: raw.tail_seq.get(),
             mount: raw.mount.get(),
+            shares,
         };
         if raw.page_size.get() as usize != PAGE_SIZE {
             return Err(Unsupported(format!("its page size is {}", raw.page_size)));
@@ -226,6 +236,23 @@ mod tests {
         }
         assert_eq!(Superblock::decode(&[0; PAGE_SIZE]), Err(SuperblockFault::Zero));
         assert_eq!(Superblock::decode(&[1; PAGE_SIZE]), Err(SuperblockFault::Magic));
+    }
+
+    #[test]
+    fn features_are_known_or_the_store_is_refused() {
+        let mut s = sample();
+        s.shares = true;
+        let mut bytes = s.encode();
+        assert_eq!(bytes[32], 1);
+        assert_eq!(Superblock::decode(&bytes).unwrap(), s);
+        bytes[32] = 3;
+        let crc = crc32c_without(&bytes, CRC_AT);
+        bytes[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+        let refused = Superblock::decode(&bytes);
+        assert!(matches!(refused, Err(SuperblockFault::Unsupported(_))), "{refused:?}");
+        s.version = 1;
+        let refused = Superblock::decode(&s.encode());
+        assert!(matches!(refused, Err(SuperblockFault::Unsupported(_))), "{refused:?}");
     }
 
     #[test]

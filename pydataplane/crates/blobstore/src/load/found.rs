@@ -51,11 +51,12 @@ impl<D: Disk> Store<D> {
                     let cause = format!("its cluster {to} is outside the data area");
                     return Err(self.damaged(at, &cause));
                 }
-                Some(bit) if !self.clusters.set(bit) => {
+                Some(bit) if self.clusters.set(bit) => {}
+                Some(_) if self.sb.shares && self.owners.add(to) => {}
+                Some(_) => {
                     let cause = format!("its cluster {to} has another owner too");
                     return Err(self.damaged(at, &cause));
                 }
-                Some(_) => {}
             }
         }
         let extents = Extents::of(page.pointers(), RUNS_MAX);

@@ -239,6 +239,10 @@ pub enum Step {
     /// The same, of what is outside of the store and has so many clusters.
     SetParentExternal(u32, u64),
     ReadOnly(u32),
+    /// The store shares clusters from now on.
+    ShareClusters,
+    /// Clusters of the first, from that one on, for so many of the second from that one on.
+    Share((u32, u64), (u32, u64), u64),
     Sync,
     RenameStore(String),
     /// Clusters that the device gains before the store takes them over.
@@ -378,6 +382,17 @@ pub fn record(before: Image, steps: &[Step]) -> Recorded {
                 }
             }
             Step::Clone(snapshot, serial) => history(&mut versions, *snapshot, *serial),
+            Step::Share((from, first), (to, at), count) => {
+                let tag = |sector| {
+                    let all = versions.get(&(uuid_of(*from), first * PER_CLUSTER + sector));
+                    all.and_then(|all| all.last()).map_or(0, |v| v.tag)
+                };
+                let tags: Vec<u64> = (0..count * PER_CLUSTER).map(tag).collect();
+                for (sector, tag) in (at * PER_CLUSTER..).zip(tags) {
+                    let v = versions.entry((uuid_of(*to), sector)).or_default();
+                    v.push(Version { possible: start, acknowledged: mark, sure: mark, tag });
+                }
+            }
             Step::SetParent(serial, parent) => {
                 for sector in lacking(&mut store, *serial) {
                     let shown =
@@ -394,7 +409,7 @@ pub fn record(before: Image, steps: &[Step]) -> Recorded {
             }
             _ => {}
         }
-        if matches!(step, Step::Sync | Step::Snapshot(_)) {
+        if matches!(step, Step::Sync | Step::Snapshot(_) | Step::Share(..)) {
             for v in versions.values_mut().flatten().filter(|v| v.sure == usize::MAX) {
                 v.sure = mark;
             }
@@ -494,6 +509,12 @@ fn run(store: &mut Store<TraceDisk>, step: &Step, tag: &mut u64) -> Result<(), E
             store.set_external_parent(id(store, *serial)?, EXTERNAL, *size)
         }
         Step::ReadOnly(serial) => store.set_read_only(id(store, *serial)?),
+        Step::ShareClusters => store.share_clusters(),
+        Step::Share((from, first), (to, at), count) => {
+            let shared = store.share(id(store, *from)?, *first, id(store, *to)?, *at, *count)?;
+            release(store, shared.freed);
+            Ok(())
+        }
         Step::Detach(serial, all) => detach(store, id(store, *serial)?, *all),
         Step::Resize(serial, size) => {
             let freed = store.resize(id(store, *serial)?, *size)?;
@@ -555,6 +576,7 @@ fn together(
         return Err(e);
     }
     let done = store.commit_batch(batch);
+    done.replaced.into_iter().for_each(|(_, freed)| release(store, freed));
     for lost in done.unmapped? {
         release(store, lost.freed);
     }
@@ -761,17 +783,19 @@ impl Recorded {
 }
 
 fn check_owners<D: Disk>(store: &mut Store<D>) -> Result<(), String> {
-    let mut seen = BTreeSet::new();
+    let (mut seen, mut owned) = (BTreeSet::new(), 0);
     let blobs: Vec<BlobId> = store.blobs().map(|b| b.id).collect();
+    let info = store.info();
     for id in blobs {
-        for (_, cluster) in store.clusters(id).unwrap().filter(|(_, cluster)| *cluster != HOLE) {
-            if !seen.insert(cluster) {
+        let all: Vec<(u64, u32)> = store.clusters(id).unwrap().collect();
+        for (_, cluster) in all.into_iter().filter(|(_, cluster)| *cluster != HOLE) {
+            owned += 1;
+            let may = info.shares_clusters && store.is_shared(cluster);
+            if !seen.insert(cluster) && !may {
                 return Err(format!("cluster {cluster} has two owners"));
             }
         }
     }
-    let info = store.info();
-    let owned = seen.len() as u64;
     if owned + info.free_clusters != info.data_clusters {
         return Err(format!(
             "{owned} clusters owned and {} free of {}",

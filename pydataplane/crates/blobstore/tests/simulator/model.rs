@@ -231,7 +231,16 @@ impl Model {
             Op::RenameStore(name) => self.name.clone_from(name),
             Op::Grow { clusters, .. } => self.clusters = *clusters,
             Op::Upgrade => self.version = 2,
-            Op::Read { .. } | Op::Check | Op::Checkpoint => {}
+            Op::Share { from, first, to: Range { serial, first: at, count } } => {
+                self.settle();
+                let source = self.cells.get(&uuid_of(*from)).cloned().unwrap_or_default();
+                self.drop_cells(uuid_of(*serial), sectors(*at, *count));
+                let shown = source.range(sectors(*first, *count));
+                let there = |sector: &u64| sector - first * PER_CLUSTER + at * PER_CLUSTER;
+                let shown = shown.map(|(sector, cell)| (there(sector), cell.clone()));
+                self.cells_mut(uuid_of(*serial)).extend(shown);
+            }
+            Op::Read { .. } | Op::Check | Op::Checkpoint | Op::ShareClusters => {}
         }
     }
 
@@ -390,27 +399,33 @@ impl Model {
     }
 }
 
-/// Whether each cluster has one owner or none, `held` being nobody's but not free.
+/// Whether each cluster has one owner or none, `held` being nobody's but not free; where the store shares clusters,
+/// whether there is room for all that could be written.
 pub fn one_owner<D: Disk>(store: &mut Store<D>, held: u64) -> Result<(), String> {
-    let mut seen = BTreeSet::new();
-    let blobs: Vec<_> = store.blobs().collect();
+    let (mut seen, mut owned) = (BTreeSet::new(), 0);
+    let (blobs, info): (Vec<_>, _) = (store.blobs().collect(), store.info());
     for blob in blobs {
         let mut own = 0;
         let all = store.clusters(blob.id).map_err(|e| e.to_string())?;
         let all: Vec<_> = all.filter(|(_, cluster)| *cluster != HOLE).collect();
         for (_, cluster) in all {
             own += 1;
-            if !seen.insert(cluster) || store.is_free(cluster) {
+            let another = !seen.insert(cluster);
+            if another && !(info.shares_clusters && store.is_shared(cluster))
+                || store.is_free(cluster)
+            {
                 return Err(format!("cluster {cluster} has two owners, or is free, too"));
             }
         }
         if own != blob.allocated {
             return Err(format!("{} has {own} clusters, but says {}", blob.name, blob.allocated));
         }
+        owned += own;
     }
-    let info = store.info();
-    let (owned, free) = (seen.len() as u64, info.free_clusters);
-    match owned + free + held == info.data_clusters {
+    // What was shared until now takes room that comes when it is released.
+    let free = info.free_clusters;
+    let waits = info.shares_clusters && free == 0 && owned <= info.data_clusters;
+    match owned + free + held == info.data_clusters || waits {
         true => Ok(()),
         false => Err(format!("{owned} owned, {free} free, {held} held of {}", info.data_clusters)),
     }

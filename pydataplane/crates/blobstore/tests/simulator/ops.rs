@@ -82,6 +82,14 @@ pub enum Op {
         clusters: u64,
     },
     Upgrade,
+    /// The store shares clusters from now on.
+    ShareClusters,
+    /// The range reads as that blob from its cluster `first` on.
+    Share {
+        from: u32,
+        first: u64,
+        to: Range,
+    },
     Read(u32),
     /// Compares all metadata, and repairs.
     Check,
@@ -154,6 +162,15 @@ impl Chooser {
         (0..self.rng.below(3)).filter_map(|_| self.range(model)).collect()
     }
 
+    fn share(&mut self, model: &Model, any: u32) -> Option<Op> {
+        let mut to = self.range(model)?;
+        let from = if self.rng.one_in(3) { to.serial } else { any };
+        let size = model.faces.get(&uuid_of(from))?.size;
+        to.count = to.count.min(size).min(70);
+        let first = self.cluster().min(size - to.count);
+        (to.count > 0).then_some(Op::Share { from, first, to })
+    }
+
     fn write(&mut self, model: &Model) -> Option<Op> {
         let serial = some_blob(model, &mut self.rng, |face| !face.read_only && face.size > 0)?;
         let size = model.faces[&uuid_of(serial)].size;
@@ -191,7 +208,7 @@ impl Chooser {
     fn perhaps(&mut self, model: &Model) -> Option<Op> {
         let any = some_blob(model, &mut self.rng, |_| true).unwrap_or(99);
         let snapshot = some_blob(model, &mut self.rng, |face| face.snapshot).unwrap_or(any);
-        Some(match self.rng.below(50) {
+        Some(match self.rng.below(56) {
             0..=3 => self.create(),
             4..=6 => Op::Delete(any),
             7 => Op::Delete(snapshot),
@@ -242,6 +259,8 @@ impl Chooser {
                 Op::Grow { bytes, clusters }
             }
             37 if model.version == 1 => Op::Upgrade,
+            37 if self.rng.one_in(3) => Op::ShareClusters,
+            50..=55 => return self.share(model, any),
             38 => Op::Check,
             39 if self.rng.one_in(2) => Op::Checkpoint,
             40 => Op::Read(any),
@@ -343,6 +362,13 @@ pub fn run(store: &mut Store<Device>, op: &Op, freed: &mut Vec<Freed>) -> Result
             store.grow().map(drop)
         }
         Op::Upgrade => store.upgrade(),
+        Op::ShareClusters => store.share_clusters(),
+        Op::Share { from, first, to: Range { serial, first: at, count } } => {
+            let shared =
+                store.share(id(store, *from)?, *first, id(store, *serial)?, *at, *count)?;
+            freed.push(shared.freed);
+            Ok(())
+        }
         Op::Read(serial) => {
             let id = id(store, *serial)?;
             let size = store.blob(id)?.size.min(16) * CLUSTER;
@@ -435,6 +461,7 @@ fn together(
         });
     }
     let done = store.commit_batch(batch);
+    freed.extend(done.replaced.into_iter().map(|(_, freed)| freed));
     // Unmaps are done where allocations alone failed.
     for lost in done.unmapped? {
         freed.push(lost.freed);

@@ -29,6 +29,8 @@ pub struct Tried {
     pub refused: u64,
     /// Clusters that were known to read as zeros, after each operation.
     pub zeros: u64,
+    /// Ranges of clusters that were shared.
+    pub shares: u64,
     /// Loads that could not know of a write that went elsewhere or nowhere. [`Store::check`] did.
     pub stale: u64,
 }
@@ -46,6 +48,7 @@ impl Tried {
         self.refused += other.refused;
         self.stale += other.stale;
         self.zeros += other.zeros;
+        self.shares += other.shares;
     }
 }
 
@@ -166,7 +169,10 @@ pub fn simulate(seed: u64, steps: u64, bases: &[Base; 2]) -> Result<Tried, Strin
         instant.empty(base.metadata);
     }
     let device = base.device(instant, Rng::new(seed ^ 0xd15c));
-    let store = Store::load(device.clone()).map_err(|e| e.to_string())?;
+    let mut store = Store::load(device.clone()).map_err(|e| e.to_string())?;
+    if store.info().version == 2 && rng.one_in(2) {
+        store.share_clusters().map_err(|e| e.to_string())?;
+    }
     let model = Model::of(&store);
     let chooser = Chooser::new(Rng::new(seed ^ 0x0b5), base.first_data, DEVICE);
     let (store, tried) = (Some(store), Tried { seeds: 1, ..Tried::default() });
@@ -303,6 +309,7 @@ impl Simulation<'_> {
         if let Op::Grow { bytes, .. } = op {
             self.chooser.device += bytes;
         }
+        self.tried.shares += u64::from(result.is_ok() && matches!(op, Op::Share { .. }));
         let failed = matches!(result, Err(Error::Metadata(_)));
         if failed {
             [&mut before, &mut after, &mut part].into_iter().for_each(Model::doubt);

@@ -1,0 +1,383 @@
+//! Clusters with several owners, in a store that was made for them: what a blob has can stand for clusters
+//! of another, too, or for others of its own, without a copy. Whoever writes to such a cluster gets one of his
+//! own first, as a clone does.
+//!
+//! How many owners a cluster has is not on the medium: it follows from the extents pages, and is counted when the
+//! store is loaded. In memory it also counts who has lost it but may have I/O in flight to it, until
+//! [`Store::release`]. A loss of one owner is as durable before another is the only one as that of
+//! a whole cluster is before somebody else gets it.
+//!
+//! For each owner but one a free cluster is kept, which only a first write to a cluster with several owners takes. So a
+//! share needs the room of a copy, and no write to what was shared lacks any.
+
+use crate::bitmap::Run;
+use crate::blob::{BlobId, Part, place};
+use crate::disk::Disk;
+use crate::error::Error;
+use crate::format::HOLE;
+use crate::shows::Shows;
+use crate::store::{Freed, Store, Txn};
+use std::collections::{BTreeSet, HashMap};
+
+/// Most clusters of one [`Store::share`]: it changes five extents pages at most.
+pub const SHARE_MAX: u64 = 4096;
+
+/// Clusters with more owners than one.
+#[derive(Default)]
+pub(crate) struct Owners {
+    /// How many there are beside the first one; never 0.
+    more: HashMap<u32, u32>,
+    /// The sum of these.
+    kept: u64,
+}
+
+impl Owners {
+    /// Whether a cluster has more than one.
+    #[inline]
+    pub fn are_several(&self, cluster: u32) -> bool {
+        !self.more.is_empty() && self.more.contains_key(&cluster)
+    }
+
+    /// How many a cluster has beside the first one.
+    pub fn more(&self, cluster: u32) -> u32 {
+        self.more.get(&cluster).copied().unwrap_or(0)
+    }
+
+    /// Whether no cluster has more than one.
+    pub fn are_single(&self) -> bool {
+        self.more.is_empty()
+    }
+
+    /// Free clusters that are kept for them.
+    pub fn kept(&self) -> u64 {
+        self.kept
+    }
+
+    /// One more owns a cluster which has an owner; `false`: it cannot be counted.
+    #[must_use]
+    pub fn add(&mut self, cluster: u32) -> bool {
+        let more = self.more.entry(cluster).or_default();
+        let Some(sum) = more.checked_add(1) else { return false };
+        *more = sum;
+        self.kept += 1;
+        true
+    }
+
+    /// One owner less; `false`: that was the only one.
+    #[must_use]
+    pub fn remove(&mut self, cluster: u32) -> bool {
+        if self.more.is_empty() {
+            return false;
+        }
+        let Some(more) = self.more.get_mut(&cluster) else { return false };
+        *more -= 1;
+        self.kept -= 1;
+        if *more == 0 {
+            self.more.remove(&cluster);
+        }
+        true
+    }
+}
+
+/// What [`Store::share`] did.
+#[derive(Debug)]
+#[must_use]
+pub struct Shared {
+    /// Clusters of the blob that changed, with what stands there now: the device's, 0 or
+    /// [`HOLE`](crate::HOLE).
+    pub clusters: Vec<(u64, u32)>,
+    /// What it had there; free after [`Store::release`], or another's alone.
+    pub freed: Freed,
+}
+
+impl<D: Disk> Store<D> {
+    /// Has the store share clusters from now on. Programs that do not know that refuse it then.
+    ///
+    /// # Errors
+    /// [`Error::OldFormat`], [`Error::Stopped`], [`Error::Metadata`].
+    pub fn share_clusters(&mut self) -> Result<(), Error> {
+        self.alive()?;
+        self.check_version()?;
+        if self.sb.shares {
+            return Ok(());
+        }
+        self.sb.shares = true;
+        self.write_superblock()
+    }
+
+    /// Whether [`Store::share`] is possible.
+    pub fn shares_clusters(&self) -> bool {
+        self.sb.shares
+    }
+
+    /// Whether a cluster of the device has several owners, so that none may write to it.
+    #[inline]
+    pub fn is_shared(&self, cluster: u32) -> bool {
+        self.owners.are_several(cluster)
+    }
+
+    /// Free clusters that are not kept for those with several owners.
+    pub(crate) fn available(&self) -> u64 {
+        self.clusters.free().saturating_sub(self.owners.kept())
+    }
+
+    /// Has `count` clusters of `to`, from `at` on, read as those of `from` from `first` on do, without a copy;
+    /// durably, with what was written to these before. Of one blob's own the ranges must not overlap. Whoever wrote to
+    /// them before must have ended, and must not write to what has several owners then.
+    ///
+    /// # Errors
+    /// [`Error::CannotShare`], [`Error::NoSpace`], [`Error::NoMetadataSpace`], [`Error::ReadOnly`],
+    /// [`Error::OutOfRange`], [`Error::OtherDif`] and others: nothing was done. [`Error::Metadata`]: it is not known
+    /// whether it was; the clusters have several owners until the store is loaded again.
+    pub fn share(
+        &mut self,
+        from: BlobId,
+        first: u64,
+        to: BlobId,
+        at: u64,
+        count: u64,
+    ) -> Result<Shared, Error> {
+        self.alive()?;
+        self.check_share((from, first), (to, at), count)?;
+        let nothing = Shared { clusters: Vec::new(), freed: Freed::default() };
+        let Some(last) = count.checked_sub(1) else { return Ok(nothing) };
+        self.bring_shown(from.0, place(first).0..place(first + last).0 + 1)?;
+        self.bring_shown(to.0, place(at).0..place(at + last).0 + 1)?;
+        let mut changes = Vec::new();
+        for (cluster, of) in (at..).zip(first..first + count) {
+            let had = self.blobs[&to.0].cluster(cluster);
+            match self.source(from.0, of) {
+                Shows::Cluster(now) if now == had => {}
+                Shows::Cluster(now) => changes.push((cluster, now)),
+                Shows::Zeros => changes.push((cluster, 0)),
+                Shows::External(_) => return Err(self.cannot_share(from, "it is a bdev's clone")),
+            }
+        }
+        let gained = changes.iter().filter(|(_, now)| *now != 0).count() as u64;
+        if gained > self.available() {
+            return Err(Error::NoSpace { needed: gained, free: self.available() });
+        }
+        let chunks: BTreeSet<u32> = changes.iter().map(|(cluster, _)| place(*cluster).0).collect();
+        let fresh = chunks.iter().filter(|n| !self.blobs[&to.0].chunks.contains_key(n)).count();
+        self.need_pages(2 * fresh as u64)?;
+        self.do_share(to.0, &changes)
+    }
+
+    fn check_share(
+        &self,
+        (from, first): (BlobId, u64),
+        (to, at): (BlobId, u64),
+        count: u64,
+    ) -> Result<(), Error> {
+        let (source, blob) = (self.get(from)?, self.get(to)?);
+        if !self.sb.shares {
+            return Err(self.cannot_share(to, "its store was not made for that"));
+        }
+        if blob.read_only() || !blob.thin() {
+            return Err(Error::ReadOnly { name: blob.name.clone() });
+        }
+        if source.dif().is_some() || blob.dif().is_some() {
+            let (name, parent) = (blob.name.clone(), source.name.clone());
+            return Err(Error::OtherDif { name, parent });
+        }
+        for (of, begin) in [(source, first), (blob, at)] {
+            let end = begin.saturating_add(count);
+            if end > of.size {
+                let cluster = u64::from(self.sb.cluster_size);
+                let (size, end) = (of.size * cluster, end.saturating_mul(cluster));
+                return Err(Error::OutOfRange { name: of.name.clone(), size, end });
+            }
+        }
+        if from == to && first < at + count && at < first + count {
+            return Err(self.cannot_share(to, "it would be copied to where it is read"));
+        }
+        let pages = count.div_ceil(crate::format::POINTERS as u64) + 1;
+        if count > SHARE_MAX || pages > self.batch_max() as u64 {
+            return Err(self.cannot_share(to, "these are more clusters than one record takes"));
+        }
+        Ok(())
+    }
+
+    fn cannot_share(&self, id: BlobId, why: &'static str) -> Error {
+        let name = self.blobs.get(&id.0).map(|blob| blob.name.clone()).unwrap_or_default();
+        Error::CannotShare { name, why }
+    }
+
+    /// Maps clusters of a blob to those that others have, 0 to nothing.
+    fn do_share(&mut self, id: u64, changes: &[(u64, u32)]) -> Result<Shared, Error> {
+        let mut done = Shared { clusters: Vec::new(), freed: Freed::default() };
+        let mut txn = Txn::default();
+        let mut before = Vec::new();
+        for (cluster, now) in changes.iter().copied() {
+            before.push((cluster, self.blobs[&id].entry(cluster)));
+            let had = match now {
+                0 => self.unmap_one(&mut txn, id, cluster),
+                now => {
+                    // Fewer owners than entries, of which there are fewer than 2^32 in clusters that are kept.
+                    assert!(self.owners.add(now), "cluster {now} has too many owners");
+                    self.remap(&mut txn, id, cluster, now)
+                }
+            };
+            had.into_iter().for_each(|cluster| done.freed.push(cluster));
+            done.clusters.push((cluster, self.blobs[&id].entry(cluster)));
+        }
+        if txn.is_empty() {
+            return self.sync().map(|()| done);
+        }
+        // What is in the caches belongs to both.
+        self.unflushed = true;
+        if let Err(e) = self.commit(txn) {
+            // Until the store is loaded again it is read as it was. What it may have stays shared.
+            self.put_entries_back(id, &before);
+            return Err(e);
+        }
+        Ok(done)
+    }
+
+    /// Points a cluster of a blob to another of the device; returns which it had.
+    pub(crate) fn remap(&mut self, txn: &mut Txn, id: u64, cluster: u64, to: u32) -> Option<u32> {
+        let was = self.blobs[&id].cluster(cluster);
+        if was == 0 {
+            self.map(txn, id, cluster, to);
+            return None;
+        }
+        let (n, entry) = place(cluster);
+        let chunk = self.blob_mut(id).chunks.get_mut(&n).expect("it has the cluster");
+        chunk.extents.replace(entry, to);
+        txn.touch(id, Part::Extents(n));
+        Some(was)
+    }
+
+    /// Has a blob of a store that has stopped read as before a change that failed.
+    fn put_entries_back(&mut self, id: u64, before: &[(u64, u32)]) {
+        let blob = self.blob_mut(id);
+        for (cluster, was) in before {
+            let (n, entry) = place(*cluster);
+            let chunk = blob.chunks.entry(n).or_insert_with(|| crate::blob::Chunk {
+                page: 0,
+                used: 0,
+                extents: crate::extents::Extents::new(),
+            });
+            let is = |entry: u32| u64::from(!matches!(entry, 0 | HOLE));
+            let now = chunk.extents.replace(entry, *was);
+            blob.allocated = blob.allocated + is(*was) - is(now);
+        }
+    }
+
+    /// As [`Store::discard`], but for clusters that somebody else has as well.
+    pub(crate) fn alone(&self, run: Run) -> Vec<Run> {
+        if self.owners.are_single() {
+            return vec![run];
+        }
+        let mut runs: Vec<Run> = Vec::new();
+        let all = run.first..run.first + run.count;
+        for cluster in all.filter(|cluster| !self.is_shared(*cluster as u32)) {
+            match runs.last_mut() {
+                Some(last) if last.first + last.count == cluster => last.count += 1,
+                _ => runs.push(Run { first: cluster, count: 1 }),
+            }
+        }
+        runs
+    }
+
+    /// Clusters that more entries of extents pages name than there are owners known: whoever is one of them could write
+    /// to it while others have it. Reads all extents pages.
+    ///
+    /// # Errors
+    /// What cannot be read.
+    pub(crate) fn miscounted(&mut self) -> Result<Vec<(u32, u64, u64)>, Error> {
+        let mut counts: HashMap<u32, u64> = HashMap::new();
+        let mut seen = crate::bitmap::Bitmap::new(self.clusters.len());
+        let first = self.sb.first_data_cluster;
+        for id in self.blobs.keys().copied().collect::<Vec<_>>() {
+            self.visit(id, 0, |_, cluster| {
+                let bit = u64::from(cluster).wrapping_sub(first);
+                if cluster != HOLE && bit < seen.len() && !seen.set(bit) {
+                    *counts.entry(cluster).or_insert(1) += 1;
+                }
+            })?;
+        }
+        let known = |cluster: u32| 1 + u64::from(self.owners.more(cluster));
+        let mut wrong: Vec<_> = counts
+            .into_iter()
+            .filter(|(cluster, count)| *count > known(*cluster))
+            .map(|(cluster, count)| (cluster, count, known(cluster)))
+            .collect();
+        wrong.sort_unstable();
+        Ok(wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    proptest! {
+        /// As a count for each cluster, whatever is added and removed.
+        #[test]
+        fn owners_are_counted(steps in prop::collection::vec((any::<bool>(), 0..5u32), 0..60)) {
+            let (mut owners, mut model) = (Owners::default(), BTreeMap::<u32, u64>::new());
+            for (adds, cluster) in steps {
+                let more = model.entry(cluster).or_default();
+                if adds {
+                    prop_assert!(owners.add(cluster));
+                    *more += 1;
+                } else {
+                    prop_assert_eq!(owners.remove(cluster), *more > 0);
+                    *more = more.saturating_sub(1);
+                }
+                prop_assert_eq!(owners.are_several(cluster), *more > 0);
+            }
+            prop_assert_eq!(owners.kept(), model.values().sum::<u64>());
+            prop_assert_eq!(owners.are_single(), owners.kept() == 0);
+        }
+    }
+
+    #[test]
+    fn a_check_tells_of_owners_that_are_not_counted() {
+        let options = crate::StoreOptions {
+            name: "lvs".into(),
+            uuid: uuid::Uuid::from_u128(1),
+            cluster_size: 64 << 10,
+        };
+        let mut store = Store::create_store(crate::MemDisk::new(8 << 20), &options).unwrap();
+        store.share_clusters().unwrap();
+        let [a, b] = [2, 3].map(|n| {
+            let (name, uuid) = (format!("b{n}"), uuid::Uuid::from_u128(n));
+            let xattrs = BTreeMap::new();
+            let options = crate::BlobOptions { dif: None, name, uuid, size: 4, thin: true, xattrs };
+            store.create(&options).unwrap()
+        });
+        store.write(a, 0, &[1; 2 << 16]).unwrap();
+        let shared = store.share(a, 0, b, 0, 2).unwrap();
+        store.release(shared.freed);
+        let of_a = [0, 1].map(|at| store.entry(a, at).unwrap());
+        let problems = |store: &mut Store<crate::MemDisk>| {
+            let (mut all, mut next) = (Vec::new(), Some(0));
+            while let Some(from) = next {
+                let found = store.check(from, false).unwrap();
+                all.extend(found.problems);
+                next = found.next;
+            }
+            all
+        };
+        assert_eq!(problems(&mut store), []);
+        assert!(store.owners.remove(of_a[1]));
+        let found = problems(&mut store);
+        let [problem] = &found[..] else { panic!("{found:?}") };
+        let at = u64::from(of_a[1]) << 16;
+        assert_eq!(problem.place, format!("cluster {} at byte {at}", of_a[1]));
+        assert_eq!(problem.cause, "it has 2 owners, and 1 are known: load the store anew");
+        assert!(!problem.repaired);
+    }
+
+    #[test]
+    fn what_cannot_be_counted_is_not() {
+        let mut owners = Owners::default();
+        owners.more.insert(7, u32::MAX);
+        assert!(!owners.add(7));
+        assert_eq!(owners.more[&7], u32::MAX);
+    }
+}
