@@ -273,6 +273,8 @@ class Lvstore(TypedDict):
     max_bdev_size: int
     """Bytes of the largest bdev that it can be grown to (ours)."""
     name: str
+    share_clusters: NotRequired[bool]
+    """Whether copies between its lvols share clusters, if so (ours)."""
     stopped: NotRequired[str | None]
     """Why it takes no more changes, if so (ours)."""
     total_data_clusters: int
@@ -1611,6 +1613,7 @@ class Rpc(ABC):
         lvs_name: str,
         md_page_size: int | None = ...,
         num_md_pages_per_cluster_ratio: int | None = ...,
+        share_clusters: bool | None = ...,
         uuid: str | None = ...,
     ) -> str: ...
 
@@ -2939,6 +2942,7 @@ class Rpc(ABC):
         /,
         *,
         lvs_name: str | None = ...,
+        share_clusters: bool | None = ...,
         uuid: str | None = ...,
     ) -> bool: ...
 

@@ -8,7 +8,7 @@ use reactor::IoContext;
 use serde_json::Value;
 use uuid::Uuid;
 
-use crate::{Channel, FlushLatch, Op, Protection, Stats};
+use crate::{Channel, FlushLatch, IoError, Op, Protection, Stats};
 
 /// Size of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +140,45 @@ pub trait Sparse: Send + Sync {
     }
 }
 
+/// What became of [`Sharing::share`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shared {
+    /// So many blocks, from the first one on, read as the source's did.
+    Done(u64),
+    /// It is not possible, or not now: nothing was done.
+    Not,
+    /// Who wanted it no longer does: nothing was done.
+    Cancelled,
+}
+
+/// A device that can have what another one has without a copy of the data: both then have the same, until one is
+/// written to.
+pub trait Sharing: Send + Sync {
+    /// Of a copy of `blocks` blocks from block `from_lba` of `from` to block `lba`: how many have to be copied before
+    /// those that could be shared, and how many these are. `None`: none could. Cheap.
+    fn part(
+        &self,
+        from: &Arc<dyn Bdev>,
+        from_lba: u64,
+        lba: u64,
+        blocks: u64,
+    ) -> Option<(u64, u64)>;
+    /// Has such a part read as the source's does, or its beginning; durably, with what was written to the source before.
+    /// `still` is asked when what was begun before on the source has ended and nothing of it can change, and
+    /// before anything is done. Waits: not on a reactor.
+    ///
+    /// # Errors
+    /// Whether it was done is not known.
+    fn share(
+        &self,
+        from: &Arc<dyn Bdev>,
+        from_lba: u64,
+        lba: u64,
+        blocks: u64,
+        still: Box<dyn FnOnce() -> bool + Send>,
+    ) -> Result<Shared, IoError>;
+}
+
 /// What becomes of a guest whose disk a device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestEvent {
@@ -182,6 +221,10 @@ pub trait Bdev: Any + Send + Sync {
     }
     /// What tells where it holds nothing, where the device knows.
     fn sparse(&self) -> Option<&dyn Sparse> {
+        None
+    }
+    /// What has it share blocks with another device, where it can.
+    fn sharing(&self) -> Option<&dyn Sharing> {
         None
     }
     /// What begins at block `lba`: blocks that are known to read as zeros (a `hole`), now and durably after the

@@ -10,7 +10,7 @@
 //! | file | noun |
 //! | --- | --- |
 //! | `io` | [`Io`], [`IoError`], [`Channel`]: one I/O from submit to completion |
-//! | `device` | [`Bdev`], [`Geometry`], [`Features`], [`Sparse`] |
+//! | `device` | [`Bdev`], [`Geometry`], [`Features`], [`Sparse`], [`Sharing`] |
 //! | `latch` | [`FlushLatch`]: a failed flush, remembered |
 //! | `registry` | [`Registry`]: names, [`Claim`]s, [`Event`]s |
 //! | `gate` | [`Gate`], [`Holds`]: who may write where |
@@ -67,7 +67,9 @@ mod wants;
 pub const COPY_AT_ONCE: usize = 64 << 10;
 
 pub use closed::Closed;
-pub use device::{Bdev, Features, Geometry, GuestEvent, OpenError, Run, Sparse, host_boot};
+pub use device::{
+    Bdev, Features, Geometry, GuestEvent, OpenError, Run, Shared, Sharing, Sparse, host_boot,
+};
 pub use file::{Closing, FileBdev, FileKind, FileOptions, OpenedFile};
 pub use gate::{Gate, Holds};
 pub use histogram::{HistogramOptions, Latencies, Layout};

@@ -60,8 +60,11 @@ fn run(
         kind: FileKind::Uring,
     })?)?;
     let lvstores = Lvstores::new(registry.clone());
-    let options =
-        LvstoreOptions { cluster_size: Some(CLUSTER as u32), clear: ClearMethod::None, uuid: None };
+    let options = LvstoreOptions {
+        cluster_size: Some(CLUSTER as u32),
+        clear: ClearMethod::None,
+        ..LvstoreOptions::default()
+    };
     lvstores.create_lvstore("disk0", "lvs0", &options)?;
     for name in ["victim", "flood"] {
         let options = LvolOptions {

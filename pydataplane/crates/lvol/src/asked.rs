@@ -29,6 +29,13 @@ pub(crate) enum Want {
     Map,
 }
 
+impl Want {
+    /// Whether something is to be written.
+    pub fn writes(self) -> bool {
+        matches!(self, Want::Allocate | Want::AllocateDurably)
+    }
+}
+
 /// A request of one parked I/O.
 pub(crate) struct Request {
     /// The channel's slot of that I/O.
@@ -46,6 +53,11 @@ impl Request {
     /// One without data.
     pub fn of(slot: u16, want: Want, first: u64, count: u64) -> Self {
         Request { slot, want, first, count, data: None }
+    }
+
+    /// Its clusters.
+    pub fn range(&self) -> std::ops::Range<u64> {
+        self.first..self.first.saturating_add(self.count)
     }
 }
 

@@ -46,7 +46,8 @@ impl Meta {
             // As the snapshot will show it.
             let shown = Some((view.flat(), view.clusters()));
             let external = view.external.clone();
-            versions.push((volume, volume.replace_view(View { own, shown, external })));
+            let live = View { own, shown, external, shares: false };
+            versions.push((volume, volume.replace_view(live)));
         }
         let taken = match self.wait_quiet(&versions) {
             true => self.store(op).and_then(|store| store.snapshot(&blobs).map_err(say)),
@@ -96,7 +97,7 @@ impl Meta {
 
     /// Waits until nobody has I/O in flight that was translated before these versions, serving the others
     /// meanwhile; `false`: somebody has after [`QUIET_WAIT`].
-    fn wait_quiet(&mut self, versions: &[(&Arc<Volume>, u64)]) -> bool {
+    pub fn wait_quiet(&mut self, versions: &[(&Arc<Volume>, u64)]) -> bool {
         let deadline = Instant::now() + QUIET_WAIT;
         while !versions.iter().all(|(volume, version)| volume.quiet(*version)) {
             if Instant::now() >= deadline {
@@ -134,7 +135,9 @@ impl Meta {
     /// Puts below a volume what its parent shows, after its parent has what lies below that. Returns the
     /// version of the view.
     pub fn look_through(&mut self, volume: &Arc<Volume>) -> u64 {
-        self.show(volume, volume.view().own)
+        let own = volume.view().own;
+        let own = if self.shares_clusters() { self.own_anew(volume, own) } else { own };
+        self.show(volume, own)
     }
 
     /// As [`Meta::relate`] and [`Meta::look_through`] for all volumes, parents before their clones.
@@ -332,7 +335,9 @@ impl Meta {
         let parent = volume.kin(|kin| kin.parent.clone());
         if let Some(heir) = heir.and_then(|blob| self.volume_of(blob)) {
             let mut own = heir.view().own;
-            if !own.is_away() {
+            if self.shares_clusters() {
+                own = self.own_anew(&heir, own);
+            } else if !own.is_away() {
                 let store = self.look(op)?;
                 let has = store.each_cluster(heir.blob(), 0, |cluster, to| own.set(cluster, to));
                 if has.is_err() {

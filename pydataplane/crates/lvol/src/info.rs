@@ -43,6 +43,8 @@ pub struct LvstoreOptions {
     pub clear: ClearMethod,
     /// UUID; a random one where `None`.
     pub uuid: Option<Uuid>,
+    /// Copies between its lvols share clusters. Targets that are older than that refuse it.
+    pub share_clusters: bool,
 }
 
 /// How to create an lvol.
@@ -138,6 +140,8 @@ pub struct LvstoreInfo {
     pub max_bdev_size: u64,
     /// Version of its format; one before 2 has no snapshots (ours, not SPDK's).
     pub format_version: u32,
+    /// Whether copies between its lvols share clusters.
+    pub shares_clusters: bool,
     /// Why it takes no more changes, if it does not (ours, not SPDK's).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,

@@ -13,6 +13,7 @@
 //! | `rounds` | requests of channels: a round, a record | as `meta` |
 //! | `history` | snapshots and clones: who shows what | as `meta` |
 //! | `maps` | when volumes have their maps in memory | as `meta` |
+//! | `share` | copies by metadata alone; `sharing`: which they are possible for, on any thread | as `meta` |
 //! | `reload` | from the medium again, in use, after a failure | as `meta` |
 //! | `zeroing` | the zeros of a thick volume to be | the control thread that makes it |
 //! | `lvol` | the bdev face of an lvol | any |
@@ -68,6 +69,8 @@ mod ranges;
 mod reload;
 mod rounds;
 mod served;
+mod share;
+mod sharing;
 mod space;
 mod translate;
 mod volume;

@@ -1,14 +1,15 @@
 //! The bdev face of an lvol.
 
 use crate::channel::LvolChannel;
+use crate::meta::Meta;
 use crate::volume::Volume;
 use bdev::{
     Bdev, Channel, Features, FlushLatch, Geometry, OpenError, Protection, ProtectionType, Run,
-    Sparse, Stats,
+    Sharing, Sparse, Stats,
 };
 use crypto::Key;
 use protection::{Area, Keepers};
-use reactor::IoContext;
+use reactor::{Ask, IoContext};
 use serde_json::{Value, json};
 use std::io;
 use std::sync::Arc;
@@ -24,16 +25,20 @@ pub(crate) struct Lvol {
     area: Option<Area>,
     /// What its channels do.
     stats: Arc<Stats>,
+    /// By which its metadata thread is asked for what no channel asks for; without, it lies below another one.
+    ask: Option<Ask<Meta>>,
 }
 
 impl Lvol {
-    /// One whose maps of protection information, if it keeps that, are kept by a thread of `keepers`.
+    /// One whose maps of protection information, if it keeps that, are kept by a thread of `keepers`; `ask`: its metadata
+    /// thread.
     ///
     /// # Errors
     /// There is no such thread.
     pub fn new(
         volume: Arc<Volume>,
         key: Option<Arc<Key>>,
+        ask: Ask<Meta>,
         keepers: impl FnOnce() -> io::Result<Arc<Keepers>>,
     ) -> io::Result<Self> {
         let area = match volume.id.dif {
@@ -43,12 +48,17 @@ impl Lvol {
                 Some(Area::new(&keepers()?, below, layout, kind))
             }
         };
-        Ok(Lvol { area, key, stats: volume.stats.clone(), volume })
+        Ok(Lvol { area, key, stats: volume.stats.clone(), volume, ask: Some(ask) })
     }
 
     /// What lies below its protection information, or below its encryption, which is counted there.
     fn below(volume: Arc<Volume>, key: Option<Arc<Key>>) -> Self {
-        Lvol { volume, key, area: None, stats: Stats::new() }
+        Lvol { volume, key, area: None, stats: Stats::new(), ask: None }
+    }
+
+    /// By which its metadata thread is asked.
+    pub fn ask(&self) -> Option<&Ask<Meta>> {
+        self.ask.as_ref()
     }
 
     /// The protection information that it keeps itself.
@@ -141,6 +151,10 @@ impl Bdev for Lvol {
             Some(_) => Some(self),
             None => Some(&*self.volume),
         }
+    }
+
+    fn sharing(&self) -> Option<&dyn Sharing> {
+        self.ask.as_ref().map(|_| self as &dyn Sharing)
     }
 
     fn protection(&self) -> Option<Protection> {

@@ -18,7 +18,7 @@ use crate::translate::{not_loaded, refused};
 use crate::volume::Volume;
 use crate::zeroing::Zeroings;
 use bdev::{Bdev, Claim, FlushLatch, Registry, RegistryError};
-use blobstore::{DiskError, Run, Store, StoreInfo, StoreOptions};
+use blobstore::{DiskError, HOLE, Run, Store, StoreInfo, StoreOptions};
 use crypto::Keys;
 use parking_lot::Mutex;
 use protection::{Area, Keepers};
@@ -99,6 +99,9 @@ impl Lvs {
             let how = StoreOptions { name, uuid, cluster_size };
             let say = |e| refused(e, &op, cluster_size);
             let mut store = Store::create_store(disk, &how).map_err(say)?;
+            if options.share_clusters {
+                store.share_clusters().map_err(say)?;
+            }
             let info = store.info();
             let data = Run { first: info.first_data_cluster, count: info.data_clusters };
             let cleared = match options.clear {
@@ -210,6 +213,7 @@ impl Lvs {
             cluster_size: self.info.cluster_size,
             max_bdev_size: self.info.max_device_size,
             format_version: self.gauges.format_version.load(Ordering::Relaxed),
+            shares_clusters: self.gauges.shares_clusters.load(Ordering::Relaxed),
             stopped: self.stopped(),
             zeroing: self
                 .zeroings
@@ -304,6 +308,21 @@ impl Lvs {
         self.meta(op, move |meta| meta.view_of(&job, &volume))
     }
 
+    /// The clusters that a volume itself has, in order.
+    pub fn clusters_of(&self, op: &str, volume: &Arc<Volume>) -> Result<Vec<u64>, Error> {
+        let (job, volume, cluster_size) = (op.to_owned(), volume.clone(), self.info.cluster_size);
+        self.meta(op, move |meta| {
+            let mut clusters = Vec::new();
+            let each = |cluster, to| {
+                if to != HOLE {
+                    clusters.push(cluster)
+                }
+            };
+            let read = meta.look(&job)?.each_cluster(volume.blob(), 0, each);
+            read.map_err(|e| refused(e, &job, cluster_size)).map(|()| clusters)
+        })
+    }
+
     /// Runs a job on the metadata thread.
     pub fn meta<R: Send + 'static>(
         &self,
@@ -361,9 +380,9 @@ impl Lvs {
             );
             return Ok(());
         }
-        let lvol = Lvol::new(volume.clone(), key, || self.keepers()).map_err(|e| Error::Io {
-            op: format!("show lvol {}", volume.alias()),
-            cause: e.to_string(),
+        let ask = self.thread.ask();
+        let lvol = Lvol::new(volume.clone(), key, ask, || self.keepers()).map_err(|e| {
+            Error::Io { op: format!("show lvol {}", volume.alias()), cause: e.to_string() }
         })?;
         self.registry.register(Arc::new(lvol)).map_err(|e| match e {
             RegistryError::NameTaken { name, .. } => {
@@ -476,13 +495,18 @@ impl Lvs {
         Ok(())
     }
 
-    /// Gives the lvstore the newest version of its format.
-    pub fn upgrade(&self) -> Result<(), Error> {
+    /// Gives the lvstore the newest version of its format; with `share_clusters`, it shares clusters from then on.
+    pub fn upgrade(&self, share_clusters: bool) -> Result<(), Error> {
         let op = format!("upgrade the format of lvstore {}", self.name());
         let _turn = self.turn(&op)?;
         let cluster_size = self.info.cluster_size;
         self.meta(&op.clone(), move |meta| {
-            meta.store(&op)?.upgrade().map_err(|e| refused(e, &op, cluster_size))
+            let store = meta.store(&op)?;
+            let upgraded = store.upgrade().and_then(|()| match share_clusters {
+                true => store.share_clusters(),
+                false => Ok(()),
+            });
+            upgraded.map_err(|e| refused(e, &op, cluster_size))
         })
     }
 

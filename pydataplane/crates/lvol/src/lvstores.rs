@@ -220,14 +220,19 @@ impl Lvstores {
         }
     }
 
-    /// Gives an lvstore, in use or not, the newest version of its format, which has snapshots. Targets
-    /// that are older than that refuse it from then on.
+    /// Gives an lvstore, in use or not, the newest version of its format, which has snapshots. With `share_clusters`,
+    /// copies between its lvols share clusters from then on. Targets that are older than that refuse it from
+    /// then on.
     ///
     /// # Errors
     /// [`Error::NoLvstore`], [`Error::Stopped`], [`Error::Io`]; then it has the version that it had.
-    pub fn upgrade_lvstore(&self, lvstore: &str) -> Result<LvstoreInfo, Error> {
+    pub fn upgrade_lvstore(
+        &self,
+        lvstore: &str,
+        share_clusters: bool,
+    ) -> Result<LvstoreInfo, Error> {
         let lvs = self.shared.find(lvstore)?;
-        lvs.upgrade()?;
+        lvs.upgrade(share_clusters)?;
         Ok(lvs.info())
     }
 

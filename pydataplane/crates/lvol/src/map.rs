@@ -79,6 +79,44 @@ impl Map {
         new
     }
 
+    /// A map of another size that has the entries before `end`, and shares no chunk.
+    fn copied(&self, clusters: u64, end: u64) -> Self {
+        let new = Map::new(clusters);
+        let end = end.min(clusters).min(self.clusters);
+        for (n, (to, from)) in new.chunks.iter().zip(&self.chunks).enumerate() {
+            let first = (n * CHUNK) as u64;
+            if let Some(from) = from.get()
+                && first < end
+            {
+                let entry = |i: usize| match first + (i as u64) < end {
+                    true => from.0[i].load(Ordering::Acquire),
+                    false => 0,
+                };
+                let _ = to.set(Chunk::new(|i| AtomicU32::new(entry(i))));
+            }
+        }
+        new
+    }
+
+    /// A map of the same size that shares all chunks but those of the clusters named: these can be changed while the
+    /// map is used.
+    fn apart(&self, clusters: impl Iterator<Item = u64>) -> Self {
+        let new = Map::new(self.clusters);
+        for cluster in clusters {
+            let n = cluster as usize / CHUNK;
+            new.chunks[n].get_or_init(|| match self.chunks[n].get() {
+                Some(from) => Chunk::new(|i| AtomicU32::new(from.0[i].load(Ordering::Acquire))),
+                None => Chunk::new(|_| AtomicU32::new(0)),
+            });
+        }
+        for (to, from) in new.chunks.iter().zip(&self.chunks) {
+            if let (None, Some(chunk)) = (to.get(), from.get()) {
+                let _ = to.set(chunk.clone());
+            }
+        }
+        new
+    }
+
     /// Size in clusters.
     #[inline]
     pub fn clusters(&self) -> u64 {
@@ -116,18 +154,67 @@ pub(crate) struct View {
     pub shown: Option<(Arc<Map>, u64)>,
     /// The bdev that lies below all of that, and shows in clusters before this one that nobody has.
     pub external: Option<(Arc<External>, u64)>,
+    /// The volume has, or had, clusters that have other owners, too. They are not in `own`, so that who writes to
+    /// one gets another first, but in `shown`, which is no other volume's then.
+    pub shares: bool,
+}
+
+/// What stands for a cluster of a view: in its own map, and below that.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    pub cluster: u64,
+    pub own: u32,
+    pub shown: u32,
+}
+
+impl Entry {
+    /// Of a cluster of the device that has other owners, too, or of 0 or [`HOLE`].
+    pub fn shared(cluster: u64, to: u32) -> Self {
+        match to {
+            0 | HOLE => Entry { cluster, own: to, shown: 0 },
+            shown => Entry { cluster, own: 0, shown },
+        }
+    }
 }
 
 impl View {
     /// Without a parent.
     pub fn of(own: Map) -> Self {
-        View { own: Arc::new(own), shown: None, external: None }
+        View { own: Arc::new(own), shown: None, external: None, shares: false }
     }
 
     /// Size in clusters.
     #[inline]
     pub fn clusters(&self) -> u64 {
         self.own.clusters()
+    }
+
+    /// The same, but for some clusters. Who still uses this one sees no change of what he may write to.
+    pub fn changed(&self, entries: &[Entry]) -> Self {
+        let own = self.own.apart(entries.iter().map(|entry| entry.cluster));
+        let clusters = self.clusters();
+        let shown = match &self.shown {
+            Some((shown, before)) if self.shares && *before >= clusters => shown.resized(clusters),
+            Some((shown, before)) => shown.copied(clusters, *before),
+            None => Map::new(clusters),
+        };
+        for entry in entries {
+            shown.set(entry.cluster, entry.shown);
+            own.set(entry.cluster, entry.own);
+        }
+        let (own, shown) = (Arc::new(own), Some((Arc::new(shown), clusters)));
+        View { own, shown, external: self.external.clone(), shares: true }
+    }
+
+    /// A cluster is not the volume's any more: 0, or [`HOLE`] where the parent would show, stands there `now`.
+    pub fn lose(&self, cluster: u64, now: u32) {
+        // First, or what is no more the volume's would show for a moment. A hole hides it.
+        if let Some((shown, _)) = self.shown.as_ref().filter(|_| self.shares && now == 0)
+            && cluster < shown.clusters()
+        {
+            shown.set(cluster, 0);
+        }
+        self.own.set(cluster, now);
     }
 
     /// Whether it tells nothing of its clusters: all of them look like unallocated ones.
@@ -139,7 +226,7 @@ impl View {
     /// The same without its map.
     pub fn without_map(&self) -> Self {
         let own = Arc::new(Map::away(self.clusters()));
-        View { own, shown: None, external: self.external.clone() }
+        View { own, shown: None, external: self.external.clone(), shares: false }
     }
 
     /// The device's cluster that may be written for `cluster`, or 0.
@@ -375,8 +462,8 @@ mod tests {
             }
             let [own, shown] = maps;
             let before = before.index(own.clusters() as usize + 1) as u64;
-            let view = View { own: Arc::new(own), shown: Some((Arc::new(shown), before)), external: None };
-            let flat = View { own: view.flat(), shown: None, external: None };
+            let view = View { shown: Some((Arc::new(shown), before)), ..View::of(own) };
+            let flat = View { own: view.flat(), ..View::of(Map::new(0)) };
             prop_assert_eq!(flat.clusters(), view.clusters());
             for cluster in 0..view.clusters() {
                 prop_assert_eq!(flat.source(cluster), view.source(cluster), "cluster {}", cluster);

@@ -9,12 +9,12 @@
 
 use crate::asked::{Request, Want};
 use crate::error::Error;
-use crate::map::{Map, View, in_memory};
+use crate::map::{Entry, Map, View, in_memory};
 use crate::meta::Meta;
 use crate::translate::refused;
 use crate::volume::{Volume, own_map};
 use bdev::{IoError, Op};
-use blobstore::BlobId;
+use blobstore::{BlobId, Store};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -254,7 +254,7 @@ impl Meta {
             Some(parent) => parent.view().external_before(before),
             None => external.map(|external| (external, before)),
         };
-        let mut view = View { own, shown: None, external };
+        let mut view = View { own, shown: None, external, shares: false };
         if let Some(parent) = parent.filter(|_| !view.is_away()) {
             match self.present("look at a snapshot", &parent) {
                 Ok(()) => view.shown = Some((parent.flat(), before)),
@@ -264,7 +264,40 @@ impl Meta {
                 }
             }
         }
-        volume.replace_view(view)
+        volume.replace_view(self.part_shared(view))
+    }
+
+    /// Whether clusters can have several owners.
+    pub fn shares_clusters(&self) -> bool {
+        self.store.as_ref().is_some_and(Store::shares_clusters)
+    }
+
+    /// All that a volume has itself, as the store has it, if it had its map; without where that cannot be read.
+    pub fn own_anew(&mut self, volume: &Arc<Volume>, own: Arc<Map>) -> Arc<Map> {
+        if own.is_away() {
+            return own;
+        }
+        let Some(store) = &mut self.store else { return own };
+        let has = store.blob(volume.blob()).and_then(|blob| own_map(store, &blob));
+        Arc::new(has.unwrap_or_else(|e| {
+            tracing::error!("the map of lvol {} cannot be read: {e}", volume.alias());
+            Map::away(own.clusters())
+        }))
+    }
+
+    /// A view of all that a volume has itself, without those of its clusters among what it may write to that have
+    /// other owners, too.
+    pub fn part_shared(&self, view: View) -> View {
+        let Some(store) = self.store.as_ref().filter(|store| store.shares_clusters()) else {
+            return view;
+        };
+        if view.is_away() {
+            return view;
+        }
+        let own = (0..view.clusters()).map(|cluster| (cluster, view.own(cluster)));
+        let shared = own.filter(|(_, to)| *to != 0 && store.is_shared(*to));
+        let shared: Vec<_> = shared.map(|(cluster, to)| Entry::shared(cluster, to)).collect();
+        if shared.is_empty() { view } else { view.changed(&shared) }
     }
 }
 

@@ -169,6 +169,7 @@ impl Meta {
         self.thread.gauges.data_clusters.store(info.data_clusters, Ordering::Relaxed);
         self.thread.gauges.free_clusters.store(free, Ordering::Relaxed);
         self.thread.gauges.format_version.store(info.version, Ordering::Relaxed);
+        self.thread.gauges.shares_clusters.store(info.shares_clusters, Ordering::Relaxed);
         let mut stopped = self.thread.gauges.stopped.lock();
         if let (Some(cause), None) = (store.stopped(), &*stopped) {
             tracing::error!("lvstore {} takes no more changes: {cause}", info.name);
@@ -335,14 +336,14 @@ impl Meta {
         let freed = store.resize_reserved(blob, size, reservation).map_err(say)?;
         let view = volume.view();
         let external = view.external_before(size);
-        let View { own: old, shown, .. } = view;
+        let View { own: old, shown, shares, .. } = &view;
         for cluster in size..if old.is_away() { size } else { old.clusters() } {
-            if old.get(cluster) != 0 {
-                old.set(cluster, 0);
+            if old.get(cluster) != 0 || *shares {
+                view.lose(cluster, 0);
             }
         }
         let mut map = old.resized(size);
-        let mut shown = shown.map(|(shown, before)| (shown, before.min(size)));
+        let mut shown = shown.clone().map(|(shown, before)| (shown, before.min(size)));
         if size > old.clusters() && !map.is_away() {
             let gained = |cluster, to| map.set(cluster, to);
             if self.look(op)?.each_cluster(blob, old.clusters(), gained).is_err() {
@@ -350,7 +351,8 @@ impl Meta {
                 (map, shown) = (Map::away(size), None);
             }
         }
-        let version = volume.replace_view(View { own: Arc::new(map), shown, external });
+        let shares = *shares && shown.is_some();
+        let version = volume.replace_view(View { own: Arc::new(map), shown, external, shares });
         self.retire(vec![(volume.clone(), version)], freed);
         Ok(())
     }

@@ -60,16 +60,20 @@ impl Meta {
             }
         }
         for volume in &volumes {
-            let old = volume.view().own;
+            let view = volume.view();
+            let old = view.own.clone();
             let known = if old.is_away() { 0 } else { old.clusters() };
+            let shares = store.shares_clusters();
+            // What it shared is not in its own map, and may be another's alone now.
+            let had = |cluster| if view.shares { view.entry(cluster) } else { old.get(cluster) };
             let held = |store: &mut Store<BdevDisk>, map: &Map| -> Freed {
-                let before = (0..known).map(|cluster| (cluster, old.get(cluster)));
+                let before = (0..known).map(|cluster| (cluster, had(cluster)));
                 let lost = before.filter(|(cluster, to)| {
                     !matches!(*to, 0 | HOLE)
                         && (*cluster >= map.clusters() || map.get(*cluster) != *to)
                 });
                 let lost: Vec<u32> =
-                    lost.map(|(_, to)| to).filter(|to| store.is_free(*to)).collect();
+                    lost.map(|(_, to)| to).filter(|to| shares || store.is_free(*to)).collect();
                 store.hold(lost)
             };
             // Its number is another one where a snapshot was taken, or was not.
@@ -85,7 +89,10 @@ impl Meta {
             let common = known.min(map.clusters());
             let lost = |cluster: u64| match old.get(cluster) {
                 0 | HOLE => false,
-                to => map.get(cluster) == 0 && store.is_free(to),
+                to => {
+                    let now = map.get(cluster);
+                    (now == 0 || shares && now != to) && store.is_free(to)
+                }
             };
             if !stopped.no_space && (0..common).any(lost) {
                 volume.set_lost_writes();
@@ -109,7 +116,7 @@ impl Meta {
         for (volume, map, freed) in retired {
             match map {
                 Some(map) => {
-                    let version = volume.replace_view(View::of(map));
+                    let version = volume.replace_view(self.part_shared(View::of(map)));
                     self.retire(vec![(volume, version)], freed);
                 }
                 None => self.forget(&volume, freed, Vec::new()),

@@ -195,8 +195,8 @@ impl Meta {
         let unmapped = done.unmapped.as_ref().map_or_else(error, |_| Ok(()));
         for lost in done.unmapped.into_iter().flatten() {
             let Some(volume) = self.volumes.get(&lost.blob).cloned() else { continue };
-            let own = volume.view().own;
-            lost.clusters.iter().for_each(|(cluster, now)| own.set(*cluster, *now));
+            let view = volume.view();
+            lost.clusters.iter().for_each(|(cluster, now)| view.lose(*cluster, *now));
             let version = volume.bump();
             self.retire(vec![(volume.clone(), version)], lost.freed);
         }
@@ -211,6 +211,20 @@ impl Meta {
             gained.iter().for_each(|(_, _, own)| own.set(cluster, to));
         }
         gained.iter().for_each(|(_, volume, _)| self.publish_volume(volume));
+        for (blob, freed) in done.replaced {
+            let Some(volume) = self.volumes.get(&blob).cloned() else { continue };
+            // Whoever reads what it had does so from before this, and is waited for.
+            let version = volume.bump();
+            self.retire(vec![(volume, version)], freed);
+        }
+        // What the store has in memory of a record that failed is nobody's to write to.
+        if self.shares_clusters() && allocated.is_ok() {
+            let wrote =
+                taken.iter().filter(|t| t.result.is_ok() && t.waiting.request.want.writes());
+            let wrote: Vec<_> =
+                wrote.map(|t| (t.waiting.blob(), t.waiting.request.range())).collect();
+            wrote.into_iter().for_each(|(blob, clusters)| self.own_alone(blob, clusters));
+        }
         self.publish();
         for Taken { waiting, result } in taken {
             let committed = match waiting.request.want {

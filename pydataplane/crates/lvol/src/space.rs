@@ -46,6 +46,7 @@ mod tests {
             own: Arc::new(map(entries)),
             shown: Some((snapshot.flat(), 6)),
             external: None,
+            shares: false,
         };
         assert_eq!(of(&snapshot, &[]), Space { shared: 0, exclusive: 5 });
         // It hides two, and was shorter once: the last is hidden, too.

@@ -90,7 +90,8 @@ fn rig() -> (Lvstores, Arc<Noted>) {
     registry.register(Arc::new(Noting { disk, noted: noted.clone() })).unwrap();
     let lvstores = Lvstores::new(registry);
     let cluster_size = Some(1 << 20);
-    let options = LvstoreOptions { cluster_size, clear: ClearMethod::None, uuid: None };
+    let options =
+        LvstoreOptions { cluster_size, clear: ClearMethod::None, ..LvstoreOptions::default() };
     lvstores.create_lvstore("disk0", "lvs0", &options).unwrap();
     (lvstores, noted)
 }

@@ -15,4 +15,5 @@ mod model;
 mod protected;
 mod quiet;
 mod reload;
+mod shares;
 mod zeros;

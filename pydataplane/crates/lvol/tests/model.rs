@@ -7,11 +7,11 @@
 use crate::common::{CLUSTER, PER_CLUSTER, Rig, WITH_TUPLE, tags};
 use bdev::testing::FaultBdev;
 use bdev::{
-    Channel, Checks, Completion, Io, IoError, Op, Protected, ProtectionType, Submit, TUPLE_LEN,
-    Tuples,
+    Channel, Checks, Completion, Io, IoError, Op, Protected, ProtectionType, Shared, Submit,
+    TUPLE_LEN, Tuples,
 };
 use guestmem::{Bounce, Sg};
-use lvol::NewLvol;
+use lvol::{LvstoreOptions, NewLvol};
 use proptest::prelude::*;
 use protection::Tuple;
 use reactor::IoContext;
@@ -51,6 +51,8 @@ enum Step {
     Unmap(usize, u64, u64),
     Zero(usize, u64, u64),
     Flush(usize),
+    /// Volume and cluster, of which so many are to be the other's as well.
+    Share((usize, u64), (usize, u64), u64),
     /// Polls every channel so many times.
     Poll(u32),
     /// Of all that is in memory and can be read again.
@@ -75,6 +77,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (volume(), large()).prop_map(|(v, (l, n))| Step::Unmap(v, l, n)),
         2 => (volume(), large()).prop_map(|(v, (l, n))| Step::Zero(v, l, n)),
         1 => volume().prop_map(Step::Flush),
+        4 => ((volume(), 0..LARGEST), (volume(), 0..LARGEST), 1..=4u64)
+            .prop_map(|(from, to, count)| Step::Share(from, to, count)),
         4 => (1..6u32).prop_map(Step::Poll),
         4 => Just(Step::LetGo),
         1 => Just(Step::Restart),
@@ -176,7 +180,9 @@ impl World {
     fn new(seed: u64, kind: Option<ProtectionType>) -> World {
         let rig = Rig::of_kind(80, kind);
         rig.disk.defer(Some(seed));
-        rig.lvstores.create_lvstore("disk0", "lvs0", &crate::common::options()).unwrap();
+        let options =
+            LvstoreOptions { share_clusters: !seed.is_multiple_of(4), ..crate::common::options() };
+        rig.lvstores.create_lvstore("disk0", "lvs0", &options).unwrap();
         let image = crate::common::image();
         image.defer(Some(seed ^ 1));
         rig.registry.register(image.clone()).unwrap();
@@ -205,6 +211,7 @@ impl World {
             Step::Unmap(v, lba, n) => self.start(v, Op::Unmap, lba, n),
             Step::Zero(v, lba, n) => self.start(v, Op::WriteZeroes, lba, n),
             Step::Flush(v) => self.start(v, Op::Flush, 0, 0),
+            Step::Share(from, to, count) => self.share(from, to, count),
             Step::Poll(times) => (0..times).for_each(|_| self.poll()),
             Step::LetGo => self.control(|rig| rig.lvstores.let_go_maps("lvs0")).unwrap(),
             Step::Restart => self.restart(),
@@ -336,6 +343,42 @@ impl World {
             Ok(()) => (live.thin, live.vague) = (live.thin && !all, true),
             Err(lvol::Error::NoSpace { .. }) => {}
             Err(e) => assert!(matches!(e, lvol::Error::NoParent { .. }) && !all, "{e}"),
+        }
+    }
+
+    fn share(&mut self, (from, first): (usize, u64), (to, at): (usize, u64), count: u64) {
+        let key = |v: usize| self.volumes[v].as_ref().map(|live| live.uuid.to_string());
+        let (Some(source), Some(target)) = (key(from), key(to)) else { return };
+        let [first, at, blocks] = [first, at, count].map(|clusters| clusters * PER_CLUSTER);
+        let (source, target) = (self.rig.bdev(&source), self.rig.bdev(&target));
+        let sharing = target.sharing().expect("an lvol");
+        let Some((0, blocks)) = sharing.part(&source, first, at, blocks) else { return };
+        let live = self.volumes[to].as_mut().unwrap();
+        let overlaps = |f: &Flight| at < f.lba + f.blocks && f.lba < at + blocks;
+        while live.flights.iter().any(overlaps) {
+            poll_one(live);
+        }
+        // What is in flight is in it or not.
+        let live = self.volumes[from].as_ref().unwrap();
+        let mut model = live.model.clone();
+        for flight in live.flights.iter().filter(|f| f.op != Op::Read) {
+            model[flight.range(&live.model)].fill(UNKNOWN);
+        }
+        let shared = self.control(|_| {
+            let sharing = target.sharing().expect("an lvol");
+            sharing.share(&source, first, at, blocks, Box::new(|| true))
+        });
+        match shared.unwrap() {
+            Shared::Not => {}
+            Shared::Cancelled => panic!("it was wanted"),
+            Shared::Done(blocks) => {
+                let range = |begin: u64| begin as usize..(begin + blocks) as usize;
+                let (from_range, range) = (range(first), range(at));
+                let live = self.volumes[to].as_mut().unwrap();
+                live.model[range].copy_from_slice(&model[from_range]);
+                live.vague = true;
+                self.volumes[from].as_mut().unwrap().vague = true;
+            }
         }
     }
 

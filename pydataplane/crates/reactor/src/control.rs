@@ -129,25 +129,64 @@ impl<S: Work + 'static> Control<S> {
         timeout: Duration,
         f: impl FnOnce(&mut S) -> R + Send + 'static,
     ) -> Result<R, NotRun> {
-        let (call, caller) = call::call(f);
-        self.tell(move |state| call.run(|f| f(state)));
-        caller.wait(timeout)
+        self.shared.call(timeout, f)
+    }
+
+    /// The means to call the thread for who does not own it. A call ends as [`NotRun::Gone`] once it has ended.
+    pub fn ask(&self) -> Ask<S> {
+        Ask(Arc::clone(&self.shared))
     }
 
     /// Has the thread run `f`, after what it was told before, and waits for nothing. Where it has ended `f` is
     /// dropped.
     pub fn tell(&self, f: impl FnOnce(&mut S) + Send + 'static) {
-        let queued: Queued<S> = Box::new(f);
-        match self.shared.calls.lock().as_mut() {
-            Some(calls) => calls.push_back(queued),
-            None => drop(queued),
-        }
-        self.shared.bell.ring();
+        self.shared.tell(f);
     }
 
     /// Wakes the thread.
     pub fn bell(&self) -> Bell {
         self.shared.bell.clone()
+    }
+}
+
+impl<S> Shared<S> {
+    fn call<R: Send + 'static>(
+        &self,
+        timeout: Duration,
+        f: impl FnOnce(&mut S) -> R + Send + 'static,
+    ) -> Result<R, NotRun>
+    where
+        S: 'static,
+    {
+        let (call, caller) = call::call(f);
+        self.tell(move |state| call.run(|f| f(state)));
+        caller.wait(timeout)
+    }
+
+    fn tell(&self, f: impl FnOnce(&mut S) + Send + 'static) {
+        let queued: Queued<S> = Box::new(f);
+        match self.calls.lock().as_mut() {
+            Some(calls) => calls.push_back(queued),
+            None => drop(queued),
+        }
+        self.bell.ring();
+    }
+}
+
+/// The means to call a [`Control`] thread, which does not keep it.
+pub struct Ask<S>(Arc<Shared<S>>);
+
+impl<S: 'static> Ask<S> {
+    /// As [`Control::call`].
+    ///
+    /// # Errors
+    /// [`NotRun`].
+    pub fn call<R: Send + 'static>(
+        &self,
+        timeout: Duration,
+        f: impl FnOnce(&mut S) -> R + Send + 'static,
+    ) -> Result<R, NotRun> {
+        self.0.call(timeout, f)
     }
 }
 
@@ -244,6 +283,20 @@ mod tests {
         });
         drop(control);
         assert_eq!(end.recv(), Ok(0));
+    }
+
+    #[test]
+    fn who_does_not_own_the_thread_calls_it_until_it_ends() {
+        let (control, end) = counter();
+        let ask = control.ask();
+        let add = |counter: &mut Counter| {
+            counter.calls += 1;
+            counter.calls
+        };
+        assert_eq!(ask.call(Duration::MAX, add), Ok(1));
+        drop(control);
+        assert_eq!(end.recv(), Ok(1));
+        assert_eq!(ask.call(Duration::MAX, add), Err(NotRun::Gone));
     }
 
     #[test]

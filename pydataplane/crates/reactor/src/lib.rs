@@ -50,7 +50,7 @@ mod waker;
 
 pub use call::{Call, Caller, NotRun, call};
 pub use context::IoContext;
-pub use control::{Bell, Control, Next, Work};
+pub use control::{Ask, Bell, Control, Next, Work};
 pub use cx::{Cx, PollerInfo};
 pub use mailbox::{MAILBOX_DEPTH, Message};
 pub use owner::Owner;

@@ -563,6 +563,7 @@ impl Pool {
             cluster_size: u32::try_from(self.cluster_size()).unwrap_or(u32::MAX),
             max_bdev_size: total,
             format_version: 0,
+            shares_clusters: false,
             stopped: None,
             zeroing: Vec::new(),
         }

@@ -328,12 +328,17 @@ impl Lvstores {
         let (lvs, volume) = self.shared.find_lvol(lvol)?;
         let op = format!("copy lvol {} to bdev {bdev}", volume.alias());
         let view = lvs.view_of(&op, &volume)?;
+        // What others have as well is not in its map.
+        let shared = if view.shares { lvs.clusters_of(&op, &volume)? } else { Vec::new() };
+        let has = |cluster: &u64| {
+            view.own(*cluster) != 0 || !shared.is_empty() && shared.binary_search(cluster).is_ok()
+        };
         let plan = Plan {
             registry: self.shared.registry.clone(),
             lvol: volume.name.clone(),
             to: bdev.to_owned(),
             clusters: (0..view.clusters())
-                .filter(|cluster| view.own(*cluster) != 0)
+                .filter(has)
                 .filter_map(|at| match &volume.id.dif {
                     None => Some(at),
                     Some((_, layout)) => layout.cluster_of(at),

@@ -96,7 +96,11 @@ impl Rig {
 }
 
 pub fn options() -> LvstoreOptions {
-    LvstoreOptions { cluster_size: Some(CLUSTER as u32), clear: ClearMethod::None, uuid: None }
+    LvstoreOptions {
+        cluster_size: Some(CLUSTER as u32),
+        clear: ClearMethod::None,
+        ..LvstoreOptions::default()
+    }
 }
 
 /// `blocks` blocks whose every 8 bytes are `tag`.

@@ -62,6 +62,10 @@ struct CreateLvstore {
     /// UUID of the lvstore (ours). Default: a random one
     #[serde(default)]
     uuid: Option<UuidText>,
+    /// EXTENDED COPY and ODX between its lvols share clusters instead of copying data; older targets refuse the
+    /// lvstore (ours). Default: false
+    #[serde(default)]
+    share_clusters: Option<bool>,
 }
 
 /// One lvstore, by UUID or by name.
@@ -74,6 +78,20 @@ struct LvstoreRef {
     /// Name of the lvstore.
     #[serde(default)]
     lvs_name: Option<String>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct UpgradeLvstore {
+    /// UUID of the lvstore.
+    #[serde(default)]
+    uuid: Option<String>,
+    /// Name of the lvstore.
+    #[serde(default)]
+    lvs_name: Option<String>,
+    /// Has it share clusters from then on, as of `bdev_lvol_create_lvstore`. Default: it does so if it did before
+    #[serde(default)]
+    share_clusters: Option<bool>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -198,6 +216,9 @@ struct Lvstore {
     max_bdev_size: u64,
     /// Version of its format on the disk; one before 2 has no snapshots (ours).
     format_version: u32,
+    /// Whether copies between its lvols share clusters, if so (ours).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    share_clusters: bool,
     /// What it is, if it is no lvstore: `rbd`, a pool of Ceph; `iscsi`, one of LUNs of an iSCSI target (ours).
     #[serde(skip_serializing_if = "Option::is_none")]
     kind: Option<&'static str>,
@@ -233,6 +254,7 @@ impl From<LvstoreInfo> for Lvstore {
             cluster_size: i.cluster_size,
             max_bdev_size: i.max_bdev_size,
             format_version: i.format_version,
+            share_clusters: i.shares_clusters,
             kind: None,
             stopped: i.stopped,
             zeroing: i.zeroing.into_iter().map(Zeroing::from).collect(),
@@ -341,6 +363,7 @@ fn create_lvstore(app: &App, p: &CreateLvstore) -> Result<String, Error> {
             Some(LvsClear::Unmap) | None => ClearMethod::Unmap,
         },
         uuid: p.uuid.map(|u| u.0),
+        share_clusters: p.share_clusters.unwrap_or(false),
     };
     let wait = app
         .waits
@@ -548,10 +571,11 @@ fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
             "virtlun_lvstore_upgrade",
             "Give an lvstore, in use or not, the newest version of its format; older targets refuse it then.",
             Flags::LONG_WRITE,
-            move |p: LvstoreRef| {
+            move |p: UpgradeLvstore| {
                 let lvstore = required(p.uuid, p.lvs_name)?;
                 a.only_lvstores(&lvstore, "its format is Ceph's")?;
-                a.lvstores.upgrade_lvstore(&lvstore).map(|_| true).map_err(errors::lvol)
+                let shares = p.share_clusters.unwrap_or(false);
+                a.lvstores.upgrade_lvstore(&lvstore, shares).map(|_| true).map_err(errors::lvol)
             },
         )
         .errors(&[Errno::NoDev, Errno::Inval, Errno::Io])
