@@ -1,5 +1,7 @@
 //! The work of a copy, on a thread of its own with blocking I/O.
 
+mod shared;
+
 use super::operation::Operation;
 pub(crate) use super::order::Segment;
 use super::order::aborted;
@@ -91,11 +93,23 @@ impl Party {
         changes: Option<Range>,
         io: impl FnOnce(&mut SyncChannel) -> Result<(), SyncError>,
     ) -> Result<(), Ended> {
+        self.work(run, changes, |channel| {
+            io(channel).map_err(|_| Ended::Failed(aborted(Code::NO_ADDITIONAL_SENSE)))
+        })
+    }
+
+    /// The same, of something else that is done with its bdev.
+    fn work<T>(
+        &mut self,
+        run: &Run,
+        changes: Option<Range>,
+        work: impl FnOnce(&mut SyncChannel) -> Result<T, Ended>,
+    ) -> Result<T, Ended> {
         let unit = Arc::clone(&self.unit);
         loop {
             run.check()?;
-            // Held as long as the I/O takes.
-            let replaced = unit.copies.replaced.read();
+            // Held as long as the I/O takes. Whoever holds another unit's must not wait for who waits for that.
+            let replaced = unit.copies.replaced.read_recursive();
             if *replaced {
                 return Err(Ended::Failed(aborted(Code::COPY_TARGET_NOT_REACHABLE)));
             }
@@ -111,8 +125,7 @@ impl Party {
                 Ok(()) if unit.epoch() != self.epoch => Err(Ended::Cancelled),
                 Ok(()) => {
                     changes.iter().for_each(|range| unit.range_changes(*range));
-                    io(&mut self.channel)
-                        .map_err(|_| Ended::Failed(aborted(Code::NO_ADDITIONAL_SENSE)))
+                    work(&mut self.channel)
                 }
             };
             self.in_flight.end(side, false);
@@ -239,7 +252,7 @@ fn next(
 /// token, nothing is written that is not what it stands for.
 pub(crate) fn carry_out(
     segments: &[Segment],
-    token: Option<&Token>,
+    token: Option<&Arc<Token>>,
     run: &Run,
 ) -> Result<(), Ended> {
     let mut buffer = AlignedBuf::zeroed(STEP as usize);
@@ -249,32 +262,52 @@ pub(crate) fn carry_out(
             Some((from, to)) if from.is(&segment.from) && to.is(&segment.to) => (from, to),
             _ => (Party::new(&segment.from, false)?, Party::new(&segment.to, true)?),
         };
-        let backwards = segment.is_within_one() && segment.to_at > segment.from_at;
-        let mut left = segment.bytes;
-        while left > 0 {
-            let Next { at, bytes, hole } = next(run, segment, (&mut from, &to), left, backwards)?;
-            let (from_lba, to_at) = (from.lba(segment.from_at + at), segment.to_at + at);
-            if hole {
-                token.map_or(Ok(()), Token::check_amid)?;
-                to.zero(run, Range { at: to_at, bytes })?;
-            } else {
-                let data = &mut buffer[..bytes as usize];
-                let tags = from.tags(from_lba, data);
-                from.io(run, None, |channel| channel.read_tagged(from_lba, data, tags))?;
-                token.map_or(Ok(()), Token::check_amid)?;
-                let to_lba = to.lba(to_at);
-                let changes = Some(Range { at: to_at, bytes });
-                let tags = to.tags(to_lba, data);
-                to.io(run, changes, |channel| channel.write_tagged(to_lba, data, tags))?;
-            }
-            left -= bytes;
-            run.operation.count(bytes);
+        for part in shared::parts(segment, &from, &to) {
+            let left = match part.can_share {
+                true => shared::share(&part.segment, token, run, (&mut from, &mut to))?,
+                false => part.segment.bytes,
+            };
+            copy(&part.segment, left, &mut buffer, token, run, (&mut from, &mut to))?;
         }
         if segment.to.writes_through() && segment.bytes > 0 {
             to.io(run, None, SyncChannel::flush)?;
         }
         run.operation.count_segment();
         parties = Some((from, to));
+    }
+    Ok(())
+}
+
+/// Copies the last `left` bytes of a segment.
+fn copy(
+    segment: &Segment,
+    mut left: u64,
+    buffer: &mut AlignedBuf,
+    token: Option<&Arc<Token>>,
+    run: &Run,
+    (from, to): (&mut Party, &mut Party),
+) -> Result<(), Ended> {
+    let check = || token.map_or(Ok(()), |token| token.check_amid());
+    let backwards = segment.is_within_one() && segment.to_at > segment.from_at;
+    while left > 0 {
+        let parties = (&mut *from, &*to);
+        let Next { at, bytes, hole } = next(run, segment, parties, left, backwards)?;
+        let (from_lba, to_at) = (from.lba(segment.from_at + at), segment.to_at + at);
+        if hole {
+            check()?;
+            to.zero(run, Range { at: to_at, bytes })?;
+        } else {
+            let data = &mut buffer[..bytes as usize];
+            let tags = from.tags(from_lba, data);
+            from.io(run, None, |channel| channel.read_tagged(from_lba, data, tags))?;
+            check()?;
+            let to_lba = to.lba(to_at);
+            let changes = Some(Range { at: to_at, bytes });
+            let tags = to.tags(to_lba, data);
+            to.io(run, changes, |channel| channel.write_tagged(to_lba, data, tags))?;
+        }
+        left -= bytes;
+        run.operation.count(bytes);
     }
     Ok(())
 }

@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 const LIST_FIELD: (u8, u16) = (0x5, 0x2600);
 const LIST_LENGTH: (u8, u16) = (0x5, 0x1A00);
-const NOT_REACHABLE: (u8, u16) = (0xA, 0x0D02);
-const ABORTED: (u8, u16) = (0xA, 0);
+pub const NOT_REACHABLE: (u8, u16) = (0xA, 0x0D02);
+pub const ABORTED: (u8, u16) = (0xA, 0);
 const CONFLICT: Outcome = Outcome::Done(Response::bare(Status::ReservationConflict));
 
 /// An identification descriptor of a unit: the first designator of its page 83h, or the UUID.
-fn cscd(disk: &Arc<dyn Bdev>, by_uuid: bool) -> Vec<u8> {
+pub fn cscd(disk: &Arc<dyn Bdev>, by_uuid: bool) -> Vec<u8> {
     let mut descriptor = vec![0; 32];
     let (high, low) = disk.uuid().as_u64_pair();
     let naa = ((high ^ low) & (u64::MAX >> 4)) | 3 << 60;
@@ -27,7 +27,7 @@ fn cscd(disk: &Arc<dyn Bdev>, by_uuid: bool) -> Vec<u8> {
     descriptor
 }
 
-fn segment(from: (u16, u64), to: (u16, u64), blocks: u16) -> Vec<u8> {
+pub fn segment(from: (u16, u64), to: (u16, u64), blocks: u16) -> Vec<u8> {
     let mut descriptor = vec![0x02, 0, 0, 0x18];
     descriptor
         .extend([from.0.to_be_bytes(), to.0.to_be_bytes(), [0, 0], blocks.to_be_bytes()].concat());
@@ -36,7 +36,7 @@ fn segment(from: (u16, u64), to: (u16, u64), blocks: u16) -> Vec<u8> {
 }
 
 /// A parameter list with identifier 9.
-fn list(cscds: &[Vec<u8>], segments: &[Vec<u8>]) -> Vec<u8> {
+pub fn list(cscds: &[Vec<u8>], segments: &[Vec<u8>]) -> Vec<u8> {
     let (cscds, segments) = (cscds.concat(), segments.concat());
     let mut list = vec![0; 16];
     list[0] = 9;
@@ -45,17 +45,17 @@ fn list(cscds: &[Vec<u8>], segments: &[Vec<u8>]) -> Vec<u8> {
     [list, cscds, segments].concat()
 }
 
-fn cdb(length: usize) -> [u8; 16] {
+pub fn cdb(length: usize) -> [u8; 16] {
     let mut cdb = cdb16(0x83, 0, 0, 0);
     cdb[10..14].copy_from_slice(&(length as u32).to_be_bytes());
     cdb
 }
 
-fn copy(unit: &mut Unit, list: &[u8]) -> Answer {
+pub fn copy(unit: &mut Unit, list: &[u8]) -> Answer {
     unit.io(&cdb(list.len()), list, 0)
 }
 
-fn status(unit: &mut Unit, list_id: u8) -> Answer {
+pub fn status(unit: &mut Unit, list_id: u8) -> Answer {
     let mut cdb = cdb16(0x84, 0, 0, 0);
     (cdb[2], cdb[13]) = (list_id, 12);
     unit.io(&cdb, &[], 12)

@@ -22,6 +22,7 @@ mod reserve;
 mod rig;
 mod sanitize;
 mod select;
+mod share;
 mod tasks;
 mod together;
 mod token;

@@ -11,10 +11,10 @@ const LIST_FIELD: (u8, u16) = (0x5, 0x2600);
 const LIST_LENGTH: (u8, u16) = (0x5, 0x1A00);
 const TOO_MANY: (u8, u16) = (0x5, 0x2608);
 const UNKNOWN: (u8, u16) = (0x5, 0x2304);
-const REVOKED: (u8, u16) = (0x5, 0x2306);
+pub const REVOKED: (u8, u16) = (0x5, 0x2306);
 const IMMED: u8 = 0x01;
 
-type Range = (u64, u32);
+pub type Range = (u64, u32);
 
 fn descriptors(ranges: &[Range]) -> Vec<u8> {
     let one =
@@ -34,7 +34,7 @@ fn populate_list(flags: u8, timeout_s: u32, ranges: &[Range]) -> Vec<u8> {
 }
 
 /// A WRITE USING TOKEN one.
-fn write_list(flags: u8, offset: u64, token: &[u8], ranges: &[Range]) -> Vec<u8> {
+pub fn write_list(flags: u8, offset: u64, token: &[u8], ranges: &[Range]) -> Vec<u8> {
     let ranges = descriptors(ranges);
     let mut list = vec![0; 536];
     list[..2].copy_from_slice(&(534 + ranges.len() as u16).to_be_bytes());
@@ -55,7 +55,7 @@ fn populate(unit: &mut Unit, list_id: u32, list: &[u8]) -> Answer {
     unit.io(&cdb(0x10, list_id, list.len()), list, 0)
 }
 
-fn write(unit: &mut Unit, list_id: u32, list: &[u8]) -> Answer {
+pub fn write(unit: &mut Unit, list_id: u32, list: &[u8]) -> Answer {
     unit.io(&cdb(0x11, list_id, list.len()), list, 0)
 }
 
@@ -70,7 +70,7 @@ fn information(unit: &mut Unit, list_id: u32) -> Answer {
 }
 
 /// What is told when the operation has ended.
-fn ended(unit: &mut Unit, list_id: u32) -> Vec<u8> {
+pub fn ended(unit: &mut Unit, list_id: u32) -> Vec<u8> {
     let begun = Instant::now();
     loop {
         assert!(begun.elapsed() < DEADLINE, "it does not end");
@@ -90,7 +90,7 @@ fn token_for(unit: &mut Unit, timeout_s: u32, ranges: &[Range]) -> Vec<u8> {
     told[38..].to_vec()
 }
 
-fn token(unit: &mut Unit, ranges: &[Range]) -> Vec<u8> {
+pub fn token(unit: &mut Unit, ranges: &[Range]) -> Vec<u8> {
     token_for(unit, 0, ranges)
 }
 

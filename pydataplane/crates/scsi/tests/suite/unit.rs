@@ -3,7 +3,7 @@
 use crate::rig::*;
 use bdev::{
     Bdev, Channel, Completion, Features, Geometry, Io, Malloc, MallocOptions, Op, OpenError, Run,
-    Submit, SyncChannel,
+    Sharing, Submit, SyncChannel,
 };
 use reactor::IoContext;
 use scsi::{Lun, LunOptions, LunShared, Outcome, Task};
@@ -210,6 +210,9 @@ impl Bdev for Held {
     }
     fn driver_specific(&self) -> serde_json::Value {
         serde_json::Value::Null
+    }
+    fn sharing(&self) -> Option<&dyn Sharing> {
+        self.disk.sharing()
     }
 }
 
