@@ -84,10 +84,15 @@ class Lvstores:
         """Uses `client` for every call; its errors (pydataplane.errors) pass through."""
         self.client = client
 
-    def upgrade_lvstore(self, reference: str) -> Lvstore:
-        """Gives an lvstore, in use or not, the newest format, with snapshots (our target only)."""
+    def upgrade_lvstore(self, reference: str, *, share_clusters: bool = False) -> Lvstore:
+        """Gives an lvstore, in use or not, the newest format, with snapshots (our target only).
+
+        With `share_clusters` copies between its volumes share clusters from then on.
+        """
         store = self.lvstore(reference)
-        self.client.call("virtlun_lvstore_upgrade", uuid=store.uuid)
+        self.client.call(
+            "virtlun_lvstore_upgrade", uuid=store.uuid, share_clusters=share_clusters or None
+        )
         return self.lvstore(store.uuid)
 
     def check_lvstore(self, reference: str, *, repair: bool = False) -> methods.CheckedLvstore:
@@ -167,13 +172,15 @@ class Lvstores:
         key: str | None = None,
         *,
         checksums: bool = False,
+        share_clusters: bool = False,
     ) -> Lvstore:
         """Makes an lvstore on a file or block device, and the file of `size` bytes where asked.
 
         What is on a file or device that is there already is lost, unless it is an lvstore. Safe to
         repeat: an lvstore of that name on that file is returned as it is. With the name of a `key`
         that the target has, all of it lies encrypted (our target, and SPDK's). With `checksums`
-        each block has one, which is verified when it is read (our target only).
+        each block has one, which is verified when it is read (our target only). With
+        `share_clusters` EXTENDED COPY and ODX between its volumes move no data (our target only).
 
         Raises:
             VolumeError: no such file and no size given, or one with another size, or the name is
@@ -209,7 +216,11 @@ class Lvstores:
             below = self._encrypted(below, key) if key else below
             self._refuse_lvstore_on(below, path)
             self.client.call(
-                "bdev_lvol_create_lvstore", bdev_name=below, lvs_name=name, cluster_sz=cluster_size
+                "bdev_lvol_create_lvstore",
+                bdev_name=below,
+                lvs_name=name,
+                cluster_sz=cluster_size,
+                share_clusters=share_clusters or None,
             )
         except Exception:
             if attached:

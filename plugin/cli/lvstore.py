@@ -82,6 +82,11 @@ def list_(socket: Path, as_json: bool) -> None:
     is_flag=True,
     help="Keep a checksum of each 4 KiB, verified when read: what is damaged is an error.",
 )
+@click.option(
+    "--share-clusters",
+    is_flag=True,
+    help="Copies that guests order between volumes (EXTENDED COPY, ODX) move no data.",
+)
 @click.option("--force", is_flag=True, help="Overwrite a file system or whatever is there.")
 @json_option
 @click.pass_obj
@@ -94,6 +99,7 @@ def create(
     cluster_size: str | None,
     key: str | None,
     checksums: bool,
+    share_clusters: bool,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -109,7 +115,9 @@ def create(
         _refuse_what_is_not_empty(file)
     new = not file.exists()
     with busy(f"making lvstore {name}"):
-        made = volumes.create_lvstore(name, file, total, cluster, key, checksums=checksums)
+        made = volumes.create_lvstore(
+            name, file, total, cluster, key, checksums=checksums, share_clusters=share_clusters
+        )
     if new and total is not None:
         _warn_of_too_little_room(file, total)
     _show(volumes, [made], as_json)
@@ -183,11 +191,16 @@ def resize(socket: Path, lvstore: str, size_text: str | None, as_json: bool) -> 
 
 @lvstore.command(short_help="Give an lvstore the newest format, which has snapshots.")
 @click.argument("lvstore", shell_complete=completion.lvstores)
+@click.option(
+    "--share-clusters",
+    is_flag=True,
+    help="Copies that guests order between volumes (EXTENDED COPY, ODX) move no data from then on.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 @click.pass_obj
 @errors_as_sentences
-def upgrade(socket: Path, lvstore: str, yes: bool, as_json: bool) -> None:
+def upgrade(socket: Path, lvstore: str, share_clusters: bool, yes: bool, as_json: bool) -> None:
     """Give LVSTORE, also while its volumes are in use, the newest version of its format.
 
     It has snapshots then. An older virtlun-target cannot load it any more: there is no way back.
@@ -196,7 +209,8 @@ def upgrade(socket: Path, lvstore: str, yes: bool, as_json: bool) -> None:
     present = volumes.lvstore(lvstore)
     if not yes:
         confirm(f"Upgrade {present.name}, so that older targets cannot load it?")
-    _show(volumes, [volumes.upgrade_lvstore(present.uuid)], as_json)
+    upgraded = volumes.upgrade_lvstore(present.uuid, share_clusters=share_clusters)
+    _show(volumes, [upgraded], as_json)
 
 
 @lvstore.command(short_help="Look for metadata that has gone bad, and repair it.")
