@@ -184,13 +184,16 @@ class Lvstores:
 
         Raises:
             VolumeError: no such file and no size given, or one with another size, or the name is
-                taken by another one, or the file or device holds an lvstore.
+                taken by another one, or the file or device holds an lvstore, or the one that is
+                returned shares no clusters and is to.
         """
         if not NAME.fullmatch(name):
             raise VolumeError(f"'{name}' is not a name: use letters, digits and . _ - (63 at most)")
         path = file.absolute()
         present = self._lvstore_on(path, name)
         if present is not None:
+            if share_clusters:
+                self._refuse_unshared(present)
             return present
         made = False
         if size is not None and (not path.exists() or storefile.is_empty(path)):
@@ -333,6 +336,15 @@ class Lvstores:
                 raise
             self.client.call("bdev_crypto_create", base_bdev_name=base, name=name, key_name=key)
         return name
+
+    def _refuse_unshared(self, store: Lvstore) -> None:
+        """Refuses one that was made without sharing clusters, and not upgraded so."""
+        (present,) = self.client.call("bdev_lvol_get_lvstores", uuid=store.uuid)
+        if not present.get("share_clusters"):
+            raise VolumeError(
+                f"lvstore {store.name} is there already, and shares no clusters: have it do so "
+                f"with 'virtlun lvstore upgrade {store.name} --share-clusters'"
+            )
 
     def _refuse_lvstore_on(self, base: str, path: Path) -> None:
         """Raises VolumeError if there was an lvstore on a bdev, which loaded it just now."""

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from pydataplane.client import Client
+from pydataplane.errors import VolumeError
+from pydataplane.volumes import Volumes
 from tests.support.initiator import Initiator
 from tests.support.target import Target
 
@@ -121,3 +124,16 @@ def test_a_copy_of_a_gigabyte_moves_no_data_and_survives_a_kill(
     for number, _ in enumerate(volumes):
         vm.ready(number)
     are_apart()
+
+
+def test_an_lvstore_that_is_there_and_does_not_share_is_not_taken_for_one(target: Target) -> None:
+    volumes, file = Volumes(Client(target.rpc_socket)), target.directory / "plain.img"
+    made = volumes.create_lvstore("plain", file, 1 << 30)
+    with pytest.raises(VolumeError) as refused:
+        volumes.create_lvstore("plain", file, share_clusters=True)
+    assert str(refused.value) == (
+        "lvstore plain is there already, and shares no clusters: have it do so with "
+        "'virtlun lvstore upgrade plain --share-clusters'"
+    )
+    volumes.upgrade_lvstore(made.uuid, share_clusters=True)
+    assert volumes.create_lvstore("plain", file, share_clusters=True).uuid == made.uuid
