@@ -59,6 +59,14 @@ impl Token {
         self.watch.state() == Watched::Unchanged
     }
 
+    /// Whether some of its blocks are among these, of the same volume.
+    pub(crate) fn covers(&self, unit: &LunShared, range: Range) -> bool {
+        let its = self.unit.upgrade();
+        let same = its.is_some_and(|its| its.bdev().uuid() == unit.bdev().uuid());
+        let end = |range: &Range| range.at + range.bytes;
+        same && self.ranges.iter().any(|its| its.at < end(&range) && range.at < end(its))
+    }
+
     /// Whether its blocks are what they were.
     ///
     /// # Errors

@@ -23,6 +23,7 @@ mod rig;
 mod sanitize;
 mod select;
 mod share;
+mod share_beside;
 mod tasks;
 mod together;
 mod token;

@@ -14,13 +14,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
-const CLUSTER: u64 = 128;
+pub const CLUSTER: u64 = 128;
 
 /// What a share meets before it is asked whether it is still wanted.
-type Amid = Box<dyn FnMut() + Send>;
+pub type Amid = Box<dyn FnMut() + Send>;
 
-/// A disk that shares whole clusters with one other. Without several owners of them: it has them copied by itself.
-struct Sharer {
+/// A disk that shares whole clusters with one other, and with itself. Without several owners of them: it has them copied
+/// by itself.
+pub struct Sharer {
     disk: Arc<dyn Bdev>,
     source: Arc<dyn Bdev>,
     /// What one share does at most, in blocks; 0: it is not possible. Or it fails.
@@ -32,11 +33,20 @@ struct Sharer {
 
 impl Sharer {
     fn new(source: &Arc<dyn Bdev>, most: Result<u64, IoError>, amid: Amid) -> Arc<Self> {
-        let (source, amid, asked) = (Arc::clone(source), Mutex::new(amid), Mutex::default());
-        Arc::new(Sharer { disk: disk(1), source, most, amid, asked })
+        Sharer::on(disk(1), source, most, amid)
     }
 
-    fn asked(&self) -> Vec<(u64, u64, u64)> {
+    pub fn on(
+        disk: Arc<dyn Bdev>,
+        source: &Arc<dyn Bdev>,
+        most: Result<u64, IoError>,
+        amid: Amid,
+    ) -> Arc<Self> {
+        let (source, amid, asked) = (Arc::clone(source), Mutex::new(amid), Mutex::default());
+        Arc::new(Sharer { disk, source, most, amid, asked })
+    }
+
+    pub fn asked(&self) -> Vec<(u64, u64, u64)> {
         self.asked.lock().unwrap().clone()
     }
 }
@@ -49,7 +59,8 @@ impl Sharing for Sharer {
         lba: u64,
         blocks: u64,
     ) -> Option<(u64, u64)> {
-        if from.uuid() != self.source.uuid() || from_lba % CLUSTER != lba % CLUSTER {
+        let known = [self.source.uuid(), self.uuid()].contains(&from.uuid());
+        if !known || from_lba % CLUSTER != lba % CLUSTER {
             return None;
         }
         let before = lba.next_multiple_of(CLUSTER) - lba;
@@ -76,7 +87,9 @@ impl Sharing for Sharer {
             return Ok(Shared::Cancelled);
         }
         let mut data = vec![0; count as usize * 512];
-        SyncChannel::open(&*self.source).unwrap().read(from_lba, &mut data).unwrap();
+        // As it is itself: what the copy reads is told.
+        let from = if from.uuid() == self.uuid() { &self.disk } else { &self.source };
+        SyncChannel::open(&**from).unwrap().read(from_lba, &mut data).unwrap();
         SyncChannel::open(&*self.disk).unwrap().write(lba, &data).unwrap();
         Ok(Shared::Done(count))
     }

@@ -49,6 +49,11 @@ pub(super) fn share(
 ) -> Result<u64, Ended> {
     let block = to.block();
     let Some(sharing) = segment.to.bdev().sharing() else { return Ok(segment.bytes) };
+    let goes = Range { at: segment.to_at, bytes: segment.bytes };
+    if token.is_some_and(|token| token.covers(&segment.to, goes)) {
+        // Its own work revokes it: a copy knows what it has read by then.
+        return Ok(segment.bytes);
+    }
     let mut left = segment.bytes;
     while left > 0 {
         let at = segment.bytes - left;
@@ -64,7 +69,8 @@ pub(super) fn share(
         let bdev = segment.from.bdev();
         let share = || sharing.share(bdev, from_lba, to_lba, left / block, Box::new(still));
         let failed = |_| Ended::Failed(aborted(Code::NO_ADDITIONAL_SENSE));
-        let shared = from.held(run, || to.work(run, changes, |_| share().map_err(failed)))?;
+        // Whoever takes away the source does not wait until the destination's blocks are no longer kept.
+        let shared = to.work(run, changes, |_| from.held(run, || share().map_err(failed)))?;
         match shared {
             Shared::Done(blocks) if blocks > 0 => {
                 left -= blocks * block;
