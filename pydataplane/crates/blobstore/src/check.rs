@@ -3,6 +3,7 @@
 //! A page that has gone bad shows at the next load, which refuses the store. Looked for while the store
 //! is loaded it can be written anew.
 
+use crate::bitmap::Run;
 use crate::blob::{Blob, Part};
 use crate::disk::Disk;
 use crate::error::Error;
@@ -44,12 +45,16 @@ impl<D: Disk> Store<D> {
     /// Compares some of the metadata in its places on the medium, from page `from` on, with memory; with the
     /// first pages also the superblock, and what a load would take from the journal. With `repair` what
     /// differs is written anew from memory: a power cut meanwhile leaves it as it was or repaired. Makes
-    /// durable what was not. With the last pages of a store that shares clusters their owners are counted.
+    /// durable what was not. After the last pages of a store that shares clusters their owners are counted; `lost`
+    /// are those that were lost and not released yet.
     ///
     /// # Errors
     /// [`Error::Stopped`], [`Error::Metadata`], or the device's failure to read.
-    pub fn check(&mut self, from: u64, repair: bool) -> Result<Checked, Error> {
+    pub fn check(&mut self, from: u64, repair: bool, lost: &[Run]) -> Result<Checked, Error> {
         self.alive()?;
+        if from >= self.sb.md_pages {
+            return Ok(self.recount_step(from, lost));
+        }
         if self.has_tentative() {
             // The journal's image of a page may else not count, and what is in its place is not compared.
             self.sync()?;
@@ -120,27 +125,8 @@ impl<D: Disk> Store<D> {
                 }
             }
         }
-        found.next = (end < self.sb.md_pages).then_some(end);
-        if found.next.is_none() && self.sb.shares {
-            self.check_owners(&mut found.problems);
-        }
+        found.next = (end < self.sb.md_pages || self.sb.shares).then_some(end);
         Ok(found)
-    }
-
-    /// Looks for clusters that have more owners than memory knows of.
-    fn check_owners(&mut self, problems: &mut Vec<Problem>) {
-        let size = u64::from(self.sb.cluster_size);
-        let miscounted = self.miscounted().unwrap_or_else(|e| {
-            let (place, cause) = ("owners of clusters".to_owned(), e.to_string());
-            problems.push(Problem { place, cause, repaired: false });
-            Vec::new()
-        });
-        for (cluster, owners, known) in miscounted {
-            let cause =
-                format!("it has {owners} owners, and {known} are known: load the store anew");
-            let place = format!("cluster {cluster} at byte {}", u64::from(cluster) * size);
-            problems.push(Problem { place, cause, repaired: false });
-        }
     }
 
     /// Reads the journal as a load would. A record that is damaged, or that the medium never took, ends it

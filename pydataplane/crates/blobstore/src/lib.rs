@@ -75,6 +75,8 @@ mod history;
 mod layout;
 mod load;
 mod ops;
+mod owners;
+mod recount;
 mod scrub;
 mod share;
 mod shows;

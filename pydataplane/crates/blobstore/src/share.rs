@@ -17,67 +17,10 @@ use crate::error::Error;
 use crate::format::HOLE;
 use crate::shows::Shows;
 use crate::store::{Freed, Store, Txn};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 /// Most clusters of one [`Store::share`]: it changes five extents pages at most.
 pub const SHARE_MAX: u64 = 4096;
-
-/// Clusters with more owners than one.
-#[derive(Default)]
-pub(crate) struct Owners {
-    /// How many there are beside the first one; never 0.
-    more: HashMap<u32, u32>,
-    /// The sum of these.
-    kept: u64,
-}
-
-impl Owners {
-    /// Whether a cluster has more than one.
-    #[inline]
-    pub fn are_several(&self, cluster: u32) -> bool {
-        !self.more.is_empty() && self.more.contains_key(&cluster)
-    }
-
-    /// How many a cluster has beside the first one.
-    pub fn more(&self, cluster: u32) -> u32 {
-        self.more.get(&cluster).copied().unwrap_or(0)
-    }
-
-    /// Whether no cluster has more than one.
-    pub fn are_single(&self) -> bool {
-        self.more.is_empty()
-    }
-
-    /// Free clusters that are kept for them.
-    pub fn kept(&self) -> u64 {
-        self.kept
-    }
-
-    /// One more owns a cluster which has an owner; `false`: it cannot be counted.
-    #[must_use]
-    pub fn add(&mut self, cluster: u32) -> bool {
-        let more = self.more.entry(cluster).or_default();
-        let Some(sum) = more.checked_add(1) else { return false };
-        *more = sum;
-        self.kept += 1;
-        true
-    }
-
-    /// One owner less; `false`: that was the only one.
-    #[must_use]
-    pub fn remove(&mut self, cluster: u32) -> bool {
-        if self.more.is_empty() {
-            return false;
-        }
-        let Some(more) = self.more.get_mut(&cluster) else { return false };
-        *more -= 1;
-        self.kept -= 1;
-        if *more == 0 {
-            self.more.remove(&cluster);
-        }
-        true
-    }
-}
 
 /// What [`Store::share`] did.
 #[derive(Debug)]
@@ -114,6 +57,27 @@ impl<D: Disk> Store<D> {
     #[inline]
     pub fn is_shared(&self, cluster: u32) -> bool {
         self.owners.are_several(cluster)
+    }
+
+    /// Whether room is kept for a write to a blob's cluster, because it has other owners, too: what is free, or what
+    /// was lost and not released yet.
+    pub fn is_room_kept(&self, id: BlobId, cluster: u64) -> bool {
+        self.get(id).is_ok_and(|blob| {
+            !blob.read_only() && cluster < blob.size && self.is_shared(blob.cluster(cluster))
+        })
+    }
+
+    /// Whether a blob, or one that it is a clone of, has that cluster of the device at `cluster`. What cannot be read
+    /// has not.
+    pub fn has_in_chain(&mut self, id: BlobId, cluster: u64, to: u32) -> bool {
+        let mut at = Some(id.0);
+        while let Some(id) = at.filter(|id| self.blobs.contains_key(id)) {
+            if self.entry(BlobId(id), cluster) == Ok(to) {
+                return true;
+            }
+            at = self.blobs.get(&id).map(|blob| blob.parent);
+        }
+        false
     }
 
     /// Free clusters that are not kept for those with several owners.
@@ -278,106 +242,5 @@ impl<D: Disk> Store<D> {
             }
         }
         runs
-    }
-
-    /// Clusters that more entries of extents pages name than there are owners known: whoever is one of them could write
-    /// to it while others have it. Reads all extents pages.
-    ///
-    /// # Errors
-    /// What cannot be read.
-    pub(crate) fn miscounted(&mut self) -> Result<Vec<(u32, u64, u64)>, Error> {
-        let mut counts: HashMap<u32, u64> = HashMap::new();
-        let mut seen = crate::bitmap::Bitmap::new(self.clusters.len());
-        let first = self.sb.first_data_cluster;
-        for id in self.blobs.keys().copied().collect::<Vec<_>>() {
-            self.visit(id, 0, |_, cluster| {
-                let bit = u64::from(cluster).wrapping_sub(first);
-                if cluster != HOLE && bit < seen.len() && !seen.set(bit) {
-                    *counts.entry(cluster).or_insert(1) += 1;
-                }
-            })?;
-        }
-        let known = |cluster: u32| 1 + u64::from(self.owners.more(cluster));
-        let mut wrong: Vec<_> = counts
-            .into_iter()
-            .filter(|(cluster, count)| *count > known(*cluster))
-            .map(|(cluster, count)| (cluster, count, known(cluster)))
-            .collect();
-        wrong.sort_unstable();
-        Ok(wrong)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::collections::BTreeMap;
-
-    proptest! {
-        /// As a count for each cluster, whatever is added and removed.
-        #[test]
-        fn owners_are_counted(steps in prop::collection::vec((any::<bool>(), 0..5u32), 0..60)) {
-            let (mut owners, mut model) = (Owners::default(), BTreeMap::<u32, u64>::new());
-            for (adds, cluster) in steps {
-                let more = model.entry(cluster).or_default();
-                if adds {
-                    prop_assert!(owners.add(cluster));
-                    *more += 1;
-                } else {
-                    prop_assert_eq!(owners.remove(cluster), *more > 0);
-                    *more = more.saturating_sub(1);
-                }
-                prop_assert_eq!(owners.are_several(cluster), *more > 0);
-            }
-            prop_assert_eq!(owners.kept(), model.values().sum::<u64>());
-            prop_assert_eq!(owners.are_single(), owners.kept() == 0);
-        }
-    }
-
-    #[test]
-    fn a_check_tells_of_owners_that_are_not_counted() {
-        let options = crate::StoreOptions {
-            name: "lvs".into(),
-            uuid: uuid::Uuid::from_u128(1),
-            cluster_size: 64 << 10,
-        };
-        let mut store = Store::create_store(crate::MemDisk::new(8 << 20), &options).unwrap();
-        store.share_clusters().unwrap();
-        let [a, b] = [2, 3].map(|n| {
-            let (name, uuid) = (format!("b{n}"), uuid::Uuid::from_u128(n));
-            let xattrs = BTreeMap::new();
-            let options = crate::BlobOptions { dif: None, name, uuid, size: 4, thin: true, xattrs };
-            store.create(&options).unwrap()
-        });
-        store.write(a, 0, &[1; 2 << 16]).unwrap();
-        let shared = store.share(a, 0, b, 0, 2).unwrap();
-        store.release(shared.freed);
-        let of_a = [0, 1].map(|at| store.entry(a, at).unwrap());
-        let problems = |store: &mut Store<crate::MemDisk>| {
-            let (mut all, mut next) = (Vec::new(), Some(0));
-            while let Some(from) = next {
-                let found = store.check(from, false).unwrap();
-                all.extend(found.problems);
-                next = found.next;
-            }
-            all
-        };
-        assert_eq!(problems(&mut store), []);
-        assert!(store.owners.remove(of_a[1]));
-        let found = problems(&mut store);
-        let [problem] = &found[..] else { panic!("{found:?}") };
-        let at = u64::from(of_a[1]) << 16;
-        assert_eq!(problem.place, format!("cluster {} at byte {at}", of_a[1]));
-        assert_eq!(problem.cause, "it has 2 owners, and 1 are known: load the store anew");
-        assert!(!problem.repaired);
-    }
-
-    #[test]
-    fn what_cannot_be_counted_is_not() {
-        let mut owners = Owners::default();
-        owners.more.insert(7, u32::MAX);
-        assert!(!owners.add(7));
-        assert_eq!(owners.more[&7], u32::MAX);
     }
 }

@@ -9,7 +9,8 @@ use crate::format::{
     COPY_A, COPY_B, HOLE, Kind, NAME_MAX, PAGE_SIZE, PAYLOAD, Page, PageId, Superblock, name_fault,
 };
 use crate::layout::plan;
-use crate::share::Owners;
+use crate::owners::Owners;
+use crate::recount::Recount;
 use crate::shows::Shows;
 use crate::zeros::Zeros;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -60,6 +61,18 @@ impl Freed {
             Some(r) if r.first + r.count == cluster => r.count += 1,
             _ => self.runs.push(Run { first: cluster, count: 1 }),
         }
+    }
+
+    /// Takes some of them out, neighbours, at most so many.
+    pub fn take(&mut self, most: u64) -> Option<Freed> {
+        let run = self.runs.last_mut()?;
+        let piece = Run { first: run.first, count: run.count.min(most) };
+        run.first += piece.count;
+        run.count -= piece.count;
+        if run.count == 0 {
+            self.runs.pop();
+        }
+        Some(Freed { runs: vec![piece] })
     }
 
     pub(crate) fn append(&mut self, mut other: Freed) {
@@ -169,6 +182,7 @@ pub struct Store<D> {
     pub(crate) clusters: Bitmap,
     /// Of those, the ones with several owners.
     pub(crate) owners: Owners,
+    pub(crate) recount: Option<Recount>,
     pub(crate) zeros: Zeros,
     pub(crate) blobs: BTreeMap<u64, Blob>,
     pub(crate) by_name: HashMap<String, u64>,
@@ -234,6 +248,7 @@ impl<D: Disk> Store<D> {
             pages: Bitmap::new(sb.md_pages),
             clusters: Bitmap::new(sb.data_clusters),
             owners: Owners::default(),
+            recount: None,
             zeros: Zeros::default(),
             sb,
             blobs: BTreeMap::new(),

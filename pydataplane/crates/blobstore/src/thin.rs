@@ -161,7 +161,11 @@ impl<D: Disk> Store<D> {
         // For what is shared one is kept.
         let room = has != 0 || self.available() > 0;
         let bit = if room { self.clusters.take_one() } else { None };
-        let bit = bit.ok_or(Error::NoSpace { needed: 1, free: 0 })?;
+        let Some(bit) = bit else {
+            // What the batch replaces gives room when it is released.
+            let comes = !batch.replaces.is_empty();
+            return if comes { Ok(false) } else { Err(Error::NoSpace { needed: 1, free: 0 }) };
+        };
         let taken = (self.sb.first_data_cluster + bit) as u32;
         let failures = self.disk.failed_flushes();
         self.zeros.check(failures);

@@ -93,7 +93,7 @@ fn said<D: Disk>(store: &mut Store<D>) -> Vec<String> {
 fn checked(store: &mut Store<Recorder>, repair: bool) -> Checked {
     let mut all = Checked { next: Some(0), ..Checked::default() };
     while let Some(from) = all.next {
-        let step = store.check(from, repair).unwrap();
+        let step = store.check(from, repair, &[]).unwrap();
         all.pages += step.pages;
         all.problems.extend(step.problems);
         all.next = step.next;

@@ -40,7 +40,7 @@ fn names<D: Disk>(store: &Store<D>) -> Vec<String> {
 fn checked(store: &mut Store<MemDisk>, repair: bool) -> Vec<Problem> {
     let (mut problems, mut from) = (Vec::new(), Some(0));
     while let Some(at) = from {
-        let found = store.check(at, repair).unwrap();
+        let found = store.check(at, repair, &[]).unwrap();
         problems.extend(found.problems);
         from = found.next;
     }

@@ -155,7 +155,7 @@ fn what_was_lost_or_went_bad_on_the_medium_is_not_taken_for_what_it_was() {
     };
     assert_eq!(cause, "it says otherwise than when it was written");
     let check = |store: &mut Store<Counted>, repair| {
-        let problems = store.check(0, repair).unwrap().problems;
+        let problems = store.check(0, repair, &[]).unwrap().problems;
         let [problem] = &problems[..] else { panic!("{problems:?}") };
         assert!(problem.cause.contains("it was let go of in memory"), "{problem:?}");
         assert!(!problem.repaired, "memory does not have it either");

@@ -73,7 +73,7 @@ fn delete(store: &mut Store<impl Disk>, id: BlobId) {
 fn problems(store: &mut Store<impl Disk>) -> Vec<Problem> {
     let (mut all, mut from) = (Vec::new(), Some(0));
     while let Some(at) = from {
-        let found = store.check(at, false).unwrap();
+        let found = store.check(at, false, &[]).unwrap();
         all.extend(found.problems);
         from = found.next;
     }

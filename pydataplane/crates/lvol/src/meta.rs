@@ -40,22 +40,6 @@ struct Retiring {
     /// Each with the version from which on it shows them no more.
     users: Vec<(Arc<Volume>, u64)>,
     freed: Freed,
-    /// Those that the bdev was not yet told to unmap.
-    not_yet_unmapped: Vec<Run>,
-}
-
-impl Retiring {
-    /// Takes at most `most` clusters of those.
-    fn next(&mut self, most: u64) -> Option<Run> {
-        let run = self.not_yet_unmapped.last_mut()?;
-        let piece = Run { first: run.first, count: run.count.min(most) };
-        run.first += piece.count;
-        run.count -= piece.count;
-        if run.count == 0 {
-            self.not_yet_unmapped.pop();
-        }
-        Some(piece)
-    }
 }
 
 /// The thread's own state.
@@ -278,15 +262,19 @@ impl Meta {
     pub fn retire(&mut self, users: Vec<(Arc<Volume>, u64)>, freed: Freed) {
         users.iter().for_each(|(volume, _)| self.publish_volume(volume));
         if !freed.is_empty() {
-            let not_yet_unmapped = freed.runs().to_vec();
-            self.retiring.push(Retiring { users, freed, not_yet_unmapped });
+            self.retiring.push(Retiring { users, freed });
         }
     }
 
-    /// The clusters that are still waiting or reserved, for a store that was loaded anew.
-    pub fn held(&self) -> impl Iterator<Item = u32> + '_ {
-        let runs = self.retiring.iter().flat_map(|r| r.freed.runs()).chain(&self.reserved);
-        runs.flat_map(|run| run.first as u32..(run.first + run.count) as u32)
+    /// The clusters that are still waiting or reserved.
+    pub fn held_runs(&self) -> Vec<Run> {
+        self.retiring.iter().flat_map(|r| r.freed.runs()).chain(&self.reserved).copied().collect()
+    }
+
+    /// The same, for a store that was loaded anew.
+    pub fn held(&self) -> impl Iterator<Item = u32> + use<> {
+        let all = self.held_runs().into_iter();
+        all.flat_map(|run| run.first as u32..(run.first + run.count) as u32)
     }
 
     /// Hands clusters back that nobody uses any more, after telling the bdev that they are not needed.
@@ -304,20 +292,22 @@ impl Meta {
             .iter_mut()
             .filter(|r| r.users.iter().all(|(volume, version)| volume.quiet(*version)))
         {
-            while !more && let Some(run) = r.next(step) {
-                if let Err(e) = store.discard(run) {
-                    // Only room on the bdev: whoever gets the cluster zeroes it first.
-                    tracing::warn!("freed clusters could not be unmapped: {e}");
+            while !more && let Some(piece) = r.freed.take(step) {
+                for run in piece.runs() {
+                    if let Err(e) = store.discard(*run) {
+                        // Only room on the bdev: whoever gets the cluster zeroes it first.
+                        tracing::warn!("freed clusters could not be unmapped: {e}");
+                    }
                 }
+                // At once: who lost one of them last is to see that nobody else has it.
+                store.release(piece);
                 more = Instant::now() >= end;
             }
             if more {
                 break;
             }
         }
-        for r in self.retiring.extract_if(.., |r| r.not_yet_unmapped.is_empty()) {
-            store.release(r.freed);
-        }
+        self.retiring.retain(|r| !r.freed.is_empty());
         more && !self.retiring.is_empty()
     }
 

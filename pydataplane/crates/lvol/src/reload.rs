@@ -11,7 +11,7 @@ use crate::map::{Map, View};
 use crate::meta::Meta;
 use crate::translate::not_loaded;
 use crate::volume::{Volume, own_map};
-use blobstore::{Freed, HOLE, Store};
+use blobstore::{BlobId, Freed, HOLE, Store};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -66,20 +66,26 @@ impl Meta {
             let shares = store.shares_clusters();
             // What it shared is not in its own map, and may be another's alone now.
             let had = |cluster| if view.shares { view.entry(cluster) } else { old.get(cluster) };
-            let held = |store: &mut Store<BdevDisk>, map: &Map| -> Freed {
+            let held = |store: &mut Store<BdevDisk>, map: &Map, chain: Option<BlobId>| -> Freed {
                 let before = (0..known).map(|cluster| (cluster, had(cluster)));
                 let lost = before.filter(|(cluster, to)| {
                     !matches!(*to, 0 | HOLE)
                         && (*cluster >= map.clusters() || map.get(*cluster) != *to)
                 });
-                let lost: Vec<u32> =
-                    lost.map(|(_, to)| to).filter(|to| shares || store.is_free(*to)).collect();
+                // What a snapshot below it has nobody writes to; when that loses it, this volume is waited for.
+                let mut is_lost = |(cluster, to): &(u64, u32)| match shares {
+                    true => !chain.is_some_and(|of| store.has_in_chain(of, *cluster, *to)),
+                    false => store.is_free(*to),
+                };
+                let lost: Vec<_> = lost.filter(&mut is_lost).map(|(_, to)| to).collect();
                 store.hold(lost)
             };
             // Its number is another one where a snapshot was taken, or was not.
             let blob = store.by_uuid(volume.id.uuid).and_then(|blob| store.blob(blob).ok());
             let Some(blob) = blob else {
-                let freed = held(&mut store, &Map::new(0));
+                let parent = volume.kin(|kin| kin.parent.as_ref().map(|parent| parent.id.uuid));
+                let chain = parent.and_then(|uuid| store.by_uuid(uuid));
+                let freed = held(&mut store, &Map::new(0), chain);
                 retired.push((volume.clone(), None, freed));
                 found.gone.push(volume.clone());
                 continue;
@@ -97,7 +103,7 @@ impl Meta {
             if !stopped.no_space && (0..common).any(lost) {
                 volume.set_lost_writes();
             }
-            let freed = held(&mut store, &map);
+            let freed = held(&mut store, &map, Some(blob.id));
             if map.clusters() != old.clusters() {
                 found.resized.push(volume.clone());
             }

@@ -85,6 +85,12 @@ fn add<D: blobstore::Disk>(
                 waiting.done += 1;
             }
             Ok(false) => return Ok(Some(Stop::Later)),
+            // However long the I/O takes that keeps it from coming.
+            Err(StoreError::NoSpace { .. })
+                if room_comes && store.is_room_kept(blob, first + waiting.done) =>
+            {
+                return Ok(Some(Stop::NoRoom));
+            }
             Err(e @ StoreError::NoSpace { .. }) if room_comes => {
                 let since = *waiting.lacks_room.get_or_insert_with(Instant::now);
                 return if since.elapsed() < QUIET_WAIT { Ok(Some(Stop::NoRoom)) } else { Err(e) };

@@ -16,4 +16,5 @@ mod protected;
 mod quiet;
 mod reload;
 mod shares;
+mod shares_room;
 mod zeros;

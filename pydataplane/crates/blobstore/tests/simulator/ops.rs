@@ -117,6 +117,10 @@ pub struct Chooser {
     pub device: u64,
     /// Clusters of blobs where writes begin: in few places of several extents pages.
     far: bool,
+    /// Both places of what was last shared.
+    shared: Vec<Range>,
+    /// Free clusters of the store.
+    pub free: u64,
 }
 
 /// Most bytes of a device.
@@ -127,7 +131,8 @@ const FAR: [u64; 6] = [1007, 1008, 2016, 256 * 1008 - 1, 256 * 1008, 257 * 1008 
 impl Chooser {
     pub fn new(mut rng: Rng, first_data: u64, device: u64) -> Self {
         let far = rng.one_in(4);
-        Chooser { rng, next_serial: 0, next_write: 0, first_data, device, far }
+        let (next_serial, next_write, shared, free) = (0, 0, Vec::new(), 0);
+        Chooser { rng, next_serial, next_write, first_data, device, far, shared, free }
     }
 
     fn serial(&mut self) -> u32 {
@@ -168,6 +173,7 @@ impl Chooser {
         let size = model.faces.get(&uuid_of(from))?.size;
         to.count = to.count.min(size).min(70);
         let first = self.cluster().min(size - to.count);
+        self.shared = vec![Range { serial: from, first, count: to.count }, to];
         (to.count > 0).then_some(Op::Share { from, first, to })
     }
 
@@ -183,7 +189,12 @@ impl Chooser {
 
     fn create(&mut self) -> Op {
         let (serial, thin, beside) = (self.serial(), self.rng.below(3) > 0, self.rng.one_in(3));
-        let size = if thin { self.size() } else { self.rng.below(12) };
+        let size = match thin {
+            true => self.size(),
+            // All that there is, or a part.
+            false if self.rng.one_in(6) => self.free,
+            false => self.rng.below(12),
+        };
         let mut xattrs = BTreeMap::new();
         for n in 0..self.rng.below(3) {
             xattrs.insert(format!("x{n}"), self.value());
@@ -226,7 +237,11 @@ impl Chooser {
             14 if self.rng.one_in(3) => Op::ReadOnly(any),
             15..=17 => Op::Unmap(self.range(model)?),
             18 | 19 => {
-                let (unmaps, allocations) = (self.ranges(model), self.ranges(model));
+                let (unmaps, mut allocations) = (self.ranges(model), self.ranges(model));
+                if self.rng.one_in(2) {
+                    // All owners at a time.
+                    allocations.extend(self.shared.iter().copied());
+                }
                 Op::Together { unmaps, allocations }
             }
             20..=23 => {
@@ -376,7 +391,7 @@ pub fn run(store: &mut Store<Device>, op: &Op, freed: &mut Vec<Freed>) -> Result
         }
         Op::Check => {
             let before = store.disk_mut().faults();
-            let mut found = check(store, true)?;
+            let mut found = check(store, true, freed)?;
             // What the device failed to read is told, and written anew.
             let unread = found.extract_if(.., |problem| problem.cause.contains("cannot be read"));
             let unread = unread.inspect(|problem| {
@@ -392,11 +407,16 @@ pub fn run(store: &mut Store<Device>, op: &Op, freed: &mut Vec<Freed>) -> Result
     }
 }
 
-/// Compares all metadata.
-pub fn check(store: &mut Store<Device>, repair: bool) -> Result<Vec<blobstore::Problem>, Error> {
+/// Compares all metadata; `freed` was lost and is not released.
+pub fn check(
+    store: &mut Store<Device>,
+    repair: bool,
+    freed: &[Freed],
+) -> Result<Vec<blobstore::Problem>, Error> {
     let (mut problems, mut from) = (Vec::new(), Some(0));
+    let lost: Vec<Run> = freed.iter().flat_map(Freed::runs).copied().collect();
     while let Some(at) = from {
-        let found = store.check(at, repair)?;
+        let found = store.check(at, repair, &lost)?;
         problems.extend(found.problems);
         from = found.next;
     }
@@ -446,7 +466,8 @@ fn together(
             let id = store.by_uuid(uuid_of(*serial)).ok_or(Error::NoBlob { id: 0 })?;
             for cluster in *first..first + count {
                 if !store.add_allocation(&mut batch, id, cluster)? {
-                    return full;
+                    // Another owner has to lose it first. What there is is done.
+                    return if store.shares_clusters() { Ok(()) } else { full };
                 }
             }
         }

@@ -1,9 +1,9 @@
 //! A run: operations by chance on a device with faults, with crashes and loads, beside the model.
 
 use super::device::{Device, Failed, Fault, Image, Instant, PAGE, Plan, Rng, WAYS, Zeros};
-use super::model::{CLUSTER, Model, one_owner};
+use super::model::{CLUSTER, Model, PER_CLUSTER, one_owner};
 use super::ops::{self, Chooser, Op, check};
-use blobstore::{Disk, DiskError, Error, Freed, Store, StoreOptions};
+use blobstore::{Disk, DiskError, Error, Freed, HOLE, Store, StoreOptions};
 use std::collections::BTreeSet;
 use uuid::Uuid;
 
@@ -100,6 +100,15 @@ fn set_version(page: &mut [u8; PAGE], version: u8) {
     page[8..12].copy_from_slice(&(digest.finalize() as u32).to_le_bytes());
 }
 
+/// Whether it writes to clusters that the blob has, and to no others.
+fn is_within_own(store: &mut Store<Device>, op: &Op) -> bool {
+    let Op::Write { serial, first, count, .. } = op else { return false };
+    let Some(id) = store.by_uuid(super::model::uuid_of(*serial)) else { return false };
+    let last = (first + count - 1) / PER_CLUSTER;
+    (first / PER_CLUSTER..=last)
+        .all(|cluster| store.entry(id, cluster).is_ok_and(|to| !matches!(to, 0 | HOLE)))
+}
+
 /// Loads what a device is. That a flush of it failed is known beyond the end of a process.
 fn load(device: &Device) -> Result<Store<Device>, Error> {
     match device.failed_flushes() {
@@ -119,7 +128,7 @@ pub fn load_and_compare(
     device.forget_failed_flushes();
     let model = compare(&mut store, candidates, sure)?;
     one_owner(&mut store, 0)?;
-    let wrong = check(&mut store, false).map_err(|e| format!("check: {e}"))?;
+    let wrong = check(&mut store, false, &[]).map_err(|e| format!("check: {e}"))?;
     match wrong.is_empty() {
         true => Ok((store, model)),
         false => Err(format!("check: {wrong:?}")),
@@ -225,6 +234,7 @@ impl Simulation<'_> {
             3 => return self.write_astray(Fault::Lost),
             _ => {}
         }
+        self.chooser.free = self.store().info().free_clusters;
         let op = self.chooser.next(&self.model);
         if let Op::SetParent { .. } | Op::SetParentExternal { .. } = op {
             // Its clusters are looked at beside the store.
@@ -305,7 +315,11 @@ impl Simulation<'_> {
         }
         let mut before = self.model.clone();
         let (mut after, mut part) = (before.clone(), before.clone());
+        // What a blob has is written to whatever room there is, also where others have it, too.
+        let has_room = self.freed.is_empty() && is_within_own(store, op);
         let result = ops::run(store, op, &mut self.freed);
+        let lacks_room = matches!(result, Err(Error::NoSpace { .. }));
+        assert!(!(has_room && lacks_room), "no room is kept: {result:?}");
         if let Op::Grow { bytes, .. } = op {
             self.chooser.device += bytes;
         }
@@ -544,17 +558,20 @@ impl Simulation<'_> {
             Ok(mut store) => compare(&mut store, &may, false).err(),
             Err(e) => Some(e.to_string()),
         };
-        let found = check(self.store(), false).map_err(|e| format!("{what}: check: {e}"))?;
+        let found = check(self.store.as_mut().expect("it is loaded"), false, &self.freed)
+            .map_err(|e| format!("{what}: check: {e}"))?;
         if let Some(wrong) = &wrong
             && found.is_empty()
         {
             return Err(format!("{what}: a check finds nothing, but a load: {wrong}"));
         }
-        let mended = check(self.store(), true).map_err(|e| format!("{what}: repair: {e}"))?;
+        let mended = check(self.store.as_mut().expect("it is loaded"), true, &self.freed)
+            .map_err(|e| format!("{what}: repair: {e}"))?;
         if !mended.iter().all(|problem| problem.repaired) {
             return Err(format!("{what}: not all is repaired: {mended:?}"));
         }
-        let left = check(self.store(), false).map_err(|e| format!("{what}: check: {e}"))?;
+        let left = check(self.store.as_mut().expect("it is loaded"), false, &self.freed)
+            .map_err(|e| format!("{what}: check: {e}"))?;
         if !left.is_empty() {
             return Err(format!("{what}: after the repair there is {left:?}"));
         }
@@ -574,6 +591,7 @@ impl Simulation<'_> {
         let faults = self.device.faults();
         self.device.plan(Some(plan));
         for _ in 0..4 {
+            self.chooser.free = self.store().info().free_clusters;
             let op = self.chooser.next(&self.model);
             if matches!(op, Op::Check) {
                 continue;

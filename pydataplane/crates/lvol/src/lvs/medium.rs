@@ -20,7 +20,9 @@ impl Lvs {
             let _turn = self.turn(&op)?;
             let job = op.clone();
             let step = self.meta(&op, move |meta| {
-                meta.store(&job)?.check(from, repair).map_err(|e| refused(e, &job, cluster_size))
+                let lost = meta.held_runs();
+                let step = meta.store(&job)?.check(from, repair, &lost);
+                step.map_err(|e| refused(e, &job, cluster_size))
             })?;
             all.pages += step.pages;
             all.problems.extend(step.problems);

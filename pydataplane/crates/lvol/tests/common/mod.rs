@@ -1,6 +1,8 @@
 //! What the tests of this crate share.
 #![allow(dead_code)] // `keepers`, which is a program of its own, uses a part
 
+pub mod sharing;
+
 use bdev::testing::FaultBdev;
 use bdev::{AlignedBuf, Bdev, Protection, ProtectionType, Registry, SyncChannel, TUPLE_LEN};
 use lvol::{ClearMethod, LvolInfo, LvolOptions, LvstoreOptions, Lvstores};
