@@ -82,7 +82,12 @@ impl<D: Disk> Store<D> {
 
     /// Free clusters that are not kept for those with several owners.
     pub(crate) fn available(&self) -> u64 {
-        self.clusters.free().saturating_sub(self.owners.kept())
+        self.free_after(0)
+    }
+
+    /// The same, when so many that were lost are released.
+    pub fn free_after(&self, released: u64) -> u64 {
+        (self.clusters.free() + released).saturating_sub(self.owners.kept())
     }
 
     /// Has `count` clusters of `to`, from `at` on, read as those of `from` from `first` on do, without a copy;

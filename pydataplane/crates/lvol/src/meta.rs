@@ -149,7 +149,7 @@ impl Meta {
         }
         let info = store.info();
         let waiting = self.retiring.iter().flat_map(|r| r.freed.runs()).map(|r| r.count);
-        let free = info.free_clusters + waiting.sum::<u64>();
+        let free = store.free_after(waiting.sum());
         self.thread.gauges.data_clusters.store(info.data_clusters, Ordering::Relaxed);
         self.thread.gauges.free_clusters.store(free, Ordering::Relaxed);
         self.thread.gauges.format_version.store(info.version, Ordering::Relaxed);
