@@ -293,6 +293,35 @@ fn what_cannot_be_shared_is_refused_and_nothing_is_done() {
     share(&mut s, (b, 0), (a, 0), 0).unwrap();
 }
 
+/// `incompat` of both copies of the superblock.
+fn marks(store: &mut Store<MemDisk>) -> [u64; 2] {
+    let bytes = store.disk_mut().bytes();
+    [0, 16 * 4096].map(|copy| u64::from_le_bytes(bytes[copy + 32..copy + 40].try_into().unwrap()))
+}
+
+#[test]
+fn a_store_that_nobody_has_share_clusters_is_never_marked() {
+    let mut s = empty(16 << 20);
+    let (a, b) = (blob(&mut s, "a", 4, true), blob(&mut s, "b", 4, true));
+    fill(&mut s, a, 0, 4, 1);
+    s.upgrade().unwrap();
+    let a = s.snapshot(&[(a, named("s"))]).unwrap()[0];
+    for count in [0, 4] {
+        let refused = share(&mut s, (a, 0), (b, 0), count);
+        assert!(matches!(refused, Err(Error::CannotShare { .. })), "{refused:?}");
+    }
+    let mut s = again(&mut s);
+    fill(&mut s, a, 0, 4, 2);
+    s.checkpoint().unwrap();
+    assert_eq!((marks(&mut s), s.shares_clusters()), ([0, 0], false));
+    s.share_clusters().unwrap();
+    assert_eq!(marks(&mut s), [1, 1]);
+    let mut s = again(&mut s);
+    s.upgrade().unwrap();
+    s.checkpoint().unwrap();
+    assert_eq!((marks(&mut s), s.shares_clusters()), ([1, 1], true));
+}
+
 /// A device of which writes fail from one on.
 struct Failing(MemDisk, Option<u64>);
 
