@@ -16,5 +16,6 @@ mod protected;
 mod quiet;
 mod reload;
 mod shares;
+mod shares_reload;
 mod shares_room;
 mod zeros;
