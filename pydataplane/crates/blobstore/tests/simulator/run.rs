@@ -338,7 +338,10 @@ impl Simulation<'_> {
             (Ok(()), _) => self.model = candidates[1].clone(),
             (Err(_), _) if failed => candidates.iter_mut().for_each(Model::doubt),
             // What they did until then stays.
-            (Err(Error::Data(_)), Op::Write { serial, first, count, .. }) => {
+            (
+                Err(Error::Data(_) | Error::NoSpace { .. }),
+                Op::Write { serial, first, count, .. },
+            ) => {
                 candidates[1].doubt_write(*serial, *first..first + count);
                 self.model = candidates[1].clone();
             }
