@@ -127,8 +127,8 @@ impl<D: Disk> Store<D> {
             return Err(Error::NoSpace { needed: gained, free: self.available() });
         }
         let chunks: BTreeSet<u32> = changes.iter().map(|(cluster, _)| place(*cluster).0).collect();
-        let fresh = chunks.iter().filter(|n| !self.blobs[&to.0].chunks.contains_key(n)).count();
-        self.need_pages(2 * fresh as u64)?;
+        // Of a chunk that `to` has, what is lost may be the last, and its page go, before something is gained.
+        self.need_pages(2 * chunks.len() as u64)?;
         self.do_share(to.0, &changes)
     }
 

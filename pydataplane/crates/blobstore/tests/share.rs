@@ -248,6 +248,26 @@ fn a_write_to_what_is_shared_always_has_room() {
     assert_eq!(problems(&mut s), []);
 }
 
+/// The first cluster takes the last entry of an extents page with it, the second needs one there again.
+#[test]
+fn a_share_that_could_need_a_metadata_page_is_refused_without_one() {
+    let mut s = sharing(8 << 20);
+    let (a, b) = (blob(&mut s, "a", 2, true), blob(&mut s, "b", 2, true));
+    fill(&mut s, a, 1, 1, 1);
+    fill(&mut s, b, 0, 1, 2);
+    let pages = s.info().free_pages;
+    let made: Vec<_> = (0..pages).map(|n| blob(&mut s, &format!("{n}"), 0, true)).collect();
+    assert_eq!(s.info().free_pages, 0);
+    let e = share(&mut s, (a, 0), (b, 0), 2).unwrap_err();
+    assert_eq!(e, Error::NoMetadataSpace { needed: 2, free: 0 });
+    assert_eq!((bytes_of(&mut s, a), bytes_of(&mut s, b)), (vec![0, 1], vec![2, 0]));
+    assert!(s.stopped().is_none());
+    made.into_iter().take(2).for_each(|id| delete(&mut s, id));
+    share(&mut s, (a, 0), (b, 0), 2).unwrap();
+    assert_eq!(bytes_of(&mut s, b), [0, 1]);
+    assert_eq!(problems(&mut s), []);
+}
+
 #[test]
 fn all_owners_of_a_cluster_that_write_at_a_time_have_room() {
     let mut s = sharing(8 << 20);
