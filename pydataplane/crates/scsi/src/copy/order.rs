@@ -35,6 +35,13 @@ impl Segment {
         are_same(&self.from, &self.to)
     }
 
+    /// Its last `bytes` bytes.
+    pub(crate) fn last(&self, bytes: u64) -> Segment {
+        let before = self.bytes - bytes;
+        let (from_at, to_at) = (self.from_at + before, self.to_at + before);
+        Segment { from_at, to_at, bytes, ..self.clone() }
+    }
+
     /// Whether `self` writes where `read` is read.
     fn overwrites(&self, read: &Segment) -> bool {
         let (to, from) =

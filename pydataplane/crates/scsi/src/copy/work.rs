@@ -263,11 +263,14 @@ pub(crate) fn carry_out(
             _ => (Party::new(&segment.from, false)?, Party::new(&segment.to, true)?),
         };
         for part in shared::parts(segment, &from, &to) {
-            let left = match part.can_share {
-                true => shared::share(&part.segment, token, run, (&mut from, &mut to))?,
-                false => part.segment.bytes,
+            let rest = match part.can_share {
+                true => {
+                    let left = shared::share(&part.segment, token, run, (&mut from, &mut to))?;
+                    part.segment.last(left)
+                }
+                false => part.segment,
             };
-            copy(&part.segment, left, &mut buffer, token, run, (&mut from, &mut to))?;
+            copy(&rest, &mut buffer, token, run, (&mut from, &mut to))?;
         }
         if segment.to.writes_through() && segment.bytes > 0 {
             to.io(run, None, SyncChannel::flush)?;
@@ -278,10 +281,9 @@ pub(crate) fn carry_out(
     Ok(())
 }
 
-/// Copies the last `left` bytes of a segment.
+/// Copies a segment.
 fn copy(
     segment: &Segment,
-    mut left: u64,
     buffer: &mut AlignedBuf,
     token: Option<&Arc<Token>>,
     run: &Run,
@@ -289,6 +291,7 @@ fn copy(
 ) -> Result<(), Ended> {
     let check = || token.map_or(Ok(()), |token| token.check_amid());
     let backwards = segment.is_within_one() && segment.to_at > segment.from_at;
+    let mut left = segment.bytes;
     while left > 0 {
         let parties = (&mut *from, &*to);
         let Next { at, bytes, hole } = next(run, segment, parties, left, backwards)?;

@@ -9,6 +9,7 @@ use bdev::{
 };
 use reactor::IoContext;
 use scsi::{Outcome, Response, Status, Task};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -26,6 +27,8 @@ pub struct Sharer {
     source: Arc<dyn Bdev>,
     /// What one share does at most, in blocks; 0: it is not possible. Or it fails.
     most: Result<u64, IoError>,
+    /// How many shares are possible.
+    shares: AtomicUsize,
     amid: Mutex<Amid>,
     /// First block of the source, first block, and blocks of each share.
     asked: Mutex<Vec<(u64, u64, u64)>>,
@@ -43,7 +46,8 @@ impl Sharer {
         amid: Amid,
     ) -> Arc<Self> {
         let (source, amid, asked) = (Arc::clone(source), Mutex::new(amid), Mutex::default());
-        Arc::new(Sharer { disk, source, most, amid, asked })
+        let shares = AtomicUsize::new(usize::MAX);
+        Arc::new(Sharer { disk, source, most, shares, amid, asked })
     }
 
     pub fn asked(&self) -> Vec<(u64, u64, u64)> {
@@ -80,7 +84,9 @@ impl Sharing for Sharer {
         self.asked.lock().unwrap().push((from_lba, lba, blocks));
         (self.amid.lock().unwrap())();
         let count = self.most?.min(blocks);
-        if count == 0 {
+        let less = |shares: usize| shares.checked_sub(1);
+        let possible = self.shares.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        if count == 0 || possible.is_err() {
             return Ok(Shared::Not);
         }
         if !still() {
@@ -197,6 +203,26 @@ fn what_cannot_be_shared_now_is_copied() {
     assert_eq!(sharer.asked(), [SHARED]);
     let written: u64 = moved(&held[1], Op::Write).iter().map(|(_, blocks)| blocks).sum();
     assert_eq!(written, COUNT);
+}
+
+/// Within a disk, to behind what is read, which a copy begins with the end of.
+#[test]
+fn what_a_share_leaves_is_copied_in_whichever_order_that_is_done() {
+    for (from, to) in [(0, 8 * CLUSTER), (8 * CLUSTER, 0)] {
+        let Pair { sharer, mut units, .. } = pair(Ok(CLUSTER), Box::new(|| ()));
+        sharer.shares.store(1, Ordering::Relaxed);
+        let cscds = [cscd(&units[1].0, false)];
+        let order = list(&cscds, &[segment((0, from), (0, to), 4 * CLUSTER as u16)]);
+        let mut expected = medium(&units[1].0);
+        let bytes = |lba: u64| lba as usize * 512..(lba + 4 * CLUSTER) as usize * 512;
+        expected.copy_within(bytes(from), bytes(to).start);
+        copy(&mut units[1].1, &order).good();
+        assert_eq!(
+            sharer.asked(),
+            [(from, to, 4 * CLUSTER), (from + CLUSTER, to + CLUSTER, 3 * CLUSTER)]
+        );
+        assert!(medium(&units[1].0) == expected, "from {from} to {to}");
+    }
 }
 
 #[test]
