@@ -109,7 +109,7 @@ impl Party {
         loop {
             run.check()?;
             // Held as long as the I/O takes. Whoever holds another unit's must not wait for who waits for that.
-            let replaced = unit.copies.replaced.read_recursive();
+            let replaced = unit.copies.replaced.read();
             if *replaced {
                 return Err(Ended::Failed(aborted(Code::COPY_TARGET_NOT_REACHABLE)));
             }
