@@ -189,12 +189,15 @@ impl View {
         self.own.clusters()
     }
 
-    /// The same, but for some clusters. Who still uses this one sees no change of what he may write to.
+    /// The same, but for some clusters. Who still uses this one sees no change.
     pub fn changed(&self, entries: &[Entry]) -> Self {
-        let own = self.own.apart(entries.iter().map(|entry| entry.cluster));
+        let changes = || entries.iter().map(|entry| entry.cluster);
+        let own = self.own.apart(changes());
         let clusters = self.clusters();
         let shown = match &self.shown {
-            Some((shown, before)) if self.shares && *before >= clusters => shown.resized(clusters),
+            Some((shown, before)) if self.shares && *before >= clusters => {
+                shown.resized(clusters).apart(changes())
+            }
             Some((shown, before)) => shown.copied(clusters, *before),
             None => Map::new(clusters),
         };
@@ -469,6 +472,18 @@ mod tests {
                 prop_assert_eq!(flat.source(cluster), view.source(cluster), "cluster {}", cluster);
             }
         }
+    }
+
+    /// Who still reads through it reads what he did.
+    #[test]
+    fn a_view_stays_as_it_is_when_it_is_changed() {
+        let first = View::of(Map::new(CHUNK as u64 + 2));
+        first.own.set(1, 7);
+        let second = first.changed(&[Entry::shared(1, 7), Entry::shared(CHUNK as u64, 8)]);
+        let third = second.changed(&[Entry::shared(1, HOLE)]);
+        assert_eq!((first.own(1), second.own(1), third.own(1)), (7, 0, 0));
+        assert_eq!((first.entry(1), second.entry(1), third.entry(1)), (7, 7, HOLE));
+        assert_eq!([second, third].map(|view| view.entry(CHUNK as u64)), [8, 8]);
     }
 
     fn shared() -> Arc<ChannelShared> {
