@@ -18,6 +18,12 @@ use std::sync::Arc;
 /// Clusters of a volume, from this one on.
 pub(crate) type Clusters = (Arc<Volume>, u64);
 
+/// What a volume may write to of some clusters, as what it may not.
+fn not_own(view: &View, clusters: Range<u64>) -> Vec<Entry> {
+    let own = clusters.map(|cluster| (cluster, view.own(cluster))).filter(|(_, own)| *own != 0);
+    own.map(|(cluster, to)| Entry::shared(cluster, to)).collect()
+}
+
 impl Meta {
     /// Has `count` clusters of the second volume read as those of the first do. `still` is asked when these cannot
     /// change any more.
@@ -42,10 +48,11 @@ impl Meta {
         if end(*first) > view.clusters() || end(*at) > its.clusters() {
             return Ok(Shared::Not);
         }
-        // A read-only one is written to by nobody.
-        let own = (*first..end(*first)).filter(|_| !from.is_read_only());
-        let own = own.map(|cluster| (cluster, view.own(cluster))).filter(|(_, own)| *own != 0);
-        let own: Vec<_> = own.map(|(cluster, to)| Entry::shared(cluster, to)).collect();
+        // What a snapshot has nobody writes to, and what was written before is waited for when it is taken.
+        let own = match from.kin(|kin| kin.snapshot) {
+            true => Vec::new(),
+            false => not_own(&view, *first..end(*first)),
+        };
         self.frozen.extend([from.clone(), to.clone()]);
         let quiet = own.is_empty() || {
             let version = from.replace_view(view.changed(&own));

@@ -1,20 +1,24 @@
 //! The room that a write to a shared cluster has in a full lvstore, however late other owners' I/O ends, and what becomes of
 //! clusters that their last owners lose together.
 
-use crate::common::sharing::{done, free, read, share, sharing, write};
+use crate::common::sharing::{done, free, read, share, share_if, sharing, write};
 use crate::common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, tagged};
 use bdev::testing::Fault;
 use bdev::{AlignedBuf, Bdev, Channel, Completion, Io, IoError, Op, OwnedChannel, Submit};
 use guestmem::Bounce;
 use lvol::NewLvol;
 use reactor::IoContext;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longer than a write waits that has no room kept.
 const LONG: Duration = Duration::from_millis(1500);
+/// Microseconds in which something begins.
+const SOON: u64 = 20_000;
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A read of a volume's first block that ends when the disk below is told to go on.
+/// An I/O of a volume's first block that ends when the disk below is told to go on.
 struct Late {
     channel: Box<dyn Channel>,
     _buf: Bounce,
@@ -23,14 +27,18 @@ struct Late {
 
 impl Late {
     fn read(rig: &Rig, name: &str) -> Late {
+        Late::begin(rig, name, Op::Read)
+    }
+
+    fn begin(rig: &Rig, name: &str, op: Op) -> Late {
         rig.disk.defer(Some(1));
         let io = IoContext::new().unwrap();
         let mut channel = rig.bdev(&format!("lvs0/{name}")).open(&io).unwrap();
         rig.disk.defer(None);
         let buf = Bounce::new();
         let sg = buf.sg(BLOCK as usize).unwrap();
-        let read = Io { op: Op::Read, fua: false, lba: 0, blocks: 1, sg, tag: 1 };
-        assert_eq!(channel.submit(&read), Submit::Pending);
+        let late = Io { op, fua: false, lba: 0, blocks: 1, sg, tag: 1 };
+        assert_eq!(channel.submit(&late), Submit::Pending);
         Late { channel, _buf: buf, _io: io }
     }
 
@@ -93,6 +101,24 @@ fn a_write_waits_for_the_room_that_is_kept_for_it_as_long_as_it_takes() {
     }
     assert_eq!((early, over[0].result), (0, Ok(())));
     assert_eq!((read(&rig, "a", 1), read(&rig, "b", 1)), (vec![2], vec![3]));
+}
+
+/// What was submitted before is written, though nothing that comes after is.
+#[test]
+fn a_share_waits_for_what_its_source_wrote_before_it_was_read_only() {
+    let rig = full(&["a", "b"], 12);
+    let late = Late::begin(&rig, "a", Op::Write);
+    rig.lvstores.set_read_only("lvs0/a").unwrap();
+    let ended = Arc::new(AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let (rig, its) = (&rig, ended.clone());
+        let still = move || its.load(Ordering::Acquire);
+        let sharing = scope.spawn(move || share_if(rig, ("a", 0), ("b", 0), 2, still));
+        std::thread::sleep(Duration::from_micros(SOON));
+        ended.store(true, Ordering::Release);
+        late.end();
+        assert_eq!(sharing.join().unwrap(), done(2));
+    });
 }
 
 /// Whoever has room that nobody keeps is not kept from it by those who wait for theirs.
