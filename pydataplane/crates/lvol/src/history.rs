@@ -96,14 +96,14 @@ impl Meta {
     }
 
     /// Waits until nobody has I/O in flight that was translated before these versions, serving the others
-    /// meanwhile; `false`: somebody has after [`QUIET_WAIT`].
+    /// meanwhile, also with what was freed; `false`: somebody has after [`QUIET_WAIT`].
     pub fn wait_quiet(&mut self, versions: &[(&Arc<Volume>, u64)]) -> bool {
         let deadline = Instant::now() + QUIET_WAIT;
         while !versions.iter().all(|(volume, version)| volume.quiet(*version)) {
             if Instant::now() >= deadline {
                 return false;
             }
-            if !self.serve() {
+            if !(self.reap() | self.serve()) {
                 thread::sleep(LOOK);
             }
         }

@@ -279,7 +279,7 @@ impl Meta {
 
     /// Hands clusters back that nobody uses any more, after telling the bdev that they are not needed.
     /// Whether there is more of that to do at once: not all is done in one go.
-    fn reap(&mut self) -> bool {
+    pub fn reap(&mut self) -> bool {
         let Some(store) = &mut self.store else { return false };
         if self.retiring.is_empty() {
             return false;

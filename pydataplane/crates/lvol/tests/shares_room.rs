@@ -103,6 +103,33 @@ fn a_write_waits_for_the_room_that_is_kept_for_it_as_long_as_it_takes() {
     assert_eq!((read(&rig, "a", 1), read(&rig, "b", 1)), (vec![2], vec![3]));
 }
 
+/// Others are served while a share waits for I/O of its source, and get what is freed meanwhile.
+#[test]
+fn what_is_freed_while_a_share_waits_is_somebody_elses_at_once() {
+    let rig = full(&["a", "b", "c", "d"], 2);
+    write(&rig, "b", 0, 2, 2);
+    let [of_a, of_b] = ["a", "b"].map(|name| Late::read(&rig, name));
+    rig.open("lvs0/b").unmap(0, 2 * PER_CLUSTER).unwrap();
+    let mut waits = OwnedChannel::open(&*rig.bdev("lvs0/c"), 1).unwrap();
+    let mut buf = AlignedBuf::zeroed(CLUSTER as usize);
+    buf.copy_from_slice(&tagged(3, PER_CLUSTER));
+    assert!(waits.submit(Op::Write, 0, PER_CLUSTER, Some(buf), ()).is_none());
+    let (begun, mut over) = (Instant::now(), Vec::new());
+    waits.wait(&mut over, SOON);
+    assert_eq!(over.len(), 0, "there is no room");
+    std::thread::scope(|scope| {
+        scope.spawn(|| share(&rig, ("a", 0), ("d", 0), 1));
+        waits.wait(&mut over, SOON);
+        of_b.end();
+        while over.is_empty() && begun.elapsed() < DEADLINE {
+            waits.wait(&mut over, 1000);
+        }
+        of_a.end();
+    });
+    assert_eq!(over.pop().map(|over| over.result), Some(Ok(())));
+    assert_eq!(read(&rig, "c", 2), [3, 0]);
+}
+
 /// What was submitted before is written, though nothing that comes after is.
 #[test]
 fn a_share_waits_for_what_its_source_wrote_before_it_was_read_only() {
