@@ -83,6 +83,9 @@ impl Meta {
         let shared = match store.share(from.blob(), first, to.blob(), at, count) {
             Ok(shared) => shared,
             Err(e @ StoreError::Metadata(_)) => {
+                // What was to be lost may be: a write to it must not be acknowledged.
+                let view = to.view();
+                to.replace_view(view.changed(&not_own(&view, at..at + count)));
                 return Err(crate::translate::refused(e, op, cluster_size));
             }
             Err(e) => {

@@ -230,6 +230,10 @@ fn a_share_that_failed_leaves_both_as_before_or_after() {
         }
         let mut a = rig.open("lvs0/a");
         let written = a.write(0, &tagged(3, PER_CLUSTER)).is_ok();
+        // What it had may be nobody's after the load: no write to that is acknowledged.
+        let mut b = rig.open("lvs0/b");
+        assert_eq!(b.write(0, &tagged(4, PER_CLUSTER)).is_err(), failed.is_err(), "{failed:?}");
+        assert_eq!(read_tags(&mut b, 0, 2 * PER_CLUSTER), [2; 2 * PER_CLUSTER as usize]);
         let latch = rig.disk.flush_latch().unwrap();
         latch.clear();
         _ = rig.lvstores.reload_on(latch).unwrap();
