@@ -93,7 +93,7 @@ impl Meta {
             volume.set_blob(blob.id);
             let map = maps.remove(&blob.id).unwrap_or_else(|| Map::away(blob.size));
             let common = known.min(map.clusters());
-            let lost = |cluster: u64| match old.get(cluster) {
+            let lost = |cluster: u64| match had(cluster) {
                 0 | HOLE => false,
                 to => {
                     let now = map.get(cluster);

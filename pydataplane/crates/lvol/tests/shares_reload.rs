@@ -195,6 +195,38 @@ impl World {
     }
 }
 
+/// A flush fails amid a share, and with it what was written before and not flushed is lost: whoever wrote it is told.
+#[test]
+fn what_a_failed_share_loses_of_either_volume_the_next_flush_tells() {
+    let mut lost = 0;
+    for (skip, op) in (0..3).flat_map(|skip| [(skip, Op::Flush), (skip, Op::Write)]) {
+        let rig = sharing(23 + 50);
+        for name in ["a", "b"] {
+            rig.create(name, 4, true).unwrap();
+        }
+        let mut channels = ["a", "b"].map(|name| rig.open(&format!("lvs0/{name}")));
+        for (channel, tag) in channels.iter_mut().zip([1, 2]) {
+            channel.write(0, &tagged(tag, 4 * PER_CLUSTER)).unwrap();
+        }
+        let error = IoError::WriteMedium;
+        rig.disk.inject(Fault { skip, count: 1, ..Fault::always(op, error) });
+        let failed = share(&rig, ("a", 0), ("b", 0), 4);
+        rig.disk.clear_faults();
+        if failed.is_ok() {
+            continue;
+        }
+        let latch = rig.disk.flush_latch().unwrap();
+        latch.clear();
+        _ = rig.lvstores.reload_on(latch).unwrap();
+        for ((channel, name), may) in channels.iter_mut().zip(["a", "b"]).zip([[1, 1], [2, 1]]) {
+            let has = read(&rig, name, 4).iter().all(|tag| may.contains(tag));
+            lost += u32::from(!has);
+            assert!(has || channel.flush().is_err(), "{skip} {op:?} {name}");
+        }
+    }
+    assert!(lost > 0);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
