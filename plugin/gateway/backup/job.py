@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -63,7 +63,7 @@ class BackupJob:
         self._parts = parts
         self._reuse = reuse
         self._begun = time.monotonic()
-        self._last = Progress(Status.RUNNING, 0)
+        self._total = self._done = 0
         self._finished: dict[str, Job] = {}
         self._created: list[str] = []
         self._aborted = asyncio.Event()
@@ -159,9 +159,7 @@ class BackupJob:
         with suppress(QmpError):
             if self._worker is not None and self.request.server is None:
                 jobs = (await self._worker.jobs()) | self._finished
-                copies = [job for name, job in jobs.items() if name.startswith("copy")]
-                self._last.done = sum(job.done for job in copies)
-                self._last.total = sum(job.total for job in copies)
+                self._count(job for name, job in jobs.items() if name.startswith("copy"))
         return self._progress(Status.RUNNING)
 
     def abort(self) -> None:
@@ -208,11 +206,15 @@ class BackupJob:
 
     def _progress(self, status: Status, error: str | None = None) -> Progress:
         if self._finished and status is not Status.RUNNING:
-            self._last.done = sum(job.done for job in self._finished.values())
-            self._last.total = sum(job.total for job in self._finished.values())
-        self._last.status, self._last.error = status, error
-        self._last.elapsed_s = time.monotonic() - self._begun
-        return self._last
+            self._count(self._finished.values())
+        elapsed_s = time.monotonic() - self._begun
+        return Progress(status, elapsed_s, self._total, self._done, error)
+
+    def _count(self, copies: Iterable[Job]) -> None:
+        """Takes over how far the copies are, in bytes."""
+        copies = list(copies)
+        self._done = sum(job.done for job in copies)
+        self._total = sum(job.total for job in copies)
 
     async def _read_from(self, paths: Sequence[Path]) -> None:
         """Serves the exports of the snapshots to the program that may not open them."""

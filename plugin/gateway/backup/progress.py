@@ -15,7 +15,7 @@ class Status(IntEnum):
     CANCELLED = 5
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a backup is, or was at its end."""
 

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from plugin.gateway import runningbackups
+from plugin.gateway.backup.daemon import Job
+from plugin.gateway.backup.job import BackupJob
 from plugin.gateway.backup.progress import Progress, Status
 from plugin.gateway.errors import NoAnswer
 from plugin.gateway.events import Announced
@@ -79,3 +81,30 @@ def test_a_silent_target_is_not_waited_for(tmp_path: Path) -> None:
     (stored,) = services.journal.pending
     assert stored.entry.exported == ("U",), "to be ended later"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+class Copied:
+    """A program that has copied one disk."""
+
+    async def conclusion(self, name: str) -> Job:
+        return Job(name, 512, 512, None)
+
+    async def jobs(self) -> dict[str, Job]:
+        return {}
+
+    async def call(self, command: str, **_: Any) -> None:
+        assert command == "blockdev-del"
+
+
+def test_who_asks_after_the_end_does_not_change_how_it_was(tmp_path: Path) -> None:
+    async def ended_then_asked() -> tuple[Progress, Progress]:
+        nothing: Any = SimpleNamespace(server=None)
+        job = BackupJob(nothing, nothing, tmp_path, nothing, (nothing,), reuse=False)
+        worker: Any = Copied()
+        job._worker = worker
+        # Its snapshots are deleted after the end, which may take a while.
+        return await job.run(), await job.progress()
+
+    end, asked = asyncio.run(ended_then_asked())
+    assert asked.status is Status.RUNNING
+    assert (end.status, end.done, end.total) == (Status.COMPLETED, 512, 512)
