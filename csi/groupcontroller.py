@@ -1,7 +1,7 @@
-"""The GroupController service: snapshots of several volumes of one lvstore, at one instant.
+"""The GroupController service: snapshots of several volumes of one lvstore or pool, at one instant.
 
 A group is no object of its own: it is its snapshots, which all name it. So it is there as soon as
-the target has taken them, which is one change of the lvstore, and gone with the last of them.
+the target has taken them, all or none, and gone with the last of them.
 """
 
 from __future__ import annotations
@@ -96,11 +96,6 @@ class GroupController:
             raise precondition(
                 f"the volumes are in the lvstores {', '.join(names)}: snapshots are taken together "
                 "in one lvstore; take one group in each"
-            )
-        if sources[0].volume.pool and len(sources) > 1:
-            raise precondition(
-                f"the volumes are in the pool {names[0]} of Ceph, where snapshots of several are "
-                "not of one instant: take one of each"
             )
         return self._lvols.at(sources[0].volume.uuid).lvstore(names[0])
 

@@ -87,6 +87,8 @@ _RBD, _POOLS = "tests/target/test_rbd.py::test_", "tests/target/test_rbd_pools.p
 _ISCSI, _NBD = "tests/target/test_iscsi.py::test_", "tests/target/test_nbd.py::test_"
 _ANSWERS = "tests/target/test_iscsi_answers.py::test_"
 _NVME = "tests/target/test_nvme.py::test_"
+_TOGETHER = "tests/target/test_rbd_together.py::test_"
+_KILLS = "tests/target/test_history_kills.py::test_"
 _NETWORK = "tests/libvirt/test_network_disks.py::test_"
 _ISCSI_DISKS = "tests/libvirt/test_iscsi_disks.py::test_"
 _ISCSI_POOLS = "tests/target/test_iscsi_pools.py::test_"
@@ -207,6 +209,22 @@ SHOWN = (
         },
     ),
     Row(
+        "snapshots of several at one instant, all or none",
+        _of(("memory", "file", "iscsi", "nbd", "nvme"), NOT_THERE)
+        | {
+            "thin": _yes(f"{_KILLS}it_has_happened_or_not"),
+            "rbd": _yes(f"{_TOGETHER}snapshots_of_several_images_are_of_one_instant"),
+        },
+    ),
+    Row(
+        "a way back that is cut off is finished, or was not begun",
+        _of(("memory", "file", "iscsi", "nbd", "nvme"), NOT_THERE)
+        | {
+            "thin": _yes(f"{_KILLS}it_has_happened_or_not"),
+            "rbd": _yes(f"{_TOGETHER}a_rollback_that_was_cut_off_is_noticed_and_finished"),
+        },
+    ),
+    Row(
         "backups by virsh of what has changed",
         _of(("memory", "file", "iscsi", "nbd", "nvme"), NOT_THERE)
         | {
@@ -226,6 +244,19 @@ SHOWN = (
                 "test_the_parts_that_hold_data_and_that_changed_are_told"
             ),
             "rbd": _yes("tests/target/test_csi_pools.py::test_what_changed_in_an_image_is_told"),
+        },
+    ),
+    Row(
+        "groups of snapshots in Kubernetes",
+        _of(("memory", "file", "iscsi", "nbd", "nvme"), NOT_THERE)
+        | {
+            "thin": _yes(
+                "tests/target/test_csi_groups.py::test_a_group_is_taken_once_and_deleted_as_a_whole"
+            ),
+            "rbd": _yes(
+                "tests/target/test_csi_pools.py::"
+                "test_a_group_of_images_is_of_one_instant_and_gone_with_its_last"
+            ),
         },
     ),
     Row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -374,4 +375,37 @@ def test_what_changed_in_an_image_is_told(here: Driver, there: Driver, ceph: Cep
     here.unpublish(handle)
     here.unstage(handle)
     here.delete(handle)
+    assert (images(ceph), here.left(), there.left()) == ([], NOTHING, NOTHING)
+
+
+@pytest.mark.nightly
+def test_a_group_of_images_is_of_one_instant_and_gone_with_its_last(
+    here: Driver, there: Driver, ceph: Ceph
+) -> None:
+    handles = [here.create(name, 16 * MIB, block(), **CLASS) for name in ("data", "log")]
+    devices = [here.publish(handle, block()) for handle in handles]
+    for device in devices:
+        written(device, b"1" * 4096)
+    request = pb.CreateVolumeGroupSnapshotRequest(name="group", source_volume_ids=handles)
+    # Only the node that has the volumes can have their writes wait.
+    code, why = there.refuses(request)
+    assert (code, "is locked by the client at" in why) == (Code.UNAVAILABLE, True)
+    group = here.call(request).group_snapshot
+    for driver in (here, there):
+        assert driver.call(request).group_snapshot == group
+    for device in devices:
+        written(device, b"2" * 4096)
+    for image in ("data", "log"):
+        (snapshot,) = json.loads(ceph.rbd("snap", "ls", "--format", "json", f"{POOL}/{image}"))
+        assert ceph.content(f"{image}@{snapshot['name']}")[:4096] == b"1" * 4096
+    delete = pb.DeleteVolumeGroupSnapshotRequest(
+        group_snapshot_id=group.group_snapshot_id,
+        snapshot_ids=[one.snapshot_id for one in group.snapshots],
+    )
+    for driver in (there, here):
+        driver.call(delete)
+    for handle in handles:
+        here.unpublish(handle)
+        here.unstage(handle)
+        here.delete(handle)
     assert (images(ceph), here.left(), there.left()) == ([], NOTHING, NOTHING)

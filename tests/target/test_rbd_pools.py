@@ -18,6 +18,7 @@ from tests.support.ceph import POOL, Ceph, cluster, lacks
 from tests.support.frozen import frozen
 from tests.support.initiator import Initiator, connected
 from tests.support.target import Target
+from tests.support.together import GO_BACK, TAKE, back, begin_rollback, wanted
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 from tests.target.test_cli import done
@@ -377,6 +378,39 @@ def test_snapshots_clones_and_a_way_back(target: Target, ceph: Ceph) -> None:
     volumes.delete("ceph0/later")
     volumes.delete("ceph0/base")
     assert names(target).isdisjoint({"base", "base@one"})
+
+
+def test_several_images_are_taken_and_go_back_together(target: Target, ceph: Ceph) -> None:
+    images = ("one", "two")
+    for image in images:
+        create(target, image)
+
+    def write(text: bytes) -> None:
+        for image in images:
+            with guest_of(target, f"ceph0/{image}") as guest:
+                guest.write(0, text * BLOCK)
+            target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
+
+    def contents() -> list[bytes]:
+        return [ceph.content(image)[:1] for image in images]
+
+    write(b"1")
+    assert len(target.rpc(TAKE, **wanted("s", *images))) == len(images)
+    refused(target, EXIST, "cannot be taken", TAKE, **wanted("s", *images))
+    refused(target, INVAL, "named twice", TAKE, **wanted("x", "one", "one"))
+    write(b"2")
+    target.rpc(GO_BACK, **back("s", *images))
+    assert contents() == [b"1", b"1"]
+    # What a host has begun that ended is noticed, and done by the next call for one of them.
+    write(b"3")
+    begin_rollback(ceph, "s", *images, settled=True, token="t")
+    with pytest.raises(RpcError, match="is half of each"):
+        guest_of(target, "ceph0/two")
+    target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
+    target.rpc("virtlun_lvol_roll_back", lvol_name="ceph0/two", snapshot_name="ceph0/two@s")
+    assert contents() == [b"1", b"1"]
+    for name in ("one@s", "two@s", *images):
+        target.rpc("bdev_lvol_delete", name=f"ceph0/{name}")
 
 
 def test_what_is_noted_at_a_volume_is_noted_in_the_cluster(

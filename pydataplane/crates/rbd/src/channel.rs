@@ -86,7 +86,7 @@ pub(crate) struct RbdChannel {
     slots: Slots<InFlight>,
     ring: Arc<Ring>,
     late: Late,
-    /// I/Os that wait for the image to be locked, in order.
+    /// I/Os that wait for the image to be locked, or held back no more, in order.
     parked: VecDeque<u16>,
     /// How often what waited had been given up when they began to.
     given_up: u64,
@@ -149,11 +149,11 @@ impl RbdChannel {
         if io.blocks == 0 && io.op != Op::Flush { Err(Ok(())) } else { Ok(()) }
     }
 
-    /// Begins an I/O, unless it has to wait until the image is locked.
+    /// Begins an I/O, unless it has to wait until the image is locked, or not held back any more.
     #[inline]
     fn begin(&mut self, at: u16) {
         // Reads as well: what the other host has acknowledged may be in its librbd until it has let go.
-        match self.image.hold.is_held() {
+        match self.image.hold.may_begin() {
             true => self.start(at),
             false => self.park(at),
         }
@@ -165,7 +165,9 @@ impl RbdChannel {
             self.given_up = self.image.hold.given_up();
         }
         self.parked.push_back(at);
-        self.image.wish(Wish::Take);
+        if !self.image.hold.is_held() {
+            self.image.wish(Wish::Take);
+        }
     }
 
     /// Begins what waited until the image is locked, or ends it if nobody wants it any more.
@@ -177,7 +179,7 @@ impl RbdChannel {
                 let Some(at) = self.parked.pop_front() else { break };
                 done.push(self.over(at, Err(IoError::Removed)));
             }
-        } else if self.image.hold.is_held() {
+        } else if self.image.hold.may_begin() {
             while let Some(at) = self.parked.pop_front() {
                 self.start(at);
             }

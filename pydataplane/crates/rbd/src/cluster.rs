@@ -501,7 +501,7 @@ pub(crate) fn option(library: &'static Library, rados: Rados, option: &str) -> O
 }
 
 /// The client's address, as it is with what it locks.
-fn address(library: &'static Library, rados: Rados) -> Option<String> {
+pub(crate) fn address(library: &'static Library, rados: Rados) -> Option<String> {
     let mut addresses: *mut c_char = ptr::null_mut();
     // SAFETY: a connected client, and where the result is to be.
     let got = unsafe { (library.rados_getaddrs)(rados, &mut addresses) };

@@ -21,6 +21,15 @@ pub struct Disk {
     stats: Arc<Stats>,
 }
 
+/// I/O of an image that waits, as long as this is there.
+pub struct HeldBack(Arc<Image>);
+
+impl Drop for HeldBack {
+    fn drop(&mut self) {
+        self.0.hold.go_on();
+    }
+}
+
 impl Disk {
     /// What [`Bdev::product_name`] says, as SPDK's.
     pub const PRODUCT: &'static str = "Ceph Rbd Disk";
@@ -112,6 +121,13 @@ impl Disk {
     /// for the cluster as long as that takes.
     pub fn look_again(&self) {
         self.image.look_again();
+    }
+
+    /// Has I/O that begins from now on wait, and the image stay locked for this host, until what is returned is
+    /// dropped; what is in flight goes on. `None`: the image is not locked for this host.
+    pub fn hold_back(&self) -> Option<HeldBack> {
+        let locked = self.is_locked() == Some(true) && self.image.hold.hold_back();
+        locked.then(|| HeldBack(Arc::clone(&self.image)))
     }
 
     /// Tells when the image is closed, some time after the bdev and its channels are gone.

@@ -56,6 +56,15 @@ pub enum Error {
         /// Pool and name.
         image: String,
     },
+    /// The image is being rolled back, or was when its host ended.
+    #[error(
+        "image {image} is being rolled back to a snapshot, or was when a host ended, and is half of each: \
+         `virtlun volume rollback` does it again, and a target that has its pool does the rest when it starts"
+    )]
+    RollingBack {
+        /// Pool and name.
+        image: String,
+    },
     /// The image cannot be had by one host alone.
     #[error(
         "image {image} lacks the feature exclusive-lock, so other hosts cannot be kept from writing to \
@@ -88,7 +97,10 @@ impl Error {
             Error::Library(_) => libc::EOPNOTSUPP,
             Error::Exists(_) => libc::EEXIST,
             Error::NoCluster(_) => libc::ENOENT,
-            Error::InUse { .. } | Error::Locked { .. } | Error::Overtaken { .. } => libc::EBUSY,
+            Error::InUse { .. }
+            | Error::Locked { .. }
+            | Error::Overtaken { .. }
+            | Error::RollingBack { .. } => libc::EBUSY,
             Error::TimedOut { .. } => libc::ETIMEDOUT,
             Error::NoLock { .. } | Error::ZeroByte(_) | Error::Invalid(_) => libc::EINVAL,
             Error::Failed { errno, .. } => *errno,

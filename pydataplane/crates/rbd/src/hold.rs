@@ -6,7 +6,7 @@
 //! waits meanwhile. One thread at a time sees to it, as Ceph may take its time.
 
 use std::sync::Weak;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -53,6 +53,8 @@ struct State {
 /// Whether an image may be used here.
 pub(crate) struct Hold {
     held: AtomicBool,
+    /// How many have I/O wait; changed with `state` locked.
+    held_back: AtomicU32,
     /// How often what waited was given up.
     given_up: AtomicU64,
     state: Mutex<State>,
@@ -61,13 +63,42 @@ pub(crate) struct Hold {
 impl Hold {
     pub(crate) fn new(held: bool) -> Hold {
         let state = State { wish: Wish::Nothing, busy: false, thread: None, rings: Vec::new() };
-        Hold { held: held.into(), given_up: 0.into(), state: Mutex::new(state) }
+        Hold {
+            held: held.into(),
+            held_back: 0.into(),
+            given_up: 0.into(),
+            state: Mutex::new(state),
+        }
     }
 
     /// Whether I/O may begin.
     #[inline]
+    pub(crate) fn may_begin(&self) -> bool {
+        self.is_held() && self.held_back.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether the image may be used here.
+    #[inline]
     pub(crate) fn is_held(&self) -> bool {
         self.held.load(Ordering::Acquire)
+    }
+
+    /// Has I/O that begins from now on wait until [`Hold::go_on`], and the lock stay here until then; `false`: the
+    /// lock is not here.
+    pub(crate) fn hold_back(&self) -> bool {
+        let _state = self.state.lock();
+        let held = self.is_held();
+        if held {
+            self.held_back.fetch_add(1, Ordering::AcqRel);
+        }
+        held
+    }
+
+    /// The end of [`Hold::hold_back`].
+    pub(crate) fn go_on(&self) {
+        let state = self.state.lock();
+        self.held_back.fetch_sub(1, Ordering::AcqRel);
+        Hold::wake(&state);
     }
 
     /// How often what waited was given up.
@@ -140,7 +171,7 @@ impl Hold {
     /// The lock is about to be let go; whether it still may.
     fn goes(&self) -> bool {
         let state = self.state.lock();
-        let may = state.wish == Wish::LetGo;
+        let may = state.wish == Wish::LetGo && self.held_back.load(Ordering::Acquire) == 0;
         if may {
             self.held.store(false, Ordering::Release);
         }
@@ -270,6 +301,8 @@ fn let_go(image: &Image) -> Duration {
     let others = image.opened().is_open_elsewhere();
     match others {
         Ok(true) if image.hold.goes() => release(image),
+        // Its I/O is held back.
+        Ok(true) if image.hold.is_wished(Wish::LetGo) => return LOOK,
         // It was saved, perhaps, or goes on here already.
         Ok(_) => image.hold.drop_wish(Wish::LetGo),
         Err(why) if why.errno() == EBLOCKLISTED => {
@@ -349,6 +382,19 @@ mod tests {
         thread::park_timeout(Duration::from_secs(600));
         assert_eq!(hold.next(), Wish::Take);
         assert!(hold.came() && hold.next() == Wish::Nothing);
+    }
+
+    #[test]
+    fn what_is_held_back_stays_locked_and_goes_on_when_nobody_holds_it_back() {
+        let hold = Hold::new(true);
+        assert!(hold.hold_back() && hold.hold_back());
+        assert!(hold.is_held() && !hold.may_begin());
+        assert!(hold.wish(Wish::LetGo) && !hold.goes(), "the lock stays meanwhile");
+        hold.go_on();
+        assert!(!hold.may_begin());
+        hold.go_on();
+        assert!(hold.may_begin() && hold.goes());
+        assert!(!hold.hold_back(), "there is nothing to hold back without the lock");
     }
 
     #[test]

@@ -18,18 +18,18 @@ use uuid::Uuid;
 use crate::Error;
 use crate::close;
 use crate::cluster::{Client, Cluster, News, check, failed, spawn, text};
-use crate::ffi::{
-    EBLOCKLISTED, FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, IoCtx, LOCK_EXCLUSIVE, Library,
-};
+use crate::ffi::{EBLOCKLISTED, FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, IoCtx, Library};
 use crate::hold::{Hold, Wish};
+use crate::lock::Lock;
+use crate::pool::rollback::ROLLBACK;
 use crate::watchers::watchers;
 
 /// Longest identity of an image, in bytes.
 const ID_MAX: usize = 64;
-/// Holders of a lock that are told at most.
-const OWNERS_MAX: usize = 8;
 /// The key of the image's metadata that says who had it locked last: another value for each bdev that has it.
 const GENERATION: &CStr = c"virtlun.generation";
+/// What Ceph answers where there is no room for a value.
+const RANGE: c_int = -libc::ERANGE;
 /// Longest value of it, in bytes.
 const GENERATION_MAX: usize = 64;
 
@@ -274,45 +274,12 @@ impl OpenedImage {
 
     /// Waits until nobody else writes to it, and nobody can from then on.
     fn lock(&self) -> Result<(), Error> {
-        let image = self.source.path();
-        for owner in self.lock_owners() {
-            if self.cluster.is_of_the_past(&owner) {
-                self.break_lock(&owner)?;
-            }
-        }
-        // SAFETY: an open image.
-        let locked = unsafe { (self.library.rbd_lock_acquire)(self.image, LOCK_EXCLUSIVE) };
-        match -locked {
-            ..=0 => Ok(()),
-            libc::EROFS | libc::EBUSY | libc::EAGAIN => {
-                let owners = self.lock_owners();
-                let owner = if owners.is_empty() { "?".into() } else { owners.join(" and ") };
-                Err(Error::Locked { image, owner })
-            }
-            errno => {
-                if errno == EBLOCKLISTED {
-                    self.cluster.renew(&self.client);
-                }
-                Err(failed(format!("image {image} cannot be locked"), locked))
-            }
-        }
+        self.exclusive().acquire()
     }
 
-    /// Takes the lock from a client that is gone, which the cluster keeps out from then on.
-    fn break_lock(&self, owner: &str) -> Result<(), Error> {
-        let image = self.source.path();
-        let owner_ = text("an address", owner)?;
-        // SAFETY: an open image and a zero-terminated text.
-        let broken =
-            unsafe { (self.library.rbd_lock_break)(self.image, LOCK_EXCLUSIVE, owner_.as_ptr()) };
-        // Somebody else may have been quicker.
-        if broken < 0 && broken != -libc::ENOENT && broken != -libc::EBUSY {
-            return Err(failed(format!("image {image} stays locked by {owner}"), broken));
-        }
-        tracing::info!(
-            "image {image} was locked by {owner}, this target's process before, and is free"
-        );
-        Ok(())
+    fn exclusive(&self) -> Lock<'_> {
+        let OpenedImage { cluster, client, image, source, .. } = self;
+        Lock { cluster, client, image: *image, path: source.path() }
     }
 
     /// Addresses of the clients that have it locked, as far as that is told.
@@ -322,36 +289,12 @@ impl OpenedImage {
 
     /// Addresses of the clients that have it locked.
     pub(crate) fn owners(&self) -> Result<Vec<String>, Error> {
-        let mut mode: c_int = 0;
-        let mut owners: [*mut c_char; OWNERS_MAX] = [ptr::null_mut(); OWNERS_MAX];
-        let mut count = owners.len();
-        // SAFETY: an open image, and room for that many.
-        let told = unsafe {
-            (self.library.rbd_lock_get_owners)(
-                self.image,
-                &mut mode,
-                owners.as_mut_ptr(),
-                &mut count,
-            )
-        };
-        if told == -libc::ENOENT {
-            return Ok(Vec::new());
-        }
-        check(told, || format!("who has image {} locked is not told", self.source.path()))?;
-        let of = &owners[..count.min(OWNERS_MAX)];
-        // SAFETY: zero-terminated texts, ours until they are given back.
-        let texts = of.iter().map(|owner| unsafe { CStr::from_ptr(*owner) });
-        let texts = texts.map(|text| text.to_string_lossy().into_owned()).collect();
-        // SAFETY: those of the call above, once.
-        unsafe { (self.library.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
-        Ok(texts)
+        self.exclusive().owners()
     }
 
     /// Lets others have the lock.
     pub(crate) fn unlock(&self) -> Result<(), Error> {
-        // SAFETY: an open image.
-        let unlocked = unsafe { (self.library.rbd_lock_release)(self.image) };
-        check(unlocked, || format!("the lock of image {} is not let go", self.source.path()))
+        self.exclusive().release()
     }
 
     /// Whether another client has it open to write to it.
@@ -373,16 +316,41 @@ impl OpenedImage {
         Ok((info.size, info.object_size))
     }
 
-    /// Identity of the image: the same on every host.
-    fn uuid(&self) -> Result<Uuid, Error> {
+    /// What Ceph knows the image by.
+    fn id(&self) -> Result<String, Error> {
         let mut id = [0 as c_char; ID_MAX];
         // SAFETY: an open image, and a buffer of that length.
         let told = unsafe { (self.library.rbd_get_id)(self.image, id.as_mut_ptr(), id.len()) };
         check(told, || format!("the identity of image {} is not told", self.source.path()))?;
+        // SAFETY: zero-terminated by the call.
+        Ok(unsafe { CStr::from_ptr(id.as_ptr()) }.to_string_lossy().into_owned())
+    }
+
+    /// Refuses an image that is neither as it was nor as its snapshot; it is locked, or shared.
+    fn check_not_rolling_back(&self) -> Result<(), Error> {
+        if self.source.name_and_snapshot().1.is_some() {
+            return Ok(());
+        }
+        let key = text("a key", &format!("{ROLLBACK}.{}", self.id()?))?;
+        let mut len = 0;
+        // SAFETY: an open image, a zero-terminated text, and no room for a value.
+        let told = unsafe {
+            (self.library.rbd_metadata_get)(self.image, key.as_ptr(), ptr::null_mut(), &mut len)
+        };
+        match told {
+            0.. | RANGE => Err(Error::RollingBack { image: self.source.path() }),
+            _ if told == -libc::ENOENT => Ok(()),
+            _ => {
+                check(told, || format!("whether image {} is whole is not told", self.source.path()))
+            }
+        }
+    }
+
+    /// Identity of the image: the same on every host.
+    fn uuid(&self) -> Result<Uuid, Error> {
         // SAFETY: the pool of the open image.
         let pool = unsafe { (self.library.rados_ioctx_get_id)(self.io) };
-        // SAFETY: zero-terminated by the call.
-        let id = unsafe { CStr::from_ptr(id.as_ptr()) }.to_string_lossy();
+        let id = self.id()?;
         let namespace = self.source.pool_and_namespace().1;
         let snapshot = self.source.name_and_snapshot().1.unwrap_or_default();
         Ok(uuid_of(&self.fsid, (pool, namespace), &id, snapshot))
@@ -468,6 +436,10 @@ impl Image {
             true if incoming => opened.expect()?,
             true => opened.lock_anew()?,
             false => {}
+        }
+        // A guest that comes from another host has it open there.
+        if !waits {
+            opened.check_not_rolling_back()?;
         }
         let ((bytes, object_size), uuid) = (opened.stat()?, opened.uuid()?);
         let (news, locks) = (opened.cluster.news()?, opened.cluster.locks()?);

@@ -13,9 +13,13 @@
 //! | `image` | [`OpenedImage`], [`Source`]: an image, its lock, its size |
 //! | `close` | how an image is closed |
 //! | `hold` | whether an image may be written here, while its guest moves from host to host |
+//! | `lock` | the lock of an open image, that of a client that is gone broken |
 //! | `disk` | [`Disk`]: the bdev |
 //! | `channel` | its queue pair: the whole I/O path |
 //! | `pool` | [`Pool`], [`Volume`]: the images of a pool, made, changed and listed without a lock |
+//! | `pool::lease` | what is kept for a limited time |
+//! | `pool::together` | snapshots of several images at one instant, all or none |
+//! | `pool::rollback` | images that read as their snapshots, all or none, whatever ends meanwhile |
 //! | `watchers` | which clients have an image open |
 //! | `ring` | how ended I/Os come back from librbd's threads |
 //! | `errno` | what a guest's I/O ends with |
@@ -37,14 +41,15 @@ mod error;
 mod ffi;
 mod hold;
 mod image;
+mod lock;
 mod pool;
 mod ring;
 mod watchers;
 
 pub use cluster::{Cluster, ClusterOptions, ConfigFile, exit, is_quiet, wait_until_quiet, within};
 pub use clusters::Clusters;
-pub use disk::Disk;
+pub use disk::{Disk, HeldBack};
 pub use error::Error;
 pub use ffi::{Library, LibraryError};
 pub use image::{OpenedImage, Source};
-pub use pool::{Notes, Pool, Ranges, Space, Volume};
+pub use pool::{Member, Notes, Pool, Ranges, Space, Volume};

@@ -4,6 +4,10 @@
 //! of it taken, by that client, as librbd asks it to. All of it waits for the cluster as long as that takes, and
 //! is for threads that may ([`crate::within`]).
 
+mod lease;
+pub(crate) mod rollback;
+mod together;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString};
 use std::ptr;
@@ -20,12 +24,14 @@ use crate::Error;
 use crate::close::close;
 use crate::cluster::{Client, Cluster, check, failed, option, text};
 use crate::ffi::{
-    EBLOCKLISTED, FEATURE_FAST_DIFF, FLAG_FAST_DIFF_INVALID, ImageHandle, ImageInfo, ImageOptions,
-    ImageSpec, IoCtx, Library, LinkedImage, OPTION_CLONE_FORMAT, SNAPSHOT_OF_USERS, SnapInfo,
-    SnapSpec, TrashInfo,
+    EBLOCKLISTED, FEATURE_EXCLUSIVE_LOCK, FEATURE_FAST_DIFF, FLAG_FAST_DIFF_INVALID, ImageHandle,
+    ImageInfo, ImageOptions, ImageSpec, IoCtx, Library, LinkedImage, OPTION_CLONE_FORMAT,
+    SNAPSHOT_OF_USERS, SnapInfo, SnapSpec, TrashInfo,
 };
 use crate::image::uuid_of;
 use crate::watchers::watchers;
+
+pub use together::Member;
 
 /// Images that are looked at side by side while a pool is listed.
 const BESIDE: usize = 16;
@@ -472,6 +478,7 @@ impl Pool {
         let opened = self.opened(image, None, true)?;
         let id = opened.id()?;
         let _alone = self.alone(&id, image)?;
+        opened.settle_snapshots(&id)?;
         if !opened.all_snapshots()?.is_empty() {
             return Err(self.has_snapshots(image));
         }
@@ -529,7 +536,7 @@ impl Pool {
         name: &str,
         is_wanted: &impl Fn(&str, Uuid) -> bool,
     ) -> Result<bool, Error> {
-        let opened = match self.opened_in_trash(id, name, false) {
+        let opened = match self.opened_by_id(id, name, false) {
             Ok(opened) => opened,
             Err(why) => match why.errno() {
                 // Its header goes after its data: nothing but the entry is left of it.
@@ -554,7 +561,7 @@ impl Pool {
 
     /// Deletes an image that is in the trash, unless somebody has it open, also to delete it.
     fn emptied(&self, id: &str, name: &str) -> Result<(), Error> {
-        match self.opened_in_trash(id, name, true) {
+        match self.opened_by_id(id, name, true) {
             Ok(opened) if opened.is_open_elsewhere()? => return Err(self.in_use(name)),
             Err(why) if why.errno() != libc::ENOENT => return Err(why),
             _ => {}
@@ -636,8 +643,8 @@ impl Pool {
         }
     }
 
-    /// Opens an image that is in the trash.
-    fn opened_in_trash<'a>(
+    /// Opens an image by its identity, also one that is in the trash.
+    fn opened_by_id<'a>(
         &'a self,
         id: &str,
         name: &'a str,
@@ -649,7 +656,7 @@ impl Pool {
         let mut image: ImageHandle = ptr::null_mut();
         // SAFETY: an open pool, a zero-terminated text, and where the result is to be.
         let opened = unsafe { open(self.io, id.as_ptr(), &mut image, ptr::null()) };
-        check(opened, || format!("image {} in the trash cannot be opened", self.path(name)))?;
+        check(opened, || format!("image {} cannot be opened by its identity", self.path(name)))?;
         Ok(Open { pool: self, name, image })
     }
 
@@ -658,13 +665,13 @@ impl Pool {
     /// # Errors
     /// What Ceph says; then there is none.
     pub fn snapshot(&self, image: &str, snapshot: &str, notes: &Notes) -> Result<(), Error> {
-        let name = text("the snapshot's name", snapshot)?;
         let opened = self.opened(image, None, true)?;
+        let id = opened.id()?;
+        opened.check_not_rolling_back(&id)?;
+        opened.settle_snapshot(&id, snapshot)?;
         // It has its notes from the beginning, as those of one that is not there are not looked at.
         opened.note(Some(snapshot), notes)?;
-        // SAFETY: an open image and a zero-terminated text.
-        let taken = unsafe { (self.library().rbd_snap_create)(opened.image, name.as_ptr()) };
-        check(taken, || format!("snapshot {}@{snapshot} cannot be taken", self.path(image)))
+        opened.take_snapshot(snapshot)
     }
 
     /// Deletes a snapshot with its metadata; clones of it keep what they show.
@@ -672,28 +679,12 @@ impl Pool {
     /// # Errors
     /// What Ceph says.
     pub fn remove_snapshot(&self, image: &str, snapshot: &str) -> Result<(), Error> {
-        let name = text("the snapshot's name", snapshot)?;
         let opened = self.opened(image, None, true)?;
-        // SAFETY: an open image and a zero-terminated text.
-        let removed = unsafe { (self.library().rbd_snap_remove)(opened.image, name.as_ptr()) };
-        check(removed, || format!("snapshot {}@{snapshot} cannot be deleted", self.path(image)))?;
-        opened.forget(snapshot)
-    }
-
-    /// Has an image read as one of its snapshots.
-    ///
-    /// # Errors
-    /// Somebody writes to it; what Ceph says.
-    pub fn roll_back(&self, image: &str, snapshot: &str) -> Result<(), Error> {
-        let name = text("the snapshot's name", snapshot)?;
-        let opened = self.opened(image, None, true)?;
-        // SAFETY: an open image and a zero-terminated text.
-        let done = unsafe { (self.library().rbd_snap_rollback)(opened.image, name.as_ptr()) };
-        let path = self.path(image);
-        check(done, || match -done {
-            libc::EROFS => format!("image {path} is not rolled back, as another client has it"),
-            _ => format!("image {path} cannot be rolled back to {snapshot}"),
-        })
+        let id = opened.id()?;
+        // It may be needed for that.
+        opened.finish_rollback(&id)?;
+        opened.settle_snapshot(&id, snapshot)?;
+        opened.remove_snapshot(snapshot)
     }
 
     /// Gives an image all that it has of the snapshot whose clone it is; nothing for one that is no clone.
@@ -980,9 +971,10 @@ impl Open<'_> {
     fn forget(&self, snapshot: &str) -> Result<(), Error> {
         let id = self.id()?;
         let uuid = key_of(UUID, &id, Some(snapshot));
+        let mark = Open::mark_key(&id, snapshot);
         let xattrs = format!("{}/", key_of(XATTR, &id, Some(snapshot)));
         let mut all = self.metadata()?.into_keys();
-        all.try_for_each(|key| match key == uuid || key.starts_with(&xattrs) {
+        all.try_for_each(|key| match key == uuid || key == mark || key.starts_with(&xattrs) {
             true => self.unset(&key).map(drop),
             false => Ok(()),
         })
@@ -1019,6 +1011,9 @@ impl Open<'_> {
         };
         let mut snapshots = Vec::new();
         for (name, size) in self.snapshots()? {
+            if self.is_half(&metadata, id, &name)? {
+                continue;
+            }
             let allocated = match fast {
                 true => match self.pool.allocated(self.name, Some(&name)) {
                     // It has just been deleted.
@@ -1039,12 +1034,22 @@ impl Open<'_> {
         Ok(all)
     }
 
-    /// Whether the cluster knows which objects there are without looking for each.
-    fn knows_objects(&self) -> Result<bool, Error> {
-        let (mut features, mut flags) = (0, 0);
+    fn features(&self) -> Result<u64, Error> {
+        let mut features = 0;
         // SAFETY: an open image, and where the result is to be.
         let told = unsafe { (self.library().rbd_get_features)(self.image, &mut features) };
         check(told, || format!("the features of image {} are not told", self.path()))?;
+        Ok(features)
+    }
+
+    /// Whether one client at a time can have it.
+    fn is_lockable(&self) -> Result<bool, Error> {
+        Ok(self.features()? & FEATURE_EXCLUSIVE_LOCK != 0)
+    }
+
+    /// Whether the cluster knows which objects there are without looking for each.
+    fn knows_objects(&self) -> Result<bool, Error> {
+        let (features, mut flags) = (self.features()?, 0);
         // SAFETY: as above.
         let told = unsafe { (self.library().rbd_get_flags)(self.image, &mut flags) };
         check(told, || format!("the flags of image {} are not told", self.path()))?;

@@ -3,13 +3,17 @@
 use crate::app::App;
 use crate::errors;
 use crate::pools::{CALL_TIMEOUT, DATA_TIMEOUT, LIST_TIMEOUT, Pool, Volume};
-use crate::stores::Store;
+use crate::stores::{Store, StoreOf};
 use lvol::{LvolInfo, LvolOptions, NewLvol, Range, Ranges};
 use rbd::{Disk, Notes};
 use rpc::{Errno, Error};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
+
+/// How long I/O of several images may wait, at most, for snapshots of all of them to be taken.
+const TOGETHER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A pool of Ceph, and the bdevs that its open volumes are.
 pub struct ImageStore<'a> {
@@ -35,6 +39,21 @@ impl ImageStore<'_> {
                 Err(Error::os(Errno::Perm, why))
             }
         }
+    }
+
+    /// As [`ImageStore::image`], of one of several that something is done to together.
+    fn of_this_pool(&self, name: &str) -> Result<Volume, Error> {
+        let is_of_it = match self.app.store_of(name) {
+            StoreOf::Images(of) => Arc::ptr_eq(&of.pool, &self.pool),
+            _ => false,
+        };
+        if !is_of_it {
+            let pool = &self.pool.name;
+            let why =
+                format!("{name} is not of the pool {pool}: take what is of one pool at a time");
+            return Err(Error::os(Errno::Inval, why));
+        }
+        self.image(name)
     }
 
     /// The image and the name of a snapshot.
@@ -81,6 +100,14 @@ fn check_name(name: &str) -> Result<(), Error> {
         return Err(Error::os(Errno::Inval, why));
     }
     crate::methods::check_name_of("volume", name)
+}
+
+/// What a snapshot is called in its image: ours are called as what they are of.
+fn snapshot_name(image: &str, given: &str) -> Result<String, Error> {
+    let own = given.strip_prefix(image).and_then(|rest| rest.strip_prefix('@'));
+    let snapshot = own.unwrap_or(given).to_owned();
+    check_name(&snapshot)?;
+    Ok(snapshot)
 }
 
 fn notes(uuid: Option<Uuid>, xattrs: &BTreeMap<String, Vec<u8>>) -> Notes {
@@ -172,11 +199,7 @@ impl Store for ImageStore<'_> {
 
     fn snapshot(&self, of: &str, new: &NewLvol) -> Result<LvolInfo, Error> {
         let Volume { image, .. } = self.image(of)?;
-        // Ours are called as what they are of.
-        let given = &*new.name;
-        let own = given.strip_prefix(&*image).and_then(|rest| rest.strip_prefix('@'));
-        let snapshot = own.unwrap_or(given).to_owned();
-        check_name(&snapshot)?;
+        let snapshot = snapshot_name(&image, &new.name)?;
         let (of, name) = (image.clone(), snapshot.clone());
         let notes = notes(new.uuid, &new.xattrs);
         self.pool.call(CALL_TIMEOUT, move |pool| pool.snapshot(&of, &name, &notes))?;
@@ -184,14 +207,27 @@ impl Store for ImageStore<'_> {
     }
 
     fn snapshot_together(&self, all: &[(&str, &NewLvol)]) -> Result<Vec<LvolInfo>, Error> {
-        match all {
-            [(of, new)] => Ok(vec![self.snapshot(of, new)?]),
-            _ => {
-                let what = "where snapshots of several volumes are not of one instant";
-                let first = all.first().map_or("", |(of, _)| of);
-                self.refused(first, what, "take them one by one, with the guest paused")
-            }
+        if let [(of, new)] = all {
+            return Ok(vec![self.snapshot(of, new)?]);
         }
+        let mut members = Vec::new();
+        for (of, new) in all {
+            let volume = self.of_this_pool(of)?;
+            let snapshot = snapshot_name(&volume.image, &new.name)?;
+            let disk = self.app.registry.get_as::<Disk>(&volume.uuid.to_string());
+            if disk.as_ref().is_some_and(|disk| disk.source().shared) {
+                let what = "and shared with other hosts, whose writes cannot be held back";
+                return self.refused(of, what, "leave it out, or take its snapshot by itself");
+            }
+            let disk = disk.filter(|disk| disk.is_locked() == Some(true));
+            let notes = notes(new.uuid, &new.xattrs);
+            members.push(rbd::Member { image: volume.image, snapshot, notes, disk });
+        }
+        let names: Vec<_> =
+            members.iter().map(|each| format!("{}@{}", each.image, each.snapshot)).collect();
+        let until = Instant::now() + TOGETHER_TIMEOUT;
+        self.pool.call(CALL_TIMEOUT, move |pool| pool.snapshot_together(&members, until))?;
+        names.iter().map(|name| self.named(name)).collect()
     }
 
     fn clone_of(&self, snapshot: &str, new: &NewLvol) -> Result<LvolInfo, Error> {
@@ -224,27 +260,25 @@ impl Store for ImageStore<'_> {
     }
 
     fn roll_back(&self, name: &str, snapshot: &str) -> Result<(), Error> {
-        let volume = self.image(name)?;
-        let (of, snapshot) = self.snapshot_of(snapshot)?;
-        if of.image != volume.image {
-            let (volume, of) = (self.pool.alias(&volume), self.pool.alias(&of));
-            return Err(Error::os(Errno::Inval, format!("{of} is not a snapshot of {volume}")));
-        }
-        self.unused(&volume)?;
-        let image = volume.image.clone();
-        self.pool.call(DATA_TIMEOUT, move |pool| pool.roll_back(&image, &snapshot))?;
-        self.pool.look(&volume.image, CALL_TIMEOUT).map(drop)
+        self.roll_back_together(&[(name, snapshot)])
     }
 
     fn roll_back_together(&self, all: &[(&str, &str)]) -> Result<(), Error> {
-        match all {
-            [(name, snapshot)] => self.roll_back(name, snapshot),
-            _ => {
-                let what = "where several volumes are not rolled back as one";
-                let first = all.first().map_or("", |(name, _)| name);
-                self.refused(first, what, "roll them back one by one")
+        let mut images = Vec::new();
+        for (name, snapshot) in all {
+            let volume = self.of_this_pool(name)?;
+            let (of, snapshot) = self.snapshot_of(snapshot)?;
+            if of.image != volume.image {
+                let (volume, of) = (self.pool.alias(&volume), self.pool.alias(&of));
+                let why = format!("{of} is not a snapshot of {volume}");
+                return Err(Error::os(Errno::Inval, why));
             }
+            self.unused(&volume)?;
+            images.push((volume.image, snapshot));
         }
+        let of = images.clone();
+        self.pool.call(DATA_TIMEOUT, move |pool| pool.roll_back(&of))?;
+        images.iter().try_for_each(|(image, _)| self.pool.look(image, CALL_TIMEOUT).map(drop))
     }
 
     fn ranges(

@@ -95,25 +95,26 @@ fn create(app: &App, mut p: Create) -> Result<String, Error> {
     let _wait = app.waits.begin(format!("pool {}", p.name), "its cluster to answer".into());
     let known = asked(&p, pool((Uuid::nil(), 1)))?;
     app.pools.add(pool(known))?;
-    complete_deletions(app, &p.name);
+    complete(app, &p.name);
     (p.uuid, p.object_size) = (Some(UuidText(known.0)), Some(known.1));
     p.block_size = Some(block_size);
     app.config().record(CREATE, &p);
     Ok(known.0.to_string())
 }
 
-/// Completes what deletions that were cut off have left in a pool's trash, on a thread that may wait.
-fn complete_deletions(app: &App, name: &str) {
+/// Completes what was cut off in a pool: deletions, rollbacks, and snapshots taken together; on a thread that may wait.
+fn complete(app: &App, name: &str) {
     let Some(pool) = app.pools.get(name) else { return };
     let complete = move || {
         let done = pool.call(DATA_TIMEOUT, |pool| pool.complete(|_, _| true));
-        // The next call that deletes such a volume tries again.
-        if let Err(why) = done {
-            tracing::warn!("deletions in pool {} that were cut off: {}", pool.name, why.message);
+        let settled = pool.call(DATA_TIMEOUT, rbd::Pool::settle);
+        // The next call of that kind with such a volume tries again.
+        for why in [done.map(drop), settled].into_iter().filter_map(Result::err) {
+            tracing::warn!("what was cut off in pool {}: {}", pool.name, why.message);
         }
     };
-    if let Err(why) = thread::Builder::new().name("rbd trash".to_owned()).spawn(complete) {
-        tracing::warn!("no thread looks at the trash of pool {name}: {why}");
+    if let Err(why) = thread::Builder::new().name("rbd complete".to_owned()).spawn(complete) {
+        tracing::warn!("no thread completes what was cut off in pool {name}: {why}");
     }
 }
 

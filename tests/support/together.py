@@ -1,0 +1,46 @@
+"""Several images of Ceph in one call: snapshots of one instant, and ways back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.support.ceph import POOL, Ceph
+
+TAKE, GO_BACK = "virtlun_lvol_snapshot_together", "virtlun_lvol_roll_back_together"
+
+
+def wanted(snapshot: str, *images: str) -> dict[str, Any]:
+    """Returns the parameters of TAKE."""
+    return {
+        "snapshots": [
+            {"lvol_name": f"ceph0/{image}", "snapshot_name": f"{image}@{snapshot}"}
+            for image in images
+        ]
+    }
+
+
+def back(snapshot: str, *images: str) -> dict[str, Any]:
+    """Returns the parameters of GO_BACK."""
+    return {
+        "rollbacks": [
+            {"lvol_name": f"ceph0/{image}", "snapshot_name": f"ceph0/{image}@{snapshot}"}
+            for image in images
+        ]
+    }
+
+
+def identity(ceph: Ceph, image: str) -> str:
+    """Returns what Ceph knows an image by."""
+    told: str = json.loads(ceph.rbd("info", "--format", "json", f"{POOL}/{image}"))["id"]
+    return told
+
+
+def begin_rollback(ceph: Ceph, snapshot: str, *images: str, settled: bool, token: str) -> None:
+    """Leaves what a host leaves that ends before it has copied anything of the images."""
+    ids = [identity(ceph, image) for image in images]
+    for number, image in enumerate(images):
+        others = ids[1:] if settled and number == 0 else None
+        mark = {"token": token, "first": ids[0], "snapshot": snapshot, "others": others}
+        key = f"virtlun.rollback.{ids[number]}"
+        ceph.rbd("image-meta", "set", f"{POOL}/{image}", key, json.dumps(mark))
