@@ -374,18 +374,23 @@ impl Sg {
         if offset.checked_add(len)? > self.len {
             return None;
         }
-        let mut used = 0;
-        let mut fits = true;
+        let (used, taken) = self.slice_as_far(offset, len, out);
+        (taken == len).then_some(used)
+    }
+
+    /// As [`Sg::slice_into`], as far as the list and `out` reach: how many runs were used, and their
+    /// bytes.
+    pub fn slice_as_far(&self, offset: usize, len: usize, out: &mut [IoVec]) -> (usize, usize) {
+        let (mut used, mut taken) = (0, 0);
         self.walk(offset, len, |p, n| {
             if let Some(slot) = out.get_mut(used) {
                 // SAFETY: a part of a run that is valid for as long as this list is.
                 *slot = unsafe { IoVec::new(p, n) };
                 used += 1;
-            } else {
-                fits = false;
+                taken += n;
             }
         });
-        fits.then_some(used)
+        (used, taken)
     }
 
     #[inline]
@@ -427,6 +432,10 @@ mod tests {
         assert_eq!(sg.slice_into(1, 4, &mut parts), Some(2));
         assert_eq!((parts[0].len(), parts[1].len()), (2, 2));
         assert_eq!(sg.slice_into(1, 8, &mut parts), None);
+        assert_eq!(sg.slice_into(1, 4, &mut parts[..1]), None);
+        assert_eq!(sg.slice_as_far(1, 4, &mut parts[..1]), (1, 2));
+        assert_eq!(sg.slice_as_far(1, 9, &mut parts), (2, 7));
+        assert_eq!(sg.slice_as_far(9, 1, &mut parts), (0, 0));
         assert_eq!((a, b), ([1, 7, 8], [9, 2, 2, 2, 0]));
     }
 }

@@ -294,13 +294,14 @@ impl Conversation {
             let data = self.data_of(part);
             let begin = skip.saturating_sub(REQUEST);
             if begin < data {
-                let io = &self.asks[part.ask].io;
-                let most = (data - begin).min(AT_ONCE.saturating_sub(bytes));
-                let (used, taken) =
-                    cut_out(io, part.offset as usize + begin, most, &mut runs[count..]);
+                let sg = &self.asks[part.ask].io.sg;
+                let left = data - begin;
+                let most = left.min(AT_ONCE.saturating_sub(bytes));
+                let begin = part.offset as usize + begin;
+                let (used, taken) = sg.slice_as_far(begin, most, &mut runs[count..]);
                 count += used;
                 bytes += taken;
-                if taken < data - begin {
+                if taken < left {
                     break;
                 }
             }
@@ -353,11 +354,11 @@ impl Conversation {
         if let Input::Data(number) = self.input {
             let part = &self.parts[number];
             let (len, got) = (part.len as usize, part.got as usize);
-            let io = &self.asks[part.ask].io;
+            let sg = &self.asks[part.ask].io.sg;
             // One run is left for the next reply.
             let most = runs.len().saturating_sub(1);
             let begin = part.offset as usize + got;
-            let (used, taken) = cut_out(io, begin, (len - got).min(AT_ONCE), &mut runs[..most]);
+            let (used, taken) = sg.slice_as_far(begin, (len - got).min(AT_ONCE), &mut runs[..most]);
             count = used;
             self.data_wanted = taken;
             if got + taken < len {
@@ -510,26 +511,4 @@ impl Conversation {
             }
         }
     }
-}
-
-/// Fills `runs` with the memory of up to `len` bytes of the data of `io` from byte `offset` on, as far as
-/// they reach: how many runs, and their bytes.
-fn cut_out(io: &Io, mut offset: usize, len: usize, runs: &mut [IoVec]) -> (usize, usize) {
-    let (mut used, mut taken) = (0, 0);
-    for run in io.sg.as_slice() {
-        if offset >= run.len() {
-            offset -= run.len();
-            continue;
-        }
-        if taken == len || used == runs.len() {
-            break;
-        }
-        let bytes = (run.len() - offset).min(len - taken);
-        // SAFETY: a part of a run that is valid until the I/O is over, and that begins within it.
-        runs[used] = unsafe { IoVec::new(run.base().add(offset), bytes) };
-        used += 1;
-        taken += bytes;
-        offset = 0;
-    }
-    (used, taken)
 }

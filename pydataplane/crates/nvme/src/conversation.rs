@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 
 use bdev::Slots;
 use crc_fast::{CrcAlgorithm, Digest};
-use guestmem::{IoVec, Sg};
+use guestmem::Sg;
 
 use crate::wire::{CAPSULE, COMMAND, Completion, DIGEST, HEAD_MAX, Terms, kind};
 
@@ -321,26 +321,4 @@ impl Conversation {
             }
         }
     }
-}
-
-/// Fills `runs` with the memory of up to `len` bytes from byte `offset` of a list on, as far as they reach: how many
-/// runs, and their bytes.
-fn cut_out(sg: &Sg, mut offset: usize, len: usize, runs: &mut [IoVec]) -> (usize, usize) {
-    let (mut used, mut taken) = (0, 0);
-    for run in sg.as_slice() {
-        if offset >= run.len() {
-            offset -= run.len();
-            continue;
-        }
-        if taken == len || used == runs.len() {
-            break;
-        }
-        let bytes = (run.len() - offset).min(len - taken);
-        // SAFETY: a part of a run that is valid until the I/O is over, and that begins within it.
-        runs[used] = unsafe { IoVec::new(run.base().add(offset), bytes) };
-        used += 1;
-        taken += bytes;
-        offset = 0;
-    }
-    (used, taken)
 }

@@ -4,7 +4,7 @@ use guestmem::IoVec;
 
 use super::{
     AT_ONCE, Broken, CHUNK, Coming, Conversation, Data, GENERATION, HEADERS, Input, Kind, Transfer,
-    crc, cut_out,
+    crc,
 };
 use crate::wire::{self, COMPLETION, Completion, DIGEST, HEAD, flag, kind, u16_at, u32_at};
 
@@ -21,7 +21,7 @@ impl Conversation {
                 // One run is left for what follows.
                 let free = runs.len().saturating_sub(1);
                 let (used, taken) =
-                    cut_out(sg, offset + slot.got, left.min(AT_ONCE), &mut runs[..free]);
+                    sg.slice_as_far(offset + slot.got, left.min(AT_ONCE), &mut runs[..free]);
                 (count, self.data_wanted) = (used, taken);
                 if taken < left {
                     return count;

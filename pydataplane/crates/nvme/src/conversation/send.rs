@@ -2,7 +2,7 @@
 
 use guestmem::IoVec;
 
-use super::{AT_ONCE, Broken, Conversation, Data, Kind, Out, crc, cut_out};
+use super::{AT_ONCE, Broken, Conversation, Data, Kind, Out, crc};
 use crate::wire::{DIGEST, HEAD, HEAD_MAX, flag, kind};
 
 impl Conversation {
@@ -44,7 +44,7 @@ impl Conversation {
                 && from < len
             {
                 let most = (len - from).min(AT_ONCE.saturating_sub(bytes));
-                let (used, taken) = cut_out(sg, offset + from, most, &mut runs[count..]);
+                let (used, taken) = sg.slice_as_far(offset + from, most, &mut runs[count..]);
                 count += used;
                 bytes += taken;
                 if taken < len - from {
