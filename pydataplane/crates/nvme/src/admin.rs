@@ -8,9 +8,9 @@ use crate::ana::{Groups, Limits};
 use crate::buffer::Buffer;
 use crate::command::{self, Command, IDENTIFY_LEN, identify, property};
 use crate::conversation::{Data, Ended};
-use crate::disk::Shared;
 use crate::identify::{Controller, Namespace, active, chosen, identity};
 use crate::queue::{Link, Queue};
+use crate::shared::Shared;
 use crate::status::words;
 
 /// Commands, by tag.

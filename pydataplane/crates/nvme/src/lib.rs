@@ -46,7 +46,10 @@
 //! | `admin` | an admin queue at work: keep-alive, events |
 //! | `path` | an association in use, its end and the next one |
 //! | `worker` | the thread |
-//! | `disk` | [`Controller`], and [`Disk`]: the bdev |
+//! | `options` | what is asked for of a controller, and how it is shown |
+//! | `shared` | what a controller, its thread and its channels share |
+//! | `controller` | [`Controller`]: a subsystem by its paths |
+//! | `disk` | [`Disk`]: the bdev |
 
 mod address;
 mod admin;
@@ -54,12 +57,15 @@ mod ana;
 mod buffer;
 mod command;
 mod connect;
+mod controller;
 mod conversation;
 mod disk;
 mod identify;
+mod options;
 mod path;
 mod queue;
 mod requests;
+mod shared;
 mod status;
 mod units;
 mod wire;
@@ -67,9 +73,11 @@ mod worker;
 
 pub use address::{Address, NQN_MAX, check_nqn};
 pub use ana::AnaState;
+pub use controller::{Controller, reach};
 pub use conversation::{Broken, Conversation, DEPTH, Data, Ended};
-pub use disk::{Controller, CreateError, Disk, Options, PATHS_MAX, PathInfo, end_all, reach};
+pub use disk::{Disk, end_all};
 pub use identify::Names;
+pub use options::{CreateError, Options, PATHS_MAX, PathInfo};
 pub use wire::{Completion, Terms};
 
 #[cfg(test)]

@@ -16,8 +16,8 @@ use crate::address::Address;
 use crate::admin::{Admin, Heard};
 use crate::ana::{AnaState, Groups};
 use crate::connect::Association;
-use crate::disk::PathInfo;
 use crate::identify::{Controller, NAMESPACES_MAX};
+use crate::options::PathInfo;
 use crate::queue::Queue;
 use crate::worker::Context;
 

@@ -7,9 +7,10 @@ use bdev::{FlushCause, Registry};
 use reactor::IoContext;
 
 use crate::address::Address;
-use crate::disk::{Order, PATHS_MAX, Shared};
+use crate::options::PATHS_MAX;
 use crate::path::{LATE_POLL, Path};
 use crate::requests::{DEPTH, Paths, Requests};
+use crate::shared::{Order, Shared};
 
 /// Longest sleep.
 const SLEEP: Duration = Duration::from_secs(1);
