@@ -3,7 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Identity, LOGIN_TIMEOUT, Lost, NoSession, OWN_LEN, Session, Waiting, Why};
+use super::login::{LOGIN_TIMEOUT, Waiting, Why};
+use super::{Identity, Lost, NoSession, OWN_LEN, Session};
 use crate::address::Address;
 use crate::command::{self, CAPACITY_LEN, Cdb};
 use crate::sense::{Answer, Verdict};
