@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from plugin.config import Config
+from plugin.config import Config, load
 
 DEFAULT = "default"
 """What the target without a name is called in messages."""
@@ -69,3 +69,18 @@ def address(config: Config, name: str | None) -> TargetAddress:
     assert name is not None
     folder = config.target.rpc_socket.parent / name
     return TargetAddress(name, folder / config.target.rpc_socket.name, folder / "vhost")
+
+
+def chosen(
+    config_path: Path | None, socket: Path | None, name: str | None
+) -> tuple[Config, TargetAddress, Path]:
+    """Returns what a command works with, by its options, each None where it is not given.
+
+    That is the configuration, where the target `name` is, and the socket to ask it by.
+
+    Raises:
+        ConfigError: the configuration cannot be used.
+    """
+    config = load(config_path)
+    at = address(config, name)
+    return config, at, socket or at.rpc_socket

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from plugin.config import load
-from plugin.targets import address
+from plugin.targets import chosen
 from pydataplane.client import Client
 from pydataplane.domain.errors import ConfigError
 from pydataplane.errors import TargetError, VolumeError
@@ -43,8 +41,9 @@ def _names(context: click.Context, incomplete: str, of: Callable[[Client], list[
     """Returns the names that begin so; none where no target tells them."""
     given = context.find_root().params
     with suppress(ConfigError, TargetError, VolumeError, OSError):
-        config = load(given.get("config_path"))
-        socket: Path = given.get("socket") or address(config, given.get("target_name")).rpc_socket
+        _, _, socket = chosen(
+            *(given.get(name) for name in ("config_path", "socket", "target_name"))
+        )
         return [name for name in of(Client(socket, ANSWER_S)) if name.startswith(incomplete)]
     return []
 

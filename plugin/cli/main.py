@@ -26,8 +26,8 @@ from plugin.cli import (
     volume,
 )
 from plugin.cli.output import ADDRESS_KEY, CONFIG_KEY
-from plugin.config import DEFAULT_PATH, TARGET_NAME, load
-from plugin.targets import address
+from plugin.config import DEFAULT_PATH, TARGET_NAME
+from plugin.targets import chosen
 from pydataplane.domain.errors import ConfigError
 
 
@@ -86,12 +86,11 @@ def main(
           attach-disk VM /dev/virtlun/lvs0/data sdb --live --config
     """  # noqa: D301 (click's mark)
     try:
-        config = load(config_path)
+        config, address, context.obj = chosen(config_path, socket, target_name)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
     context.meta[CONFIG_KEY] = config
-    context.meta[ADDRESS_KEY] = address(config, target_name)
-    context.obj = socket or context.meta[ADDRESS_KEY].rpc_socket
+    context.meta[ADDRESS_KEY] = address
 
 
 for command in (
