@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -96,9 +97,29 @@ def report(socket: Path, output: Path | None, lines: int) -> None:
         return
     name = f"virtlun-report-{platform.node()}-{time.strftime('%Y%m%d-%H%M%S')}.txt"
     path = output or Path(name)
-    path.touch(0o600, exist_ok=False)
-    path.write_text(content)
+    write_new(path, content)
     click.echo(f"{path}: read it before you send it; it has names of VMs, volumes and hosts")
+
+
+def write_new(path: Path, content: str) -> None:
+    """Writes a file of the caller's alone, which has its name when it is whole.
+
+    Raises:
+        OSError: one of that name is there, or it cannot be written, and nothing is left of it.
+    """
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+    new = path.with_name(f"{path.name}.new")
+    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(file, "w") as opened:
+            opened.write(content)
+        new.rename(path)
+    except BaseException as error:
+        new.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, path) from error
+        raise
 
 
 def _host() -> Iterator[str]:
