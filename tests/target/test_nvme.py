@@ -39,6 +39,7 @@ from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 from tests.target.test_inflight import EXTENTS, MIB, QUEUES, Load
 from tests.target.test_nbd import outcome, write_one
+from tests.target.test_upgrade import upgrade_ends
 
 #: What is driven here, and cannot be without a target.
 VERBS = {
@@ -721,6 +722,39 @@ def test_an_lvstore_on_a_namespace_survives_a_cut_of_both(target: Target, scratc
             assert guest.read(0, 8) == b"v" * 4096
         assert target.rpc("virtlun_lvstore_check", lvs_name="lvs0")["problems"] == []
         target.upgrade()
+        with connected(target) as guest:
+            assert guest.read(0, 8) == b"v" * 4096
+
+
+def test_an_upgrade_that_fails_late_leaves_namespaces_and_what_is_on_them(target: Target) -> None:
+    with NvmeTarget({1: Namespace(32 * MIB // BLOCK)}) as model:
+        attach_controller(target, model)
+        target.rpc("bdev_lvol_create_lvstore", bdev_name="NVME0n1", lvs_name="lvs0", cluster_sz=MIB)
+        target.make_thin("v", 8)
+        target.attach("vm-0", "lvs0/v")
+        with connected(target) as guest:
+            guest.write(0, b"v" * 4096)
+        upgrade_ends(target, "held: end")
+        assert target.rpc("virtlun_get_status")["restore_problems"] == []
+        assert shown(target)["connected"]
+        with connected(target) as guest:
+            assert guest.read(0, 8) == b"v" * 4096
+
+
+@pytest.mark.nightly
+def test_a_namespace_that_is_away_when_an_upgrade_fails_late_comes_back(target: Target) -> None:
+    with NvmeTarget({1: Namespace(32 * MIB // BLOCK)}) as model:
+        attach_controller(target, model)
+        target.attach("vm-0", "NVME0n1")
+        with connected(target) as guest:
+            guest.write(0, b"v" * 4096)
+        model.vanish()
+        upgrade_ends(target, "held: end")
+        assert target.rpc("bdev_get_bdevs") == []
+        model.listen()
+        # With what is on it.
+        until(lambda: target.rpc("virtlun_get_status")["restore_problems"] == [], "all of it")
+        assert shown(target)["connected"]
         with connected(target) as guest:
             assert guest.read(0, 8) == b"v" * 4096
 

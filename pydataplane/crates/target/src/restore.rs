@@ -1,5 +1,7 @@
 //! Brings back what was configured.
 
+mod again;
+
 use crate::app::App;
 use crate::methods::crypto::{awaited_key, is_crypto, key_of};
 use crate::methods::file::{self, is_disk as is_file};
@@ -11,6 +13,7 @@ use crate::methods::pool::{self, is_pool};
 use crate::methods::rbd::{self as image, is_cluster, is_image};
 use crate::methods::vhost::blk;
 use crate::state::{self, Call, ConfigFile, Item};
+pub use again::again;
 use bdev::Bdev;
 use parking_lot::{Condvar, Mutex};
 use rpc::Methods;
@@ -74,9 +77,14 @@ impl Opened {
     }
 }
 
+/// Whether `item` makes a bdev on a server, which may be away and come back.
+fn is_on_server(item: &Item) -> bool {
+    is_nbd(item) || is_lun(item) || is_nvme(item)
+}
+
 /// Whether `item` makes a bdev on something that may take its time to answer.
 fn may_wait(item: &Item) -> bool {
-    is_file(item) || is_image(item) || is_nbd(item) || is_lun(item) || is_nvme(item)
+    is_file(item) || is_image(item) || is_on_server(item)
 }
 
 /// The threads that restore bdevs on disks.
@@ -324,13 +332,7 @@ fn restore_beside(
             if comes_later && !restore_later(&app, &item) {
                 return;
             }
-            // While the target starts, this waits until the rest has been restored.
-            methods.exclusively(|| {
-                app.restore_appeared();
-                if let Err(e) = app.commit() {
-                    tracing::error!("{e}");
-                }
-            });
+            bring_back_appeared(&app, &methods);
         }
     };
     let started = thread::Builder::new().name("restore".into()).spawn(work);
@@ -339,6 +341,16 @@ fn restore_beside(
         *disks.left.lock() -= 1;
         _ = restore_disk(app, item, None);
     }
+}
+
+/// Brings back what names the bdevs that have come; while the target starts, when the rest has been restored.
+fn bring_back_appeared(app: &App, methods: &Methods) {
+    methods.exclusively(|| {
+        app.restore_appeared();
+        if let Err(e) = app.commit() {
+            tracing::error!("{e}");
+        }
+    });
 }
 
 /// A failure to restore something that does not come by itself.
@@ -418,29 +430,6 @@ fn note_appeared(app: &App, item: &Item) {
     for disk in controller::disks(&app.registry, name).into_iter().filter(|_| is_nvme(item)) {
         app.note_appeared(disk.name());
     }
-}
-
-/// Brings back, within one process, what is recorded and was taken apart; what is there is left alone,
-/// but for lvstores, which are loaded where they are not.
-pub fn again(app: &App, methods: &Methods) {
-    let items: Vec<_> = app.config().items().cloned().collect();
-    clusters(app, &items);
-    for item in items.iter().filter(|item| !is_cluster(item) && !is_pool(item)) {
-        let name = item.call.params.get("name").and_then(Value::as_str);
-        let disks = name.map_or_else(Vec::new, |name| controller::disks(&app.registry, name));
-        if is_nvme(item) && !disks.is_empty() {
-            disks.iter().for_each(|disk| _ = app.examine(disk.name()));
-            continue;
-        }
-        let bdev = name.filter(|_| item.key.starts_with("bdev "));
-        match bdev.filter(|name| app.registry.get(name).is_some()) {
-            // A guest's disk, or a volume, is not looked at.
-            Some(name) if app.guest_disks.has(name) || app.pools.open().contains(name) => (),
-            Some(name) => _ = app.examine(name),
-            None => _ = restore(app, methods, item),
-        }
-    }
-    start_controllers(app, methods);
 }
 
 /// Whether it limits the I/O of a bdev.

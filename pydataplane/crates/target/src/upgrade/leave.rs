@@ -387,8 +387,8 @@ fn describe(
 /// Goes on with what was taken apart, once the new program is gone for sure: until then it may hold
 /// bdevs, and read what it was given.
 fn take_back(
-    app: &App,
-    methods: &Methods,
+    app: &Arc<App>,
+    methods: &Arc<Methods>,
     successor: &Successor,
     given: Given,
 ) -> Result<(), String> {
