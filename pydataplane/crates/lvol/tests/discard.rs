@@ -1,77 +1,38 @@
 //! What a deleted volume had is given back to the bdev, piece by piece.
 
-use bdev::{
-    Bdev, Channel, Completion, Features, Geometry, Io, IoError, Malloc, MallocOptions, Op,
-    OpenError, Registry, Submit,
-};
+use bdev::testing::{Wrap, Wrapped};
+use bdev::{Io, IoError, Malloc, MallocOptions, Op, Registry, Submit};
 use lvol::{ClearMethod, LvolOptions, LvstoreOptions, Lvstores};
-use reactor::IoContext;
-use serde_json::Value;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use uuid::Uuid;
 
 const GIB: u64 = 1 << 30;
 const BLOCK: u64 = 512;
 
-/// A disk in memory that notes its unmaps, first block and blocks, and can be full.
-struct Noting {
-    disk: Arc<Malloc>,
-    noted: Arc<Noted>,
-}
-
-/// What it notes, and how much room it has.
+/// What a disk notes, and how much room it has.
 struct Noted {
+    /// First block and blocks of each.
     unmaps: Mutex<Vec<(u64, u64)>>,
     /// Blocks that can be written with zeros before the rest is refused.
     room: AtomicU64,
 }
 
-impl Bdev for Noting {
-    fn name(&self) -> &str {
-        self.disk.name()
-    }
-    fn aliases(&self) -> Vec<String> {
-        self.disk.aliases()
-    }
-    fn uuid(&self) -> Uuid {
-        self.disk.uuid()
-    }
-    fn product_name(&self) -> &'static str {
-        "Noting disk"
-    }
-    fn geometry(&self) -> Geometry {
-        self.disk.geometry()
-    }
-    fn features(&self) -> Features {
-        self.disk.features()
-    }
-    fn open(&self, io: &IoContext) -> Result<Box<dyn Channel>, OpenError> {
-        Ok(Box::new(NotingChannel(self.disk.open(io)?, self.noted.clone())))
-    }
-    fn driver_specific(&self) -> Value {
-        self.disk.driver_specific()
-    }
-}
+/// Has a disk note its unmaps, and be full.
+struct Noting(Arc<Noted>);
 
-struct NotingChannel(Box<dyn Channel>, Arc<Noted>);
-
-impl Channel for NotingChannel {
-    fn submit(&mut self, io: &Io) -> Submit {
+impl Wrap for Noting {
+    fn instead(&self, io: &Io) -> Option<Submit> {
         if io.op == Op::Unmap {
-            self.1.unmaps.lock().unwrap().push((io.lba, io.blocks));
+            self.0.unmaps.lock().unwrap().push((io.lba, io.blocks));
         }
         if io.op == Op::WriteZeroes {
-            let room = self.1.room.load(Ordering::Relaxed);
+            let room = self.0.room.load(Ordering::Relaxed);
             if io.blocks > room {
-                return Submit::Done(Err(IoError::NoSpace));
+                return Some(Submit::Done(Err(IoError::NoSpace)));
             }
-            self.1.room.store(room - io.blocks, Ordering::Relaxed);
+            self.0.room.store(room - io.blocks, Ordering::Relaxed);
         }
-        self.0.submit(io)
-    }
-    fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
-        self.0.poll(done)
+        None
     }
 }
 
@@ -87,7 +48,7 @@ fn rig() -> (Lvstores, Arc<Noted>) {
     let noted = Arc::new(Noted { unmaps: Mutex::default(), room: AtomicU64::new(u64::MAX) });
     let registry = Registry::new();
     let disk = Malloc::create(options).unwrap();
-    registry.register(Arc::new(Noting { disk, noted: noted.clone() })).unwrap();
+    registry.register(Wrapped::new(disk, Noting(noted.clone()))).unwrap();
     let lvstores = Lvstores::new(registry);
     let cluster_size = Some(1 << 20);
     let options =
