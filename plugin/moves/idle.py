@@ -37,10 +37,9 @@ def hold(client: Client, copying: Client, source: str) -> None:
     """
     disk = Disk(controller(source), 0)
     shown = observe(client).controllers.get(disk.controller, {}).get(0)
-    if shown is not None and shown.bdev != source:
-        end(copying, source)  # on the other one since an earlier call: the old one may have changed
-        shown = None
-    if shown is None:
+    if shown is None or shown.bdev != source:
+        # On the other one since an earlier call, shown or not: the old one may have changed.
+        end(copying, source)
         _show(client, disk, source)
 
 

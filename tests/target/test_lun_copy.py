@@ -358,3 +358,57 @@ def test_what_cannot_be_copied_is_refused(moved: Target) -> None:
         assert "is not being copied" in str(moved.fails(f"virtlun_lun_copy_{method}", **VM))
     start(moved)
     refused("lvs1/w", BUSY, "pivot or abort that first")
+
+
+@pytest.mark.parametrize("blk", [False, True])
+def test_a_pivoted_disk_is_never_shown_on_what_its_guest_has_left(moved: Target, blk: bool) -> None:
+    """As a gateway asks for that which was killed in the pivot, while the new disk is away."""
+    if blk:
+        moved.rpc("vhost_delete_controller", ctrlr="vm-0")
+        moved.rpc("vhost_create_blk_controller", ctrlr="vm-0", dev_name="lvs0/v")
+    start(moved)
+    until_in(moved, "ready")
+    moved.rpc("virtlun_lun_copy_pivot", **VM)
+    if not blk:
+        with connected(moved) as guest:
+            guest.write(0, b"\1" * 4096)
+            flush(guest)
+    base = moved.directory / "lvs1.img"
+    moved.kill9()
+    base.rename(base.with_suffix(".away"))
+    moved.start()
+
+    def refused(method: str, **params: Any) -> None:
+        error = moved.fails(method, ctrlr="vm-0", **params)
+        assert isinstance(error, RpcError) and error.code == BUSY, error
+        assert "by what is recorded, and cannot be shown (" in str(error), error
+
+    if blk:
+        refused("vhost_create_blk_controller", dev_name="lvs0/v")
+    else:
+        refused("vhost_scsi_controller_add_target", scsi_target_num=0, bdev_name="lvs0/v")
+        # Nor has another disk its number, which a guest would take for it.
+        any_number = {"scsi_target_num": -1, "bdev_name": "lvs0/v"}
+        assert moved.rpc("vhost_scsi_controller_add_target", ctrlr="vm-0", **any_number) == 1
+        moved.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-0", scsi_target_num=1)
+    base.with_suffix(".away").rename(base)
+    moved.rpc("bdev_uring_create", filename=str(base), name="lvs1-base", block_size=512)
+    new = uuid_of(moved, "lvs1/w")
+    (controller,) = moved.rpc("vhost_get_controllers")
+    if blk:
+        assert controller["backend_specific"]["block"]["bdev"] == new
+    else:
+        assert lun(moved)["bdev_name"] == new
+        with connected(moved) as guest:
+            assert guest.read(0, 8) == b"\1" * 4096
+
+
+def test_what_is_recorded_of_a_disk_goes_when_it_is_removed(moved: Target) -> None:
+    moved.kill9()
+    (moved.directory / "lvs0.img").unlink()
+    moved.start()
+    error = moved.fails("vhost_scsi_controller_add_target", **VM, bdev_name="lvs1/w")
+    assert "have target 0 of controller vm-0 removed first" in str(error), error
+    moved.rpc("vhost_scsi_controller_remove_target", **VM)
+    moved.add_lun("vm-0", "lvs1/w")
+    assert lun(moved)["bdev_name"] == uuid_of(moved, "lvs1/w")

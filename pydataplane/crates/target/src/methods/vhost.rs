@@ -20,6 +20,7 @@ use std::sync::Arc;
 pub mod blk;
 mod identity;
 mod policy;
+mod recorded;
 mod shown;
 
 use policy::{ReadPolicy, WritePolicy};
@@ -283,9 +284,17 @@ fn characteristics(p: &AddTarget) -> Result<Characteristics, Error> {
 
 fn add_target(app: &App, mut p: AddTarget) -> Result<u8, Error> {
     let bdev = app.bdev(&p.bdev_name)?;
-    let key = state::target_key(&p.ctrlr, u64::try_from(p.scsi_target_num).unwrap_or(u64::MAX));
-    // One that is restored is as it was recorded, also while a pool does not answer.
-    if app.config().get(&key).is_none() {
+    let wanted = recorded::number(app, &p.ctrlr, i64::from(p.scsi_target_num))?;
+    // One that is restored is as it was recorded, also while a pool does not answer. Of one that is shown
+    // the controller says so.
+    let place = u8::try_from(wanted).ok();
+    let hidden = place.filter(|&number| app.controllers.unit(&p.ctrlr, number).is_err());
+    let key = state::target_key(&p.ctrlr, u64::try_from(wanted).unwrap_or(u64::MAX));
+    let is_recorded = match hidden {
+        Some(_) => recorded::is(app, &key, "bdev_name", &*bdev)?,
+        None => app.config().get(&key).is_some(),
+    };
+    if !is_recorded {
         let identity = identity::of(app, bdev.name())?.map(UuidText);
         p.uuid = p.uuid.or(identity);
     }
@@ -301,8 +310,7 @@ fn add_target(app: &App, mut p: AddTarget) -> Result<u8, Error> {
             read: p.read_error_policy.unwrap_or_default().into(),
         },
     };
-    let added =
-        app.controllers.add_target(&p.ctrlr, i64::from(p.scsi_target_num), bdev.name(), options);
+    let added = app.controllers.add_target(&p.ctrlr, wanted, bdev.name(), options);
     let number = added.map_err(errors::controller)?;
     p.scsi_target_num = i32::from(number);
     // An alias can change; the name stays.

@@ -1,7 +1,7 @@
 //! vhost-user-blk controllers: one disk each.
 
 use super::policy::{ReadPolicy, WritePolicy};
-use super::{OWN_SOCKET, cpus_of, make_folder, own_folder};
+use super::{OWN_SOCKET, cpus_of, make_folder, own_folder, recorded};
 use crate::app::App;
 use crate::errors;
 use crate::methods::lvol::OF_POOLS;
@@ -172,8 +172,14 @@ pub fn expect(app: &App, call: &Call) -> Result<(), Error> {
 fn create(app: &App, mut p: Create) -> Result<bool, Error> {
     p.check()?;
     let bdev = app.bdev(&p.dev_name)?;
-    // One that is restored is as it was recorded, also while a pool does not answer.
-    if app.config().get(&state::controller_key(&p.ctrlr)).is_none() {
+    let key = state::controller_key(&p.ctrlr);
+    // One that is restored is as it was recorded, also while a pool does not answer. Of one that is shown
+    // the controllers say so.
+    let is_recorded = match app.controllers.unit(&p.ctrlr, 0) {
+        Err(_) => recorded::is(app, &key, "dev_name", &*bdev)?,
+        Ok(_) => app.config().get(&key).is_some(),
+    };
+    if !is_recorded {
         let identity = super::identity::of(app, bdev.name())?.map(UuidText);
         p.uuid = p.uuid.or(identity);
     }
