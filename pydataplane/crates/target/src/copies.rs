@@ -192,7 +192,7 @@ impl Copy {
     }
 
     /// Copies, and ends it in order: the thread of the copy.
-    fn run(&self, controllers: &Controllers) {
+    fn run(self: &Arc<Copy>, controllers: &Controllers) {
         self.mirror.run();
         if let Some(why) = self.mirror.progress().failure {
             tracing::warn!(ctrlr = self.key.0, target = self.key.1, "{why}");
@@ -209,13 +209,20 @@ impl Copy {
         self.set(Ending::Over);
     }
 
-    /// Gives the target its bdev again; whether that is done, or not needed.
-    fn give_back(&self, controllers: &Controllers) -> bool {
+    /// Gives the target its bdev again; whether that is done, or not needed. One that was pivoted meanwhile
+    /// stays where it is.
+    fn give_back(self: &Arc<Copy>, controllers: &Controllers) -> bool {
         let (name, number) = (&self.key.0, self.key.1);
-        let mirror = Arc::clone(&self.mirror);
-        let between = Box::new(move || match mirror.is_quiet() {
-            true => Ok(()),
-            false => Err("the destination of its copy has not answered".to_owned()),
+        let copy = Arc::clone(self);
+        let between = Box::new(move || {
+            // A pivot that was before this in the controller's order has said so by now.
+            if copy.is(Ending::Pivoted) {
+                return Err("it is on the destination of its copy".to_owned());
+            }
+            match copy.mirror.is_quiet() {
+                true => Ok(()),
+                false => Err("the destination of its copy has not answered".to_owned()),
+            }
         });
         let source = Arc::clone(self.mirror.source());
         match controllers.replace(name, number, source, None, between) {
@@ -362,20 +369,25 @@ pub fn pivot(app: &Arc<App>, ctrlr: &str, number: u8) -> Result<(), Error> {
     };
     let volume = copy.claims.lock().as_ref().map(|(claim, _)| claim.also(&owner));
     let volume = volume.ok_or_else(|| Error::os(Errno::Io, "the copy is over"))?;
-    let (recorder, mirror, after) = (Arc::clone(app), copy.mirror.clone(), record.clone());
+    let (recorder, its, after) = (Arc::clone(app), copy.clone(), record.clone());
     let between = Box::new(move || {
-        mirror.seal(SEAL_TIMEOUT)?;
+        its.mirror.seal(SEAL_TIMEOUT)?;
         after.put(&recorder, true);
-        state::save(&recorder.config).map_err(|e| format!("that cannot be recorded: {e}"))
+        state::save(&recorder.config).map_err(|e| format!("that cannot be recorded: {e}"))?;
+        // From here on nobody gives the target its bdev back, as whoever ends the copy may be about to.
+        its.set(Ending::Pivoted);
+        Ok(())
     });
     let pivoted =
         app.controllers.replace(ctrlr, number, destination, Some((volume, options)), between);
     if let Err(e) = pivoted {
-        // Both have the same, and go on having it: whichever is recorded.
+        // Both have the same until the copy ends: whichever is recorded. What was written may be lasting.
         record.put(app, false);
+        if let Err(why) = state::save(&app.config) {
+            tracing::error!("{}: which of its bdevs is recorded is not known: {why}", copy.name());
+        }
         return Err(errors::controller(e));
     }
-    copy.set(Ending::Pivoted);
     copy.mirror.stop();
     copy.wait_until_over(END_TIMEOUT);
     app.copies.all.lock().remove(&copy.key);
