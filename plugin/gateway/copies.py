@@ -95,12 +95,28 @@ async def recover(services: Services, stored: StoredEntry) -> None:
         services.journal.remove(stored)
         return
     if not is_running(xml):
+        await _stopped(services, dom, entry)
         services.journal.remove(stored)
         return
     ours = services.journal.append(entry)
     services.journal.remove(stored)
     begin(services, dom, ours)
     _log.info("a block copy is followed again", domain=dom.name, dev=entry.dev)
+
+
+async def _stopped(services: Services, dom: Domain, entry: CopyEntry) -> None:
+    """Has the definition of a domain that has stopped name the copy, if its disk was pivoted to it.
+
+    Raises:
+        GatewayError, TranslateError: nobody knows yet.
+    """
+    try:
+        target = await home(services, entry)
+    except Refused:  # the copy was deleted
+        return
+    if await _side(target, entry) == "destination":
+        await _rename(services, dom, entry, target)
+        _log.info("a pivot is followed by its stopped domain", domain=entry.name, dev=entry.dev)
 
 
 async def _follow(services: Services, job: BlockJob) -> None:
@@ -199,26 +215,31 @@ async def finish(services: Services, job: BlockJob) -> None:
         GatewayError, TranslateError: it does not yet.
     """
     entry = entry_of(job)
-    target, owner = await home(services, entry), controller_name(entry.uuid)
+    await _rename(services, job.dom, entry, await home(services, entry))
+    _over(services, job, Status.COMPLETED)
+    _log.info("block copy pivoted", domain=entry.name, dev=entry.dev, to=entry.destination_path)
+
+
+async def _rename(services: Services, dom: Domain, entry: CopyEntry, target: Target) -> None:
+    """Has a domain, one that runs on both sides, name the copy that its disk is on."""
+    owner = controller_name(entry.uuid)
     await target.carry_limits(entry.source, entry.destination, owner)
     await target.unlimit(entry.source, owner)
     admin, settings = await services.admin(), services.settings
-    live = await admin.xml(job.dom, 0)
-    if await admin.persistent(job.dom):
-        config = await admin.xml(job.dom, XML_INACTIVE | XML_SECURE)
+    live = await admin.xml(dom, 0)
+    if await admin.persistent(dom):
+        config = await admin.xml(dom, XML_INACTIVE | XML_SECURE)
         at = services.target.at_home(settings, config)
         change = await services.parse(lambda: _moved(config, entry, at, live=False))
         if change is not None and change.redefine and change.domain_xml is not None:
-            await services.redefine(admin, job.dom.uuid, change.domain_xml)
+            await services.redefine(admin, dom.uuid, change.domain_xml)
         elif change is not None:
-            await admin.set_metadata(job.dom, change.metadata_xml, AFFECT_CONFIG)
+            await admin.set_metadata(dom, change.metadata_xml, AFFECT_CONFIG)
     at_live = services.target.at_home(settings, live)
     change = await services.parse(lambda: _moved(live, entry, at_live, live=True))
     if change is not None and is_running(live):
-        await admin.set_metadata(job.dom, change.metadata_xml, AFFECT_LIVE)
-    services.known.changed(job.dom.uuid)
-    _over(services, job, Status.COMPLETED)
-    _log.info("block copy pivoted", domain=entry.name, dev=entry.dev, to=entry.destination_path)
+        await admin.set_metadata(dom, change.metadata_xml, AFFECT_LIVE)
+    services.known.changed(dom.uuid)
 
 
 def _moved(
