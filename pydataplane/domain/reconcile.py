@@ -153,8 +153,8 @@ def actions(plan: Plan, state: State, *, whole: bool) -> list[Action]:
 
     A disk that is right stays untouched, so a running guest's other disks notice nothing. `whole`:
     the domain does not run and is about to be started, so that a controller that shows anything
-    else is made anew, and whoever is connected is a stranger, and disconnected. Otherwise nothing
-    is taken from it: see `unasked`.
+    else, or not all, is made anew, and whoever is connected is a stranger, and disconnected.
+    Otherwise nothing is taken from it: see `unasked`.
     """
     result: list[Action] = []
     for name, luns in plan.controllers.items():
@@ -166,6 +166,8 @@ def actions(plan: Plan, state: State, *, whole: bool) -> list[Action]:
         new = [*create, *owner, *add] if create else [*add, *owner]
         shown = state.controllers.get(name)
         if shown is None:
+            # It may be recorded, with a volume that is not there: none other has its place then.
+            result += [ReleaseController(name)] if whole and not is_scsi else []
             result += new
             continue
         numbers = {lun.place(plan.controller).target: lun for lun in luns}
@@ -176,14 +178,13 @@ def actions(plan: Plan, state: State, *, whole: bool) -> list[Action]:
             # Such a volume may be another host's still, and is asked for anew.
             and (plan.incoming or not bdev_of(lun, state).awaits_guest)
         }
-        if whole and shown.keys() - right:
+        if whole and shown.keys() | numbers.keys() != right:
             result += [*owner, ReleaseController(name), *new]
             continue
         missing = [lun for n, lun in numbers.items() if n not in shown]
-        result += [*owner, *(addition(plan, lun) for lun in missing)]
+        result += [addition(plan, lun) for lun in missing]
         if whole:  # those of one that runs may have been changed since
-            there = [lun for n, lun in numbers.items() if n in shown]
-            result += [SetLimits(plan.controller, lun) for lun in there]
+            result += [*owner, *(SetLimits(plan.controller, lun) for lun in luns)]
     return result
 
 

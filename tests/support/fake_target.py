@@ -77,6 +77,8 @@ class FakeTarget(WatchedClient):
         """What a LUN was added with, by controller and target number."""
         self.blk: dict[str, dict[str, Any]] = {}
         """What a virtio-blk controller was made with; its disk has number 0."""
+        self.hidden: dict[tuple[str, int], str] = {}
+        """By controller and target number: bdevs of disks that are recorded and not shown."""
         self.owners: dict[str, tuple[int | None, bool]] = {}
         """By controller: the user named for its owner, and whether that has to be a new process."""
         self.exports: set[str] = set()
@@ -652,6 +654,7 @@ class FakeTarget(WatchedClient):
             raise RpcError(EXISTS, "File exists")
         if self.users(uuid) and not options.get("shareable"):
             raise RpcError(BUSY, f"bdev {uuid} is in use")
+        self._check_recorded(ctrlr, 0, uuid)
         self.controllers[ctrlr], self.blk[ctrlr] = {0: uuid}, options
         return True
 
@@ -659,7 +662,15 @@ class FakeTarget(WatchedClient):
         self.delayed.remove(ctrlr)
         return True
 
+    def _check_recorded(self, ctrlr: str, number: int, uuid: str) -> None:
+        if self.hidden.get((ctrlr, number), uuid) != uuid:
+            raise RpcError(BUSY, f"{ctrlr} is on another bdev by what is recorded")
+        self.hidden.pop((ctrlr, number), None)
+
     def vhost_delete_controller(self, ctrlr: str, force: bool | None = None) -> bool:
+        # Of a SCSI controller the record alone brings nothing back: it is there.
+        if ctrlr not in self.controllers and self.hidden.pop((ctrlr, 0), None) is not None:
+            return True
         luns = self._controller(ctrlr)
         if not self.deletes_whole:
             if force is not None:
@@ -669,6 +680,7 @@ class FakeTarget(WatchedClient):
         if ctrlr in self.connected and not force:
             raise RpcError(BUSY, "Device or resource busy")
         self.blk.pop(ctrlr, None)
+        self.hidden = {place: bdev for place, bdev in self.hidden.items() if place[0] != ctrlr}
         for number in self.controllers.pop(ctrlr):
             self.options.pop((ctrlr, number), None)
         return True
@@ -692,6 +704,7 @@ class FakeTarget(WatchedClient):
             raise RpcError(BUSY, f"bdev {bdev_name} is in use by {user}")
         if options.get("block_size", 4096) < self.block_sizes.get(uuid, 512):
             raise RpcError(INVALID, f"bdev {bdev_name} has larger blocks")
+        self._check_recorded(ctrlr, scsi_target_num, uuid)
         luns[scsi_target_num] = uuid
         self.options[ctrlr, scsi_target_num] = options
         return scsi_target_num

@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 
+from pydataplane.domain import reconcile
+from pydataplane.domain.errors import ReconcileError
+from pydataplane.domain.model import FrontEnd, LunPlan, Plan, VolumeRef
+from pydataplane.domain.observed import observe
 from pydataplane.errors import BUSY, INVALID, NO_DEVICE, RpcError
 from tests.support.initiator import Initiator, connected
 from tests.support.night import at_night
@@ -412,3 +416,29 @@ def test_what_is_recorded_of_a_disk_goes_when_it_is_removed(moved: Target) -> No
     moved.rpc("vhost_scsi_controller_remove_target", **VM)
     moved.add_lun("vm-0", "lvs1/w")
     assert lun(moved)["bdev_name"] == uuid_of(moved, "lvs1/w")
+
+
+@pytest.mark.parametrize("front", ["scsi", "blk"])
+def test_a_domain_that_starts_has_what_it_names_though_what_its_disk_was_on_is_lost(
+    moved: Target, front: FrontEnd
+) -> None:
+    moved.rpc("vhost_delete_controller", ctrlr="vm-0", force=True)
+
+    def plan(store: str, name: str) -> Plan:
+        volume = VolumeRef(store, name)
+        disk = LunPlan(0, "sda", volume, uuid_of(moved, volume.alias), front=front)
+        socket = str(moved.vhost_dir / "vm-0")
+        return Plan("d", "vm-0", socket, 1, (disk,), has_scsi=front == "scsi")
+
+    before, after = plan("lvs0", "v"), plan("lvs1", "w")
+    reconcile.ensure(moved.client, before, whole=True)
+    moved.kill9()
+    (moved.directory / "lvs0.img").unlink()
+    moved.start()
+    with pytest.raises(ReconcileError, match="by what is recorded, and cannot be shown"):
+        reconcile.ensure(moved.client, after, whole=False)
+    assert [each.dev for each in reconcile.ensure(moved.client, after, whole=True)] == ["sda"]
+    place = after.luns[0].place("vm-0")
+    shown = observe(moved.client).controllers[place.controller][place.target]
+    assert shown.bdev == uuid_of(moved, "lvs1/w")
+    assert reconcile.ensure(moved.client, after, whole=True) == []

@@ -14,6 +14,7 @@ from pydataplane.domain.model import ErrorPolicy, FrontEnd, Place
 from pydataplane.domain.observed import Bdev, Shown, State, observe
 from pydataplane.domain.reconcile import (
     AddTarget,
+    CreateBlk,
     CreateController,
     DeleteController,
     ReleaseController,
@@ -112,10 +113,10 @@ def test_blocks_are_corrected_and_asked_for_only_where_they_are_not_the_volumes_
     assert made("v1", None) == ([], {})
     # What is there stays, and what cannot be is refused by the target.
     assert made("v1", 512) == ([], {})
-    target.controllers[A] = {}
+    target.controllers.clear()
     target.options.clear()
     refusal = "disk sda (volume lvs0/v1): bdev uuid-1 has larger blocks"
-    assert made("v1", 512) == (["add", refusal], {})
+    assert made("v1", 512) == (["add", "delete", refusal], {})
 
 
 def test_a_target_that_does_not_tell_is_believed(target: FakeTarget) -> None:
@@ -206,11 +207,11 @@ def test_a_start_waits_for_who_is_connected_and_takes_no_lun_from_it(
 @pytest.mark.parametrize("there", [False, True])
 def test_before_a_start_the_owner_comes_before_any_lun(there: bool) -> None:
     state = State({A: {}} if there else {})
-    created = [] if there else [CreateController(A)]
-    one = lun(0, "v0")
+    one, owner = lun(0, "v0"), SetOwner(A, None)
     assert actions(plan(A, one), state, whole=True) == [
-        *created,
-        SetOwner(A, None),
+        *([owner, ReleaseController(A)] if there else []),
+        CreateController(A),
+        owner,
         AddTarget(A, one),
     ]
 
@@ -310,7 +311,7 @@ def test_a_refusal_takes_all_back_or_does_not_stop_the_rest(
     if not whole:
         assert target.controllers == {A: {0: "uuid-0", 2: "uuid-2", 5: "uuid-5"}}
     else:
-        assert target.controllers == ({A: {5: "uuid-5"}} if there else {})
+        assert target.controllers == {}
 
 
 def test_what_somebody_else_took_away_is_no_failure(target: FakeTarget) -> None:
@@ -444,6 +445,39 @@ def test_another_disk_in_its_place_is_replaced_at_a_start_alone(
     assert "is kept, with bdev uuid-0" in str(ensured(target, other))
     assert ensured(target, other, whole=True) is None
     assert ensured(target, other) is None
+
+
+@pytest.mark.parametrize("deletes_whole", [True, False], ids=["ours", "SPDK's"])
+def test_a_virtio_blk_controller_that_is_not_shown_is_released_before_a_start_alone(
+    target: FakeTarget, deletes_whole: bool
+) -> None:
+    target.deletes_whole = deletes_whole
+    disk, name = blk(0, "v0"), f"{A}.0"
+    wanted, owner = replace(plan(A, disk), has_scsi=False), SetOwner(name, None)
+    create = CreateBlk(A, disk)
+    assert actions(wanted, State({}), whole=True) == [ReleaseController(name), create, owner]
+    assert actions(wanted, State({}), whole=False) == [create]
+    assert ensured(target, wanted, whole=True) is None, "that there is none is no failure"
+    assert target.controllers == {name: {0: "uuid-0"}}
+
+
+@pytest.mark.parametrize("front", MADE_BY)
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_start_alone_goes_past_what_is_recorded_of_a_volume_that_is_lost(
+    target: FakeTarget, front: FrontEnd, whole: bool
+) -> None:
+    wanted = replace(plan(A, lun(0, "v0", front=front)), has_scsi=front == "scsi")
+    (place,) = (each.place(A) for each in wanted.luns)
+    target.controllers = {A: {}} if front == "scsi" else {}
+    target.hidden[place] = "lost"
+    for _ in range(2):
+        why = ensured(target, wanted, whole=whole)
+        if whole:
+            assert (why, target.hidden) == (None, {})
+            assert target.controllers == {place.controller: {place.target: "uuid-0"}}
+        else:
+            assert why is not None and "by what is recorded" in why
+            assert target.hidden == {place: "lost"}
 
 
 def test_a_start_that_fails_leaves_no_controller(target: FakeTarget) -> None:
