@@ -89,6 +89,10 @@ class BlockJobs:
             return None
         return job
 
+    def has(self, dom: Domain, dev: str) -> bool:
+        """Whether the disk with this target dev has a job."""
+        return (dom.uuid, dev) in self._jobs
+
     def check_free(self, dom: Domain, lun: LunPlan) -> None:
         """Raises Refused if a disk has a job already."""
         if self.of(dom, lun) is not None:

@@ -17,7 +17,7 @@ import structlog
 from plugin.gateway.blockjobs import BlockJob, Kind, Status
 from plugin.gateway.call import Call
 from plugin.gateway.domains import is_running
-from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
+from plugin.gateway.errors import Code, GatewayError, NoAnswer, Refused, UpstreamError
 from plugin.gateway.journal import CopyEntry, StoredEntry
 from plugin.gateway.lvolcopies import Copy, Disk
 from plugin.gateway.messages import Domain
@@ -95,7 +95,10 @@ async def recover(services: Services, stored: StoredEntry) -> None:
         services.journal.remove(stored)
         return
     if not is_running(xml):
-        await _stopped(services, dom, entry)
+        await _stopped(services, dom, xml, entry)
+        services.journal.remove(stored)
+        return
+    if services.block_jobs.has(dom, entry.dev):  # of a later run, which nothing is left of this for
         services.journal.remove(stored)
         return
     ours = services.journal.append(entry)
@@ -104,19 +107,53 @@ async def recover(services: Services, stored: StoredEntry) -> None:
     _log.info("a block copy is followed again", domain=dom.name, dev=entry.dev)
 
 
-async def _stopped(services: Services, dom: Domain, entry: CopyEntry) -> None:
+async def _stopped(services: Services, dom: Domain, xml: str, entry: CopyEntry) -> None:
     """Has the definition of a domain that has stopped name the copy, if its disk was pivoted to it.
 
     Raises:
         GatewayError, TranslateError: nobody knows yet.
     """
+    if await _change(services, xml, entry, live=False) is None:
+        return  # the disk has another volume by now, or is gone
     try:
         target = await home(services, entry)
-    except Refused:  # the copy was deleted
-        return
-    if await _side(target, entry) == "destination":
+    except NoAnswer:
+        raise
+    except Refused:  # it was deleted, or its lvstore is not there
+        target = await services.target.of_volume(entry.source)
+    side = await _side(target, entry)
+    if side == "destination":
         await _rename(services, dom, entry, target)
         _log.info("a pivot is followed by its stopped domain", domain=entry.name, dev=entry.dev)
+    elif side == "gone" and await target.hides(entry.place, entry.front):
+        raise _nobody_knows(entry)
+
+
+def check_settled(services: Services, uuid: bytes) -> None:
+    """Refuses to start a domain (its UUID) of which nobody knows which volume a disk went on with.
+
+    Raises:
+        Refused: names the disk.
+    """
+    entry = unsettled(services, uuid)
+    if entry is not None:
+        raise _nobody_knows(entry)
+
+
+def _nobody_knows(entry: CopyEntry) -> Refused:
+    return Refused(
+        Code.OPERATION_FAILED,
+        f"nobody knows yet whether disk {entry.dev} is on {entry.source_path} or went on with its"
+        f" copy {entry.destination_path}, as a target does not answer or lacks an lvstore: bring"
+        " that back, or define the disk with another volume, and try again some seconds later",
+    )
+
+
+def unsettled(services: Services, uuid: bytes) -> CopyEntry | None:
+    """Returns a copy of a domain (its UUID) that recovery has not settled; None: there is none."""
+    entries = (stored.entry for stored in services.journal.pending)
+    copies = (each for each in entries if isinstance(each, CopyEntry) and each.dom_uuid == uuid)
+    return next(copies, None)
 
 
 async def _follow(services: Services, job: BlockJob) -> None:
@@ -225,29 +262,31 @@ async def _rename(services: Services, dom: Domain, entry: CopyEntry, target: Tar
     owner = controller_name(entry.uuid)
     await target.carry_limits(entry.source, entry.destination, owner)
     await target.unlimit(entry.source, owner)
-    admin, settings = await services.admin(), services.settings
+    admin = await services.admin()
     live = await admin.xml(dom, 0)
     if await admin.persistent(dom):
         config = await admin.xml(dom, XML_INACTIVE | XML_SECURE)
-        at = services.target.at_home(settings, config)
-        change = await services.parse(lambda: _moved(config, entry, at, live=False))
+        change = await _change(services, config, entry, live=False)
         if change is not None and change.redefine and change.domain_xml is not None:
             await services.redefine(admin, dom.uuid, change.domain_xml)
         elif change is not None:
             await admin.set_metadata(dom, change.metadata_xml, AFFECT_CONFIG)
-    at_live = services.target.at_home(settings, live)
-    change = await services.parse(lambda: _moved(live, entry, at_live, live=True))
+    change = await _change(services, live, entry, live=True)
     if change is not None and is_running(live):
         await admin.set_metadata(dom, change.metadata_xml, AFFECT_LIVE)
     services.known.changed(dom.uuid)
 
 
-def _moved(
-    xml: str, entry: CopyEntry, settings: translate.Settings, *, live: bool
+async def _change(
+    services: Services, xml: str, entry: CopyEntry, *, live: bool
 ) -> translate.Change | None:
+    """Returns what has one side of a domain name the copy; None: its disk has another volume."""
+    settings = services.target.at_home(services.settings, xml)
     old = (entry.source, entry.source_path.removeprefix(settings.path_prefix))
-    return translate.moved(
-        xml, entry.dev, old, entry.disk_xml, entry.destination, settings, live=live
+    return await services.parse(
+        lambda: translate.moved(
+            xml, entry.dev, old, entry.disk_xml, entry.destination, settings, live=live
+        )
     )
 
 

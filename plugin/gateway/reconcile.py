@@ -15,7 +15,7 @@ from uuid import UUID
 
 import structlog
 
-from plugin.gateway import images, records
+from plugin.gateway import copies, images, records
 from plugin.gateway.errors import Code, GatewayError, LunNotReleased, UpstreamError
 from plugin.gateway.known import Seen
 from plugin.gateway.messages import Domain
@@ -151,6 +151,9 @@ async def reconcile_domain(
     now would stay. A disk whose image cannot be opened keeps no other one away; `unopened` has what
     was found of clusters before.
 
+    Of a domain that has stopped, and of which a copy is not settled, all stays: what the target has
+    recorded of the disk says which volume counts.
+
     Returns False if the domain has stopped and its QEMU is connected still.
 
     Raises:
@@ -163,6 +166,8 @@ async def reconcile_domain(
         if error.code != Code.NO_DOMAIN:
             raise
         active = False
+    if not active and copies.unsettled(services, dom.uuid) is not None:
+        return True
     if not active:
         outcome = await services.target.release_idle(controller_name(dom.uuid_text))
         if outcome != "busy":

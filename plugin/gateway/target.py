@@ -32,9 +32,9 @@ from pydataplane.domain.errors import (
 )
 from pydataplane.domain.images import LunIdentity
 from pydataplane.domain.limits import Limits
-from pydataplane.domain.model import Place
+from pydataplane.domain.model import FrontEnd, Place
 from pydataplane.domain.names import domain_controller, domain_of
-from pydataplane.domain.observed import State, observe
+from pydataplane.domain.observed import State, is_hidden, observe
 from pydataplane.domain.reconcile import Release
 from pydataplane.domain.translate import LunPlan, Plan
 from pydataplane.domain.translate.taken import Held
@@ -445,6 +445,10 @@ class Target:
     async def state(self) -> State:
         """Returns all controllers with their LUNs, and which of them a QEMU is connected to."""
         return await self._run(lambda: observe(self._client))
+
+    async def hides(self, place: Place, front: FrontEnd) -> bool:
+        """Whether a disk is recorded and cannot be shown, as what it is on is not there."""
+        return await self._run(lambda: is_hidden(self._client, place, front))
 
     async def has_disk(self, place: Place, bdev: str) -> bool:
         """Whether a controller shows this bdev in this place."""

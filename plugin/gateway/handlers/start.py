@@ -16,7 +16,7 @@ from uuid import UUID
 
 import structlog
 
-from plugin.gateway import empty, images, polkit, records
+from plugin.gateway import copies, empty, images, polkit, records
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
@@ -217,6 +217,7 @@ async def prepared(
     if await _is_active(await services.admin(), uuid):
         yield Attempt(plan)  # libvirtd refuses to start it again
         return
+    copies.check_settled(services, uuid)
     known = await records.known(services.hook, plan.controller)
     async with images.opened(call, plan, of_plan(plan)):
         plan = await services.target.find_volumes(plan, known)

@@ -13,12 +13,13 @@ from plugin.gateway import copies, domcheckpoints
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.handlers.blockjobs import INFO_BYTES, PIVOT
 from plugin.gateway.handlers.copying import REUSE_EXT, SHALLOW, TRANSIENT_JOB
-from plugin.gateway.messages import ULLONG, TypedParam
+from plugin.gateway.messages import ULLONG, Domain, TypedParam
 from plugin.gateway.procs import Proc
+from plugin.gateway.reconcile import reconcile_domain
 from plugin.gateway.recovery import recover_all
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
-from pydataplane.errors import RpcError
+from pydataplane.errors import RpcError, TargetTimeout
 from tests.unit.gateway.fake_libvirtd import FakeDomain
 from tests.unit.gateway.world import UUID_1, ReplyError, TestClient, World, disk, play, until
 
@@ -252,6 +253,78 @@ def test_the_next_gateway_finds_out_what_became_of_it(tmp_path: Path, became: st
         sides = 1 if "stopped" in became else 2
         assert scene.sources() == ["lvs0/new" if moved else "lvs0/data"] * sides
         assert (scene.target.controllers[CONTROLLER][0] == made) == moved
+
+    act(tmp_path, body)
+
+
+@pytest.mark.parametrize("ends", ["comes back", "is defined otherwise"])
+def test_a_stopped_domain_whose_copy_cannot_be_shown_waits_for_it(
+    tmp_path: Path, ends: str
+) -> None:
+    """What its guest wrote last is there alone, so it starts on nothing else."""
+
+    async def body(scene: Scene) -> None:
+        await scene.begin()
+        target, services = scene.target, scene.world.gateway.services
+        made = target.volume("lvs0/new").uuid
+        scene.dom.live = None
+        scene.ready()
+        target.virtlun_lun_copy_pivot(*KEY)
+        away = target.volumes.pop("lvs0/new")
+        target.hidden[KEY] = target.controllers[CONTROLLER].pop(0)
+        target.problems = [f"target 0 of controller {CONTROLLER} is not restored: no bdev {made}"]
+        await _next_gateway(scene)
+        assert len(scene.notes()) == 1
+        dom = Domain("first", scene.dom.ref.uuid, -1)
+        await reconcile_domain(services, dom)
+        assert target.hidden == {KEY: made}, "what is recorded stays"
+        start = bytes(scene.dom.ref.write(Writer()))
+        with pytest.raises(ReplyError, match="nobody knows yet whether disk sdb is on"):
+            await scene.client.call(Proc.CREATE, start)
+        if ends == "comes back":
+            target.volumes["lvs0/new"] = away
+            target.controllers[CONTROLLER][0] = target.hidden.pop(KEY)
+        else:
+            target.add_volume("lvs0/else")
+            assert scene.dom.config is not None
+            scene.dom.config = scene.dom.config.replace("lvs0/data", "lvs0/else")
+            scene.dom.config = scene.dom.config.replace('"data"', '"else"')
+        await recover_all(services)
+        assert scene.notes() == []
+        await scene.client.call(Proc.CREATE, start)
+        name = "lvs0/new" if ends == "comes back" else "lvs0/else"
+        assert scene.sources() == [name, name]
+        assert target.users(target.volume(name).uuid) == [CONTROLLER]
+
+    act(tmp_path, body)
+
+
+def test_a_copy_that_an_earlier_run_left_does_not_end_that_of_this_one(tmp_path: Path) -> None:
+    async def body(scene: Scene) -> None:
+        await scene.begin()
+        (note,) = scene.notes()
+        services = scene.world.gateway.services
+        (job,) = (job for job, _ in services.block_jobs.copies())
+        assert job.copy is not None
+        left = note.with_name("1-1-1.json")
+        left.write_text(note.read_text())
+        await recover_all(services)
+        assert scene.notes() == [note]
+        assert services.block_jobs.runs(job)
+
+    act(tmp_path, body)
+
+
+def test_a_target_that_does_not_answer_settles_nothing(tmp_path: Path) -> None:
+    async def body(scene: Scene) -> None:
+        await scene.begin()
+        scene.dom.live = None
+        scene.target.refuse["bdev_get_bdevs"] = TargetTimeout("no answer")
+        await _next_gateway(scene)
+        assert len(scene.notes()) == 1
+        scene.target.refuse.clear()
+        await recover_all(scene.world.gateway.services)
+        assert scene.notes() == []
 
     act(tmp_path, body)
 
