@@ -15,7 +15,6 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,7 +36,7 @@ from pydataplane.errors import (
     RpcError,
     TargetError,
 )
-from pydataplane.lvols import Volume
+from pydataplane.lvols import Volume, deletable_snapshots
 from pydataplane.volumes import Volumes
 
 SNAPSHOT_XATTR = "csi.snapshot"
@@ -311,13 +310,7 @@ class OwnedSnapshots:
 
     def _sweep(self, volumes: Volumes) -> None:
         while True:  # what one of them alone needed is needed no more
-            lvols = volumes.volumes()
-            shown = Counter((each.lvstore, each.parent) for each in lvols)
-            few = [
-                each
-                for each in lvols
-                if each.snapshot and (shown[each.lvstore, each.name] <= 1 or each.pool)
-            ]
+            few = deletable_snapshots(volumes.volumes())
             ended = [self._end(each, volumes) for each in few if may_be_ours(each)]
             if not any(ended):
                 return

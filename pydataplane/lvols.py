@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -139,3 +140,16 @@ def sizes_of(item: methods.Bdev, cluster_size: int) -> Sizes:
     size = item["num_blocks"] * item["block_size"]
     clusters = item["driver_specific"]["lvol"].get("num_allocated_clusters")
     return Sizes(size, size if clusters is None else clusters * cluster_size)
+
+
+def deletable_snapshots(volumes: Collection[Volume]) -> list[Volume]:
+    """Returns the snapshots that can be deleted, of all volumes of their lvstores.
+
+    Those are it that one volume or none shows; in a pool of Ceph all.
+    """
+    shown = Counter((each.lvstore, each.parent) for each in volumes)
+    return [
+        each
+        for each in volumes
+        if each.snapshot and (shown[each.lvstore, each.name] <= 1 or each.pool)
+    ]
