@@ -6,8 +6,8 @@ them may be repeated, and raise exceptions of Cinder's with one sentence.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from cinder import exception, interface
@@ -53,14 +53,23 @@ class VirtlunDriver(driver.VolumeDriver):  # type: ignore[misc]
         lvstore = self.configuration.virtlun_lvstore
         if not lvstore:
             raise exception.InvalidConfigurationValue(option="virtlun_lvstore", value=lvstore)
-        socket, seconds = self.configuration.virtlun_rpc_socket, self.configuration.virtlun_timeout
-        self._lvols = Lvols(Volumes(Client(socket, seconds)), lvstore)
+        path = self.configuration.virtlun_rpc_socket
+        asked, patient = (
+            Volumes(Client(path, seconds))
+            for seconds in (
+                self.configuration.virtlun_timeout,
+                self.configuration.virtlun_zeroing_timeout,
+            )
+        )
+        self._lvols = Lvols(asked, lvstore, patient)
         self._existing = Existing(self._lvols)
 
     def check_for_setup_error(self) -> None:
-        """Sees that the lvstore is there; ends what was deleted and needed before."""
+        """Sees that the lvstore is there; ends copies that were cut off."""
         with told("this backend"):
             self._lvols.store()
+            for name in self._lvols.hidden():
+                self._detach(name)
             self._lvols.sweep()
 
     # What there is
@@ -266,13 +275,21 @@ class VirtlunDriver(driver.VolumeDriver):  # type: ignore[misc]
             self._lvols.end_export(name)
 
     def _check_host(self, what: str, connector: Mapping[str, Any]) -> None:
-        """Refuses a host on which the lvstore is not."""
-        own = self.configuration.virtlun_compute_host or cfg.CONF.host
+        """Refuses a host on which the lvstore is not.
+
+        Nova says what it calls its host; Cinder's and Glance's services what that calls itself.
+        """
+        own, hint = socket.gethostname(), "have the service run there"
+        if connection.is_of_server(connector):
+            own = self.configuration.virtlun_compute_host or cfg.CONF.host
+            hint = (
+                "have the server run there, or set virtlun_compute_host to what nova-compute on "
+                "that host is called"
+            )
         if connector.get("host") != own:
             raise exception.InvalidInput(
                 reason=f"{what} is on host {own}, as lvstore {self._lvols.lvstore} is, and cannot "
-                f"be attached on {connector.get('host')}: have the server run there, or set "
-                "virtlun_compute_host to what nova-compute on that host is called"
+                f"be attached on {connector.get('host')}: {hint}"
             )
 
     # Images
@@ -281,9 +298,13 @@ class VirtlunDriver(driver.VolumeDriver):  # type: ignore[misc]
         self, context: object, volume: Any, image_service: object, image_meta: Mapping[str, Any]
     ) -> None:
         """Uploads a volume, in use or not, as it is now: what is read is a snapshot."""
-        with told(f"volume {volume.name}"), self._lvols.frozen(volume.name) as frozen:
-            file: Path = self._lvols.export(frozen)
-            volume_utils.upload_volume(context, image_service, image_meta, str(file), volume)
+        what = f"volume {volume.name}"
+        with told(what), self._lvols.frozen(volume.name) as frozen:
+            device = self._attach(what, frozen)["data"]["device_path"]
+            try:
+                volume_utils.upload_volume(context, image_service, image_meta, device, volume)
+            finally:
+                self._detach(frozen)
 
     # Volumes and snapshots that are there already
 

@@ -34,9 +34,13 @@ HIDDEN = "cinder-"
 class Lvols:
     """Volumes and snapshots by the names that Cinder gives them; threads may share it."""
 
-    def __init__(self, volumes: Volumes, lvstore: str) -> None:
-        """Has them in the lvstore of this name on the target of `volumes`."""
+    def __init__(self, volumes: Volumes, lvstore: str, patient: Volumes | None = None) -> None:
+        """Has them in the lvstore of this name on the target of `volumes`.
+
+        `patient` is of the same target, and waits for one that zeroes a thick volume.
+        """
         self._volumes = volumes
+        self._patient = patient or volumes
         self.lvstore = lvstore
         # Between a snapshot that is deleted from the beginning and what is made of it.
         self._lock = threading.Lock()
@@ -105,7 +109,7 @@ class Lvols:
         Raises:
             VolumeError: there is another one of that name.
         """
-        self._volumes.create(self.path(name), size, thin=thin, key=key)
+        self._patient.create(self.path(name), size, thin=thin, key=key)
 
     def delete(self, name: str) -> None:
         """Deletes a volume, or does nothing where it is gone.
@@ -123,13 +127,13 @@ class Lvols:
         """Has a volume, in use or not, have `size` bytes at least."""
         volume = self.get(name)
         if volume.size < size:
-            self._volumes.resize(volume.uuid, size)
+            self._patient.resize(volume.uuid, size)
 
     def make_thick(self, name: str) -> None:
         """Gives a volume, in use or not, all the room that it may need."""
         volume = self.get(name)
         if volume.thin:
-            self._volumes.inflate(volume.uuid)
+            self._patient.inflate(volume.uuid)
 
     def rename(self, name: str, to: str) -> None:
         """Gives a volume or snapshot another name; what has that already is taken for it.
@@ -187,9 +191,9 @@ class Lvols:
             return
         wanted = json.loads(noted)
         if self._volumes.volume(uuid).size < wanted["size"]:
-            self._volumes.resize(uuid, wanted["size"])
+            self._patient.resize(uuid, wanted["size"])
         if not wanted["thin"]:
-            self._volumes.inflate(uuid)
+            self._patient.inflate(uuid)
         self._volumes.remove_xattr(uuid, UNFINISHED_XATTR)
 
     @contextmanager
@@ -209,6 +213,11 @@ class Lvols:
             yield self.get(name)
 
     # Snapshots
+
+    def hidden(self) -> list[str]:
+        """Returns the names of snapshots that Cinder does not know."""
+        found = self._volumes.volumes(self.lvstore)
+        return [each.name for each in found if each.name.startswith(HIDDEN)]
 
     def snapshot(self, of: str, name: str) -> None:
         """Takes a snapshot of a volume, in use or not; one that is there already is it."""

@@ -20,6 +20,13 @@ OPTIONS = [
         min=1,
         help="Seconds that the target may take to answer.",
     ),
+    cfg.FloatOpt(
+        "virtlun_zeroing_timeout",
+        default=3600,
+        min=1,
+        help="Seconds that it may take to make or grow a volume, all of which it zeroes if the "
+        "volume is thick.",
+    ),
     cfg.StrOpt(
         "virtlun_compute_host",
         help="What nova-compute on this host is called (its option host), where that is not the "
