@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import os
-import shutil
 import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tests.support.cache import CACHE, ROOT
+from tests.openstack.environments import environment
+from tests.support.cache import ROOT
 from tests.support.host import Host
 
 FOLDER = Path(__file__).parent
@@ -24,24 +20,6 @@ PROPERTIES = {
     "hw_scsi_model": "virtio-scsi",
     "hw_qemu_guest_agent": "yes",
 }
-
-
-def environment() -> Path:
-    """Returns the Python that has Nova, which is installed once."""
-    lock = FOLDER / "requirements.lock"
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    known = hashlib.sha256(lock.read_bytes() + version.encode()).hexdigest()[:16]
-    folder = CACHE / f"nova-{known}"
-    if not folder.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(prefix="nova-", dir=CACHE))
-        subprocess.run([sys.executable, "-m", "venv", str(new)], check=True)
-        words = ("install", "-q", "--require-hashes", "--disable-pip-version-check", "-r")
-        subprocess.run([new / "bin/python", "-m", "pip", *words, str(lock)], check=True)
-        with contextlib.suppress(OSError):  # another run was first
-            new.rename(folder)
-        shutil.rmtree(new, ignore_errors=True)
-    return folder / "bin/python"
 
 
 class Nova:
@@ -71,7 +49,11 @@ class Nova:
             text.replace("virt_type = kvm", "virt_type = qemu")
             + f"[DEFAULT]\nstate_path = {state}\n[oslo_concurrency]\nlock_path = {state}\n"
         )
-        program = (environment(), "-P", FOLDER / "nova_driver.py")
+        program = (
+            environment("nova", FOLDER / "requirements.lock"),
+            "-P",
+            FOLDER / "nova_driver.py",
+        )
         self._process = subprocess.Popen(
             [*program, path, uuid, json.dumps(PROPERTIES)],
             stdin=subprocess.PIPE,
