@@ -81,6 +81,7 @@ class VirtlunDriver(driver.VolumeDriver):  # type: ignore[misc]
             "vendor_name": "virtlun",
             "driver_version": self.VERSION,
             "storage_protocol": "vhost-user",
+            "sparse_copy_volume": True,  # what copies of volumes are written to reads as zeros
             "pools": [self._pool()],
         }
 
@@ -185,13 +186,19 @@ class VirtlunDriver(driver.VolumeDriver):  # type: ignore[misc]
     def update_migrated_volume(
         self, ctxt: object, volume: Any, new_volume: Any, original_volume_status: str
     ) -> dict[str, Any]:
-        """Gives the copy of a volume that was migrated that one's name, if nobody uses it."""
-        if original_volume_status == "in-use":
-            return {"_name_id": new_volume.name_id}
+        """Gives the copy of a volume that was migrated that one's name.
+
+        It keeps its own where it is in use, or the other one is in this lvstore, too.
+        """
         wanted = cfg.CONF.volume_name_template % volume.id
         with told(f"volume {volume.name}"):
-            self._lvols.rename(new_volume.name, wanted)
-        return {"_name_id": None}
+            keeps = original_volume_status == "in-use" or (
+                self._lvols.find(wanted) is not None
+                and self._lvols.find(new_volume.name) is not None
+            )
+            if not keeps:
+                self._lvols.rename(new_volume.name, wanted)
+        return {"_name_id": new_volume.name_id if keeps else None}
 
     # Snapshots
 

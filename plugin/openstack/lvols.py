@@ -215,9 +215,14 @@ class Lvols:
     # Snapshots
 
     def hidden(self) -> list[str]:
-        """Returns the names of snapshots that Cinder does not know."""
-        found = self._volumes.volumes(self.lvstore)
-        return [each.name for each in found if each.name.startswith(HIDDEN)]
+        """Returns the names of snapshots that were taken for a copy, and are there still."""
+        found = [
+            each
+            for each in self._volumes.volumes(self.lvstore)
+            if each.snapshot and each.name.startswith(HIDDEN)
+        ]
+        deleted = self._deleted(found)
+        return [each.name for each in found if each.uuid in deleted]
 
     def snapshot(self, of: str, name: str) -> None:
         """Takes a snapshot of a volume, in use or not; one that is there already is it."""

@@ -50,6 +50,10 @@ periodic_interval = 5
 periodic_fuzzy_delay = 0
 resource_query_filters_file = {etc}/resource_filters.json
 
+[key_manager]
+backend = cinder.keymgr.conf_key_mgr.ConfKeyManager
+fixed_key = 0000000000000000000000000000000000000000000000000000000000000000
+
 [database]
 connection = sqlite:///{folder}/cinder.db
 
