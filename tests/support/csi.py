@@ -20,6 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 from csi.hostdevice import loopctl
 from csi.mounts import table
 from csi.proto import csi_pb2 as pb
+from tests.support import warm
 from tests.support.target import ROOT, Target
 from tests.support.wait import START_DEADLINE_S, serves, until
 
@@ -77,20 +78,26 @@ class Driver:
         """Starts the process and waits until it serves."""
         assert self.process is None, "it runs already"
         self._share()
-        program = ["csi.cli"] if self.fuse is None else ["tests.support.killed", str(self.fuse)]
-        if self.has_own_loops:
-            program = ["tests.support.own_loops", str(self.target.export_dir), *program]
-        command = [
-            *(sys.executable, "-m", *program, "--log-json", "--log-level", "debug"),
+        words = [
+            *("--log-json", "--log-level", "debug"),
             *("--endpoint", f"unix://{self.socket}", "--node-id", self.node),
             *("--http", ""),
             *options,
         ]
         if "--target-socket" not in options:
-            command += ["--target-socket", str(self.target.rpc_socket)]
+            words += ["--target-socket", str(self.target.rpc_socket)]
+        fuse = [] if self.fuse is None else [str(self.fuse)]
         with self.log.open("ab") as log:
             begin = log.tell()
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
+            if self.has_own_loops:
+                module = ["tests.support.own_loops", str(self.target.export_dir)]
+                module += ["tests.support.killed", *fuse] if fuse else ["csi.cli"]
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", *module, *words], stdout=log, stderr=log, cwd=ROOT
+                )
+            else:
+                program = warm.KILLED_DRIVER if fuse else warm.DRIVER
+                self.process = warm.begin(program, [*fuse, *words], stdout=log, stderr=log)
         try:
             serves(
                 self.process,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support import warm
 from tests.support.wait import listens, serves
 
 #: The gateway on another event loop than asyncio's own.
@@ -29,17 +30,21 @@ class GatewayProcess:
     ) -> None:
         """Starts it and waits for its socket."""
         self.socket = path
-        program = [str(Path(sys.executable).parent / "virtlun-gateway")]
-        self._process = subprocess.Popen(
-            [
-                *([sys.executable, "-c", ON_UVLOOP] if uvloop else program),
-                *("--config", str(config), "--listen", str(path)),
-                *("--listen-ro", f"{path}-ro", *options),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=log.open("ab"),
-            stderr=subprocess.STDOUT,
-        )
+        words = ["--config", str(config), "--listen", str(path), "--listen-ro", f"{path}-ro"]
+        words += options
+        with log.open("ab") as out:
+            self._process: subprocess.Popen[bytes]
+            if uvloop:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", ON_UVLOOP, *words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                )
+            else:
+                self._process = warm.begin(
+                    warm.GATEWAY, words, stdout=out, stderr=subprocess.STDOUT
+                )
         serves(self._process, lambda: listens(path), "the gateway", log)
 
     @property

@@ -25,6 +25,7 @@ from pydataplane.client import Client
 from pydataplane.errors import TargetError
 from pydataplane.volumes import Volumes
 from tests.guest.image import Image, build
+from tests.support import warm
 from tests.support.agent import Agent, GuestError
 from tests.support.domain import domain_xml, publish
 from tests.support.libvirtd import HOST_UUID, Libvirtd, virsh
@@ -198,12 +199,14 @@ class Host:
         It sees the files that libvirtd sees, among them the domains' emulators.
         """
         log = self.scratch / "gateway.log"
-        self._gateway = subprocess.Popen(
-            self.libvirtd.command(self.program("virtlun-gateway"), "--config", str(self.config)),
-            stdin=subprocess.DEVNULL,
-            stdout=log.open("ab"),
-            stderr=subprocess.STDOUT,
-        )
+        with log.open("ab") as out:
+            self._gateway = warm.begin(
+                warm.GATEWAY,
+                ["--config", str(self.config)],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                mounts_of=self.libvirtd.mounts_of,
+            )
         serves(self._gateway, lambda: listens(self.gateway_socket), "the gateway", log)
 
     @contextlib.contextmanager

@@ -145,7 +145,12 @@ class Libvirtd:
 
     def command(self, *words: str) -> list[str]:
         """Returns the command line that runs `words` in libvirtd's mount namespace."""
-        return ["nsenter", "--mount", "--target", str(self._namespace.pid), *words]
+        return ["nsenter", "--mount", "--target", str(self.mounts_of), *words]
+
+    @property
+    def mounts_of(self) -> int:
+        """The id of a process in libvirtd's mount namespace."""
+        return self._namespace.pid
 
     def start(self) -> None:
         """Starts libvirtd and waits for its sockets."""

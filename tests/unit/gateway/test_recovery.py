@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from plugin.gateway.wire import WireError
 from plugin.gateway.xdr import Writer
 from pydataplane.domain import translate
 from pydataplane.errors import RpcError
+from tests.support import warm
 from tests.support.wait import listens
 from tests.unit.gateway.fake_libvirtd import FakeDomain, Hang
 from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, disk, play, until
@@ -117,11 +117,8 @@ def gateway_process(world: World) -> Iterator[subprocess.Popen[bytes]]:
         f'auth = "none"\nauth_ro = "none"\nstate_dir = "{section.state_dir}"\n'
         f'listen = "{section.listen}2"\nlisten_ro = "{section.listen}2-ro"\nreconcile_s = 1\n'
     )
-    program = str(Path(sys.executable).parent / "virtlun-gateway")
-    process = subprocess.Popen(
-        [program, "--config", str(config)],
-        stderr=(world.path.parent / "gateway.log").open("ab"),
-    )
+    with (world.path.parent / "gateway.log").open("ab") as log:
+        process = warm.begin(warm.GATEWAY, ["--config", str(config)], stderr=log)
     try:
         yield process
     finally:
