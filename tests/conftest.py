@@ -21,6 +21,7 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tests.support import mounts
 from tests.support.examples import Judge
+from tests.support.night import Variants
 
 KUBERNETES = "tests/kubernetes/"
 EMPTY_CONTROLLERS = "tests/libvirt/test_empty_controllers.py"
@@ -31,11 +32,10 @@ MIGRATIONS = "tests/guest/test_migration_many.py"
 BUSY = ("tests/guest/", "tests/kubernetes/", "tests/libvirt/", "tests/unit/")
 #: Tests that stay together, by the beginnings of their names, those first that take longest; a test
 #: is of the first that fits. Those on Kubernetes share their worker's cluster, which takes ten
-#: seconds to start, a gigabyte, and a tenth of the inotify instances that a user may have: so two
-#: workers have them all. The DaemonSet's has a cluster of its own, and comes before the other one.
+#: seconds to start, a gigabyte, and a tenth of the inotify instances that a user may have: so one
+#: worker has them all. The DaemonSet's has a cluster of its own, and comes before the other one.
 PARTS = (
     (f"{KUBERNETES}test_kubevirt_crashes",),
-    tuple(f"{KUBERNETES}test_{name}" for name in ("kubevirt.", "volumes", "vmvolume")),
     (f"{KUBERNETES}test_daemonset", KUBERNETES),
     (f"{EMPTY_CONTROLLERS}::test_a_saved_guest",),
     (f"{MISSING_VOLUMES}_killed",),
@@ -66,6 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     mounts.have_own()
     config.pluginmanager.register(Judge(config), "examples")
+    config.pluginmanager.register(Variants(), "variants")
 
 
 @pytest.fixture(autouse=True)

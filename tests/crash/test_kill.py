@@ -19,6 +19,7 @@ import pytest
 
 from pydataplane.errors import RpcError, TargetError
 from tests.support.initiator import Initiator, Refused, connected
+from tests.support.night import by_day
 from tests.support.target import Target
 from tests.support.wait import until
 
@@ -197,6 +198,7 @@ def test_each_operation_happened_or_did_not_when_the_target_is_killed(target: Ta
     print(f"{TARGET_KILLS} kills, {answered} operations answered, {unanswered} cut off")
 
 
+@by_day("clone")
 @pytest.mark.parametrize("kind", ["thin", "clone"])
 def test_what_was_written_and_answered_is_there_after_a_kill(target: Target, kind: str) -> None:
     """Writes through shared memory, of which many are the first to their cluster, until the kill.

@@ -138,6 +138,7 @@ def run(guest: Guest, name: str) -> dict[str, str]:
     return said
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(2 * SUITE_DEADLINE_S)
 @pytest.mark.parametrize(
     "name",

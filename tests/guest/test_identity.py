@@ -27,6 +27,7 @@ def naa(guest: Guest, name: str) -> str:
     return "".join(octets[8:16])
 
 
+@pytest.mark.nightly
 def test_names_by_id_are_the_volumes_or_as_chosen(target: Target, boot: BootGuest) -> None:
     target.make_lvstore()
     made = target.rpc("bdev_lvol_create", lvol_name="v0", size_in_mib=8, lvs_name="lvs0")

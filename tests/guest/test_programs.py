@@ -17,6 +17,7 @@ from tests.guest.conftest import MIB, add, add_malloc, disk
 from tests.guest.emulator import stock
 from tests.guest.image import Image
 from tests.guest.test_blk import options
+from tests.support.night import by_day
 from tests.support.qemu import Guest
 from tests.support.scratch import short_directory
 from tests.support.target import Target
@@ -580,6 +581,7 @@ def test_a_disk_is_sanitized(target: Target, devices: tuple[Guest, str, str]) ->
     works(guest, f"sg_sanitize --fail --quick --wait {thin}")
 
 
+@pytest.mark.nightly
 def test_mode_pages_are_set_and_saved(target: Target, devices: tuple[Guest, str, str]) -> None:
     guest, _, thin = devices
     write = f"dd if=/dev/zero of={thin} bs=512 count=1 oflag=direct"
@@ -638,6 +640,9 @@ def test_ports_groups_logs_and_atomic_writes_are_told(
     assert guest.run(read) == guest.run(f"head -c {512 * blocks} /tmp/data | md5sum")
 
 
+@by_day(
+    "sg_dd", "sg_persist", "sg_get_lba_status", "sg_unmap", "sg_write_same", "sg_opcodes", "sg_sync"
+)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_does_what_it_should_and_says_so(guest: Guest, program: str) -> None:
     thin, thick = (f"/dev/{disk(guest, number)}" for number in (1, 4))
@@ -674,6 +679,7 @@ def test_the_cache_is_flushed(target: Target, devices: tuple[Guest, str, str]) -
         assert flushes() == before + 1
 
 
+@by_day("lun-thin", "blk-thick")
 @pytest.mark.parametrize("small", SMALL, ids=lambda small: small.volume)
 def test_zeroes_are_written_and_space_is_given_back(
     target: Target, guest: Guest, small: Small

@@ -22,6 +22,7 @@ def connected(target: Target) -> bool:
     return bool(controller["sessions"])
 
 
+@pytest.mark.nightly
 def test_a_quiet_disk_is_there_again(target: Target, boot: BootGuest, emulator: Emulator) -> None:
     file = target.make_file("disk.img", 16 << 20)
     target.rpc("bdev_uring_create", filename=str(file), name="d0", block_size=512)

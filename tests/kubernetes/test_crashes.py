@@ -57,6 +57,7 @@ def nothing_left(deployment: Deployment, fuse: Path) -> Iterator[None]:
     wait_nothing(deployment, CONVERGE_S)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "point",
     [
@@ -77,6 +78,7 @@ def test_killed_while_it_creates(
     cluster.delete("pvc", "disk")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "point",
     [
@@ -266,6 +268,7 @@ def test_a_target_that_dies_with_the_holder_gives_errors_and_a_new_pod_gets_the_
         assert read(cluster, "raw") == "safe"
 
 
+@pytest.mark.nightly
 def test_a_file_system_is_whole_after_its_target_died(
     cluster: Cluster, deployment: Deployment
 ) -> None:

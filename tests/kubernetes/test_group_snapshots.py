@@ -136,6 +136,7 @@ def test_two_claims_under_write_are_restored_as_of_one_instant(
     assert len(kept) == 4
 
 
+@pytest.mark.nightly
 def test_claims_of_another_node_are_told_so(cluster: Cluster) -> None:
     """The class is that of a node which does not have them."""
     cluster.apply(claim("first", "virtlun-immediate", "64Mi"))

@@ -58,6 +58,7 @@ def clean(kubevirt: KubeVirt) -> Iterator[None]:
         yield
 
 
+@pytest.mark.nightly
 def test_a_machine_boots_from_its_claim_and_gets_grows_and_loses_another(
     kubevirt: KubeVirt,
 ) -> None:

@@ -110,6 +110,7 @@ def free(cluster: Cluster, node: str) -> int:
     return found[0] if found else -1
 
 
+@pytest.mark.nightly
 def test_a_volume_is_made_on_the_node_of_its_first_pod(
     cluster: Cluster, deployment: Deployment, second: Deployment
 ) -> None:
@@ -163,6 +164,7 @@ def uuids(deployment: Deployment) -> list[str]:
     return [volume.uuid for volume in deployment.volumes.volumes()]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "full",
     [pytest.param(0, id="first"), pytest.param(1, id="second", marks=pytest.mark.nightly)],

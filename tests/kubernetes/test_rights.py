@@ -140,6 +140,7 @@ def test_a_node_makes_and_deletes_its_own_volumes_alone(hostile: Node) -> None:
     hostile.does("delete", "pv", "mine")
 
 
+@pytest.mark.nightly
 def test_every_node_makes_and_deletes_volumes_of_pools_and_no_others_as_such(
     hostile: Node,
 ) -> None:
@@ -159,6 +160,7 @@ def test_every_node_makes_and_deletes_volumes_of_pools_and_no_others_as_such(
         hostile.may_not("denied", "create", "-f", "-", stdin=wrong)
 
 
+@pytest.mark.nightly
 def test_a_node_redirects_no_volume_but_notes_growth(hostile: Node) -> None:
     cluster, here = hostile.cluster, hostile.cluster.nodes[0].name
     for name, node in (("far", "other"), ("near", here)):
@@ -248,6 +250,7 @@ def test_a_node_tells_its_own_capacity_alone(hostile: Node) -> None:
     hostile.does("delete", "csistoragecapacity", "ours", "-n", NAMESPACE)
 
 
+@pytest.mark.nightly
 def test_a_node_says_of_vm_volumes_what_is_the_case_on_it_alone(hostile: Node) -> None:
     cluster, here = hostile.cluster, hostile.cluster.nodes[0].name
     cluster.apply(EXAMPLES / "kubevirt/vmvolume-crd.yaml")

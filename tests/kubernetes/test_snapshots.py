@@ -177,6 +177,7 @@ def test_a_snapshot_that_is_there_is_taken_over_by_who_names_it(
     cluster.wait_phase("pvc/restored", "Bound")
 
 
+@pytest.mark.nightly
 def test_a_claim_that_is_smaller_or_of_another_kind_is_told_why(cluster: Cluster) -> None:
     cluster.apply(claim("source", "virtlun-immediate", "400Mi"))
     cluster.wait_phase("pvc/source", "Bound")

@@ -30,6 +30,7 @@ from tests.kubernetes.kubevirt.objects import definitions
 from tests.kubernetes.sandbox import Process, SandboxError
 from tests.kubernetes.test_volumes import MIB, claim, device_bytes, grow, volume_of
 from tests.support.initiator import Initiator
+from tests.support.night import by_day
 from tests.support.wait import until
 
 HTTP = "127.0.0.1:9820"
@@ -307,6 +308,7 @@ def test_a_claim_becomes_a_lun_and_stops_being_one(world: World, pod: str) -> No
     assert world.metrics()[name] > before.get(name, 0.0)
 
 
+@pytest.mark.nightly
 def test_its_options_reach_the_target(world: World, pod: str) -> None:
     with world.cluster.applied(claim("data", "virtlun-block")):
         world.cluster.apply(vm_volume(readOnly=True, removable=False))
@@ -346,6 +348,7 @@ def test_a_claim_may_come_after_and_waits_for_no_pod(world: World, pod: str) -> 
         cluster.delete("vmvolume", "extra")
 
 
+@pytest.mark.nightly
 def test_two_of_one_claim_come_one_after_the_other(world: World, pod: str) -> None:
     cluster = world.cluster
     with cluster.applied(claim("data", "virtlun-block")):
@@ -487,6 +490,7 @@ def test_a_machine_on_another_node_is_told_where_the_claim_is(world: World, pod:
         cluster.delete("vmvolume", "extra")
 
 
+@pytest.mark.nightly
 def test_a_node_that_holds_nothing_is_not_waited_for(world: World) -> None:
     """It was the machine's before, and is away now."""
     cluster = world.cluster
@@ -500,6 +504,7 @@ def test_a_node_that_holds_nothing_is_not_waited_for(world: World) -> None:
         cluster.delete("vmvolume", "extra")
 
 
+@pytest.mark.nightly
 def test_a_machine_that_is_being_migrated_gets_its_disk_afterwards(world: World, pod: str) -> None:
     """The disk would stay behind with the node that it leaves."""
     cluster = world.cluster
@@ -531,6 +536,7 @@ def test_a_machine_without_a_controller_is_told_what_it_lacks(world: World) -> N
 # Claims that cannot be had
 
 
+@pytest.mark.nightly
 def test_a_claim_in_use_by_a_pod_comes_after_it(world: World, pod: str) -> None:
     cluster = world.cluster
     with cluster.applied((EXAMPLES / "pod-block.yaml").read_text()):
@@ -545,6 +551,7 @@ def test_a_claim_in_use_by_a_pod_comes_after_it(world: World, pod: str) -> None:
         cluster.delete("vmvolume", "extra")
 
 
+@by_day("manifest1-NotOurs-whose volumes are other.example.org's")
 @pytest.mark.parametrize(
     ("manifest", "reason", "said"),
     [
@@ -588,6 +595,7 @@ def test_a_claim_grows_while_it_is_a_lun(world: World, pod: str) -> None:
         cluster.delete("vmvolume", "extra")
 
 
+@pytest.mark.nightly
 def test_growth_decided_on_another_node_is_done_here(world: World, pod: str) -> None:
     """What csi-resizer writes when another node's driver has answered that the node is to do it.
 
@@ -655,6 +663,7 @@ def test_what_happened_while_it_was_away_is_seen(world: World, pod: str) -> None
         assert world.luns(pod) == {}
 
 
+@pytest.mark.nightly
 def test_a_target_that_dies_and_comes_back_has_the_lun(world: World, pod: str) -> None:
     cluster, deployment = world.cluster, world.deployment
     with cluster.applied(claim("data", "virtlun-block")):

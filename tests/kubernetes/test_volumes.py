@@ -247,6 +247,7 @@ def test_a_volume_that_a_stranger_writes_larger_stays_as_its_claim_asks(
         assert device_bytes(cluster, "raw") == before
 
 
+@pytest.mark.nightly
 def test_two_pods_share_a_block_device(cluster: Cluster) -> None:
     with cluster.applied(example("pods-shared-block")):
         cluster.wait("pod/left", "condition=Ready")
@@ -438,6 +439,7 @@ def test_a_claim_that_cannot_be_served_says_why(
         assert cluster.get("pod", name)["status"]["phase"] == "Pending"
 
 
+@pytest.mark.nightly
 def test_a_volume_that_a_virtual_machine_has_is_refused_to_a_pod_until_it_is_free(
     cluster: Cluster, deployment: Deployment
 ) -> None:

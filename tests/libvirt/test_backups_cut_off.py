@@ -15,6 +15,7 @@ from typing import Literal
 import pytest
 
 from tests.support.host import Host
+from tests.support.night import by_day
 from tests.support.relay import Relay, Step
 from tests.support.wait import until
 
@@ -104,6 +105,10 @@ def settled(host: Host) -> bool:
     return bool(names)
 
 
+@by_day(
+    "checkpoint-create-as-virtlun_lvol_snapshot_together-unanswered",
+    "backup-begin-virtlun_export_create-answered",
+)
 @pytest.mark.parametrize(("command", "step"), STEPS)
 def test_killed_in_mid_change(host: Host, relay: Relay, command: str, step: Step) -> None:
     folder = host.scratch

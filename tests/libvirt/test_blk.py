@@ -16,6 +16,7 @@ from tests.support.agent import Agent
 from tests.support.examples import EXAMPLES, used
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
+from tests.support.night import by_day
 from tests.support.verified_io import VerifiedIo
 from tests.support.wait import until
 from tests.support.watcher import Watcher
@@ -328,6 +329,7 @@ BOOTS = """\
 """
 
 
+@by_day("LUN first")
 @pytest.mark.parametrize(
     ("os", "vda", "sda", "booted"),
     [

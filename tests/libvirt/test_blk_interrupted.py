@@ -16,6 +16,7 @@ from tests.support.agent import Agent
 from tests.support.domain import domain_xml
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
+from tests.support.night import by_day
 from tests.support.relay import Relay, Step
 from tests.support.verified_io import VerifiedIo
 from tests.support.wait import until
@@ -96,6 +97,10 @@ def relay(host: Host, guest: Agent) -> Iterator[Relay]:
         yield relay
 
 
+@by_day(
+    "attach-disk-unanswered-vhost_create_blk_controller-kill_libvirtd",
+    "detach-disk-unanswered-vhost_delete_controller-kill_gateway",
+)
 @pytest.mark.parametrize(
     ("kill", "command", "step"),
     [
@@ -175,6 +180,7 @@ def test_a_guest_that_lets_a_disk_go_late(host: Host, guest: Agent) -> None:
     host.start_gateway()
 
 
+@pytest.mark.nightly
 def test_a_guest_goes_on_when_the_target_is_killed_or_stopped(host: Host, guest: Agent) -> None:
     """With the machine's own QEMU, 7.2, with which a LUN would not come back."""
     seed = int(os.environ.get("VIRTLUN_SEED") or secrets.randbits(32))

@@ -223,6 +223,7 @@ def test_events_tell_what_becomes_of_it(domain: Host, tmp_path: Any) -> None:
     assert [each[1] for each in paths if each] == [here, here, here, path(to)]
 
 
+@pytest.mark.nightly
 def test_the_older_call_copies_as_well(domain: Host) -> None:
     libvirt.registerErrorHandler(lambda _context, _error: None, None)
     connection = libvirt.open(domain.uri)
@@ -248,6 +249,7 @@ def test_the_older_call_copies_as_well(domain: Host) -> None:
         connection.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("when", [at_night("copying"), "ready"])
 def test_a_killed_target_loses_the_copy_and_not_the_disk(
     domain: Host, load: VerifiedIo, when: str, tmp_path: Any
@@ -270,6 +272,7 @@ def test_a_killed_target_loses_the_copy_and_not_the_disk(
     assert not domain.virsh("blockjob", NAME, "sda", "--info")
 
 
+@pytest.mark.nightly
 def test_a_killed_target_keeps_what_was_pivoted(domain: Host, load: VerifiedIo) -> None:
     to = elsewhere(domain)
     copy(domain, to, "--wait", "--pivot")

@@ -55,6 +55,7 @@ def guest(host: Host) -> Iterator[Agent]:
     host.virsh("undefine", NAME)
 
 
+@pytest.mark.nightly
 def test_a_disk_of_a_pool_is_attached_written_grown_and_detached(
     host: Host, guest: Agent, ceph: Ceph
 ) -> None:

@@ -20,7 +20,7 @@ from tests.support.agent import Agent
 from tests.support.domain import domain_xml
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
-from tests.support.night import at_night
+from tests.support.night import at_night, by_day
 from tests.support.wait import listens, until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
@@ -256,6 +256,7 @@ def is_refused(host: Host, name: str, uri: str, how: str) -> None:
         assert host.libvirtd.qemu_log(name).count(QEMU_SAYS) > before
 
 
+@by_day("per client-sed")
 @pytest.mark.parametrize(("nth", "how"), EACH_AT_LIBVIRTD)
 def test_a_copy_made_at_libvirtd_starts_nowhere(
     host: Host, gateway: Gateway, original: Original, nth: int, how: str
@@ -276,6 +277,7 @@ def test_a_copy_made_at_libvirtd_starts_nowhere(
         original.is_whole()
 
 
+@by_day("per client-sed")
 @pytest.mark.parametrize(("nth", "how"), [*enumerate(THROUGH_GATEWAY)], ids=THROUGH_GATEWAY)
 def test_a_copy_made_through_the_gateway_has_no_disk_that_is_in_use(
     host: Host, gateway: Gateway, original: Original, nth: int, how: str
@@ -292,6 +294,7 @@ def test_a_copy_made_through_the_gateway_has_no_disk_that_is_in_use(
     original.is_whole()
 
 
+@by_day("per client-sed")
 @pytest.mark.parametrize(("nth", "how"), EACH_AT_LIBVIRTD)
 def test_a_copy_that_is_defined_again_has_a_controller_of_its_own(
     host: Host, gateway: Gateway, original: Original, nth: int, how: str

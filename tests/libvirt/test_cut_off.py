@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.agent import Agent
 from tests.support.host import Host
+from tests.support.night import by_day
 from tests.support.relay import Relay, Step
 from tests.support.wait import until
 
@@ -90,6 +91,12 @@ RESTARTS: dict[Callable[[Host], None], Callable[[Host], object]] = {
 }
 
 
+@by_day(
+    "a-before-kill_libvirtd",
+    "a-unanswered-kill_gateway",
+    "d-answered-kill_libvirtd",
+    "d-unanswered-kill_gateway",
+)
 @pytest.mark.parametrize("kill", RESTARTS, ids=lambda item: item.__name__)
 @pytest.mark.parametrize(("command", "step"), STEPS, ids=lambda item: str(item[0]))
 def test_killed_in_mid_change(

@@ -100,6 +100,7 @@ def test_it_starts_without_a_target_and_says_what_an_attach_needs(host: Host) ->
     assert DEVICE in at_libvirtd(host, "alone")
 
 
+@pytest.mark.nightly
 def test_it_starts_by_itself_with_the_host_whatever_is_there(host: Host) -> None:
     host.define("early")
     host.virsh("autostart", "early")

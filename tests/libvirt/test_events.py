@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.host import Host
+from tests.support.night import by_day
 from tests.support.wait import until
 from tests.support.watcher import Watcher
 
@@ -76,6 +77,7 @@ def test_a_disk_more_in_the_definition_is_told_as_one_of_libvirts(
     assert lun == blk == theirs
 
 
+@by_day("is the first disk")
 def test_a_definition_that_a_client_replaces_is_told(running: Host, tmp_path: Path) -> None:
     """Also after the gateway has replaced it, for a disk: that event alone was held back."""
     watcher = Watcher(running.uri, tmp_path / "log")

@@ -20,6 +20,7 @@ import pytest
 from pydataplane.domain.translate import controller_name
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
+from tests.support.night import by_day
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
@@ -181,6 +182,7 @@ RESTORES = [
 """Ways to restore, what of the victim the XML has, and whether the victim runs."""
 
 
+@by_day("restore-controller-running victim", "save-image-define-controller-stopped victim")
 @pytest.mark.parametrize(("way", "what", "runs"), RESTORES)
 def test_a_restore_with_anothers_controller_changes_nothing(
     host: Host, victim: Victim, image: Path, what: str, way: str, runs: bool

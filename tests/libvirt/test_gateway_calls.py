@@ -147,6 +147,7 @@ def test_define_edit_and_undefine(host: Host) -> None:
         host.virsh("dumpxml", "cp")
 
 
+@pytest.mark.nightly
 def test_volumes_stream_both_ways_unharmed(host: Host) -> None:
     pool = host.scratch / "pool"
     pool.mkdir()
@@ -227,6 +228,7 @@ def test_statistics_show_our_disk_among_the_others(
         host.virsh("detach-disk", GUEST, "sda", "--live")
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("guest")
 def test_twenty_clients_at_a_time(host: Host) -> None:
     def one(number: int) -> None:

@@ -19,6 +19,7 @@ from tests.support.examples import used
 from tests.support.gateway import GatewayProcess
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
+from tests.support.night import by_day
 from tests.support.wait import listens, serves, until
 
 pytestmark = [pytest.mark.root]
@@ -90,6 +91,7 @@ def test_the_read_only_socket_is_for_everybody(host: Host) -> None:
         assert "idle" in text
 
 
+@by_day("504-libvirt-ours1-ours_ro1", "None--ours4-ours_ro4")
 @pytest.mark.parametrize(
     ("mode", "group", "ours", "ours_ro"),
     [
@@ -220,6 +222,7 @@ def test_polkit_that_does_not_answer_keeps_everybody_but_root_out(host: Host) ->
         assert status == 0, text
 
 
+@by_day('unix_sock_group = "adm"\\nunix_sock_rw_perms = "0770"\\n-admitted1')
 @pytest.mark.parametrize(
     ("conf", "admitted"),
     [

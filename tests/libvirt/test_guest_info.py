@@ -76,6 +76,7 @@ def test_file_systems_are_on_the_clients_disks(host: Host, guest: Agent) -> None
     ]
 
 
+@pytest.mark.nightly
 def test_guestinfo_names_the_clients_disks(host: Host, guest: Agent) -> None:
     guest.run(UDEV)
     said = host.virsh("guestinfo", NAME, "--filesystem", "--disk")

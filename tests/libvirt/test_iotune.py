@@ -145,6 +145,7 @@ CALLS = (
 """One after the other, on what the one before has left."""
 
 
+@pytest.mark.nightly
 def test_each_call_does_with_ours_what_it_does_with_libvirts_own(running: Host, dev: str) -> None:
     for words in CALLS:
         ours, theirs = (said(running, each, *words, "--live") for each in (dev, THEIRS))

@@ -81,6 +81,7 @@ def again(host: Host) -> None:
     host.start_target()
 
 
+@pytest.mark.nightly
 def test_a_guest_goes_on_when_the_target_is_killed_or_stopped(host: Host, guest: Agent) -> None:
     seed = int(os.environ.get("VIRTLUN_SEED") or secrets.randbits(32))
     print(f"VIRTLUN_SEED={seed}")

@@ -21,6 +21,7 @@ from pydataplane.errors import VolumeNotFoundError
 from pydataplane.lvols import Volume
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
+from tests.support.night import by_day
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
@@ -171,6 +172,7 @@ def test_a_volume_that_never_was_is_made_and_its_loss_is_seen(host: Host, way: s
     start("destroy", name)
 
 
+@by_day("virsh")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_namesake_is_not_taken_for_the_lost_volume(host: Host, way: str) -> None:
     name = f"namesake-{WAYS.index(way)}"
@@ -193,6 +195,7 @@ def test_a_namesake_is_not_taken_for_the_lost_volume(host: Host, way: str) -> No
     getattr(host, way)("destroy", name)
 
 
+@by_day("virsh_direct")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_renamed_volume_is_still_the_disks(host: Host, way: str) -> None:
     name = f"renamed-{WAYS.index(way)}"
@@ -278,6 +281,7 @@ def test_a_new_domain_of_an_old_uuid_has_no_past(host: Host) -> None:
     assert volume(host, "again") is not None
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("making")
 def test_a_transient_domain_gets_its_volume_too(host: Host) -> None:
     define(host, "transient")

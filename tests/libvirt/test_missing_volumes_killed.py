@@ -21,6 +21,7 @@ from tests.libvirt.test_missing_volumes import (
     volume,
 )
 from tests.support.host import Host
+from tests.support.night import by_day
 from tests.support.relay import Relay, Step
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
@@ -50,6 +51,7 @@ def relay(host: Host) -> Iterator[Relay]:
     configured(host, "")
 
 
+@by_day("virsh-before bdev_lvol_create", "virsh_direct-before virtlun_controller_set_owner")
 @pytest.mark.parametrize(
     ("way", "step"),
     [

@@ -20,6 +20,7 @@ import pytest
 from tests.support.domain import domain_xml
 from tests.support.gateway import GatewayProcess
 from tests.support.host import Host, is_root, scratch_directory
+from tests.support.night import by_day
 from tests.support.polkit import Polkit
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
@@ -214,6 +215,7 @@ def may(user: str, *rights: str, name: str = "mine") -> bool:
     return True
 
 
+@by_day("mail", "list")
 @pytest.mark.parametrize("user", others_at_night(RIGHTS))
 def test_who_sees_what(policed: Policed, user: str) -> None:
     words = ["list", "--all", "--name"]
@@ -238,6 +240,7 @@ PLACES = [("mine", "--live"), ("mine", "--config"), ("other", "--live")]
 """Domains, and sides of them."""
 
 
+@by_day("mail-mine---live", "mail-mine---config", "list-other---live")
 @pytest.mark.parametrize(("name", "flag"), PLACES)
 @pytest.mark.parametrize("user", others_at_night(CHANGING))
 def test_who_attaches_and_detaches(policed: Policed, user: str, name: str, flag: str) -> None:
@@ -271,6 +274,7 @@ def test_who_attaches_and_detaches(policed: Policed, user: str, name: str, flag:
         host.virsh("detach-device", name, str(mine), flag)
 
 
+@by_day("uucp")
 @pytest.mark.parametrize("user", ["uucp", "list"])
 def test_who_restores(policed: Policed, user: str) -> None:
     """Whoever may start the domain, and write it, too (remote_protocol.x, DOMAIN_RESTORE)."""
@@ -292,6 +296,7 @@ def test_who_restores(policed: Policed, user: str) -> None:
             host.virsh("restore", str(image))
 
 
+@by_day("backup-mine", "list-mine")
 @pytest.mark.parametrize("name", ["mine", "other"])
 @pytest.mark.parametrize("user", ["backup", "mail", "list"])
 def test_who_resizes(policed: Policed, user: str, name: str) -> None:
@@ -307,6 +312,7 @@ def test_who_resizes(policed: Policed, user: str, name: str) -> None:
     assert policed.host.volumes.volume(f"lvs0/{name}").size == size + (4 * MIB if did else 0)
 
 
+@by_day("man-mine---live", "proxy-mine---config", "list-other---live")
 @pytest.mark.parametrize(("name", "flag"), PLACES)
 @pytest.mark.parametrize("user", ["man", "proxy", "list"])
 def test_who_limits(policed: Policed, user: str, name: str, flag: str) -> None:
@@ -319,6 +325,7 @@ def test_who_limits(policed: Policed, user: str, name: str, flag: str) -> None:
     policed.host.virsh("blkdeviotune", name, "sda", "--total-iops-sec", "0", flag)
 
 
+@by_day("backup-mine", "list-mine")
 @pytest.mark.parametrize("name", ["mine", "other"])
 @pytest.mark.parametrize("user", ["backup", "list"])
 def test_who_commits(policed: Policed, user: str, name: str) -> None:
@@ -344,6 +351,7 @@ def test_who_commits(policed: Policed, user: str, name: str) -> None:
         host.virsh("blockjob", name, "sda", "--pivot")
 
 
+@by_day("backup-mine", "list-mine")
 @pytest.mark.parametrize("name", ["mine", "other"])
 @pytest.mark.parametrize("user", ["backup", "list"])
 def test_who_copies(policed: Policed, user: str, name: str) -> None:
@@ -369,6 +377,7 @@ def test_who_copies(policed: Policed, user: str, name: str) -> None:
         host.volumes.delete(uuid)
 
 
+@by_day("man-mine", "lp-other")
 @pytest.mark.parametrize("name", ["mine", "other"])
 @pytest.mark.parametrize("user", others_at_night(["man", "mail", "lp", "list"], ("man", "lp")))
 def test_who_takes_reverts_to_and_deletes_snapshots(policed: Policed, user: str, name: str) -> None:
@@ -398,6 +407,7 @@ def test_who_takes_reverts_to_and_deletes_snapshots(policed: Policed, user: str,
     assert not [v for v in host.volumes.volumes("lvs0") if v.snapshot]
 
 
+@by_day("man-mine", "list-mine")
 @pytest.mark.parametrize(
     ("user", "name"),
     [
@@ -444,6 +454,7 @@ def test_who_takes_checkpoints_and_makes_backups(policed: Policed, user: str, na
     assert host.client.call("virtlun_export_list") == []
 
 
+@by_day("mail-mine", "list-other")
 @pytest.mark.parametrize(
     ("user", "name"),
     [

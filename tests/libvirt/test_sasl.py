@@ -131,6 +131,7 @@ def test_the_read_only_socket_is_as_it_was(asking: Asking) -> None:
     subprocess.run(words, stdin=subprocess.DEVNULL, check=True, timeout=90)
 
 
+@pytest.mark.nightly
 def test_without_a_password_log_doctor_and_clients_say_what_to_do(asking: Asking) -> None:
     sentence = (
         f"libvirtd asks for SASL, and there is no {asking.gateway_auth}: write"

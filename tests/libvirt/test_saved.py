@@ -68,6 +68,7 @@ def check_again(host: Host, sums: str) -> Agent:
     return agent
 
 
+@pytest.mark.nightly
 def test_managed_save_and_start_go_on_where_the_guest_was(host: Host) -> None:
     sums = sums_of(host)
     host.virsh("managedsave", NAME)

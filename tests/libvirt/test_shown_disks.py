@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.support.host import Host
+from tests.support.night import by_day
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
@@ -98,6 +99,7 @@ def check(xml: str) -> None:
         ]
 
 
+@by_day("flags0", "flags2")
 @pytest.mark.parametrize("flags", [[], ["--inactive"], ["--migratable"], ["--security-info"]])
 def test_the_driver_is_libvirts(domain: Host, flags: list[str]) -> None:
     xml = domain.virsh("dumpxml", NAME, *flags)
@@ -138,6 +140,7 @@ def test_what_is_shown_can_be_defined_and_is_shown_again(domain: Host) -> None:
     assert again("--inactive") == first
 
 
+@by_day("--live")
 @pytest.mark.parametrize("where", ["--live", "--config"])
 def test_attach_update_and_detach_take_it_with_and_without(domain: Host, where: str) -> None:
     flags = ["--inactive"] if where == "--config" else []

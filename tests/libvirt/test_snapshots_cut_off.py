@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.host import Host
+from tests.support.night import by_day
 from tests.support.relay import Relay, Step
 from tests.support.wait import until
 
@@ -64,6 +65,7 @@ def settled(host: Host) -> set[str]:
     return names
 
 
+@by_day("disks-snapshot-create-as unanswered", "disks-snapshot-revert unanswered")
 @pytest.mark.parametrize(("command", "step"), STEPS)
 @pytest.mark.parametrize(
     "memory",

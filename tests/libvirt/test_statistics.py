@@ -107,6 +107,7 @@ def test_they_begin_again_when_the_disk_is_attached_again(running: Host) -> None
     assert counted(running, "sda")["wr_bytes"] == 0
 
 
+@pytest.mark.nightly
 def test_they_go_on_over_an_upgrade_of_the_target(running: Host) -> None:
     work(running)
     was = counted(running, "sdb")

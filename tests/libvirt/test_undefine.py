@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
-from tests.support.night import at_night
+from tests.support.night import at_night, by_day
 from tests.support.relay import Step
 from tests.support.wait import until
 
@@ -74,6 +74,7 @@ def define_again(host: Host) -> None:
     host.virsh("define", str(host.scratch / "again.xml"))
 
 
+@by_day("flags0", "flags4")
 @pytest.mark.parametrize(
     "flags", [[], ["--managed-save"], ["--nvram"], ["--keep-nvram"], ["--snapshots-metadata"]]
 )
@@ -88,6 +89,7 @@ def test_without_its_flag_a_domain_that_is_off_keeps_its_checkpoints(
     assert checkpoints(off) == ["c1", "c2"]
 
 
+@by_day("flags1")
 @pytest.mark.parametrize("flags", [[], ["--managed-save", "--nvram", "--snapshots-metadata"]])
 def test_with_its_flag_the_volumes_snapshots_stay(off: Host, flags: list[str]) -> None:
     shown = off.scratch / "c1.xml"

@@ -10,6 +10,7 @@ import pytest
 from tests.support.agent import Agent
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
+from tests.support.night import by_day
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
@@ -52,6 +53,7 @@ def has(element: ElementTree.Element, given: ElementTree.Element) -> bool:
     )
 
 
+@by_day("/dev/virtlun/lvs0/v-", "lvs0/v --sourcetype network --source-protocol lvol-")
 @pytest.mark.parametrize(
     ("words", "source"),
     [
@@ -100,6 +102,7 @@ SAFE = (
 )
 
 
+@by_day("pool", "nova")
 @pytest.mark.parametrize("xml", [POOL, LUN, NOVA, SAFE], ids=["pool", "lun", "nova", "readonly"])
 def test_attach_device_gives_back_what_it_got(host: Host, guest: Agent, xml: str) -> None:
     path = host.scratch / "device.xml"
@@ -156,6 +159,7 @@ def test_a_snapshot_of_a_disk_in_use_is_a_read_only_disk(host: Host, guest: Agen
     assert host.volumes.volume("lvs0/v").parent is None
 
 
+@pytest.mark.nightly
 def test_a_disk_has_the_blocks_that_its_blockio_asks_for(host: Host, guest: Agent) -> None:
     disk = (
         "<disk type='block' device='disk'><source dev='/dev/virtlun/lvs0/v'/>"

@@ -127,7 +127,7 @@ INSTALLED = (
 )
 WITH_GUESTS = (*INSTALLED, "tests/support", "tests/guest")
 #: Files with tests that are left out unless `-m nightly` is said.
-LONG_TESTS = _tests_with("pytest.mark.nightly", "at_night(")
+LONG_TESTS = _tests_with("pytest.mark.nightly", "at_night(", "by_day(")
 PROPERTY_TESTS = _tests_with("from hypothesis import", folder="tests/unit")
 #: Beside what is installed, what property tests read.
 PROPERTY = ("tests/unit", "tests/kubernetes/kubevirt", "tests/kubernetes/__init__.py", "examples")
@@ -169,7 +169,8 @@ STEPS = {
         (
             *WITH_GUESTS,
             *("examples", "tests/bench", "tests/demo", "tests/libvirt", "tests/openstack"),
-            *("tests/target", "tests/kubernetes"),
+            *("tests/target", "tests/kubernetes", "tests/crash", "tests/unit"),
+            *("tests/again.py", "tests/docs", "tests/release.py"),
         ),
     ),
     "e2e": Step(
@@ -250,6 +251,7 @@ STEPS = {
         Lane.COMPUTING,
         _again(*_cargo("test", "--quiet", "--locked", "--lib", "--tests")),
         (*RUST, "tests/nightly/repeat.py"),
+        environment={"VIRTLUN_LVOL_CASES": "100", "VIRTLUN_PROTECTION_SEEDS": "2"},
     ),
     "release": Step(
         "a release, built twice and compared, and its wheel's programs",

@@ -33,7 +33,12 @@ OF_THE_NIGHT = frozenset(
         "ceph/storageclass.yaml",
         "ceph/target.patch.yaml",
         "daemonset.yaml",  # by day its containers run, without a kubelet that starts them
+        "groupsnapshots.yaml",
+        "kubevirt/claim.yaml",
+        "kubevirt/vm.yaml",
         "kubevirt/vm-legacy.yaml",
+        "kubevirt/vmvolume.yaml",
+        "pods-shared-block.yaml",
         "snapshotmetadata.yaml",
         "snapshotmetadata-sidecar.yaml",
     )

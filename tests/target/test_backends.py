@@ -314,6 +314,7 @@ def tried(target: Target, made: Made) -> dict[str, str]:
     return found
 
 
+@pytest.mark.nightly
 def test_a_guest_has_of_each_backend_what_the_page_says(
     make_target: MakeTarget, scratch: Path
 ) -> None:

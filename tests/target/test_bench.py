@@ -145,6 +145,7 @@ def run_bench(*options: str) -> subprocess.CompletedProcess[str]:
 SHORT = ("--time", "0.05", "--rounds", "1", "--size-mib", "32", "--rw", "randrw")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "only", ["virtlun null", pytest.param("virtlun lvol poll", marks=pytest.mark.nightly)]
 )

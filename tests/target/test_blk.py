@@ -17,7 +17,7 @@ import pytest
 
 from pydataplane.errors import RpcError
 from tests.support.initiator import Initiator, Refused
-from tests.support.night import at_night
+from tests.support.night import at_night, by_day
 from tests.support.restarts import choose_seed
 from tests.support.target import Target, binary
 from tests.target.conftest import MakeTarget
@@ -218,6 +218,7 @@ def test_a_bdev_that_is_deleted_leaves_a_controller_without_a_disk(
     assert target.rpc("vhost_get_controllers") == []
 
 
+@by_day("randrw")
 @pytest.mark.parametrize("rw", ["randrw", "write"])
 def test_a_disk_under_load_returns_what_was_written(target: Target, rw: str) -> None:
     target.rpc("vhost_create_blk_controller", ctrlr="b0", dev_name=disk(target, mib=64))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.night import by_day
 from tests.support.slow_disk import SlowDisk
 from tests.support.target import Target, binary
 from tests.target.test_cli import done
@@ -36,6 +37,7 @@ def disk(target: Target, scratch: Path) -> Iterator[SlowDisk]:
         target.stop()
 
 
+@by_day("inflate-")
 @pytest.mark.parametrize(
     ("words", "what"),
     [

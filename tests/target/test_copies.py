@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.initiator import Initiator
+from tests.support.night import by_day
 from tests.support.target import Target
 
 MIB = 1 << 20
@@ -94,6 +95,7 @@ def bytes_of(target: Target, name: str, kind: str) -> int:
     return count
 
 
+@by_day("by_token")
 @pytest.mark.parametrize("copy", [extended_copy, by_token])
 def test_what_a_thin_volume_has_no_room_for_is_not_copied_but_unmapped(
     target: Target, vm: Initiator, volumes: list[str], copy: Copy

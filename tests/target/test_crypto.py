@@ -17,6 +17,7 @@ from tests.support.encryption import (
     marked,
 )
 from tests.support.initiator import connected
+from tests.support.night import by_day
 from tests.support.target import Target
 
 MIB = 1 << 20
@@ -29,6 +30,7 @@ def unmap(lba: int, blocks: int) -> dict[str, Any]:
     return {"cdb": bytes([0x42, *bytes(6), 0, len(data), 0]), "data_out": data}
 
 
+@by_day("4096")
 @pytest.mark.parametrize("block", [512, 4096])
 def test_a_guest_reads_what_it_wrote_and_the_medium_shows_none_of_it(
     target: Target, block: int

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from csi.proto import csi_pb2 as pb
 from tests.support.csi import MIB, NODE, Driver, Mode, block, mount, running
+from tests.support.night import by_day
 from tests.target.conftest import MakeTarget
 
 pytestmark = pytest.mark.root
@@ -182,6 +183,7 @@ def test_a_use_that_cannot_be_is_refused_on_the_node(driver: Driver) -> None:
     driver.unstage(handle)
 
 
+@by_day("foreign")
 @pytest.mark.parametrize("kind", ["unknown", "name", "foreign"])
 def test_a_handle_that_is_not_ours_is_not_touched(driver: Driver, kind: str) -> None:
     target = driver.target

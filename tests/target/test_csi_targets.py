@@ -21,6 +21,7 @@ from pydataplane.errors import TargetUnavailable
 from pydataplane.silence import WatchedClient
 from tests.support.csi import MIB, NOTHING, Driver, block, mount
 from tests.support.frozen import freeze
+from tests.support.night import by_day
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
@@ -126,6 +127,7 @@ def test_volumes_of_both_faces_live_on_the_target_of_their_lvstore(node: Node) -
     assert driver.left() == NOTHING
 
 
+@by_day("19-False")
 @pytest.mark.parametrize(
     ("how", "restarted"),
     [

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.initiator import Initiator, Refused
+from tests.support.night import by_day
 from tests.support.target import Target, binary
 
 EVENTS_MISSED = 1 << 31
@@ -111,6 +112,7 @@ def test_every_request_is_answered_with_a_call_when_the_target_sleeps(drive: Dri
         guest.read(0, 1)
 
 
+@by_day("randrw-lvol with larger blocks", "write-file", "randrw-malloc")
 @pytest.mark.parametrize("kind", ["malloc", "file", "lvol", "lvol with larger blocks"])
 @pytest.mark.parametrize("rw", ["randrw", "write"])
 def test_a_disk_under_load_returns_what_was_written(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.encryption import KEY, KEY2
+from tests.support.night import by_day
 from tests.support.target import Target
 from tests.target.test_export import MIB, copy, md5, noise, run, volume
 
@@ -41,6 +42,7 @@ def fill(target: Target, path: str) -> None:
         copy(source, path, f"seek={begin}", f"count={end - begin}", "oflag=direct")
 
 
+@by_day("clone")
 @pytest.mark.parametrize("kind", ["thin", "clone", "encrypted"])
 def test_tools_skip_what_is_not_allocated(target: Target, kind: str) -> None:
     options = {}

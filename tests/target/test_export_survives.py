@@ -23,7 +23,7 @@ import pytest
 from pydataplane.errors import RpcError
 from tests.support import threads
 from tests.support.load import Load
-from tests.support.night import at_night
+from tests.support.night import at_night, by_day
 from tests.support.restarts import RESTARTS, choose_seed
 from tests.support.target import Target
 from tests.support.wait import until
@@ -108,6 +108,7 @@ INTERRUPTIONS: dict[str, Callable[[Target], object]] = {
 }
 
 
+@by_day("kill-True")
 @pytest.mark.parametrize(
     ("how", "thin"),
     [

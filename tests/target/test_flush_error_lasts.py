@@ -28,7 +28,7 @@ from tests.support.lossy_disk import (
     run,
     small_file_system,
 )
-from tests.support.night import at_night
+from tests.support.night import at_night, by_day
 from tests.support.older_target import WAITS
 from tests.support.target import ROOT, Target
 from tests.support.wait import until
@@ -121,6 +121,7 @@ def told(target: Target, bdev: str) -> str | None:
     return said
 
 
+@by_day("crash")
 @pytest.mark.parametrize("again", AGAIN)
 def test_it_is_told_until_it_is_cleared(
     disk: LossyDisk, target: Target, again: Callable[[Target], None]
@@ -149,6 +150,7 @@ def test_it_is_told_until_it_is_cleared(
         assert not fails_to_flush(guest)
 
 
+@by_day("upgrade")
 @pytest.mark.parametrize("again", AGAIN)
 def test_an_lvstore_is_served_but_takes_no_changes(
     disk: LossyDisk, target: Target, again: Callable[[Target], None]
@@ -203,6 +205,7 @@ def test_an_lvstore_is_served_but_takes_no_changes(
         assert guest.read(0, 8) == bytes([6]) * 4096
 
 
+@by_day("crash")
 @pytest.mark.parametrize("again", [at_night(Target.restart), crash, Target.upgrade])
 def test_a_pod_s_fsync_fails_too(
     disk: LossyDisk, target: Target, again: Callable[[Target], None]

@@ -22,6 +22,7 @@ import pytest
 
 from pydataplane.errors import RpcError, TargetUnavailable
 from tests.support import tracer
+from tests.support.night import by_day
 from tests.support.target import Target
 from tests.support.tracer import Tracer
 
@@ -135,6 +136,15 @@ def dies(target: Target, operation: Call, nth: int) -> bool:
     return reached
 
 
+@by_day(
+    "virtlun_lvol_snapshot_together",
+    "bdev_lvol_clone",
+    "bdev_lvol_inflate0",
+    "bdev_lvol_set_parent",
+    "virtlun_lvol_roll_back",
+    "bdev_lvol_delete0",
+    "bdev_lvol_resize1",
+)
 @pytest.mark.parametrize(
     "operation",
     [

@@ -19,6 +19,7 @@ from plugin.images import pieces, qemuimg, sums
 from pydataplane.client import Client
 from pydataplane.errors import VolumeError
 from pydataplane.volumes import Volumes
+from tests.support.night import by_day
 from tests.support.target import Target, binary
 from tests.target.test_cli import done, refused, run
 
@@ -123,6 +124,7 @@ def test_a_person_sees_how_far_it_has_come(store: Target, raw: Path) -> None:
     assert told.stderr == b""
 
 
+@by_day("False-raw", "True-qcow2")
 @pytest.mark.parametrize("form", ["raw", "qcow2"])
 @pytest.mark.parametrize("thin", [False, True])
 def test_an_image_becomes_a_volume_and_that_an_image(
@@ -193,6 +195,7 @@ main()
 """
 
 
+@by_day("2")
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_one_that_is_killed_goes_on(
     store: Target, raw: Path, after: int, monkeypatch: pytest.MonkeyPatch
@@ -252,6 +255,7 @@ def test_one_that_ends_at_its_last_steps_is_finished_by_the_next(
     assert "exists already" in refused(store, *words)
 
 
+@by_day("qcow2")
 @pytest.mark.parametrize("form", ["raw", "qcow2"])
 def test_a_checksum_is_of_all_that_the_disk_holds(store: Target, raw: Path, form: str) -> None:
     os.truncate(raw, IMAGE_MIB * MIB - 100)  # within a sector
@@ -268,6 +272,7 @@ def test_a_checksum_is_of_all_that_the_disk_holds(store: Target, raw: Path, form
     assert "SHA" in table and "SHA" not in plain
 
 
+@by_day("12-qcow2", "0-raw")
 @pytest.mark.parametrize("form", ["raw", "qcow2"])
 @pytest.mark.parametrize("at_mib", [0, 12, IMAGE_MIB - 1])
 def test_what_was_written_otherwise_is_found(

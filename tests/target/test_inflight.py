@@ -206,6 +206,7 @@ def test_an_orderly_stop_leaves_nothing_in_flight_of_a_driver_without_a_region(
     survive(target, choose_seed(), "term", KEPT_ROUNDS, 0.0, region=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.root
 @pytest.mark.parametrize(
     "rounds",

@@ -39,6 +39,7 @@ from tests.support.kubevirt import (
     Strike,
     Struck,
 )
+from tests.support.night import by_day
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 
@@ -660,6 +661,7 @@ def crashes(
         undo()
 
 
+@by_day("before-target-scsi", "after-driver-blk")
 @pytest.mark.parametrize("qemu", [QEMU, BLK_QEMU], ids=["scsi", "blk"])
 @pytest.mark.parametrize(
     ("when", "what"),

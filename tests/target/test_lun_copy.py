@@ -79,6 +79,7 @@ def flush(guest: Initiator) -> None:
     assert (answer["response"], answer["status"]) == (0, 0), answer
 
 
+@pytest.mark.nightly
 def test_a_guest_with_a_full_queue_goes_on_through_copy_and_pivot(moved: Target) -> None:
     source, destination = uuid_of(moved, "lvs0/v"), uuid_of(moved, "lvs1/w")
     with FullQueue(moved, "vm-0", 8) as load:

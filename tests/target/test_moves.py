@@ -19,7 +19,7 @@ from plugin.gateway import lvolcopies
 from plugin.moves import notes
 from pydataplane.client import Client
 from pydataplane.volumes import Volumes
-from tests.support.night import at_night
+from tests.support.night import at_night, by_day
 from tests.support.target import Target
 from tests.target.test_cli import done, refused, run
 
@@ -196,6 +196,7 @@ def test_a_second_command_waits_for_no_first(
     assert len(told) == 1 and "is being moved by another command" in told[0]
 
 
+@by_day("after virtlun_lun_copy_pivot")
 @pytest.mark.parametrize(
     "where",
     [

@@ -14,7 +14,7 @@ import pytest
 from pydataplane.errors import EXISTS, INVALID, RpcError
 from tests.support.initiator import Initiator, connected
 from tests.support.nbdkit import Nbdkit, free_port
-from tests.support.night import at_night
+from tests.support.night import at_night, by_day
 from tests.support.restarts import choose_seed
 from tests.support.target import Target, TargetFailed
 from tests.support.wait import until
@@ -155,6 +155,7 @@ def test_a_flush_that_fails_is_remembered_until_it_is_cleared(
             assert outcome(guest.cdb(FLUSH)) == (0, 0)
 
 
+@by_day("auto-1")
 @pytest.mark.parametrize("rounds", [1, at_night(20)])
 @pytest.mark.parametrize("mode", ["auto", "disable"])
 def test_verified_io_goes_on_over_kills_and_stops_of_the_server(

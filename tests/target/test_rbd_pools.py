@@ -574,6 +574,7 @@ def _succeeds(target: Target, method: str, **params: Any) -> bool:
     return False
 
 
+@pytest.mark.nightly
 def test_many_images_are_listed_without_a_lock(target: Target, ceph: Ceph) -> None:
     made = {f"many{n}" for n in range(40)}
     for name in made:
@@ -644,6 +645,7 @@ def test_a_guest_that_comes_too_late_is_refused_its_disk_for_good(
     assert other.words().count("image rbd/late was locked by another host since its guest") == 1
 
 
+@pytest.mark.nightly
 def test_a_guest_that_comes_paused_has_its_disk_when_the_other_host_has_it_no_more(
     target: Target, make_target: MakeTarget, ceph: Ceph
 ) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.support.initiator import connected
+from tests.support.night import by_day
 from tests.support.target import ROOT, Target, binary
 from tests.target.conftest import MakeTarget
 
@@ -96,6 +97,7 @@ def reload(unit: Path, target: Target, programs: Path) -> tuple[int, str]:
     return done.returncode, journal.read_text()
 
 
+@by_day("virtlun-target@.service")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
 def test_the_main_process_is_the_new_one_and_the_guest_goes_on(
     make_target: MakeTarget, unit: Path, programs: Path, manager: socket.socket

@@ -208,6 +208,7 @@ def test_target_has_the_limits_of_its_unit(machine: Machine) -> None:
     assert (folder / "oom_score_adj").read_text() == "-900\n"
 
 
+@pytest.mark.nightly
 def test_gateway_serves_virsh(machine: Machine) -> None:
     main_pid(machine, "virtlun-gateway")
     uri = f"qemu+unix:///system?socket={RUN}/libvirt-sock"

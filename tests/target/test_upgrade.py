@@ -21,6 +21,7 @@ from pydataplane import inherited, supervise
 from pydataplane.client import Client
 from pydataplane.errors import TargetUnavailable
 from tests.support.initiator import Initiator, connected
+from tests.support.night import by_day
 from tests.support.target import Target, TargetFailed, binary
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
@@ -312,6 +313,7 @@ def upgrade_ends(target: Target, step: str) -> None:
     until(Path(f"{target.rpc_socket}.upgrade").exists, "a new program is waited for")
 
 
+@by_day("welcome", "outlook: outlook", "held: target")
 @pytest.mark.parametrize("step", STEPS)
 def test_a_new_program_that_crashes_at_any_step_leaves_the_old_one_serving(
     target: Target, step: str

@@ -37,6 +37,7 @@ from pydataplane.domain.xml.view import given as given_by_libvirtd
 from pydataplane.errors import METHOD_NOT_FOUND, RpcError
 from tests.support.fake_socket import SocketTarget
 from tests.support.fake_target import Volume
+from tests.support.night import by_day
 from tests.support.wait import until
 from tests.unit.translate.domains import (
     FILES,
@@ -374,6 +375,7 @@ def known_by_record(host: Host) -> str:
     return host.xml
 
 
+@by_day("migrate")
 @pytest.mark.parametrize("operation", ["migrate", "restore"])
 def test_a_guest_without_a_volume_gets_what_there_is(host: Host, operation: str) -> None:
     """Its controller where a target answers, QEMU's own device in its place where none does."""
@@ -403,6 +405,9 @@ def test_a_guest_without_a_volume_gets_what_there_is(host: Host, operation: str)
     assert "does not answer" in done.stderr
 
 
+@by_day(
+    "None-prepare-known_by_record", "uuid-new-restore-known_by_record", "None-migrate-known_by_uuid"
+)
 @pytest.mark.parametrize("known", [known_by_uuid, known_by_record])
 @pytest.mark.parametrize("operation", ["prepare", "migrate", "restore"])
 @pytest.mark.parametrize("instead", [None, "uuid-new"])
@@ -459,6 +464,7 @@ def test_a_guest_that_has_run_before_gets_no_empty_volume(host: Host, operation:
     assert "bdev_lvol_create" not in host.target.calls
 
 
+@by_day("migrate")
 @pytest.mark.parametrize("operation", ["migrate", "restore"])
 def test_a_guest_that_comes_connects_again_as_its_qemu_here_can(host: Host, operation: str) -> None:
     """Its XML is of another host, or of another QEMU's time."""
