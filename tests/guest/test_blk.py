@@ -93,6 +93,7 @@ def machine(
     machine.guest.stop()
 
 
+@pytest.mark.nightly
 def test_a_guest_reads_writes_discards_and_sees_its_disk_grow(machine: Machine) -> None:
     guest, target = machine.guest, machine.target
     assert machine.attribute("size") == str(SIZE_MIB * MIB // 512)

@@ -31,6 +31,7 @@ def test_a_disk_is_what_it_was_made_as(target: Target, boot: BootGuest) -> None:
     assert "error" not in guest.run("dmesg | grep -i ' sd[a-z]' | grep -v protect || true").lower()
 
 
+@pytest.mark.nightly
 def test_data_survives_file_systems_discard_and_direct_io(target: Target, boot: BootGuest) -> None:
     """ext4 on a thin lvol: written, unmounted, checked, read back."""
     target.make_lvstore(size=96 << 20)

@@ -10,6 +10,7 @@ from tests.support.target import Target
 pytestmark = pytest.mark.vm
 
 
+@pytest.mark.nightly
 def test_a_disk_comes_grows_and_goes(target: Target, boot: BootGuest) -> None:
     """The guest's kernel follows each step by itself."""
     target.make_lvstore(size=96 << 20)

@@ -148,6 +148,7 @@ def backup(host: Host, file: Path, checkpoint: str, since: str = "") -> None:
     )
 
 
+@pytest.mark.nightly
 def test_a_backup_has_what_changed_in_an_image(host: Host, guest: Agent, ceph: Ceph) -> None:
     host.scratch.chmod(0o777)  # QEMU's user makes the files
     host.volumes.create("ceph0/backed", 16 * MIB)

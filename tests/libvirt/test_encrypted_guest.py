@@ -88,6 +88,7 @@ def test_snapshot_and_clone_are_the_guests_alone(domain: Host, agent: Agent) -> 
     assert agent.run("cat /mnt/file").strip() == "later"
 
 
+@pytest.mark.nightly
 def test_without_the_key_it_is_not_started(domain: Host, agent: Agent) -> None:
     domain.virsh("destroy", NAME)
     domain.stop_target()

@@ -375,6 +375,7 @@ def failing(host: Host, tmp_path: Path, bus: Bus) -> Iterator[FailingDisk]:
             host.volumes.delete_lvstore("failing")
 
 
+@pytest.mark.nightly
 @each_bus
 def test_a_guest_whose_disk_fails_is_paused_and_goes_on_when_it_is_mended(
     host: Host, failing: FailingDisk, tmp_path: Path, bus: Bus

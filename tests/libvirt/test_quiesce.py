@@ -267,6 +267,7 @@ def test_an_agent_that_dies_while_all_is_frozen(host: Host, guest: Agent) -> Non
     host.virsh("snapshot-delete", NAME, "dies")
 
 
+@pytest.mark.nightly
 def test_without_its_agent_nothing_is_done(host: Host, guest: Agent) -> None:
     guest.run(f"kill -9 {agent_process(guest)}")
     until(

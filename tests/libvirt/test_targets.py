@@ -100,6 +100,7 @@ def test_each_domain_gets_its_controller_where_its_volumes_are(host: Host, secon
     assert luns(second.client) == {controller(host, GOLDEN): [0]}
 
 
+@pytest.mark.nightly
 def test_disks_of_both_come_grow_and_go(host: Host, second: Second) -> None:
     for name, store, client in ((SILVER, "lvs0", host.client), (GOLDEN, "gold0", second.client)):
         host.virsh("attach-disk", name, f"/dev/virtlun/{store}/b", "sdb", "--live", "--config")

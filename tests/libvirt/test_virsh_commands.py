@@ -87,6 +87,7 @@ def test_no_call_that_the_gateway_looks_into_is_left_out() -> None:
     assert PROCEDURES.keys() - in_rows == others
 
 
+@pytest.mark.nightly
 def test_each_command_does_what_the_page_says(host: Host) -> None:
     folder = str(host.scratch)
     host.scratch.chmod(0o777)  # QEMU's user makes the files of snapshots

@@ -42,7 +42,7 @@ CHECK, TASK_SET_FULL = 2, 0x28
 UNIT_ATTENTION = 6
 """Sense key (SPC-4 4.5.6)."""
 DEADLINE_S = 60.0
-ROUNDS = 10
+ROUNDS = 5
 """Of each kind in `make test`."""
 KEPT_ROUNDS = 4
 """The same of a driver whose connection is kept."""

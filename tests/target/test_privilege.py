@@ -200,6 +200,7 @@ def test_lvstores_that_the_command_makes_are_the_users(make_target: MakeTarget) 
     assert f"user     {UID}\nsandbox  enforce\n" in virtlun(target, "target", "status")
 
 
+@pytest.mark.nightly
 @as_root
 def test_doctor_shows_the_rights(make_target: MakeTarget) -> None:
     target = make_user_target(make_target).start()

@@ -114,6 +114,7 @@ def test_a_volume_that_was_erased_has_no_room_and_its_store_no_trace(
     assert b"secret" not in (target.directory / "lvs0.img").read_bytes()
 
 
+@pytest.mark.nightly
 def test_a_volume_that_was_formatted_has_no_room_and_can_be_written(
     target: Target, machine: Machine
 ) -> None:

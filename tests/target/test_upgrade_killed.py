@@ -60,6 +60,7 @@ def left(target: Target, both: Sequence[subprocess.Popen[bytes]]) -> None:
     until(came_out, target.words)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "kills",
     [

@@ -46,6 +46,7 @@ def target(folder: Path, code: str) -> Path:
     return program
 
 
+@pytest.mark.nightly
 def test_beside_other_work_a_target_ends_after_its_corpus_and_its_time(folder: Path) -> None:
     ended = fuzz.run(target(folder, WORKS), 1, 1, beside=True)
     assert (ended.failure, ended.runs, ended.covered) == (None, 34, 12)

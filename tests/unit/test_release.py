@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests import release
-from tests.support.night import by_day
 
 
-@by_day("source")
+@pytest.mark.nightly
 @pytest.mark.parametrize("build", [release.source, release.sdist], ids=["source", "sdist"])
 def test_an_archive_is_the_same_wherever_it_is_made(build: object, tmp_path: Path) -> None:
     assert callable(build)
