@@ -170,7 +170,7 @@ STEPS = {
             *WITH_GUESTS,
             *("examples", "tests/bench", "tests/demo", "tests/libvirt", "tests/openstack"),
             *("tests/target", "tests/kubernetes", "tests/crash", "tests/unit"),
-            *("tests/again.py", "tests/docs", "tests/release.py"),
+            *("tests/again.py", "tests/docs", "tests/fuzz", "tests/release.py"),
         ),
     ),
     "e2e": Step(
