@@ -88,7 +88,9 @@ test: test-rust setup ## Everything: Rust, Python, real guests, libvirtd, Kubern
 .PHONY: test-rust
 test-rust: $(CACHE)/apt.stamp toolchain ## The data plane's own tests
 	$(call say,cargo test)
-	@RUST_TEST_THREADS=$(WORKERS) $(CARGO) test --locked --manifest-path $(MANIFEST)
+	@# Two programs at a time: so many threads of each, together some more than WORKERS.
+	@RUST_TEST_THREADS=$$((($(WORKERS) + 1) / 2)) pydataplane/cargo-test $(wordlist 2,9,$(CARGO)) \
+		test --locked --manifest-path $(MANIFEST)
 
 .PHONY: test-python
 test-python: setup $(if $(ARGS),,kubernetes) ## The Python tests; with ARGS='tests/unit -k name' some of them

@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Seeds of a run by day; `VIRTLUN_SIM_SEEDS` says another number.
-const SEEDS: u64 = 500;
+const SEEDS: u64 = 250;
 /// Operations of a seed.
 const STEPS: u64 = 40;
 

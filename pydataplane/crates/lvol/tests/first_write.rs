@@ -324,6 +324,8 @@ fn crash_at_every_change_of_first_writes_leaves_what_was_shown_or_written_and_wh
         rig
     };
     // The bdev `image` has another UUID in each process; its clone is tried without a power cut above.
+    let given = std::env::var("VIRTLUN_LVOL_CASES").ok();
+    let seeds = given.map_or(4, |n| n.parse().expect("a number"));
     for kind in ["thin", "clone"] {
         let total = {
             let rig = load(FaultBdev::with_image("disk0", 512, image_bytes.clone()));
@@ -333,7 +335,7 @@ fn crash_at_every_change_of_first_writes_leaves_what_was_shown_or_written_and_wh
         };
         assert!(total > 8, "the workload makes only {total} changes");
         for changes in 0..=total {
-            for seed in (0..12).chain([u64::MAX]) {
+            for seed in (0..seeds).chain([u64::MAX]) {
                 let disk = FaultBdev::with_image("disk0", 512, image_bytes.clone());
                 if seed % 2 == 0 {
                     disk.tell_zeros();

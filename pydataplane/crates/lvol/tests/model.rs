@@ -686,8 +686,17 @@ fn read_by(flight: &Flight, kind: Option<ProtectionType>) -> Vec<u8> {
     data
 }
 
+/// So many cases by day; `VIRTLUN_LVOL_CASES` says another number, as the night does.
+fn cases(few: u32) -> ProptestConfig {
+    let given = std::env::var("VIRTLUN_LVOL_CASES").ok();
+    ProptestConfig {
+        cases: given.map_or(few, |n| n.parse().expect("a number")),
+        ..ProptestConfig::default()
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+    #![proptest_config(cases(60))]
 
     #[test]
     fn volumes_behave_as_byte_arrays(
@@ -703,7 +712,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #![proptest_config(cases(12))]
 
     /// And those on a disk with protection information have what each block was written with.
     #[test]

@@ -133,7 +133,7 @@ pub(super) fn seeds(few: u64) -> std::ops::Range<u64> {
 
 #[test]
 fn no_power_cut_loses_what_was_flushed_or_makes_a_block_look_damaged() {
-    crashes(seeds(3), |host, seed| host.base.power_cut(seed));
+    crashes(seeds(2), |host, seed| host.base.power_cut(seed));
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn a_power_cut_that_loses_all_or_nothing_does_neither() {
 
 #[test]
 fn a_killed_process_loses_nothing_and_makes_no_block_look_damaged() {
-    crashes(seeds(2), |host, _| host.base.revive());
+    crashes(seeds(1), |host, _| host.base.revive());
 }
 
 #[test]
