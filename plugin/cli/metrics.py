@@ -53,8 +53,8 @@ class _Address(click.ParamType[tuple[str, int]]):
 def metrics(socket: Path, listen: tuple[str, int] | None, latencies: bool) -> None:
     """Print or serve metrics for Prometheus.
 
-    They are what the targets of this host count. What is printed once is what node_exporter's textfile collector reads. With --target or
-    --socket it is of that target alone.
+    They are what the targets of this host count. What is printed once is what node_exporter's
+    textfile collector reads. With --target or --socket it is of that target alone.
     """
     # Other commands need none of it, and begin sooner without.
     from prometheus_client import (  # noqa: PLC0415
