@@ -8,7 +8,7 @@ mod iostat;
 
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::histogram::Histogram;
 use crate::{HistogramOptions, Io, IoError, Latencies, Op};
@@ -44,9 +44,6 @@ struct Counters {
     errors: [AtomicU64; IoError::COUNT],
     /// [`Stats::epoch`] that `max` and `min` belong to.
     epoch: AtomicU64,
-    /// I/Os that are not timed before the next one is. Whoever enables a histogram has the next one timed; a
-    /// channel that writes at that moment finds out with the one that it would have timed anyway.
-    until_sample: AtomicU32,
 }
 
 impl Counters {
@@ -135,6 +132,7 @@ impl Stats {
             counters,
             revision: self.revision.load(Relaxed),
             every: SYNC_SAMPLE,
+            until_sample: 0,
             histogram: None,
         };
         channel.count_in(histogram);
@@ -143,14 +141,14 @@ impl Stats {
 
     /// Counts latencies in new histograms from now on; `None`: not any more.
     ///
-    /// An I/O that is under way at this moment may be counted in them or not.
+    /// An I/O that is under way at this moment may be counted in them or not. A channel whose I/O ends within
+    /// `submit` counts from the next one on that it times: it finds out with that.
     pub fn set_histogram(&self, options: Option<HistogramOptions>) {
         let mut shared = self.lock();
         shared.histogram = options;
         shared.spare.clear();
         for live in &mut shared.live {
             live.histogram = options.map(|options| Arc::new(Histogram::new(options)));
-            live.counters.until_sample.store(0, Relaxed);
         }
         self.revision.fetch_add(1, Relaxed);
     }
@@ -212,6 +210,8 @@ pub struct ChannelStats {
     revision: u64,
     /// One I/O of so many is timed, where it ends within `submit`.
     every: u32,
+    /// I/Os that are not, before the next one is.
+    until_sample: u32,
     histogram: Option<Arc<Histogram>>,
 }
 
@@ -254,12 +254,11 @@ impl ChannelStats {
     /// where there is a histogram.
     #[inline]
     pub fn begin(&mut self) -> Option<u64> {
-        let until_sample = self.counters.until_sample.load(Relaxed);
-        if until_sample == 0 {
-            self.counters.until_sample.store(self.every - 1, Relaxed);
+        if self.until_sample == 0 {
+            self.until_sample = self.every - 1;
             return Some(reactor::ticks::now());
         }
-        self.counters.until_sample.store(until_sample - 1, Relaxed);
+        self.until_sample -= 1;
         None
     }
 
@@ -280,15 +279,19 @@ impl ChannelStats {
                 bump(&c.ops, 1);
                 bump(&c.bytes, bytes);
             }
-            (Ok(()), Some(begun)) => {
-                let ticks = reactor::ticks::now().saturating_sub(begun);
-                self.look();
-                // The others' time.
-                let others = ticks * u64::from(self.every - 1);
-                bump(&self.counters.ops[io.op as usize].ticks, others);
-                self.record(io.op, bytes, ticks, result);
-            }
+            (Ok(()), Some(begun)) => self.end_timed(io.op, bytes, begun),
         }
+    }
+
+    /// Apart from `end`, which is in each I/O's way where one in [`SYNC_SAMPLE`] comes here.
+    #[inline(never)]
+    fn end_timed(&mut self, op: Op, bytes: u64, begun: u64) {
+        let ticks = reactor::ticks::now().saturating_sub(begun);
+        self.look();
+        // The others' time.
+        let others = ticks * u64::from(self.every - 1);
+        bump(&self.counters.ops[op as usize].ticks, others);
+        self.record(op, bytes, ticks, Ok(()));
     }
 
     /// Takes note of a reset or of a new histogram, if there was one.
@@ -316,7 +319,7 @@ impl ChannelStats {
         let own = shared.live.iter().find(|l| Arc::ptr_eq(&l.counters, &self.counters));
         self.count_in(own.and_then(|live| live.histogram.clone()));
         // The one at hand is timed.
-        self.counters.until_sample.store(self.every - 1, Relaxed);
+        self.until_sample = self.every - 1;
         self.revision = revision;
     }
 

@@ -107,7 +107,8 @@ fn where_there_is_a_histogram_each_io_is_timed() {
     assert_eq!((0..SYNC_SAMPLE * 2).filter(|_| go(&mut a)).count(), 2);
     assert!(go(&mut a) && !go(&mut a));
     s.set_histogram(Some(histogram(None)));
-    assert!((0..40).all(|_| go(&mut a)));
+    while !go(&mut a) {}
+    assert!((1..40).all(|_| go(&mut a)));
     let latencies = s.latencies().unwrap();
     assert_eq!(latencies.all().iter().sum::<u64>(), 40);
     s.set_histogram(None);
