@@ -1363,7 +1363,8 @@ class Rpc(ABC):
     ) -> bool: ...
 
     # Count in a histogram how long a bdev's operations take, or end that. It is not recorded, and
-    # ends with the bdev.
+    # ends with the bdev. Each queue of a disk in memory, whose I/O ends at once, may leave out its
+    # first 15.
     @overload
     def call(
         self,
