@@ -68,6 +68,10 @@ demo: setup ## The main job in a real VM: attach, grow, detach a volume with pla
 demo-ceph: setup ## A VM on a real Ceph: live migration under verified I/O, resize, its host killed
 	@$(BIN)/python -m tests.demo.ceph
 
+.PHONY: demo-openstack
+demo-openstack: setup ## A volume of real Cinder's in a guest of real Nova's driver: extended, snapshotted, cloned
+	@$(BIN)/python -m tests.demo.openstack
+
 .PHONY: demo-kubernetes
 demo-kubernetes: kubernetes ## Claims and pods on a real Kubernetes node, built from source the first time
 	@$(BIN)/python -m tests.kubernetes

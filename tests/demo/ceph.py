@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import signal
 import sys
 import time
 from pathlib import Path
 
-from rich.console import Console
-
 from tests.demo.ceph_steps import STEPS, WATCH_TIMEOUT_S, Story
+from tests.demo.running import OUT, run
 from tests.demo.telling import tell
 from tests.guest.image import build
 from tests.support.ceph import PACKAGES, cluster, lacks
 from tests.support.ceph_pair import hosts_over
-from tests.support.host import is_root
 from tests.support.qemu import accelerator
-
-OUT = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> int:
     """Runs the steps on two private hosts and a private cluster; returns the exit status."""
-    if not is_root():
-        OUT.print("the demo runs private libvirtds: run it as root", style="red")
-        return 1
     if missing := lacks():
         OUT.print(
             f"the demo needs Ceph, of which {', '.join(missing)} is not installed: "
@@ -34,26 +25,7 @@ def main() -> int:
             style="red",
         )
         return 1
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda which, _: sys.exit(128 + which))
-    begun = time.monotonic()
-    folders: list[Path] = []
-    try:
-        _tell(folders)
-    except (KeyboardInterrupt, SystemExit) as end:  # ^C, or one of the signals above
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
-        OUT.print("\n[yellow]interrupted[/]; everything is removed")
-        return int(str(end.code)) if isinstance(end, SystemExit) else 128 + signal.SIGINT
-    except Exception as error:
-        OUT.print("the demo failed:", style="bold red")
-        OUT.print(str(error) or type(error).__name__, markup=False)
-        OUT.print("its processes are ended, its logs are kept:", style="red")
-        for path in sorted(log for folder in folders for log in folder.rglob("*.log")):
-            OUT.print(f"    {path}", markup=False)
-        return 1
-    OUT.print(f"[bold green]done in {time.monotonic() - begun:.0f} s[/]; everything is removed")
-    return 0
+    return run(_tell)
 
 
 def _tell(folders: list[Path]) -> None:

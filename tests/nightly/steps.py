@@ -194,6 +194,13 @@ STEPS = {
         _module("tests.demo.ceph"),
         (*WITH_GUESTS, "examples", "tests/demo"),
     ),
+    "demo-openstack": Step(
+        "the demo of OpenStack, whose steps are checked as they are told",
+        3,
+        Lane.GUESTS,
+        _module("tests.demo.openstack"),
+        (*WITH_GUESTS, "examples", "tests/demo", "tests/openstack"),
+    ),
     "demo-kubernetes": Step(
         "the demo of Kubernetes, whose steps are checked as they are told",
         5,

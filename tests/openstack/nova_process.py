@@ -22,6 +22,11 @@ PROPERTIES = {
 }
 
 
+def python() -> Path:
+    """Returns the Python that has Nova."""
+    return environment("nova", FOLDER / "requirements.lock")
+
+
 class Nova:
     """The driver's process."""
 
@@ -49,11 +54,7 @@ class Nova:
             text.replace("virt_type = kvm", "virt_type = qemu")
             + f"[DEFAULT]\nstate_path = {state}\n[oslo_concurrency]\nlock_path = {state}\n"
         )
-        program = (
-            environment("nova", FOLDER / "requirements.lock"),
-            "-P",
-            FOLDER / "nova_driver.py",
-        )
+        program = (python(), "-P", FOLDER / "nova_driver.py")
         self._process = subprocess.Popen(
             [*program, path, uuid, json.dumps(PROPERTIES)],
             stdin=subprocess.PIPE,
