@@ -37,7 +37,7 @@ class Status(IntEnum):
     READY = 3
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class BlockJob:
     """One of a disk."""
 
@@ -53,6 +53,8 @@ class BlockJob:
     """UUIDs of those that a commit merges, the nearest to the volume first."""
     copy: StoredEntry | None = None
     """Of a copy: what the journal has of it."""
+    left: bool = False
+    """Whether recovery is to find out what became of a copy, and has what the journal has."""
 
     @property
     def aliases(self) -> tuple[str, ...]:

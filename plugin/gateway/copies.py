@@ -4,19 +4,22 @@ The target copies, and goes on when this gateway ends; the journal has what belo
 before it begins until it is over. So a gateway that starts finds it again, and what became of it
 is what the target says: the copy goes on, or the disk is on the one volume or the other. A disk
 that is on the destination was pivoted, whoever asked for that, and its domain's XML follows. A
-target that restarts loses its copies, and the disk stays on its source.
+target that restarts loses its copies, and the disk stays on its source. What the target has
+recorded of a disk may be all that says which volume counts: until that was seen, the domain is not
+started, and its controller stays.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Literal
 
 import structlog
 
 from plugin.gateway.blockjobs import BlockJob, Kind, Status
 from plugin.gateway.call import Call
-from plugin.gateway.domains import is_running
+from plugin.gateway.domains import is_active, is_running
 from plugin.gateway.errors import Code, GatewayError, NoAnswer, Refused, UpstreamError
 from plugin.gateway.journal import CopyEntry, StoredEntry
 from plugin.gateway.lvolcopies import Copy, Disk
@@ -85,6 +88,8 @@ async def recover(services: Services, stored: StoredEntry) -> None:
     """
     entry = stored.entry
     assert isinstance(entry, CopyEntry)
+    if not stored.path.exists():
+        return  # it was settled while the lock was waited for
     admin = await services.admin()
     try:
         dom = await admin.lookup(entry.dom_uuid)
@@ -129,31 +134,81 @@ async def _stopped(services: Services, dom: Domain, xml: str, entry: CopyEntry) 
         raise _nobody_knows(entry)
 
 
+def domain_stopped(services: Services, uuid: bytes) -> None:
+    """Has no job go on of a domain (its UUID) that runs no more; recovery settles its copies."""
+    for job in [job for job, _ in services.block_jobs.copies() if job.dom.uuid == uuid]:
+        _leave(services, job)
+    services.block_jobs.domain_stopped(uuid)
+
+
+async def leave_stopped(services: Services) -> None:
+    """Does that for domains that stopped while libvirtd was away, which told nobody.
+
+    Raises:
+        GatewayError: libvirtd does not say which run.
+    """
+    admin = await services.admin()
+    for uuid in {job.dom.uuid for job, _ in services.block_jobs.copies()}:
+        if not await is_active(admin, uuid):
+            domain_stopped(services, uuid)
+
+
+def _leave(services: Services, job: BlockJob) -> None:
+    assert job.copy is not None
+    job.left = True
+    services.block_jobs.forget(job)
+    services.journal.pending.append(job.copy)
+
+
+async def settle(services: Services, uuid: bytes) -> None:
+    """Finds out what became of the copies of a domain (its UUID) that runs no more, if it can be.
+
+    The caller holds the domain's lock.
+
+    Raises:
+        GatewayError: libvirtd does not say whether it runs.
+    """
+    if not unsettled(services, uuid) or await is_active(await services.admin(), uuid):
+        return
+    domain_stopped(services, uuid)
+    for stored in unsettled(services, uuid):
+        with suppress(GatewayError, TranslateError):
+            await recover(services, stored)
+            if stored in services.journal.pending:
+                services.journal.pending.remove(stored)
+
+
 def check_settled(services: Services, uuid: bytes) -> None:
     """Refuses to start a domain (its UUID) of which nobody knows which volume a disk went on with.
 
     Raises:
         Refused: names the disk.
     """
-    entry = unsettled(services, uuid)
-    if entry is not None:
-        raise _nobody_knows(entry)
+    for stored in unsettled(services, uuid):
+        assert isinstance(stored.entry, CopyEntry)
+        raise _nobody_knows(stored.entry)
 
 
 def _nobody_knows(entry: CopyEntry) -> Refused:
     return Refused(
         Code.OPERATION_FAILED,
         f"nobody knows yet whether disk {entry.dev} is on {entry.source_path} or went on with its"
-        f" copy {entry.destination_path}, as a target does not answer or lacks an lvstore: bring"
-        " that back, or define the disk with another volume, and try again some seconds later",
+        f" copy {entry.destination_path}, as a target does not answer or lacks an lvstore:"
+        " bring that back and try again; or detach the disk from the definition, and"
+        " attach it some seconds later with the volume that is to count",
     )
 
 
-def unsettled(services: Services, uuid: bytes) -> CopyEntry | None:
-    """Returns a copy of a domain (its UUID) that recovery has not settled; None: there is none."""
-    entries = (stored.entry for stored in services.journal.pending)
-    copies = (each for each in entries if isinstance(each, CopyEntry) and each.dom_uuid == uuid)
-    return next(copies, None)
+def unsettled(services: Services, uuid: bytes) -> list[StoredEntry]:
+    """Returns what the journal has of copies of a domain (its UUID) that has stopped.
+
+    Those of this gateway, followed still or not, and of earlier ones.
+    """
+    jobs = services.block_jobs.copies()
+    live = [job.copy for job, _ in jobs if job.dom.uuid == uuid and job.copy is not None]
+    entries = [*live, *services.journal.pending, *services.journal.orphans()]
+    copies = (each for each in entries if isinstance(each.entry, CopyEntry))
+    return [each for each in copies if each.entry.dom_uuid == uuid]
 
 
 async def _follow(services: Services, job: BlockJob) -> None:
@@ -163,7 +218,8 @@ async def _follow(services: Services, job: BlockJob) -> None:
     while True:
         await asyncio.sleep(PERIOD_S)
         if not jobs.runs(job):
-            services.journal.remove(job.copy)
+            if not job.left:
+                services.journal.remove(job.copy)
             return
         if services.is_locked(job.dom.uuid):
             continue  # whoever changes the domain may be about to end it
@@ -212,8 +268,8 @@ async def look(services: Services, job: BlockJob) -> Copy | None:
             why="the target restarted before its pivot: the disk goes on with"
             f" {entry.source_path}; begin the copy anew",
         )
-    elif not await (await services.admin()).active(job.dom):
-        services.block_jobs.forget(job)
+    else:
+        await settle(services, job.dom.uuid)
     return None
 
 

@@ -24,6 +24,16 @@ def is_running(xml: str) -> bool:
     return _id_of(xml) is not None
 
 
+async def is_active(admin: Upstream, uuid: bytes) -> bool:
+    """Whether libvirtd has a domain (its UUID) running; raises GatewayError if it does not say."""
+    try:
+        return await admin.active(await admin.lookup(uuid))
+    except UpstreamError as error:
+        if error.code == Code.NO_DOMAIN:
+            return False
+        raise
+
+
 def _id_of(xml: str) -> int | None:
     try:
         name, attributes = root_of(xml)

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import structlog
 
-from plugin.gateway import runningbackups
+from plugin.gateway import copies, runningbackups
 from plugin.gateway.errors import GatewayError
 from plugin.gateway.events import DEFINED, lifecycle, subject
 from plugin.gateway.messages import Domain
@@ -61,7 +61,7 @@ class ReconcileLoop:
         dom, event = told
         if event in _STOPPED:
             self._stopped[dom.uuid] = (dom, LEAVE_TRIES)
-            self._services.block_jobs.domain_stopped(dom.uuid)
+            copies.domain_stopped(self._services, dom.uuid)
         elif event == DEFINED:
             self._defined[dom.uuid] = dom
         self._wake.set()
@@ -83,6 +83,7 @@ class ReconcileLoop:
         while True:
             try:
                 admin = await self._services.admin()
+                await copies.leave_stopped(self._services)
                 await recover_all(self._services)
                 await runningbackups.end_of_gone(self._services)
                 await self._reconciler.run()
@@ -147,6 +148,7 @@ class ReconcileLoop:
         done = tries <= 1
         try:
             async with services.domain_lock(dom.uuid):
+                await copies.settle(services, dom.uuid)
                 done = await reconcile_domain(services, dom, only_stopped=True) or done
         except (GatewayError, TranslateError) as error:
             _log.warning("not released", domain=dom.name, error=str(error))

@@ -166,7 +166,7 @@ async def reconcile_domain(
         if error.code != Code.NO_DOMAIN:
             raise
         active = False
-    if not active and copies.unsettled(services, dom.uuid) is not None:
+    if not active and copies.unsettled(services, dom.uuid):
         return True
     if not active:
         outcome = await services.target.release_idle(controller_name(dom.uuid_text))

@@ -18,8 +18,8 @@ import structlog
 
 from plugin.gateway import copies, empty, images, polkit, records
 from plugin.gateway.call import Call, Reply
-from plugin.gateway.domains import identity_of
-from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
+from plugin.gateway.domains import identity_of, is_active
+from plugin.gateway.errors import GatewayError, Refused, UpstreamError
 from plugin.gateway.messages import Domain, DomainCall, XmlCall, read_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.services import Services
@@ -70,6 +70,7 @@ async def _start(call: Call, args: DomainCall) -> Reply:
         dom = await admin.lookup(args.dom.uuid)
         if not await call.caller.may((polkit.START,), dom.name, dom.uuid_text):
             raise Refused(Refusal.DENIED, "libvirtd is going to say so")
+        await copies.settle(call.services, dom.uuid)  # its definition may become another by that
         # Whoever may start a domain need not be allowed to read it, and is not shown this.
         xml, saved = await _xml_to_start(admin, dom, force=bool(args.flags & FORCE_BOOT))
     except GatewayError:
@@ -95,7 +96,7 @@ async def _refit(services: Services, admin: Upstream, dom: Domain) -> None:
     As what is recorded of its volumes, it is the gateway's own to write. The caller holds the lock.
     """
     with suppress(UpstreamError):  # it starts as it is, then
-        if await _is_active(admin, dom.uuid):
+        if await is_active(admin, dom.uuid):
             return  # libvirtd refuses to start it again
         xml = await admin.xml(dom, XML_INACTIVE | XML_SECURE)
         fitted = await services.parse(lambda: translate.refitted(xml, services.settings))
@@ -113,7 +114,7 @@ async def _start_without_disks(
         with suppress(GatewayError):  # without it, then: libvirtd says what is wrong
             secure = await admin.xml(dom, XML_INACTIVE | XML_SECURE)
             definition = await empty.with_controller(call.services, secure)
-    if definition is not None and not await _is_active(admin, dom.uuid):
+    if definition is not None and not await is_active(admin, dom.uuid):
         payload = XmlCall(definition.xml, args.flags & CREATE_FLAGS).pack()
         reply = await create_empty(call, definition, dom.uuid, payload)
         if reply is not None:
@@ -214,7 +215,7 @@ async def prepared(
             volumes that were made stay.
     """
     services = call.services
-    if await _is_active(await services.admin(), uuid):
+    if await is_active(await services.admin(), uuid):
         yield Attempt(plan)  # libvirtd refuses to start it again
         return
     copies.check_settled(services, uuid)
@@ -260,21 +261,11 @@ async def release_failed(services: Services, controller: str, uuid: bytes) -> No
     """
     with suppress(GatewayError):
         for _ in range(LEAVE_TRIES):
-            if await _is_active(await services.admin(), uuid):
+            if await is_active(await services.admin(), uuid):
                 return
             if await services.target.release_idle(controller) != "busy":
                 return
             await asyncio.sleep(LEAVE_S)
-
-
-async def _is_active(admin: Upstream, uuid: bytes) -> bool:
-    """Whether libvirtd has the domain running; raises GatewayError if it does not say."""
-    try:
-        return await admin.active(await admin.lookup(uuid))
-    except UpstreamError as error:
-        if error.code == Code.NO_DOMAIN:
-            return False
-        raise
 
 
 async def check_free(call: Call, plan: Plan, lun: LunPlan, volume: Lvol) -> None:
@@ -316,7 +307,7 @@ async def _taken_by(services: Services, holder: str, lun: LunPlan, volume: Lvol)
     else:
         return dom.name
     async with services.domain_lock(dom.uuid):  # which is free, so that this does not wait
-        if await _is_active(admin, dom.uuid):
+        if await is_active(admin, dom.uuid):
             return dom.name if await _keeps(services, admin, dom, volume) else None
         busy = await services.target.release_idle(controller_name(holder)) == "busy"
         return dom.name if busy else None

@@ -216,14 +216,15 @@ def test_a_domain_that_stops_has_no_job_any_more(tmp_path: Path) -> None:
     act(tmp_path, body)
 
 
-async def _next_gateway(scene: Scene) -> None:
+async def next_gateway(scene: Scene, *, recovers: bool = True) -> None:
     """Has the journal be that of a gateway that was killed, and found."""
     services = scene.world.gateway.services
     await services.block_jobs.close()
     services.block_jobs._jobs.clear()
     (note,) = scene.notes()
     note.rename(note.with_name("1-1-1.json"))
-    await recover_all(services)
+    if recovers:
+        await recover_all(services)
 
 
 @pytest.mark.parametrize("became", ["goes on", "pivoted", "lost", "stopped", "pivoted and stopped"])
@@ -238,7 +239,7 @@ def test_the_next_gateway_finds_out_what_became_of_it(tmp_path: Path, became: st
             scene.target.virtlun_lun_copy_pivot(*KEY)
         if became == "lost":
             scene.target.copies.clear()
-        await _next_gateway(scene)
+        await next_gateway(scene)
         if became == "goes on":
             scene.ready()
             assert await scene.event() == ("sdb", 2, 3)
@@ -273,7 +274,7 @@ def test_a_stopped_domain_whose_copy_cannot_be_shown_waits_for_it(
         away = target.volumes.pop("lvs0/new")
         target.hidden[KEY] = target.controllers[CONTROLLER].pop(0)
         target.problems = [f"target 0 of controller {CONTROLLER} is not restored: no bdev {made}"]
-        await _next_gateway(scene)
+        await next_gateway(scene)
         assert len(scene.notes()) == 1
         dom = Domain("first", scene.dom.ref.uuid, -1)
         await reconcile_domain(services, dom)
@@ -320,7 +321,7 @@ def test_a_target_that_does_not_answer_settles_nothing(tmp_path: Path) -> None:
         await scene.begin()
         scene.dom.live = None
         scene.target.refuse["bdev_get_bdevs"] = TargetTimeout("no answer")
-        await _next_gateway(scene)
+        await next_gateway(scene)
         assert len(scene.notes()) == 1
         scene.target.refuse.clear()
         await recover_all(scene.world.gateway.services)

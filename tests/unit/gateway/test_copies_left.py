@@ -1,0 +1,162 @@
+"""A domain stops about the pivot of its disk: what its guest wrote last is on one volume alone.
+
+Nothing is to end what the target has recorded of the disk before the definition names that volume.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plugin.gateway import copies, domcheckpoints
+from plugin.gateway.errors import Code, Refused
+from plugin.gateway.handlers.blockjobs import PIVOT
+from plugin.gateway.procs import Proc
+from plugin.gateway.reconcile import Reconciler, reconcile_domain
+from plugin.gateway.recovery import recover_all
+from plugin.gateway.xdr import Writer
+from pydataplane.errors import TargetTimeout
+from tests.unit.gateway.test_copies import CONTROLLER, KEY, Scene, act, next_gateway
+from tests.unit.gateway.world import ReplyError, until
+
+STOPPED = 5
+UNKNOWN = "nobody knows yet whether disk sdb is on"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def none(*_: object) -> list[object]:
+        return []
+
+    monkeypatch.setattr(copies, "PERIOD_S", 0.02)
+    monkeypatch.setattr(domcheckpoints, "of_domain", none)
+
+
+def stopped(scene: Scene) -> None:
+    """Has the domain stop, and libvirtd say so."""
+    scene.dom.live = None
+    payload = scene.dom.ref.write(Writer().i32(1)).i32(STOPPED).i32(0)
+    scene.world.gateway.loop.lifecycle_event(bytes(payload))
+
+
+async def pivoted(scene: Scene) -> str:
+    """Has the target pivot a disk to its copy, and the gateway hear nothing of it; the copy."""
+    await scene.begin()
+    scene.ready()
+    assert await scene.event() == ("sdb", 2, 3)
+    answer = scene.target.virtlun_lun_copy_pivot
+
+    def dies(ctrlr: str, scsi_target_num: int) -> bool:
+        answer(ctrlr, scsi_target_num)
+        scene.target.refuse["bdev_get_bdevs"] = TargetTimeout("no answer")
+        raise TargetTimeout("no answer")
+
+    scene.target.virtlun_lun_copy_pivot = dies  # type: ignore[method-assign]
+    with pytest.raises(ReplyError):
+        await scene.end(PIVOT)
+    return scene.target.controllers[CONTROLLER][0]
+
+
+async def start(scene: Scene) -> None:
+    await scene.client.call(Proc.CREATE, bytes(scene.dom.ref.write(Writer())))
+
+
+def test_a_start_that_comes_before_recovery_is_of_the_new_volume(tmp_path: Path) -> None:
+    """Clients wait in the socket while no gateway runs."""
+
+    async def body(scene: Scene) -> None:
+        made = await pivoted(scene)
+        scene.target.refuse.clear()
+        scene.dom.live = None
+        await next_gateway(scene, recovers=False)
+        await start(scene)
+        assert scene.sources() == ["lvs0/new", "lvs0/new"]
+        assert scene.target.controllers[CONTROLLER] == {0: made}
+        assert scene.notes() == []
+        await recover_all(scene.world.gateway.services)
+
+    act(tmp_path, body)
+
+
+def test_a_start_before_recovery_waits_for_what_cannot_be_shown(tmp_path: Path) -> None:
+    async def body(scene: Scene) -> None:
+        made, target = await pivoted(scene), scene.target
+        target.refuse.clear()
+        scene.dom.live = None
+        away = target.volumes.pop("lvs0/new")
+        target.hidden[KEY] = target.controllers[CONTROLLER].pop(0)
+        target.problems = [f"target 0 of controller {CONTROLLER} is not restored: no bdev {made}"]
+        await next_gateway(scene, recovers=False)
+        await reconcile_domain(scene.world.gateway.services, scene.dom.ref)
+        with pytest.raises(ReplyError, match=UNKNOWN):
+            await start(scene)
+        assert target.hidden == {KEY: made}
+        target.volumes["lvs0/new"] = away
+        target.controllers[CONTROLLER][0] = target.hidden.pop(KEY)
+        await start(scene)
+        assert scene.sources() == ["lvs0/new", "lvs0/new"]
+
+    act(tmp_path, body)
+
+
+def test_the_target_ends_in_the_pivot_and_the_domain_is_destroyed(tmp_path: Path) -> None:
+    """The gateway lives; the target comes back before the lvstore of the copy."""
+
+    async def body(scene: Scene) -> None:
+        made, target, world = await pivoted(scene), scene.target, scene.world
+        stopped(scene)
+        await world.gateway.loop._release_stopped()
+        with pytest.raises(ReplyError, match=UNKNOWN):
+            await start(scene)
+        target.refuse.clear()
+        away = target.volumes.pop("lvs0/new")
+        target.hidden[KEY] = target.controllers[CONTROLLER].pop(0)
+        target.problems = [f"target 0 of controller {CONTROLLER} is not restored: no bdev {made}"]
+        stopped(scene)
+        await world.gateway.loop._release_stopped()
+        await recover_all(world.gateway.services)
+        assert target.hidden == {KEY: made}, "what is recorded stays"
+        with pytest.raises(ReplyError, match=UNKNOWN):
+            await start(scene)
+        target.volumes["lvs0/new"] = away
+        target.controllers[CONTROLLER][0] = target.hidden.pop(KEY)
+        await recover_all(world.gateway.services)
+        assert scene.dom.config is not None and "lvs0/new" in scene.dom.config
+        stopped(scene)
+        await world.gateway.loop._release_stopped()
+        assert CONTROLLER not in target.controllers
+        await start(scene)
+        assert scene.sources() == ["lvs0/new", "lvs0/new"]
+
+    act(tmp_path, body)
+
+
+@pytest.mark.parametrize("first", ["round", "follower"])
+def test_the_domain_stops_while_libvirtd_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """Of which it tells nobody when it is back."""
+
+    async def body(scene: Scene) -> None:
+        made, services = await pivoted(scene), scene.world.gateway.services
+        scene.dom.live = None
+        if first == "round":
+            monkeypatch.setattr(copies, "look", late)
+        scene.target.refuse.clear()
+        if first == "round":
+            await Reconciler(services).run()
+            assert scene.target.controllers[CONTROLLER] == {0: made}, "it is not looked at yet"
+            await copies.leave_stopped(services)
+            await recover_all(services)
+            await Reconciler(services).run()
+            assert CONTROLLER not in scene.target.controllers
+        else:
+            await until(lambda: not scene.notes())
+        await start(scene)
+        assert scene.sources() == ["lvs0/new", "lvs0/new"]
+
+    async def late(*_: object) -> None:
+        raise Refused(Code.OPERATION_FAILED, "not looked at yet")
+
+    act(tmp_path, body)
