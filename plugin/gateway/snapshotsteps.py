@@ -15,7 +15,7 @@ from uuid import UUID
 
 import structlog
 
-from plugin.gateway import domsnapshots, freezing, images
+from plugin.gateway import copies, domsnapshots, freezing, images
 from plugin.gateway.backup import launch
 from plugin.gateway.domains import identity_of
 from plugin.gateway.domsnapshots import LONG_S, Snapshot
@@ -181,8 +181,9 @@ async def _released(services: Services, dom: Domain) -> None:
     """Waits until a stopped domain's QEMU has let go of its volumes.
 
     Raises:
-        Refused: it does not.
+        Refused: it does not, or what the target has recorded of them is needed still.
     """
+    copies.check_settled(services, dom.uuid)
     for _ in range(LEAVE_TRIES):
         if await services.target.release_idle(controller_name(dom.uuid_text)) != "busy":
             return

@@ -309,6 +309,9 @@ async def _taken_by(services: Services, holder: str, lun: LunPlan, volume: Lvol)
     async with services.domain_lock(dom.uuid):  # which is free, so that this does not wait
         if await is_active(admin, dom.uuid):
             return dom.name if await _keeps(services, admin, dom, volume) else None
+        await copies.settle(services, dom.uuid)
+        if copies.unsettled(services, dom.uuid):
+            return dom.name
         busy = await services.target.release_idle(controller_name(holder)) == "busy"
         return dom.name if busy else None
 

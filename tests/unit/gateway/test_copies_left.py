@@ -18,7 +18,7 @@ from plugin.gateway.recovery import recover_all
 from plugin.gateway.xdr import Writer
 from pydataplane.errors import TargetTimeout
 from tests.unit.gateway.test_copies import CONTROLLER, KEY, Scene, act, next_gateway
-from tests.unit.gateway.world import ReplyError, until
+from tests.unit.gateway.world import UUID_2, ReplyError, disk, until
 
 STOPPED = 5
 UNKNOWN = "nobody knows yet whether disk sdb is on"
@@ -158,5 +158,30 @@ def test_the_domain_stops_while_libvirtd_is_away(
 
     async def late(*_: object) -> None:
         raise Refused(Code.OPERATION_FAILED, "not looked at yet")
+
+    act(tmp_path, body)
+
+
+def test_another_domains_start_takes_away_nothing_that_is_not_settled(tmp_path: Path) -> None:
+    async def body(scene: Scene) -> None:
+        made, target = await pivoted(scene), scene.target
+        target.refuse.clear()
+        other = target.add_volume("lvs0/other")
+        target.controllers[CONTROLLER][1] = other
+        target.options[CONTROLLER, 1] = {}
+        target.hidden[KEY] = target.controllers[CONTROLLER].pop(0)
+        target.problems = [f"target 0 of controller {CONTROLLER} is not restored: no bdev {made}"]
+        away = target.volumes.pop("lvs0/new")
+        scene.dom.live = None
+        await next_gateway(scene)
+        second = scene.world.domain("two", UUID_2, running=False, disks=disk("lvs0/other"))
+        starts = bytes(second.ref.write(Writer()))
+        with pytest.raises(ReplyError, match="volume lvs0/other is in use by domain one"):
+            await scene.client.call(Proc.CREATE, starts)
+        assert target.hidden == {KEY: made}
+        target.volumes["lvs0/new"] = away
+        target.controllers[CONTROLLER][0] = target.hidden.pop(KEY)
+        await scene.client.call(Proc.CREATE, starts)
+        assert scene.dom.config is not None and "lvs0/new" in scene.dom.config
 
     act(tmp_path, body)
