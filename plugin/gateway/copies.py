@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from typing import Literal
 
 import structlog
@@ -130,7 +131,7 @@ async def _stopped(services: Services, dom: Domain, xml: str, entry: CopyEntry) 
     if side == "destination":
         await _rename(services, dom, entry, target)
         _log.info("a pivot is followed by its stopped domain", domain=entry.name, dev=entry.dev)
-    elif side == "gone" and await target.hides(entry.place, entry.front):
+    elif side == "gone" and (entry.asked or await target.hides(entry.place, entry.front)):
         raise _nobody_knows(entry)
 
 
@@ -193,8 +194,8 @@ def _nobody_knows(entry: CopyEntry) -> Refused:
     return Refused(
         Code.OPERATION_FAILED,
         f"nobody knows yet whether disk {entry.dev} is on {entry.source_path} or went on with its"
-        f" copy {entry.destination_path}, as a target does not answer or lacks an lvstore:"
-        " bring that back and try again; or detach the disk from the definition, and"
+        f" copy {entry.destination_path}, as a target does not answer, lacks an lvstore, or has the"
+        " disk no more: bring that back and try again; or detach the disk from the definition, and"
         " attach it some seconds later with the volume that is to count",
     )
 
@@ -291,12 +292,25 @@ async def pivot(services: Services, job: BlockJob) -> None:
     entry = entry_of(job)
     target, owner = await home(services, entry), controller_name(entry.uuid)
     await target.carry_limits(entry.source, entry.destination, owner)
+    _ask(services, job)
     try:
         await target.pivot(disk_of(entry))
     except Refused:  # the copy goes on, and is no disk yet
         await target.unlimit(entry.destination, owner)
         raise
     await finish(services, job)
+
+
+def _ask(services: Services, job: BlockJob) -> None:
+    """Has the journal say that a disk may be on its copy from now on.
+
+    Raises:
+        Refused: it cannot be written, or the domain has stopped.
+    """
+    assert job.copy is not None
+    if not services.block_jobs.runs(job):
+        raise Refused(Code.OPERATION_FAILED, f"the block job of disk {job.dev} has ended")
+    job.copy = services.journal.replace(job.copy, replace(entry_of(job), asked=True))
 
 
 async def finish(services: Services, job: BlockJob) -> None:

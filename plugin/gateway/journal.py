@@ -150,6 +150,8 @@ class CopyEntry:
     disk_xml: str
     """A <disk> with the destination as its source."""
     front: FrontEnd = "scsi"
+    asked: bool = False
+    """Whether a pivot was asked for: then a disk that the target has no more may be on either."""
 
     @property
     def place(self) -> Place:
@@ -201,7 +203,7 @@ class Journal:
         entry = replace(stored.entry, operation="remove", live=None, config=None, config_xml=None)
         return self._write(entry, stored.path)
 
-    def replace(self, stored: StoredEntry, entry: SnapshotEntry) -> StoredEntry:
+    def replace(self, stored: StoredEntry, entry: SnapshotEntry | CopyEntry) -> StoredEntry:
         """Puts another entry in the place of one.
 
         Raises:

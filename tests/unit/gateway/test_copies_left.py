@@ -5,6 +5,7 @@ Nothing is to end what the target has recorded of the disk before the definition
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -132,7 +133,7 @@ def test_the_target_ends_in_the_pivot_and_the_domain_is_destroyed(tmp_path: Path
     act(tmp_path, body)
 
 
-@pytest.mark.parametrize("first", ["round", "follower"])
+@pytest.mark.parametrize("first", ["round", "follower", "gone"])
 def test_the_domain_stops_while_libvirtd_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
@@ -141,6 +142,8 @@ def test_the_domain_stops_while_libvirtd_is_away(
     async def body(scene: Scene) -> None:
         made, services = await pivoted(scene), scene.world.gateway.services
         scene.dom.live = None
+        if first == "gone":
+            scene.target.controllers.clear()
         if first == "round":
             monkeypatch.setattr(copies, "look", late)
         scene.target.refuse.clear()
@@ -151,13 +154,52 @@ def test_the_domain_stops_while_libvirtd_is_away(
             await recover_all(services)
             await Reconciler(services).run()
             assert CONTROLLER not in scene.target.controllers
-        else:
+        elif first == "follower":
             await until(lambda: not scene.notes())
+        else:
+            await until(lambda: bool(services.journal.pending))
+            await asyncio.sleep(0.05)
+            assert len(scene.notes()) == 1
+            with pytest.raises(ReplyError, match=UNKNOWN):
+                await start(scene)
+            return
         await start(scene)
         assert scene.sources() == ["lvs0/new", "lvs0/new"]
 
     async def late(*_: object) -> None:
         raise Refused(Code.OPERATION_FAILED, "not looked at yet")
+
+    act(tmp_path, body)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_controller_that_is_gone_says_nothing_of_a_pivot_that_was_asked_for(
+    tmp_path: Path, asked: bool
+) -> None:
+    """Who has taken it away may have been the first."""
+
+    async def body(scene: Scene) -> None:
+        if asked:
+            await pivoted(scene)
+            scene.target.refuse.clear()
+        else:
+            await scene.begin()
+            scene.target.copies.clear()
+        scene.target.controllers.clear()
+        scene.dom.live = None
+        await next_gateway(scene)
+        assert len(scene.notes()) == asked
+        if asked:
+            with pytest.raises(ReplyError, match=UNKNOWN):
+                await start(scene)
+            # The definition is said to be right.
+            config = scene.dom.config
+            await scene.client.detach(scene.dom.ref, disk(), 2)
+            await recover_all(scene.world.gateway.services)
+            scene.dom.config = config
+        assert scene.notes() == []
+        await start(scene)
+        assert scene.sources() == ["lvs0/data", "lvs0/data"]
 
     act(tmp_path, body)
 
@@ -183,5 +225,21 @@ def test_another_domains_start_takes_away_nothing_that_is_not_settled(tmp_path: 
         target.controllers[CONTROLLER][0] = target.hidden.pop(KEY)
         await scene.client.call(Proc.CREATE, starts)
         assert scene.dom.config is not None and "lvs0/new" in scene.dom.config
+
+    act(tmp_path, body)
+
+
+def test_a_job_that_has_ended_is_not_pivoted(tmp_path: Path) -> None:
+    """What its journal's entry says then is of the past."""
+
+    async def body(scene: Scene) -> None:
+        await scene.begin()
+        services = scene.world.gateway.services
+        (job,) = (job for job, _ in services.block_jobs.copies())
+        stopped(scene)
+        scene.ready()
+        with pytest.raises(Exception, match="the block job of disk sdb has ended"):
+            await copies.pivot(services, job)
+        assert KEY in scene.target.copies
 
     act(tmp_path, body)
