@@ -30,6 +30,7 @@ MODULES = (
     "plugin/hook/config.py",
     "plugin/hook/entry.py",
     "plugin/hook/operations.py",
+    "plugin/hook/pivots.py",
     "plugin/hook/rpc.py",
     "pydataplane/__init__.py",
     "pydataplane/domain/__init__.py",

@@ -18,6 +18,7 @@ DEFAULT_RECONNECT_S = "auto"
 DEFAULT_DEADLINE_S = 10.0
 DEFAULT_CREATE_MISSING_MIB = 0
 DEFAULT_STATE_DIR = "/var/lib/virtlun/hook"
+DEFAULT_JOURNAL_DIR = "/run/virtlun/gateway"
 
 
 class Config:
@@ -60,9 +61,11 @@ class Config:
                 hook.get("create_missing_mib", DEFAULT_CREATE_MISSING_MIB)
             )
             self.state_dir = str(hook.get("state_dir", DEFAULT_STATE_DIR))
+            gateway = values.get("gateway", {})
+            self.journal_dir = str(gateway.get("state_dir", DEFAULT_JOURNAL_DIR))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"{file}: sections [target], [targets] and [hook]: {error!r}"
+                f"{file}: sections [target], [targets], [hook] and [gateway]: {error!r}"
             ) from error
         if not 0 < self.deadline_s <= 3600:
             raise ConfigError(f"{file}: hook.deadline_s is not between 0 and 3600 seconds")

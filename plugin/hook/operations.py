@@ -7,6 +7,7 @@ import signal
 from dataclasses import replace
 from typing import NoReturn
 
+from plugin.hook import pivots
 from plugin.hook.config import Config
 from plugin.hook.rpc import Connection
 from pydataplane.domain import images, missing, reconcile, records
@@ -76,11 +77,19 @@ def _run(operation: str, view: View, plan: Plan, config: Config) -> str | None:
     signal.setitimer(signal.ITIMER_REAL, config.deadline_s + 0.5)
     try:
         rpc = Connection(config.rpc_socket_of(plan.socket), config.deadline_s)
+        pivoted = pivots.asked(config.journal_dir, plan.controller)
         if operation == "release":
             # One that somebody stays connected to is left: the hook runs also where a start has
-            # failed, and whoever is connected then is not of that start.
-            reconcile.released(rpc, plan.controller, reconcile.release_domain)
+            # failed, and whoever is connected then is not of that start. What the target has
+            # recorded of a pivot goes with the controller, so the gateway looks at it first.
+            if pivoted is None:
+                reconcile.released(rpc, plan.controller, reconcile.release_domain)
             records.take_expected(config.state_dir, plan.controller)
+        elif operation == "prepare" and pivoted is not None:
+            raise ReconcileError(
+                f"nobody knows yet which volume disk {pivoted} went on with, as the gateway ended"
+                " in its pivot: start the gateway, and then the domain"
+            )
         else:
             _bring_up(rpc, plan, operation, config)
         return views.refitted(view, _settings(config)) if operation in INCOMING else None

@@ -13,13 +13,21 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from plugin import hook
-from plugin.config import DEFAULT_PATH, DisksSection, HookSection, TargetSection
+from plugin.config import (
+    DEFAULT_PATH,
+    DisksSection,
+    GatewaySection,
+    HookSection,
+    TargetSection,
+)
+from plugin.gateway.journal import CopyEntry, Journal
 from plugin.hook import archive, config
 from pydataplane.domain import records
 from pydataplane.domain.errors import TranslateError
@@ -237,6 +245,33 @@ def test_release_removes_the_controller(host: Host) -> None:
             done = host.run("release", "end", "-")
             assert (done.returncode, done.stderr) == (0, "")
     assert host.target.controllers == {"vm-other": {}}
+
+
+def test_what_is_recorded_of_a_pivot_stays_for_the_gateway(host: Host) -> None:
+    """It may be all that says which volume has what the guest wrote last."""
+    folder = host.folder / "journal"
+    host.configure(f"[gateway]\nstate_dir = '{folder}'\n")
+    entry = CopyEntry(
+        "copy", CONTROLLER.removeprefix("vm-"), "small", "sda", 0, "uuid-a", "", "uuid-c", "", ""
+    )
+    journal = Journal(folder)
+    with host.serve():
+        host.run("prepare", "begin", "-")
+        before = {CONTROLLER: dict(host.target.controllers[CONTROLLER])}
+        noted = journal.append(replace(entry, asked=True))
+        (folder / "damaged.json").write_text("{")
+        done = host.run("release", "end", "-")
+        assert (done.returncode, done.stderr, host.target.controllers) == (0, "", before)
+        done = host.run("prepare", "begin", "-")
+        assert done.returncode == 1
+        assert "nobody knows yet which volume disk sda went on with" in done.stderr
+        assert host.run("reconnect", "begin", "-").returncode == 0
+        # One that cannot have been pivoted yet, and one of another domain.
+        noted = journal.replace(noted, entry)
+        journal.append(replace(entry, asked=True, uuid=str(UUID(int=1))))
+        assert host.run("prepare", "begin", "-").stderr == ""
+        assert host.run("release", "end", "-").stderr == ""
+    assert host.target.controllers == {}
 
 
 def test_a_disks_limits_are_there_before_its_domain_and_go_with_it(host: Host) -> None:
@@ -713,6 +748,7 @@ def test_the_hooks_defaults_are_the_configurations() -> None:
     section, target = HookSection(), TargetSection()
     assert section.create_missing_mib == config.DEFAULT_CREATE_MISSING_MIB
     assert str(section.state_dir) == config.DEFAULT_STATE_DIR
+    assert str(GatewaySection().state_dir) == config.DEFAULT_JOURNAL_DIR
     assert section.deadline_s == config.DEFAULT_DEADLINE_S
     assert DisksSection().reconnect_s == config.DEFAULT_RECONNECT_S
     assert str(target.rpc_socket) == config.DEFAULT_RPC_SOCKET
