@@ -10,16 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from plugin.gateway import copies, domcheckpoints
+from plugin.gateway import copies, domcheckpoints, domsnapshots, snapshotsteps
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.handlers.blockjobs import PIVOT
+from plugin.gateway.journal import SnapshotEntry
 from plugin.gateway.procs import Proc
 from plugin.gateway.reconcile import Reconciler, reconcile_domain
 from plugin.gateway.recovery import recover_all
 from plugin.gateway.xdr import Writer
 from pydataplane.errors import TargetTimeout
+from tests.support.fake_target import Volume
 from tests.unit.gateway.test_copies import CONTROLLER, KEY, Scene, act, next_gateway
-from tests.unit.gateway.world import UUID_2, ReplyError, disk, until
+from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, disk, until
 
 STOPPED = 5
 UNKNOWN = "nobody knows yet whether disk sdb is on"
@@ -204,18 +206,28 @@ def test_a_controller_that_is_gone_says_nothing_of_a_pivot_that_was_asked_for(
     act(tmp_path, body)
 
 
+async def unsettled(scene: Scene, *others: str) -> tuple[str, Volume]:
+    """Stops the domain, which has other disks, too, with its copy on a volume that is away.
+
+    Returns that volume, and its UUID before.
+    """
+    made, target = await pivoted(scene), scene.target
+    target.refuse.clear()
+    for number, name in enumerate(others, 1):
+        target.controllers[CONTROLLER][number] = target.add_volume(name)
+        target.options[CONTROLLER, number] = {}
+    target.hidden[KEY] = target.controllers[CONTROLLER].pop(0)
+    target.problems = [f"target 0 of controller {CONTROLLER} is not restored: no bdev {made}"]
+    away = target.volumes.pop("lvs0/new")
+    scene.dom.live = None
+    await next_gateway(scene)
+    return made, away
+
+
 def test_another_domains_start_takes_away_nothing_that_is_not_settled(tmp_path: Path) -> None:
     async def body(scene: Scene) -> None:
-        made, target = await pivoted(scene), scene.target
-        target.refuse.clear()
-        other = target.add_volume("lvs0/other")
-        target.controllers[CONTROLLER][1] = other
-        target.options[CONTROLLER, 1] = {}
-        target.hidden[KEY] = target.controllers[CONTROLLER].pop(0)
-        target.problems = [f"target 0 of controller {CONTROLLER} is not restored: no bdev {made}"]
-        away = target.volumes.pop("lvs0/new")
-        scene.dom.live = None
-        await next_gateway(scene)
+        made, away = await unsettled(scene, "lvs0/other")
+        target = scene.target
         second = scene.world.domain("two", UUID_2, running=False, disks=disk("lvs0/other"))
         starts = bytes(second.ref.write(Writer()))
         with pytest.raises(ReplyError, match="volume lvs0/other is in use by domain one"):
@@ -226,6 +238,25 @@ def test_another_domains_start_takes_away_nothing_that_is_not_settled(tmp_path: 
         await scene.client.call(Proc.CREATE, starts)
         assert scene.dom.config is not None and "lvs0/new" in scene.dom.config
 
+    act(tmp_path, body)
+
+
+def test_a_revert_takes_away_nothing_that_is_not_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a snapshot that was taken since."""
+
+    async def xml_of(*_: object) -> str:
+        return ""
+
+    async def body(scene: Scene) -> None:
+        made, _ = await unsettled(scene)
+        entry = SnapshotEntry("revert", UUID_1, "one", "s", ())
+        with pytest.raises(Refused, match=UNKNOWN):
+            await snapshotsteps.revert(scene.world.gateway.services, entry, scene.dom.ref)
+        assert scene.target.hidden == {KEY: made}
+
+    monkeypatch.setattr(domsnapshots, "xml_of", xml_of)
     act(tmp_path, body)
 
 
