@@ -209,7 +209,8 @@ def unsettled(services: Services, uuid: bytes) -> list[StoredEntry]:
     live = [job.copy for job, _ in jobs if job.dom.uuid == uuid and job.copy is not None]
     entries = [*live, *services.journal.pending, *services.journal.orphans()]
     copies = (each for each in entries if isinstance(each.entry, CopyEntry))
-    return [each for each in copies if each.entry.dom_uuid == uuid]
+    # One whose file is gone was settled while it waited.
+    return [each for each in copies if each.entry.dom_uuid == uuid and each.path.exists()]
 
 
 async def _follow(services: Services, job: BlockJob) -> None:
@@ -292,8 +293,8 @@ async def pivot(services: Services, job: BlockJob) -> None:
     entry = entry_of(job)
     target, owner = await home(services, entry), controller_name(entry.uuid)
     await target.carry_limits(entry.source, entry.destination, owner)
-    _ask(services, job)
     try:
+        _ask(services, job)
         await target.pivot(disk_of(entry))
     except Refused:  # the copy goes on, and is no disk yet
         await target.unlimit(entry.destination, owner)

@@ -87,8 +87,9 @@ def _run(operation: str, view: View, plan: Plan, config: Config) -> str | None:
             records.take_expected(config.state_dir, plan.controller)
         elif operation == "prepare" and pivoted is not None:
             raise ReconcileError(
-                f"nobody knows yet which volume disk {pivoted} went on with, as the gateway ended"
-                " in its pivot: start the gateway, and then the domain"
+                f"nobody knows yet which volume disk {pivoted} went on with: start the domain"
+                " through the gateway, which finds out or says what it lacks"
+                f" ({config.journal_dir} has it)"
             )
         else:
             _bring_up(rpc, plan, operation, config)

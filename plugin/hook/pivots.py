@@ -29,5 +29,5 @@ def asked(folder: str, controller: str) -> str | None:
                 if entry.get("asked") is True and entry["uuid"] == uuid:
                     return str(entry["dev"])
             except (OSError, ValueError, AttributeError, KeyError):
-                continue  # it was just settled, or the gateway takes it for damaged, too
+                continue  # it was just settled, or is damaged
     return None
