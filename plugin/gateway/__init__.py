@@ -38,10 +38,10 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     overtaken                    those that are not to be saved meanwhile
     records                      which volumes a domain has had
     images                       images of other hosts, opened for the domains that have them
+    copies                       copies of disks, from their begin to their end
     domsnapshots, freezing       libvirtd's snapshots; guests' file systems, frozen for them
     snapshotsteps                their steps, which are done again
     domcheckpoints               checkpoints of a domain
-    copies                       copies of disks, from their begin to their end
     empty                        controllers of domains without a disk of ours
     reconcile, recovery          the target follows the domains; interrupted changes
     runningbackups               backups, one for each domain

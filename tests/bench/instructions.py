@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 EXPECTED = Path(__file__).with_name("instructions.json")
 PAGE = ROOT / "docs/pages/explanation/request.md"
 
-REQUESTS = 4_000
+REQUESTS = 16_000
 """Of the shorter run; a multiple of what comes at a time, and of how often the clock is read."""
 TOLERANCE = 0.05
 """A stage may take so much more, or less, before anything is said."""

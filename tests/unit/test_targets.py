@@ -76,7 +76,7 @@ def test_the_hook_tells_the_target_by_the_folder(
 def test_the_hook_refuses_a_target_without_folder(tmp_path: Path) -> None:
     file = tmp_path / "virtlun.toml"
     file.write_text('[targets.iron]\nrpc_socket = "/e/r.sock"\n')
-    with pytest.raises(ConfigError, match=r"\[targets\] and \[hook\]: KeyError\('vhost_dir'\)"):
+    with pytest.raises(ConfigError, match=r"\[hook\] and \[gateway\]: KeyError\('vhost_dir'\)"):
         HookConfig(str(file))
 
 
