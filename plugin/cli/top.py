@@ -61,13 +61,14 @@ def _show(samples: Iterator[dict[str, Any]], *, as_json: bool) -> None:
 def _samples(target: Client, interval: float, count: int | None) -> Iterator[dict[str, Any]]:
     """Yields the rates of `count` intervals, without end if that is None."""
     before = sample(target)
-    begun = latencies.count(target, before.bdevs)
+    begun = latencies.count(target, before.bdevs, before.latencies)
     done = 0
     try:
         while count is None or done < count:
             time.sleep(interval)
             after = sample(target)
-            begun += latencies.count(target, after.bdevs.keys() - before.bdevs.keys())
+            new = after.bdevs.keys() - before.bdevs.keys()
+            begun += latencies.count(target, new, after.latencies)
             yield difference(before, after)
             before = after
             done += 1

@@ -15,22 +15,17 @@ Counts = Mapping[str, Sequence[int]]
 """By operation how many took less than each border, and how many there were."""
 
 
-def count(target: Client, names: Iterable[str]) -> list[str]:
+def count(target: Client, names: Iterable[str], known: Mapping[str, Counts] | None) -> list[str]:
     """Has the target count the latencies of these bdevs; returns those of which it began to.
 
-    A target that cannot is left as it is, and so is a bdev that is gone.
+    `known` is what it has told (`counted`). A target that cannot count is left as it is, and so is
+    a bdev that is gone.
     """
-    try:
-        counted = {
-            each["name"] for each in target.call("virtlun_bdev_get_latencies", borders_ns=[])
-        }
-    except RpcError as error:
-        if error.code != METHOD_NOT_FOUND:
-            raise
+    if known is None:
         return []
     begun = []
     for name in names:
-        if name not in counted:
+        if name not in known:
             with suppress(RpcError):
                 target.call("bdev_enable_histogram", name=name, enable=True)
                 begun.append(name)
@@ -44,14 +39,14 @@ def end(target: Client, names: Iterable[str]) -> None:
             target.call("bdev_enable_histogram", name=name, enable=False)
 
 
-def counted(target: Client, borders_ns: Sequence[int]) -> dict[str, Counts]:
-    """Returns what was counted, by name of bdev; nothing of a target that cannot count."""
+def counted(target: Client, borders_ns: Sequence[int]) -> dict[str, Counts] | None:
+    """Returns what was counted, by name of bdev; None of a target that cannot count."""
     try:
         told = target.call("virtlun_bdev_get_latencies", borders_ns=list(borders_ns))
     except RpcError as error:
         if error.code != METHOD_NOT_FOUND:
             raise
-        return {}
+        return None
     return {
         bdev["name"]: {each["operation"]: each["counts"] for each in bdev["operations"]}
         for bdev in told

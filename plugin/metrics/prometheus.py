@@ -15,7 +15,6 @@ from prometheus_client.registry import Collector
 from plugin.metrics import latencies
 from plugin.metrics.sample import Sample, sample
 from plugin.targets import TargetAddress
-from pydataplane import methods
 from pydataplane.client import Client
 from pydataplane.errors import TargetError
 
@@ -76,12 +75,11 @@ class TargetCollector(Collector):
         client = Client(target.rpc_socket, self._timeout_s)
         taken = sample(client, [round(border * 1e9) for border in BORDERS_S])
         if self._histograms:
-            latencies.count(client, taken.bdevs)
-        bdevs = {bdev["name"]: bdev for bdev in client.call("bdev_get_bdevs")}
+            latencies.count(client, taken.bdevs, taken.latencies)
         lvstores = client.call("bdev_lvol_get_lvstores")
         # All or nothing of a target: nothing is asked from here on.
         families.add_sample(target.label, taken)
-        families.add_bdevs(target.label, taken, bdevs.values())
+        families.add_bdevs(target.label, taken)
         for lvstore in lvstores:
             labels = [target.label, lvstore["name"]]
             cluster = lvstore["cluster_size"]
@@ -154,14 +152,14 @@ class Families:
                     self.seconds.add_metric(labels, counters.get(ticks, 0) / taken.tick_rate)
             for kind, count in counters.get("io_error", {}).items():
                 self.errors.add_metric([*bdev, kind], count)
-            for operation, counts in taken.latencies.get(name, {}).items():
+            for operation, counts in (taken.latencies or {}).get(name, {}).items():
                 borders = [*(f"{border:g}" for border in BORDERS_S), "+Inf"]
                 buckets = list(zip(borders, counts, strict=True))
                 self.latency.add_metric([*bdev, operation], buckets, sum_value=None)
 
-    def add_bdevs(self, target: str, taken: Sample, bdevs: Iterable[methods.Bdev]) -> None:
+    def add_bdevs(self, target: str, taken: Sample) -> None:
         """Adds what the bdevs of a target are, and whose disks."""
-        for bdev in bdevs:
+        for bdev in taken.infos:
             name = bdev["name"]
             labels = [target, name, taken.aliases.get(name, name)]
             self.size.add_metric(labels, bdev["num_blocks"] * bdev["block_size"])

@@ -7,6 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,20 @@ class Sample:
     """How many queues are served by CPU."""
     bdevs: dict[str, Mapping[str, Any]]
     """Counters by name."""
-    aliases: dict[str, str]
-    """What people call them."""
+    infos: list[methods.Bdev]
+    """What they are."""
     uses: dict[str, list[Use]] = field(default_factory=dict)
     """The VMs' disks, by name of the bdev."""
-    latencies: dict[str, Counts] = field(default_factory=dict)
+    latencies: dict[str, Counts] | None = None
+    """By name of the bdev; None: the target cannot count them."""
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        """Returns what people call them, by name."""
+        return {
+            item["name"]: item["aliases"][0] if item["aliases"] else item["name"]
+            for item in self.infos
+        }
 
 
 def sample(target: Client, borders_ns: Sequence[int] = FINE_NS) -> Sample:
@@ -79,10 +89,7 @@ def sample(target: Client, borders_ns: Sequence[int] = FINE_NS) -> Sample:
             for queue in session.get("queues", ())  # SPDK's does not tell
         ),
         bdevs={item["name"]: item for item in iostat["bdevs"]},
-        aliases={
-            item["name"]: item["aliases"][0] if item["aliases"] else item["name"]
-            for item in target.call("bdev_get_bdevs")
-        },
+        infos=target.call("bdev_get_bdevs"),
         uses=_uses(controllers),
         latencies=counted(target, borders_ns),
     )
@@ -176,9 +183,8 @@ def _rates(name: str, before: Sample, after: Sample, seconds: float) -> dict[str
     rates: dict[str, Any] = {key: (new[key] - old.get(key, 0)) / seconds for key in COUNTERS}
     in_flight = sum(new[key] - old.get(key, 0) for key in LATENCIES)
     rates["depth"] = in_flight / after.tick_rate / seconds
-    counts = between(
-        before.latencies.get(name, {}), after.latencies.get(name, {}), ("read", "write")
-    )
+    was, now = ((taken.latencies or {}).get(name, {}) for taken in (before, after))
+    counts = between(was, now, ("read", "write"))
     rates["p50_ns"], rates["p99_ns"] = (percentile_ns(counts, share) for share in (0.5, 0.99))
     rates["uses"] = [
         {"vm": use.vm, "controller": use.controller, "lun": use.lun, "cpus": sorted(use.cpus)}

@@ -28,7 +28,7 @@ IO = {
 
 def taken(at: float, bdevs: dict[str, Any], **others: Any) -> Sample:
     """Returns a look at a target whose clock has 1000 ticks a second."""
-    fields: dict[str, Any] = {"reactors": [], "queues": Counter(), "aliases": {}, **others}
+    fields: dict[str, Any] = {"reactors": [], "queues": Counter(), "infos": [], **others}
     return Sample(at=at, tick_rate=1000, bdevs=bdevs, **fields)
 
 
@@ -52,7 +52,7 @@ def test_rates_are_differences_per_second(monkeypatch: pytest.MonkeyPatch) -> No
         },
         reactors=[{**reactor, "busy_ns": 25, "sleep_ns": 75}, {**anywhere, "busy_ns": 5}],
         queues=Counter({3: 5, 0: 1}),
-        aliases={"new": "lvs0/new"},
+        infos=[{"name": "new", "aliases": ["lvs0/new"]}],
     )
     rates = difference(before, after)
     assert rates["reactors"] == [
