@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,12 +34,19 @@ def run(told: Callable[[list[Path]], None]) -> int:
         OUT.print("\n[yellow]interrupted[/]; everything is removed")
         return int(str(end.code)) if isinstance(end, SystemExit) else 128 + signal.SIGINT
     except Exception as error:
-        OUT.print("the demo failed:", style="bold red")
-        OUT.print(str(error) or type(error).__name__, markup=False)
-        OUT.print("its processes are ended, its logs are kept:", style="red")
-        for path in sorted(path for folder in folders for path in folder.rglob("*")):
-            if path.suffix in (".log", ".err"):
-                OUT.print(f"    {path}", markup=False)
+        _failed(folders, error)
         return 1
     OUT.print(f"[bold green]done in {time.monotonic() - begun:.0f} s[/]; everything is removed")
     return 0
+
+
+def _failed(folders: list[Path], error: Exception) -> None:
+    """Says what went wrong and where the logs are, which stay."""
+    for folder in folders[:1]:
+        (folder / "traceback.txt").write_text("".join(traceback.format_exception(error)))
+    OUT.print("the demo failed:", style="bold red")
+    OUT.print(str(error) or type(error).__name__, markup=False)
+    OUT.print("its processes are ended, its logs are kept:", style="red")
+    for path in sorted(path for folder in folders for path in folder.rglob("*")):
+        if path.suffix in (".log", ".err") or path.name == "traceback.txt":
+            OUT.print(f"    {path}", markup=False)

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from tests.demo import __main__ as demo
+from tests.demo import running
 from tests.demo.steps import Story
 from tests.support.host import Host
 
@@ -56,10 +57,12 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(demo, "scratch_directory", scratch)
     monkeypatch.setattr(demo, "build", lambda: None)
     monkeypatch.setattr(demo, "accelerator", lambda *_: "tcg")
-    monkeypatch.setattr(demo, "is_root", lambda: True)
+    monkeypatch.setattr(running, "is_root", lambda: True)
     monkeypatch.setattr(demo, "STEPS", (step,))
     monkeypatch.setattr(demo, "shell", lambda *_: happened.append("shell"))
-    monkeypatch.setattr(demo, "OUT", Console(file=io.StringIO(), width=200))
+    out = Console(file=io.StringIO(), width=200)
+    for module in (demo, running):
+        monkeypatch.setattr(module, "OUT", out)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("sys.stdin", Terminal())
     return happened
@@ -71,7 +74,7 @@ class Terminal(io.StringIO):
 
 
 def said() -> str:
-    file = demo.OUT.file
+    file = running.OUT.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()
 
