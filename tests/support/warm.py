@@ -131,8 +131,13 @@ def _server(program: Program) -> socket.socket:
         each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LONGEST)
     with theirs:
         words = [sys.executable, "-m", "tests.support.warm", str(theirs.fileno()), *program.ahead]
+        # ^C is for whoever begins programs, who ends them and then this.
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, cwd=ROOT, pass_fds=[theirs.fileno()]
+            words,
+            stdin=subprocess.DEVNULL,
+            cwd=ROOT,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
         )
     atexit.register(process.wait)
     atexit.register(mine.close)  # first
