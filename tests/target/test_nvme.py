@@ -566,7 +566,8 @@ def test_io_fails_after_the_time_that_was_asked_for_and_the_disk_comes_back(
             assert write_one(guest) == (GOOD, 0)
             model.vanish()
             assert write_one(guest) == (CHECK, MEDIUM_ERROR)
-            assert "Connection refused" in shown(target)["problem"]
+            refused = "Connection refused"
+            until(lambda: refused in shown(target)["problem"], "connecting again has failed")
             # At once from now on.
             assert write_one(guest) == (CHECK, MEDIUM_ERROR)
             model.listen()
