@@ -19,6 +19,8 @@ pub trait Wrap: Send + Sync + 'static {
     fn instead(&self, _io: &Io) -> Option<Submit> {
         None
     }
+    /// The device is about to be asked what has ended ([`Channel::poll`]).
+    fn polls(&self) {}
     /// See [`Bdev::sparse`], with what the device tells.
     fn sparse<'a>(&'a self, of: Option<&'a dyn Sparse>) -> Option<&'a dyn Sparse> {
         of
@@ -53,6 +55,7 @@ impl<W: Wrap> Channel for WrappedChannel<W> {
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> u32 {
+        self.with.polls();
         self.disk.poll(done)
     }
 

@@ -1,6 +1,10 @@
 //! Requests that wait: for room, so that nobody has a device or a reactor for himself, and for their
 //! task attributes.
 
+use std::time::{Duration, Instant};
+
+use bdev::testing::{FaultBdev, Wrap, Wrapped};
+
 use crate::guest::*;
 use crate::host::*;
 use crate::peer::*;
@@ -226,4 +230,50 @@ fn a_queue_that_is_stopped_does_not_wait_for_all_that_its_guest_wants() {
     let base = u16::from_le_bytes([base[4], base[5]]);
     guest.describe_queue(2, base, false);
     pass_by(&mut guest);
+}
+
+/// A disk that takes longer than a turn to say what has ended.
+struct Slow;
+
+impl Wrap for Slow {
+    fn polls(&self) {
+        let since = Instant::now();
+        while since.elapsed() < Duration::from_micros(60) {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+#[test]
+fn a_reactor_does_not_sleep_before_all_disks_were_asked_however_slow_others_are() {
+    const SLOW: u8 = 7;
+    let (host, gate) = Host::gated(1);
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    let slow: Vec<_> = (1..=SLOW).map(|n| FaultBdev::new(&format!("slow{n}"), 512, 8192)).collect();
+    for (n, disk) in (1..).zip(&slow) {
+        disk.defer(Some(1));
+        disk.hold();
+        host.registry.register(Wrapped::new(disk.clone(), Slow)).unwrap();
+        host.add(n, &format!("slow{n}"));
+    }
+    (0..=SLOW).for_each(|n| guest.ready(n));
+    let read = |guest: &mut Guest, target| {
+        guest.submit(2, flat(target), target.into(), &rw10(0x28, 0, 8), &[], 4096)
+    };
+    let stuck: Vec<Request> = (1..=SLOW).map(|target| read(&mut guest, target)).collect();
+    for _ in 0..30 {
+        gate.shut();
+        let request = read(&mut guest, 0);
+        gate.wait_for(1);
+        // It has spun for long enough, and sleeps.
+        std::thread::sleep(Duration::from_millis(2));
+        gate.open();
+        assert_eq!(guest.finish(&request).status, 0);
+    }
+    slow.iter().for_each(|disk| disk.release());
+    for _ in &stuck {
+        let (head, written) = guest.used(2);
+        let request = stuck.iter().find(|r| r.head == head).unwrap();
+        assert_eq!(guest.reply(request, written).status, 0);
+    }
 }
