@@ -280,7 +280,7 @@ def test_concurrent_attaches_and_detaches(host: Host, volumes: list[str]) -> Non
         ("attach-disk gw /dev/virtlun/wrong sdx --live", "/dev/virtlun/wrong"),
         ("attach-disk gw /dev/virtlun/lvs0/c1 sda --live", "sda"),
         ("attach-disk gw /dev/virtlun/lvs0/c0 sdb --live", "lvs0/c0"),
-        ("attach-device gw {broken} --live", "device_definition"),
+        ("attach-device gw {broken} --live", "in tag disk line 1"),
         ("detach-disk gw sdq --live", "sdq"),
         ("blockresize gw sda 2T", "bytes left"),
         ("blockresize gw sda 4M", "cut off data"),

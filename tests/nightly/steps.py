@@ -128,6 +128,7 @@ INSTALLED = (
 WITH_GUESTS = (*INSTALLED, "tests/support", "tests/guest")
 #: Files with tests that are left out unless `-m nightly` is said.
 LONG_TESTS = _tests_with("pytest.mark.nightly", "at_night(", "by_day(")
+LIBVIRT_TESTS = _tests_with("def test_", folder="tests/libvirt")
 PROPERTY_TESTS = _tests_with("from hypothesis import", folder="tests/unit")
 #: Beside what is installed, what property tests read.
 PROPERTY = ("tests/unit", "tests/kubernetes/kubevirt", "tests/kubernetes/__init__.py", "examples")
@@ -171,6 +172,20 @@ STEPS = {
             *("examples", "tests/bench", "tests/demo", "tests/libvirt", "tests/openstack"),
             *("tests/target", "tests/kubernetes", "tests/crash", "tests/unit"),
             *("tests/again.py", "tests/docs", "tests/fuzz", "tests/release.py"),
+        ),
+    ),
+    "newest": Step(
+        "libvirt's tests of the day with the newest libvirt and QEMU of Debian's backports",
+        20,
+        Lane.GUESTS,
+        _module(
+            "tests.nightly.newest",
+            *_pytest("-m", "not nightly", "-n", "2", *LIBVIRT_TESTS),
+        ),
+        (
+            *WITH_GUESTS,
+            *("examples", "tests/demo", "tests/docs", "tests/libvirt", "tests/nightly/newest.py"),
+            *("tests/bench", "tests/kubernetes", "tests/unit"),
         ),
     ),
     "e2e": Step(

@@ -1,7 +1,7 @@
 """Packages of Debian's backports, for what tests run beside what this machine has installed.
 
-They are downloaded from the mirror that this machine's apt uses and nothing is installed; apt's own
-lists stay as they are. Needs apt; not root.
+They are downloaded from the mirror that this machine's apt uses and nothing is installed here;
+apt's own lists stay as they are. Needs apt; root only to install them in a copy of the file system.
 """
 
 from __future__ import annotations
@@ -25,16 +25,41 @@ def download(work: Path, packages: Sequence[str]) -> list[Path]:
     Raises:
         RuntimeError: this machine does not reach the mirror, or it has no such package.
     """
+    apt, suite, said = _backports(work, packages[0])
+    names = [f"{name}/{suite}" for name in packages]
+    words = ["install", "--download-only", "--reinstall", "--no-install-recommends", *names]
+    _run(["apt-get", *apt, *words], "apt-get", f"install of {said}")
+    return sorted((work / "cache/archives").glob("*.deb"))
+
+
+def install(work: Path, root: Path, packages: Sequence[str]) -> None:
+    """Installs packages with what they need in `root`, a copy of this machine's file system.
+
+    No service is started, and configuration files that are there stay. `work` is as for `download`
+    and has the same path in `root`. Needs root.
+
+    Raises:
+        RuntimeError: this machine does not reach the mirror, or a package cannot be installed.
+    """
+    apt, suite, said = _backports(work, packages[0])
+    policy = root / "usr/sbin/policy-rc.d"
+    policy.write_text("#!/bin/sh\nexit 101\n")
+    policy.chmod(0o755)
+    words = ["install", "-t", suite, "--no-install-recommends", *packages]
+    inside = ["chroot", str(root), "env", "DEBIAN_FRONTEND=noninteractive"]
+    kept = ["-o", "Dpkg::Options::=--force-confold"]
+    _run([*inside, "apt-get", *apt, *kept, *words], "apt-get", f"install of {said}")
+
+
+def _backports(work: Path, first: str) -> tuple[list[str], str, str]:
+    """Returns apt's options for the backports, their suite, and words for `first` of that."""
     mirror, codename = _mirror()
     suite = f"{codename}-backports"
     sources = "".join(f"deb{_signed()} {mirror} {name} main\n" for name in (codename, suite))
     apt = _apt(work, sources)[1:]
-    names = [f"{name}/{suite}" for name in packages]
-    download = ["install", "--download-only", "--reinstall", "--no-install-recommends", *names]
-    for words in (["update"], download):
-        what = f"{words[0]} of {packages[0]} from {mirror} {suite}"
-        _run([*apt, *words], "apt-get", what)
-    return sorted((work / "cache/archives").glob("*.deb"))
+    said = f"{first} from {mirror} {suite}"
+    _run(["apt-get", *apt, "update"], "apt-get", f"update for {said}")
+    return apt, suite, said
 
 
 def newest_kernel(work: Path) -> list[Path]:
@@ -49,8 +74,8 @@ def newest_kernel(work: Path) -> list[Path]:
     mirror, codename = _mirror()
     suite = f"{NEXT[codename]}-backports"
     apt = _apt(work, f"deb{_signed()} {mirror} {suite} main\n")
-    _run([*apt[1:], "update"], "apt-get", f"update of {suite} from {mirror}")
-    cache = [word for word in apt[1:] if word not in ("-q", "-y")]
+    _run([*apt, "update"], "apt-get", f"update of {suite} from {mirror}")
+    cache = ["apt-cache", *(word for word in apt[1:] if word not in ("-q", "-y"))]
     depends = _run([*cache, "depends", "linux-image-cloud-amd64"], "apt-cache", "depends")
     found = re.search(r"Depends: linux-image-(\d\S*-cloud-amd64)", depends)
     if not found:
@@ -58,7 +83,7 @@ def newest_kernel(work: Path) -> list[Path]:
     depends = _run([*cache, "depends", f"linux-image-{found[1]}"], "apt-cache", "depends")
     parts = re.findall(rf"Depends: (linux-(?:binary|modules)-{re.escape(found[1])})", depends)
     names = [f"linux-image-{found[1]}", *parts]
-    _run([*apt[1:], "download", *names], "apt-get", f"download of {names[0]}", work)
+    _run([*apt, "download", *names], "apt-get", f"download of {names[0]}", work)
     return sorted(work.glob("*.deb"))
 
 
@@ -83,9 +108,7 @@ def _apt(work: Path, sources: str) -> list[str]:
 
 def _run(words: list[str], program: str, what: str, folder: Path | None = None) -> str:
     """Returns what a program of apt's says; RuntimeError with its own words where it fails."""
-    done = subprocess.run(
-        [program, *words], capture_output=True, text=True, check=False, cwd=folder
-    )
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=folder)
     if done.returncode:
         raise RuntimeError(
             f"{program} {what} failed; see that this machine reaches the mirror, then try again:\n"
