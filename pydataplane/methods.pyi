@@ -1034,6 +1034,25 @@ class LvolSpace(TypedDict):
     """Of clusters of its snapshots that it shows, and of its own that a clone shows."""
 
 
+class Moving(TypedDict):
+    """In the result of virtlun_lvol_move_check."""
+
+    counts: str
+    """old; new; neither: the old volume is gone, and the new one has not all of it; unknown: none
+    of them is shown to a VM, nor to be deleted.
+    """
+    of: str
+    """UUID of the volume that moves."""
+    path: str
+    """LVSTORE/LVOL of that."""
+    pause_us: int | None
+    """Microseconds for which the guest's requests waited when it went on with the new one; null:
+    that is not known.
+    """
+    state: str
+    """What is noted at the new volume: copying, mirrored, pivoted or whole."""
+
+
 class RollBackOf(TypedDict):
     """In the result of virtlun_lvol_roll_back_together."""
 
@@ -2834,6 +2853,17 @@ class Rpc(ABC):
         *,
         name: str,
     ) -> dict[str, str]: ...
+
+    # Get which of the two volumes of a move counts, by what is noted at both, and recorded of the
+    # disks on them.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_lvol_move_check"],
+        /,
+        *,
+        name: str,
+    ) -> Moving: ...
 
     # Remove an xattr of an lvol.
     @overload

@@ -36,6 +36,7 @@ NAMES = {
     "bdev_lvol_get_lvstores[]": "Lvstore",
     "bdev_lvol_get_lvstores[].zeroing[]": "Zeroing",
     "bdev_lvol_start_shallow_copy": "ShallowCopyBegun",
+    "virtlun_lvol_move_check": "Moving",
     "framework_get_config[]": "ConfigCall",
     "bdev_nvme_attach_controller(namespaces)[]": "ExpectedNamespace",
     "bdev_nvme_attach_controller(paths)[]": "NvmePathOf",

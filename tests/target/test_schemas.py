@@ -63,6 +63,7 @@ READS: dict[str, list[dict[str, Any]]] = {
     "virtlun_lvol_get_sizes": [{"names": ["lvs0/v0"]}],
     "virtlun_lvol_get_space": [{"names": ["lvs0/v0"]}],
     "virtlun_lvol_get_xattrs": [{"name": "lvs0/v0"}],
+    "virtlun_lvol_move_check": [{"name": "lvs0/ro"}],
     "virtlun_lvstore_check": [{"lvs_name": "lvs0"}],
     "virtlun_lvstore_dump": [{"lvs_name": "lvs0"}],
     "virtlun_lvstore_scrub": [{"lvs_name": "lvs0"}],
@@ -102,6 +103,10 @@ def test_results_are_as_they_say(target: Target) -> None:
     target.rpc("bdev_malloc_create", name="m0", num_blocks=8192, block_size=512)
     target.rpc("bdev_lvol_create", lvol_name="ro", size_in_mib=4, lvs_name="lvs0")
     target.rpc("bdev_lvol_set_read_only", name="lvs0/ro")
+    of = target.rpc("bdev_get_bdevs", name="lvs0/v0")[0]["uuid"]
+    moves = json.dumps({"of": of, "path": "lvs0/v0", "state": "copying"})
+    noted = {"xattr_name": "virtlun.move", "xattr_value": moves}
+    target.rpc("virtlun_lvol_set_xattr", name="lvs0/ro", **noted)
     key = {"cipher": "AES_XTS", "key": "01" * 32, "key2": "02" * 32, "name": "k0"}
     target.rpc("accel_crypto_key_create", **key)
     target.rpc("bdev_malloc_create", name="m1", num_blocks=8192, block_size=512)

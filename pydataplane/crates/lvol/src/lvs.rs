@@ -244,6 +244,11 @@ impl Lvs {
         latched().or_else(|| self.gauges.stopped.lock().clone())
     }
 
+    /// How long a job may wait to begin.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     fn turn(&self, op: &str) -> Result<Turn<'_>, Error> {
         self.control.take(self.timeout).ok_or_else(|| self.waiting(op))
     }
@@ -333,7 +338,7 @@ impl Lvs {
     }
 
     /// As [`Lvs::meta`], with a limit of the caller's.
-    fn meta_within<R: Send + 'static>(
+    pub(crate) fn meta_within<R: Send + 'static>(
         &self,
         timeout: Duration,
         op: &str,

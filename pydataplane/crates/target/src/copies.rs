@@ -7,16 +7,21 @@
 //!
 //! Nothing of it is recorded before the pivot, which records that the target is on the destination while its
 //! guest's requests wait. So after a crash the target is on the one or the other, as whoever asked for the
-//! pivot was told, or will find it; a copy that was not pivoted is gone with the process.
+//! pivot was told, or will find it; a copy that was not pivoted is gone with the process. Of a volume that is
+//! being moved the pivot notes at both which of them counts ([`crate::moves`]). A pivot that fails is taken
+//! back before the target leaves the mirror, by which both have the same until then.
+
+mod change;
 
 use crate::app::App;
 use crate::errors;
+use crate::moves::{self, Marks};
 use crate::state;
-use bdev::{Bdev, Claim, ClaimMode, Event, Registry};
+use bdev::{Claim, ClaimMode, Event, Registry};
+use change::{Change, Record, options_there};
 use mirror::{Map, MapPage, Mirror, Options, Phase, Progress};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rpc::{Errno, Error};
-use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
@@ -47,6 +52,8 @@ struct Copy {
     options: TargetOptions,
     /// Held until the copy is over, and the target has let go: the destination, and the source.
     claims: Mutex<Option<(Claim, Claim)>>,
+    /// What a pivot that has begun may have written, until that is over or taken back.
+    written: Mutex<Option<Change>>,
     /// How it goes on.
     ending: Mutex<Ending>,
     changed: Condvar,
@@ -87,6 +94,16 @@ pub struct Copies {
 }
 
 impl Copies {
+    /// Held, no copy begins or ends, but by itself.
+    pub fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock()
+    }
+
+    /// Whether a bdev is being copied.
+    pub fn has(&self, source: &str) -> bool {
+        self.all.lock().values().any(|copy| copy.mirror.source().name() == source)
+    }
+
     /// Something happened to a bdev: the copies from it and to it are over.
     pub fn note(&self, event: &Event) {
         let (bdev, what) = match event {
@@ -201,12 +218,28 @@ impl Copy {
             let mut ending = self.ending.lock();
             self.changed.wait_while_for(&mut ending, |ending| *ending == Ending::Not, RETRY);
         }
-        // What the destination has not answered keeps it in use.
-        while !self.mirror.is_quiet() {
+        // What the destination has not answered keeps it in use, and what is not taken back both.
+        while !self.mirror.is_quiet() || self.take_back().is_err() {
             thread::sleep(RETRY);
         }
         *self.claims.lock() = None;
         self.set(Ending::Over);
+    }
+
+    /// Takes back what a pivot has written that failed; whatever lasts says then that the target is on its
+    /// source.
+    ///
+    /// # Errors
+    /// It cannot be, and is to be tried again: until then both are to have the same.
+    fn take_back(&self) -> Result<(), String> {
+        let mut written = self.written.lock();
+        if let Some(change) = &*written {
+            moves::stay(change).inspect_err(|why| {
+                tracing::error!("the pivot of {} is not taken back: {why}", self.name());
+            })?;
+            *written = None;
+        }
+        Ok(())
     }
 
     /// Gives the target its bdev again; whether that is done, or not needed. One that was pivoted meanwhile
@@ -220,7 +253,7 @@ impl Copy {
                 return Err("it is on the destination of its copy".to_owned());
             }
             match copy.mirror.is_quiet() {
-                true => Ok(()),
+                true => copy.take_back(),
                 false => Err("the destination of its copy has not answered".to_owned()),
             }
         });
@@ -259,7 +292,8 @@ fn claims(registry: &Registry, key: &Key, from: &str, to: &str) -> Result<(Claim
 /// the disks can).
 ///
 /// # Errors
-/// There is no such target or bdev; it is copied already; the bdev is in use, or cannot take it.
+/// There is no such target or bdev; it is copied already; the bdev is in use, another volume is being moved to
+/// it, or it cannot take it.
 pub fn start(app: &Arc<App>, ctrlr: &str, number: u8, to: &str, limit: u64) -> Result<(), Error> {
     let _turn = app.copies.turn.lock();
     let key: Key = (ctrlr.to_owned(), number);
@@ -281,6 +315,7 @@ pub fn start(app: &Arc<App>, ctrlr: &str, number: u8, to: &str, limit: u64) -> R
         )));
     }
     let to = app.bdev(to)?;
+    Marks::of(app, ctrlr, &from, to.name())?;
     let held = claims(&app.registry, &key, &from, to.name())?;
     let source = Arc::clone(held.1.bdev());
     let its = (to.geometry().block_size, unit.block_size());
@@ -303,6 +338,7 @@ pub fn start(app: &Arc<App>, ctrlr: &str, number: u8, to: &str, limit: u64) -> R
         mirror: mirror.clone(),
         options,
         claims: Mutex::new(Some(held)),
+        written: Mutex::new(None),
         ending: Mutex::new(Ending::Not),
         changed: Condvar::new(),
     });
@@ -351,8 +387,12 @@ pub fn pivot(app: &Arc<App>, ctrlr: &str, number: u8) -> Result<(), Error> {
         let why = copy.mirror.seal(Duration::ZERO).err();
         return Err(Error::os(errno, why.unwrap_or_else(|| "the copy is over".to_owned())));
     }
+    let io = |why: String| Error::os(Errno::Io, why);
+    copy.take_back().map_err(io)?;
+    let source = copy.mirror.source().name();
+    let marks = Marks::of(app, ctrlr, source, copy.mirror.destination().name())?.map(Arc::new);
     // What takes time first: the guest's requests wait for the rest alone.
-    copy.mirror.seal(FLUSH_TIMEOUT).map_err(|why| Error::os(Errno::Io, why))?;
+    copy.mirror.seal(FLUSH_TIMEOUT).map_err(io)?;
     let (_, unit) = app.controllers.unit(ctrlr, number).map_err(errors::controller)?;
     let destination = Arc::clone(copy.mirror.destination());
     let options = options_there(&copy, &unit, &*destination);
@@ -369,24 +409,31 @@ pub fn pivot(app: &Arc<App>, ctrlr: &str, number: u8) -> Result<(), Error> {
     };
     let volume = copy.claims.lock().as_ref().map(|(claim, _)| claim.also(&owner));
     let volume = volume.ok_or_else(|| Error::os(Errno::Io, "the copy is over"))?;
-    let (recorder, its, after) = (Arc::clone(app), copy.clone(), record.clone());
+    let change = Change::new(app, marks.clone(), record);
+    let prepared = moves::prepare(copy.written.lock().insert(change));
+    let its = copy.clone();
     let between = Box::new(move || {
         its.mirror.seal(SEAL_TIMEOUT)?;
-        after.put(&recorder, true);
-        state::save(&recorder.config).map_err(|e| format!("that cannot be recorded: {e}"))?;
+        let mut written = its.written.lock();
+        moves::go_over(written.as_ref().ok_or("the copy is over")?)?;
         // From here on nobody gives the target its bdev back, as whoever ends the copy may be about to.
+        *written = None;
         its.set(Ending::Pivoted);
         Ok(())
     });
-    let pivoted =
-        app.controllers.replace(ctrlr, number, destination, Some((volume, options)), between);
+    let waits = Instant::now();
+    let replaced = || {
+        let volume = Some((volume, options));
+        app.controllers.replace(ctrlr, number, destination, volume, between)
+    };
+    let pivoted = prepared.map_err(io).and_then(|()| replaced().map_err(errors::controller));
     if let Err(e) = pivoted {
-        // Both have the same until the copy ends: whichever is recorded. What was written may be lasting.
-        record.put(app, false);
-        if let Err(why) = state::save(&app.config) {
-            tracing::error!("{}: which of its bdevs is recorded is not known: {why}", copy.name());
-        }
-        return Err(errors::controller(e));
+        // What cannot be taken back now is before anything else is done with the copy.
+        _ = copy.take_back();
+        return Err(e);
+    }
+    if let Some(marks) = marks {
+        marks.measured(app, waits.elapsed());
     }
     copy.mirror.stop();
     copy.wait_until_over(END_TIMEOUT);
@@ -397,10 +444,18 @@ pub fn pivot(app: &Arc<App>, ctrlr: &str, number: u8) -> Result<(), Error> {
 /// Ends a copy, one that failed as well: the target goes on with its bdev, and the destination is free.
 ///
 /// # Errors
-/// There is none; the destination does not answer: the target goes on, and the rest follows.
+/// There is none; a pivot that failed cannot be taken back: the copy goes on. The destination does not answer:
+/// the target goes on, and the rest follows.
 pub fn abort(app: &App, ctrlr: &str, number: u8) -> Result<(), Error> {
     let _turn = app.copies.turn.lock();
     let copy = app.copies.get(ctrlr, number)?;
+    copy.take_back().map_err(|why| {
+        let its = copy.name();
+        Error::os(
+            Errno::Io,
+            format_args!("the pivot of {its} cannot be taken back, and its copy goes on: {why}"),
+        )
+    })?;
     copy.mirror.stop();
     if !copy.wait_until_over(ABORT_TIMEOUT) {
         let to = copy.mirror.destination().name();
@@ -411,75 +466,4 @@ pub fn abort(app: &App, ctrlr: &str, number: u8) -> Result<(), Error> {
     }
     app.copies.all.lock().remove(&copy.key);
     Ok(())
-}
-
-/// How a target is added that shows itself as `unit` on another bdev.
-fn options_there(copy: &Copy, unit: &scsi::LunShared, bdev: &dyn Bdev) -> TargetOptions {
-    let mut options = copy.options.clone();
-    let shown = unit.options();
-    options.characteristics.uuid = Some(unit.identity());
-    if bdev.product_name() != copy.mirror.source().product_name() {
-        options.characteristics.product = shown.characteristics.product;
-    }
-    if bdev.geometry().block_size != unit.block_size() {
-        options.block_size = shown.block_size;
-    }
-    options.read_only = shown.read_only;
-    options
-}
-
-/// What is recorded of a target, before a pivot and after it.
-#[derive(Clone)]
-struct Record {
-    key: String,
-    /// Names of parameters, before and after.
-    params: Vec<(&'static str, Value, Value)>,
-}
-
-impl Record {
-    /// Of a LUN.
-    fn of_lun(app: &App, key: String, options: &TargetOptions, bdev: &dyn Bdev) -> Record {
-        let after = [
-            ("bdev_name", json!(bdev.name())),
-            ("uuid", json!(options.characteristics.uuid.map(|uuid| uuid.to_string()))),
-            ("product", json!(options.characteristics.product)),
-            ("block_size", json!(options.block_size)),
-            ("read_only", json!(options.read_only.then_some(true))),
-        ];
-        Record::new(app, key, after)
-    }
-
-    /// Of a virtio-blk controller with its disk.
-    fn of_blk(app: &App, ctrlr: &str, options: &TargetOptions, bdev: &dyn Bdev) -> Record {
-        let after = [
-            ("dev_name", json!(bdev.name())),
-            ("uuid", json!(options.characteristics.uuid.map(|uuid| uuid.to_string()))),
-            ("block_size", json!(options.block_size)),
-            ("readonly", json!(options.read_only.then_some(true))),
-        ];
-        Record::new(app, state::controller_key(ctrlr), after)
-    }
-
-    /// What has null stays as it is recorded.
-    fn new<const N: usize>(app: &App, key: String, after: [(&'static str, Value); N]) -> Record {
-        let config = app.config();
-        let now = |name: &str| {
-            let item = config.get(&key);
-            item.and_then(|item| item.call.params.get(name)).cloned().unwrap_or_default()
-        };
-        let params = after.map(|(name, after)| {
-            let before = now(name);
-            let after = if after.is_null() { before.clone() } else { after };
-            (name, before, after)
-        });
-        Record { key: key.clone(), params: params.into() }
-    }
-
-    fn put(&self, app: &App, pivoted: bool) {
-        let mut config = app.config();
-        for (name, before, after) in &self.params {
-            let value = if pivoted { after } else { before };
-            config.set_param(&self.key, name, value.clone());
-        }
-    }
 }

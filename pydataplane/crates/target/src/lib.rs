@@ -54,6 +54,7 @@ mod imagestore;
 pub mod logging;
 mod lunstore;
 pub mod methods;
+mod moves;
 pub mod notices;
 mod openvolumes;
 pub mod pools;

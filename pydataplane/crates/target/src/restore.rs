@@ -153,6 +153,11 @@ pub fn bdev_of(item: &Item) -> Option<&str> {
     NAMES.iter().find_map(|name| params.get(*name)?.as_str())
 }
 
+/// Whether it shows a guest a bdev as a disk.
+pub fn is_disk(item: &Item) -> bool {
+    ["vhost_scsi_controller_add_target", blk::CREATE].contains(&item.call.method.as_str())
+}
+
 /// Restores what the state directory records: bdevs (and with each the lvstore on it), those on
 /// disks all at the same time; then exports and controllers, each as soon as its bdevs are there. What
 /// fails is logged, kept, and shown by `virtlun_get_status`; the rest goes on. So does what waits for

@@ -12,6 +12,7 @@ use crate::translate::refused;
 use blobstore::{Error as StoreError, Store};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 use uuid::Uuid;
 
 impl Lvstores {
@@ -198,6 +199,26 @@ impl Lvstores {
         let (name_owned, value) = (name.to_owned(), value.to_vec());
         not_reserved(&format!("set xattr {name} of lvol {lvol}"), [&name_owned])?;
         self.on_blob(lvol, format!("set xattr {name}"), true, move |store, blob| {
+            store.set_xattr(blob, &name_owned, &value)
+        })
+    }
+
+    /// As [`Lvstores::set_xattr`], for a caller who has others wait: nothing is done where it could not begin
+    /// within `most`.
+    ///
+    /// # Errors
+    /// As that, and [`Error::Waiting`].
+    pub fn set_xattr_soon(
+        &self,
+        lvol: &str,
+        name: &str,
+        value: &[u8],
+        most: Duration,
+    ) -> Result<(), Error> {
+        let (name_owned, value) = (name.to_owned(), value.to_vec());
+        not_reserved(&format!("set xattr {name} of lvol {lvol}"), [&name_owned])?;
+        let what = format!("set xattr {name}");
+        self.on_blob_within(Some(most), lvol, what, true, move |store, blob| {
             store.set_xattr(blob, &name_owned, &value)
         })
     }
@@ -391,10 +412,23 @@ impl Lvstores {
         + Send
         + 'static,
     ) -> Result<R, Error> {
+        self.on_blob_within(None, lvol, what, changes, f)
+    }
+
+    fn on_blob_within<R: Send + 'static>(
+        &self,
+        most: Option<Duration>,
+        lvol: &str,
+        what: String,
+        changes: bool,
+        f: impl FnOnce(&mut Store<BdevDisk>, blobstore::BlobId) -> Result<R, StoreError>
+        + Send
+        + 'static,
+    ) -> Result<R, Error> {
         let (lvs, volume) = self.shared.find_lvol(lvol)?;
         let op = format!("{what} of lvol {}", volume.alias());
         let cluster_size = lvs.info().cluster_size;
-        lvs.meta(&op.clone(), move |meta| {
+        lvs.meta_within(most.unwrap_or(lvs.timeout()), &op.clone(), move |meta| {
             let store = if changes { meta.store(&op) } else { meta.look(&op) };
             f(store?, volume.blob()).map_err(|e| refused(e, &op, cluster_size))
         })

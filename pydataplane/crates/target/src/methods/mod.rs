@@ -19,6 +19,7 @@ mod log;
 pub mod lunpool;
 mod lvol;
 mod malloc;
+mod moves;
 pub mod nbd;
 mod notify;
 mod null;
@@ -79,6 +80,7 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
         lunpool::add_methods,
         lvol::add,
         xattr::add,
+        moves::add,
         vhost::add,
         copy::add,
         owner::add,

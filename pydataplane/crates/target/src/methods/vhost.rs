@@ -5,6 +5,7 @@ use super::lvol::OF_POOLS;
 use crate::app::App;
 use crate::cpumask::CpuMask;
 use crate::errors;
+use crate::moves;
 use crate::state;
 use ::vhost_scsi::{
     Characteristics, ControllerError, ControllerOptions, ErrorPolicy, Front, TargetOptions,
@@ -18,7 +19,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub mod blk;
-mod identity;
 mod policy;
 mod recorded;
 mod shown;
@@ -295,8 +295,10 @@ fn add_target(app: &App, mut p: AddTarget) -> Result<u8, Error> {
         None => app.config().get(&key).is_some(),
     };
     if !is_recorded {
-        let identity = identity::of(app, bdev.name())?.map(UuidText);
+        let identity = moves::identity(app, bdev.name())?.map(UuidText);
         p.uuid = p.uuid.or(identity);
+    } else if hidden.is_some() {
+        moves::restored(app, &p.ctrlr, bdev.name())?;
     }
     let options = TargetOptions {
         serial: p.serial.clone(),

@@ -6,6 +6,7 @@ use crate::app::App;
 use crate::errors;
 use crate::methods::lvol::OF_POOLS;
 use crate::methods::{UuidText, owner};
+use crate::moves;
 use crate::state::{self, Call};
 use ::vhost_scsi::{ControllerOptions, ErrorPolicy, TargetOptions};
 use rpc::{Errno, Error, Flags, Methods};
@@ -175,13 +176,16 @@ fn create(app: &App, mut p: Create) -> Result<bool, Error> {
     let key = state::controller_key(&p.ctrlr);
     // One that is restored is as it was recorded, also while a pool does not answer. Of one that is shown
     // the controllers say so.
-    let is_recorded = match app.controllers.unit(&p.ctrlr, 0) {
-        Err(_) => recorded::is(app, &key, "dev_name", &*bdev)?,
-        Ok(_) => app.config().get(&key).is_some(),
+    let is_hidden = app.controllers.unit(&p.ctrlr, 0).is_err();
+    let is_recorded = match is_hidden {
+        true => recorded::is(app, &key, "dev_name", &*bdev)?,
+        false => app.config().get(&key).is_some(),
     };
     if !is_recorded {
-        let identity = super::identity::of(app, bdev.name())?.map(UuidText);
+        let identity = moves::identity(app, bdev.name())?.map(UuidText);
         p.uuid = p.uuid.or(identity);
+    } else if is_hidden {
+        moves::restored(app, &p.ctrlr, bdev.name())?;
     }
     let options = options(app, &p)?;
     let made = folder_of(app, &options)?;

@@ -1,0 +1,366 @@
+//! Volumes that move to another one, also while a guest uses them: which of the two counts.
+//!
+//! Three things last: what is noted at the new volume ([`MOVE`], a [`Note`] with a [`State`]), whether the old
+//! one says that its guest has gone on with the new one ([`MOVED`], a [`Gone`]), and on which of them the
+//! target has recorded the guest's disk. [`counts`] decides by them, for all who ask:
+//!
+//! | recorded | state | old one | counts |
+//! | --- | --- | --- | --- |
+//! | on the new one | any | any | the new one |
+//! | on the old one | any | there, or away | the old one |
+//! | on both | any | any | unknown |
+//! | nowhere | any | there, does not say that it moved | the old one |
+//! | nowhere | pivoted | there, says that it moved here | the new one |
+//! | nowhere | any other | there, says that it moved here | unknown |
+//! | nowhere | any | says that it moved elsewhere, or away | unknown |
+//! | nowhere, or on the old one | pivoted, whole | deleted | the new one |
+//! | nowhere, or on the old one | copying, mirrored | deleted | neither |
+//!
+//! A record is there as long as its VM runs; what a move records for its own copy is none. What is unknown
+//! is shown to no VM, and nothing of it is deleted. `steps` has the order in which a pivot writes; what cannot be
+//! read is an error, and never taken for what is not there.
+
+mod counts;
+mod noted;
+mod steps;
+
+pub use counts::{Counts, Side, State};
+pub use steps::{Lasting, go_over, prepare, stay};
+
+use crate::app::App;
+use crate::errors;
+use crate::restore;
+use crate::stores::Store;
+use counts::{Old, Record, counts};
+use lvol::Error as LvolError;
+use noted::{Gone, MOVE, MOVED, Note, Noted};
+use rpc::{Errno, Error};
+use std::time::Duration;
+use uuid::Uuid;
+
+/// What the names of controllers begin with that a move makes for the copy of what nobody uses.
+const OWN_CONTROLLER: &str = "move-";
+/// How long a note may wait for its lvstore while a guest's requests do.
+const NOTE_TIMEOUT: Duration = Duration::from_secs(1);
+
+fn busy(why: String) -> Error {
+    Error::os(Errno::Busy, why)
+}
+
+/// A volume that another one moves to, and that.
+struct Pair<'a> {
+    app: &'a App,
+    /// UUID of the new volume.
+    new: String,
+    note: Note,
+}
+
+impl<'a> Pair<'a> {
+    /// By the new volume; None: nothing moves to it.
+    fn to(app: &'a App, new: &str) -> Result<Option<Pair<'a>>, Error> {
+        let note = Note::at_lvol(app, new)?;
+        Ok(note.map(|note| Pair { app, new: new.to_owned(), note }))
+    }
+
+    fn counts(&self) -> Result<Counts, Error> {
+        Ok(counts(self.record(), self.note.state, self.old()?))
+    }
+
+    fn record(&self) -> Record {
+        let own = format!("{OWN_CONTROLLER}{}", self.note.of);
+        let (mut old, mut new) = (false, false);
+        for item in self.app.config().items().filter(|item| restore::is_disk(item)) {
+            let ctrlr = item.call.params.get("ctrlr").and_then(serde_json::Value::as_str);
+            let bdev = restore::bdev_of(item).filter(|_| ctrlr != Some(&own));
+            old |= bdev == Some(&self.note.of);
+            new |= bdev == Some(&self.new);
+        }
+        match (old, new) {
+            (false, false) => Record::None,
+            (true, false) => Record::On(Side::Old),
+            (false, true) => Record::On(Side::New),
+            (true, true) => Record::Both,
+        }
+    }
+
+    fn old(&self) -> Result<Old, Error> {
+        let lvstores = &self.app.lvstores;
+        match lvstores.xattr(&self.note.of, MOVED) {
+            Ok(text) => Ok(match Gone::read(&text) {
+                Some(gone) if gone.to == self.new => Old::There { moved: true },
+                _ => Old::OfAnother,
+            }),
+            Err(LvolError::NoXattr { .. }) => Ok(Old::There { moved: false }),
+            Err(LvolError::NoLvol { .. }) => {
+                let store = self.note.path.split('/').next().unwrap_or_default();
+                Ok(if lvstores.lvstore(store).is_ok() { Old::Gone } else { Old::Away })
+            }
+            Err(e) => Err(errors::lvol(e)),
+        }
+    }
+}
+
+/// As which disk guests know a bdev that is not recorded as one of theirs; None: as itself.
+///
+/// # Errors
+/// It is what another volume is being moved to, or one that has moved, and does not count; what is noted there is
+/// no UUID; its notes cannot be read.
+pub fn identity(app: &App, bdev: &str) -> Result<Option<Uuid>, Error> {
+    let noted = Noted::at(app, bdev)?;
+    if let Some(text) = &noted.moved {
+        has_moved(app, bdev, text)?;
+    }
+    if let Some(text) = &noted.moves {
+        let note = Note::read(bdev, text)?;
+        let (of, state) = (note.path.clone(), note.state);
+        let pair = Pair { app, new: bdev.to_owned(), note };
+        // Of a whole one the move itself has the rest to do.
+        if state != State::Pivoted || pair.counts()? != Counts::New {
+            return Err(busy(format!(
+                "bdev {bdev} is no disk yet: volume {of} is being moved to it; complete that with `virtlun \
+                 volume move`"
+            )));
+        }
+    }
+    let Some(text) = noted.identity else { return Ok(None) };
+    Uuid::try_parse_ascii(&text).map(Some).map_err(|_| {
+        Error::os(
+            Errno::Inval,
+            format!(
+                "the xattr {} of bdev {bdev} is no UUID; set it to one, or remove it",
+                noted::IDENTITY
+            ),
+        )
+    })
+}
+
+/// Refuses to read a volume that does not count any more, as what is on it is not what its guest has.
+///
+/// # Errors
+/// It is one; its notes cannot be read.
+pub fn check_counts(app: &App, bdev: &str) -> Result<(), Error> {
+    match app.lvstores.xattr(bdev, MOVED) {
+        Ok(text) => has_moved(app, bdev, &text),
+        Err(LvolError::NoXattr { .. } | LvolError::NoLvol { .. }) => Ok(()),
+        Err(e) => Err(errors::lvol(e)),
+    }
+}
+
+/// Refuses a volume whose guest has gone on with another one, as `text` says.
+fn has_moved(app: &App, bdev: &str, text: &[u8]) -> Result<(), Error> {
+    let gone = Gone::read(text);
+    if let Some(gone) = &gone
+        && let Some(pair) = Pair::to(app, &gone.to)?
+        && pair.note.of == bdev
+        && pair.counts()? == Counts::Old
+    {
+        return Ok(());
+    }
+    let to = gone.map_or_else(|| "another one".to_owned(), |gone| gone.path);
+    Err(busy(format!(
+        "bdev {bdev} is no disk any more: its VM went on with volume {to}; complete that with `virtlun volume \
+         move`"
+    )))
+}
+
+/// A recorded disk that is not shown is about to be, on this bdev: so that counts, and its notes are to say so
+/// before its guest writes.
+///
+/// # Errors
+/// They cannot be read, or written: it is not to be shown.
+pub fn restored(app: &App, ctrlr: &str, bdev: &str) -> Result<(), Error> {
+    let notes = match app.lvstores.xattrs(bdev) {
+        Ok(notes) => notes,
+        Err(LvolError::NoLvol { .. }) => return Ok(()),
+        Err(e) => return Err(errors::lvol(e)),
+    };
+    let has = |name: &str| notes.iter().any(|note| note == name);
+    if has(MOVED) {
+        stays(app, bdev)?;
+    }
+    if has(MOVE)
+        && let Some(pair) = Pair::to(app, bdev)?
+        && pair.note.state == State::Mirrored
+        && ctrlr != format!("{OWN_CONTROLLER}{}", pair.note.of)
+        && let Err(e) = goes_over(app, pair)
+    {
+        tracing::error!(bdev, "that its guest has gone on with it is not noted: {e}");
+    }
+    Ok(())
+}
+
+/// Notes what a pivot does, as the disk is recorded on the new volume: an older target, which notes nothing,
+/// has gone over to it.
+fn goes_over(app: &App, pair: Pair<'_>) -> Result<(), Error> {
+    let marks = Marks::new(pair)?;
+    marks.moved(app, true)?;
+    marks.note(app, State::Pivoted)
+}
+
+/// Takes back what the old volume of a move says of having moved, as its disk is recorded on it.
+fn stays(app: &App, bdev: &str) -> Result<(), Error> {
+    let text = app.lvstores.xattr(bdev, MOVED).map_err(errors::lvol)?;
+    let gone = Gone::read(&text);
+    let pair = gone.map(|gone| Pair::to(app, &gone.to)).transpose();
+    let marks = match pair {
+        Ok(Some(Some(pair))) if pair.note.of == bdev => Some(Marks::new(pair)?),
+        _ => None,
+    };
+    let Some(marks) = marks else {
+        return Store::remove_xattr(&app.lvstores, bdev, MOVED);
+    };
+    struct Restored<'a>(&'a App, Marks);
+    impl Lasting for Restored<'_> {
+        fn note(&self, state: State) -> Result<(), String> {
+            self.1.note(self.0, state).map_err(|e| e.message)
+        }
+        fn moved(&self, moved: bool) -> Result<(), String> {
+            self.1.moved(self.0, moved).map_err(|e| e.message)
+        }
+        fn record(&self, _: Side) -> Result<(), String> {
+            Ok(())
+        }
+    }
+    let settled = steps::restored(&Restored(app, marks));
+    settled.map_err(|why| {
+        Error::os(
+            Errno::Io,
+            format_args!(
+                "bdev {bdev} counts, and is noted to have moved to another one, which cannot be taken back: {why}"
+            ),
+        )
+    })
+}
+
+/// What there is to say of a volume that another one moves to.
+pub struct Moving {
+    /// UUID of the volume that moves.
+    pub of: String,
+    /// `LVSTORE/NAME` of that.
+    pub path: String,
+    /// How far it is.
+    pub state: State,
+    /// Which of them counts.
+    pub counts: Counts,
+    /// For how long the guest's requests waited, microseconds.
+    pub pause_us: Option<u64>,
+}
+
+/// Which of the two volumes of a move counts, told by the new one; None: nothing moves to that. Nobody
+/// pivots meanwhile. What is noted agrees with that then, but for what cannot be read.
+///
+/// # Errors
+/// There is no such lvol; what is noted cannot be read or taken back.
+pub fn check(app: &App, new: &str) -> Result<Option<Moving>, Error> {
+    let new = app.lvstores.lvol(new).map_err(errors::lvol)?.uuid.to_string();
+    let _turn = app.copies.turn();
+    let Some(pair) = Pair::to(app, &new)? else { return Ok(None) };
+    let (counts, old) = (pair.counts()?, pair.old()?);
+    let Note { of, path, mut state, pause_us } = pair.note.clone();
+    match (counts, old) {
+        // A copy that goes on takes it back itself.
+        (Counts::Old, Old::There { moved: true }) if !app.copies.has(&of) => stays(app, &of)?,
+        (Counts::New, Old::There { moved: false }) => {
+            goes_over(app, pair)?;
+            state = State::Pivoted;
+        }
+        _ => (),
+    }
+    Ok(Some(Moving { of, path, state, counts, pause_us }))
+}
+
+/// What a pivot notes: of a move.
+pub struct Marks {
+    source: String,
+    destination: String,
+    note: Note,
+    /// `LVSTORE/NAME` of the destination.
+    path: String,
+}
+
+impl Marks {
+    fn new(pair: Pair<'_>) -> Result<Marks, Error> {
+        let path = pair.app.lvstores.lvol(&pair.new).map_err(errors::lvol)?.alias;
+        let Pair { new: destination, note, .. } = pair;
+        Ok(Marks { source: note.of.clone(), destination, note, path })
+    }
+
+    /// Of the pivot of a disk of a controller from a bdev to another; None: nobody moves to that while a guest
+    /// uses it.
+    ///
+    /// # Errors
+    /// Another volume is being moved to it, or this one in another way; what is noted cannot be read.
+    pub fn of(
+        app: &App,
+        ctrlr: &str,
+        source: &str,
+        destination: &str,
+    ) -> Result<Option<Marks>, Error> {
+        let Some(pair) = Pair::to(app, destination)? else { return Ok(None) };
+        let (of, path, state) = (&pair.note.of, &pair.note.path, pair.note.state);
+        if of != source {
+            return Err(busy(format!(
+                "bdev {destination} is what volume {path} is being moved to: copy to another one"
+            )));
+        }
+        if ctrlr == format!("{OWN_CONTROLLER}{source}") && state == State::Copying {
+            return Ok(None);
+        }
+        // After a pivot that came to nothing it may be noted as that still.
+        if !matches!(state, State::Mirrored | State::Pivoted) {
+            return Err(busy(format!(
+                "bdev {destination} is what volume {path} is being moved to: have `virtlun volume move` \
+                 complete that, or copy to another one"
+            )));
+        }
+        if app.lvstores.lvol(source).is_err() {
+            // A pool may take long to answer, while a guest waits.
+            return Err(busy(format!(
+                "volume {path} moves from or to a pool: do it while no VM uses it"
+            )));
+        }
+        Marks::new(pair).map(Some)
+    }
+
+    /// Notes at the new volume what it is, lasting.
+    ///
+    /// # Errors
+    /// That cannot be, or nobody knows.
+    pub fn note(&self, app: &App, state: State) -> Result<(), Error> {
+        self.write(app, &Note { state, ..self.note.clone() })
+    }
+
+    /// Notes at the old volume whether its guest has gone on with the new one, lasting.
+    ///
+    /// # Errors
+    /// As of [`Marks::note`].
+    pub fn moved(&self, app: &App, moved: bool) -> Result<(), Error> {
+        let lvstores = &app.lvstores;
+        let done = match moved {
+            true => {
+                let gone = Gone { to: self.destination.clone(), path: self.path.clone() };
+                lvstores.set_xattr_soon(&self.source, MOVED, gone.text().as_bytes(), NOTE_TIMEOUT)
+            }
+            false => lvstores.remove_xattr(&self.source, MOVED),
+        };
+        match done {
+            Err(LvolError::NoXattr { .. }) if !moved => Ok(()),
+            done => done.map_err(errors::lvol),
+        }
+    }
+
+    /// Notes for how long the guest's requests waited, at most; unless the move is complete by now.
+    pub fn measured(&self, app: &App, pause: Duration) {
+        let noted = Note::at_lvol(app, &self.destination);
+        let is_there = |note: &Note| note.state == State::Pivoted && note.of == self.source;
+        let Ok(Some(note)) = noted.map(|note| note.filter(is_there)) else { return };
+        let note = Note { pause_us: u64::try_from(pause.as_micros()).ok(), ..note };
+        if let Err(e) = self.write(app, &note) {
+            tracing::warn!(volume = self.path, ?pause, "the pause of its move is not noted: {e}");
+        }
+    }
+
+    fn write(&self, app: &App, note: &Note) -> Result<(), Error> {
+        Store::set_xattr(&app.lvstores, &self.destination, MOVE, &note.text())
+    }
+}

@@ -1,0 +1,184 @@
+//! What a pivot writes, in which order, and how it is taken back.
+//!
+//! [`prepare`] is before the guest's requests wait, [`go_over`] while they do and both volumes have the same.
+//! When [`go_over`] has failed, nobody knows what of it lasts. So the copy goes on, by which both have the
+//! same, until [`stay`] has succeeded: then all that lasts says that the old volume counts. When this
+//! process ends before, the record decides, and [`restored`] makes the notes agree with it.
+
+use super::counts::{Side, State};
+
+/// What lasts of a move. Each call is lasting when it has succeeded; one that fails may be so.
+pub trait Lasting {
+    /// Notes at the new volume what it is.
+    fn note(&self, state: State) -> Result<(), String>;
+    /// Notes at the old volume whether its guest has gone on with the new one.
+    fn moved(&self, moved: bool) -> Result<(), String>;
+    /// Records on which of them the disk is.
+    fn record(&self, side: Side) -> Result<(), String>;
+}
+
+/// Does what can be done beforehand: alone it means nothing.
+pub fn prepare(to: &impl Lasting) -> Result<(), String> {
+    to.note(State::Pivoted)
+}
+
+/// Has the new volume count. The notes are first: from the record on the guest may write to it.
+pub fn go_over(to: &impl Lasting) -> Result<(), String> {
+    to.moved(true)?;
+    to.record(Side::New)
+}
+
+/// Has the old volume count, which the disk is on. The record is first: as long as it may name the new one,
+/// the notes do too.
+pub fn stay(to: &impl Lasting) -> Result<(), String> {
+    to.record(Side::Old)?;
+    to.moved(false)?;
+    to.note(State::Mirrored)
+}
+
+/// Has the notes agree with the record of a disk on the old volume that is about to be shown, as a process ended
+/// in a pivot. What is recorded on the new one has them already.
+///
+/// # Errors
+/// They cannot: it is not to be shown, as the new one would count when the record is gone.
+pub fn restored(to: &impl Lasting) -> Result<(), String> {
+    to.moved(false).or_else(|why| to.note(State::Mirrored).map_err(|_| why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::counts::{Counts, Old, Record, counts};
+    use super::*;
+    use std::cell::{Cell, RefCell};
+
+    /// What becomes of one write.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Fate {
+        Done,
+        /// It is said to have failed, and has not.
+        FailedLasting,
+        Failed,
+        /// The process ends, before or after it.
+        KilledLasting,
+        Killed,
+    }
+
+    const FATES: [Fate; 5] =
+        [Fate::Done, Fate::FailedLasting, Fate::Failed, Fate::KilledLasting, Fate::Killed];
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct Medium {
+        state: State,
+        moved: bool,
+        record: Side,
+    }
+
+    impl Medium {
+        fn counts(&self, record: Record) -> Counts {
+            counts(record, self.state, Old::There { moved: self.moved })
+        }
+    }
+
+    /// What lasts, and the fates of the writes to come; those without one are done.
+    struct Model {
+        medium: Cell<Medium>,
+        fates: RefCell<Vec<Fate>>,
+        killed: Cell<bool>,
+    }
+
+    impl Model {
+        fn new(medium: Medium, mut fates: Vec<Fate>) -> Model {
+            fates.reverse();
+            Model { medium: medium.into(), fates: fates.into(), killed: false.into() }
+        }
+
+        fn write(&self, change: impl FnOnce(&mut Medium)) -> Result<(), String> {
+            if self.killed.get() {
+                return Err("killed".into());
+            }
+            let fate = self.fates.borrow_mut().pop().unwrap_or(Fate::Done);
+            if matches!(fate, Fate::Done | Fate::FailedLasting | Fate::KilledLasting) {
+                let mut medium = self.medium.get();
+                change(&mut medium);
+                self.medium.set(medium);
+            }
+            self.killed.set(matches!(fate, Fate::Killed | Fate::KilledLasting));
+            if fate == Fate::Done { Ok(()) } else { Err("failed".into()) }
+        }
+    }
+
+    impl Lasting for Model {
+        fn note(&self, state: State) -> Result<(), String> {
+            self.write(|medium| medium.state = state)
+        }
+        fn moved(&self, moved: bool) -> Result<(), String> {
+            self.write(|medium| medium.moved = moved)
+        }
+        fn record(&self, side: Side) -> Result<(), String> {
+            self.write(|medium| medium.record = side)
+        }
+    }
+
+    /// All rows of fates of that many writes.
+    fn rows(length: u32) -> impl Iterator<Item = Vec<Fate>> {
+        let count = FATES.len();
+        (0..count.pow(length)).map(move |mut row| {
+            (0..length)
+                .map(|_| {
+                    let fate = FATES[row % count];
+                    row /= count;
+                    fate
+                })
+                .collect()
+        })
+    }
+
+    /// The VM may end at any time, also the whole host: what counts then is what its guest wrote last to, or
+    /// nobody knows. `newest` is None while both have the same.
+    fn check(medium: Medium, newest: Option<Side>, why: &dyn std::fmt::Debug) {
+        let alone = medium.counts(Record::None);
+        let recorded = medium.counts(Record::On(medium.record));
+        match newest {
+            Some(Side::Old) => assert_ne!(alone, Counts::New, "{medium:?} {why:?}"),
+            Some(Side::New) => assert_ne!(alone, Counts::Old, "{medium:?} {why:?}"),
+            None => (),
+        }
+        if let Some(side) = newest {
+            let expected = if side == Side::Old { Counts::Old } else { Counts::New };
+            assert_eq!(recorded, expected, "{medium:?} {why:?}");
+        }
+    }
+
+    const BEGUN: Medium = Medium { state: State::Mirrored, moved: false, record: Side::Old };
+
+    /// A process that starts, with the fates of its writes, and its guest writes.
+    fn start_again(medium: Medium, fates: Vec<Fate>, before: &Vec<Fate>) {
+        let model = Model::new(medium, fates.clone());
+        let shown = medium.record == Side::New || restored(&model).is_ok();
+        let medium = model.medium.get();
+        check(medium, shown.then_some(medium.record), &(before, fates));
+    }
+
+    #[test]
+    fn whatever_fails_and_whenever_it_is_killed_what_was_written_last_counts() {
+        let mut over = 0;
+        for fates in rows(6) {
+            let model = Model::new(BEGUN, fates.clone());
+            let pivoted = prepare(&model).and_then(|()| go_over(&model)).is_ok();
+            // What is left of the fates is of this; while it fails the copy goes on.
+            let stays = !pivoted && stay(&model).is_ok();
+            let medium = model.medium.get();
+            let newest = match (pivoted, stays) {
+                (true, _) => Some(Side::New),
+                (_, true) => Some(Side::Old),
+                _ => None,
+            };
+            check(medium, newest, &fates);
+            over += usize::from(pivoted);
+            for later in rows(2) {
+                start_again(medium, later, &fates);
+            }
+        }
+        assert_eq!(over, FATES.len().pow(3), "the first three writes are those of a pivot");
+    }
+}

@@ -1,0 +1,278 @@
+"""A volume that a guest goes on with in another place: which of the two counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plugin.moves import notes
+from plugin.moves.notes import Note
+from pydataplane.client import Client
+from pydataplane.errors import (
+    BUSY,
+    METHOD_NOT_FOUND,
+    NO_DATA,
+    NO_DEVICE,
+    RpcError,
+    VolumeError,
+)
+from pydataplane.volumes import Volumes
+from tests.support.night import at_night
+from tests.support.target import Target
+from tests.target.test_lun_copy import lun, moved, start, until_in, uuid_of
+
+__all__ = ["moved"]
+
+pytestmark = pytest.mark.root
+
+VM = {"ctrlr": "vm-0", "scsi_target_num": 0}
+
+
+def volumes(target: Target) -> Volumes:
+    return Volumes(Client(target.rpc_socket))
+
+
+def note(target: Target, state: notes.State = "mirrored", of: str | None = None) -> None:
+    """Notes that lvs1/w is what lvs0/v is being moved to, and is known to guests as that."""
+    its, source = volumes(target), uuid_of(target, "lvs0/v")
+    notes.write(its, uuid_of(target, "lvs1/w"), Note(of or source, "lvs0/v"), state)
+    its.set_xattr("lvs1/w", notes.IDENTITY, source)
+
+
+def state(target: Target) -> tuple[notes.State, bool]:
+    """Returns what is noted at lvs1/w, and whether lvs0/v has moved by its own note."""
+    its = volumes(target)
+    found = notes.read(its, uuid_of(target, "lvs1/w"))
+    assert found is not None
+    gone = its.xattrs(uuid_of(target, "lvs0/v")).get(notes.MOVED)
+    assert gone is None or json.loads(gone)["to"] == uuid_of(target, "lvs1/w")
+    return found.state, gone is not None
+
+
+def counts(target: Target) -> str:
+    found: str = target.rpc("virtlun_lvol_move_check", name="lvs1/w")["counts"]
+    return found
+
+
+def has_moved(target: Target, to: str | None = None) -> None:
+    """Notes at lvs0/v that its guest has gone on with lvs1/w, or another one."""
+    text = json.dumps({"to": to or uuid_of(target, "lvs1/w"), "path": "lvs1/w"})
+    volumes(target).set_xattr("lvs0/v", notes.MOVED, text)
+
+
+def show(target: Target, volume: str) -> str:
+    """Shows a volume to another VM; returns the refusal."""
+    with pytest.raises(RpcError) as caught:
+        target.add_lun("vm-1", volume)
+    assert caught.value.code == BUSY
+    return str(caught.value)
+
+
+@pytest.fixture
+def pair(moved: Target) -> Target:
+    """A target with lvs0/v as the disk of vm-0, which moves to lvs1/w, and vm-1 without a disk."""
+    note(moved)
+    moved.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+    return moved
+
+
+def pivot(target: Target) -> None:
+    start(target)
+    until_in(target, "ready")
+    target.rpc("virtlun_lun_copy_pivot", **VM)
+
+
+def let_go(target: Target) -> None:
+    """The VM ends."""
+    target.rpc("vhost_scsi_controller_remove_target", **VM)
+
+
+@pytest.mark.parametrize("killed", [False, at_night(True)])
+def test_after_a_pivot_the_old_one_is_no_disk_any_more(pair: Target, killed: bool) -> None:
+    serial = lun(pair)["serial"]
+    assert "is no disk yet" in show(pair, "lvs1/w")
+    pivot(pair)
+    if killed:
+        pair.kill9()
+        pair.start()
+    assert state(pair) == ("pivoted", True)
+    found = notes.read(volumes(pair), uuid_of(pair, "lvs1/w"))
+    assert found is not None and found.pause_us is not None and found.pause_us > 0
+    assert counts(pair) == "new"
+    assert lun(pair)["bdev_name"] == uuid_of(pair, "lvs1/w")
+    let_go(pair)
+    said = show(pair, "lvs0/v")
+    assert "is no disk any more: its VM went on with volume lvs1/w" in said, said
+    assert counts(pair) == "new"
+    exported = pair.fails("virtlun_export_create", bdev_name="lvs0/v")
+    assert "is no disk any more" in str(exported), "what it has is no more what the guest has"
+    pair.add_lun("vm-0", "lvs1/w")
+    assert lun(pair)["serial"] == serial, "the same disk"
+
+
+def test_a_target_that_ends_in_a_pivot_has_what_it_recorded_count(pair: Target) -> None:
+    """It has noted the move, and the record is still of the old volume."""
+    note(pair, "pivoted")
+    has_moved(pair)
+    pair.kill9()
+    pair.start()
+    assert lun(pair)["bdev_name"] == uuid_of(pair, "lvs0/v")
+    assert state(pair) == ("pivoted", False), "which does not count alone"
+    assert counts(pair) == "old"
+    # Somebody goes on by hand: that is noted as well.
+    pivot(pair)
+    assert (state(pair), counts(pair)) == (("pivoted", True), "new")
+    let_go(pair)
+    assert "is no disk any more" in show(pair, "lvs0/v")
+    pair.add_lun("vm-1", "lvs1/w")
+
+
+def test_a_pivot_of_an_earlier_target_is_noted_when_the_disk_is_restored(pair: Target) -> None:
+    """Which has noted nothing."""
+    pivot(pair)
+    note(pair)
+    volumes(pair).remove_xattr("lvs0/v", notes.MOVED)
+    assert counts(pair) == "new", "as it is recorded"
+    pair.restart()
+    # At the latest when somebody asks, as the old volume may come later than the disk.
+    assert counts(pair) == "new"
+    assert state(pair) == ("pivoted", True)
+
+
+def test_a_pivoted_volume_that_is_away_leaves_the_old_one_no_disk(pair: Target) -> None:
+    pivot(pair)
+    pair.kill9()
+    base = pair.directory / "lvs1.img"
+    base.rename(base.with_suffix(".away"))
+    pair.start()
+    assert "by what is recorded" in str(
+        pair.fails("vhost_scsi_controller_add_target", **VM, bdev_name="lvs0/v")
+    )
+    let_go(pair)
+    assert "is no disk any more" in show(pair, "lvs0/v")
+    base.with_suffix(".away").rename(base)
+    pair.rpc("bdev_uring_create", filename=str(base), name="lvs1-base", block_size=512)
+    assert counts(pair) == "new"
+    pair.add_lun("vm-0", "lvs1/w")
+
+
+def test_an_old_volume_that_is_away_may_count(pair: Target) -> None:
+    note(pair, "pivoted")
+    let_go(pair)
+    pair.kill9()
+    base = pair.directory / "lvs0.img"
+    base.rename(base.with_suffix(".away"))
+    pair.start()
+    assert counts(pair) == "unknown"
+    assert "is no disk yet" in show(pair, "lvs1/w")
+    base.with_suffix(".away").rename(base)
+    pair.rpc("bdev_uring_create", filename=str(base), name="lvs0-base", block_size=512)
+    assert counts(pair) == "old"
+    pair.add_lun("vm-1", "lvs0/v")
+
+
+@pytest.mark.parametrize("of", ["copying", "mirrored", "whole"])
+def test_what_nobody_can_tell_is_no_disk(pair: Target, of: notes.State) -> None:
+    note(pair, of)
+    let_go(pair)
+    assert counts(pair) == "old"
+    has_moved(pair)
+    assert counts(pair) == "unknown"
+    assert "is no disk any more" in show(pair, "lvs0/v")
+    assert "is no disk yet" in show(pair, "lvs1/w")
+
+
+def test_a_volume_that_went_elsewhere_is_no_disk(pair: Target) -> None:
+    note(pair, "pivoted")
+    let_go(pair)
+    has_moved(pair, "6f1c6d64-0000-4000-8000-000000000000")
+    assert counts(pair) == "unknown"
+    assert "is no disk any more" in show(pair, "lvs0/v")
+    assert "is no disk yet" in show(pair, "lvs1/w")
+
+
+@pytest.mark.parametrize(("of", "says"), [("pivoted", "new"), ("mirrored", "neither")])
+def test_what_is_left_of_a_pair(pair: Target, of: notes.State, says: str) -> None:
+    note(pair, of)
+    let_go(pair)
+    pair.rpc("bdev_lvol_delete", name="lvs0/v")
+    assert counts(pair) == says
+    if says == "new":
+        pair.add_lun("vm-1", "lvs1/w")
+    else:
+        assert "is no disk yet" in show(pair, "lvs1/w")
+
+
+@pytest.mark.parametrize("of", ["copying", "whole"])
+def test_a_volume_that_the_move_of_what_nobody_uses_has_takes_no_guest(
+    pair: Target, of: notes.State
+) -> None:
+    note(pair, of)
+    with pytest.raises(RpcError, match="have `virtlun volume move` complete that") as caught:
+        start(pair)
+    assert caught.value.code == BUSY
+
+
+def test_a_target_of_an_earlier_version_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would go on with another volume, and note nothing."""
+
+    def has_no_such(_: Client, method: str, **params: Any) -> Any:
+        raise RpcError(METHOD_NOT_FOUND, f"method {method} not found")
+
+    monkeypatch.setattr(Client, "call", has_no_such)
+    for ask in (notes.counting, notes.check_target):
+        with pytest.raises(
+            VolumeError, match="`virtlun target upgrade`, and move the volume again"
+        ):
+            ask(Client(tmp_path / "socket"), "6f1c6d64-0000-4000-8000-000000000000")
+
+
+def test_what_is_no_move_has_nothing_to_check(pair: Target) -> None:
+    for name, code in (("lvs0/v", NO_DATA), ("lvs0/none", NO_DEVICE)):
+        with pytest.raises(RpcError) as caught:
+            pair.rpc("virtlun_lvol_move_check", name=name)
+        assert caught.value.code == code
+    assert pair.rpc("virtlun_lvol_move_check", name="lvs1/w") == {
+        "of": uuid_of(pair, "lvs0/v"),
+        "path": "lvs0/v",
+        "state": "mirrored",
+        "counts": "old",
+        "pause_us": None,
+    }
+
+
+def test_what_counts_is_not_changed_by_who_asks_for_the_old_one(pair: Target) -> None:
+    """As a gateway that knows of no pivot."""
+    pivot(pair)
+    with pytest.raises(RpcError):
+        pair.rpc("vhost_scsi_controller_add_target", **VM, bdev_name="lvs0/v")
+    assert state(pair) == ("pivoted", True)
+
+
+def test_a_new_volume_without_the_note_at_the_old_one_does_not_count(pair: Target) -> None:
+    note(pair, "pivoted")
+    assert "is no disk yet" in show(pair, "lvs1/w")
+    let_go(pair)
+    pair.add_lun("vm-1", "lvs0/v")
+
+
+def test_no_other_volume_is_copied_there(pair: Target) -> None:
+    note(pair, of="6f1c6d64-0000-4000-8000-000000000000")
+    with pytest.raises(RpcError, match="is what volume lvs0/v is being moved to") as caught:
+        start(pair)
+    assert caught.value.code == BUSY
+    volumes(pair).set_xattr("lvs1/w", notes.XATTR, "{")
+    with pytest.raises(RpcError, match="nobody can read its xattr"):
+        start(pair)
+
+
+def test_a_copy_that_nobody_moves_notes_nothing(pair: Target) -> None:
+    volumes(pair).remove_xattr("lvs1/w", notes.XATTR)
+    pivot(pair)
+    assert volumes(pair).xattrs("lvs1/w").keys() == {notes.IDENTITY}
+    assert notes.MOVED not in volumes(pair).xattrs("lvs0/v")
