@@ -29,12 +29,13 @@ COLUMNS = [
     ("SIZE", "size", size),
     ("ALLOCATED", "allocated", size),
     ("THIN", "thin", text),
+    ("PAUSE", "pause_us", lambda us: "-" if us is None else f"{us / 1000:.1f} ms"),
     ("DOMAINS", "domains", lambda names: ", ".join(names) or "-"),
     ("UUID", "uuid", text),
 ]
 
 
-@click.command(short_help="Move a volume that nobody uses to another lvstore or pool.")
+@click.command(short_help="Move a volume to another lvstore or pool.")
 @click.argument("volume", shell_complete=completion.volumes)
 @click.argument("to", metavar="LVSTORE[/NAME]", shell_complete=completion.lvstores)
 @click.option(
@@ -48,8 +49,9 @@ COLUMNS = [
 def move(socket: Path, volume: str, to: str, uri: str | None, as_json: bool) -> None:
     """Move VOLUME to another LVSTORE, or pool of Ceph, of its target.
 
-    Nobody may use it. Domains that name it name the new one then, and know it as the same disk. Run
-    it again after an interruption: it goes on where it was. ^C leaves VOLUME as it was.
+    Between lvstores a VM may use it, and goes on with the new one; PAUSE is how long its requests
+    waited at most. Domains that name it name the new one then, and know it as the same disk. Run it
+    again after an interruption: it goes on where it was. ^C leaves VOLUME as it was.
     """
     with ExitStack() as stack:
         domains = _domains(stack, uri)
@@ -65,7 +67,12 @@ def move(socket: Path, volume: str, to: str, uri: str | None, as_json: bool) -> 
             f" they name {moved.volume.path}",
             err=True,
         )
-    row = {"path": moved.volume.path, **moved.volume.as_dict(), "domains": moved.domains}
+    row = {
+        "path": moved.volume.path,
+        **moved.volume.as_dict(),
+        "pause_us": moved.pause_us,
+        "domains": moved.domains,
+    }
     show([row], COLUMNS, as_json=as_json, empty="")
 
 

@@ -63,12 +63,17 @@ def disk_of(entry: CopyEntry) -> Disk:
 
 
 async def home(services: Services, entry: CopyEntry) -> Target:
-    """Returns the target that copies.
+    """Returns the target that copies; all volumes of a domain are of one.
 
     Raises:
         GatewayError: it does not answer.
     """
-    return await services.target.of_volume(entry.destination)
+    try:
+        return await services.target.of_volume(entry.destination)
+    except NoAnswer:
+        raise
+    except Refused:  # deleted, as the copy was ended without this gateway
+        return await services.target.of_volume(entry.source)
 
 
 def begin(services: Services, dom: Domain, stored: StoredEntry) -> BlockJob:
@@ -121,12 +126,7 @@ async def _stopped(services: Services, dom: Domain, xml: str, entry: CopyEntry) 
     """
     if await _change(services, xml, entry, live=False) is None:
         return  # the disk has another volume by now, or is gone
-    try:
-        target = await home(services, entry)
-    except NoAnswer:
-        raise
-    except Refused:  # it was deleted, or its lvstore is not there
-        target = await services.target.of_volume(entry.source)
+    target = await home(services, entry)
     side = await _side(target, entry)
     if side == "destination":
         await _rename(services, dom, entry, target)

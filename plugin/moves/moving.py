@@ -1,7 +1,7 @@
 """A volume moves to another lvstore or pool of its target, one step after the other.
 
 Before the new volume counts, whatever ends the move leaves the old one as it was; from then on it
-is only completed. That is when the old one is deleted.
+is only completed. That is when the old one is deleted, or when its VM goes on with the new one.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from plugin.gateway.lvolcopies import Disk
 from plugin.moves import idle, notes, wanted
 from plugin.moves.alone import alone, uninterrupted
 from plugin.moves.naming import Domains
 from plugin.moves.notes import Note
+from plugin.moves.running import Running
 from plugin.moves.wanted import Wanted
 from pydataplane.domain import limiting
 from pydataplane.domain.limits import NONE
@@ -40,6 +42,8 @@ class Moved:
     volume: Volume
     domains: list[str]
     """Names of the domains whose definitions name it now."""
+    pause_us: int | None = None
+    """How long its VM's requests waited, at most, when it went on with it; None: none used it."""
 
 
 class Mover:
@@ -50,7 +54,7 @@ class Mover:
         self._volumes, self._copying, self._domains = volumes, copying, domains
 
     def move(self, reference: str, to: str, progress: Progress) -> Moved:
-        """Moves a volume that nobody uses to an lvstore or pool, or to LVSTORE/NAME there.
+        """Moves a volume to an lvstore or pool, or to LVSTORE/NAME there; a VM may use it.
 
         Safe to repeat after any interruption: it goes on where it was.
 
@@ -64,17 +68,24 @@ class Mover:
 
     def _move(self, move: Wanted, progress: Progress) -> Moved:
         source, note = move.source, move.note
+        made = move.made
+        if note is not None and made is not None and self._has_pivoted(made, note):
+            return self._followed(made, note, move.to)
         if source is None:
             assert move.made is not None
             assert note is not None
+            self._check_undecided(made, note)
             if note.state != "whole":
                 raise VolumeNotFoundError(
                     f"there is no volume {move.path} any more, and {move.to} has not all of it:"
                     " delete that"
                 )
             return self._completed(move.made, note, move.to)
-        self._check(source)
+        disk = self._check(source, move.to)
         note = note or Note(source.uuid, source.path)
+        self._check_undecided(made, note)
+        if disk is not None:
+            return self._move_used(move, source, disk, note, progress)
         begun = note.state  # of "whole" somebody may have deleted the old one in this moment
         made, deleting = move.made, False
         try:
@@ -91,26 +102,95 @@ class Mover:
             raise
         return self._completed(made, note, move.to)
 
-    def _check(self, source: Volume) -> None:
-        wanted.check_movable(self._volumes, source)
-        names = sorted(
-            name
-            for name, disks in observe(self._volumes.client).controllers.items()
-            for shown in disks.values()
-            if shown.bdev == source.uuid and not name.startswith(idle.PREFIX)
-        )
-        if any(name.startswith(CONTROLLER_PREFIX) for name in names):
+    def _move_used(
+        self, move: Wanted, source: Volume, disk: Disk, note: Note, progress: Progress
+    ) -> Moved:
+        """Moves a volume that a VM has as a disk, and goes on with it."""
+        assert self._domains is not None
+        running = Running(self._domains, self._volumes.client, disk)
+        made = move.made
+        try:
+            made = made or wanted.make(self._copying, move, source)
+            wanted.check_blocks(self._volumes, made, source)
+            if note.state != "mirrored" or move.note is None:
+                note = notes.write(self._volumes, made, note, "mirrored")
+            dev = running.mirror(source.path, made, move.to, progress)
+            wanted.check_movable(self._volumes, source)  # a snapshot may be new
+            with uninterrupted():
+                self._carry_limits(source.uuid, made)
+                running.pivot(dev)
+        except BaseException as error:
+            if not self._undo(move, source, made, error, running):
+                raise
+        assert made is not None
+        return self._followed(made, note, move.to)
+
+    def _has_pivoted(self, made: str, note: Note) -> bool:
+        """Whether a VM has gone on with the new volume (its UUID), which the target decides.
+
+        Raises:
+            TargetError: nobody knows.
+        """
+        if note.state not in ("mirrored", "pivoted"):
+            return False  # nothing that a VM uses has been moved there
+        return notes.counting(self._volumes.client, made) == "new"
+
+    def _check_undecided(self, made: str | None, note: Note) -> None:
+        """Refuses to copy where the old volume may not count, though it is there.
+
+        Raises:
+            VolumeError: nobody knows which does.
+            TargetError: as that.
+        """
+        if made is None or note.state not in ("mirrored", "pivoted"):
+            return
+        if notes.counting(self._volumes.client, made) not in ("old", "neither"):
             raise VolumeError(
-                f"volume {source.path} is in use by a VM ({', '.join(names)}): shut that down, or"
-                " have `virsh blockcopy` move its disk"
+                f"nobody can tell whether volume {note.path} counts or the one that it was moved"
+                " to: delete none of them; see which has what was written last, remove the xattrs"
+                f" {notes.MOVED} of the one and {notes.XATTR} of the other, and delete what does"
+                " not count"
             )
-        if names:
+
+    def _disks(self, uuid: str) -> list[Disk]:
+        """Returns the disks, of VMs and others, that are on a volume."""
+        return [
+            Disk(name, number)
+            for name, disks in sorted(observe(self._volumes.client).controllers.items())
+            for number, shown in disks.items()
+            if shown.bdev == uuid and not name.startswith(idle.PREFIX)
+        ]
+
+    def _check(self, source: Volume, to: str) -> Disk | None:
+        """Returns the disk of a VM that a volume is, which is to be `to`; None: nobody uses it.
+
+        Raises:
+            VolumeError: it cannot move.
+        """
+        disks = self._disks(source.uuid)
+        wanted.check_movable(self._volumes, source)
+        names = ", ".join(disk.controller for disk in disks)
+        in_use = f"volume {source.path} is in use by"
+        if any(not disk.controller.startswith(CONTROLLER_PREFIX) for disk in disks):
+            raise VolumeError(f"{in_use} controller {names}: delete that first")
+        if len(disks) > 1:
+            raise VolumeError(f"{in_use} several VMs ({names}): shut all of them down")
+        if disks and self._domains is None:
             raise VolumeError(
-                f"volume {source.path} is in use by controller {', '.join(names)}: delete that"
-                " first"
+                f"{in_use} a VM ({names}), and no gateway answers, by which it would go on: start"
+                " virtlun-gateway, or shut the VM down"
+            )
+        stores = (source.lvstore, to.split("/", maxsplit=1)[0])
+        if disks:
+            notes.check_target(self._volumes.client, source.uuid)
+        if disks and any(self._volumes.lvstore(store).is_pool for store in stores):
+            raise VolumeError(
+                f"{in_use} a VM ({names}), and moves from or to a pool: shut that down, or have"
+                " `virsh blockcopy` move its disk"
             )
         if self._domains is not None:
             self._domains.check_none_saved(source.path)
+        return disks[0] if disks else None
 
     def _copy(self, source: Volume, made: str, note: Note, progress: Progress) -> None:
         """Copies all of a volume, which nobody else has from then on."""
@@ -158,21 +238,38 @@ class Mover:
                 ) from error
             raise VolumeError(f"{both} Both are there; move it again") from error
 
-    def _undo(self, move: Wanted, source: Volume, made: str | None, why: BaseException) -> None:
+    def _undo(
+        self,
+        move: Wanted,
+        source: Volume,
+        made: str | None,
+        why: BaseException,
+        running: Running | None = None,
+    ) -> bool:
         """Deletes the new volume of a move that has not come to its end.
+
+        Returns whether it has, as a VM (`running`) has gone on with the new one.
 
         Raises:
             VolumeError: it is there still; what that says, `why` too, is what the user is told.
         """
+        known = running is None
         try:
             with uninterrupted():
                 if made is None:
                     made = self._begun(move, source, why)
                 if made is None:
-                    return
+                    return False
                 note = notes.read(self._volumes, made)
                 if note is None or note.of != source.uuid:
-                    return  # somebody else's
+                    return False  # somebody else's
+                if running is not None:
+                    running.end(source.path, made)
+                    note = notes.read(self._volumes, made) or note
+                    if self._has_pivoted(made, note):
+                        return True
+                    self._check_undecided(made, note)
+                known = True
                 idle.end(self._copying.client, source.uuid)
                 # The one without the other is deleted only when that is seen to be there.
                 self._volumes.xattrs(source.uuid)
@@ -180,10 +277,16 @@ class Mover:
         except (TargetError, VolumeError) as rest:
             cancelled = isinstance(why, KeyboardInterrupt)
             said = "cancelled" if cancelled else str(why)
+            if not known:
+                raise VolumeError(
+                    f"{said}. Whether volume {source.path} or {move.to} counts is not known:"
+                    f" {rest}; delete none of them, and move it again"
+                ) from why
             raise VolumeError(
                 f"{said}. Volume {source.path} counts, and is not as it was in all: {rest}; what"
                 f" there is of {move.to} is not whole: move it again, or delete that"
             ) from why
+        return False
 
     def _begun(self, move: Wanted, source: Volume, why: BaseException) -> str | None:
         """Returns the UUID of a new volume that was being made; None: there is none."""
@@ -204,3 +307,44 @@ class Mover:
             names = self._domains.redefine(note.path, to) if self._domains is not None else []
             self._volumes.remove_xattr(made, notes.XATTR)
         return Moved(self._volumes.volume(made), names)
+
+    def _followed(self, made: str, note: Note, to: str) -> Moved:
+        """Does what is left of a move whose VM has gone on with the new volume (its UUID).
+
+        Raises:
+            VolumeError: something does not name it yet; the old one is there, and counts no more.
+        """
+        if self._domains is None:
+            raise VolumeError(
+                f"a VM has gone on with volume {to}, and no gateway answers, which has domains name"
+                f" it: start virtlun-gateway, and move {note.path} again"
+            )
+        with uninterrupted():
+            running = [
+                Running(self._domains, self._volumes.client, disk)
+                for disk in self._disks(made)
+                if disk.controller.startswith(CONTROLLER_PREFIX)
+            ]
+            for each in running:
+                each.followed(to)
+            self._domains.check_none_saved(note.path)
+            # The target has the last word, now that nothing goes on any more.
+            if self._disks(note.of) or notes.counting(self._volumes.client, made) != "new":
+                raise VolumeError(
+                    f"volume {note.path} is in use, or counts: it is not deleted; see which VM has"
+                    " it, and move it again"
+                )
+            self._domains.redefine(note.path, to)
+            names = {*self._domains.naming(to), *(each.domain for each in running)}
+            try:
+                self._copying.delete(note.of, missing_ok=True)
+            except (TargetError, VolumeError) as error:
+                raise VolumeError(
+                    f"volume {note.path} is {to} now, and is not deleted: {error}; move it again"
+                ) from error
+            noted = notes.read(self._volumes, made)
+            self._volumes.remove_xattr(made, notes.XATTR)
+        pause = noted.pause_us if noted is not None else None
+        return Moved(
+            self._volumes.volume(made), sorted(name for name in names if name is not None), pause
+        )

@@ -22,6 +22,34 @@ class Domains:
         self.settings = settings
         self._opened = opened
 
+    def of_uuid(self, uuid: str) -> Any:
+        """Returns libvirt's handle of a domain; None: there is none.
+
+        Raises:
+            libvirt's: nobody knows.
+        """
+        try:
+            return self._opened.lookupByUUIDString(uuid)
+        except self.libvirt.libvirtError as error:
+            if error.get_error_code() != self.libvirt.VIR_ERR_NO_DOMAIN:
+                raise
+            return None
+
+    def live_devs(self, handle: Any, volume: str) -> list[str]:
+        """Returns the target devs of a domain's disks that name a volume, LVSTORE/NAME."""
+        return sources.devs_on(self._xml(handle, 0), volume, self.settings)
+
+    def disk_on(self, handle: Any, dev: str, volume: str) -> str:
+        """Returns a <disk> on a volume, in the way in which a running domain names that of `dev`.
+
+        Raises:
+            VolumeError: the domain has no such disk any more.
+        """
+        found = sources.disk_on(self._xml(handle, 0), dev, volume, self.settings)
+        if found is None:
+            raise VolumeError(f"domain {handle.name()} has no disk {dev} any more")
+        return found
+
     def check_none_saved(self, volume: str) -> None:
         """Refuses a volume that a domain which is saved goes on with.
 
@@ -57,6 +85,10 @@ class Domains:
                 " to that, and move it again"
             )
         return sorted(found)
+
+    def naming(self, volume: str) -> list[str]:
+        """Returns the names of the domains whose definition names a volume, LVSTORE/NAME."""
+        return sorted(handle.name() for handle, _ in self._defined(volume))
 
     def _defined(self, volume: str) -> Iterator[tuple[Any, str]]:
         """Yields the persistent domains whose definition names a volume, and that."""

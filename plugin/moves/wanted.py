@@ -171,6 +171,11 @@ def check_movable(volumes: Volumes, source: Volume) -> None:
             f"volume {source.path} is a claim's of Kubernetes, which knows where it is: clone the"
             " claim, or copy in a pod that has both"
         )
+    if notes.MOVED in xattrs:
+        raise VolumeError(
+            f"volume {source.path} does not count any more: its VM has gone on with another one"
+            f" ({xattrs[notes.MOVED]}); complete that move, by the same command"
+        )
     for name, what in ((coming.XATTR, "imported"), (notes.XATTR, "moved there")):
         if name in xattrs:
             raise VolumeError(

@@ -142,7 +142,7 @@ def test_what_cannot_move_is_refused_and_nothing_is_left(stores: Target) -> None
         ("lvs0/v", "lvs1/taken", "lvs1/taken exists already, and is of no move of lvs0/v"),
         ("lvs0/none", "lvs1", "there is no volume lvs0/none"),
         ("lvs0/busy", "lvs1", "in use by controller other"),
-        ("lvs0/used", "lvs1", "in use by a VM (vm-0): shut that down, or"),
+        ("lvs0/used", "lvs1", "in use by a VM (vm-0), and no gateway answers"),
         ("lvs0/part", "lvs1", "is not whole yet: it is being imported"),
         ("lvs0/claim", "lvs1", "is a claim's of Kubernetes"),
         ("lvs0/old", "lvs1", "has 1 snapshots, which would stay behind (old@monday)"),

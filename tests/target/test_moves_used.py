@@ -22,6 +22,7 @@ from pydataplane.errors import (
 from pydataplane.volumes import Volumes
 from tests.support.night import at_night
 from tests.support.target import Target
+from tests.target.test_cli import refused
 from tests.target.test_lun_copy import lun, moved, start, until_in, uuid_of
 
 __all__ = ["moved"]
@@ -276,3 +277,18 @@ def test_a_copy_that_nobody_moves_notes_nothing(pair: Target) -> None:
     pivot(pair)
     assert volumes(pair).xattrs("lvs1/w").keys() == {notes.IDENTITY}
     assert notes.MOVED not in volumes(pair).xattrs("lvs0/v")
+
+
+def test_what_was_left_is_said_without_a_gateway(pair: Target) -> None:
+    """Nothing is deleted, and neither goes elsewhere."""
+    pivot(pair)
+    let_go(pair)
+    for of, to, says in (
+        ("lvs0/v", "lvs1/w", "a VM has gone on with volume lvs1/w, and no gateway answers"),
+        ("lvs0/v", "lvs1/else", "does not count any more: its VM has gone on with another one"),
+        ("lvs1/w", "lvs0/else", "is not whole yet: it is being moved there"),
+    ):
+        said = refused(pair, "volume", "move", of, to)
+        assert says in said, said
+    assert [each.path for each in volumes(pair).volumes()] == ["lvs0/v", "lvs1/w"]
+    assert state(pair) == ("pivoted", True)
