@@ -82,6 +82,7 @@ impl Meta {
         let names = Names { lvol: options.name.clone(), ..volume.names() };
         let (base, thread) = (volume.base.clone(), self.thread.clone());
         let snapshot = Volume::new(id, names, volume.blob(), true, base, Map::new(0), thread);
+        options.xattrs.keys().for_each(|name| snapshot.note_xattr(name, true));
         snapshot.replace_view(view);
         if let Some((shown, _)) = volume.view().shown {
             snapshot.keep_flat(shown);

@@ -91,6 +91,7 @@ impl Meta {
                 continue;
             };
             volume.set_blob(blob.id);
+            volume.read_xattrs(&store);
             let map = maps.remove(&blob.id).unwrap_or_else(|| Map::away(blob.size));
             let common = known.min(map.clusters());
             let lost = |cluster: u64| match had(cluster) {

@@ -15,7 +15,7 @@ use crossbeam_queue::ArrayQueue;
 use parking_lot::{Condvar, Mutex};
 use protection::Layout;
 use reactor::Waker;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -73,6 +73,8 @@ pub(crate) struct Volume {
     read_only: AtomicBool,
     /// Its blob: another one after a snapshot was taken, which keeps the one before.
     blob: Mutex<BlobId>,
+    /// Names of the xattrs that it may have: of all that it has.
+    xattrs: Mutex<BTreeSet<String>>,
     kin: Mutex<Kin>,
     /// What it reads now; `version` says when to look again.
     view: Mutex<View>,
@@ -125,7 +127,10 @@ impl Volume {
         };
         let names = Names { lvstore: info.name.clone(), lvol: blob.name.clone() };
         let map = Map::away(blob.size);
-        Volume::new(id, names, blob.id, blob.read_only, base.clone(), map, thread.clone())
+        let volume =
+            Volume::new(id, names, blob.id, blob.read_only, base.clone(), map, thread.clone());
+        volume.read_xattrs(store);
+        volume
     }
 
     pub fn new(
@@ -146,6 +151,7 @@ impl Volume {
             read_only: AtomicBool::new(read_only),
             num_blocks: AtomicU64::new(map.clusters() << id.shift),
             blob: Mutex::new(blob),
+            xattrs: Mutex::default(),
             kin: Mutex::default(),
             view: Mutex::new(View::of(map)),
             keeps_map: AtomicBool::new(false),
@@ -203,6 +209,25 @@ impl Volume {
     /// Only for the metadata thread.
     pub fn set_blob(&self, blob: BlobId) {
         *self.blob.lock() = blob;
+    }
+
+    /// Whether it has an xattr, perhaps; what is not so it has not. Asks nobody.
+    pub fn may_have_xattr(&self, name: &str) -> bool {
+        self.xattrs.lock().contains(name)
+    }
+
+    /// Knows what xattrs its blob has. Only for the metadata thread.
+    pub fn read_xattrs(&self, store: &Store<BdevDisk>) {
+        *self.xattrs.lock() = store.xattrs(self.blob()).into_iter().flatten().collect();
+    }
+
+    /// Its blob is about to have an xattr, or has it no more. Only for the metadata thread.
+    pub fn note_xattr(&self, name: &str, is_there: bool) {
+        let mut names = self.xattrs.lock();
+        _ = match is_there {
+            true => names.insert(name.to_owned()),
+            false => names.remove(name),
+        };
     }
 
     /// Its clones, in no order that matters.

@@ -2,8 +2,8 @@
 
 use crate::common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, options, read_tags, tagged};
 use bdev::testing::{Fault, FaultBdev};
-use bdev::{Event, IoError, Malloc, MallocOptions, Op, Registry, SyncChannel};
-use lvol::{Error, LvolOptions, LvolSizes, LvstoreOptions, Lvstores};
+use bdev::{Bdev, Event, IoError, Malloc, MallocOptions, Op, Registry, SyncChannel};
+use lvol::{Error, LvolOptions, LvolSizes, LvstoreOptions, Lvstores, NewLvol};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use uuid::Uuid;
@@ -195,6 +195,49 @@ fn xattrs_are_kept_with_the_lvol() {
     assert_eq!(rig.lvstores.xattr("lvs0/a", "owner").unwrap(), b"vm-1");
     let e = rig.lvstores.xattr("lvs0/a", "big").unwrap_err();
     assert_eq!((e.errno(), e.to_string().contains("has no xattr big")), (-61, true));
+}
+
+/// What is not set is known without the thread of the lvstore.
+#[test]
+fn which_xattrs_an_lvol_lacks_is_known_at_once() {
+    let rig = Rig::with_lvs(64);
+    rig.create("a", 1, true).unwrap();
+    let may = |rig: &Rig, lvol: &str| {
+        ["owner", "big", "mark"].map(|name| rig.lvstores.may_have_xattr(lvol, name).unwrap())
+    };
+    assert_eq!(may(&rig, "lvs0/a"), [false; 3]);
+    let l = &rig.lvstores;
+    l.set_xattr("lvs0/a", "owner", b"vm-1").unwrap();
+    l.set_xattr_soon("lvs0/a", "big", b"", Duration::from_secs(60)).unwrap();
+    assert_eq!(may(&rig, "lvs0/a"), [true, true, false]);
+    assert!(l.remove_xattr("lvs0/a", "mark").is_err());
+    l.remove_xattr("lvs0/a", "big").unwrap();
+    assert_eq!(may(&rig, "lvs0/a"), [true, false, false]);
+    let new = |name: &str, xattr: &str| NewLvol {
+        name: name.into(),
+        uuid: None,
+        xattrs: [(xattr.to_owned(), b"x".to_vec())].into(),
+    };
+    l.snapshot("lvs0/a", &new("s", "mark")).unwrap();
+    assert_eq!(may(&rig, "lvs0/s"), [false, false, true]);
+    assert_eq!(may(&rig, "lvs0/a"), [true, false, false], "which stay its own");
+    l.clone_lvol("lvs0/s", &new("c", "big")).unwrap();
+    assert_eq!(may(&rig, "lvs0/c"), [false, true, false]);
+    // One that may have failed may be there.
+    rig.disk.inject(Fault { count: 1, ..Fault::always(Op::Write, IoError::WriteMedium) });
+    assert!(l.set_xattr("lvs0/a", "mark", b"").is_err());
+    assert_eq!(may(&rig, "lvs0/a"), [true, false, true]);
+    let latch = rig.disk.flush_latch().unwrap();
+    latch.clear();
+    l.reload_on(latch).unwrap();
+    let there = l.xattrs("lvs0/a").unwrap();
+    assert_eq!(may(&rig, "lvs0/a"), ["owner", "big", "mark"].map(|n| there.contains(&n.into())));
+    let rig = rig.restart();
+    rig.lvstores.examine("disk0").unwrap();
+    assert_eq!(may(&rig, "lvs0/c"), [false, true, false]);
+    assert_eq!(may(&rig, "lvs0/s"), [false, false, true]);
+    let none = rig.lvstores.may_have_xattr("lvs0/none", "owner").unwrap_err();
+    assert!(matches!(none, Error::NoLvol { .. }), "{none}");
 }
 
 #[test]
@@ -596,6 +639,8 @@ fn operations_do_not_wait_for_ever_behind_one_whose_bdev_does_not_answer() {
             lvs.unload("lvs0"),
             rig.create("d", 1, true).map(drop),
         ];
+        // Which it lacks is known without the thread.
+        assert!(!lvs.may_have_xattr("lvs0/b", "owner").unwrap());
         for (nth, refused) in refused.into_iter().enumerate() {
             let e = refused.unwrap_err();
             assert!(matches!(e, Error::Waiting { .. }), "{nth}: {e}");

@@ -9,6 +9,7 @@ use crate::lvs::{Lvs, not_reserved};
 use crate::ranges::{self, Ranges};
 use crate::space::{self, Space};
 use crate::translate::refused;
+use crate::volume::Volume;
 use blobstore::{Error as StoreError, Store};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -198,8 +199,9 @@ impl Lvstores {
     pub fn set_xattr(&self, lvol: &str, name: &str, value: &[u8]) -> Result<(), Error> {
         let (name_owned, value) = (name.to_owned(), value.to_vec());
         not_reserved(&format!("set xattr {name} of lvol {lvol}"), [&name_owned])?;
-        self.on_blob(lvol, format!("set xattr {name}"), true, move |store, blob| {
-            store.set_xattr(blob, &name_owned, &value)
+        self.on_blob(lvol, format!("set xattr {name}"), true, move |store, volume| {
+            volume.note_xattr(&name_owned, true);
+            store.set_xattr(volume.blob(), &name_owned, &value)
         })
     }
 
@@ -218,8 +220,9 @@ impl Lvstores {
         let (name_owned, value) = (name.to_owned(), value.to_vec());
         not_reserved(&format!("set xattr {name} of lvol {lvol}"), [&name_owned])?;
         let what = format!("set xattr {name}");
-        self.on_blob_within(Some(most), lvol, what, true, move |store, blob| {
-            store.set_xattr(blob, &name_owned, &value)
+        self.on_blob_within(Some(most), lvol, what, true, move |store, volume| {
+            volume.note_xattr(&name_owned, true);
+            store.set_xattr(volume.blob(), &name_owned, &value)
         })
     }
 
@@ -229,8 +232,8 @@ impl Lvstores {
     /// [`Error::NoLvol`], [`Error::NoXattr`].
     pub fn xattr(&self, lvol: &str, name: &str) -> Result<Vec<u8>, Error> {
         let name_owned = name.to_owned();
-        self.on_blob(lvol, format!("get xattr {name}"), false, move |store, blob| {
-            store.xattr(blob, &name_owned).map(<[u8]>::to_vec)
+        self.on_blob(lvol, format!("get xattr {name}"), false, move |store, volume| {
+            store.xattr(volume.blob(), &name_owned).map(<[u8]>::to_vec)
         })
     }
 
@@ -241,8 +244,10 @@ impl Lvstores {
     pub fn remove_xattr(&self, lvol: &str, name: &str) -> Result<(), Error> {
         let name_owned = name.to_owned();
         not_reserved(&format!("remove xattr {name} of lvol {lvol}"), [&name_owned])?;
-        self.on_blob(lvol, format!("remove xattr {name}"), true, move |store, blob| {
-            store.remove_xattr(blob, &name_owned)
+        self.on_blob(lvol, format!("remove xattr {name}"), true, move |store, volume| {
+            store.remove_xattr(volume.blob(), &name_owned)?;
+            volume.note_xattr(&name_owned, false);
+            Ok(())
         })
     }
 
@@ -251,7 +256,16 @@ impl Lvstores {
     /// # Errors
     /// [`Error::NoLvol`].
     pub fn xattrs(&self, lvol: &str) -> Result<Vec<String>, Error> {
-        self.on_blob(lvol, "list xattrs".into(), false, |store, blob| store.xattrs(blob))
+        self.on_blob(lvol, "list xattrs".into(), false, |store, volume| store.xattrs(volume.blob()))
+    }
+
+    /// Whether an lvol has an xattr, perhaps; what is not so it has not. Waits for nobody, as all else about
+    /// xattrs does.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`].
+    pub fn may_have_xattr(&self, lvol: &str, name: &str) -> Result<bool, Error> {
+        Ok(self.shared.find_lvol(lvol)?.1.may_have_xattr(name))
     }
 
     /// One lvol.
@@ -408,9 +422,7 @@ impl Lvstores {
         lvol: &str,
         what: String,
         changes: bool,
-        f: impl FnOnce(&mut Store<BdevDisk>, blobstore::BlobId) -> Result<R, StoreError>
-        + Send
-        + 'static,
+        f: impl FnOnce(&mut Store<BdevDisk>, &Volume) -> Result<R, StoreError> + Send + 'static,
     ) -> Result<R, Error> {
         self.on_blob_within(None, lvol, what, changes, f)
     }
@@ -421,16 +433,14 @@ impl Lvstores {
         lvol: &str,
         what: String,
         changes: bool,
-        f: impl FnOnce(&mut Store<BdevDisk>, blobstore::BlobId) -> Result<R, StoreError>
-        + Send
-        + 'static,
+        f: impl FnOnce(&mut Store<BdevDisk>, &Volume) -> Result<R, StoreError> + Send + 'static,
     ) -> Result<R, Error> {
         let (lvs, volume) = self.shared.find_lvol(lvol)?;
         let op = format!("{what} of lvol {}", volume.alias());
         let cluster_size = lvs.info().cluster_size;
         lvs.meta_within(most.unwrap_or(lvs.timeout()), &op.clone(), move |meta| {
             let store = if changes { meta.store(&op) } else { meta.look(&op) };
-            f(store?, volume.blob()).map_err(|e| refused(e, &op, cluster_size))
+            f(store?, &volume).map_err(|e| refused(e, &op, cluster_size))
         })
     }
 }
