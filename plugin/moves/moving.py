@@ -69,7 +69,7 @@ class Mover:
     def _move(self, move: Wanted, progress: Progress) -> Moved:
         source, note = move.source, move.note
         made = move.made
-        if note is not None and made is not None and self._has_pivoted(made, note):
+        if note is not None and made is not None and self._has_pivoted(made, note, source):
             return self._followed(made, note, move.to)
         if source is None:
             assert move.made is not None
@@ -125,14 +125,20 @@ class Mover:
         assert made is not None
         return self._followed(made, note, move.to)
 
-    def _has_pivoted(self, made: str, note: Note) -> bool:
+    def _has_pivoted(self, made: str, note: Note, source: Volume | None) -> bool:
         """Whether a VM has gone on with the new volume (its UUID), which the target decides.
+
+        `source` is the old one; None: it is gone.
 
         Raises:
             TargetError: nobody knows.
         """
-        if note.state not in ("mirrored", "pivoted"):
+        if note.state == "copying":
             return False  # nothing that a VM uses has been moved there
+        if note.state == "whole" and (
+            source is None or notes.MOVED not in self._volumes.xattrs(source.uuid)
+        ):
+            return False  # nor there, or nothing is left of it but the note
         return notes.counting(self._volumes.client, made) == "new"
 
     def _check_undecided(self, made: str | None, note: Note) -> None:
@@ -266,7 +272,7 @@ class Mover:
                 if running is not None:
                     running.end(source.path, made)
                     note = notes.read(self._volumes, made) or note
-                    if self._has_pivoted(made, note):
+                    if self._has_pivoted(made, note, source):
                         return True
                     self._check_undecided(made, note)
                 known = True
@@ -306,7 +312,7 @@ class Mover:
             idle.end(self._copying.client, note.of)
             names = self._domains.redefine(note.path, to) if self._domains is not None else []
             self._volumes.remove_xattr(made, notes.XATTR)
-        return Moved(self._volumes.volume(made), names)
+        return Moved(self._volumes.volume(made), names, note.pause_us)
 
     def _followed(self, made: str, note: Note, to: str) -> Moved:
         """Does what is left of a move whose VM has gone on with the new volume (its UUID).
@@ -336,15 +342,18 @@ class Mover:
                 )
             self._domains.redefine(note.path, to)
             names = {*self._domains.naming(to), *(each.domain for each in running)}
+            # Without the old one nothing else says that the new one counts.
+            note = notes.read(self._volumes, made) or note
+            note = notes.write(self._volumes, made, note, "whole")
             try:
                 self._copying.delete(note.of, missing_ok=True)
             except (TargetError, VolumeError) as error:
                 raise VolumeError(
                     f"volume {note.path} is {to} now, and is not deleted: {error}; move it again"
                 ) from error
-            noted = notes.read(self._volumes, made)
             self._volumes.remove_xattr(made, notes.XATTR)
-        pause = noted.pause_us if noted is not None else None
         return Moved(
-            self._volumes.volume(made), sorted(name for name in names if name is not None), pause
+            self._volumes.volume(made),
+            sorted(name for name in names if name is not None),
+            note.pause_us,
         )

@@ -246,14 +246,21 @@ impl Copy {
     /// stays where it is.
     fn give_back(self: &Arc<Copy>, controllers: &Controllers) -> bool {
         let (name, number) = (&self.key.0, self.key.1);
+        // That may take long: the guest's requests, which go to the mirror still, are not to wait for it.
+        if self.take_back().is_err() {
+            return false;
+        }
         let copy = Arc::clone(self);
         let between = Box::new(move || {
             // A pivot that was before this in the controller's order has said so by now.
             if copy.is(Ending::Pivoted) {
                 return Err("it is on the destination of its copy".to_owned());
             }
+            if copy.written.try_lock().is_none_or(|written| written.is_some()) {
+                return Err("what its pivot has written is not taken back".to_owned());
+            }
             match copy.mirror.is_quiet() {
-                true => copy.take_back(),
+                true => Ok(()),
                 false => Err("the destination of its copy has not answered".to_owned()),
             }
         });

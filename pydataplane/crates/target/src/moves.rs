@@ -10,15 +10,19 @@
 //! | on the old one | any | there, or away | the old one |
 //! | on both | any | any | unknown |
 //! | nowhere | any | there, does not say that it moved | the old one |
-//! | nowhere | pivoted | there, says that it moved here | the new one |
-//! | nowhere | any other | there, says that it moved here | unknown |
+//! | nowhere | pivoted, whole | there, says that it moved here | the new one |
+//! | nowhere | copying, mirrored | there, says that it moved here | unknown |
 //! | nowhere | any | says that it moved elsewhere, or away | unknown |
-//! | nowhere, or on the old one | pivoted, whole | deleted | the new one |
+//! | nowhere, or on the old one | whole | deleted | the new one |
+//! | nowhere, or on the old one | pivoted | deleted | unknown |
 //! | nowhere, or on the old one | copying, mirrored | deleted | neither |
 //!
 //! A record is there as long as its VM runs; what a move records for its own copy is none. What is unknown
-//! is shown to no VM, and nothing of it is deleted. `steps` has the order in which a pivot writes; what cannot be
-//! read is an error, and never taken for what is not there.
+//! is shown to no VM, and nothing of it is deleted; but where disks are recorded on both, those on one of them are
+//! shown again if what is noted says that this one counts, and are to be asked for anew where the other one's
+//! lvstore comes later. `steps` has the order in which a pivot writes; what
+//! cannot be read is an error, and never taken for what is not there. Most volumes have no such note, which is
+//! known without asking their lvstore.
 
 mod counts;
 mod noted;
@@ -31,7 +35,7 @@ use crate::app::App;
 use crate::errors;
 use crate::restore;
 use crate::stores::Store;
-use counts::{Old, Record, counts};
+use counts::{Old, Record, counts, is_shown_again};
 use lvol::Error as LvolError;
 use noted::{Gone, MOVE, MOVED, Note, Noted};
 use rpc::{Errno, Error};
@@ -58,7 +62,7 @@ struct Pair<'a> {
 impl<'a> Pair<'a> {
     /// By the new volume; None: nothing moves to it.
     fn to(app: &'a App, new: &str) -> Result<Option<Pair<'a>>, Error> {
-        let note = Note::at_lvol(app, new)?;
+        let note = Note::at_bdev(app, new)?;
         Ok(note.map(|note| Pair { app, new: new.to_owned(), note }))
     }
 
@@ -67,36 +71,47 @@ impl<'a> Pair<'a> {
     }
 
     fn record(&self) -> Record {
-        let own = format!("{OWN_CONTROLLER}{}", self.note.of);
-        let (mut old, mut new) = (false, false);
-        for item in self.app.config().items().filter(|item| restore::is_disk(item)) {
-            let ctrlr = item.call.params.get("ctrlr").and_then(serde_json::Value::as_str);
-            let bdev = restore::bdev_of(item).filter(|_| ctrlr != Some(&own));
-            old |= bdev == Some(&self.note.of);
-            new |= bdev == Some(&self.new);
-        }
-        match (old, new) {
-            (false, false) => Record::None,
-            (true, false) => Record::On(Side::Old),
-            (false, true) => Record::On(Side::New),
-            (true, true) => Record::Both,
-        }
+        record(self.app, &self.note.of, &self.new)
     }
 
     fn old(&self) -> Result<Old, Error> {
         let lvstores = &self.app.lvstores;
-        match lvstores.xattr(&self.note.of, MOVED) {
-            Ok(text) => Ok(match Gone::read(&text) {
+        match noted::at_lvol(self.app, &self.note.of, MOVED) {
+            Ok(Some(text)) => Ok(match Gone::read(&text) {
                 Some(gone) if gone.to == self.new => Old::There { moved: true },
                 _ => Old::OfAnother,
             }),
-            Err(LvolError::NoXattr { .. }) => Ok(Old::There { moved: false }),
+            Ok(None) => Ok(Old::There { moved: false }),
             Err(LvolError::NoLvol { .. }) => {
                 let store = self.note.path.split('/').next().unwrap_or_default();
                 Ok(if lvstores.lvstore(store).is_ok() { Old::Gone } else { Old::Away })
             }
             Err(e) => Err(errors::lvol(e)),
         }
+    }
+}
+
+/// Disks that are recorded on a volume of a move: the controller and the bdev of each. `of` is the UUID of the
+/// volume that moves, whose own copy has none.
+fn recorded(app: &App, of: &str) -> Vec<(String, String)> {
+    let own = format!("{OWN_CONTROLLER}{of}");
+    let config = app.config();
+    let disks = config.items().filter(|item| restore::is_disk(item)).filter_map(|item| {
+        let ctrlr = item.call.params.get("ctrlr")?.as_str()?;
+        Some((ctrlr.to_owned(), restore::bdev_of(item)?.to_owned()))
+    });
+    disks.filter(|(ctrlr, _)| *ctrlr != own).collect()
+}
+
+/// On which of the two volumes of a move disks are recorded.
+fn record(app: &App, old: &str, new: &str) -> Record {
+    let all = recorded(app, old);
+    let on = |volume: &str| all.iter().any(|(_, bdev)| bdev == volume);
+    match (on(old), on(new)) {
+        (false, false) => Record::None,
+        (true, false) => Record::On(Side::Old),
+        (false, true) => Record::On(Side::New),
+        (true, true) => Record::Both,
     }
 }
 
@@ -114,8 +129,15 @@ pub fn identity(app: &App, bdev: &str) -> Result<Option<Uuid>, Error> {
         let note = Note::read(bdev, text)?;
         let (of, state) = (note.path.clone(), note.state);
         let pair = Pair { app, new: bdev.to_owned(), note };
-        // Of a whole one the move itself has the rest to do.
-        if state != State::Pivoted || pair.counts()? != Counts::New {
+        // Of what nobody used, and of one whose old volume is gone, the move itself has the rest to do.
+        let goes_on = match state {
+            State::Copying | State::Mirrored => false,
+            State::Pivoted => pair.counts()? == Counts::New,
+            State::Whole => {
+                pair.old()? == (Old::There { moved: true }) && pair.counts()? == Counts::New
+            }
+        };
+        if !goes_on {
             return Err(busy(format!(
                 "bdev {bdev} is no disk yet: volume {of} is being moved to it; complete that with `virtlun \
                  volume move`"
@@ -139,11 +161,7 @@ pub fn identity(app: &App, bdev: &str) -> Result<Option<Uuid>, Error> {
 /// # Errors
 /// It is one; its notes cannot be read.
 pub fn check_counts(app: &App, bdev: &str) -> Result<(), Error> {
-    match app.lvstores.xattr(bdev, MOVED) {
-        Ok(text) => has_moved(app, bdev, &text),
-        Err(LvolError::NoXattr { .. } | LvolError::NoLvol { .. }) => Ok(()),
-        Err(e) => Err(errors::lvol(e)),
-    }
+    noted::at_bdev(app, bdev, MOVED)?.map_or(Ok(()), |text| has_moved(app, bdev, &text))
 }
 
 /// Refuses a volume whose guest has gone on with another one, as `text` says.
@@ -167,26 +185,35 @@ fn has_moved(app: &App, bdev: &str, text: &[u8]) -> Result<(), Error> {
 /// before its guest writes.
 ///
 /// # Errors
-/// They cannot be read, or written: it is not to be shown.
+/// Another disk is recorded on the other volume of its move, and this one does not count by the notes; they cannot
+/// be read, or written: it is not to be shown.
 pub fn restored(app: &App, ctrlr: &str, bdev: &str) -> Result<(), Error> {
-    let notes = match app.lvstores.xattrs(bdev) {
-        Ok(notes) => notes,
-        Err(LvolError::NoLvol { .. }) => return Ok(()),
-        Err(e) => return Err(errors::lvol(e)),
-    };
-    let has = |name: &str| notes.iter().any(|note| note == name);
-    if has(MOVED) {
-        stays(app, bdev)?;
+    if let Some(text) = noted::at_bdev(app, bdev, MOVED)? {
+        stays(app, bdev, &text)?;
     }
-    if has(MOVE)
-        && let Some(pair) = Pair::to(app, bdev)?
-        && pair.note.state == State::Mirrored
-        && ctrlr != format!("{OWN_CONTROLLER}{}", pair.note.of)
+    let Some(pair) = Pair::to(app, bdev)? else { return Ok(()) };
+    if ctrlr == format!("{OWN_CONTROLLER}{}", pair.note.of) {
+        return Ok(());
+    }
+    let (record, state) = (pair.record(), pair.note.state);
+    if record == Record::Both && !is_shown_again(Side::New, record, state, pair.old()?) {
+        return Err(on_both(bdev, &pair.note.path));
+    }
+    if record == Record::On(Side::New)
+        && state == State::Mirrored
         && let Err(e) = goes_over(app, pair)
     {
         tracing::error!(bdev, "that its guest has gone on with it is not noted: {e}");
     }
     Ok(())
+}
+
+/// Refuses a disk while there is one on the other volume of its move, of which more is known.
+fn on_both(bdev: &str, other: &str) -> Error {
+    busy(format!(
+        "bdev {bdev} does not count while another disk is recorded on volume {other}, of a move between the two: \
+         have the controller of that deleted first if its VM has ended, or else this one"
+    ))
 }
 
 /// Notes what a pivot does, as the disk is recorded on the new volume: an older target, which notes nothing,
@@ -197,10 +224,15 @@ fn goes_over(app: &App, pair: Pair<'_>) -> Result<(), Error> {
     marks.note(app, State::Pivoted)
 }
 
-/// Takes back what the old volume of a move says of having moved, as its disk is recorded on it.
-fn stays(app: &App, bdev: &str) -> Result<(), Error> {
-    let text = app.lvstores.xattr(bdev, MOVED).map_err(errors::lvol)?;
-    let gone = Gone::read(&text);
+/// Takes back what the old volume of a move says of having moved (`text`), as its disk is recorded on it.
+fn stays(app: &App, bdev: &str, text: &[u8]) -> Result<(), Error> {
+    let gone = Gone::read(text);
+    // The other one may be away, and its disk be recorded all the same.
+    let is_other =
+        |gone: &&Gone| matches!(record(app, bdev, &gone.to), Record::Both | Record::On(Side::New));
+    if let Some(gone) = gone.as_ref().filter(is_other) {
+        return Err(on_both(bdev, &gone.path));
+    }
     let pair = gone.map(|gone| Pair::to(app, &gone.to)).transpose();
     let marks = match pair {
         Ok(Some(Some(pair))) if pair.note.of == bdev => Some(Marks::new(pair)?),
@@ -259,7 +291,11 @@ pub fn check(app: &App, new: &str) -> Result<Option<Moving>, Error> {
     let Note { of, path, mut state, pause_us } = pair.note.clone();
     match (counts, old) {
         // A copy that goes on takes it back itself.
-        (Counts::Old, Old::There { moved: true }) if !app.copies.has(&of) => stays(app, &of)?,
+        (Counts::Old, Old::There { moved: true }) if !app.copies.has(&of) => {
+            if let Some(text) = noted::at_bdev(app, &of, MOVED)? {
+                stays(app, &of, &text)?;
+            }
+        }
         (Counts::New, Old::There { moved: false }) => {
             goes_over(app, pair)?;
             state = State::Pivoted;
@@ -289,7 +325,8 @@ impl Marks {
     /// uses it.
     ///
     /// # Errors
-    /// Another volume is being moved to it, or this one in another way; what is noted cannot be read.
+    /// Another volume is being moved to it, or this one in another way; another disk is recorded on one of the two;
+    /// what is noted cannot be read.
     pub fn of(
         app: &App,
         ctrlr: &str,
@@ -311,6 +348,17 @@ impl Marks {
             return Err(busy(format!(
                 "bdev {destination} is what volume {path} is being moved to: have `virtlun volume move` \
                  complete that, or copy to another one"
+            )));
+        }
+        // One that cannot be shown now would be on what does not count any more, and have it count again.
+        let others = recorded(app, source);
+        let other = others.iter().find(|(name, bdev)| {
+            name != ctrlr && (bdev.as_str() == source || bdev.as_str() == destination)
+        });
+        if let Some((name, bdev)) = other {
+            return Err(busy(format!(
+                "bdev {bdev} is recorded as a disk of controller {name} as well, which may not show it now: have \
+                 that deleted first"
             )));
         }
         if app.lvstores.lvol(source).is_err() {
@@ -351,7 +399,7 @@ impl Marks {
 
     /// Notes for how long the guest's requests waited, at most; unless the move is complete by now.
     pub fn measured(&self, app: &App, pause: Duration) {
-        let noted = Note::at_lvol(app, &self.destination);
+        let noted = Note::at_bdev(app, &self.destination);
         let is_there = |note: &Note| note.state == State::Pivoted && note.of == self.source;
         let Ok(Some(note)) = noted.map(|note| note.filter(is_there)) else { return };
         let note = Note { pause_us: u64::try_from(pause.as_micros()).ok(), ..note };

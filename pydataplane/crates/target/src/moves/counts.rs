@@ -21,7 +21,7 @@ pub enum State {
     Mirrored,
     /// The guest goes on with it, if the old one says so too.
     Pivoted,
-    /// It has all of what nobody used.
+    /// It has all of what nobody used, or its guest has gone on with it: the old one is about to be deleted.
     Whole,
 }
 
@@ -74,16 +74,28 @@ pub fn counts(record: Record, state: State, old: Old) -> Counts {
         // A record of what is gone says nothing of what is left.
         (Record::On(Side::Old), Old::There { .. } | Old::OfAnother | Old::Away) => Counts::Old,
         (Record::On(Side::Old) | Record::None, Old::Gone) => match state {
-            State::Pivoted | State::Whole => Counts::New,
+            State::Whole => Counts::New,
+            // Whether the old one had moved is gone with it.
+            State::Pivoted => Counts::Unknown,
             State::Copying | State::Mirrored => Counts::Neither,
         },
         (Record::None, Old::Away | Old::OfAnother) => Counts::Unknown,
         (Record::None, Old::There { moved: false }) => Counts::Old,
         (Record::None, Old::There { moved: true }) => match state {
-            State::Pivoted => Counts::New,
-            // That the old one says so is written after this state, and taken back before it.
-            State::Copying | State::Mirrored | State::Whole => Counts::Unknown,
+            State::Pivoted | State::Whole => Counts::New,
+            // That the old one says so is written after those states, and taken back before them.
+            State::Copying | State::Mirrored => Counts::Unknown,
         },
+    }
+}
+
+/// Whether a disk that is recorded on one of them is shown there again. Where others are recorded on the other
+/// one, what is noted has to say the same: both together never are.
+pub fn is_shown_again(side: Side, record: Record, state: State, old: Old) -> bool {
+    let counting = if side == Side::Old { Counts::Old } else { Counts::New };
+    match record {
+        Record::Both => counts(Record::None, state, old) == counting,
+        Record::On(_) | Record::None => counts(record, state, old) == counting,
     }
 }
 
@@ -109,8 +121,8 @@ mod tests {
         let without_record = [
             [Its, Unknown, Unknown, Neither, Unknown],
             [Its, Unknown, Unknown, Neither, Unknown],
+            [Its, New, Unknown, Unknown, Unknown],
             [Its, New, Unknown, New, Unknown],
-            [Its, Unknown, Unknown, New, Unknown],
         ];
         for (row, state) in without_record.iter().zip(STATES) {
             for (&expected, old) in row.iter().zip(OLDS) {
@@ -131,10 +143,32 @@ mod tests {
             for old in OLDS {
                 for record in RECORDS {
                     let says = record == Record::On(Side::New)
-                        || (state == State::Pivoted && old == Old::There { moved: true })
-                        || (matches!(state, State::Pivoted | State::Whole) && old == Old::Gone);
+                        || (matches!(state, State::Pivoted | State::Whole)
+                            && old == Old::There { moved: true })
+                        || (state == State::Whole && old == Old::Gone);
                     let decided = counts(record, state, old);
                     assert!(decided != Counts::New || says, "{record:?} {state:?} {old:?}");
+                }
+            }
+        }
+    }
+    /// Disks that are recorded are shown again when a process starts, one after the other.
+    #[test]
+    fn of_two_that_are_recorded_at_most_one_is_shown_again() {
+        for state in STATES {
+            for old in OLDS {
+                for record in RECORDS {
+                    let shown =
+                        [Side::Old, Side::New].map(|side| is_shown_again(side, record, state, old));
+                    let noted = counts(Record::None, state, old);
+                    let expected = match record {
+                        Record::None | Record::Both => [noted == Counts::Old, noted == Counts::New],
+                        Record::On(Side::New) => [false, true],
+                        Record::On(Side::Old) if old == Old::Gone => [false, noted == Counts::New],
+                        Record::On(Side::Old) => [true, false],
+                    };
+                    assert_eq!(shown, expected, "{record:?} {state:?} {old:?}");
+                    assert_ne!(shown, [true; 2]);
                 }
             }
         }

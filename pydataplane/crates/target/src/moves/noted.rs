@@ -16,6 +16,33 @@ pub(super) const MOVE: &str = "virtlun.move";
 /// Xattr of a volume whose guest has gone on with another one: a [`Gone`].
 pub(super) const MOVED: &str = "virtlun.moved";
 
+/// What is noted at an lvol under a name; None: nothing. Its lvstore is asked only where something may be, which
+/// few volumes have.
+///
+/// # Errors
+/// There is no such lvol; it cannot be read.
+pub(super) fn at_lvol(app: &App, lvol: &str, name: &str) -> Result<Option<Vec<u8>>, LvolError> {
+    if !app.lvstores.may_have_xattr(lvol, name)? {
+        return Ok(None);
+    }
+    match app.lvstores.xattr(lvol, name) {
+        Ok(text) => Ok(Some(text)),
+        Err(LvolError::NoXattr { .. }) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// As [`at_lvol`], of any bdev: what is no lvol has nothing.
+///
+/// # Errors
+/// It cannot be read.
+pub(super) fn at_bdev(app: &App, bdev: &str, name: &str) -> Result<Option<Vec<u8>>, Error> {
+    match at_lvol(app, bdev, name) {
+        Err(LvolError::NoLvol { .. }) => Ok(None),
+        found => found.map_err(errors::lvol),
+    }
+}
+
 /// What a new volume is made for.
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct Note {
@@ -32,12 +59,8 @@ pub(super) struct Note {
 
 impl Note {
     /// What is noted at a bdev, if that is an lvol; None: nothing moves to it.
-    pub fn at_lvol(app: &App, bdev: &str) -> Result<Option<Note>, Error> {
-        match app.lvstores.xattr(bdev, MOVE) {
-            Ok(text) => Note::read(bdev, &text).map(Some),
-            Err(LvolError::NoXattr { .. } | LvolError::NoLvol { .. }) => Ok(None),
-            Err(e) => Err(errors::lvol(e)),
-        }
+    pub fn at_bdev(app: &App, bdev: &str) -> Result<Option<Note>, Error> {
+        at_bdev(app, bdev, MOVE)?.map(|text| Note::read(bdev, &text)).transpose()
     }
 
     pub fn read(bdev: &str, text: &[u8]) -> Result<Note, Error> {
@@ -89,13 +112,8 @@ impl Noted {
     /// They cannot be read.
     pub fn at(app: &App, bdev: &str) -> Result<Noted, Error> {
         Ok(match app.store_of(bdev) {
-            StoreOf::Lvstores(lvstores) => {
-                let noted = |name| match lvstores.xattr(bdev, name) {
-                    Ok(text) => Ok(Some(text)),
-                    // It has none, or is no lvol.
-                    Err(LvolError::NoXattr { .. } | LvolError::NoLvol { .. }) => Ok(None),
-                    Err(e) => Err(errors::lvol(e)),
-                };
+            StoreOf::Lvstores(_) => {
+                let noted = |name| at_bdev(app, bdev, name);
                 Noted { identity: noted(IDENTITY)?, moves: noted(MOVE)?, moved: noted(MOVED)? }
             }
             // A LUN keeps no notes.

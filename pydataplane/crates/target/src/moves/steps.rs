@@ -47,7 +47,7 @@ pub fn restored(to: &impl Lasting) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::counts::{Counts, Old, Record, counts};
+    use super::super::counts::{Counts, Old, Record, counts, is_shown_again};
     use super::*;
     use std::cell::{Cell, RefCell};
 
@@ -159,6 +159,17 @@ mod tests {
         check(medium, shown.then_some(medium.record), &(before, fates));
     }
 
+    /// A process that starts where the disk of another controller is recorded on the other volume.
+    fn start_with_two(medium: Medium, newest: Option<Side>, before: &Vec<Fate>) {
+        let (state, old) = (medium.state, Old::There { moved: medium.moved });
+        let is_shown = |side| is_shown_again(side, Record::Both, state, old);
+        let (on_old, on_new) = (is_shown(Side::Old), is_shown(Side::New));
+        assert!(!(on_old && on_new), "{medium:?} {before:?}");
+        // What is shown is what the guest wrote to, and nothing that its notes do not say already.
+        assert!(!on_new || newest != Some(Side::Old), "{medium:?} {before:?}");
+        assert!(!on_old || (newest != Some(Side::New) && !medium.moved), "{medium:?} {before:?}");
+    }
+
     #[test]
     fn whatever_fails_and_whenever_it_is_killed_what_was_written_last_counts() {
         let mut over = 0;
@@ -175,6 +186,7 @@ mod tests {
             };
             check(medium, newest, &fates);
             over += usize::from(pivoted);
+            start_with_two(medium, newest, &fates);
             for later in rows(2) {
                 start_again(medium, later, &fates);
             }
