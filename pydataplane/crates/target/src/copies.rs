@@ -9,7 +9,7 @@
 //! guest's requests wait. So after a crash the target is on the one or the other, as whoever asked for the
 //! pivot was told, or will find it; a copy that was not pivoted is gone with the process. Of a volume that is
 //! being moved the pivot notes at both which of them counts ([`crate::moves`]). A pivot that fails is taken
-//! back before the target leaves the mirror, by which both have the same until then.
+//! back before the target leaves the mirror, by which both have the same until then, or the old one has all.
 
 mod change;
 
@@ -230,7 +230,7 @@ impl Copy {
     /// source.
     ///
     /// # Errors
-    /// It cannot be, and is to be tried again: until then both are to have the same.
+    /// It cannot be, and is to be tried again: until then the target is to stay on the mirror.
     fn take_back(&self) -> Result<(), String> {
         let mut written = self.written.lock();
         if let Some(change) = &*written {

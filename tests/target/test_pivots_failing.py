@@ -1,0 +1,108 @@
+"""A pivot that fails is taken back before its copy ends, in all that can be written."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from plugin.moves import notes
+from pydataplane.errors import RpcError
+from tests.support.target import Target
+from tests.target.conftest import MakeTarget
+from tests.target.test_lun_copy import MIB, SIZE_MIB, VM, lun, moved, start, until_in, uuid_of
+from tests.target.test_moves_used import counts, note, pair, state, volumes
+
+__all__ = ["moved", "pair"]
+
+pytestmark = pytest.mark.root
+
+
+def refused(target: Target, step: str, why: str) -> None:
+    error = str(target.fails(f"virtlun_lun_copy_{step}", **VM))
+    assert why in error, error
+
+
+def is_free(target: Target, volume: str) -> bool:
+    with suppress(RpcError):
+        target.rpc("bdev_lvol_delete", name=volume)
+        return True
+    return False
+
+
+@pytest.fixture
+def failing(make_target: MakeTarget) -> Target:
+    """As `pair`, with lvs0 on a disk that can be told to fail."""
+    target = make_target().start()
+    target.make_lvstore("lvs1", 160 * MIB)
+    file = target.make_file("lvs0.img", 160 * MIB)
+    target.rpc("bdev_uring_create", filename=str(file), name="base", block_size=512)
+    target.rpc("bdev_error_create", base_name="base")
+    target.rpc("bdev_lvol_create_lvstore", bdev_name="EE_base", lvs_name="lvs0", cluster_sz=1 * MIB)
+    target.make_thin("v", SIZE_MIB)
+    target.make_thin("w", SIZE_MIB, "lvs1")
+    target.attach("vm-0", "lvs0/v")
+    note(target)
+    return target
+
+
+def fail_writes(target: Target) -> None:
+    """Has all writes of lvs0 fail from now on."""
+    options: dict[str, Any] = {"io_type": "write", "error_type": "failure", "num": 1 << 20}
+    target.rpc("bdev_error_inject_error", name="EE_base", **options)
+
+
+@pytest.mark.parametrize("then", ["abort", "pivot"])
+def test_a_copy_whose_pivot_cannot_be_recorded_goes_on_until_it_can(
+    moved: Target, then: str
+) -> None:
+    start(moved)
+    until_in(moved, "ready")
+    in_the_way = moved.state_dir / "config.json.new"
+    in_the_way.mkdir()
+    refused(moved, "pivot", "that cannot be recorded")
+    assert lun(moved)["bdev_name"] == uuid_of(moved, "lvs0/v")
+    refused(moved, "abort", "cannot be taken back, and its copy goes on")
+    until_in(moved, "ready")
+    in_the_way.rmdir()
+    moved.rpc(f"virtlun_lun_copy_{then}", **VM)
+    gone, left = ("lvs1/w", "lvs0/v") if then == "abort" else ("lvs0/v", "lvs1/w")
+    moved.rpc("bdev_lvol_delete", name=gone)
+    moved.kill9()
+    moved.start()
+    assert lun(moved)["bdev_name"] == uuid_of(moved, left)
+
+
+def test_a_move_whose_pivot_cannot_be_recorded_leaves_the_new_volume_no_disk(pair: Target) -> None:
+    """Also where its VM ends, and then the target, and the copy has failed before."""
+    start(pair)
+    until_in(pair, "ready")
+    in_the_way = pair.state_dir / "config.json.new"
+    in_the_way.mkdir()
+    refused(pair, "pivot", "that cannot be recorded")
+    # The old one's note is not taken back as long as the record may be of the new one.
+    assert (state(pair), counts(pair)) == (("mirrored", True), "old")
+    in_the_way.rmdir()
+    pair.rpc("virtlun_lun_copy_abort", **VM)
+    assert (state(pair), counts(pair)) == (("mirrored", False), "old")
+
+
+def test_a_move_whose_pivot_cannot_be_noted_at_the_old_volume_leaves_the_new_one_no_disk(
+    failing: Target,
+) -> None:
+    start(failing)
+    until_in(failing, "ready")
+    fail_writes(failing)
+    refused(failing, "pivot", "that cannot be noted at the volumes")
+    found = notes.read(volumes(failing), uuid_of(failing, "lvs1/w"))
+    assert found is not None and found.state == "mirrored"
+    refused(failing, "abort", "cannot be taken back, and its copy goes on")
+    # Nor does a copy that fails let go of them: what its guest writes is on the old one alone.
+    failing.rpc("bdev_lvol_resize", name="lvs1/w", size_in_mib=SIZE_MIB + 4)
+    until_in(failing, "failed")
+    failing.rpc("vhost_scsi_controller_remove_target", **VM)
+    assert not is_free(failing, "lvs1/w")
+    failing.kill9()
+    failing.start()
+    assert counts(failing) in ("old", "unknown")
