@@ -364,6 +364,14 @@ def test_a_volume_that_is_recorded_twice_does_not_move(pair: Target) -> None:
     pivot(pair)
 
 
+def test_an_old_volume_that_counts_by_another_disk_says_so_before_it_is_shown(pair: Target) -> None:
+    """Or it would not count any more when that is gone, whatever this one's guest has written."""
+    note(pair, "pivoted")
+    has_moved(pair)
+    assert "is in use by" in show(pair, "lvs0/v")
+    assert state(pair) == ("pivoted", False)
+
+
 @pytest.mark.parametrize("of", ["copying", "whole"])
 def test_a_volume_that_the_move_of_what_nobody_uses_has_takes_no_guest(
     pair: Target, of: notes.State

@@ -20,14 +20,15 @@
 //! A record is there as long as its VM runs; what a move records for its own copy is none. What is unknown
 //! is shown to no VM, and nothing of it is deleted; but where disks are recorded on both, those on one of them are
 //! shown again if what is noted says that this one counts, and are to be asked for anew where the other one's
-//! lvstore comes later. `steps` has the order in which a pivot writes; what
-//! cannot be read is an error, and never taken for what is not there. Most volumes have no such note, which is
-//! known without asking their lvstore.
+//! lvstore comes later. `steps` has the order in which a pivot writes; what cannot be read is an error, and never taken for what is not
+//! there. Most volumes have no such note, which is known without asking their lvstore.
 
+mod agree;
 mod counts;
 mod noted;
 mod steps;
 
+pub use agree::restored;
 pub use counts::{Counts, Side, State};
 pub use steps::{Lasting, go_over, prepare, stay};
 
@@ -35,7 +36,8 @@ use crate::app::App;
 use crate::errors;
 use crate::restore;
 use crate::stores::Store;
-use counts::{Old, Record, counts, is_shown_again};
+use agree::{goes_over, stays};
+use counts::{Old, Record, counts};
 use lvol::Error as LvolError;
 use noted::{Gone, MOVE, MOVED, Note, Noted};
 use rpc::{Errno, Error};
@@ -118,12 +120,17 @@ fn record(app: &App, old: &str, new: &str) -> Record {
 /// As which disk guests know a bdev that is not recorded as one of theirs; None: as itself.
 ///
 /// # Errors
-/// It is what another volume is being moved to, or one that has moved, and does not count; what is noted there is
-/// no UUID; its notes cannot be read.
+/// It is what another volume is being moved to, or one that has moved, and does not count, or counts and that cannot
+/// be noted; what is noted there is no UUID; its notes cannot be read.
 pub fn identity(app: &App, bdev: &str) -> Result<Option<Uuid>, Error> {
     let noted = Noted::at(app, bdev)?;
     if let Some(text) = &noted.moved {
         has_moved(app, bdev, text)?;
+        // It counts by the record of another disk, which may be gone before this one.
+        if app.copies.has(bdev) {
+            return Err(busy(format!("bdev {bdev} is being copied: pivot or abort that first")));
+        }
+        stays(app, bdev, text)?;
     }
     if let Some(text) = &noted.moves {
         let note = Note::read(bdev, text)?;
@@ -179,89 +186,6 @@ fn has_moved(app: &App, bdev: &str, text: &[u8]) -> Result<(), Error> {
         "bdev {bdev} is no disk any more: its VM went on with volume {to}; complete that with `virtlun volume \
          move`"
     )))
-}
-
-/// A recorded disk that is not shown is about to be, on this bdev: so that counts, and its notes are to say so
-/// before its guest writes.
-///
-/// # Errors
-/// Another disk is recorded on the other volume of its move, and this one does not count by the notes; they cannot
-/// be read, or written: it is not to be shown.
-pub fn restored(app: &App, ctrlr: &str, bdev: &str) -> Result<(), Error> {
-    if let Some(text) = noted::at_bdev(app, bdev, MOVED)? {
-        stays(app, bdev, &text)?;
-    }
-    let Some(pair) = Pair::to(app, bdev)? else { return Ok(()) };
-    if ctrlr == format!("{OWN_CONTROLLER}{}", pair.note.of) {
-        return Ok(());
-    }
-    let (record, state) = (pair.record(), pair.note.state);
-    if record == Record::Both && !is_shown_again(Side::New, record, state, pair.old()?) {
-        return Err(on_both(bdev, &pair.note.path));
-    }
-    if record == Record::On(Side::New)
-        && state == State::Mirrored
-        && let Err(e) = goes_over(app, pair)
-    {
-        tracing::error!(bdev, "that its guest has gone on with it is not noted: {e}");
-    }
-    Ok(())
-}
-
-/// Refuses a disk while there is one on the other volume of its move, of which more is known.
-fn on_both(bdev: &str, other: &str) -> Error {
-    busy(format!(
-        "bdev {bdev} does not count while another disk is recorded on volume {other}, of a move between the two: \
-         have the controller of that deleted first if its VM has ended, or else this one"
-    ))
-}
-
-/// Notes what a pivot does, as the disk is recorded on the new volume: an older target, which notes nothing,
-/// has gone over to it.
-fn goes_over(app: &App, pair: Pair<'_>) -> Result<(), Error> {
-    let marks = Marks::new(pair)?;
-    marks.moved(app, true)?;
-    marks.note(app, State::Pivoted)
-}
-
-/// Takes back what the old volume of a move says of having moved (`text`), as its disk is recorded on it.
-fn stays(app: &App, bdev: &str, text: &[u8]) -> Result<(), Error> {
-    let gone = Gone::read(text);
-    // The other one may be away, and its disk be recorded all the same.
-    let is_other =
-        |gone: &&Gone| matches!(record(app, bdev, &gone.to), Record::Both | Record::On(Side::New));
-    if let Some(gone) = gone.as_ref().filter(is_other) {
-        return Err(on_both(bdev, &gone.path));
-    }
-    let pair = gone.map(|gone| Pair::to(app, &gone.to)).transpose();
-    let marks = match pair {
-        Ok(Some(Some(pair))) if pair.note.of == bdev => Some(Marks::new(pair)?),
-        _ => None,
-    };
-    let Some(marks) = marks else {
-        return Store::remove_xattr(&app.lvstores, bdev, MOVED);
-    };
-    struct Restored<'a>(&'a App, Marks);
-    impl Lasting for Restored<'_> {
-        fn note(&self, state: State) -> Result<(), String> {
-            self.1.note(self.0, state).map_err(|e| e.message)
-        }
-        fn moved(&self, moved: bool) -> Result<(), String> {
-            self.1.moved(self.0, moved).map_err(|e| e.message)
-        }
-        fn record(&self, _: Side) -> Result<(), String> {
-            Ok(())
-        }
-    }
-    let settled = steps::restored(&Restored(app, marks));
-    settled.map_err(|why| {
-        Error::os(
-            Errno::Io,
-            format_args!(
-                "bdev {bdev} counts, and is noted to have moved to another one, which cannot be taken back: {why}"
-            ),
-        )
-    })
 }
 
 /// What there is to say of a volume that another one moves to.
