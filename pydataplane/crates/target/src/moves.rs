@@ -19,8 +19,8 @@
 //!
 //! A record is there as long as its VM runs; what a move records for its own copy is none. What is unknown
 //! is shown to no VM, and nothing of it is deleted; but where disks are recorded on both, those on one of them are
-//! shown again if what is noted says that this one counts, and are to be asked for anew where the other one's
-//! lvstore comes later. `steps` has the order in which a pivot writes; what cannot be read is an error, and never taken for what is not
+//! shown again if what is noted says that this one counts, at the latest when the other one's lvstore comes.
+//! `steps` has the order in which a pivot writes; what cannot be read is an error, and never taken for what is not
 //! there. Most volumes have no such note, which is known without asking their lvstore.
 
 mod agree;
@@ -28,7 +28,7 @@ mod counts;
 mod noted;
 mod steps;
 
-pub use agree::restored;
+pub use agree::{other, restored};
 pub use counts::{Counts, Side, State};
 pub use steps::{Lasting, go_over, prepare, stay};
 

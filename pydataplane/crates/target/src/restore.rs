@@ -12,6 +12,7 @@ use crate::methods::nvme::{self as controller, is_nvme};
 use crate::methods::pool::{self, is_pool};
 use crate::methods::rbd::{self as image, is_cluster, is_image};
 use crate::methods::vhost::blk;
+use crate::moves;
 use crate::state::{self, Call, ConfigFile, Item};
 pub use again::again;
 use bdev::Bdev;
@@ -225,7 +226,10 @@ pub fn recorded(app: &Arc<App>, methods: &Arc<Methods>, made: Made) {
     // What comes from here on brings back what names it ([`of_bdevs`]).
     app.forget_appeared();
     units.iter().for_each(|unit| unit.restore(app, methods));
-    let failed = app.config().items().filter(|item| item.problem.is_some()).count();
+    // Each as soon as its own bdevs were there.
+    let has_other = |item: &&Item| waits_for_other(app, item, |o| app.registry.get(o).is_some());
+    failed(app).iter().filter(has_other).for_each(|item| restore_late(app, methods, item));
+    let failed = failed(app).len();
     if configured != 0 {
         tracing::info!(restored = configured - failed, failed, "configuration restored");
     }
@@ -459,8 +463,8 @@ fn restore(app: &App, methods: &Methods, item: &Item) -> bool {
     restored.is_ok()
 }
 
-/// Restores what could not be at the start because its bdev, or its key, was not there, and is now:
-/// encrypted bdevs, exports, then targets, of which a connected guest is told.
+/// Restores what could not be at the start because its bdev, or its key, or what says whether that counts, was not
+/// there, and is now: encrypted bdevs, exports, then targets, of which a connected guest is told.
 pub fn of_bdevs(
     app: &App,
     methods: &Methods,
@@ -470,18 +474,33 @@ pub fn of_bdevs(
     let waits = |item: &Item| {
         let on_bdev = bdev_of(item).is_some_and(|name| appeared.contains(name));
         let with_key = is_crypto(item) && key_of(item).is_some_and(|name| keys.contains(name));
-        item.problem.is_some() && (on_bdev || with_key)
+        on_bdev || with_key || waits_for_other(app, item, |other| appeared.contains(other))
     };
-    let items: Vec<_> = app.config().items().filter(|item| waits(item)).cloned().collect();
-    for item in items {
-        if restore(app, methods, &item) {
-            tracing::info!("{} restored: what it waited for is there now", item.key);
-            let ctrlr = item.call.params.get("ctrlr").and_then(Value::as_str);
-            if let Some(ctrlr) = ctrlr.filter(|_| is_controller(&item)) {
-                restore_owner(app, methods, ctrlr);
-                start_if_complete(app, methods, ctrlr);
-            }
-        }
+    failed(app).iter().filter(|item| waits(item)).for_each(|item| restore_late(app, methods, item));
+}
+
+/// What could not be restored.
+fn failed(app: &App) -> Vec<Item> {
+    app.config().items().filter(|item| item.problem.is_some()).cloned().collect()
+}
+
+/// Whether it shows a volume of a move whose other volume may say whether it counts, and which came as `is_there`
+/// says.
+fn waits_for_other(app: &App, item: &Item, is_there: impl Fn(&str) -> bool) -> bool {
+    let bdev = Some(item).filter(|item| is_disk(item)).and_then(bdev_of);
+    bdev.and_then(|bdev| moves::other(app, bdev)).is_some_and(|other| is_there(&other))
+}
+
+/// Restores what could not be before.
+fn restore_late(app: &App, methods: &Methods, item: &Item) {
+    if !restore(app, methods, item) {
+        return;
+    }
+    tracing::info!("{} restored: what it waited for is there now", item.key);
+    let ctrlr = item.call.params.get("ctrlr").and_then(Value::as_str);
+    if let Some(ctrlr) = ctrlr.filter(|_| is_controller(item)) {
+        restore_owner(app, methods, ctrlr);
+        start_if_complete(app, methods, ctrlr);
     }
 }
 

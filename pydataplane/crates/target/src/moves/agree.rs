@@ -1,7 +1,7 @@
 //! Has what is noted at the two volumes of a move agree with what is recorded, before a guest writes.
 
 use super::counts::{Record, Side, State, is_shown_again};
-use super::noted::{self, Gone, MOVED};
+use super::noted::{self, Gone, MOVED, Note};
 use super::steps::Lasting;
 use super::{Marks, OWN_CONTROLLER, Pair, busy, record};
 use crate::app::App;
@@ -33,6 +33,14 @@ pub fn restored(app: &App, ctrlr: &str, bdev: &str) -> Result<(), Error> {
         tracing::error!(bdev, "that its guest has gone on with it is not noted: {e}");
     }
     Ok(())
+}
+
+/// The other volume of the move that a bdev is noted to be of; None: that cannot be told.
+pub fn other(app: &App, bdev: &str) -> Option<String> {
+    match noted::at_bdev(app, bdev, MOVED).ok()? {
+        Some(text) => Gone::read(&text).map(|gone| gone.to),
+        None => Note::at_bdev(app, bdev).ok()?.map(|note| note.of),
+    }
 }
 
 /// Refuses a disk while there is one on the other volume of its move, of which more is known.
