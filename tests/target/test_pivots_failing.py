@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from plugin.moves import notes
-from pydataplane.errors import RpcError
+from pydataplane.errors import NO_DEVICE, RpcError
 from tests.support.target import Target
+from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 from tests.target.test_lun_copy import MIB, SIZE_MIB, VM, lun, moved, start, until_in, uuid_of
 from tests.target.test_moves_used import counts, note, pair, state, volumes
@@ -106,3 +107,21 @@ def test_a_move_whose_pivot_cannot_be_noted_at_the_old_volume_leaves_the_new_one
     failing.kill9()
     failing.start()
     assert counts(failing) in ("old", "unknown")
+
+
+def test_a_disk_that_ended_with_its_bdev_is_forgotten_when_it_is_removed(failing: Target) -> None:
+    """As an lvstore that cannot be unloaded in order leaves its disks recorded."""
+    fail_writes(failing)
+    with suppress(RpcError):
+        failing.rpc("bdev_uring_delete", name="base")
+
+    def has_no_disk() -> bool:
+        (controller,) = failing.rpc("vhost_get_controllers")
+        return bool(controller["backend_specific"]["scsi"] == [])
+
+    until(has_no_disk, "the disk is gone")
+    failing.rpc("vhost_scsi_controller_remove_target", **VM)
+    error = failing.fails("vhost_scsi_controller_remove_target", **VM)
+    assert isinstance(error, RpcError) and error.code == NO_DEVICE
+    volumes(failing).remove_xattr("lvs1/w", notes.XATTR)
+    failing.add_lun("vm-0", "lvs1/w")

@@ -321,6 +321,11 @@ fn add_target(app: &App, mut p: AddTarget) -> Result<u8, Error> {
     Ok(number)
 }
 
+/// Whether an error says that there is no such controller, or target.
+fn is_gone(error: &ControllerError) -> bool {
+    matches!(error, ControllerError::NotFound(_) | ControllerError::NoTarget { .. })
+}
+
 fn remove_target(app: &App, p: &RemoveTarget) -> Result<bool, Error> {
     let key = state::target_key(&p.ctrlr, u64::from(p.scsi_target_num));
     let number = i64::from(p.scsi_target_num);
@@ -338,9 +343,10 @@ fn remove_target(app: &App, p: &RemoveTarget) -> Result<bool, Error> {
             app.config().forget(|item| item.key == key);
             return Err(errors::controller(e));
         }
-        // One that could not be restored is just forgotten.
+        // One that could not be restored, or ended with its bdev, is just forgotten.
         Err(e) => {
-            if !app.config().forget(|item| item.key == key && item.problem.is_some()) {
+            let is_gone = is_gone(&e);
+            if !app.config().forget(|item| item.key == key && (is_gone || item.problem.is_some())) {
                 return Err(errors::controller(e));
             }
         }
@@ -353,9 +359,10 @@ fn delete(app: &App, p: &Delete) -> Result<bool, Error> {
     let deleted = app.controllers.delete(&p.ctrlr, p.force.unwrap_or(false));
     // It is gone but for the I/O, and does not come back.
     let lingers = matches!(deleted, Err(ControllerError::StillEnding { .. }));
+    let is_gone = deleted.as_ref().is_err_and(is_gone);
     if deleted.is_err()
         && !lingers
-        && app.config().get(&key).is_none_or(|item| item.problem.is_none())
+        && app.config().get(&key).is_none_or(|item| item.problem.is_none() && !is_gone)
     {
         return deleted.map(|()| true).map_err(errors::controller);
     }
