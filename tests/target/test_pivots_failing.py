@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from plugin.moves import notes
 from pydataplane.errors import NO_DEVICE, RpcError
+from tests.support.initiator import connected
+from tests.support.night import at_night
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
@@ -75,8 +78,39 @@ def test_a_copy_whose_pivot_cannot_be_recorded_goes_on_until_it_can(
     assert lun(moved)["bdev_name"] == uuid_of(moved, left)
 
 
+def taken(target: Target) -> int:
+    """How many requests its guest's queues had."""
+    (of_vm,) = target.rpc("virtlun_vhost_get_stats")
+    return int(of_vm["requests"])
+
+
+@pytest.mark.nightly
+def test_a_copy_of_a_disk_whose_io_does_not_end_can_be_aborted_though_nothing_can_be_recorded(
+    failing: Target,
+) -> None:
+    """Its pivot has written nothing yet."""
+    volumes(failing).remove_xattr("lvs1/w", notes.XATTR)
+    start(failing)
+    until_in(failing, "ready")
+    with connected(failing) as guest:
+        guest.write(0, b"a" * 512)
+        options: dict[str, Any] = {"io_type": "write", "error_type": "pending", "num": 1}
+        failing.rpc("bdev_error_inject_error", name="EE_base", **options)
+        thread = threading.Thread(target=lambda: guest.write(0, b"b" * 512))
+        before = taken(failing)
+        thread.start()
+        until(lambda: taken(failing) > before, "the write")
+        in_the_way = failing.state_dir / "config.json.new"
+        in_the_way.mkdir()
+        refused(failing, "pivot", "has not ended after")
+        failing.rpc("bdev_error_resume_pending", name="EE_base")
+        thread.join(30)
+        failing.rpc("virtlun_lun_copy_abort", **VM)
+        assert guest.read(0, 1) == b"b" * 512
+    in_the_way.rmdir()
+
+
 def test_a_move_whose_pivot_cannot_be_recorded_leaves_the_new_volume_no_disk(pair: Target) -> None:
-    """Also where its VM ends, and then the target, and the copy has failed before."""
     start(pair)
     until_in(pair, "ready")
     in_the_way = pair.state_dir / "config.json.new"
@@ -87,6 +121,34 @@ def test_a_move_whose_pivot_cannot_be_recorded_leaves_the_new_volume_no_disk(pai
     in_the_way.rmdir()
     pair.rpc("virtlun_lun_copy_abort", **VM)
     assert (state(pair), counts(pair)) == (("mirrored", False), "old")
+
+
+@pytest.mark.parametrize("killed", [True, at_night(False)])
+def test_a_copy_that_fails_after_a_pivot_that_cannot_be_recorded_has_the_old_one_count(
+    pair: Target, killed: bool
+) -> None:
+    """Which alone has what its guest writes then, until the VM ends, and the target."""
+    start(pair)
+    until_in(pair, "ready")
+    in_the_way = pair.state_dir / "config.json.new"
+    in_the_way.mkdir()
+    refused(pair, "pivot", "that cannot be recorded")
+    with suppress(RpcError):  # it is not recorded
+        pair.rpc("bdev_lvol_resize", name="lvs1/w", size_in_mib=SIZE_MIB + 4)
+    until_in(pair, "failed")
+    assert state(pair) == ("mirrored", True)
+    with suppress(RpcError):
+        pair.rpc("vhost_scsi_controller_remove_target", **VM)
+    if killed:
+        pair.kill9()
+    in_the_way.rmdir()
+    if killed:
+        pair.start()
+        assert lun(pair)["bdev_name"] == uuid_of(pair, "lvs0/v")
+        pair.rpc("vhost_scsi_controller_remove_target", **VM)
+    until(lambda: state(pair) == ("mirrored", False), "all is taken back")
+    assert counts(pair) == "old"
+    pair.add_lun("vm-1", "lvs0/v")
 
 
 def test_a_move_whose_pivot_cannot_be_noted_at_the_old_volume_leaves_the_new_one_no_disk(

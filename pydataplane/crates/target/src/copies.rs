@@ -416,12 +416,23 @@ pub fn pivot(app: &Arc<App>, ctrlr: &str, number: u8) -> Result<(), Error> {
     };
     let volume = copy.claims.lock().as_ref().map(|(claim, _)| claim.also(&owner));
     let volume = volume.ok_or_else(|| Error::os(Errno::Io, "the copy is over"))?;
-    let change = Change::new(app, marks.clone(), record);
-    let prepared = moves::prepare(copy.written.lock().insert(change));
+    let mut change = Some(Change::new(app, marks.clone(), record));
+    let prepared = match marks {
+        // It writes now already, and from here on it can be taken back by whoever ends the copy.
+        Some(_) => {
+            let mut written = copy.written.lock();
+            *written = change.take();
+            written.as_ref().map_or(Ok(()), moves::prepare)
+        }
+        None => Ok(()),
+    };
     let its = copy.clone();
     let between = Box::new(move || {
         its.mirror.seal(SEAL_TIMEOUT)?;
         let mut written = its.written.lock();
+        if let Some(change) = change {
+            *written = Some(change);
+        }
         moves::go_over(written.as_ref().ok_or("the copy is over")?)?;
         // From here on nobody gives the target its bdev back, as whoever ends the copy may be about to.
         *written = None;
