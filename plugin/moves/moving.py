@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plugin.gateway.lvolcopies import Disk
 from plugin.moves import idle, notes, wanted
@@ -86,6 +86,7 @@ class Mover:
         self._check_undecided(made, note)
         if disk is not None:
             return self._move_used(move, source, disk, note, progress)
+        note = replace(note, pause_us=None)  # that of a pivot was taken back by hand
         begun = note.state  # of "whole" somebody may have deleted the old one in this moment
         made, deleting = move.made, False
         try:
@@ -139,7 +140,7 @@ class Mover:
             source is None or notes.MOVED not in self._volumes.xattrs(source.uuid)
         ):
             return False  # nor there, or nothing is left of it but the note
-        return notes.counting(self._volumes.client, made) == "new"
+        return notes.counting(self._copying.client, made) == "new"
 
     def _check_undecided(self, made: str | None, note: Note) -> None:
         """Refuses to copy where the old volume may not count, though it is there.
@@ -150,7 +151,7 @@ class Mover:
         """
         if made is None or note.state not in ("mirrored", "pivoted"):
             return
-        if notes.counting(self._volumes.client, made) not in ("old", "neither"):
+        if notes.counting(self._copying.client, made) not in ("old", "neither"):
             raise VolumeError(
                 f"nobody can tell whether volume {note.path} counts or the one that it was moved"
                 " to: delete none of them; see which has what was written last, remove the xattrs"
@@ -188,7 +189,7 @@ class Mover:
             )
         stores = (source.lvstore, to.split("/", maxsplit=1)[0])
         if disks:
-            notes.check_target(self._volumes.client, source.uuid)
+            notes.check_target(self._copying.client, source.uuid)
         if disks and any(self._volumes.lvstore(store).is_pool for store in stores):
             raise VolumeError(
                 f"{in_use} a VM ({names}), and moves from or to a pool: shut that down, or have"
@@ -335,7 +336,7 @@ class Mover:
                 each.followed(to)
             self._domains.check_none_saved(note.path)
             # The target has the last word, now that nothing goes on any more.
-            if self._disks(note.of) or notes.counting(self._volumes.client, made) != "new":
+            if self._disks(note.of) or notes.counting(self._copying.client, made) != "new":
                 raise VolumeError(
                     f"volume {note.path} is in use, or counts: it is not deleted; see which VM has"
                     " it, and move it again"

@@ -110,8 +110,9 @@ def test_after_a_pivot_the_old_one_is_no_disk_any_more(pair: Target, killed: boo
     said = show(pair, "lvs0/v")
     assert "is no disk any more: its VM went on with volume lvs1/w" in said, said
     assert counts(pair) == "new"
-    exported = pair.fails("virtlun_export_create", bdev_name="lvs0/v")
-    assert "is no disk any more" in str(exported), "what it has is no more what the guest has"
+    for method, options in (("virtlun_export_create", {}), ("ublk_start_disk", {"ublk_id": 0})):
+        exported = pair.fails(method, bdev_name="lvs0/v", **options)
+        assert "is no disk any more" in str(exported), "what it has is no more what the guest has"
     pair.add_lun("vm-0", "lvs1/w")
     assert lun(pair)["serial"] == serial, "the same disk"
 
@@ -279,6 +280,9 @@ def test_the_end_of_a_move_that_is_killed_is_made_up_for(
     pair.start()
     if where in ("before write", "after write", "before delete"):
         assert "is no disk any more" in show(pair, "lvs0/v")
+    if where == "after delete":
+        pair.add_lun("vm-0", "lvs1/w")  # nothing else has what its guest wrote
+        let_go(pair)
     if where != "after remove_xattr":
         assert counts(pair) == "new"
         assert move(pair).volume.path == "lvs1/w"
@@ -287,14 +291,15 @@ def test_the_end_of_a_move_that_is_killed_is_made_up_for(
     pair.add_lun("vm-1", "lvs1/w")
 
 
-def record_too(target: Target, volume: str) -> None:
-    """Has the record of a target that has ended say that a volume (its UUID) is a disk of vm-1."""
+def record_too(target: Target, volume: str, ctrlr: str = "vm-1", number: int = 0) -> None:
+    """Has the record of a target that has ended say that a controller has a volume (its UUID)."""
     file = target.state_dir / "config.json"
     found = json.loads(file.read_text())
     of = {each["subsystem"]: each["config"] for each in found["subsystems"]}
     calls = of["vhost_scsi"]
     (added,) = (call for call in calls if call["method"] == "vhost_scsi_controller_add_target")
-    calls.append(added | {"params": added["params"] | {"ctrlr": "vm-1", "bdev_name": volume}})
+    of_it = {"ctrlr": ctrlr, "scsi_target_num": number, "bdev_name": volume}
+    calls.append(added | {"params": added["params"] | of_it})
     file.write_text(json.dumps(found))
 
 
@@ -360,6 +365,18 @@ def test_a_volume_that_is_recorded_twice_does_not_move(pair: Target) -> None:
         start(pair)
     assert caught.value.code == BUSY
     pair.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
+    pivot(pair)
+
+
+def test_a_volume_that_its_own_controller_has_recorded_twice_does_not_move(pair: Target) -> None:
+    """What is left of the second one would have the old one count when the first is removed."""
+    old = uuid_of(pair, "lvs0/v")
+    pair.kill9()
+    record_too(pair, old, "vm-0", 1)
+    pair.start()
+    with pytest.raises(RpcError, match="is recorded as a disk of controller vm-0 as well"):
+        start(pair)
+    pair.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-0", scsi_target_num=1)
     pivot(pair)
 
 

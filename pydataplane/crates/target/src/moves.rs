@@ -35,6 +35,7 @@ pub use steps::{Lasting, go_over, prepare, stay};
 use crate::app::App;
 use crate::errors;
 use crate::restore;
+use crate::state;
 use crate::stores::Store;
 use agree::{goes_over, stays};
 use counts::{Old, Record, counts};
@@ -136,12 +137,16 @@ pub fn identity(app: &App, bdev: &str) -> Result<Option<Uuid>, Error> {
         let note = Note::read(bdev, text)?;
         let (of, state) = (note.path.clone(), note.state);
         let pair = Pair { app, new: bdev.to_owned(), note };
-        // Of what nobody used, and of one whose old volume is gone, the move itself has the rest to do.
+        // Of what nobody used the move itself has the rest to do. That a guest has gone on with the new one is
+        // known by its pause, when the old one is gone, which cannot come back to count then.
         let goes_on = match state {
             State::Copying | State::Mirrored => false,
             State::Pivoted => pair.counts()? == Counts::New,
             State::Whole => {
-                pair.old()? == (Old::There { moved: true }) && pair.counts()? == Counts::New
+                let old = pair.old()?;
+                let is_used = old == (Old::There { moved: true })
+                    || (old == Old::Gone && pair.note.pause_us.is_some());
+                is_used && pair.counts()? == Counts::New
             }
         };
         if !goes_on {
@@ -163,11 +168,15 @@ pub fn identity(app: &App, bdev: &str) -> Result<Option<Uuid>, Error> {
     })
 }
 
-/// Refuses to read a volume that does not count any more, as what is on it is not what its guest has.
+/// Refuses to export a volume that does not count any more, as what is on it is not what its guest has. What is
+/// recorded as exported already comes back.
 ///
 /// # Errors
 /// It is one; its notes cannot be read.
 pub fn check_counts(app: &App, bdev: &str) -> Result<(), Error> {
+    if app.config().get(&state::export_key(bdev)).is_some() {
+        return Ok(());
+    }
     noted::at_bdev(app, bdev, MOVED)?.map_or(Ok(()), |text| has_moved(app, bdev, &text))
 }
 
@@ -249,7 +258,7 @@ impl Marks {
     /// uses it.
     ///
     /// # Errors
-    /// Another volume is being moved to it, or this one in another way; another disk is recorded on one of the two;
+    /// Another volume is being moved to it, or this one in another way; a second disk is recorded on one of the two;
     /// what is noted cannot be read.
     pub fn of(
         app: &App,
@@ -275,14 +284,16 @@ impl Marks {
             )));
         }
         // One that cannot be shown now would be on what does not count any more, and have it count again.
-        let others = recorded(app, source);
-        let other = others.iter().find(|(name, bdev)| {
-            name != ctrlr && (bdev.as_str() == source || bdev.as_str() == destination)
-        });
-        if let Some((name, bdev)) = other {
+        let mut all = recorded(app, source);
+        all.retain(|(_, bdev)| bdev.as_str() == source || bdev.as_str() == destination);
+        // The one that pivots, shown as it is.
+        if let Some(its) = all.iter().position(|(name, bdev)| name == ctrlr && bdev == source) {
+            all.swap_remove(its);
+        }
+        if let Some((name, bdev)) = all.first() {
             return Err(busy(format!(
                 "bdev {bdev} is recorded as a disk of controller {name} as well, which may not show it now: have \
-                 that deleted first"
+                 that disk removed first"
             )));
         }
         if app.lvstores.lvol(source).is_err() {

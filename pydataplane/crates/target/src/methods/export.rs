@@ -124,9 +124,7 @@ fn create(app: &App, mut p: Create) -> Result<Created, Error> {
         return Err(Error::params("block_size is a power of two from 512 to 4096"));
     }
     let bdev = app.bdev(&p.bdev_name)?;
-    if app.config().get(&state::export_key(bdev.name())).is_none() {
-        moves::check_counts(app, bdev.name())?;
-    }
+    moves::check_counts(app, bdev.name())?;
     let read_only = p.read_only.unwrap_or(false);
     let path = match (p.device.unwrap_or(false), p.parked.unwrap_or(false)) {
         (true, parked) => app.exports.create_disk(bdev.name(), read_only, parked, block_size),

@@ -4,6 +4,7 @@
 use crate::app::App;
 use crate::cpumask::CpuMask;
 use crate::errors;
+use crate::moves;
 use crate::state::{self, UBLK_KEY};
 use ::export::{DEPTH, DISK_NUMBERS, DiskInfo, ExportError, Numbered};
 use rpc::{Errno, Error, Flags, Methods, NoParams};
@@ -166,9 +167,10 @@ fn check_free(app: &App, number: u32) -> Result<(), Error> {
 }
 
 fn start(app: &App, mut p: Start) -> Result<u32, Error> {
+    let bdev = app.bdev(&p.bdev_name)?;
+    moves::check_counts(app, bdev.name())?;
     let cpus = cpus(app)?;
     check_free(app, p.ublk_id)?;
-    let bdev = app.bdev(&p.bdev_name)?;
     let (depth, queues) = (p.queue_depth.unwrap_or(QUEUE_DEPTH), p.num_queues.unwrap_or(1));
     if depth == 0 || queues == 0 {
         let why = "a device has at least one queue, of at least one request";
