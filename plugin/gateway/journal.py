@@ -25,10 +25,9 @@ from uuid import UUID
 from plugin.gateway.errors import noting
 from plugin.gateway.peer import start_time
 from pydataplane.domain.model import FrontEnd, Place, disk_place
+from pydataplane.domain.names import JOURNAL_VERSION
 from pydataplane.domain.translate import controller_name
 from pydataplane.domain.translate.taken import Held
-
-VERSION = 1
 
 Operation = Literal["attach", "detach", "update", "tune", "remove"]
 """`tune`: other limits. `remove`: libvirtd's part of an attach or detach is settled, and the LUN is
@@ -216,7 +215,7 @@ class Journal:
         with noting(path, f"{entry.operation} of disk {entry.dev}: "):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             new.touch(mode=0o600)
-            new.write_text(json.dumps({"version": VERSION, **asdict(entry)}))
+            new.write_text(json.dumps({"version": JOURNAL_VERSION, **asdict(entry)}))
             new.rename(path)
         return StoredEntry(entry, path)
 
@@ -242,7 +241,7 @@ def _read(path: Path) -> AnyEntry | None:
     """Returns the entry in a file; None for one that is of another version or damaged."""
     try:
         values = json.loads(path.read_text())
-        if values.pop("version") != VERSION:
+        if values.pop("version") != JOURNAL_VERSION:
             return None
         entry: AnyEntry
         if "disk_xml" in values:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 
-from pydataplane.domain.names import CONTROLLER_PREFIX
+from pydataplane.domain.names import CONTROLLER_PREFIX, JOURNAL_VERSION
 
 
 def asked(folder: str, controller: str) -> str | None:
@@ -26,6 +26,8 @@ def asked(folder: str, controller: str) -> str | None:
             try:
                 with open(f"{folder}/{name}", "rb") as stream:  # noqa: PTH123
                     entry = json.load(stream)
+                if entry.get("version") != JOURNAL_VERSION:
+                    continue  # no gateway that is here settles it
                 if entry.get("asked") is True and entry["uuid"] == uuid:
                     return str(entry["dev"])
             except (OSError, ValueError, AttributeError, KeyError):

@@ -20,6 +20,8 @@ CARRIER_ALIAS = "ua-virtlun-scsi0"
 """Alias of the vhostuser disk that stands for our controller; QEMU's device id."""
 CONTROLLER_PREFIX = "vm-"
 """Controllers whose name begins so are of domains; others are never touched."""
+JOURNAL_VERSION = 1
+"""Of the entries of the gateway's journal, which the hook looks at, too."""
 MAX_TARGETS = 255
 """SCSI targets of one controller, numbers 0..254 (QEMU: max_target 255, the last never scanned)."""
 MAX_SOCKET_PATH_BYTES = 107

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -269,6 +270,9 @@ def test_what_is_recorded_of_a_pivot_stays_for_the_gateway(host: Host) -> None:
         # One that cannot have been pivoted yet, and one of another domain.
         noted = journal.replace(noted, entry)
         journal.append(replace(entry, asked=True, uuid=str(UUID(int=1))))
+        # And one that no gateway of this version settles.
+        other = json.dumps(dataclasses.asdict(replace(entry, asked=True)) | {"version": 2})
+        (folder / "other.json").write_text(other)
         assert host.run("prepare", "begin", "-").stderr == ""
         assert host.run("release", "end", "-").stderr == ""
     assert host.target.controllers == {}

@@ -6,6 +6,8 @@ Nothing is to end what the target has recorded of the disk before the definition
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from plugin.gateway import copies, domcheckpoints, domsnapshots, snapshotsteps
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.handlers.blockjobs import PIVOT
 from plugin.gateway.journal import SnapshotEntry
+from plugin.gateway.messages import XmlCall
 from plugin.gateway.procs import Proc
 from plugin.gateway.reconcile import Reconciler, reconcile_domain
 from plugin.gateway.recovery import recover_all
@@ -21,7 +24,7 @@ from plugin.gateway.xdr import Writer
 from pydataplane.errors import TargetTimeout
 from tests.support.fake_target import Volume
 from tests.unit.gateway.test_copies import CONTROLLER, KEY, Scene, act, next_gateway
-from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, disk, until
+from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, disk, plain, until
 
 STOPPED = 5
 UNKNOWN = "nobody knows yet whether disk sdb is on"
@@ -174,11 +177,11 @@ def test_the_domain_stops_while_libvirtd_is_away(
     act(tmp_path, body)
 
 
-@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("asked", [True, False, None])
 def test_a_controller_that_is_gone_says_nothing_of_a_pivot_that_was_asked_for(
-    tmp_path: Path, asked: bool
+    tmp_path: Path, asked: bool | None
 ) -> None:
-    """Who has taken it away may have been the first."""
+    """Who has taken it away may have been the first. An earlier gateway has noted neither."""
 
     async def body(scene: Scene) -> None:
         if asked:
@@ -189,8 +192,13 @@ def test_a_controller_that_is_gone_says_nothing_of_a_pivot_that_was_asked_for(
             scene.target.copies.clear()
         scene.target.controllers.clear()
         scene.dom.live = None
+        if asked is None:
+            (note,) = scene.notes()
+            values = json.loads(note.read_text())
+            assert values.pop("asked") is False
+            note.write_text(json.dumps(values))
         await next_gateway(scene)
-        assert len(scene.notes()) == asked
+        assert len(scene.notes()) == bool(asked)
         if asked:
             with pytest.raises(ReplyError, match=UNKNOWN):
                 await start(scene)
@@ -250,11 +258,16 @@ def test_a_revert_takes_away_nothing_that_is_not_settled(
         return ""
 
     async def body(scene: Scene) -> None:
-        made, _ = await unsettled(scene)
+        made, away = await unsettled(scene)
         entry = SnapshotEntry("revert", UUID_1, "one", "s", ())
         with pytest.raises(Refused, match=UNKNOWN):
             await snapshotsteps.revert(scene.world.gateway.services, entry, scene.dom.ref)
         assert scene.target.hidden == {KEY: made}
+        scene.target.volumes["lvs0/new"] = away
+        scene.target.controllers[CONTROLLER][0] = scene.target.hidden.pop(KEY)
+        await snapshotsteps._released(scene.world.gateway.services, scene.dom.ref)
+        assert scene.notes() == [] and CONTROLLER not in scene.target.controllers
+        assert scene.dom.config is not None and "lvs0/new" in scene.dom.config
 
     monkeypatch.setattr(domsnapshots, "xml_of", xml_of)
     act(tmp_path, body)
@@ -272,5 +285,61 @@ def test_a_job_that_has_ended_is_not_pivoted(tmp_path: Path) -> None:
         with pytest.raises(Exception, match="the block job of disk sdb has ended"):
             await copies.pivot(services, job)
         assert KEY in scene.target.copies
+
+    act(tmp_path, body)
+
+
+def test_a_pivot_that_cannot_be_noted_is_not_asked_for(tmp_path: Path) -> None:
+    async def body(scene: Scene) -> None:
+        await scene.begin()
+        scene.ready()
+        assert await scene.event() == ("sdb", 2, 3)
+        (note,) = scene.notes()
+        in_the_way = note.with_suffix(".new")
+        in_the_way.mkdir()
+        with pytest.raises(ReplyError, match="copy of disk sdb: "):
+            await scene.end(PIVOT)
+        assert "virtlun_lun_copy_pivot" not in scene.target.calls
+        assert (await scene.info())[:2] == (1, 2), "the copy goes on"
+        in_the_way.rmdir()
+        await scene.end(PIVOT)
+        assert await scene.event() == ("sdb", 2, 0)
+        assert scene.sources() == ["lvs0/new", "lvs0/new"]
+
+    act(tmp_path, body)
+
+
+def test_a_domain_that_stops_in_the_pivot_is_not_created_anew_before_it_is_settled(
+    tmp_path: Path,
+) -> None:
+    async def body(scene: Scene) -> None:
+        await scene.begin()
+        scene.ready()
+        assert await scene.event() == ("sdb", 2, 3)
+        answer, loop = scene.target.virtlun_lun_copy_pivot, asyncio.get_running_loop()
+
+        def stops(ctrlr: str, scsi_target_num: int) -> bool:
+            answer(ctrlr, scsi_target_num)
+            told = threading.Event()
+
+            def tell() -> None:
+                stopped(scene)
+                told.set()
+
+            loop.call_soon_threadsafe(tell)
+            assert told.wait(20)
+            scene.target.refuse["bdev_get_bdevs"] = TargetTimeout("no answer")
+            raise TargetTimeout("no answer")
+
+        scene.target.virtlun_lun_copy_pivot = stops  # type: ignore[method-assign]
+        with pytest.raises(ReplyError):
+            await scene.end(PIVOT)
+        create = XmlCall(plain(devices=disk(), uuid=UUID_1), 0).pack()
+        with pytest.raises(ReplyError, match=UNKNOWN):
+            await scene.client.call(Proc.CREATE_XML, create)
+        assert Proc.CREATE_XML not in scene.world.libvirtd.calls()
+        scene.target.refuse.clear()
+        await recover_all(scene.world.gateway.services)
+        assert scene.dom.config is not None and "lvs0/new" in scene.dom.config
 
     act(tmp_path, body)
