@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from plugin.cli.output import address, config, errors_as_sentences
+from plugin.cli.output import address, config, ended_in_order, errors_as_sentences
 from plugin.targets import addresses
 
 PORT_MAX = 65535
@@ -82,13 +82,12 @@ def metrics(socket: Path, listen: tuple[str, int] | None, latencies: bool) -> No
         raise click.ClickException(
             f"cannot listen on {host} port {port}: {error.strerror or error}"
         ) from error
-    ended = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        shown = f"[{host}]" if ":" in host else host
-        click.echo(f"http://{shown}:{server.server_port}/metrics", err=True)
-        signal.pause()
+        with ended_in_order():
+            shown = f"[{host}]" if ":" in host else host
+            click.echo(f"http://{shown}:{server.server_port}/metrics", err=True)
+            signal.pause()
     except KeyboardInterrupt:
         pass
     finally:
-        signal.signal(signal.SIGTERM, ended)
         server.shutdown()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -86,6 +87,16 @@ def _leave_unread() -> None:
             stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Has SIGTERM raise KeyboardInterrupt within a block, as ^C does: what was begun is ended."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def errors_as_sentences(function: Callable[P, R]) -> Callable[P, R]:

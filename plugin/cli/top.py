@@ -14,7 +14,14 @@ from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
-from plugin.cli.output import client, console, errors_as_sentences, json_option, size
+from plugin.cli.output import (
+    client,
+    console,
+    ended_in_order,
+    errors_as_sentences,
+    json_option,
+    size,
+)
 from plugin.metrics import latencies
 from plugin.metrics.sample import difference, noisiest, sample
 from pydataplane.client import Client
@@ -40,7 +47,7 @@ def top(socket: Path, interval: float, count: int | None, as_json: bool) -> None
         raise click.BadParameter(
             f"must be more than 0 and at most {INTERVAL_MAX_S}", param_hint="--interval"
         )
-    with suppress(KeyboardInterrupt):  # how it is meant to be ended
+    with suppress(KeyboardInterrupt), ended_in_order():  # how it is meant to be ended
         _show(_samples(client(socket), interval, count), as_json=as_json)
 
 
@@ -67,8 +74,8 @@ def _samples(target: Client, interval: float, count: int | None) -> Iterator[dic
         while count is None or done < count:
             time.sleep(interval)
             after = sample(target)
-            new = after.bdevs.keys() - before.bdevs.keys()
-            begun += latencies.count(target, new, after.latencies)
+            # New ones, and those of which another program that began to count has ended that.
+            begun += latencies.count(target, after.bdevs, after.latencies)
             yield difference(before, after)
             before = after
             done += 1

@@ -160,7 +160,9 @@ def difference(before: Sample, after: Sample) -> dict[str, Any]:
     That is each reactor's place, busy share and queues, and of each bdev by its alias: its
     counters a second; `depth`, how many reads and writes were in flight on average; `p50_ns` and
     `p99_ns`, what half of them and 99 of 100 took at most, None where nothing was counted;
-    `share`, its part of all the data and operations of the target; and the VMs that use it.
+    `share`, its part of all the data and operations of the target; and the VMs that use it. Of each
+    VM by its name the same sums and percentiles of all its disks: one that others have too counts
+    in full for each.
     """
     seconds = max(after.at - before.at, 1e-6)
     bdevs = {
@@ -175,7 +177,37 @@ def difference(before: Sample, after: Sample) -> dict[str, Any]:
             for old, new in zip(before.reactors, after.reactors, strict=False)
         ],
         "bdevs": bdevs,
+        "vms": _of_vms(before, after, bdevs),
     }
+
+
+def _of_vms(before: Sample, after: Sample, bdevs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what each VM does with all its disks; `bdevs` are the rates of these, by alias."""
+    disks: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for name, uses in after.uses.items():
+        if name in after.bdevs:
+            for use in uses:
+                disks[use.vm][name] = use.lun
+    vms = {}
+    for vm, own in disks.items():
+        volumes = {name: after.aliases.get(name, name) for name in own}
+        rows = [bdevs[volume] for volume in volumes.values()]
+        rates: dict[str, Any] = {key: sum(row[key] for row in rows) for key in COUNTERS}
+        apart = [_counted(name, before, after) for name in own]
+        _add_percentiles(rates, [sum(each) for each in zip(*filter(None, apart), strict=True)])
+        rates["disks"] = [{"volume": volumes[name], "lun": lun} for name, lun in own.items()]
+        vms[vm] = rates
+    return vms
+
+
+def _counted(name: str, before: Sample, after: Sample) -> list[int]:
+    """Returns the latencies of a bdev's reads and writes in between; none of one not counted."""
+    was, now = ((taken.latencies or {}).get(name, {}) for taken in (before, after))
+    return between(was, now, ("read", "write"))
+
+
+def _add_percentiles(rates: dict[str, Any], counts: Sequence[int]) -> None:
+    rates["p50_ns"], rates["p99_ns"] = (percentile_ns(counts, share) for share in (0.5, 0.99))
 
 
 def _rates(name: str, before: Sample, after: Sample, seconds: float) -> dict[str, Any]:
@@ -183,9 +215,7 @@ def _rates(name: str, before: Sample, after: Sample, seconds: float) -> dict[str
     rates: dict[str, Any] = {key: (new[key] - old.get(key, 0)) / seconds for key in COUNTERS}
     in_flight = sum(new[key] - old.get(key, 0) for key in LATENCIES)
     rates["depth"] = in_flight / after.tick_rate / seconds
-    was, now = ((taken.latencies or {}).get(name, {}) for taken in (before, after))
-    counts = between(was, now, ("read", "write"))
-    rates["p50_ns"], rates["p99_ns"] = (percentile_ns(counts, share) for share in (0.5, 0.99))
+    _add_percentiles(rates, _counted(name, before, after))
     rates["uses"] = [
         {"vm": use.vm, "controller": use.controller, "lun": use.lun, "cpus": sorted(use.cpus)}
         for use in after.uses.get(name, ())

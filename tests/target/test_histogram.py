@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pydataplane.errors import INVALID, NO_DATA, NO_DEVICE, RpcError
 from tests.support.initiator import Initiator, connected
+from tests.support.night import by_day
 from tests.support.target import Target
 
 VM = "vm-44444444-4444-4444-8444-444444444444"
@@ -125,7 +126,11 @@ def virtlun(target: Target, *words: str) -> list[str]:
     return [sys.executable, "-c", program, "--socket", str(target.rpc_socket), *words]
 
 
-def test_top_shows_the_latencies_of_vms_and_ends_counting(target: Target, guest: Initiator) -> None:
+@by_day("SIGTERM")
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM], ids=["^C", "SIGTERM"])
+def test_top_shows_the_latencies_of_vms_and_ends_counting(
+    target: Target, guest: Initiator, ending: signal.Signals
+) -> None:
     command = virtlun(target, "top", "--interval", "0.3", "--json")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
         assert top.stdout is not None
@@ -133,15 +138,19 @@ def test_top_shows_the_latencies_of_vms_and_ends_counting(target: Target, guest:
             top.stdout.readline()
             reads(guest, 20)
             for line in islice(top.stdout, SAMPLES_MAX):
-                row = json.loads(line)["bdevs"]["lvs0/data"]
+                rates = json.loads(line)
+                row = rates["bdevs"]["lvs0/data"]
                 if row["p50_ns"] is not None:
                     break
             assert 0 < row["p50_ns"] <= row["p99_ns"]
             assert row["share"] == 1 and row["depth"] > 0
             (use,) = row["uses"]
             assert (use["controller"], use["lun"]) == (VM, "scsi 0")
+            vm = rates["vms"][use["vm"]]
+            assert (vm["p50_ns"], vm["p99_ns"]) == (row["p50_ns"], row["p99_ns"])
+            assert vm["disks"] == [{"volume": "lvs0/data", "lun": "scsi 0"}]
         finally:
-            top.send_signal(signal.SIGINT)
+            top.send_signal(ending)
         top.stdout.read()
     assert top.returncode == 0
     assert target.rpc("virtlun_bdev_get_latencies", borders_ns=[]) == []

@@ -78,6 +78,30 @@ def test_percentiles_are_of_what_was_counted_in_between() -> None:
     assert slow / 1.2 <= v["p99_ns"] <= slow * 1.2
 
 
+def test_a_vm_does_what_all_its_disks_do() -> None:
+    fast, slow = 15_000, 1_500_000
+
+    def use(vm: str, number: int) -> Use:
+        return Use(vm, "vm-1", number, frozenset())
+
+    before = taken(0.0, {"a": IO, "b": IO, "c": IO})
+    after = taken(
+        2.0,
+        {"a": {**IO, "num_read_ops": 30}, "b": {**IO, "num_write_ops": 40}, "c": IO},
+        infos=[{"name": "a", "aliases": ["lvs0/a"]}],
+        uses={"a": [use("one", 0)], "b": [use("one", 1), use("two", 0)], "gone": [use("one", 2)]},
+        latencies={"a": {"read": below(*[fast] * 90)}, "b": {"write": below(*[slow] * 10)}},
+    )
+    vms = difference(before, after)["vms"]
+    assert vms.keys() == {"one", "two"}
+    one, two = vms["one"], vms["two"]
+    assert (one["num_read_ops"], one["num_write_ops"]) == (10, 20)
+    assert one["disks"] == [{"volume": "lvs0/a", "lun": "scsi 0"}, {"volume": "b", "lun": "scsi 1"}]
+    assert one["p50_ns"] <= fast * 1.2 < slow / 1.2 <= one["p99_ns"]
+    assert (two["num_read_ops"], two["num_write_ops"]) == (0, 20)
+    assert slow / 1.2 <= two["p50_ns"]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "apart"),
     [

@@ -1,0 +1,14 @@
+/** The targets of this host. */
+import { run } from "./command.js";
+
+/** Resolves to them, running or not, the one without a name first: what to call it, its socket, and
+ * the words that choose it on the command's line.
+ */
+export async function read() {
+    const rows = await run("target", "list");
+    return rows.map((row, index) => ({
+        label: row.name,
+        socket: row.rpc_socket,
+        words: index ? ["--target", row.name] : [],
+    }));
+}

@@ -1,0 +1,322 @@
+"""The page for Cockpit, in a real Cockpit and a real browser, on a target with real guests.
+
+With VIRTLUN_WRITE_DOCS=1 the picture for the site is made anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pydataplane.errors import NO_DEVICE, RpcError
+from tests.guest.conftest import BootGuest, disk
+from tests.support.browser import PHONE, Browser, Page
+from tests.support.cockpit import ROOT, cockpit
+from tests.support.qemu import Guest
+from tests.support.target import Target
+from tests.support.wait import until
+
+pytestmark = [pytest.mark.nightly, pytest.mark.root, pytest.mark.vm]
+
+MIB = 1 << 20
+STORE_MIB = 256
+WHERE = "/cockpit/@localhost/virtlun/index.html"
+#: No volume's name has a space or a slash, without which there is no attribute in HTML.
+MARKUP = "<b>bold<img"
+HOSTILE_VM = "<img src=x onerror=document.title=1>"
+NOBODY = 65534
+PICTURE = ROOT / "docs/pages/how-to/cockpit.png"
+
+Site = str
+"""The page's URL."""
+
+
+@pytest.fixture
+def environment(scratch: Path, target: Target) -> dict[str, str]:
+    """What makes the page's commands use the target, and no libvirt of this machine."""
+    config = scratch / "virtlun.toml"
+    config.write_text(
+        f'[target]\nrpc_socket = "{target.rpc_socket}"\nvhost_dir = "{target.vhost_dir}"\n'
+    )
+    return {"VIRTLUN_CONFIG": str(config), "LIBVIRT_DEFAULT_URI": "test:///default"}
+
+
+@pytest.fixture
+def site(scratch: Path, target: Target, environment: dict[str, str]) -> Iterator[Site]:
+    """Cockpit, and an lvstore, lvs0, with the volume `data`."""
+    target.make_lvstore(size=STORE_MIB * MIB)
+    target.make_thin("data", 16)
+    folder = scratch / "cockpit"
+    folder.mkdir()
+    with cockpit(folder, environment) as url:
+        yield url
+
+
+@pytest.fixture
+def browser(scratch: Path) -> Iterator[Browser]:
+    folder = scratch / "browser"
+    folder.mkdir()
+    with Browser(folder) as running:
+        yield running
+
+
+@pytest.fixture
+def page(site: Site, browser: Browser) -> Page:
+    """The page, when it shows the store."""
+    opened = browser.open(site + WHERE)
+    opened.until_says("lvs0", "data")
+    return opened
+
+
+def volumes(target: Target) -> dict[str, int]:
+    """Returns the sizes of all lvols in MiB, by name."""
+    return {each["name"]: each["size"] // MIB for each in target.rpc("bdev_lvol_get_lvols")}
+
+
+def has_ended(page: Page) -> None:
+    """Waits until no dialog is there."""
+    page.until("!document.querySelector('dialog')", "the dialog to close")
+
+
+def create(page: Page, name: str, size: str, *, times: int = 1) -> None:
+    page.press("button", "Create a volume in lvs0")
+    page.write("Name", name)
+    page.write("Size", size)
+    page.press("button", "Create", times=times)
+
+
+def refused(page: Page, *says: str) -> None:
+    """Waits for the one sentence of a dialog that failed, and closes that."""
+    sentence = page.until("document.querySelector('dialog [role=alert]:not([hidden])')?.innerText")
+    for each in says:
+        assert each in sentence, sentence
+    assert "\n" not in sentence
+    page.press("button", "Cancel")
+    has_ended(page)
+
+
+def test_a_volume_from_its_creation_to_its_end(target: Target, page: Page) -> None:
+    page.until_says(f"{STORE_MIB - 3} MiB free (0 %)")
+    create(page, "root", "64M")
+    has_ended(page)
+    assert volumes(target) == {"data": 16, "root": 64}
+    # Thick: it has its room, which the store's fill shows.
+    page.until_says("root", "64 MiB of 253 MiB used, 189 MiB free (25 %)")
+    assert page.run("document.querySelector('[role=meter]').getAttribute('aria-valuenow')") == "25"
+
+    page.press("button", "Grow lvs0/root")
+    page.write("New size", "96 MiB")
+    page.key("Enter", 13, "\r")
+    has_ended(page)
+    assert volumes(target)["root"] == 96
+
+    page.press("button", "Snapshot lvs0/root")
+    page.write("Name of the snapshot", "before")
+    page.press("button", "Take snapshot")
+    has_ended(page)
+    (taken,) = [each for each in target.rpc("bdev_lvol_get_lvols") if each["name"] == "root@before"]
+    assert taken["is_snapshot"]
+    page.until_says("root@before", "snapshot")
+    # Of a snapshot there is nothing but its end.
+    assert [name for name in page.names("button") if "@before" in name] == [
+        "Delete lvs0/root@before"
+    ]
+
+    page.press("button", "Delete lvs0/root")
+    assert not page.is_enabled("button", "Delete")
+    page.write("Type root to delete it", "roo")
+    assert not page.is_enabled("button", "Delete")
+    page.key("Enter", 13, "\r")
+    assert "root" in volumes(target)
+    page.write("Type root to delete it", "root")
+    page.press("button", "Delete")
+    has_ended(page)
+    assert volumes(target) == {"data": 16, "root@before": 96}
+    page.until("!document.body.innerText.includes('Delete lvs0/root ')")
+    assert page.problems() == []
+
+
+def test_nothing_is_done_twice(target: Target, page: Page) -> None:
+    create(page, "once", "8M", times=4)
+    has_ended(page)
+    page.until_says("once")
+    # What is asked for a second time is refused, and said.
+    assert page.run("document.getElementById('alerts').innerText") == ""
+    page.press("button", "Snapshot lvs0/once", times=2)
+    assert page.run("document.querySelectorAll('dialog').length") == 1
+    page.key("Escape", 27)
+    has_ended(page)
+    assert volumes(target) == {"data": 16, "once": 8}
+
+
+def test_what_fails_is_one_sentence(target: Target, page: Page) -> None:
+    target.attach("vm1", "lvs0/data")
+    create(page, "data", "8M")
+    refused(page, "lvs0/data", "exists")
+    create(page, "large", "1G")
+    refused(page, "lvs0", "free")
+    create(page, "new", "much")
+    refused(page, '"much" is not a size')
+    create(page, "a/b", "8M")
+    refused(page, '"a/b" is no name here')
+    page.press("button", "Grow lvs0/data")
+    page.write("New size", "8M")
+    page.press("button", "Grow")
+    refused(page, "16 MiB already")
+    page.press("button", "Delete lvs0/data")
+    page.write("Type data to delete it", "data")
+    page.press("button", "Delete")
+    refused(page, "in use")
+    assert volumes(target) == {"data": 16}
+
+
+def test_a_volume_that_is_gone_is_said(target: Target, page: Page) -> None:
+    page.press("button", "Grow lvs0/data")
+    target.rpc("bdev_lvol_delete", name="lvs0/data")
+    page.write("New size", "1G")
+    page.press("button", "Grow")
+    with pytest.raises(RpcError) as error:
+        target.rpc("bdev_lvol_resize", name="lvs0/data", size_in_mib=1)
+    assert error.value.code == NO_DEVICE
+    refused(page, "No such device")
+    page.until_says("No volumes.")
+
+
+def busy(boot: BootGuest, target: Target, controller: str, vm: str, volume: str) -> Guest:
+    """Returns a guest of that name that reads its disk, on a controller of its own."""
+    target.attach(controller, volume)
+    guest = boot(controller, extra=("-name", f"guest={vm}"))
+    read = f"dd if=/dev/{disk(guest, 0)} of=/dev/null bs=4k iflag=direct"
+    guest.run(f"setsid sh -c 'while {read}; do true; done' >/dev/null 2>&1 </dev/null &")
+    return guest
+
+
+def number(page: Page, chart: str) -> str:
+    """Returns what stands beside a chart, without its name."""
+    figures = "[...document.querySelectorAll('figure')]"
+    script = f"{figures}.find(f => f.innerText.startsWith({json.dumps(chart)}))"
+    text = f"{script}?.querySelector('.number').innerText"
+    return str(page.until(f"/[0-9]/.test({text}) && {text}"))
+
+
+def test_the_charts_move_and_names_are_text(
+    target: Target, site: Site, browser: Browser, boot: BootGuest
+) -> None:
+    target.make_thin(MARKUP, 16)
+    busy(boot, target, "vm-a", HOSTILE_VM, f"lvs0/{MARKUP}")
+    page = browser.open(site + WHERE)
+    page.until_says(MARKUP, HOSTILE_VM, f"lvs0/{MARKUP} (scsi 0)")
+    first = number(page, "I/O a second")
+    assert float(first.replace(",", "")) > 0
+    assert "s" in number(page, "Latency")
+    page.until(
+        f"document.querySelector('figure .number').innerText != {json.dumps(first)}",
+        "a number that changes",
+    )
+    lines = "[...document.querySelectorAll('path.line')].map(p => p.getAttribute('d'))"
+    assert all(line.count("L") >= 1 for line in page.until(f"{lines}.every(d => d) && {lines}"))
+    # As a user of the volume, too, and where its deletion is asked for.
+    page.press("button", f"Delete lvs0/{MARKUP}")
+    page.until_says(f"{HOSTILE_VM} has it as a disk.")
+    page.find("textbox", f"Type {MARKUP} to delete it")
+    assert page.run("document.querySelectorAll('img, b').length") == 0
+    assert page.run("document.title") == "VM volumes"
+    assert page.problems() == []
+    # The target counts latencies as long as somebody looks.
+    assert target.rpc("virtlun_bdev_get_latencies", borders_ns=[]) != []
+    page.close()
+    until(
+        lambda: target.rpc("virtlun_bdev_get_latencies", borders_ns=[]) == [],
+        "the end of counting",
+    )
+
+
+def test_findings_are_those_of_the_command(page: Page, environment: dict[str, str]) -> None:
+    code = "from plugin.cli import main; main(prog_name='virtlun')"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "doctor", "--json"],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = json.loads(done.stdout)
+    counts = [
+        f"{sum(each['state'] == state for each in found)} {state}"
+        for state in ("failed", "warning", "ok")
+    ]
+    page.until_says(", ".join(counts))
+    bad = [each for each in found if each["state"] != "ok"]
+    assert bad
+    page.until_says(*(each["what"] for each in bad), *(each["advice"] for each in bad))
+    page.press("button", "Check again")
+    page.until("!document.getElementById('check').disabled", "the end of the checks")
+    page.until_says(", ".join(counts))
+
+
+def test_a_target_that_goes_away_and_comes_back(target: Target, page: Page) -> None:
+    assert target.stop() == 0
+    page.until_says(f"No target listens on {target.rpc_socket}")
+    target.start()
+    page.until("document.getElementById('alerts').innerText == ''", "the end of the message")
+    create(page, "again", "8M")
+    has_ended(page)
+    assert "again" in volumes(target)
+
+
+def test_another_user_is_told_what_is_missing(
+    scratch: Path, target: Target, environment: dict[str, str], browser: Browser
+) -> None:
+    scratch.chmod(0o755)
+    folder = scratch / "nobody"
+    folder.mkdir(mode=0o777)
+    as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    with cockpit(folder, environment, bridge=as_nobody) as url:
+        page = browser.open(url + WHERE)
+        page.until_says(f"may not use {target.rpc_socket}", "turn on administrative access")
+
+
+def test_light_dark_and_narrow(page: Page, browser: Browser, site: Site) -> None:
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light = page.run(colour)
+    dark = browser.open(site + WHERE, PHONE, dark=True)
+    dark.until_says("lvs0", "data", "ok")
+    assert dark.run(colour) != light
+    # As Cockpit's user chose, whatever the browser has.
+    dark.run(
+        "window.dispatchEvent(new CustomEvent('cockpit-style', { detail: { style: 'light' } }))"
+    )
+    assert dark.run(colour) == light
+    assert dark.run("document.documentElement.scrollWidth <= innerWidth"), "nothing is cut off"
+    names = dark.names("button")
+    assert all(names) and len(set(names)) == len(names), names
+
+
+@pytest.mark.skipif("VIRTLUN_WRITE_DOCS" not in os.environ, reason="makes the site's picture")
+def test_the_picture(target: Target, site: Site, browser: Browser, boot: BootGuest) -> None:
+    target.make_thin("web-root", 48)
+    target.make_thin("db-root", 96)
+    target.rpc("bdev_lvol_create", lvs_name="lvs0", lvol_name="db-log", size_in_mib=64)
+    guests = [
+        busy(boot, target, f"vm-{vm}", vm, f"lvs0/{volume}")
+        for vm, volume in (("web", "web-root"), ("db", "db-root"))
+    ]
+    for guest in guests:
+        guest.run("dd if=/dev/zero of=/dev/sda bs=1M count=30 oflag=direct")
+    target.rpc("bdev_lvol_snapshot", lvol_name="lvs0/db-root", snapshot_name="db-root@monday")
+    target.rpc("bdev_lvol_delete", name="lvs0/data")
+    page = browser.open(f"{site}/virtlun", (1200, 800))
+    frame = "document.querySelector('iframe[name$=\"/virtlun\"]')?.contentDocument"
+    lines = f"[...{frame}.querySelectorAll('path.line')]"
+    page.until(
+        f"{lines}.length == 6 && {lines}.every(p => p.getAttribute('d').split('L').length > 25)",
+        "a minute of charts",
+    )
+    page.picture(PICTURE)

@@ -1,0 +1,96 @@
+"""Cockpit, the installed one, without a login: its web server with a bridge as this user.
+
+Our page is one of its packages as it would be after an installation, by a link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tests.support.examples import EXAMPLES
+from tests.support.wait import serves
+
+SERVER = "/usr/lib/cockpit/cockpit-ws"
+PAGE = EXAMPLES / "cockpit"
+ROOT = EXAMPLES.parent
+
+#: What pip installs as `virtlun`, of this checkout.
+VIRTLUN = """\
+#!/bin/sh
+PYTHONPATH={root} exec {python} -c 'from plugin.cli import main; main(prog_name="virtlun")' "$@"
+"""
+BRIDGE = """\
+#!/bin/sh
+exec {words} cockpit-bridge "$@"
+"""
+
+
+def _program(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextlib.contextmanager
+def cockpit(
+    folder: Path,
+    environment: Mapping[str, str],
+    *,
+    before: Sequence[str] = (),
+    bridge: Sequence[str] = (),
+) -> Iterator[str]:
+    """Runs it for the duration of a block; gives its URL, whose pages are /cockpit/@localhost/NAME.
+
+    Our page's commands have `environment`. `before` are the words of a program that runs all of it,
+    `bridge` those of one that runs the bridge, such as another user's.
+    """
+    programs, packages = folder / "bin", folder / "share/cockpit"
+    programs.mkdir(parents=True)
+    packages.mkdir(parents=True)
+    (packages / "virtlun").symlink_to(PAGE)
+    _program(programs / "virtlun", VIRTLUN.format(root=ROOT, python=sys.executable))
+    local = _program(programs / "bridge", BRIDGE.format(words=" ".join(bridge)))
+    port = _free_port()
+    log = folder / "cockpit.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                *(*before, SERVER, "--no-tls", "--address=127.0.0.1", f"--port={port}"),
+                f"--local-session={local}",
+            ],
+            env={
+                **os.environ,
+                "HOME": str(folder),
+                "PATH": f"{programs}:{os.environ['PATH']}",
+                "XDG_DATA_DIRS": f"{folder / 'share'}:/usr/share",
+                "XDG_CONFIG_DIRS": str(folder),
+                "XDG_RUNTIME_DIR": str(folder),
+                **environment,
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        serves(process, lambda: _listens(port), "Cockpit's web server", log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait()
