@@ -182,7 +182,7 @@ class Page:
 
     def text(self) -> str:
         """Returns what can be read on it."""
-        return str(self.run("document.body.innerText"))
+        return str(self.run("document.body?.innerText ?? ''"))
 
     def until(self, script: str, what: str = "") -> Any:
         """Waits until an expression is true, and returns its value."""
@@ -251,12 +251,24 @@ class Page:
                     "Input.dispatchMouseEvent", type=kind, button="left", clickCount=count, **place
                 )
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name: str, text: str, *, role: str = "textbox") -> None:
         """Writes into the text field of that label, in place of what it has."""
-        node = self.find("textbox", name)
+        node = self.find(role, name)
         self.send("DOM.focus", backendNodeId=node)
         self.run("document.activeElement.select()")
         self.send("Input.insertText", text=text)
+
+    def choose(self, option: str) -> None:
+        """Chooses an option of the one list that has it."""
+        self.run(
+            f"""(() => {{
+                const [list, option] = [...document.querySelectorAll('select')]
+                    .flatMap(list => [...list.options].map(option => [list, option]))
+                    .find(([, option]) => option.text === {json.dumps(option)});
+                list.value = option.value;
+                list.dispatchEvent(new Event('change', {{ bubbles: true }}));
+            }})()"""
+        )
 
     def key(self, key: str, code: int, text: str = "") -> None:
         """Presses a key, such as Enter, of that Windows key code."""

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.support.examples import EXAMPLES
+from tests.support.host import Host
+from tests.support.polkit import BUS
 from tests.support.wait import serves
 
 SERVER = "/usr/lib/cockpit/cockpit-ws"
@@ -94,3 +96,36 @@ def cockpit(
     finally:
         process.terminate()
         process.wait()
+
+
+@contextlib.contextmanager
+def machines(host: Host, folder: Path) -> Iterator[str]:
+    """Runs Cockpit with its page of VMs on a host's gateway, for the duration of a block.
+
+    That page reaches libvirt by libvirt-dbus, which finds the gateway at libvirt's own place.
+    """
+    sockets = (host.gateway_socket, "libvirt-sock"), (host.gateway_socket_ro, "libvirt-sock-ro")
+    for socket_, name in sockets:
+        (host.libvirtd.scratch / "run-libvirt" / name).symlink_to(socket_)
+    bus, config = folder / "bus", folder / "bus.conf"
+    config.write_text(BUS.format(path=bus))
+    environment = {"DBUS_SYSTEM_BUS_ADDRESS": f"unix:path={bus}"}
+    commands = (
+        ["dbus-daemon", "--nofork", "--nopidfile", f"--config-file={config}"],
+        host.libvirtd.command("/usr/sbin/libvirt-dbus", "--system"),
+    )
+    log = folder / "bus.log"
+    with contextlib.ExitStack() as ending:
+        for command in commands:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log.open("ab"),
+                stderr=subprocess.STDOUT,
+            )
+            ending.callback(process.wait)
+            ending.callback(process.terminate)
+            serves(process, bus.exists, "the bus", log)
+        environment |= {"VIRTLUN_CONFIG": str(host.config), "LIBVIRT_DEFAULT_URI": host.uri}
+        yield ending.enter_context(cockpit(folder, environment, before=host.libvirtd.command()))

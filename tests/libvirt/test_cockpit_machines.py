@@ -1,0 +1,94 @@
+"""Cockpit's own page of VMs, unmodified, through the gateway: our pools and disks are as any there.
+
+With VIRTLUN_WRITE_DOCS=1 the picture for the site is made anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.support.browser import Browser, Page
+from tests.support.cockpit import ROOT, machines
+from tests.support.host import Host
+from tests.support.scratch import short_directory
+
+pytestmark = [pytest.mark.nightly, pytest.mark.root, pytest.mark.vm]
+
+MIB = 1 << 20
+WHERE = "/cockpit/@localhost/machines/index.html"
+POOLS = "#/storages?connection=system"
+PICTURE = ROOT / "docs/pages/how-to/cockpit-machines.png"
+
+
+@pytest.fixture(scope="module")
+def site(host: Host) -> Iterator[str]:
+    """Cockpit on a host with the running VM `web` that has the volume `lvs0/a`."""
+    host.start_without_guest("web", "a")
+    with short_directory("vc-", "/var/tmp") as folder, machines(host, folder) as url:
+        yield url
+
+
+@pytest.fixture
+def browser(host: Host) -> Iterator[Browser]:
+    with short_directory("vb-") as folder, Browser(folder) as running:
+        yield running
+
+
+def shown(browser: Browser, url: str) -> Page:
+    """Returns the page; it is told that there is no KVM, where it sees none."""
+    page = browser.open(url, (1280, 760))
+    page.until("/Ignore|Virtual machines/.test(document.body.innerText)")
+    if "Ignore" in page.names("button"):
+        page.press("button", "Ignore")
+    return page
+
+
+def disks(host: Host) -> dict[str, dict[str, str]]:
+    """Returns the sources of the VM's disks, by their names."""
+    xml = ElementTree.fromstring(host.virsh("dumpxml", "web"))
+    found = {}
+    for disk in xml.findall("devices/disk"):
+        (target,), (source,) = disk.findall("target"), disk.findall("source")
+        found[target.attrib["dev"]] = dict(source.attrib)
+    return found
+
+
+def test_a_disk_is_made_in_our_pool_and_added_to_a_running_vm(
+    host: Host, site: str, browser: Browser
+) -> None:
+    page = shown(browser, f"{site}{WHERE}#vm?name=web&connection=system")
+    page.until_says("/dev/virtlun/lvs0/a")
+    page.press("button", "Add disk")
+    page.until_says("virtlun-lvs0")
+    page.write("Name", "new")
+    page.write("Size", "64", role="spinbutton")
+    page.choose("MiB")
+    page.press("button", "Add")
+    page.until("!document.querySelector('[role=dialog]')", "the dialog to close")
+    assert host.volumes.volume("lvs0/new").size == 64 * MIB
+    assert disks(host) == {
+        "sda": {"file": "/dev/virtlun/lvs0/a"},
+        "vda": {"pool": "virtlun-lvs0", "volume": "new"},
+    }
+    # Its QEMU has the volume, as the target's connection of it shows.
+    (uuid,) = [each.uuid for each in host.volumes.volumes("lvs0") if each.name == "new"]
+    controllers = host.client.call("vhost_get_controllers")
+    blocks = [each["backend_specific"].get("block") for each in controllers if each["sessions"]]
+    assert uuid in [block["bdev"] for block in blocks if block]
+    page.until_says("virtlun-lvs0", "new")
+
+
+def test_our_pools_are_listed_with_their_volumes(host: Host, site: str, browser: Browser) -> None:
+    host.volumes.create("lvs0/spare", 128 * MIB, thin=True)
+    page = shown(browser, site + WHERE + POOLS)
+    page.until_says("virtlun-lvs0", "active")
+    page.press("button", "Details")
+    page.until_says("/dev/virtlun/lvs0")
+    page.press("tab", "Storage volumes")
+    page.until_says("spare", "web")
+    if "VIRTLUN_WRITE_DOCS" in os.environ:
+        page.picture(PICTURE)
