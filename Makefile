@@ -36,7 +36,8 @@ APT_PACKAGES := build-essential busybox-static ca-certificates ceph-common ceph-
 	qemu-system-x86 qemu-utils sasl2-bin sg3-utils strace systemd tgt util-linux valgrind virtinst xfsprogs \
 	xz-utils zstd
 # And of what measures, and the tests of the night.
-BENCH_PACKAGES := chromium cockpit-bridge cockpit-machines cockpit-system cockpit-ws fio qemu-block-extra rocksdb-tools
+BENCH_PACKAGES := at-spi2-core chromium cockpit-bridge cockpit-machines cockpit-system cockpit-ws fio gir1.2-atspi-2.0 \
+	qemu-block-extra rocksdb-tools virt-manager xvfb
 
 # Checks the licences and sources of crates. Built fast, as it runs for a second.
 CARGO_DENY_VERSION := 0.20.2

@@ -314,11 +314,11 @@ def test_the_picture(target: Target, site: Site, browser: Browser, boot: BootGue
         guest.run("dd if=/dev/zero of=/dev/sda bs=1M count=30 oflag=direct")
     target.rpc("bdev_lvol_snapshot", lvol_name="lvs0/db-root", snapshot_name="db-root@monday")
     target.rpc("bdev_lvol_delete", name="lvs0/data")
-    page = browser.open(f"{site}/virtlun", (1200, 800))
+    page = browser.open(f"{site}/virtlun", (1200, 1060))
     frame = "document.querySelector('iframe[name$=\"/virtlun\"]')?.contentDocument"
     lines = f"[...{frame}.querySelectorAll('path.line')]"
     page.until(
-        f"{lines}.length == 6 && {lines}.every(p => p.getAttribute('d').split('L').length > 25)",
-        "a minute of charts",
+        f"{lines}.length == 6 && {lines}.every(p => p.getAttribute('d').split('L').length > 12)",
+        "half a minute of charts",
     )
     page.picture(PICTURE)
