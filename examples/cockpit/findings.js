@@ -1,6 +1,6 @@
 /** The part of the page with what `virtlun doctor` finds on this host. */
 import { run } from "./command.js";
-import { html } from "./dom.js";
+import { html, say } from "./dom.js";
 
 const ORDER = ["failed", "warning", "ok"];
 const STYLES = { failed: "danger", warning: "warning", ok: "success" };
@@ -17,8 +17,8 @@ function listOf(findings) {
     return html("ul", {}, ...findings.map(itemOf));
 }
 
-/** Shows them in the element; resolves when it has. */
-export async function findings(element, button, target) {
+/** Shows them in the element, and how many they are in `count`; resolves when it has. */
+export async function findings(element, count, button, target) {
     button.disabled = true;
     element.setAttribute("aria-busy", "true");
     try {
@@ -27,12 +27,13 @@ export async function findings(element, button, target) {
         const good = found.filter(each => each.state === "ok");
         const others = found.filter(each => each.state !== "ok");
         others.sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state));
+        say(count, counts.join(", "));
         element.replaceChildren(
-            html("p", {}, counts.join(", ")),
             listOf(others),
             html("details", {}, html("summary", {}, `What is ok (${good.length})`), listOf(good)));
     } catch (error) {
-        element.replaceChildren(html("p", { class: "alert danger" }, error.message));
+        say(count, "");
+        element.replaceChildren(html("p", { class: "alert danger", role: "alert" }, error.message));
     }
     element.removeAttribute("aria-busy");
     button.disabled = false;

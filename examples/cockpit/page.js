@@ -82,7 +82,7 @@ function choose(list) {
             part(id).replaceChildren();
         end = follows(chosen());
     };
-    const check = () => findings(part("findings"), part("check"), chosen());
+    const check = () => findings(part("findings"), part("count"), part("check"), chosen());
     select.addEventListener("change", () => {
         end?.();
         begin();
@@ -99,6 +99,6 @@ function choose(list) {
 follow();
 cockpit.transport.wait(() => targets.read().then(choose, error => {
     alerts.tell("target", error.message);
-    for (const id of ["stores", "machines", "findings"])
+    for (const id of ["stores", "machines", "count"])
         part(id).replaceChildren();
 }));

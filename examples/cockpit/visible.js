@@ -3,16 +3,19 @@
 /** Calls `begin` while the page is visible, which returns what ends it, called when it is not. */
 export function whileVisible(begin) {
     let end = null;
+    const leave = () => {
+        end?.();
+        end = null;
+    };
     const look = () => {
-        if (cockpit.hidden) {
-            end?.();
-            end = null;
-        } else {
+        if (cockpit.hidden)
+            leave();
+        else
             end ??= begin();
-        }
     };
     cockpit.addEventListener("visibilitychange", look);
-    window.addEventListener("pagehide", () => end?.());
+    window.addEventListener("pagehide", leave);
+    window.addEventListener("pageshow", look);
     look();
 }
 

@@ -20,6 +20,7 @@ from tests.support.browser import PHONE, Browser, Page
 from tests.support.cockpit import ROOT, cockpit
 from tests.support.qemu import Guest
 from tests.support.target import Target
+from tests.support.tgt import IQN, Tgt
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.root, pytest.mark.vm]
@@ -31,6 +32,7 @@ WHERE = "/cockpit/@localhost/virtlun/index.html"
 MARKUP = "<b>bold<img"
 HOSTILE_VM = "<img src=x onerror=document.title=1>"
 NOBODY = 65534
+HOST = "iqn.2026-11.org.virtlun:host"
 PICTURE = ROOT / "docs/pages/how-to/cockpit.png"
 
 Site = str
@@ -235,6 +237,37 @@ def test_the_charts_move_and_names_are_text(
         lambda: target.rpc("virtlun_bdev_get_latencies", borders_ns=[]) == [],
         "the end of counting",
     )
+
+
+def test_another_target_and_its_pool(
+    scratch: Path, target: Target, environment: dict[str, str], browser: Browser
+) -> None:
+    second = Target(scratch / "second", "--iscsi")
+    second.directory.mkdir()
+    with Path(environment["VIRTLUN_CONFIG"]).open("a") as config:
+        config.write(
+            f'[targets.second]\nrpc_socket = "{second.rpc_socket}"\n'
+            f'vhost_dir = "{second.vhost_dir}"\n'
+        )
+    target.make_lvstore(size=STORE_MIB * MIB)
+    folder = scratch / "cockpit"
+    folder.mkdir()
+    with Tgt(scratch) as array, cockpit(folder, environment) as url:
+        array.disk(1)
+        second.start()
+        portal = {"portal": f"127.0.0.1:{array.port}", "target_iqn": IQN, "initiator_iqn": HOST}
+        second.rpc("virtlun_iscsi_pool_create", name="san", **portal)
+        page = browser.open(url + WHERE)
+        page.until_says("lvs0")
+        page.choose("second")
+        page.until_says("san", "LUNs of an iSCSI target", "lun-1", "its size is not told")
+        assert "lvs0" not in page.text()
+        # The array makes, grows and deletes them.
+        assert page.names("button") == ["Check again"]
+        page.choose("default")
+        page.until_says("lvs0")
+        page.close()
+        assert second.stop() == 0
 
 
 def test_findings_are_those_of_the_command(

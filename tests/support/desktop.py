@@ -98,7 +98,16 @@ def desktop(
         width, height = size
         server = subprocess.Popen(
             [
-                *("Xvfb", "-displayfd", str(writing), "-nolisten", "tcp", "-fbdir", str(folder)),
+                *(
+                    "Xvfb",
+                    "-displayfd",
+                    str(writing),
+                    "-nolisten",
+                    "tcp",
+                    "-nocursor",
+                    "-fbdir",
+                    str(folder),
+                ),
                 *("-screen", "0", f"{width}x{height}x{DEPTH}"),
             ],
             pass_fds=(writing,),

@@ -1,5 +1,7 @@
 """Cockpit's own page of VMs, unmodified, through the gateway: our pools and disks are as any there.
 
+And our page beside it, as far as it asks libvirt.
+
 With VIRTLUN_WRITE_DOCS=1 the picture for the site is made anew.
 """
 
@@ -92,3 +94,12 @@ def test_our_pools_are_listed_with_their_volumes(host: Host, site: str, browser:
     page.until_says("spare", "web")
     if "VIRTLUN_WRITE_DOCS" in os.environ:
         page.picture(PICTURE)
+
+
+def test_our_page_names_vms_that_are_shut_off(host: Host, site: str, browser: Browser) -> None:
+    host.start_without_guest("off", "b")
+    host.virsh("destroy", "off")
+    page = browser.open(f"{site}/cockpit/@localhost/virtlun/index.html")
+    page.until_says("off (shut off)")
+    page.press("button", "Delete lvs0/b")
+    page.until_says("off has it as a disk, and will not start without it.")
