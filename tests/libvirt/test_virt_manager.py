@@ -68,11 +68,13 @@ def test_a_volume_is_added_to_a_running_vm(host: Host) -> None:
         windows.do("press", "push button", "No")
         until(lambda: uuid in served(host), "the disk of the VM")
         # As of any disk, first of the running VM and then of its next start.
-        for side in ((), ("--inactive",)):
-            until(
-                lambda side=side: "/dev/virtlun/lvs0/added" in host.virsh("dumpxml", "web", *side),
-                "the disk in the VM's XML",
-            )
+        until(lambda: is_named(host), "the disk in the VM's XML")
+        until(lambda: is_named(host, "--inactive"), "the disk in its definition")
+
+
+def is_named(host: Host, *side: str) -> bool:
+    """Whether the VM's XML has the volume that was added."""
+    return "/dev/virtlun/lvs0/added" in host.virsh("dumpxml", "web", *side)
 
 
 def served(host: Host) -> set[str]:
