@@ -27,6 +27,7 @@ function storeOf(store, lvols) {
         size: store.total_data_clusters * store.cluster_size,
         free: store.free_clusters * store.cluster_size,
         stopped: store.stopped ?? null,
+        making: (store.zeroing ?? []).filter(({ uuid }) => !lvols.some(lvol => lvol.uuid === uuid)).map(makingOf),
         volumes: lvols.map(lvol => volumeOf(lvol, store)).sort(byName),
     };
 }
@@ -45,10 +46,19 @@ function volumeOf(lvol, store) {
     };
 }
 
+/** Returns how far a thick volume is that is no volume before its clusters are zeroed. */
+function makingOf(zeroed) {
+    return `Making ${zeroed.alias}: ${percentOf(zeroed)} % zeroed.`;
+}
+
+function percentOf({ done, total }) {
+    return Math.floor(100 * done / Math.max(total, 1));
+}
+
 /** Returns what keeps a volume from its use, or null. */
 function stateOf(lvol, zeroed) {
     if (zeroed)
-        return `${Math.floor(100 * zeroed.done / Math.max(zeroed.total, 1))} % zeroed`;
+        return `${percentOf(zeroed)} % zeroed`;
     if (lvol.waits_for_key)
         return `waits for key ${lvol.key_name}`;
     return lvol.is_degraded ? "what it is a clone of is missing" : null;

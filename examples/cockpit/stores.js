@@ -48,6 +48,7 @@ function storeCard({ store }, does) {
         { "aria-label": `Volumes of ${store.name}` },
         html("thead", {}, html("tr", {}, ...COLUMNS.map(title => html("th", { scope: "col" }, title)))),
         body);
+    const making = html("p", { role: "status" });
     const none = html("p", { class: "quiet" });
     const create = html(
         "button",
@@ -61,6 +62,7 @@ function storeCard({ store }, does) {
             stopped,
             meter.element,
             table,
+            making,
             none),
         show: ({ store: now, users, filter }) => {
             current = now;
@@ -74,8 +76,9 @@ function storeCard({ store }, does) {
             update(rows.map(volume => (
                 { key: volume.uuid, volume, users: users.get(volume.path) ?? [], fixed: now.fixed })));
             table.hidden = !rows.length;
+            say(making, now.making.join(" "));
             const left = matching.length - rows.length;
-            say(none, left ? `${left} more: filter by name.` : rows.length ? "" : "No volumes.");
+            say(none, left ? `${left} more: filter by name.` : rows.length || now.making.length ? "" : "No volumes.");
         },
     };
 }

@@ -19,6 +19,7 @@ from tests.guest.conftest import BootGuest, disk
 from tests.support.browser import PHONE, Browser, Page
 from tests.support.cockpit import ROOT, cockpit
 from tests.support.qemu import Guest
+from tests.support.slow_disk import SlowDisk
 from tests.support.target import Target
 from tests.support.tgt import IQN, Tgt
 from tests.support.wait import until
@@ -178,6 +179,19 @@ def test_what_fails_is_one_sentence(target: Target, page: Page) -> None:
     assert volumes(target) == {"data": 16}
 
 
+def test_many_volumes_are_filtered_by_name(target: Target, page: Page) -> None:
+    assert page.names("searchbox") == []
+    for number in range(12):
+        target.make_thin(f"v{number}", 1)
+    page.find("button", "Grow lvs0/v11")
+    page.write("Filter by name", "V1", role="searchbox")
+    page.until("document.querySelectorAll('tbody tr').length == 3")
+    grown = [name for name in page.names("button") if name.startswith("Grow")]
+    assert grown == ["Grow lvs0/v1", "Grow lvs0/v10", "Grow lvs0/v11"]
+    page.write("Filter by name", "none", role="searchbox")
+    page.until_says("No volumes.")
+
+
 def test_a_volume_that_is_gone_is_said(target: Target, page: Page) -> None:
     page.press("button", "Grow lvs0/data")
     target.rpc("bdev_lvol_delete", name="lvs0/data")
@@ -188,6 +202,46 @@ def test_a_volume_that_is_gone_is_said(target: Target, page: Page) -> None:
     assert error.value.code == NO_DEVICE
     refused(page, "No such device")
     page.until_says("No volumes.")
+
+
+@pytest.fixture
+def slow(scratch: Path, target: Target) -> Iterator[SlowDisk]:
+    """The disk below lvs0."""
+    with SlowDisk(scratch / "disk", 64 * MIB) as disk:
+        target.rpc("bdev_aio_create", filename=str(disk.path), name="d", block_size=512)
+        target.rpc("bdev_lvol_create_lvstore", bdev_name="d", lvs_name="lvs0", cluster_sz=MIB)
+        yield disk
+        disk.go_on()
+        target.stop()
+
+
+def test_what_takes_long_goes_on_without_its_dialog(
+    scratch: Path, target: Target, slow: SlowDisk, environment: dict[str, str], browser: Browser
+) -> None:
+    folder = scratch / "cockpit"
+    folder.mkdir()
+    with cockpit(folder, environment) as url:
+        page = browser.open(url + WHERE)
+        page.until_says("No volumes.")
+        slow.hang()
+        create(page, "new", "16M")
+        page.press("button", "Close")
+        has_ended(page)
+        page.until_says("Making lvs0/new: 0 % zeroed.")
+        slow.go_on()
+        page.find("button", "Grow lvs0/new")
+        assert volumes(target) == {"new": 16}
+        page.until("!document.body.innerText.includes('zeroed')", "the end of zeroing")
+        # What fails then is said at the top.
+        slow.hang()
+        create(page, "large", "32M")
+        page.press("button", "Close")
+        has_ended(page)
+        target.rpc("virtlun_lvol_cancel", name="lvs0/large")
+        slow.go_on()
+        page.until_says("Create a volume in lvs0: ", "large")
+        page.press("button", "Close this message")
+        assert page.run("document.getElementById('alerts').innerText") == ""
 
 
 def busy(boot: BootGuest, target: Target, controller: str, vm: str, volume: str) -> Guest:
