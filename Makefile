@@ -36,8 +36,10 @@ APT_PACKAGES := build-essential busybox-static ca-certificates ceph-common ceph-
 	qemu-system-x86 qemu-utils sasl2-bin sg3-utils strace systemd tgt util-linux valgrind virtinst xfsprogs \
 	xz-utils zstd
 # And of what measures, and the tests of the night.
-BENCH_PACKAGES := at-spi2-core chromium cockpit-bridge cockpit-machines cockpit-system cockpit-ws fio gir1.2-atspi-2.0 \
-	qemu-block-extra rocksdb-tools virt-manager xvfb
+BENCH_PACKAGES := fio qemu-block-extra rocksdb-tools
+# And of what the night looks at: Cockpit in a browser, and virt-manager on a screen.
+NIGHT_PACKAGES := at-spi2-core chromium cockpit-bridge cockpit-machines cockpit-system cockpit-ws gir1.2-atspi-2.0 \
+	virt-manager xvfb
 
 # Checks the licences and sources of crates. Built fast, as it runs for a second.
 CARGO_DENY_VERSION := 0.20.2
@@ -111,7 +113,7 @@ fuzz: setup ## Each fuzz target for 20 s (FUZZ='ring --seconds 600' for one, lon
 	@$(BIN)/python -m tests.fuzz $(FUZZ)
 
 .PHONY: nightly
-nightly: kubernetes $(CACHE)/apt-bench.stamp ## What takes hours: long runs, fuzzing, Miri, sanitizers, benchmarks; goes on after a break (STEPS='fuzz miri' for some)
+nightly: kubernetes $(CACHE)/apt-bench.stamp $(CACHE)/apt-night.stamp ## What takes hours: long runs, fuzzing, Miri, sanitizers, benchmarks; goes on after a break (STEPS='fuzz miri' for some)
 	@$(BIN)/python -m tests.nightly $(STEPS)
 
 .PHONY: test-kubernetes
@@ -226,6 +228,9 @@ $(CACHE)/apt.stamp: Makefile
 
 $(CACHE)/apt-bench.stamp: Makefile | $(CACHE)/apt.stamp
 	$(call apt,$(BENCH_PACKAGES))
+
+$(CACHE)/apt-night.stamp: Makefile | $(CACHE)/apt.stamp
+	$(call apt,$(NIGHT_PACKAGES))
 
 # Python, which knows what they are, comes with the others.
 $(CACHE)/apt-kubernetes.stamp: Makefile tests/kubernetes/tools/__init__.py | $(CACHE)/apt.stamp
