@@ -33,10 +33,10 @@ from csi.kubevirt.controllers import VmControllers
 from csi.kubevirt.vmvolume.cache import Cache, Name
 from csi.kubevirt.vmvolume.metrics import PhaseCollector, VmVolumeMetrics
 from csi.kubevirt.vmvolume.model import FINALIZER, VmVolume
-from csi.kubevirt.vmvolume.queue import Due, Queue
 from csi.kubevirt.vmvolume.reconcile import Reconciler
 from csi.locks import VolumeLocks
 from csi.objects import Object, Vmi
+from csi.queue import Due, Queue
 from csi.volumes import OwnedVolumes
 from pydataplane.errors import TargetError
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from csi.cluster import backoff
-from csi.kubevirt.vmvolume.queue import Due, Queue
+from csi.queue import Due, Queue
 
 
 def keys(queue: Queue[str], count: int) -> list[str]:
@@ -65,7 +65,7 @@ def test_it_stays_of_the_size_of_its_keys() -> None:
 def test_it_says_since_when_a_key_was_due(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     clocks = SimpleNamespace(time=lambda: now, monotonic=lambda: now - 900)
-    monkeypatch.setattr("csi.kubevirt.vmvolume.queue.time", clocks)
+    monkeypatch.setattr("csi.queue.time", clocks)
     queue: Queue[str] = Queue()
     queue.put("a")
     now += 1
