@@ -39,6 +39,7 @@ from csi.snapshots import OwnedSnapshots
 from csi.targets import Targets
 from csi.vhostface import VhostFace
 from csi.volumehealth import VolumeHealth
+from csi.volumelimits import VolumeLimits
 from csi.volumenodes import VolumeNodes
 from csi.volumes import OwnedVolumes
 from csi.waiting import WaitingClaims
@@ -168,8 +169,9 @@ def main(
     registration = Registration(kubelet_registration_path or "")
     parts: dict[str, object] = {"Identity": Identity(targets, controller=mode != "node")}
     nodes = VolumeNodes()
+    limits = VolumeLimits(volumes.lvols, nodes.class_of)
     if mode != "node":
-        parts |= _controller(volumes, locks, node_id, nodes, stopped)
+        parts |= _controller(volumes, locks, node_id, nodes, limits, stopped)
     if mode != "controller":
         devices = ChosenDevices(targets, host, Choice(host_device))
         controllers = VmControllers(targets, devices, locks)
@@ -192,6 +194,7 @@ def main(
             asked_of=nodes.asked_of,
             host=host,
             pools_file=path.with_name("pools.json"),
+            limits=limits,
         )
     log = structlog.get_logger().bind(endpoint=endpoint, mode=mode, node=node_id)
     with ExitStack() as running:
@@ -231,6 +234,7 @@ def _controller(
     locks: VolumeLocks,
     node_id: str,
     nodes: VolumeNodes,
+    limits: VolumeLimits,
     stopped: threading.Event,
 ) -> dict[str, object]:
     """Returns the services that make and delete, by name.
@@ -241,7 +245,9 @@ def _controller(
     snapshots.begin(stopped)
     waiting = WaitingClaims(node_id)
     return {
-        "Controller": Controller(volumes, snapshots, locks, node_id, nodes.node_of, waiting),
+        "Controller": Controller(
+            volumes, snapshots, locks, node_id, nodes.node_of, waiting, limits
+        ),
         "GroupController": GroupController(volumes, snapshots, locks),
         "SnapshotMetadata": SnapshotMetadata(volumes, snapshots),
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from csi import DRIVER_NAME, POOL_KEY, POOL_VALUE, TOPOLOGY_KEY, contents
+from csi import DRIVER_NAME, POOL_KEY, POOL_VALUE, TOPOLOGY_KEY, attributes, contents
 from csi.capabilities import SHARED_BLOCK, check_all, problem
 from csi.contents import Contents
 from csi.errors import Code, Failure, invalid
@@ -21,6 +21,7 @@ from csi.proto import csi_pb2 as pb
 from csi.sizes import size_within, wanted_bytes
 from csi.snapshotcontroller import SnapshotController, check_name
 from csi.snapshots import OwnedSnapshots
+from csi.volumelimits import VolumeLimits
 from csi.volumes import Owned, OwnedVolumes, Owner
 from csi.waiting import WaitingClaims
 from pydataplane.lvstores import Lvstore
@@ -35,6 +36,7 @@ CAPABILITIES = [
     Rpc.GET_SNAPSHOT,
     Rpc.CLONE_VOLUME,
     Rpc.EXPAND_VOLUME,
+    Rpc.MODIFY_VOLUME,
     Rpc.SINGLE_NODE_MULTI_WRITER,
 ]
 
@@ -50,6 +52,7 @@ class Controller(SnapshotController):
         node: str,
         node_of: Callable[[str], str | None] | None = None,
         waiting: WaitingClaims | None = None,
+        limits: VolumeLimits | None = None,
     ) -> None:
         """Serves the volumes of `node`; the locks are shared with the Node service.
 
@@ -61,14 +64,14 @@ class Controller(SnapshotController):
         self._contents = Contents(volumes, snapshots, locks)
         self._node_of = node_of or (lambda _: None)
         self._waiting = waiting
+        self._limits = limits or VolumeLimits(volumes.lvols)
 
     def create_volume(self, request: pb.CreateVolumeRequest) -> pb.CreateVolumeResponse:
         """Makes a volume, or returns the one of this name if it is as asked for."""
         check_name(request.name, "volume")
         parameters = read(request.parameters)
         check_all(request.volume_capabilities, face=parameters.face)
-        if request.mutable_parameters:
-            raise invalid("a VolumeAttributesClass is not supported yet: leave it out of the claim")
+        wanted = attributes.read(request.mutable_parameters)
         source = request.volume_content_source
         content = contents.written(source) if request.HasField("volume_content_source") else ""
         owner = Owner(
@@ -87,6 +90,8 @@ class Controller(SnapshotController):
                 else:
                     found = self._create_empty(handle, owner, request.capacity_range, store)
                 _check_same(found, owner, request.capacity_range)
+                if request.mutable_parameters:
+                    self._limits.give(found.volume, wanted)
         shared = any(one.access_mode.mode in SHARED_BLOCK for one in request.volume_capabilities)
         on_one_node = shared and not store.is_pool
         if on_one_node and owner.claim and self._waiting:  # KubeVirt takes it for migratable
@@ -155,11 +160,16 @@ class Controller(SnapshotController):
         for capability in request.volume_capabilities:
             if why := problem(capability, face=face):
                 return answer(message=why)
+        try:
+            attributes.read(request.mutable_parameters)
+        except Failure as error:
+            return answer(message=str(error))
         return answer(
             confirmed=answer.Confirmed(
                 volume_context=request.volume_context,
                 volume_capabilities=request.volume_capabilities,
                 parameters=request.parameters,
+                mutable_parameters=request.mutable_parameters,
             )
         )
 
@@ -251,17 +261,39 @@ class Controller(SnapshotController):
             capacity_bytes=grown.size, node_expansion_required=used
         )
 
+    def _check_elsewhere(self, handle: str) -> None:
+        """Raises NOT_FOUND or UNAVAILABLE unless a volume that is not here can be elsewhere."""
+        node = self._node_of(handle)
+        in_pool_here = node == "" and self._volumes.lvols.stores_of(handle)
+        if node in (None, self._node) or in_pool_here:
+            raise self._volumes.missing(handle)
+
     def _expand_elsewhere(
         self, request: pb.ControllerExpandVolumeRequest
     ) -> pb.ControllerExpandVolumeResponse:
         """Leaves growth to the node that has the volume; NOT_FOUND if there is none."""
-        node = self._node_of(request.volume_id)
-        in_pool_here = node == "" and self._volumes.lvols.stores_of(request.volume_id)
-        if node in (None, self._node) or in_pool_here:
-            raise self._volumes.missing(request.volume_id)
+        self._check_elsewhere(request.volume_id)
         return pb.ControllerExpandVolumeResponse(
             capacity_bytes=wanted_bytes(request.capacity_range), node_expansion_required=True
         )
+
+    def controller_modify_volume(
+        self, request: pb.ControllerModifyVolumeRequest
+    ) -> pb.ControllerModifyVolumeResponse:
+        """Gives a volume the limits of another VolumeAttributesClass, at once, also one in use.
+
+        csi-resizer is one for all nodes, and asks the driver beside it. Where the volume is another
+        node's, that node does it when it sees the class at the PersistentVolume (csi.classwatch).
+        """
+        _check_id(request.volume_id)
+        wanted = attributes.read(request.mutable_parameters)
+        with self._locks.hold(request.volume_id):
+            found = self._volumes.find(request.volume_id)
+            if found is not None:
+                self._limits.give(found.volume, wanted)
+            else:
+                self._check_elsewhere(request.volume_id)
+        return pb.ControllerModifyVolumeResponse()
 
     def _check_topology(self, wanted: pb.TopologyRequirement, store: Lvstore) -> None:
         """Raises RESOURCE_EXHAUSTED if a volume of this node cannot be used where it is wanted."""

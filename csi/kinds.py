@@ -46,6 +46,11 @@ NODE = Kind("", "v1", "Node", "nodes", namespaced=False)
 POD = Kind("", "v1", "Pod", "pods")
 EVENT = Kind("", "v1", "Event", "events")
 STORAGE_CLASS = Kind("storage.k8s.io", "v1", "StorageClass", "storageclasses", namespaced=False)
+ATTRIBUTES_CLASS = Kind(
+    *("storage.k8s.io", "v1", "VolumeAttributesClass", "volumeattributesclasses"),
+    namespaced=False,
+    hint="it has them since Kubernetes 1.34",
+)
 VMI = Kind(
     *("kubevirt.io", "v1", "VirtualMachineInstance", "virtualmachineinstances"),
     hint="install KubeVirt",

@@ -26,6 +26,7 @@ from csi.proto import csi_pb2 as pb
 from csi.underway import Underway
 from csi.vhostface import VhostFace
 from csi.volumehealth import VolumeHealth
+from csi.volumelimits import VolumeLimits
 from csi.volumes import Owned, OwnedVolumes
 from pydataplane.errors import NO_DEVICE, RpcError
 from pydataplane.lvols import Volume
@@ -62,6 +63,7 @@ class Node:
         asked_of: Callable[[str], int | None] | None = None,
         host: Host | None = None,
         pools_file: Path | None = None,
+        limits: VolumeLimits | None = None,
     ) -> None:
         """Serves the pods of `node`, `max_volumes` at most (0: as many as there are).
 
@@ -71,6 +73,7 @@ class Node:
         Ceph the node has.
         """
         self._pools_file = pools_file
+        self._limits = limits or VolumeLimits(volumes.lvols)
         self._volumes = volumes
         self._devices = devices
         self._vhost = vhost
@@ -96,6 +99,7 @@ class Node:
         with self._locks.hold(request.volume_id):
             owned = self._grown(self._volumes.get(request.volume_id))
             check(request.volume_capability, face=owned.parameters.face)
+            self._limits.before_use(owned.volume)
             if owned.parameters.face == "vhost":
                 size = int(owned.parameters.block_size)
                 self._vhost.attach(request.volume_id, block_size=size)
@@ -119,9 +123,12 @@ class Node:
                     "unpublish it first"
                 )
             self._host.unmount(request.volume_id, staging)
-            if not self._is_of_others(request.volume_id):
+            owned = self._volumes.find(request.volume_id)
+            if owned is not None or not self._is_of_others(request.volume_id):
                 self._devices.detach(request.volume_id)
                 self._vhost.detach(request.volume_id)
+            if owned is not None:
+                self._limits.after_use(owned.volume)
         return pb.NodeUnstageVolumeResponse()
 
     def node_publish_volume(
@@ -462,9 +469,7 @@ class Node:
             )
 
     def _is_of_others(self, handle: str) -> bool:
-        """Whether a handle names something of the target that is not the driver's."""
-        if self._volumes.find(handle) is not None:
-            return False
+        """Whether a handle that is none of ours names something of the target."""
         try:
             return bool(self._volumes.targets.of(handle).call("bdev_get_bdevs", name=handle))
         except RpcError as error:

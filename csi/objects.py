@@ -51,6 +51,8 @@ class PersistentVolume:
     claim: tuple[str, str] | None
     """Namespace and name of the claim that it is reserved for."""
     deleting: bool
+    attributes_class: str | None = None
+    """The VolumeAttributesClass that csi-provisioner or csi-resizer has had the driver apply."""
     in_pool: bool = False
     """Whether it is an image of a pool of Ceph, which every node that has the pool can use."""
 
@@ -74,6 +76,7 @@ class PersistentVolume:
             quantity=quantity,
             block=spec.get("volumeMode") == "Block",
             node=_tied_to(spec),
+            attributes_class=spec.get("volumeAttributesClassName") or None,
             in_pool=any(each["key"].startswith(POOL_KEY) for each in _places(spec)),
             claim=(claim["namespace"], claim["name"]) if claim else None,
             deleting="deletionTimestamp" in found["metadata"],

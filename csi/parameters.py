@@ -25,6 +25,8 @@ PROVISIONER_PREFIX = "csi.storage.k8s.io/"
 PROVISIONERS = {
     f"{PROVISIONER_PREFIX}{key}" for key in ("fstype", "pvc/name", "pvc/namespace", "pv/name")
 }
+GIVEN_MAX = 64
+"""Characters of a wrong value that a refusal repeats."""
 
 
 class Parameters(BaseModel):
@@ -110,7 +112,7 @@ def read(given: Mapping[str, str]) -> Parameters:
     try:
         return Parameters.model_validate(ours, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise _explain(error, ours) from error
+        raise explain(error, ours, Parameters, "StorageClass parameter") from error
 
 
 def claim(given: Mapping[str, str]) -> str:
@@ -119,15 +121,23 @@ def claim(given: Mapping[str, str]) -> str:
     return "/".join(parts) if all(parts) else ""
 
 
-def _explain(error: ValidationError, given: Mapping[str, str]) -> Failure:
+def explain(
+    error: ValidationError, given: Mapping[str, str], model: type[BaseModel], what: str
+) -> Failure:
+    """Returns INVALID_ARGUMENT for parameters that a model refuses; `what` is what each is called.
+
+    The text names the parameter, what was given and what is possible.
+    """
     first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"]) or first["type"]
-    known = ", ".join(field.alias or key for key, field in Parameters.model_fields.items())
+    context = first.get("ctx", {})
+    loc = ".".join(str(part) for part in first["loc"])
+    name = loc or str(context.get("parameter", first["type"]))
+    known = ", ".join(field.alias or key for key, field in model.model_fields.items())
     if first["type"] == "missing":
-        return invalid(f"StorageClass parameter {name} is missing: name it, for example lvs0")
+        return invalid(f"{what} {name} is missing: name it, for example lvs0")
     if first["type"] == "extra_forbidden":
-        return invalid(f"StorageClass parameter {name} is not known: the parameters are {known}")
-    return invalid(f"StorageClass parameter {name}: '{given.get(name)}': {first['msg']}")
+        return invalid(f"{what} {name} is not known: the parameters are {known}")
+    return invalid(f"{what} {name}: '{given.get(name, '')[:GIVEN_MAX]}': {first['msg']}")
 
 
 def schema() -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""What the API server knows of a volume: which node has it, and how large it is to be.
+"""What the API server knows of a volume: which node has it, how large it is to be, its class.
 
-csi-resizer asks any of the drivers for growth, and that one leaves it to the volume's node. So each
-node may write a larger capacity into any PersistentVolume. What the volume's node believes is the
-claim, which asks for no more than its user wrote.
+csi-resizer asks any of the drivers for growth or for another VolumeAttributesClass, and that one
+leaves it to the volume's node. So each node may write a larger capacity, or another class, into any
+PersistentVolume. What the volume's node believes is the claim, which asks for no more than its user
+wrote.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from collections.abc import Callable
 
 import structlog
 
+from csi import DRIVER_NAME, attributes
+from csi.attributes import Attributes
 from csi.cluster import Cluster
 from csi.clustererrors import ClusterError, NotFoundError
-from csi.errors import Code, Failure
-from csi.kinds import CLAIM
-from csi.objects import PersistentVolume, quantity_bytes
+from csi.errors import Code, Failure, invalid
+from csi.kinds import ATTRIBUTES_CLASS, CLAIM
+from csi.objects import Object, PersistentVolume, quantity_bytes
 
 IN_POD = "KUBERNETES_SERVICE_HOST"
 
@@ -76,23 +79,66 @@ class VolumeNodes:
                 Code.UNAVAILABLE, f"how large volume {handle} is to be is not known: {error}"
             ) from error
 
-    def _asked(self, found: PersistentVolume | None) -> int | None:
-        if found is None or found.claim is None:
-            return None
-        assert self._cluster is not None
-        namespace, name = found.claim
+    def class_of(self, handle: str) -> Attributes | None:
+        """Returns what the class of a volume of ours says; None where nobody does."""
         try:
-            claim = self._cluster.get(CLAIM, name, namespace)
+            found = self._volume(handle)
+            return self.class_for(found) if found is not None else None
+        except (ClusterError, Failure) as error:
+            log.warning("how a volume is to be limited is not known", reason=str(error))
+            return None
+
+    def class_for(self, volume: PersistentVolume) -> Attributes | None:
+        """Returns what the class says that a volume and its claim agree on.
+
+        None: it has no class; or its claim asks for another one, is not bound to it yet, or is
+        gone; or the class is gone.
+
+        Raises:
+            ClusterError: the API server does not say.
+            Failure: INVALID_ARGUMENT, the class is not one of ours.
+        """
+        name = volume.attributes_class
+        claim = self._claim(volume) if name is not None else None
+        if name is None or claim is None:
+            return None
+        asked = claim["spec"]
+        if (asked.get("volumeName"), asked.get("volumeAttributesClassName")) != (volume.name, name):
+            return None
+        try:
+            found = self._api().get(ATTRIBUTES_CLASS, name)
         except NotFoundError:
             return None
+        if found["driverName"] != DRIVER_NAME:
+            raise invalid(f"VolumeAttributesClass {name} is of {found['driverName']}: name another")
+        return attributes.read(found.get("parameters") or {})
+
+    def _asked(self, found: PersistentVolume | None) -> int | None:
+        claim = self._claim(found) if found is not None else None
+        if claim is None:
+            return None
         return quantity_bytes(claim["spec"]["resources"]["requests"]["storage"])
+
+    def _claim(self, volume: PersistentVolume) -> Object | None:
+        """Returns the claim that a volume is reserved for, None if there is none."""
+        if volume.claim is None:
+            return None
+        namespace, name = volume.claim
+        try:
+            return self._api().get(CLAIM, name, namespace)
+        except NotFoundError:
+            return None
 
     def _volume(self, handle: str) -> PersistentVolume | None:
         if self._connect is None:
             return None
-        with self._mutex:
-            self._cluster = self._cluster or self._connect()
         try:
-            return self._cluster.volume_by_handle(handle)
+            return self._api().volume_by_handle(handle)
         except NotFoundError:
             return None
+
+    def _api(self) -> Cluster:
+        assert self._connect is not None
+        with self._mutex:
+            self._cluster = self._cluster or self._connect()
+        return self._cluster

@@ -22,6 +22,7 @@ from tests.support.target import binary
 
 REFERENCE = ROOT / "docs/pages/reference"
 CLASSES = "examples/kubernetes/storageclasses.yaml"
+ATTRIBUTES = "examples/kubernetes/volumeattributesclasses.yaml"
 WIDTH = 100
 """Characters of a line of help."""
 
@@ -131,6 +132,18 @@ def storage_class() -> str:
     )
 
 
+def attributes_class() -> str:
+    """Returns the page on the parameters of a VolumeAttributesClass."""
+    schema = json.loads((ROOT / "schemas/csi/volumeattributesclass.schema.json").read_text())
+    return (
+        f"{NOTE}# VolumeAttributesClass\n\n{_words(schema['description'])} All are whole numbers, "
+        "as text, and what a class does not name stays as a volume has it: "
+        "[limits in Kubernetes](../how-to/limits.md#in-kubernetes). "
+        f"[{ATTRIBUTES}](../../../{ATTRIBUTES}) "
+        f"has classes to begin with.\n\n{_table('parameter', schema)}"
+    )
+
+
 def _table(what: str, schema: _Schema) -> str | None:
     """Returns a table of the properties of an object; None if it has none."""
     if not schema.get("properties"):
@@ -231,6 +244,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "rpc.md": methods,
     "configuration.md": configuration,
     "storageclass.md": storage_class,
+    "volumeattributesclass.md": attributes_class,
     "calls.md": calls,
     "e2e.md": lambda: NOTE + storage_suite(),
     "conformance.md": lambda: NOTE + scsi_suite(),

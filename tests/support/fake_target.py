@@ -279,7 +279,7 @@ class FakeTarget(WatchedClient):
             "num_blocks": volume.mib * MIB // block_size,
             "preferred_unmap_granularity": MIB // block_size,
             "uuid": volume.uuid,
-            "claimed": bool(self.users(volume.uuid)),
+            "claimed": bool(self.users(volume.uuid)) or volume.uuid in self.exports,
             "driver_specific": self._image(alias) or {"lvol": lvol, **self._rbd(volume.uuid)},
             **OF_EACH_BDEV,
             "assigned_rate_limits": {

@@ -22,15 +22,14 @@ DEADLINE_S = 240.0
 NOT_CLAIMED = (
     "ControllerGetVolumeHealth",
     "ControllerListVolumeHealth",
-    "ControllerModifyVolume",
     "ControllerPublish",
     "ControllerUnpublish",
     "Controller Publish",
-    "Modify",
     "NodeGetStorageHealth",
     "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS",  # its spec compares what no two messages have the same
 )
-CLAIMED_SPECS = 79
+CLAIMED_SPECS = 87
+MUTABLE = 'iops: "1000"\nthroughput: "100"\n'
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +91,8 @@ def run(
     directory = driver.directory
     parameters = directory / "parameters.yaml"
     parameters.write_text(text)
+    mutable = directory / "mutable.yaml"
+    mutable.write_text(MUTABLE)
     report = directory / "report.xml"
     done = subprocess.run(
         [
@@ -102,6 +103,7 @@ def run(
             *("--csi.testvolumesize", str(320 * MIB)),
             *("--csi.testvolumeexpandsize", str(400 * MIB)),
             *("--csi.testvolumeparameters", str(parameters)),
+            *("--csi.testvolumemutableparameters", str(mutable)),
             *("--csi.testvolumeaccesstype", kind),
             *("--csi.junitfile", str(report)),
         ],

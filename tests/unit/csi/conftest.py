@@ -13,6 +13,7 @@ import csi.kubevirt.inline
 import csi.kubevirt.podcontrollers
 import csi.node
 import csi.vhostface
+from csi.attributes import Attributes
 from csi.controller import Controller
 from csi.errors import Code, describe
 from csi.host import Host
@@ -24,6 +25,7 @@ from csi.proto import csi_pb2 as pb
 from csi.snapshots import OwnedSnapshots
 from csi.targets import Targets
 from csi.vhostface import VhostFace
+from csi.volumelimits import VolumeLimits
 from csi.volumes import OwnedVolumes
 from tests.support.fake_target import LVSTORE, MIB, FakeTarget
 from tests.unit.csi.fakes import FakeHost
@@ -47,6 +49,8 @@ class World:
         self.capacities: dict[str, int] = {}
         #: And the bytes that its claim asks for.
         self.asked: dict[str, int] = {}
+        #: And the VolumeAttributesClass that each has.
+        self.classes: dict[str, Attributes] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -54,7 +58,10 @@ class World:
         targets = Targets([self.target])
         volumes = OwnedVolumes(targets, NODE)
         snapshots = OwnedSnapshots(volumes, self.locks)
-        self.controller = Controller(volumes, snapshots, self.locks, NODE, self.nodes.get)
+        limits = VolumeLimits(volumes.lvols, self.classes.get)
+        self.controller = Controller(
+            volumes, snapshots, self.locks, NODE, self.nodes.get, limits=limits
+        )
         inline = InlineVolumes(
             VmControllers(targets, self.host, self.locks), None, host=cast(Host, self.host)
         )
@@ -65,6 +72,7 @@ class World:
             asked_of=self.asked.get,
             host=cast(Host, self.host),
             pools_file=self.directory / "pools.json",
+            limits=limits,
         )
 
     def create(self, name: str = "pvc-1", size: int = 64 * MIB, **changes: Any) -> pb.Volume:

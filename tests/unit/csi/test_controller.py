@@ -267,10 +267,6 @@ def test_the_uses_there_are_get_confirmed(world: World) -> None:
     assert len(answer.confirmed.volume_capabilities) == 3
 
 
-def test_what_is_not_there_yet_is_refused(world: World) -> None:
-    refused(lambda: world.create(mutable_parameters={"iops": "1"}), Code.INVALID_ARGUMENT)
-
-
 def test_a_volume_for_another_node_is_made_there(world: World) -> None:
     wanted = pb.TopologyRequirement(requisite=[pb.Topology(segments={TOPOLOGY_KEY: "node2"})])
     message = refused(

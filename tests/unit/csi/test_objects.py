@@ -25,6 +25,7 @@ def volume(**spec: Any) -> dict[str, Any]:
             "csi": {"driver": "csi.virtlun.dev", "volumeHandle": HANDLE},
             "claimRef": {"namespace": "ns", "name": "data", "uid": "u"},
             "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
+            "volumeAttributesClassName": "slow",
             **spec,
         },
     }
@@ -69,6 +70,7 @@ def test_a_volume_of_ours_tells_its_lvol_and_its_node() -> None:
     assert (found.handle, found.node, found.ours, found.block) == (HANDLE, "n1", True, True)
     assert (found.capacity, found.quantity) == (2 * GIB, "2Gi")
     assert found.claim == ("ns", "data")
+    assert found.attributes_class == "slow"
 
 
 def test_a_volume_of_another_driver_has_no_node_of_ours() -> None:
@@ -82,6 +84,7 @@ def test_a_volume_of_another_driver_has_no_node_of_ours() -> None:
 def test_a_volume_without_csi_is_read_too() -> None:
     found = PersistentVolume.of(volume(csi=None, hostPath={"path": "/x"}, claimRef=None))
     assert (found.driver, found.handle, found.claim) == ("", "", None)
+    assert PersistentVolume.of(volume(volumeAttributesClassName=None)).attributes_class is None
 
 
 def test_a_bound_claim_tells_its_lvol() -> None:

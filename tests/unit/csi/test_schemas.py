@@ -8,10 +8,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from csi import attributes
 from csi.parameters import read, schema
 from csi.proto.__main__ import ROOT, SCHEMAS, generate
 
 CLASS_SCHEMA = ROOT / "schemas/csi/storageclass.schema.json"
+ATTRIBUTES_SCHEMA = ROOT / "schemas/csi/volumeattributesclass.schema.json"
 
 
 def test_the_generated_modules_are_those_of_the_schemas(tmp_path: Path) -> None:
@@ -24,9 +26,12 @@ def test_the_generated_modules_are_those_of_the_schemas(tmp_path: Path) -> None:
             )
 
 
-def test_the_class_schema_is_the_model_s() -> None:
+def test_the_class_schemas_are_the_models() -> None:
     assert json.loads(CLASS_SCHEMA.read_text()) == schema(), (
         "write it anew: python -m csi.parameters > schemas/csi/storageclass.schema.json"
+    )
+    assert json.loads(ATTRIBUTES_SCHEMA.read_text()) == attributes.schema(), (
+        "write it anew: python -m csi.attributes > schemas/csi/volumeattributesclass.schema.json"
     )
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from csi.attributes import read
 from csi.clustererrors import UnreachableError
 from csi.errors import Code
-from csi.kinds import CLAIM
+from csi.kinds import ATTRIBUTES_CLASS, CLAIM
 from csi.objects import PersistentVolume
 from csi.volumenodes import IN_POD, VolumeNodes
 from tests.unit.csi.conftest import refused
@@ -67,6 +68,24 @@ def test_it_is_to_be_as_large_as_its_object_says_where_that_is_known(
     assert found.capacity_of("there") == 0
     monkeypatch.delenv(IN_POD, raising=False)
     assert VolumeNodes().capacity_of("there") == 0
+
+
+def test_its_class_is_the_one_that_its_claim_asks_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = knows(claim=True)
+    found = VolumeNodes(cluster.connect)
+    spec = {"volumeName": "pv", "volumeAttributesClassName": "slow"}
+    cluster.put(CLAIM, {"metadata": {"name": "data", "namespace": "default"}, "spec": spec})
+    assert found.class_of("there") is None
+    cluster.volumes["there"] = replace(cluster.volumes["there"], attributes_class="slow")
+    assert found.class_of("there") is None  # it was deleted by force
+    slow = {"driverName": "csi.virtlun.dev", "parameters": {"iops": "5"}}
+    cluster.put(ATTRIBUTES_CLASS, {"metadata": {"name": "slow"}, **slow})
+    assert found.class_of("there") == read({"iops": "5"})
+    assert found.class_of("nowhere") is None
+    cluster.failure = UnreachableError("cannot list PersistentVolumes: it is tried again")
+    assert found.class_of("there") is None
+    monkeypatch.delenv(IN_POD, raising=False)
+    assert VolumeNodes().class_of("there") is None
 
 
 def test_a_claim_that_asks_for_less_than_its_volume_says_is_believed() -> None:

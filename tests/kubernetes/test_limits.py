@@ -1,0 +1,81 @@
+"""Limits of I/O by VolumeAttributesClasses, with the real csi-provisioner and csi-resizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pydataplane.domain.limiting import found
+from pydataplane.domain.limits import NONE, Limits
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.driver import Deployment
+from tests.kubernetes.events import wait_event
+from tests.kubernetes.test_volumes import example, volume_of, wait_nothing
+from tests.support.wait import until
+
+MIB = 1 << 20
+SILVER = Limits(
+    total_iops_sec=500,
+    total_iops_sec_max=2000,
+    total_iops_sec_max_length=30,
+    total_bytes_sec=100 * MIB,
+)
+GOLD = Limits(total_iops_sec=20_000, total_bytes_sec=500 * MIB)
+CLASS = """\
+apiVersion: storage.k8s.io/v1
+kind: VolumeAttributesClass
+metadata: {{name: {name}}}
+driverName: csi.virtlun.dev
+parameters: {parameters}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def classes(cluster: Cluster, deployment: Deployment) -> Iterator[None]:
+    """The classes of the example."""
+    with cluster.applied(example("volumeattributesclasses")):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(deployment: Deployment) -> Iterator[None]:
+    """Nothing is there before a test, and nothing after it."""
+    wait_nothing(deployment)
+    yield
+    deployment.sweep()
+    wait_nothing(deployment)
+
+
+def limits(deployment: Deployment, claim: str) -> Limits:
+    """Returns what the target limits a claim's volume to."""
+    volume = volume_of(deployment.cluster, claim)
+    return found(deployment.client, volume["spec"]["csi"]["volumeHandle"])
+
+
+def ask(cluster: Cluster, claim: str, name: str) -> None:
+    """Has a claim ask for a class."""
+    cluster.patch("pvc", claim, {"spec": {"volumeAttributesClassName": name}})
+
+
+def has(cluster: Cluster, claim: str, name: str) -> None:
+    """Waits until a claim tells that it has a class."""
+    cluster.wait(f"pvc/{claim}", f"jsonpath={{.status.currentVolumeAttributesClassName}}={name}")
+
+
+def test_a_claim_goes_from_class_to_class(cluster: Cluster, deployment: Deployment) -> None:
+    with cluster.applied(example("claim-limited")):
+        cluster.wait_phase("pvc/limited", "Bound")
+        assert limits(deployment, "limited") == SILVER
+        ask(cluster, "limited", "virtlun-gold")
+        has(cluster, "limited", "virtlun-gold")
+        assert limits(deployment, "limited") == GOLD
+        assert volume_of(cluster, "limited")["spec"]["volumeAttributesClassName"] == "virtlun-gold"
+        with cluster.applied(CLASS.format(name="wrong", parameters='{rate: "7"}')):
+            ask(cluster, "limited", "wrong")
+            wait_event(cluster, "limited", "VolumeAttributesClass parameter rate is not known")
+            assert limits(deployment, "limited") == GOLD
+            ask(cluster, "limited", "virtlun-unlimited")
+            has(cluster, "limited", "virtlun-unlimited")
+        assert limits(deployment, "limited") == NONE
+    until(lambda: deployment.census().lvols == (), "the volume to be deleted")

@@ -1,0 +1,159 @@
+"""Limits of volumes by the CSI calls, over a double of the target: each call twice."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from csi.attributes import Attributes, read
+from csi.errors import Code
+from csi.proto import csi_pb2 as pb
+from csi.volumelimits import LIMITS_XATTR
+from pydataplane.errors import METHOD_NOT_FOUND, RpcError, TargetUnavailable
+from tests.support.fake_target import LVSTORE, MIB
+from tests.unit.csi.conftest import World, block, mount, refused
+
+SLOW = {"iops": "100", "throughput": "5"}
+LIMITS = {"total_iops_sec": 100, "total_bytes_sec": 5 * MIB}
+
+
+def modify(world: World, handle: str, parameters: dict[str, str]) -> None:
+    world.controller.controller_modify_volume(
+        pb.ControllerModifyVolumeRequest(volume_id=handle, mutable_parameters=parameters)
+    )
+
+
+@pytest.fixture
+def pool(world: World) -> World:
+    """A driver whose lvstore is a pool of Ceph."""
+    world.target.pools.add(LVSTORE)
+    return world
+
+
+def test_a_volume_has_the_limits_of_its_class_from_the_beginning(world: World) -> None:
+    handle = world.create(mutable_parameters=SLOW).volume_id
+    assert world.target.volume(handle).limits == LIMITS
+    assert world.create(mutable_parameters=SLOW).volume_id == handle
+    assert world.target.volume(handle).limits == LIMITS
+    assert world.target.calls.count("virtlun_bdev_set_limits") == 1
+
+
+def test_a_create_that_was_cut_off_before_the_limits_is_completed(world: World) -> None:
+    world.target.fail["virtlun_bdev_set_limits"] = TargetUnavailable("gone")
+    refused(lambda: world.create(mutable_parameters=SLOW), Code.UNAVAILABLE)
+    world.restart()
+    handle = world.create(mutable_parameters=SLOW).volume_id
+    assert world.target.volume(handle).limits == LIMITS
+
+
+def test_a_class_that_makes_no_sense_makes_no_volume(world: World) -> None:
+    message = refused(
+        lambda: world.create(mutable_parameters={"iops": "fast"}), Code.INVALID_ARGUMENT
+    )
+    assert "parameter iops: 'fast'" in message
+    assert not world.target.volumes
+
+
+def test_modifying_counts_at_once_and_leaves_what_is_not_named(world: World) -> None:
+    handle = world.create(mutable_parameters=SLOW).volume_id
+    world.stage(handle)
+    for _ in range(2):
+        modify(world, handle, {"iops": "200"})
+        assert world.target.volume(handle).limits == LIMITS | {"total_iops_sec": 200}
+    modify(world, handle, {"iops": "0", "throughput": "0"})
+    assert world.target.volume(handle).limits == {}
+    assert world.target.calls.count("virtlun_bdev_set_limits") == 3
+    refused(lambda: modify(world, handle, {"rate": "1"}), Code.INVALID_ARGUMENT)
+    refused(lambda: modify(world, "", SLOW), Code.INVALID_ARGUMENT)
+    refused(lambda: modify(world, "nobody's", SLOW), Code.NOT_FOUND)
+
+
+def test_modifying_waits_for_no_other_call(world: World) -> None:
+    handle = world.create().volume_id
+    with world.locks.hold(handle):
+        refused(lambda: modify(world, handle, SLOW), Code.ABORTED)
+
+
+def test_the_node_of_a_volume_of_another_is_left_to_limit_it(world: World) -> None:
+    handle = world.create().volume_id
+    world.nodes[handle] = "node2"
+    world.target.volumes.clear()
+    modify(world, handle, SLOW)
+    refused(lambda: modify(world, handle, {"iops": "fast"}), Code.INVALID_ARGUMENT)
+    world.nodes[handle] = "node1"
+    refused(lambda: modify(world, handle, SLOW), Code.NOT_FOUND)
+
+
+def test_a_target_that_is_older_than_the_driver_is_told_of(world: World) -> None:
+    handle = world.create().volume_id
+    for method in ("virtlun_bdev_set_limits", "virtlun_bdev_get_limits"):
+        world.target.refuse[method] = RpcError(METHOD_NOT_FOUND, "Method not found", method)
+    message = refused(lambda: modify(world, handle, {"readIops": "5"}), Code.FAILED_PRECONDITION)
+    assert f"volume {handle} is not limited: read_iops_sec" in message
+
+
+def test_what_can_be_validated_is_told(world: World) -> None:
+    handle = world.create().volume_id
+
+    def validated(**parameters: str) -> pb.ValidateVolumeCapabilitiesResponse:
+        return world.controller.validate_volume_capabilities(
+            pb.ValidateVolumeCapabilitiesRequest(
+                volume_id=handle, volume_capabilities=[mount()], mutable_parameters=parameters
+            )
+        )
+
+    assert dict(validated(iops="1").confirmed.mutable_parameters) == {"iops": "1"}
+    assert "iops: 'x'" in validated(iops="x").message
+    assert not validated(iops="x").HasField("confirmed")
+
+
+# Of a pool, whose images any node may have
+
+
+def test_an_image_has_its_limits_where_it_is_used_and_notes_them(pool: World) -> None:
+    handle = pool.create(mutable_parameters=SLOW).volume_id
+    image = pool.target.volume(handle)
+    assert json.loads(image.xattrs[LIMITS_XATTR]) == LIMITS
+    assert image.limits == {}
+    pool.restart()
+    pool.stage(handle, block())
+    assert image.limits == LIMITS
+    for _ in range(2):
+        modify(pool, handle, {"iops": "0"})
+        assert image.limits == {"total_bytes_sec": 5 * MIB}
+    assert json.loads(image.xattrs[LIMITS_XATTR]) == image.limits
+    for _ in range(2):
+        pool.unstage(handle)
+        assert image.limits == {}
+    modify(pool, handle, {"throughput": "0"})
+    assert LIMITS_XATTR not in image.xattrs
+    assert image.limits == {}
+
+
+def test_an_image_is_limited_before_its_device_is_there(pool: World) -> None:
+    handle = pool.create(mutable_parameters=SLOW).volume_id
+    pool.target.fail["virtlun_bdev_set_limits"] = TargetUnavailable("gone")
+    refused(lambda: pool.stage(handle, block()), Code.UNAVAILABLE)
+    assert not pool.host.devices
+
+
+def test_what_the_api_server_says_counts_before_what_is_noted(pool: World) -> None:
+    """Another node's driver was asked, which has not the pool."""
+    handle = pool.create(mutable_parameters=SLOW).volume_id
+    pool.classes[handle] = read({"iops": "300"})
+    pool.stage(handle, block())
+    image = pool.target.volume(handle)
+    assert image.limits == LIMITS | {"total_iops_sec": 300}
+    assert json.loads(image.xattrs[LIMITS_XATTR]) == image.limits
+
+
+def test_a_volume_whose_class_changed_while_the_driver_was_away_is_limited_when_staged(
+    world: World,
+) -> None:
+    handle = world.create(mutable_parameters=SLOW).volume_id
+    world.classes[handle] = Attributes(iops="300")
+    world.stage(handle)
+    assert world.target.volume(handle).limits == LIMITS | {"total_iops_sec": 300}
+    world.unstage(handle)
+    assert world.target.volume(handle).limits == LIMITS | {"total_iops_sec": 300}
