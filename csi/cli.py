@@ -12,6 +12,7 @@ import grpc
 import structlog
 
 from csi import DRIVER_NAME
+from csi.classwatch import ClassWatch
 from csi.cluster import Cluster
 from csi.clustererrors import ClusterError
 from csi.controller import Controller
@@ -239,11 +240,13 @@ def _controller(
 ) -> dict[str, object]:
     """Returns the services that make and delete, by name.
 
-    Snapshots that were deleted begin to be swept, until `stopped`.
+    Snapshots that were deleted begin to be swept, and volumes to be limited by the classes of their
+    claims, until `stopped`.
     """
     snapshots = OwnedSnapshots(volumes, locks)
     snapshots.begin(stopped)
     waiting = WaitingClaims(node_id)
+    ClassWatch(volumes, limits, locks, nodes, waiting).begin(stopped)
     return {
         "Controller": Controller(
             volumes, snapshots, locks, node_id, nodes.node_of, waiting, limits

@@ -1,0 +1,155 @@
+"""Limits by VolumeAttributesClasses that other nodes' drivers were asked for.
+
+csi-resizer, which is one for all nodes, asks the driver beside it to modify a volume, and then
+notes the class at the PersistentVolume. By that the driver of the volume's own node is told:
+
+    PersistentVolumes (all; of the node's own the class) --> queue --> claim, class --> target
+
+A PersistentVolume has no label that tells its node, so all are watched, as csi-provisioner of each
+node does anyway. The claim and the class are read where the class of a volume of this node, or of
+an image of Ceph, is another one than before. When the driver begins it looks at all of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from csi.cluster import Change, Cluster
+from csi.clustererrors import ClusterError
+from csi.errors import Code, Failure, describe
+from csi.kinds import VOLUME
+from csi.locks import VolumeLocks
+from csi.objects import PersistentVolume
+from csi.queue import Queue
+from csi.volumelimits import VolumeLimits
+from csi.volumenodes import IN_POD, VolumeNodes
+from csi.volumes import OwnedVolumes
+from csi.waiting import WaitingClaims
+from pydataplane.errors import TargetError
+
+AGREED_S = 60.0
+"""A volume whose claim asks for another class than it has is looked at again after so long."""
+BROKEN_S = 5.0
+"""Seconds before the watch begins anew after an unexpected error."""
+TOLD_AFTER = 5
+"""Failures in a row, half a second, after which the claim is told."""
+
+log = structlog.get_logger()
+
+
+class ClassWatch:
+    """Limits the volumes of one node by the classes of their claims, in threads of its own."""
+
+    def __init__(
+        self,
+        volumes: OwnedVolumes,
+        limits: VolumeLimits,
+        locks: VolumeLocks,
+        nodes: VolumeNodes,
+        waiting: WaitingClaims,
+        connect: Callable[[], Cluster] | None = None,
+        queue: Queue[str] | None = None,
+    ) -> None:
+        """Uses `connect` to watch; by default only in a pod (elsewhere it does nothing).
+
+        The locks are those of the driver's services; `waiting` tells claims what went wrong;
+        `queue` takes names of volumes that are to be looked at.
+        """
+        self._volumes = volumes
+        self._limits = limits
+        self._locks = locks
+        self._nodes = nodes
+        self._waiting = waiting
+        self._connect = connect or (Cluster.connect if IN_POD in os.environ else None)
+        self._queue: Queue[str] = Queue() if queue is None else queue
+        self._found: dict[str, PersistentVolume] = {}  # by name; of the size of what is here
+
+    def begin(self, stopped: threading.Event) -> None:
+        """Begins, until `stopped`; it goes on by itself when the API server or a target is away."""
+        if self._connect is None:
+            return
+        for work in (self._watch, self._work):
+            name = "classes of volumes"
+            threading.Thread(target=work, args=(stopped,), name=name, daemon=True).start()
+
+    def _watch(self, stopped: threading.Event) -> None:
+        assert self._connect is not None
+        while not stopped.is_set():
+            try:
+                for change in self._connect().watch(VOLUME, stopped):
+                    self.note(change)
+            except ClusterError as error:
+                log.warning("cannot watch classes of volumes", reason=str(error))
+            except Exception:
+                log.exception("the watch of classes failed unexpectedly")
+            stopped.wait(BROKEN_S)
+
+    def note(self, change: Change) -> None:
+        """Takes one change of a PersistentVolume."""
+        if change.what == "complete":
+            return
+        name = change.object["metadata"]["name"]
+        if change.what == "gone":
+            self._found.pop(name, None)
+            return
+        try:
+            volume = PersistentVolume.of(change.object)
+        except (KeyError, TypeError, ValueError) as error:
+            log.error("a volume is not as it should be", name=name, reason=str(error))
+            return
+        here = volume.in_pool or volume.node == self._volumes.lvols.node
+        if not (volume.ours and here) or volume.attributes_class is None or volume.deleting:
+            return
+        before = self._found.get(name)
+        self._found[name] = volume
+        if before is None or before.attributes_class != volume.attributes_class:
+            self._queue.put(name)
+
+    def _work(self, stopped: threading.Event) -> None:
+        while (due := self._queue.get()) is not None and not stopped.is_set():
+            self.look_at(due.key)
+
+    def look_at(self, name: str) -> None:
+        """Limits one volume, or has it looked at again later."""
+        volume = self._found.get(name)
+        if volume is None:
+            self._queue.done(name)
+            return
+        try:
+            if not self._settle(volume):
+                self._queue.put(name, AGREED_S)
+            self._queue.done(name)
+        except Exception as error:
+            self._fail(name, volume, error)
+
+    def _settle(self, volume: PersistentVolume) -> bool:
+        """Limits a volume; False if its claim is to be asked again.
+
+        Raises:
+            ClusterError, TargetError, Failure: it is to be tried again.
+        """
+        wanted = self._nodes.class_for(volume)
+        if wanted is None:
+            return False
+        with self._locks.hold(volume.handle):
+            owned = self._volumes.find(volume.handle)
+            if owned is not None:
+                self._limits.give(owned.volume, wanted)
+        return True
+
+    def _fail(self, name: str, volume: PersistentVolume, error: Exception) -> None:
+        if not isinstance(error, ClusterError | Failure | TargetError):
+            log.exception("limits by a class failed unexpectedly", name=name)
+        code, why = describe(error)
+        self._queue.retry(name)
+        failures = self._queue.failures(name)
+        if failures == TOLD_AFTER and code is not Code.ABORTED:
+            log.warning("a volume is not limited by its class", name=name, reason=why)
+            if volume.claim is not None:
+                told = f"the limits of VolumeAttributesClass {volume.attributes_class} are not "
+                told += f"set on node {self._volumes.lvols.node} yet: {why}"
+                self._waiting.tell("/".join(volume.claim), "NotLimited", told)

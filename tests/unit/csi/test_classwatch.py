@@ -1,0 +1,226 @@
+"""Limits that come by the watch of PersistentVolumes, with doubles of API server and target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from csi import TOPOLOGY_KEY
+from csi.classwatch import AGREED_S, TOLD_AFTER, ClassWatch
+from csi.cluster import Change
+from csi.kinds import ATTRIBUTES_CLASS, CLAIM
+from csi.queue import Queue
+from csi.targets import Targets
+from csi.volumelimits import VolumeLimits
+from csi.volumenodes import VolumeNodes
+from csi.volumes import OwnedVolumes
+from csi.waiting import WaitingClaims
+from pydataplane.errors import TargetUnavailable
+from tests.support.fake_target import LVSTORE, LVSTORE_UUID
+from tests.unit.csi.conftest import NODE, World, block
+from tests.unit.csi.fake_cluster import FakeCluster
+
+LIMITED = {"total_iops_sec": 500}
+
+
+class Told(WaitingClaims):
+    """Keeps what claims are told."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str, str]] = []
+
+    def tell(self, claim: str, reason: str, message: str) -> None:
+        self.said.append((claim, reason, message))
+
+
+class Kept(Queue[str]):
+    """Writes down what is put into it."""
+
+    def __init__(self, into: list[tuple[str, float]]) -> None:
+        super().__init__()
+        self._into = into
+
+    def put(self, key: str, after_s: float = 0.0) -> None:
+        self._into.append((key, after_s))
+
+
+class Watched:
+    """A watch of what is in `cluster`, fed by hand, with one volume `pv` of the claim `data`."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.cluster = FakeCluster()
+        self.told = Told()
+        self.handle = world.create().volume_id
+        self.asked(None)
+        self.define("silver", iops="500")
+        self.queued: list[tuple[str, float]] = []
+        self.watch = self._made()
+
+    def _made(self) -> ClassWatch:
+        volumes = OwnedVolumes(Targets([self.world.target]), NODE)
+        limits = VolumeLimits(volumes.lvols)
+        nodes = VolumeNodes(self.cluster.connect)
+        return ClassWatch(
+            *(volumes, limits, self.world.locks, nodes, self.told),
+            self.cluster.connect,
+            Kept(self.queued),
+        )
+
+    def define(self, name: str, driver: str = "csi.virtlun.dev", **parameters: str) -> None:
+        """Makes a class."""
+        given = {"metadata": {"name": name}, "driverName": driver, "parameters": parameters}
+        self.cluster.put(ATTRIBUTES_CLASS, given)
+
+    def asked(self, name: str | None, volume: str = "pv") -> None:
+        """Has the claim name a class."""
+        spec = {"volumeName": volume} | ({"volumeAttributesClassName": name} if name else {})
+        self.cluster.put(CLAIM, {"metadata": {"name": "data", "namespace": "ns"}, "spec": spec})
+
+    def noted(self, name: str | None, node: str = NODE, key: str = TOPOLOGY_KEY) -> None:
+        """Has csi-resizer note a class at the volume, and does what is to be done at once."""
+        terms = [{"matchExpressions": [{"key": key, "operator": "In", "values": [node]}]}]
+        spec = {
+            "csi": {"driver": "csi.virtlun.dev", "volumeHandle": self.handle},
+            "claimRef": {"namespace": "ns", "name": "data"},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
+        }
+        spec |= {"volumeAttributesClassName": name} if name else {}
+        self.queued.clear()
+        self.watch.note(Change("present", {"metadata": {"name": "pv"}, "spec": spec}))
+        for entry in list(self.queued):
+            assert entry == ("pv", 0)
+            self.queued.remove(entry)
+            self.watch.look_at("pv")
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """What the target has."""
+        return self.world.target.volume(self.handle).limits
+
+
+@pytest.fixture
+def watched(world: World) -> Watched:
+    """A watch of one volume."""
+    return Watched(world)
+
+
+def test_a_volume_is_limited_when_its_class_is_noted(watched: Watched) -> None:
+    watched.noted(None)
+    watched.asked("silver")
+    watched.noted("silver")
+    assert (watched.limits, watched.queued) == (LIMITED, [])
+    watched.define("gold", iops="0", readThroughput="1")
+    watched.asked("gold")
+    watched.noted("gold")
+    assert watched.limits == {"read_bytes_sec": 1 << 20}
+
+
+def test_other_changes_of_it_are_not_looked_at(watched: Watched) -> None:
+    watched.asked("silver")
+    watched.noted("silver")
+    watched.cluster.calls.clear()
+    watched.noted("silver")
+    assert watched.cluster.calls == []
+    watched.watch.note(Change("gone", {"metadata": {"name": "pv"}}))
+    watched.watch.note(Change("complete", {}))
+    watched.watch.look_at("pv")
+    assert watched.cluster.calls == []
+
+
+def test_nor_are_volumes_of_other_nodes(watched: Watched) -> None:
+    watched.asked("silver")
+    watched.noted("silver", node="node2")
+    assert (watched.limits, watched.cluster.calls) == ({}, [])
+
+
+@pytest.mark.parametrize("claims", [None, "gold"])
+def test_a_class_that_the_claim_does_not_ask_for_is_not_believed(
+    watched: Watched, claims: str | None
+) -> None:
+    """Any node's account may note one at any volume; the claim is looked at again."""
+    watched.asked(claims)
+    watched.noted("silver")
+    assert (watched.limits, watched.queued) == ({}, [("pv", AGREED_S)])
+    watched.asked("silver")
+    watched.watch.look_at("pv")
+    assert watched.limits == LIMITED
+
+
+def test_nor_one_of_a_claim_that_has_another_volume(watched: Watched) -> None:
+    watched.asked("silver", volume="other")
+    watched.noted("silver")
+    assert watched.limits == {}
+
+
+def test_an_image_is_limited_where_it_is_used(world: World) -> None:
+    world.target.pools.add(LVSTORE)
+    watched = Watched(world)
+    world.stage(watched.handle, block())
+    watched.asked("silver")
+    watched.noted("silver", node="true", key=f"csi.virtlun.dev/pool-{LVSTORE_UUID}")
+    assert watched.limits == LIMITED
+    world.unstage(watched.handle)
+    assert watched.limits == {}
+    world.stage(watched.handle, block())
+    assert watched.limits == LIMITED
+
+
+def test_a_driver_that_begins_anew_looks_at_all(watched: Watched) -> None:
+    watched.asked("silver")
+    watched.noted("silver")
+    watched.world.target.volume(watched.handle).limits.clear()
+    watched.watch = watched._made()
+    watched.noted("silver")
+    assert watched.limits == LIMITED
+
+
+def _target_away(watched: Watched) -> None:
+    watched.world.target.fail["virtlun_bdev_get_limits"] = TargetUnavailable("gone")
+
+
+def _server_away(watched: Watched) -> None:
+    watched.cluster.down = 1
+
+
+def _broken(watched: Watched) -> None:
+    watched.world.target.fail["virtlun_bdev_get_limits"] = RuntimeError("a bug")
+
+
+@pytest.mark.parametrize("away", [_target_away, _server_away, _broken])
+def test_what_fails_is_tried_again_and_the_claim_is_told_when_it_lasts(
+    watched: Watched, away: Callable[[Watched], None]
+) -> None:
+    watched.asked("silver")
+    away(watched)
+    watched.noted("silver")
+    assert (watched.limits, len(watched.queued)) == ({}, 1)
+    for _ in range(TOLD_AFTER - 1):
+        assert watched.told.said == []
+        away(watched)
+        watched.watch.look_at("pv")
+    [(claim, reason, message)] = watched.told.said
+    assert (claim, reason) == ("ns/data", "NotLimited")
+    assert "of VolumeAttributesClass silver are not set on node node1 yet" in message
+    watched.watch.look_at("pv")
+    assert watched.limits == LIMITED
+
+
+@pytest.mark.parametrize(
+    ("driver", "parameters", "said"),
+    [
+        ("csi.virtlun.dev", {"iops": "fast"}, "iops: 'fast'"),
+        ("ebs.csi.aws.com", {"iops": "3000"}, "is of ebs.csi.aws.com"),
+    ],
+)
+def test_a_class_that_is_none_of_ours_is_told_of(
+    watched: Watched, driver: str, parameters: dict[str, str], said: str
+) -> None:
+    watched.define("silver", driver, **parameters)
+    watched.asked("silver")
+    watched.noted("silver")
+    for _ in range(TOLD_AFTER):
+        watched.watch.look_at("pv")
+    assert said in watched.told.said[0][2]
+    assert watched.limits == {}
