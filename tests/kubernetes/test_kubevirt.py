@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from pydataplane.domain.limits import NONE
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.events import events, wait_event
 from tests.kubernetes.images import BUSYBOX_IMAGE
@@ -32,6 +33,8 @@ from tests.kubernetes.kubevirt.guest import OURS, disk_at, read, size, vendor, w
 from tests.kubernetes.kubevirt.objects import QEMU, VIRT_CONTROLLER
 from tests.kubernetes.kubevirt.simulator import KubeVirt, Machine
 from tests.kubernetes.sandbox import SandboxError
+from tests.kubernetes.test_limits import GOLD, SILVER, ask, has, limits
+from tests.kubernetes.test_volumes import example
 from tests.support.wait import until
 
 LABEL = 'virtlun.dev/controller: "true"'
@@ -126,6 +129,34 @@ def told_of_growth(vm: Machine) -> list[int]:
         for one in found["backend_specific"]["scsi"]
         if one["luns"][0]["resize_event_at"] is not None
     ]
+
+
+@pytest.mark.nightly
+def test_a_machine_s_claims_are_limited_by_their_classes(kubevirt: KubeVirt) -> None:
+    """The one that it boots from while it runs, and a hot-plugged one before it is there."""
+    cluster, deployment = kubevirt.cluster, kubevirt.deployment
+    data = claim("data").replace("spec:\n", "spec:\n  volumeAttributesClassName: virtlun-gold\n", 1)
+    classes = cluster.applied(example("volumeattributesclasses"))
+    with classes, machine(kubevirt) as vm, cluster.applied(data):
+        agent = vm.start()
+        assert limits(deployment, "boot") == NONE
+        ask(cluster, "boot", "virtlun-silver")
+        has(cluster, "boot", "virtlun-silver")
+        until(lambda: limits(deployment, "boot") == SILVER, "the limits of the class")
+        written = write(agent, "sda")
+        assert read(agent, "sda") == written
+        cluster.apply(vm_volume("more", "vm", "data"))
+        disk = disk_at(agent, wait_phase(cluster, "more", "Attached")["target"])
+        assert limits(deployment, "data") == GOLD
+        ask(cluster, "data", "virtlun-unlimited")
+        has(cluster, "data", "virtlun-unlimited")
+        assert limits(deployment, "data") == NONE
+        written = write(agent, disk)
+        assert read(agent, disk) == written
+        cluster.delete("vmvolume", "more")
+        cluster.delete("virtualmachine", "vm", wait=False)
+        vm.stop()
+        assert limits(deployment, "boot") == SILVER
 
 
 @pytest.mark.nightly

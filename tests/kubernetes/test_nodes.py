@@ -10,10 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from pydataplane.domain.limits import NONE
 from tests.kubernetes import snapshots
 from tests.kubernetes.cluster import NODE, Cluster
 from tests.kubernetes.driver import LVSTORE, NAMESPACE, Deployment
 from tests.kubernetes.events import wait_event
+from tests.kubernetes.test_limits import GOLD, SILVER, ask, has, limits
 from tests.kubernetes.test_snapshots import SNAPSHOT, of_claim, of_snapshot
 from tests.kubernetes.test_volumes import (
     MIB,
@@ -21,6 +23,7 @@ from tests.kubernetes.test_volumes import (
     claim,
     conditions,
     device_bytes,
+    example,
     free_mib,
     grow,
     quantity,
@@ -273,6 +276,31 @@ def test_growth_without_room_on_another_node_says_why_and_goes_on_when_there_is(
         cluster.delete("pvc", "most")
         cluster.wait("pvc/grows", "jsonpath={.status.capacity.storage}=512Mi", CONVERGE_S)
         assert device_bytes(cluster, "grows") == 512 * MIB
+
+
+@pytest.mark.nightly
+def test_a_volume_is_limited_on_the_node_whose_resizer_is_not_elected(
+    cluster: Cluster, follower: Deployment
+) -> None:
+    """At once, and as soon as its driver is back; over the end of target and driver."""
+    there = both("there", follower.node.name)
+    with cluster.applied(example("volumeattributesclasses")), cluster.applied(there):
+        cluster.wait("pod/there", "condition=Ready")
+        assert limits(follower, "there") == NONE
+        ask(cluster, "there", "virtlun-silver")
+        has(cluster, "there", "virtlun-silver")
+        until(lambda: limits(follower, "there") == SILVER, "the limits of the class")
+        write(cluster, "there", "limited")
+        follower.kill("virtlun-target")
+        follower.wait_ready()
+        assert limits(follower, "there") == SILVER
+        with follower.without("virtlun-csi"):
+            ask(cluster, "there", "virtlun-gold")
+            has(cluster, "there", "virtlun-gold")
+            assert limits(follower, "there") == SILVER
+        until(lambda: limits(follower, "there") == GOLD, "the limits of the class", CONVERGE_S)
+        assert read(cluster, "there") == "limited"
+        assert not follower.leads()
 
 
 @pytest.mark.nightly

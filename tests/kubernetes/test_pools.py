@@ -6,13 +6,23 @@ from collections.abc import Iterator
 
 import pytest
 
+from pydataplane.domain.limits import NONE, Limits
 from tests.kubernetes import snapshots
 from tests.kubernetes.ceph import KEY, ceph_of, with_pool
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import EXAMPLES, Deployment
+from tests.kubernetes.test_limits import GOLD, SILVER, ask, has, limits
 from tests.kubernetes.test_nodes import CONVERGE_S, DEVICE, pod
 from tests.kubernetes.test_snapshots import SNAPSHOT, of_claim, of_snapshot
-from tests.kubernetes.test_volumes import claim, device_bytes, grow, read, volume_of, write
+from tests.kubernetes.test_volumes import (
+    claim,
+    device_bytes,
+    example,
+    grow,
+    read,
+    volume_of,
+    write,
+)
 from tests.support.ceph import POOL, Ceph, lacks
 from tests.support.wait import until
 
@@ -107,6 +117,36 @@ def test_one_block_device_on_two_nodes(
         for number, (name, other) in enumerate((names, reversed(names))):
             write(cluster, name, f"of {name}", at_mib=number)
             assert read(cluster, other, at_mib=number) == f"of {name}"
+
+
+def test_a_volume_of_a_pool_is_limited_on_the_node_that_uses_it(
+    cluster: Cluster, deployment: Deployment, second: Deployment, pool: str
+) -> None:
+    nodes = (deployment, second)
+
+    def limited(by: Limits, on: Deployment) -> bool:
+        return [limits(each, "goes") for each in nodes] == [
+            by if each is on else NONE for each in nodes
+        ]
+
+    goes = claim("goes", "virtlun-rbd").replace(
+        "spec:\n", "spec:\n  volumeAttributesClassName: virtlun-silver\n"
+    )
+    with cluster.applied(example("volumeattributesclasses")), cluster.applied(goes):
+        for here in nodes:
+            with cluster.applied(pod("goes", here.node.name)):
+                cluster.wait("pod/goes", "condition=Ready", CONVERGE_S)
+                assert limited(SILVER, on=here)
+                ask(cluster, "goes", "virtlun-gold")
+                has(cluster, "goes", "virtlun-gold")
+                until(lambda: limited(GOLD, on=here), "the other limits")  # noqa: B023
+                here.kill("virtlun-target")
+                here.wait_ready()
+                assert limited(GOLD, on=here)
+                cluster.delete("pod", "goes")
+            until(lambda: limited(NONE, on=deployment), "no limits where no pod is")
+            ask(cluster, "goes", "virtlun-silver")
+            has(cluster, "goes", "virtlun-silver")
 
 
 def test_snapshots_and_clones_are_for_any_node(

@@ -141,6 +141,7 @@ def test_manifests_claim_what_the_driver_does(run: object) -> None:
     """The suite reads what it knows and says nothing of the rest, such as a word misspelt."""
     manifest = yaml.safe_load((HERE / run.manifest).read_text())  # type: ignore[attr-defined]
     parts = {"ShortName", "StorageClass", "SnapshotClass", "DriverInfo", "Timeouts"}
+    parts.add("VolumeAttributesClass")
     assert set(manifest) - {"GroupSnapshotClass"} == parts
     groups = manifest["DriverInfo"]["Capabilities"]["groupSnapshot"]
     assert ("GroupSnapshotClass" in manifest) == groups
@@ -155,6 +156,7 @@ def test_manifests_claim_what_the_driver_does(run: object) -> None:
         "TopologyKeys",
         "Capabilities",
         "StressTestOptions",
+        "VolumeModifyStressTestOptions",
         "VolumeSnapshotStressTestOptions",
         "PerformanceTestOptions",
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.kubernetes import snapshots
 from tests.kubernetes.cluster import NODE, Cluster
-from tests.kubernetes.driver import Deployment
+from tests.kubernetes.driver import EXAMPLES, Deployment
 from tests.kubernetes.e2e.images import images
 from tests.kubernetes.e2e.program import Suite
 from tests.kubernetes.e2e.verdict import Skips, Verdict, read
@@ -20,6 +20,7 @@ from tests.support.csi import may_grow_ext4
 HERE = Path(__file__).parent
 CLASSES = HERE / "classes.yaml"
 GROUPS = HERE / "groups.yaml"
+ATTRIBUTES_CLASSES = EXAMPLES / "volumeattributesclasses.yaml"
 #: Sparse; a spec makes a hundred volumes of 320 MiB, which may be four times the room together.
 LVSTORE_BYTES = 12 << 30
 #: A spec fills the node up to its limit, with xfs, of which each takes some 70 MiB.
@@ -52,7 +53,7 @@ RUNS = {
         "thin-xfs.yaml",
         2,
         r"External.Storage.*(topology|capacity|volume-expand|multiVolume|\] ephemeral"
-        r"|read-write-once-pod|volumeMode)",
+        r"|read-write-once-pod|volumeMode|volume-modify)",
     ),
     "shared-block": Run(
         "block volumes of 4 KiB blocks for several pods, on two nodes",
@@ -78,7 +79,8 @@ class SuiteCluster:
         # where the suite looks for a pod's mounts on its node
         cluster.box.run("ln", "-sfn", cluster.kubelet_dir, "/var/lib/kubelet")
         self._use(cluster.nodes[0])
-        cluster.apply(CLASSES)
+        for classes in (CLASSES, ATTRIBUTES_CLASSES):
+            cluster.apply(classes)
         self._ending = ExitStack()
         self._ending.enter_context(snapshots.controller(cluster))
         self._ending.enter_context(snapshots.groups(cluster))
