@@ -31,8 +31,11 @@ from csi.volumes import OwnedVolumes
 from csi.waiting import WaitingClaims
 from pydataplane.errors import TargetError
 
-AGREED_S = 60.0
-"""A volume whose claim asks for another class than it has is looked at again after so long."""
+AGAIN_S = 60.0
+"""Until a volume is looked at again whose claim asks for another class, or whose class makes no
+sense."""
+WORKERS = 4
+"""One that waits for a target which does not answer keeps volumes of other targets from nothing."""
 BROKEN_S = 5.0
 """Seconds before the watch begins anew after an unexpected error."""
 TOLD_AFTER = 5
@@ -67,12 +70,13 @@ class ClassWatch:
         self._connect = connect or (Cluster.connect if IN_POD in os.environ else None)
         self._queue: Queue[str] = Queue() if queue is None else queue
         self._found: dict[str, PersistentVolume] = {}  # by name; of the size of what is here
+        self._told: set[str] = set()  # names whose claims know that they are not limited
 
     def begin(self, stopped: threading.Event) -> None:
         """Begins, until `stopped`; it goes on by itself when the API server or a target is away."""
         if self._connect is None:
             return
-        for work in (self._watch, self._work):
+        for work in (self._watch, *[self._work] * WORKERS):
             name = "classes of volumes"
             threading.Thread(target=work, args=(stopped,), name=name, daemon=True).start()
 
@@ -95,6 +99,7 @@ class ClassWatch:
         name = change.object["metadata"]["name"]
         if change.what == "gone":
             self._found.pop(name, None)
+            self._told.discard(name)
             return
         try:
             volume = PersistentVolume.of(change.object)
@@ -121,8 +126,9 @@ class ClassWatch:
             return
         try:
             if not self._settle(volume):
-                self._queue.put(name, AGREED_S)
+                self._queue.put(name, AGAIN_S)
             self._queue.done(name)
+            self._told.discard(name)
         except Exception as error:
             self._fail(name, volume, error)
 
@@ -136,20 +142,30 @@ class ClassWatch:
         if wanted is None:
             return False
         with self._locks.hold(volume.handle):
+            now = self._found.get(volume.name)
+            if now is None or now.attributes_class != volume.attributes_class:
+                return True  # the queue has it, if it is still there
             owned = self._volumes.find(volume.handle)
             if owned is not None:
                 self._limits.give(owned.volume, wanted)
-        return True
+        # A pool need not be here; a volume of this node's is not there yet, or waits for its key.
+        return owned is not None or volume.in_pool
 
     def _fail(self, name: str, volume: PersistentVolume, error: Exception) -> None:
         if not isinstance(error, ClusterError | Failure | TargetError):
             log.exception("limits by a class failed unexpectedly", name=name)
         code, why = describe(error)
-        self._queue.retry(name)
-        failures = self._queue.failures(name)
-        if failures == TOLD_AFTER and code is not Code.ABORTED:
-            log.warning("a volume is not limited by its class", name=name, reason=why)
-            if volume.claim is not None:
-                told = f"the limits of VolumeAttributesClass {volume.attributes_class} are not "
-                told += f"set on node {self._volumes.lvols.node} yet: {why}"
-                self._waiting.tell("/".join(volume.claim), "NotLimited", told)
+        lasts = code is Code.INVALID_ARGUMENT
+        if lasts:
+            self._queue.put(name, AGAIN_S)
+        else:
+            self._queue.retry(name)
+            lasts = self._queue.failures(name) >= TOLD_AFTER and code is not Code.ABORTED
+        if not lasts or name in self._told:
+            return
+        self._told.add(name)
+        log.warning("a volume is not limited by its class", name=name, reason=why)
+        if volume.claim is not None:
+            text = f"the limits of VolumeAttributesClass {volume.attributes_class} are not set on "
+            text += f"node {self._volumes.lvols.node} yet: {why}"
+            self._waiting.tell("/".join(volume.claim), "NotLimited", text)

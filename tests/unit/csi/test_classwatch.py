@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from csi import TOPOLOGY_KEY
-from csi.classwatch import AGREED_S, TOLD_AFTER, ClassWatch
+from csi.classwatch import AGAIN_S, TOLD_AFTER, ClassWatch
 from csi.cluster import Change
-from csi.kinds import ATTRIBUTES_CLASS, CLAIM
+from csi.kinds import ATTRIBUTES_CLASS, CLAIM, Kind
+from csi.objects import Object
 from csi.queue import Queue
 from csi.targets import Targets
 from csi.volumelimits import VolumeLimits
@@ -142,7 +143,7 @@ def test_a_class_that_the_claim_does_not_ask_for_is_not_believed(
     """Any node's account may note one at any volume; the claim is looked at again."""
     watched.asked(claims)
     watched.noted("silver")
-    assert (watched.limits, watched.queued) == ({}, [("pv", AGREED_S)])
+    assert (watched.limits, watched.queued) == ({}, [("pv", AGAIN_S)])
     watched.asked("silver")
     watched.watch.look_at("pv")
     assert watched.limits == LIMITED
@@ -165,6 +166,25 @@ def test_an_image_is_limited_where_it_is_used(world: World) -> None:
     assert watched.limits == {}
     world.stage(watched.handle, block())
     assert watched.limits == LIMITED
+
+
+def test_of_two_classes_the_later_one_counts_whoever_is_late(watched: Watched) -> None:
+    """Its class is read for one look while the volume gets another class, which is looked at."""
+    watched.define("gold", iops="9")
+    watched.asked("silver")
+    read = watched.cluster.get
+
+    def overtaken(kind: Kind, name: str, namespace: str | None = None) -> Object:
+        answer = read(kind, name, namespace)
+        if kind is ATTRIBUTES_CLASS:
+            watched.cluster.get = read  # type: ignore[method-assign]
+            watched.asked("gold")
+            watched.noted("gold")
+        return answer
+
+    watched.cluster.get = overtaken  # type: ignore[method-assign]
+    watched.noted("silver")
+    assert watched.limits == {"total_iops_sec": 9}
 
 
 def test_a_driver_that_begins_anew_looks_at_all(watched: Watched) -> None:
@@ -220,7 +240,18 @@ def test_a_class_that_is_none_of_ours_is_told_of(
     watched.define("silver", driver, **parameters)
     watched.asked("silver")
     watched.noted("silver")
-    for _ in range(TOLD_AFTER):
-        watched.watch.look_at("pv")
-    assert said in watched.told.said[0][2]
+    watched.watch.look_at("pv")
+    [(_, _, message)] = watched.told.said
+    assert said in message
     assert watched.limits == {}
+    assert watched.queued == [("pv", AGAIN_S)] * 2
+
+
+def test_a_volume_that_waits_for_its_key_is_looked_at_again(watched: Watched) -> None:
+    watched.asked("silver")
+    watched.world.target.loaded = False
+    watched.noted("silver")
+    assert watched.queued == [("pv", AGAIN_S)]
+    watched.world.target.loaded = True
+    watched.watch.look_at("pv")
+    assert watched.limits == LIMITED
