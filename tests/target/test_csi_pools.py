@@ -409,3 +409,49 @@ def test_a_group_of_images_is_of_one_instant_and_gone_with_its_last(
         here.unstage(handle)
         here.delete(handle)
     assert (images(ceph), here.left(), there.left()) == ([], NOTHING, NOTHING)
+
+
+@pytest.mark.nightly
+def test_limits_of_an_image_are_where_it_is_used_and_go_with_it(
+    here: Driver, there: Driver, ceph: Ceph
+) -> None:
+    request = here.create_request("data", 32 * MIB, SHARED, **CLASS)
+    request.mutable_parameters.update({"iops": "500", "throughput": "10"})
+    handle = here.call(request).volume.volume_id
+    two = (here, there)
+
+    def limited() -> list[tuple[int, int]]:
+        found = [each.target.rpc("virtlun_bdev_get_limits", name=handle) for each in two]
+        return [(each["total_iops_sec"], each["total_bytes_sec"] // MIB) for each in found]
+
+    assert limited() == [(0, 0), (0, 0)]
+    here.handles.add(handle)
+    here.publish(handle, SHARED)
+    assert limited() == [(500, 10), (0, 0)]
+    # By a node that does not use it, while another one does.
+    change = pb.ControllerModifyVolumeRequest(volume_id=handle)
+    change.mutable_parameters.update({"iops": "700"})
+    there.call(change)
+    there.handles.add(handle)
+    there.publish(handle, SHARED)
+    assert limited() == [(500, 10), (700, 10)]
+    here.call(change)
+    assert limited() == [(700, 10), (700, 10)]
+    here.target.kill9()
+    here.target.start()
+    assert limited() == [(700, 10), (700, 10)]
+    for each in two:
+        each.unpublish(handle)
+        each.unstage(handle)
+    assert limited() == [(0, 0), (0, 0)]
+    clone = there.create("clone", 32 * MIB, SHARED, volume_of(handle), **CLASS)
+    there.publish(clone, SHARED)
+    assert not there.target.rpc("virtlun_bdev_get_limits", name=clone)["total_iops_sec"]
+    there.unpublish(clone)
+    there.unstage(clone)
+    there.delete(clone)
+    here.delete(handle)
+    assert images(ceph) == []
+    for each in two:
+        kept = each.target.configuration()["bdev"]
+        assert not [call for call in kept if call["method"] == "virtlun_bdev_set_limits"]
