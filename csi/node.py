@@ -99,12 +99,13 @@ class Node:
         with self._locks.hold(request.volume_id):
             owned = self._grown(self._volumes.get(request.volume_id))
             check(request.volume_capability, face=owned.parameters.face)
-            self._limits.before_use(owned.volume)
-            if owned.parameters.face == "vhost":
-                size = int(owned.parameters.block_size)
-                self._vhost.attach(request.volume_id, block_size=size)
-            else:
-                self._stage(owned, Path(request.staging_target_path), request.volume_capability)
+            with self._limits.in_use(owned.volume):
+                if owned.parameters.face == "vhost":
+                    size = int(owned.parameters.block_size)
+                    self._vhost.attach(request.volume_id, block_size=size)
+                else:
+                    staging = Path(request.staging_target_path)
+                    self._stage(owned, staging, request.volume_capability)
         return pb.NodeStageVolumeResponse()
 
     def node_unstage_volume(

@@ -8,7 +8,8 @@ them from when its node stages the image until it unstages it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import structlog
 
@@ -18,6 +19,7 @@ from csi.lvols import Lvols
 from pydataplane.domain import limiting
 from pydataplane.domain.errors import ReconcileError
 from pydataplane.domain.limits import NONE, Limits, limits_of
+from pydataplane.errors import TargetError
 from pydataplane.lvols import Volume
 
 LIMITS_XATTR = "csi.limits"
@@ -49,8 +51,19 @@ class VolumeLimits:
         if self._is_used(volume.uuid):
             self._put(volume.uuid, limits)
 
-    def before_use(self, volume: Volume) -> None:
-        """Sees to it that a volume which this node is about to use has its limits; idempotent."""
+    @contextmanager
+    def in_use(self, volume: Volume) -> Iterator[None]:
+        """Gives a volume its limits before the body, which has this node use it; idempotent."""
+        self._before_use(volume)
+        try:
+            yield
+        except Exception:
+            with suppress(TargetError):  # the next attempt finds them
+                if volume.pool is not None and not self._is_used(volume.uuid):
+                    self.after_use(volume)
+            raise
+
+    def _before_use(self, volume: Volume) -> None:
         wished = self._wished(volume.uuid)
         if volume.pool is not None:
             limits = self._note(volume.uuid, wished) if wished else self._noted(volume.uuid)

@@ -138,6 +138,20 @@ def test_an_image_is_limited_before_its_device_is_there(pool: World) -> None:
     assert not pool.host.devices
 
 
+def test_an_image_that_could_not_be_staged_leaves_no_limits_here(pool: World) -> None:
+    """Kubelet does not unstage it, and the pod may go to another node."""
+    handle = pool.create(mutable_parameters=SLOW).volume_id
+    pool.host.contents[handle] = "crypto_LUKS"
+    refused(lambda: pool.stage(handle), Code.FAILED_PRECONDITION)
+    assert pool.target.volume(handle).limits == {}
+    del pool.host.contents[handle]
+    pool.stage(handle)
+    assert pool.target.volume(handle).limits == LIMITS
+    # One that is used here keeps them.
+    refused(lambda: pool.stage(handle, mount("xfs")), Code.ALREADY_EXISTS)
+    assert pool.target.volume(handle).limits == LIMITS
+
+
 def test_what_the_api_server_says_counts_before_what_is_noted(pool: World) -> None:
     """Another node's driver was asked, which has not the pool."""
     handle = pool.create(mutable_parameters=SLOW).volume_id
