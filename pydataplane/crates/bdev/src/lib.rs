@@ -60,6 +60,7 @@ mod sync;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod threaded;
+mod waiters;
 mod wants;
 
 /// Bytes that a channel copies or zeroes at once, within `submit` or one `poll`: what is longer is done
@@ -94,4 +95,5 @@ pub use slots::Slots;
 pub use stats::{ChannelStats, IoStat, OpStat, SYNC_SAMPLE, Stats, StatsReset};
 pub use sync::{AlignedBuf, BUF_ALIGN, SyncChannel, SyncError};
 pub use threaded::{Completions, ThreadChannel, ThreadRequest, Threaded, WriteHow};
+pub use waiters::{Waiter, Waiters};
 pub use wants::{Ear, Wants};

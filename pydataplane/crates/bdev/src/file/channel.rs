@@ -271,7 +271,7 @@ impl FileChannel {
             bounces: Bounces::new()?,
             zeroes: zeroes()?,
             stats,
-            flushing: Flushing::new(shared.clone()),
+            flushing: Flushing::new(shared.clone(), io.waker()),
             working: Working { count: 0, shared: shared.clone() },
             share: Share::new(shared.clone(), io.owner(), io.waker()),
             geometry: shared.geometry(),

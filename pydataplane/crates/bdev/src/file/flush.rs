@@ -7,15 +7,11 @@
 //! - Two fdatasyncs of one open file that run at the same time share one report of a writeback error:
 //!   one of them fails, the other succeeds although what its caller wrote is lost. No two do.
 //!
-//! No lock: one word counts the fdatasyncs, and those who wait leave their waker.
+//! No lock: one word counts the fdatasyncs, and those who wait are told of each end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_queue::ArrayQueue;
-use reactor::Waker;
-
-/// Threads that can wait for the end of an fdatasync without looking again and again.
-const WAKERS: usize = 1024;
+use crate::Waiters;
 
 /// Bits of the word: whether an fdatasync is under way, how many have begun.
 const UNDER_WAY: u64 = 1;
@@ -30,16 +26,13 @@ pub(super) struct Flushes {
     word: AtomicU64,
     /// The last one that counts: it has succeeded, or its failure is latched.
     through: AtomicU64,
-    waiting: ArrayQueue<Waker>,
+    /// Who is told when one has ended. It looks at [`Flushes::under_way`] after it began to wait.
+    pub(super) waiters: Waiters,
 }
 
 impl Flushes {
     pub fn new() -> Self {
-        Flushes {
-            word: AtomicU64::new(0),
-            through: AtomicU64::new(0),
-            waiting: ArrayQueue::new(WAKERS),
-        }
+        Flushes { word: AtomicU64::new(0), through: AtomicU64::new(0), waiters: Waiters::default() }
     }
 
     /// The first fdatasync that answers a flush which is asked for now: the next that begins.
@@ -62,10 +55,8 @@ impl Flushes {
         if counts {
             self.through.fetch_max(number.0, Ordering::AcqRel);
         }
-        self.word.fetch_and(!UNDER_WAY, Ordering::AcqRel);
-        while let Some(waker) = self.waiting.pop() {
-            waker.wake();
-        }
+        self.word.fetch_and(!UNDER_WAY, Ordering::SeqCst);
+        self.waiters.tell();
     }
 
     /// Whether `number`, or a later one, has ended and counts.
@@ -76,16 +67,8 @@ impl Flushes {
 
     /// The one under way.
     pub fn under_way(&self) -> Option<Number> {
-        let word = self.word.load(Ordering::Acquire);
+        let word = self.word.load(Ordering::SeqCst);
         (word & UNDER_WAY != 0).then_some(Number(word / ONE))
-    }
-
-    /// Has the thread woken at the end of the one under way. It must look once more afterwards.
-    pub fn wake_at_end(&self, waker: &Waker) {
-        if self.waiting.push(waker.clone()).is_err() {
-            // Too many wait already: this one looks again and again.
-            waker.wake();
-        }
     }
 }
 

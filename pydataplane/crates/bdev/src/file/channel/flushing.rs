@@ -5,13 +5,13 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use io_uring::{opcode, types};
-use reactor::Full;
+use reactor::{Full, Waker};
 
 use super::steps::TRIES_MAX;
 use super::{DEPTH, FileChannel, Step};
 use crate::file::flush::Number;
 use crate::file::{Shared, errno};
-use crate::{Completion, FlushCause, IoError};
+use crate::{Completion, FlushCause, IoError, Waiter};
 
 /// What the kernel calls this channel's fdatasync; a slot's number is less.
 pub(super) const FDATASYNC: u16 = DEPTH;
@@ -21,8 +21,8 @@ pub(super) struct Flushing {
     /// Never grows.
     pub(super) waiting: Vec<Waiting>,
     own: Own,
-    /// The fdatasync at whose end this thread is woken.
-    woken_after: Option<Number>,
+    /// Is told at the end of another channel's.
+    waiter: Arc<Waiter>,
     /// Failures in a row of the channel's own that may pass.
     tries: u8,
 }
@@ -60,11 +60,11 @@ impl Drop for Own {
 }
 
 impl Flushing {
-    pub fn new(shared: Arc<Shared>) -> Flushing {
+    pub fn new(shared: Arc<Shared>, waker: Waker) -> Flushing {
         Flushing {
             waiting: Vec::with_capacity(usize::from(DEPTH)),
             own: Own { number: None, shared },
-            woken_after: None,
+            waiter: Waiter::new(waker),
             tries: 0,
         }
     }
@@ -155,17 +155,15 @@ impl FileChannel {
     /// Has the thread woken at the end of another channel's fdatasync.
     #[cold]
     fn await_flush(&mut self) {
-        let flushes = &self.shared.flushes;
-        let under_way = flushes.under_way();
-        if self.flushing.own.number.is_some()
-            || under_way.is_some() && self.flushing.woken_after == under_way
-        {
+        if self.flushing.own.number.is_some() {
             return;
         }
-        self.flushing.woken_after = under_way;
-        flushes.wake_at_end(&self.waker);
+        let flushes = &self.shared.flushes;
+        let under_way = flushes.under_way();
         // It may have ended in between, and then nobody wakes this thread.
-        if under_way.is_none() || flushes.under_way() != under_way {
+        if flushes.waiters.wait(&self.flushing.waiter)
+            && (under_way.is_none() || flushes.under_way() != under_way)
+        {
             self.waker.wake();
         }
     }

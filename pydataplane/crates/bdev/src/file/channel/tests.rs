@@ -343,6 +343,22 @@ fn a_channel_that_goes_with_a_flush_in_the_kernel_holds_nobody_up() {
 }
 
 #[test]
+fn who_is_woken_for_an_earlier_fdatasync_waits_for_the_one_that_goes_on() {
+    let ([mut a, _b], shared, io, _file) = two_channels();
+    // Another thread's. The one that had the one before has not told all of its end yet.
+    let number = shared.flushes.begin().unwrap();
+    assert_eq!(a.submit(&Io::flush(1)), Submit::Pending);
+    shared.flushes.waiters.tell();
+    // Ten minutes: a lost wake-up would show as a hang.
+    io.wait(600_000_000).unwrap();
+    let mut done = Vec::with_capacity(1);
+    assert_eq!(a.poll(&mut done), 0);
+    shared.flushes.end(number, true);
+    io.wait(600_000_000).unwrap();
+    assert_eq!(polled(&mut a, &io), (1, Ok(())));
+}
+
+#[test]
 fn no_fdatasync_begins_that_nobody_would_wait_for() {
     let ([mut a, mut b], shared, io, _file) = two_channels();
     assert_eq!(b.submit(&Io::flush(1)), Submit::Pending);
