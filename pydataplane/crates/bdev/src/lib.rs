@@ -94,6 +94,6 @@ pub use registry::{
 pub use slots::Slots;
 pub use stats::{ChannelStats, IoStat, OpStat, SYNC_SAMPLE, Stats, StatsReset};
 pub use sync::{AlignedBuf, BUF_ALIGN, SyncChannel, SyncError};
-pub use threaded::{Completions, ThreadChannel, ThreadRequest, Threaded, WriteHow};
+pub use threaded::{Completions, ThreadChannel, ThreadQueue, ThreadRequest, Threaded, WriteHow};
 pub use waiters::{Waiter, Waiters};
 pub use wants::{Ear, Wants};

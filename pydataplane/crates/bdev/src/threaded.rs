@@ -1,6 +1,8 @@
 //! A queue pair of a device whose I/O a thread of its own carries out: it hands I/Os over through a queue of the
 //! device's, and has completions back through one of its own.
 
+mod queue;
+
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -11,8 +13,10 @@ use reactor::{IoContext, Waker, ticks};
 
 use crate::{
     AlignedBuf, COPY_AT_ONCE, Channel, ChannelStats, Completion, Features, FlushLatch, Geometry,
-    Io, IoError, Op, Slots, Submit,
+    Io, IoError, Op, Slots, Submit, Waiter,
 };
+
+pub use queue::ThreadQueue;
 
 /// I/Os of a channel at a time at most.
 const DEPTH: u16 = 128;
@@ -34,8 +38,12 @@ pub trait Threaded {
     fn has_given_up(&self) -> bool;
     /// Blocks that the device compares and writes in one step at most; 0: it does not.
     fn compared_max(&self) -> u64;
-    /// Hands an I/O to the thread; has it back where there is no room.
-    fn hand_over(&self, request: ThreadRequest) -> Result<(), ThreadRequest>;
+    /// Hands an I/O to the thread; has it back where there is no room ([`ThreadQueue::push`]).
+    fn hand_over(
+        &self,
+        request: ThreadRequest,
+        waiter: Option<&Arc<Waiter>>,
+    ) -> Result<(), ThreadRequest>;
 }
 
 /// Which command a write is.
@@ -126,6 +134,7 @@ struct Compared {
 pub struct ThreadChannel<D: Threaded> {
     device: D,
     completions: Arc<Completions>,
+    waiter: Arc<Waiter>,
     slots: Slots<Slot>,
     stats: ChannelStats,
     /// Where the device compares and writes in one step.
@@ -144,6 +153,7 @@ impl<D: Threaded> ThreadChannel<D> {
         ThreadChannel {
             device,
             completions: Completions::new(io),
+            waiter: Waiter::new(io.waker()),
             slots: Slots::new(DEPTH, |_| free),
             stats,
             compared,
@@ -180,7 +190,9 @@ impl<D: Threaded> ThreadChannel<D> {
         let failures = self.device.latch().failures();
         self.slots[at] = Slot { io: *io, begun: ticks::now(), failures, how };
         let request = self.completions.request(Io { tag: u64::from(at), sg, ..*io }, how);
-        if let Err(mut request) = self.device.hand_over(request) {
+        // Else one of its own ends, and it looks again.
+        let waiter = (self.slots.taken() == 0).then_some(&self.waiter);
+        if let Err(mut request) = self.device.hand_over(request, waiter) {
             // It has not begun, so it does not end.
             request.completions = None;
             return Submit::Full;

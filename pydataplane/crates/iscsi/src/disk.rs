@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use bdev::{
     Bdev, Channel, Closed, Features, FlushFailure, FlushLatch, Geometry, OpenError, Registry,
-    Stats, SyncChannel, ThreadChannel, ThreadRequest, Threaded,
+    Stats, SyncChannel, ThreadChannel, ThreadQueue, ThreadRequest, Threaded, Waiter,
 };
-use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex;
 use reactor::IoContext;
 use rustix::event::{EventfdFlags, eventfd};
@@ -120,7 +119,7 @@ pub(crate) struct Shared {
     pub(crate) features: Features,
     pub(crate) write_through: bool,
     num_blocks: AtomicU64,
-    queue: ArrayQueue<ThreadRequest>,
+    queue: ThreadQueue<ThreadRequest>,
     /// The thread sleeps, or is about to.
     asleep: AtomicBool,
     pub(crate) event: OwnedFd,
@@ -274,8 +273,12 @@ impl Threaded for User {
     fn compared_max(&self) -> u64 {
         self.0.0.unit.limits.compared.into()
     }
-    fn hand_over(&self, request: ThreadRequest) -> Result<(), ThreadRequest> {
-        let pushed = self.0.0.queue.push(request);
+    fn hand_over(
+        &self,
+        request: ThreadRequest,
+        waiter: Option<&Arc<Waiter>>,
+    ) -> Result<(), ThreadRequest> {
+        let pushed = self.0.0.queue.push(request, waiter);
         self.0.0.wake();
         pushed
     }
@@ -334,7 +337,7 @@ impl Disk {
             features,
             write_through,
             num_blocks: AtomicU64::new(unit.capacity.geometry.num_blocks),
-            queue: ArrayQueue::new(QUEUE),
+            queue: ThreadQueue::new(QUEUE),
             asleep: AtomicBool::new(false),
             event,
             stop: AtomicBool::new(false),

@@ -8,7 +8,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use bdev::{Channel, ChannelStats, Completion, Geometry, Io, Op, Slots, Submit};
+use bdev::{
+    Channel, ChannelStats, Completion, Geometry, Io, Op, Slots, Submit, ThreadQueue, Waiter,
+};
 use crossbeam_queue::ArrayQueue;
 use reactor::{IoContext, Waker, ticks};
 
@@ -42,7 +44,7 @@ struct Carried {
 
 /// The thread, as channels see it.
 pub(crate) struct Carrier {
-    queue: ArrayQueue<Carried>,
+    queue: ThreadQueue<Carried>,
     waker: Waker,
     stop: AtomicBool,
 }
@@ -58,7 +60,7 @@ impl Carrier {
             });
             match opened {
                 Ok((io, channel)) => {
-                    let (queue, waker) = (ArrayQueue::new(QUEUE), io.waker());
+                    let (queue, waker) = (ThreadQueue::new(QUEUE), io.waker());
                     let carrier = Arc::new(Carrier { queue, waker, stop: AtomicBool::new(false) });
                     _ = tell.send(Ok(carrier.clone()));
                     carrier.run(&io, channel);
@@ -136,6 +138,7 @@ struct Slot {
 pub(crate) struct CarriedChannel {
     lane: Arc<Lane>,
     carrier: Arc<Carrier>,
+    waiter: Arc<Waiter>,
     slots: Slots<Slot>,
     stats: ChannelStats,
     shared: Arc<Shared>,
@@ -155,6 +158,7 @@ impl CarriedChannel {
         CarriedChannel {
             lane: Arc::new(Lane { done, waker: io.waker() }),
             carrier: carrier.clone(),
+            waiter: Waiter::new(io.waker()),
             slots: Slots::new(LANE_DEPTH, |_| Slot { op: Op::Flush, bytes: 0, tag: 0, begun: 0 }),
             stats,
             geometry: shared.geometry(),
@@ -175,7 +179,9 @@ impl Channel for CarriedChannel {
         let (bytes, begun) = (io.bytes(self.geometry.block_size), ticks::now());
         self.slots[at] = Slot { op: io.op, bytes, tag: io.tag, begun };
         let carried = Carried { lane: self.lane.clone(), io: Io { tag: u64::from(at), ..*io } };
-        if self.carrier.queue.push(carried).is_err() {
+        // Else one of its own ends, and it looks again.
+        let waiter = (self.slots.taken() == 0).then_some(&self.waiter);
+        if self.carrier.queue.push(carried, waiter).is_err() {
             return Submit::Full;
         }
         self.slots.take();

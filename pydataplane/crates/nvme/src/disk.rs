@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bdev::{
     Bdev, Channel, Features, FlushFailure, FlushLatch, Geometry, OpenError, Registry, Stats,
-    SyncChannel, ThreadChannel, ThreadRequest, Threaded,
+    SyncChannel, ThreadChannel, ThreadRequest, Threaded, Waiter,
 };
 use reactor::IoContext;
 use serde_json::{Value, json};
@@ -49,9 +49,13 @@ impl Threaded for User {
     fn compared_max(&self) -> u64 {
         self.unit().most.compared
     }
-    fn hand_over(&self, request: ThreadRequest) -> Result<(), ThreadRequest> {
+    fn hand_over(
+        &self,
+        request: ThreadRequest,
+        waiter: Option<&Arc<Waiter>>,
+    ) -> Result<(), ThreadRequest> {
         let request = Request { of: request, unit: self.unit };
-        self.of.0.hand_over(request).map_err(|request| request.of)
+        self.of.0.hand_over(request, waiter).map_err(|request| request.of)
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use bdev::{Closed, FlushLatch};
-use crossbeam_queue::{ArrayQueue, SegQueue};
+use bdev::{Closed, FlushLatch, ThreadQueue, Waiter};
+use crossbeam_queue::SegQueue;
 use parking_lot::Mutex;
 use reactor::Waker;
 use uuid::Uuid;
@@ -40,7 +40,7 @@ pub(crate) struct Shared {
     /// There is a volatile cache, to be flushed.
     pub cache: bool,
     pub write_through: bool,
-    queue: ArrayQueue<Request>,
+    queue: ThreadQueue<Request>,
     waker: OnceLock<Waker>,
     orders: SegQueue<Order>,
     /// The paths that it is to have. Orders are given with it held.
@@ -79,7 +79,7 @@ impl Shared {
             names: names.clone(),
             cache,
             write_through,
-            queue: ArrayQueue::new(QUEUE),
+            queue: ThreadQueue::new(QUEUE),
             waker: OnceLock::new(),
             orders: SegQueue::new(),
             paths: Mutex::new(paths.to_vec()),
@@ -163,9 +163,13 @@ impl Shared {
         self.shown.lock().clone()
     }
 
-    /// Has the thread carry an I/O out; gives it back where too many wait.
-    pub(crate) fn hand_over(&self, request: Request) -> Result<(), Request> {
-        let pushed = self.queue.push(request);
+    /// Has the thread carry an I/O out; gives it back where too many wait ([`ThreadQueue::push`]).
+    pub(crate) fn hand_over(
+        &self,
+        request: Request,
+        waiter: Option<&Arc<Waiter>>,
+    ) -> Result<(), Request> {
+        let pushed = self.queue.push(request, waiter);
         self.wake();
         pushed
     }

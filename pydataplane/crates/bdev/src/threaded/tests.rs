@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use super::*;
-use crate::{FlushCause, Stats};
+use crate::{FlushCause, Stats, Waiters};
 
 /// Keeps the I/Os that it is handed.
 #[derive(Default)]
@@ -14,6 +14,7 @@ struct Device {
     latch: FlushLatch,
     has_given_up: AtomicBool,
     is_full: AtomicBool,
+    waiters: Waiters,
     has: Mutex<VecDeque<ThreadRequest>>,
 }
 
@@ -42,8 +43,13 @@ impl Threaded for Arc<Device> {
     fn compared_max(&self) -> u64 {
         1
     }
-    fn hand_over(&self, request: ThreadRequest) -> Result<(), ThreadRequest> {
+    fn hand_over(
+        &self,
+        request: ThreadRequest,
+        waiter: Option<&Arc<Waiter>>,
+    ) -> Result<(), ThreadRequest> {
         if self.is_full.load(SeqCst) {
+            waiter.map(|waiter| self.waiters.wait(waiter));
             return Err(request);
         }
         self.has.lock().unwrap().push_back(request);
@@ -56,6 +62,7 @@ struct Bench {
     device: Arc<Device>,
     stats: Arc<Stats>,
     channel: ThreadChannel<Arc<Device>>,
+    io: IoContext,
     _block: AlignedBuf,
     run: Box<[IoVec; 1]>,
     done: Vec<Completion>,
@@ -69,7 +76,7 @@ impl Bench {
         let mut block = AlignedBuf::zeroed(512);
         // SAFETY: boxed, as the list is, and as long as the channel.
         let run = unsafe { Box::new([IoVec::new(block.as_mut_ptr(), 512)]) };
-        Bench { device, stats, channel, _block: block, run, done: Vec::with_capacity(256) }
+        Bench { device, stats, channel, io, _block: block, run, done: Vec::with_capacity(256) }
     }
 
     fn sg(&self) -> Sg {
@@ -122,6 +129,20 @@ fn what_the_thread_has_no_room_for_takes_no_place_of_the_channel() {
         bench.device.next().end(Ok(()));
     }
     assert_eq!(bench.ended().len(), usize::from(DEPTH));
+}
+
+#[test]
+fn who_has_nothing_under_way_is_woken_when_the_thread_has_room() {
+    let mut bench = Bench::new();
+    bench.device.is_full.store(true, SeqCst);
+    assert_eq!(bench.channel.submit(&bench.write(1)), Submit::Full);
+    bench.device.is_full.store(false, SeqCst);
+    bench.device.waiters.tell();
+    // Ten minutes: a lost wake-up would show as a hang.
+    bench.io.wait(600_000_000).unwrap();
+    assert_eq!(bench.channel.submit(&bench.write(1)), Submit::Pending);
+    bench.device.next().end(Ok(()));
+    assert_eq!(bench.ended(), [(1, Ok(()))]);
 }
 
 #[test]
