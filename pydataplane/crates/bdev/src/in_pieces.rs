@@ -410,8 +410,26 @@ impl<L: Layer> InPieces<L> {
             if self.turn > 0 {
                 // Still no room: it stays the first.
                 self.waiting.rotate_right(1);
+                if self.slots[at].prepared.is_none() {
+                    self.send_prepared();
+                }
             }
             return;
+        }
+    }
+
+    /// Gives the channel below pieces that it had no room for. The first that waits lacks memory, and these have all
+    /// of it.
+    #[cold]
+    fn send_prepared(&mut self) {
+        for nth in 1..self.waiting.len() {
+            let at = self.waiting[nth];
+            let Some(piece) = self.slots[at].prepared.take() else { continue };
+            if !self.send(at, piece) {
+                return;
+            }
+            // It may have ended at once.
+            self.waker.wake();
         }
     }
 
@@ -454,3 +472,6 @@ fn part<'a, W: Copy>(slots: &Slots<Slot<W>>, pieces: &'a mut Pieces, at: u16) ->
     let Slot { io, with, result, .. } = slots[slot];
     Part { io, with, is_well: result.is_ok(), at, cursor, pieces }
 }
+
+#[cfg(test)]
+mod tests;

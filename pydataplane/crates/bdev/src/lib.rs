@@ -27,6 +27,7 @@
 //! | `malloc`, `ram` | [`Malloc`]: a disk in memory |
 //! | `null` | [`Null`]: takes everything, keeps nothing |
 //! | `file` | [`FileBdev`]: a file or block device through io_uring |
+//! | `waiters` | [`Waiters`]: who is woken when something happens elsewhere |
 //! | `wants` | [`Wants`]: what channels ask of a thread that may block |
 //! | `sync` | [`SyncChannel`], [`AlignedBuf`]: blocking I/O for control threads |
 //! | `closed` | [`Closed`]: what waits until something is closed elsewhere |

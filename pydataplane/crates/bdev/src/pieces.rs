@@ -15,7 +15,7 @@ const PIECE_TAG: u64 = 1 << 32;
 const UNIT: usize = 4096;
 
 /// Such units of a channel, taken from the system when they are first used.
-const UNITS: u16 = 1024;
+pub(crate) const UNITS: u16 = 1024;
 
 /// Units of one piece, so that it is encrypted or decrypted within a turn.
 const PIECE_UNITS: usize = COPY_AT_ONCE / UNIT;
