@@ -346,3 +346,6 @@ pub(crate) fn write_zeroes(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

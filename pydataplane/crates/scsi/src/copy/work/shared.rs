@@ -1,12 +1,13 @@
 //! The part of a segment that is copied without its data, by bdevs that can share it.
 
-use super::{Ended, Party, Run, may_use};
+use super::{Ended, PAUSE, Party, Run, may_use};
 use crate::copy::order::{Segment, aborted};
 use crate::copy::token::Token;
 use crate::sense::Code;
 use crate::watch::Range;
 use bdev::Shared;
 use std::sync::Arc;
+use std::thread;
 
 /// A part of a segment.
 pub(super) struct Part {
@@ -71,6 +72,10 @@ pub(super) fn share(
         let failed = |_| Ended::Failed(aborted(Code::NO_ADDITIONAL_SENSE));
         // Whoever takes away the source does not wait until the destination's blocks are no longer kept.
         let shared = to.work(run, changes, |_| from.held(run, || share().map_err(failed)))?;
+        let Some(shared) = shared else {
+            thread::sleep(PAUSE);
+            continue;
+        };
         match shared {
             Shared::Done(blocks) if blocks > 0 => {
                 left -= blocks * block;
@@ -88,11 +93,17 @@ pub(super) fn share(
 }
 
 impl Party {
-    /// Does something that reads its volume by itself, if that is still for now, as long as the unit is there.
-    fn held<T>(&mut self, run: &Run, work: impl FnOnce() -> Result<T, Ended>) -> Result<T, Ended> {
+    /// Does something that reads its volume by itself, if that is still for now, as long as the unit is there. `None`:
+    /// somebody waits to take it away, who goes first. The caller lets go of the other unit that it holds and tries
+    /// again: that one may be waited for as well, by who holds this one.
+    pub(super) fn held<T>(
+        &mut self,
+        run: &Run,
+        work: impl FnOnce() -> Result<T, Ended>,
+    ) -> Result<Option<T>, Ended> {
         run.check()?;
         let unit = Arc::clone(&self.unit);
-        let replaced = unit.copies.replaced.read_recursive();
+        let Some(replaced) = unit.copies.replaced.try_read() else { return Ok(None) };
         if *replaced {
             return Err(Ended::Failed(aborted(Code::COPY_TARGET_NOT_REACHABLE)));
         }
@@ -100,6 +111,6 @@ impl Party {
         if unit.epoch() != self.epoch {
             return Err(Ended::Cancelled);
         }
-        work()
+        work().map(Some)
     }
 }
