@@ -97,14 +97,15 @@ impl Meta {
     }
 
     /// Waits until nobody has I/O in flight that was translated before these versions, serving the others
-    /// meanwhile, also with what was freed; `false`: somebody has after [`QUIET_WAIT`].
+    /// meanwhile; `false`: somebody has after [`QUIET_WAIT`].
     pub fn wait_quiet(&mut self, versions: &[(&Arc<Volume>, u64)]) -> bool {
         let deadline = Instant::now() + QUIET_WAIT;
         while !versions.iter().all(|(volume, version)| volume.quiet(*version)) {
             if Instant::now() >= deadline {
                 return false;
             }
-            if !(self.reap() | self.serve()) {
+            // Whoever waits here may not write meanwhile, so what was freed is unmapped later where nobody lacks it.
+            if !(self.serve() | (self.lacks_room && self.reap())) {
                 thread::sleep(LOOK);
             }
         }

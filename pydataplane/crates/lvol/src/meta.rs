@@ -62,6 +62,8 @@ pub(crate) struct Meta {
     pub turn: usize,
     /// Counts the rounds after which something was not durable.
     pub round: u64,
+    /// In the last round a request lacked room, which comes with what was freed.
+    pub lacks_room: bool,
     retiring: Vec<Retiring>,
     registry: Registry,
     /// Little room was left when somebody was last told.
@@ -113,6 +115,7 @@ impl Meta {
             maps: Use::default(),
             turn: 0,
             round: 0,
+            lacks_room: false,
             retiring: Vec::new(),
             registry,
             low: false,

@@ -127,6 +127,7 @@ impl Meta {
 
     /// One round. Whether there is more to do at once.
     pub fn serve(&mut self) -> bool {
+        self.lacks_room = false;
         self.take_up_opened();
         for served in &mut self.served {
             match served.volume.is_removed() {
@@ -167,6 +168,7 @@ impl Meta {
                     Ok(None) => taken.push(Taken { waiting, result: Ok(()) }),
                     Err(e) => taken.push(Taken { waiting, result: Err(e) }),
                     Ok(Some(stop)) => {
+                        self.lacks_room |= matches!(stop, Stop::NoRoom);
                         more |= matches!(stop, Stop::Later) || waiting.done > before;
                         served.queue.push_front(waiting);
                         break;

@@ -4,6 +4,7 @@
 use crate::common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, read_tags, tagged};
 use bdev::{AlignedBuf, Channel, Completion, Io, IoError, Op, OwnedChannel, Submit};
 use guestmem::Bounce;
+use lvol::NewLvol;
 use reactor::IoContext;
 use std::time::{Duration, Instant};
 
@@ -163,4 +164,47 @@ fn an_io_in_flight_over_a_grow_goes_on_and_the_new_size_can_be_used_at_once() {
     assert_eq!(read_tags(&mut other, PER_CLUSTER - 1, 2), [7, 0]);
     assert_eq!(read_tags(&mut other, 6 * PER_CLUSTER - 1, 1), [8]);
     assert_eq!(BLOCK, 512);
+}
+
+/// A volume that was deleted is unmapped below when a snapshot has been taken, whose volume takes no writes meanwhile.
+#[test]
+fn what_was_freed_does_not_hold_up_a_snapshot() {
+    let rig = Rig::with_lvs(200);
+    for name in ["a", "large"] {
+        rig.create(name, 40, false).unwrap();
+    }
+    // So both have their maps.
+    rig.open("lvs0/a").write(0, &tagged(1, 1)).unwrap();
+    rig.open("lvs0/large").write(0, &tagged(7, 39 * PER_CLUSTER)).unwrap();
+    let there = || {
+        let seven = tagged(7, 1);
+        rig.disk.image().chunks(BLOCK as usize).filter(|block| **block == seven[..]).count() as u64
+    };
+    let mut of_large = late_write(&rig, "lvs0/large", 39 * PER_CLUSTER, 7);
+    let mut of_a = late_write(&rig, "lvs0/a", 0, 1);
+    rig.lvstores.delete_lvol("lvs0/large").unwrap();
+    let mut writes = OwnedChannel::open(&*rig.bdev("lvs0/a"), 1).unwrap();
+    std::thread::scope(|scope| {
+        let taking = scope.spawn(|| rig.lvstores.snapshot("lvs0/a", &NewLvol::named("s")));
+        // What is written to a volume's own cluster is over at once, until the snapshot has begun.
+        let write = |writes: &mut OwnedChannel<()>| {
+            let buf = Some(AlignedBuf::zeroed(BLOCK as usize));
+            writes.submit(Op::Write, PER_CLUSTER, 1, buf, ())
+        };
+        while write(&mut writes).is_some() {
+            std::thread::yield_now();
+        }
+        of_large.land();
+        std::thread::sleep(A_WHILE);
+        let left = there();
+        // On a machine that is slow the snapshot may have given up, as it does after a second.
+        assert!(left == 40 * PER_CLUSTER || taking.is_finished(), "{left} blocks are left");
+        of_a.land();
+        _ = taking.join().unwrap();
+    });
+    let begun = Instant::now();
+    while there() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{} blocks are left", there());
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
