@@ -129,6 +129,9 @@ impl Meta {
                 None => self.forget(&volume, freed, Vec::new()),
             }
         }
+        // A snapshot has the number that its volume had before.
+        let there = std::mem::take(&mut self.volumes).into_values();
+        self.volumes = there.map(|volume| (volume.blob(), volume)).collect();
         found.new.iter().for_each(|volume| self.add_volume(volume.clone()));
         self.relate_all();
         self.keep_externals();

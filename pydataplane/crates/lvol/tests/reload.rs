@@ -1,9 +1,10 @@
-//! An lvstore that is loaded anew while a thick volume is zeroed: what was reserved for it stays its own.
+//! An lvstore that is loaded anew: what was reserved for a thick volume that is being zeroed stays its own, and a
+//! snapshot whose record seemed to fail is one.
 
 use crate::common::{CLUSTER, PER_CLUSTER, Rig, read_tags, tagged};
 use bdev::testing::Fault;
 use bdev::{Bdev, IoError, Op};
-use lvol::Error;
+use lvol::{Error, NewLvol};
 use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(120);
@@ -131,4 +132,38 @@ fn what_is_zeroed_when_a_flush_fails_is_free_again_once_that_is_cleared() {
     assert!(zeroed.is_err());
     rig.disk.flush_latch().unwrap().clear().unwrap();
     assert_eq!(free(&rig), before);
+}
+
+/// The record of a snapshot fails, and is there all the same: the volume goes on above what is the snapshot's.
+#[test]
+fn a_volume_goes_on_of_which_a_load_finds_a_snapshot() {
+    let mut found = 0;
+    for (skip, op) in (0..3).flat_map(|skip| [(skip, Op::Flush), (skip, Op::Write)]) {
+        let rig = Rig::with_lvs(60);
+        rig.create("a", 4, true).unwrap();
+        let mut a = rig.open("lvs0/a");
+        a.write(0, &tagged(1, 2 * PER_CLUSTER)).unwrap();
+        a.flush().unwrap();
+        rig.disk.inject(Fault { skip, count: 1, ..Fault::always(op, IoError::WriteMedium) });
+        let taken = rig.lvstores.snapshot("lvs0/a", &NewLvol::named("s"));
+        rig.disk.clear_faults();
+        let latch = rig.disk.flush_latch().unwrap();
+        latch.clear();
+        _ = rig.lvstores.reload_on(latch).unwrap();
+        if taken.is_ok() || rig.registry.get("lvs0/s").is_none() {
+            continue;
+        }
+        found += 1;
+        // A cluster that the snapshot has, and one that nobody has.
+        for lba in [PER_CLUSTER, 3 * PER_CLUSTER] {
+            a.write(lba, &tagged(2, 1)).unwrap();
+        }
+        let first_of_each = |name: &str| {
+            let mut channel = rig.open(&format!("lvs0/{name}"));
+            [0, 1, 2, 3].map(|at| read_tags(&mut channel, at * PER_CLUSTER, 1)[0])
+        };
+        assert_eq!(["a", "s"].map(first_of_each), [[1, 2, 0, 2], [1, 1, 0, 0]]);
+        assert_eq!(rig.lvstores.check_lvstore("lvs0", false).unwrap().problems, []);
+    }
+    assert!(found > 0);
 }
