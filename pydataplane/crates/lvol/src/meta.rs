@@ -64,6 +64,9 @@ pub(crate) struct Meta {
     pub round: u64,
     /// In the last round a request lacked room, which comes with what was freed.
     pub lacks_room: bool,
+    /// Snapshots that a load has found, and that their volumes were not known to have: of each such volume, and the
+    /// version of its view before which it wrote to what is the snapshot's.
+    pub found: Vec<(Arc<Volume>, Arc<Volume>, u64)>,
     retiring: Vec<Retiring>,
     registry: Registry,
     /// Little room was left when somebody was last told.
@@ -116,6 +119,7 @@ impl Meta {
             turn: 0,
             round: 0,
             lacks_room: false,
+            found: Vec::new(),
             retiring: Vec::new(),
             registry,
             low: false,

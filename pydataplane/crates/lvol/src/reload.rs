@@ -134,6 +134,10 @@ impl Meta {
         self.volumes = there.map(|volume| (volume.blob(), volume)).collect();
         found.new.iter().for_each(|volume| self.add_volume(volume.clone()));
         self.relate_all();
+        for snapshot in found.new.iter().filter(|volume| volume.kin(|kin| kin.snapshot)) {
+            let clones = snapshot.clones().into_iter();
+            self.found.extend(clones.map(|of| (snapshot.clone(), of.clone(), of.bump())));
+        }
         self.keep_externals();
         self.publish();
         Ok(Some(found))

@@ -12,6 +12,7 @@ use crate::meta::Meta;
 use crate::volume::Volume;
 use bdev::Shared;
 use blobstore::{BlobId, Error as StoreError, HOLE};
+use std::iter::successors;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -48,17 +49,20 @@ impl Meta {
         if end(*first) > view.clusters() || end(*at) > its.clusters() {
             return Ok(Shared::Not);
         }
-        // What a snapshot has nobody writes to, and what was written before is waited for when it is taken.
+        // What a snapshot has nobody writes to, and what was written before is waited for when it is taken, or here
+        // where that seemed to fail.
+        let mut versions = self.written_before(from);
         let own = match from.kin(|kin| kin.snapshot) {
             true => Vec::new(),
             false => not_own(&view, *first..end(*first)),
         };
         self.frozen.extend([from.clone(), to.clone()]);
-        let quiet = own.is_empty() || {
-            let version = from.replace_view(view.changed(&own));
-            self.wait_quiet(&[(from, version)])
-        };
-        let shared = match quiet {
+        if !own.is_empty() {
+            versions.push((from.clone(), from.replace_view(view.changed(&own))));
+        }
+        let versions: Vec<_> =
+            versions.iter().map(|(volume, version)| (volume, *version)).collect();
+        let shared = match self.wait_quiet(&versions) {
             false => Ok(Shared::Not),
             true if !still() => Ok(Shared::Cancelled),
             true => self.record_share(&op, (from, *first), (to, *at), count),
@@ -69,6 +73,18 @@ impl Meta {
         }
         self.frozen.clear();
         shared
+    }
+
+    /// Whose I/O in flight may be a write to what snapshots have that a volume shows, and the version of each before
+    /// which it was translated.
+    fn written_before(&mut self, from: &Arc<Volume>) -> Vec<(Arc<Volume>, u64)> {
+        self.found.retain(|(_, of, version)| !of.quiet(*version));
+        let up = |volume: &Arc<Volume>| volume.kin(|kin| kin.parent.clone());
+        let shows = |snapshot: &Arc<Volume>| {
+            successors(Some(from.clone()), up).any(|volume| Arc::ptr_eq(&volume, snapshot))
+        };
+        let found = self.found.iter().filter(|(snapshot, ..)| shows(snapshot));
+        found.map(|(_, of, version)| (of.clone(), *version)).collect()
     }
 
     fn record_share(

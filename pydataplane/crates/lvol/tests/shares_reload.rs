@@ -1,13 +1,15 @@
 //! Volumes that share clusters over records that fail, loads while they are in use, and restarts: nothing that was
 //! acknowledged is lost, and none is read as another.
 
-use crate::common::sharing::{free, read, share, sharing};
-use crate::common::{PER_CLUSTER, Rig, tagged};
+use crate::common::late::Late;
+use crate::common::sharing::{done, free, read, share, sharing, write};
+use crate::common::{PER_CLUSTER, Rig, read_tags, tagged};
 use bdev::testing::Fault;
 use bdev::{Bdev, IoError, Op, Shared};
 use lvol::NewLvol;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const CLUSTERS: usize = 8;
@@ -225,6 +227,51 @@ fn what_a_failed_share_loses_of_either_volume_the_next_flush_tells() {
         }
     }
     assert!(lost > 0);
+}
+
+/// The record of a snapshot fails, and is there all the same when the lvstore is loaded anew. What its volume wrote
+/// meanwhile, as nothing seemed to have happened, is waited for before others share what the snapshot has.
+#[test]
+fn a_share_waits_for_writes_to_what_is_found_to_be_a_snapshots() {
+    let mut seen = BTreeSet::new();
+    let faults = (0..3).flat_map(|skip| [(skip, Op::Flush), (skip, Op::Write)]);
+    for (source, (skip, op)) in
+        ["s", "a"].into_iter().flat_map(|of| faults.clone().map(move |f| (of, f)))
+    {
+        let rig = sharing(200);
+        for name in ["a", "b"] {
+            rig.create(name, 4, true).unwrap();
+        }
+        write(&rig, "a", 0, 4, 1);
+        rig.open("lvs0/a").flush().unwrap();
+        rig.disk.inject(Fault { skip, count: 1, ..Fault::always(op, IoError::WriteMedium) });
+        let failed = rig.lvstores.snapshot("lvs0/a", &NewLvol::named("s")).is_err();
+        rig.disk.clear_faults();
+        if !failed {
+            continue;
+        }
+        let late = Late::begin(&rig, "a", Op::Write);
+        let written_in_place = rig.disk.held() > 0;
+        let latch = rig.disk.flush_latch().unwrap();
+        latch.clear();
+        _ = rig.lvstores.reload_on(latch).unwrap();
+        if rig.registry.get("lvs0/s").is_none() || !written_in_place {
+            late.end();
+            continue;
+        }
+        seen.insert(source);
+        let of_b = || read_tags(&mut rig.open("lvs0/b"), 0, 4 * PER_CLUSTER);
+        std::thread::scope(|scope| {
+            let sharing = scope.spawn(|| (share(&rig, (source, 0), ("b", 0), 4), of_b()));
+            std::thread::sleep(Duration::from_millis(20));
+            late.end();
+            let (shared, found) = sharing.join().unwrap();
+            // On a machine that is slow it may have given up, as it does after a second.
+            assert!([done(4), Ok(Shared::Not)].contains(&shared), "{shared:?}");
+            assert_eq!(found, of_b(), "{source} {skip} {op:?}: the copy has changed");
+        });
+    }
+    assert_eq!(seen.len(), 2, "{seen:?}");
 }
 
 proptest! {

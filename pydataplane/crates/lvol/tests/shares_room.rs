@@ -1,13 +1,12 @@
 //! The room that a write to a shared cluster has in a full lvstore, however late other owners' I/O ends, and what becomes of
 //! clusters that their last owners lose together.
 
+use crate::common::late::Late;
 use crate::common::sharing::{done, free, read, share, share_if, sharing, write};
 use crate::common::{BLOCK, CLUSTER, PER_CLUSTER, Rig, tagged};
 use bdev::testing::Fault;
-use bdev::{AlignedBuf, Bdev, Channel, Completion, Io, IoError, Op, OwnedChannel, Submit};
-use guestmem::Bounce;
+use bdev::{AlignedBuf, Bdev, IoError, Op, OwnedChannel};
 use lvol::NewLvol;
-use reactor::IoContext;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -17,39 +16,6 @@ const LONG: Duration = Duration::from_millis(1500);
 /// Microseconds in which something begins.
 const SOON: u64 = 20_000;
 const DEADLINE: Duration = Duration::from_secs(60);
-
-/// An I/O of a volume's first block that ends when the disk below is told to go on.
-struct Late {
-    channel: Box<dyn Channel>,
-    _buf: Bounce,
-    _io: IoContext,
-}
-
-impl Late {
-    fn read(rig: &Rig, name: &str) -> Late {
-        Late::begin(rig, name, Op::Read)
-    }
-
-    fn begin(rig: &Rig, name: &str, op: Op) -> Late {
-        rig.disk.defer(Some(1));
-        let io = IoContext::new().unwrap();
-        let mut channel = rig.bdev(&format!("lvs0/{name}")).open(&io).unwrap();
-        rig.disk.defer(None);
-        let buf = Bounce::new();
-        let sg = buf.sg(BLOCK as usize).unwrap();
-        let late = Io { op, fua: false, lba: 0, blocks: 1, sg, tag: 1 };
-        assert_eq!(channel.submit(&late), Submit::Pending);
-        Late { channel, _buf: buf, _io: io }
-    }
-
-    fn end(mut self) {
-        let mut done: Vec<Completion> = Vec::with_capacity(8);
-        for _ in 0..8 {
-            self.channel.poll(&mut done);
-        }
-        assert_eq!(done.len(), 1);
-    }
-}
 
 /// Thin volumes of 12 clusters, of which the first one is full of 1, and no room besides but for so many clusters.
 fn full(names: &[&str], room: u64) -> Rig {

@@ -1,6 +1,7 @@
 //! What the tests of this crate share.
 #![allow(dead_code)] // `keepers`, which is a program of its own, uses a part
 
+pub mod late;
 pub mod sharing;
 
 use bdev::testing::FaultBdev;
