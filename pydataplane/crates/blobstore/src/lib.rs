@@ -59,6 +59,10 @@
 
 #![forbid(unsafe_code)]
 
+// For what its tests share with those beside it.
+#[cfg(test)]
+extern crate self as blobstore;
+
 mod bitmap;
 mod blob;
 mod check;
@@ -81,6 +85,8 @@ mod scrub;
 mod share;
 mod shows;
 mod store;
+#[cfg(test)]
+mod testing;
 mod thin;
 mod zeros;
 

@@ -141,45 +141,33 @@ impl<D: Disk> Store<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{Wrap, Wrapped, failed};
     use crate::{BlobId, BlobOptions, DiskError, MemDisk, StoreOptions};
     use std::collections::BTreeMap;
 
-    /// A device that reads nothing from a byte on.
-    struct Bad(MemDisk, u64);
+    /// Nothing is read from a byte on.
+    struct Bad(u64);
 
-    impl Disk for Bad {
-        fn size(&self) -> u64 {
-            self.0.size()
-        }
-        fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DiskError> {
-            let (op, len) = ("read", buf.len() as u64);
-            match offset + len <= self.1 {
-                true => self.0.read(offset, buf),
-                false => Err(DiskError { op, offset, len, cause: "bad".into(), no_space: false }),
+    impl Wrap for Bad {
+        fn before(&mut self, op: &'static str, offset: u64, len: u64) -> Result<(), DiskError> {
+            match op == "read" && offset + len > self.0 {
+                true => Err(failed(op, offset, len)),
+                false => Ok(()),
             }
-        }
-        fn write(&mut self, offset: u64, buf: &[u8]) -> Result<(), DiskError> {
-            self.0.write(offset, buf)
-        }
-        fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
-            self.0.write_zeroes(offset, len)
-        }
-        fn flush(&mut self) -> Result<(), DiskError> {
-            self.0.flush()
         }
     }
 
-    fn blob(store: &mut Store<Bad>, n: u128) -> BlobId {
+    fn blob(store: &mut Store<Wrapped<Bad>>, n: u128) -> BlobId {
         let (name, uuid) = (format!("b{n}"), uuid::Uuid::from_u128(n));
         let xattrs = BTreeMap::new();
         store.create(&BlobOptions { dif: None, name, uuid, size: 4, thin: true, xattrs }).unwrap()
     }
 
     /// A store with two blobs, and the two clusters that both have.
-    fn store() -> (Store<Bad>, [BlobId; 2], [u32; 2]) {
+    fn store() -> (Store<Wrapped<Bad>>, [BlobId; 2], [u32; 2]) {
         let (name, uuid) = ("lvs".into(), uuid::Uuid::from_u128(1));
         let options = StoreOptions { name, uuid, cluster_size: 64 << 10 };
-        let disk = Bad(MemDisk::new(8 << 20), u64::MAX);
+        let disk = Wrapped { disk: MemDisk::new(8 << 20), with: Bad(u64::MAX) };
         let mut store = Store::create_store(disk, &options).unwrap();
         store.share_clusters().unwrap();
         let [a, b] = [2, 3].map(|n| blob(&mut store, n));
@@ -192,9 +180,9 @@ mod tests {
 
     /// Goes on with a check; `amid` is called before each step.
     fn go_on(
-        store: &mut Store<Bad>,
+        store: &mut Store<Wrapped<Bad>>,
         mut next: Option<u64>,
-        mut amid: impl FnMut(&mut Store<Bad>),
+        mut amid: impl FnMut(&mut Store<Wrapped<Bad>>),
     ) -> Vec<Problem> {
         let mut all = Vec::new();
         while let Some(from) = next {
@@ -206,7 +194,7 @@ mod tests {
         all
     }
 
-    fn problems(store: &mut Store<Bad>) -> Vec<Problem> {
+    fn problems(store: &mut Store<Wrapped<Bad>>) -> Vec<Problem> {
         go_on(store, Some(0), |_| ())
     }
 
@@ -240,7 +228,7 @@ mod tests {
     fn what_changes_between_the_steps_is_no_problem() {
         let (mut store, [a, b], both) = store();
         let mut steps = 0;
-        let amid = |store: &mut Store<Bad>| {
+        let amid = |store: &mut Store<Wrapped<Bad>>| {
             steps += 1;
             // Wherever the count is, one of both places was looked at already, or neither.
             match steps % 2 {
@@ -255,14 +243,14 @@ mod tests {
         assert!(steps > 3, "{steps}");
         // Blobs that come have it begin anew.
         let mut n = 10;
-        let amid = |store: &mut Store<Bad>| {
+        let amid = |store: &mut Store<Wrapped<Bad>>| {
             n += 1;
             if n < 15 {
                 blob(store, n);
             }
         };
         assert_eq!(go_on(&mut store, Some(0), amid), []);
-        let amid = |store: &mut Store<Bad>| {
+        let amid = |store: &mut Store<Wrapped<Bad>>| {
             n += 1;
             blob(store, n);
         };
@@ -285,9 +273,9 @@ mod tests {
         assert_eq!(found.next, None);
         store.checkpoint().unwrap();
         store.let_go_all();
-        store.disk_mut().1 = 0;
+        store.disk_mut().with.0 = 0;
         let found = go_on(&mut store, Some(pages), |_| ());
         let [problem] = &found[..] else { panic!("{found:?}") };
-        assert!(problem.cause.starts_with("not counted: ") && problem.cause.contains("bad"));
+        assert!(problem.cause.starts_with("not counted: ") && problem.cause.contains("injected"));
     }
 }

@@ -139,38 +139,22 @@ impl<D: Disk> Store<D> {
 
 #[cfg(test)]
 mod tests {
-    use crate::{BlobOptions, Disk, DiskError, MemDisk, Store, StoreOptions};
+    use crate::testing::{Wrap, Wrapped, failed};
+    use crate::{BlobOptions, DiskError, MemDisk, Store, StoreOptions};
     use std::collections::BTreeMap;
     use uuid::Uuid;
 
     const CLUSTER: u32 = 128 << 10;
 
-    /// A device of which some bytes cannot be read.
-    struct Bad(MemDisk, std::ops::Range<u64>);
+    /// Some bytes cannot be read.
+    struct Bad(std::ops::Range<u64>);
 
-    impl Disk for Bad {
-        fn size(&self) -> u64 {
-            self.0.size()
-        }
-        fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DiskError> {
-            let end = offset + buf.len() as u64;
-            if offset < self.1.end && end > self.1.start {
-                let (len, cause) = (buf.len() as u64, "bad".to_owned());
-                return Err(DiskError { op: "read", offset, len, cause, no_space: false });
+    impl Wrap for Bad {
+        fn before(&mut self, op: &'static str, offset: u64, len: u64) -> Result<(), DiskError> {
+            match op == "read" && offset < self.0.end && offset + len > self.0.start {
+                true => Err(failed(op, offset, len)),
+                false => Ok(()),
             }
-            self.0.read(offset, buf)
-        }
-        fn write(&mut self, offset: u64, buf: &[u8]) -> Result<(), DiskError> {
-            self.0.write(offset, buf)
-        }
-        fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
-            self.0.write_zeroes(offset, len)
-        }
-        fn unmap(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
-            self.0.unmap(offset, len)
-        }
-        fn flush(&mut self) -> Result<(), DiskError> {
-            self.0.flush()
         }
     }
 
@@ -178,7 +162,7 @@ mod tests {
     fn each_cluster_is_read_once_and_what_is_bad_has_a_name() {
         let options =
             StoreOptions { name: "s".into(), uuid: Uuid::from_u128(1), cluster_size: CLUSTER };
-        let disk = Bad(MemDisk::new(64 << 20), 0..0);
+        let disk = Wrapped { disk: MemDisk::new(64 << 20), with: Bad(0..0) };
         let mut store = Store::create_store(disk, &options).unwrap();
         let blob = |name: &str, clusters: u64| BlobOptions {
             dif: None,
@@ -196,7 +180,7 @@ mod tests {
         let size = u64::from(CLUSTER);
         let bad = store.clusters(two).unwrap().nth(1).unwrap().1;
         let at = u64::from(bad) * size + 70_000;
-        store.disk_mut().1 = at..at + 1;
+        store.disk_mut().with.0 = at..at + 1;
         let (mut from, mut bytes, mut found) = (0, 0, Vec::new());
         loop {
             let step = store.scrub(from);

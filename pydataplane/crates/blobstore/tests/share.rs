@@ -1,11 +1,15 @@
 //! Clusters with several owners: none of them writes to one, none loses it with another, and there is always the
 //! room that a write takes. (Power cuts are in `crash` and `simulate`.)
 
+#[path = "../src/testing.rs"]
+mod testing;
+
 use blobstore::{
     BlobId, BlobOptions, Disk, DiskError, Error, HistoryOptions, MemDisk, Problem, Store,
     StoreOptions,
 };
 use std::collections::BTreeMap;
+use testing::{Wrap, Wrapped, failed};
 use uuid::Uuid;
 
 const CLUSTER: u64 = 64 << 10;
@@ -342,34 +346,15 @@ fn a_store_that_nobody_has_share_clusters_is_never_marked() {
     assert_eq!((marks(&mut s), s.shares_clusters()), ([1, 1], true));
 }
 
-/// A device of which writes fail from one on.
-struct Failing(MemDisk, Option<u64>);
+/// Writes fail when so many were done.
+struct Failing(Option<u64>);
 
-impl Disk for Failing {
-    fn size(&self) -> u64 {
-        self.0.size()
-    }
-    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DiskError> {
-        self.0.read(offset, buf)
-    }
-    fn write(&mut self, offset: u64, buf: &[u8]) -> Result<(), DiskError> {
-        if let Some(left) = &mut self.1 {
-            let (len, cause) = (buf.len() as u64, "it failed".into());
-            *left = left.checked_sub(1).ok_or(DiskError {
-                op: "write",
-                offset,
-                len,
-                cause,
-                no_space: false,
-            })?;
+impl Wrap for Failing {
+    fn before(&mut self, op: &'static str, offset: u64, len: u64) -> Result<(), DiskError> {
+        if let Some(left) = self.0.as_mut().filter(|_| op == "write") {
+            *left = left.checked_sub(1).ok_or_else(|| failed(op, offset, len))?;
         }
-        self.0.write(offset, buf)
-    }
-    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
-        self.0.write_zeroes(offset, len)
-    }
-    fn flush(&mut self) -> Result<(), DiskError> {
-        self.0.flush()
+        Ok(())
     }
 }
 
@@ -381,8 +366,9 @@ fn after_a_share_that_failed_both_read_as_before_and_the_source_is_shared_until_
         fill(&mut made, a, 0, 2, 1);
         fill(&mut made, b, 1, 2, 2);
         fill(&mut made, b, 1008, 1, 3);
-        let mut s = Store::load(Failing(made.close().unwrap(), None)).unwrap();
-        s.disk_mut().1 = Some(writes);
+        let mut s =
+            Store::load(Wrapped { disk: made.close().unwrap(), with: Failing(None) }).unwrap();
+        s.disk_mut().with.0 = Some(writes);
         // One of a page that goes, one of a page that comes, and some of one that stays.
         for (first, at, count) in [(2, 1008, 1), (0, 1, 3)] {
             let e = share(&mut s, (a, first), (b, at), count);
@@ -396,7 +382,7 @@ fn after_a_share_that_failed_both_read_as_before_and_the_source_is_shared_until_
         assert!(s.stopped().is_some(), "{writes}");
         assert_eq!(bytes_of(&mut s, b)[..4], [0, 2, 2, 0]);
         assert_eq!(bytes_of(&mut s, a), [1, 1, 0]);
-        s.disk_mut().1 = None;
+        s.disk_mut().with.0 = None;
         let e = s.write(a, 9, &[1]);
         // What was never shared is written in its place, as ever.
         let of = s.entry(a, 0).unwrap();

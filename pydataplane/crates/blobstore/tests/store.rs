@@ -1,11 +1,15 @@
 //! The store as a library: operations, limits, and what a damaged medium gives.
 
+#[path = "../src/testing.rs"]
+mod testing;
+
 use blobstore::{
     BlobId, BlobOptions, Dif, DifType, Disk, DiskError, Error, HistoryOptions, MemDisk, PAGE_SIZE,
     Store, StoreOptions,
 };
 use proptest::prelude::*;
 use std::collections::HashMap;
+use testing::{Wrap, Wrapped, failed};
 use uuid::Uuid;
 
 const CLUSTER: u64 = 64 << 10;
@@ -90,60 +94,52 @@ fn a_large_thin_blob_uses_index_pages_and_comes_back() {
     assert_eq!(s.info().free_pages, pages + 1 + 7 + 3, "root, extents and index pages");
 }
 
-/// A device that says it has another size than the memory behind it.
-struct Sized(MemDisk, u64);
+/// A device says that it has another size than the memory behind it.
+struct Sized(u64);
 
-impl Disk for Sized {
-    fn size(&self) -> u64 {
-        self.1
+impl Wrap for Sized {
+    fn size(&self, _: u64) -> u64 {
+        self.0
     }
-    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DiskError> {
-        self.0.read(offset, buf)
-    }
-    fn write(&mut self, offset: u64, buf: &[u8]) -> Result<(), DiskError> {
-        self.0.write(offset, buf)
-    }
-    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
-        self.0.write_zeroes(offset, len)
-    }
-    fn flush(&mut self) -> Result<(), DiskError> {
-        self.0.flush()
-    }
+}
+
+fn sized(disk: MemDisk, size: u64) -> Wrapped<Sized> {
+    Wrapped { disk, with: Sized(size) }
 }
 
 #[test]
 fn a_store_grows_to_its_device_up_to_what_its_metadata_is_good_for_and_never_shrinks() {
-    let mut s = Store::create_store(Sized(MemDisk::new(4 << 20), 4 << 20), &options()).unwrap();
+    let mut s = Store::create_store(sized(MemDisk::new(4 << 20), 4 << 20), &options()).unwrap();
     s.create(&blob("a", 5, false)).unwrap();
     let before = s.info();
     assert_eq!((before.data_clusters, before.free_clusters), (41, 36));
-    let medium = s.disk_mut().0.bytes().to_vec();
+    let medium = s.disk_mut().disk.bytes().to_vec();
     assert_eq!(s.grow(), Ok(false), "the device is as it was");
-    s.disk_mut().1 += CLUSTER - 4096;
+    s.disk_mut().with.0 += CLUSTER - 4096;
     assert_eq!(s.grow(), Ok(false), "it gained no whole cluster");
-    s.disk_mut().1 = (4 << 20) - 4096;
+    s.disk_mut().with.0 = (4 << 20) - 4096;
     let e = s.grow().unwrap_err();
     assert!(matches!(e, Error::Shrunk { need: 0x40_0000, have: 0x3f_f000, .. }), "{e:?}");
     // 260 metadata pages are good for 252 clusters each, and 23 clusters are before them.
     let most = (23 + 260 * 252 + 1) * CLUSTER - 4096;
     assert_eq!(before.max_device_size, most);
-    s.disk_mut().1 = most + 4096;
+    s.disk_mut().with.0 = most + 4096;
     let e = s.grow().unwrap_err();
     assert!(matches!(e, Error::CannotGrow { max, .. } if max == most), "{e:?}");
     assert_eq!(s.info(), before);
-    assert!(s.disk_mut().0.bytes() == medium, "a refused growth wrote something");
-    s.disk_mut().1 = 6 << 20;
+    assert!(s.disk_mut().disk.bytes() == medium, "a refused growth wrote something");
+    s.disk_mut().with.0 = 6 << 20;
     assert_eq!((s.grow(), s.grow()), (Ok(true), Ok(false)));
     let grown = s.info();
     assert_eq!((grown.data_clusters, grown.free_clusters), (41 + 32, 36 + 32));
     assert_eq!(grown.max_device_size, most, "the limit is the metadata's");
-    s.disk_mut().1 = most;
+    s.disk_mut().with.0 = most;
     assert_eq!(s.grow(), Ok(true));
     assert_eq!(s.info().data_clusters, 260 * 252);
-    let medium = s.disk_mut().0.bytes().to_vec();
-    let again = Store::load(Sized(MemDisk::from_bytes(medium.clone()), most + CLUSTER)).unwrap();
+    let medium = s.disk_mut().disk.bytes().to_vec();
+    let again = Store::load(sized(MemDisk::from_bytes(medium.clone()), most + CLUSTER)).unwrap();
     assert_eq!(again.info().free_clusters, 260 * 252 - 5, "on a device that has grown further");
-    let e = Store::load(Sized(MemDisk::from_bytes(medium), most - 4096)).err().unwrap();
+    let e = Store::load(sized(MemDisk::from_bytes(medium), most - 4096)).err().unwrap();
     assert!(matches!(e, Error::Truncated { .. }), "{e:?}");
 }
 
@@ -249,49 +245,29 @@ fn an_older_superblock_copy_than_the_journal_is_refused() {
     assert!(e.contains("older than the journal"), "{e}");
 }
 
-/// A disk whose writes or flushes fail from some point on.
-struct Failing {
-    disk: MemDisk,
-    left: u32,
-}
+/// Writes and flushes fail when so many were done.
+struct Failing(u32);
 
-impl Disk for Failing {
-    fn size(&self) -> u64 {
-        self.disk.size()
-    }
-    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DiskError> {
-        self.disk.read(offset, buf)
-    }
-    fn write(&mut self, offset: u64, buf: &[u8]) -> Result<(), DiskError> {
-        self.fail("write")?;
-        self.disk.write(offset, buf)
-    }
-    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
-        self.disk.write_zeroes(offset, len)
-    }
-    fn flush(&mut self) -> Result<(), DiskError> {
-        self.fail("flush")
-    }
-}
-
-impl Failing {
-    fn fail(&mut self, op: &'static str) -> Result<(), DiskError> {
-        if self.left == 0 {
-            let cause = "injected".into();
-            return Err(DiskError { op, offset: 0, len: 0, cause, no_space: false });
+impl Wrap for Failing {
+    fn before(&mut self, op: &'static str, offset: u64, len: u64) -> Result<(), DiskError> {
+        if ["write", "flush"].contains(&op) {
+            self.0 = self.0.checked_sub(1).ok_or_else(|| failed(op, offset, len))?;
         }
-        self.left -= 1;
         Ok(())
     }
+}
+
+fn failing(disk: &MemDisk, left: u32) -> Store<Wrapped<Failing>> {
+    Store::load(Wrapped { disk: disk.clone(), with: Failing(left) }).unwrap()
 }
 
 #[test]
 fn after_any_failed_metadata_access_the_store_refuses_every_change() {
     let closed = store(4 << 20).close().unwrap();
     for left in 0..20 {
-        let mut s = Store::load(Failing { disk: closed.clone(), left: 1000 }).unwrap();
+        let mut s = failing(&closed, 1000);
         let id = s.create(&blob("a", 2, true)).unwrap();
-        s.disk_mut().left = left;
+        s.disk_mut().with.0 = left;
         let mut work = || -> Result<(), Error> {
             s.rename(id, "b")?;
             s.write(id, 0, &[1])?;
@@ -303,12 +279,12 @@ fn after_any_failed_metadata_access_the_store_refuses_every_change() {
         let Err(e) = work() else { continue };
         if matches!(e, Error::Data(_)) {
             // The blob's own data: the metadata is whole, and changes go on.
-            s.disk_mut().left = 1000;
+            s.disk_mut().with.0 = 1000;
             s.rename(id, "z").unwrap();
             continue;
         }
         assert!(matches!(e, Error::Metadata(_)), "{left}: {e}");
-        s.disk_mut().left = 1000;
+        s.disk_mut().with.0 = 1000;
         let stopped = |r: Result<(), Error>| {
             assert!(
                 matches!(&r, Err(Error::Stopped { cause }) if cause.contains("injected")),
@@ -335,7 +311,7 @@ fn blobs_whose_rollback_cannot_be_recorded_read_as_before() {
     let closed = store(4 << 20).close().unwrap();
     let mut failures = 0;
     for left in 0..20 {
-        let mut s = Store::load(Failing { disk: closed.clone(), left: 1000 }).unwrap();
+        let mut s = failing(&closed, 1000);
         let snapshot = |name: &str| HistoryOptions {
             name: name.into(),
             uuid: Uuid::new_v4(),
@@ -350,14 +326,14 @@ fn blobs_whose_rollback_cannot_be_recorded_read_as_before() {
         let lacking = s.lacking(news[1], true, 0, 5).unwrap();
         s.supply(news[1], &lacking).unwrap();
         s.detach(news[1], true).unwrap();
-        let infos = |s: &Store<Failing>| {
+        let infos = |s: &Store<Wrapped<Failing>>| {
             let all = olds.iter().chain(&news);
             all.map(|id| s.blob(*id).unwrap()).collect::<Vec<_>>()
         };
         let before = infos(&s);
-        s.disk_mut().left = left;
+        s.disk_mut().with.0 = left;
         let done = s.roll_back(&[(news[0], olds[0]), (news[1], olds[1])]);
-        s.disk_mut().left = 1000;
+        s.disk_mut().with.0 = 1000;
         let expected = if done.is_err() { 2 } else { 1 };
         if let Err(e) = done {
             failures += 1;
@@ -376,16 +352,16 @@ fn blobs_whose_rollback_cannot_be_recorded_read_as_before() {
 #[test]
 fn what_a_first_write_has_is_written_with_its_cluster() {
     let closed = store(4 << 20).close().unwrap();
-    let mut s = Store::load(Failing { disk: closed, left: 1 << 20 }).unwrap();
+    let mut s = failing(&closed, 1 << 20);
     let id = s.create(&blob("a", 8, true)).unwrap();
     let cluster = s.info().cluster_size as usize;
     s.write(id, 0, &vec![1; 6 * cluster]).unwrap();
     let (name, uuid, xattrs) = ("before".into(), Uuid::from_u128(77), Default::default());
     let id = s.snapshot(&[(id, HistoryOptions { name, uuid, xattrs })]).unwrap()[0];
-    let mut changes = |change: &dyn Fn(&mut Store<Failing>)| {
-        let before = s.disk_mut().left;
+    let mut changes = |change: &dyn Fn(&mut Store<Wrapped<Failing>>)| {
+        let before = s.disk_mut().with.0;
         change(&mut s);
-        before - s.disk_mut().left
+        before - s.disk_mut().with.0
     };
     let whole = vec![3; cluster];
     // The first cluster comes with a page of its own.
