@@ -181,7 +181,7 @@ impl World {
         self.flush();
         let error = if no_room { IoError::NoSpace } else { IoError::WriteMedium };
         self.rig.disk.inject(Fault { skip, count: 1, ..Fault::always(Op::Write, error) });
-        let before = self.models.clone();
+        let mut before = self.models.clone();
         let known = (self.snapshot.is_some(), self.filled);
         for step in next.iter().filter(|s| !matches!(s, Step::Snapshot(_) | Step::Fill)) {
             self.run(step, true);
@@ -190,6 +190,8 @@ impl World {
                 for (now, before) in self.models.iter_mut().flatten().zip(before.iter().flatten()) {
                     now.extend(before);
                 }
+                // Nor what a step left that another followed.
+                before.clone_from(&self.models);
             }
         }
         assert_eq!(known, (self.snapshot.is_some(), self.filled));
