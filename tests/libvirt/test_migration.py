@@ -10,7 +10,6 @@ under TCG, with whatever devices (tests/guest/test_migration_many.py).
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ import pytest
 
 from tests.support.host import Host
 from tests.support.libvirtd import NEWER_QEMU, VirshError, virsh
+from tests.support.ports import free_port
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
@@ -42,9 +42,7 @@ class Pair:
 
     def migrate(self, *words: str) -> str:
         """Migrates with plain virsh through both gateways; returns what it says."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         said = self.source.virsh(
             *("migrate", NAME, self.destination.uri, "--live", "--migrateuri"),
             *(f"tcp://127.0.0.1:{port}", *words),
@@ -190,9 +188,7 @@ def test_a_guest_without_a_volume_goes_anywhere_and_comes_back(pair: Pair, bare:
         (bare, host.uri, bare.libvirtd.uri()),
         (host, bare.libvirtd.uri(), host.uri),
     ):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         way = ("--live", "--migrateuri", f"tcp://127.0.0.1:{port}")
         virsh(source, "migrate", name, uri, *way, deadline_s=240)
         inside = where.virsh_direct("dumpxml", name)

@@ -13,10 +13,11 @@ import pytest
 
 from tests.support import cloud as clouds
 from tests.support.agent import Agent
-from tests.support.ceph import POOL, free_port, lacks
+from tests.support.ceph import POOL, lacks
 from tests.support.cloud import MIB, NAME, Cloud
 from tests.support.libvirtd import VirshError
 from tests.support.nbdkit import Nbdkit
+from tests.support.ports import free_port
 from tests.support.wait import until
 
 pytestmark = [

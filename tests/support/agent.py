@@ -98,7 +98,7 @@ class Agent:
             raise GuestError(f"exit status {status} in the guest from: {command}\n{output}")
         return output
 
-    def wait_for(self, command: str, deadline_s: float = 30.0) -> str:
+    def wait_for(self, command: str, deadline_s: float = 60.0) -> str:
         """Runs `command` until it succeeds and returns its output; GuestError at the deadline."""
         end = time.monotonic() + deadline_s
         while True:

@@ -7,12 +7,12 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.ports import free_port
 from tests.support.scratch import short_directory
 from tests.support.wait import until
 
@@ -60,14 +60,6 @@ osd class default list = *
 osd memory target = 939524096
 osd client watch timeout = {watch_timeout}
 """
-
-
-def free_port() -> int:
-    """Returns a port of TCP that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Link:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.support.ceph import POOL, WATCH_TIMEOUT_S, Ceph, cluster
 from tests.support.domain import domain_xml
 from tests.support.host import Host
 from tests.support.libvirtd import NEWER_QEMU
+from tests.support.ports import free_port
 
 IDS = [f"c0ffee00-0000-4000-8000-00000000000{n}" for n in (5, 6)]
 AGENTS = Path("/var/lib/libvirt/agents")
@@ -94,7 +94,7 @@ class Pair:
         """The command channel into a guest that runs on a host."""
         agent = Agent(self._agents(host) / name)
         try:
-            agent.wait_ready(60.0)
+            agent.wait_ready()
         except GuestError as error:
             words = self.first.console(name)[-2000:]
             log = host.paths.log.read_text(errors="replace")[-2000:]
@@ -107,9 +107,7 @@ class Pair:
 
     def command(self, source: Host, name: str, *words: str) -> list[str]:
         """The words of virsh for a live migration from `source` to the other host."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         to = ("migrate", name, self.other(source).uri, "--live", "--migrateuri")
         return [*to, f"tcp://127.0.0.1:{port}", *words]
 

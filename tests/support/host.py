@@ -320,7 +320,7 @@ class Host:
             self.stop_target()
         if self._holder is not None:
             self._holder.terminate()
-            self._holder.wait(timeout=30)
+            self._holder.wait(timeout=90)
 
     def __enter__(self) -> Host:
         """Returns the running host."""

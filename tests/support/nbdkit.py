@@ -90,11 +90,3 @@ class Nbdkit:
         finally:
             assert self._process is not None
             self._process.send_signal(signal.SIGCONT)
-
-
-def free_port() -> int:
-    """Returns a TCP port of this host that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

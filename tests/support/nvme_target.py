@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.support.nvme_connection import Connection, Lose
+from tests.support.ports import free_port
 
 NQN = "nqn.2026-11.org.virtlun:model"
 FLUSH, WRITE, READ, COMPARE, WRITE_ZEROES, DATASET = 0x00, 0x01, 0x02, 0x05, 0x08, 0x09
@@ -186,7 +187,7 @@ class NvmeTarget:
     def __enter__(self) -> NvmeTarget:
         self._lock = threading.RLock()
         self._servers: list[socketserver.ThreadingTCPServer | None] = [None] * self.ports
-        self._numbers = [0] * self.ports
+        self._numbers = [free_port() for _ in range(self.ports)]
         for port in range(self.ports):
             self.listen(port)
         self._over = threading.Event()
@@ -201,7 +202,7 @@ class NvmeTarget:
         assert not self.problems, self.problems
 
     def listen(self, port: int = 0) -> None:
-        """Is there, at the port that it had before, if any."""
+        """Is there, at its port."""
         outer = self
 
         class Handler(socketserver.BaseRequestHandler):
@@ -218,7 +219,6 @@ class NvmeTarget:
 
         server = Server(("127.0.0.1", self._numbers[port]), Handler)
         self._servers[port] = server
-        self._numbers[port] = server.server_address[1]
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
 
     def vanish(self, port: int = 0) -> None:
@@ -274,11 +274,17 @@ class NvmeTarget:
             self._tell(NAMESPACES, 2 | 0x04 << 16)
 
     def _keep_time(self) -> None:
+        silent: dict[int, tuple[float, float]] = {}
+        last = time.monotonic()
         while not self._over.wait(0.05):
+            # What came while nobody ran here is heard of first.
+            passed, last = min(time.monotonic() - last, 0.1), time.monotonic()
             for each in list(self.controllers):
                 its = [c for c in list(self.connections) if c.controller is each]
-                late = time.monotonic() - each.heard > 2 * each.keep_alive_ms / 1000
-                if its and late:
+                heard, so_far = silent.get(each.cntlid, (each.heard, 0.0))
+                so_far = so_far + passed if heard == each.heard else 0.0
+                silent[each.cntlid] = each.heard, so_far
+                if its and so_far > 2 * each.keep_alive_ms / 1000:
                     each.expired = True
                     for connection in its:
                         connection.close(reset=True)

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.wait import serves
+from tests.support.wait import listens, serves
 
 POLKITD = "/usr/lib/polkit-1/polkitd"
 RULE_FOLDERS = ("/etc/polkit-1/rules.d", "/usr/share/polkit-1/rules.d")
@@ -55,7 +55,7 @@ class Polkit:
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             self._start(["dbus-daemon", "--nofork", "--nopidfile", f"--config-file={config}"])
-            self._wait(self._socket.exists)
+            self._wait(lambda: listens(self._socket))
             mounts = [f"mkdir -p {path}" for path in RULE_FOLDERS]
             mounts += [f"mount --bind {ours} {RULE_FOLDERS[0]}"]
             mounts += [f"mount --bind {empty} {RULE_FOLDERS[1]}"]

@@ -149,13 +149,13 @@ class Guest:
             if time.monotonic() > end:
                 raise GuestError(f"the guest did not boot within {deadline_s:.0f} s")
             time.sleep(0.02)
-        agent = Agent(agent_path, 5.0, self.process.pid)
-        agent.wait_ready(max(2.0, end - time.monotonic()))
+        agent = Agent(agent_path, qemu=self.process.pid)
+        agent.wait_ready(max(20.0, end - time.monotonic()))
         return agent
 
-    def arrived(self, deadline_s: float = 30.0) -> None:
+    def arrived(self, deadline_s: float = 120.0) -> None:
         """Connects to the agent of a guest that was migrated here."""
-        self.agent = Agent(self._agent_path, 5.0, self.process.pid)
+        self.agent = Agent(self._agent_path, qemu=self.process.pid)
         self.agent.wait_ready(deadline_s)
 
     def _console_bytes(self) -> bytes:

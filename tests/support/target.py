@@ -12,12 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydataplane.client import Client
 from pydataplane.errors import TargetError
 from tests.support import threads
+from tests.support.wait import listens, serves, until
 
 START_DEADLINE_S = 120.0
 """A busy disk can hold a process that makes a file for half a minute."""
@@ -114,6 +116,16 @@ class Target:
             time.sleep(0.005)
         return self
 
+    def restored(self) -> Target:
+        """Waits until all that is recorded is there: a start waits for no server for long."""
+
+        def left() -> list[Any]:
+            problems: list[Any] = self.rpc("virtlun_get_status")["restore_problems"]
+            return problems
+
+        until(lambda: not left(), lambda: f"all is restored: {left()}\n{self.words()}")
+        return self
+
     def stop(self) -> int:
         """Stops it in order and returns its exit status; 0 if it did not run."""
         return self.signal(signal.SIGTERM)
@@ -150,7 +162,7 @@ class Target:
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Runs a holder of this target's exports by itself, for the duration of a block.
 
-        `before` are the words of a program that runs it.
+        `before` are the words of a program that runs it. It listens when the block begins.
         """
         command = [
             *before,
@@ -160,6 +172,8 @@ class Target:
         with self.log.open("ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
+            there = partial(listens, self.holder_socket, socket.SOCK_SEQPACKET)
+            serves(process, there, "the holder", self.log)
             yield process
         finally:
             process.kill()

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.nbdkit import free_port
+from tests.support.ports import free_port
 from tests.support.wait import until
 
 IQN = "iqn.2026-11.org.virtlun:disks"

@@ -10,14 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tests.support.agent import Agent, GuestError
+from tests.support.agent import Agent
 from tests.support.initiator import connected
 from tests.support.qemu import Guest
 from tests.support.target import Target
 from tests.support.wait import until
 
 FOLDER = "/tmp/verified"
-STARTS = 5
+BLOCKED = "4200"
+"""SIGUSR1 and SIGTERM, as proc(5) shows the signals that a process has blocked."""
+STATUS_S = 240.0
+"""No I/O is needed for an answer of it, but a starved guest is slow."""
 BLOCK, SECTOR, STAMP = 4096, 512, 32
 #: Of tests/guest/verified_io.c, which describes a stamp.
 MAGIC, C1, C2 = 0x6F69646569666972, 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
@@ -49,26 +52,23 @@ class VerifiedIo:
         """Starts it on `disk`, such as "sda", with up to `depth` requests a thread."""
         self.guest, self.seed = guest, seed
         self._in_flight = threads * depth
-        for left in reversed(range(STARTS)):
-            guest.run(
-                f"mkdir -p {FOLDER}; "
-                f"verified_io /dev/{disk} {seed} {threads} {depth} {FOLDER} > {FOLDER}/log 2>&1 &"
-            )
-            try:
-                self.status()
-                break
-            except GuestError as error:
-                # A signal that comes before it waits for signals ends it, without a word.
-                if not left or "can't open 'status'" not in str(error):
-                    raise
+        # A signal that comes before it has them wait ends it, without a word.
+        guest.run(
+            f"mkdir -p {FOLDER}; "
+            f"verified_io /dev/{disk} {seed} {threads} {depth} {FOLDER} > {FOLDER}/log 2>&1 & "
+            f"while [ -d /proc/$! ] && ! grep -q 'SigBlk:.*{BLOCKED}$' /proc/$!/status; "
+            "do usleep 2000; done",
+            deadline_s=STATUS_S,
+        )
         self.goes_on(0)
 
     def status(self) -> Status:
         """Asks it, and begins a new measurement of the longest pause."""
         said = self.guest.run(
             f"cd {FOLDER}; rm -f status; pid=$(pidof verified_io); kill -USR1 $pid; "
-            "while [ -d /proc/$pid ] && [ ! -f status ]; do usleep 2000; done; cat status log",
-            deadline_s=240.0,  # no I/O is needed for it, but a starved guest is slow
+            "while [ -d /proc/${pid:-none} ] && [ ! -f status ]; do usleep 2000; done; "
+            "cat status log",
+            deadline_s=STATUS_S,
         )
         return parse(said)
 

@@ -102,13 +102,13 @@ def test_a_volume_has_a_history(store: Target) -> None:
 @pytest.mark.root
 def test_what_takes_longer_than_an_answer_is_waited_for(target: Target, scratch: Path) -> None:
     config = scratch / "virtlun.toml"
-    config.write_text(f"[target]\nrpc_socket = '{target.rpc_socket}'\ntimeout_s = 1.0\n")
+    config.write_text(f"[target]\nrpc_socket = '{target.rpc_socket}'\ntimeout_s = 2.0\n")
 
     def slow(disk: SlowDisk, *words: str) -> Result:
         with ThreadPoolExecutor(1) as pool:
             disk.hang()
             done = pool.submit(CliRunner().invoke, main, ["--config", str(config), *words])
-            time.sleep(3)
+            time.sleep(4)
             assert not done.done(), done.result().output
             disk.go_on()
             return done.result()
@@ -132,7 +132,7 @@ def test_what_takes_longer_than_an_answer_is_waited_for(target: Target, scratch:
             said = run(target, "--config", str(config), "volume", "inflate", "lvs0/data")
         finally:
             os.kill(target.pid, signal.SIGCONT)
-        assert "within 1 s" in said.stderr
+        assert "within 2 s" in said.stderr
         target.stop()
 
 

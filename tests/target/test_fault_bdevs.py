@@ -12,6 +12,7 @@ from pydataplane.errors import BUSY, INVALID, NO_DEVICE, RpcError
 from tests.support.initiator import Initiator, connected
 from tests.support.target import Target
 from tests.support.wait import until
+from tests.target.test_fair import requests_of, wait_for_requests
 
 MIB = 1 << 20
 MEDIUM_ERROR = 3
@@ -70,11 +71,13 @@ def test_a_guest_waits_for_what_is_pending(failing: Target) -> None:
             answered.append(True)
 
         thread = threading.Thread(target=write)
+        taken = requests_of(failing, "vm-0")
         thread.start()
+        wait_for_requests(failing, "vm-0", taken)
         time.sleep(0.3)
         assert not answered
         assert failing.rpc("bdev_error_resume_pending", name="EE_m0") is True
-        thread.join(30)
+        thread.join(60)
         assert answered
         assert guest.read(3, 1) == b"p" * 512
 
@@ -84,11 +87,13 @@ def test_a_stop_has_what_is_pending_go_on(failing: Target) -> None:
         inject(failing, "write", "pending", num=9)
         answered: list[tuple[int, int]] = []
         thread = threading.Thread(target=lambda: answered.append(sense_of_write(guest)))
+        taken = requests_of(failing, "vm-0")
         thread.start()
+        wait_for_requests(failing, "vm-0", taken)
         time.sleep(0.3)
         assert not answered
         assert failing.stop() == 0
-        thread.join(30)
+        thread.join(60)
         assert answered == [(0, 0)]
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.target import ROOT, Target, binary
-from tests.support.wait import listens, until
+from tests.support.wait import listens, serves, until
 from tests.target.conftest import MakeTarget
 
 pytestmark = pytest.mark.root
@@ -165,6 +165,7 @@ def test_the_rights_of_its_unit_are_enough_for_a_target_of_another_user(
     target.export_dir = own
     process = subprocess.Popen(command)
     try:
+        serves(process, lambda: listens(address, socket.SOCK_SEQPACKET), "the holder", target.log)
         target.start()
         target.rpc("bdev_malloc_create", name="m", num_blocks=8192, block_size=512)
         path = target.rpc("virtlun_export_create", bdev_name="m")["path"]
@@ -196,7 +197,8 @@ def test_what_nobody_serves_is_given_up_in_the_end(make_target: MakeTarget) -> N
         with pytest.raises(OSError):
             os.pread(node, 512, 0)
         os.close(node)
-        assert list(target.export_dir.iterdir()) == []
+        # Whoever has it open is told first.
+        until(lambda: not list(target.export_dir.iterdir()), "it is unmounted")
         assert "given up" in target.words()
         target.start("--holder-socket", str(target.holder_socket))
         (export,) = target.rpc("virtlun_export_list")
@@ -213,7 +215,6 @@ def test_a_holder_that_a_target_has_started_ends_when_it_is_not_needed(target: T
 def test_nonsense_is_answered_and_ends_nobody(make_target: MakeTarget) -> None:
     target = make_target()
     with target.holder() as holder:
-        until(lambda: listens(target.holder_socket, socket.SOCK_SEQPACKET), "the holder listens")
         answers = []
         for words in ("mount ../../etc", "eat", "take", "keep " + "0" * 36, "x" * 100_000, "list"):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
@@ -237,7 +238,6 @@ def test_it_ends_when_told_to_as_the_first_process_of_a_container(make_target: M
     """Such a process has no default action of a signal (pid_namespaces(7))."""
     target = make_target()
     with target.holder(before=("unshare", "--pid", "--fork", "--kill-child")) as outer:
-        until(target.holder_socket.is_socket, "its socket")
         children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
         os.kill(int(children.read_text()), signal.SIGTERM)
         assert outer.wait(DEADLINE_S) == 0

@@ -24,7 +24,7 @@ from pydataplane.volumes import Volumes
 from tests.support import fake_iscsi
 from tests.support.fake_iscsi import Answer, Command, FakeIscsi, Lose
 from tests.support.initiator import connected
-from tests.support.nbdkit import free_port
+from tests.support.ports import free_port
 from tests.support.target import Target
 from tests.support.tgt import IQN, Tgt, lacks
 from tests.support.wait import until

@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import pytest
 
 from pydataplane.errors import EXISTS, INVALID, RpcError
 from tests.support.initiator import connected
-from tests.support.nbdkit import free_port
 from tests.support.night import at_night
 from tests.support.nvme_target import (
     COMPARE,
@@ -33,6 +33,7 @@ from tests.support.nvme_target import (
     Namespace,
     NvmeTarget,
 )
+from tests.support.ports import free_port
 from tests.support.restarts import choose_seed
 from tests.support.target import Target
 from tests.support.wait import until
@@ -56,7 +57,8 @@ PARAM_CHANGE = 3
 IO, NODEV, NOTSUP = -errno.EIO, -errno.ENODEV, -errno.EOPNOTSUPP
 SYNCHRONIZE = bytes([0x35, *bytes(9)])
 IN_FLIGHT = 8
-KEEP_ALIVE_MS = 400
+KEEP_ALIVE_MS = 1000
+"""A model that is kept from a processor for longer is lost."""
 
 
 @pytest.fixture
@@ -153,8 +155,8 @@ def test_a_guest_uses_a_namespace(target: Target, way: str) -> None:
         assert target.rpc("vhost_delete_controller", ctrlr="vm-0", force=True) is True
         assert target.rpc("bdev_nvme_detach_controller", name="NVME0") is True
         assert target.rpc("bdev_get_bdevs") == []
-        assert model.controllers[0].configuration >> 14 & 3 == 1, "it was shut down"
         until(lambda: not model.connections, "its connections are closed")
+        assert model.controllers[0].configuration >> 14 & 3 == 1, "it was shut down"
         assert "nvme" not in str(target.configuration().get("bdev"))
 
 
@@ -189,7 +191,7 @@ def test_spdks_client_drives_controllers_and_they_come_back(target: Target) -> N
             guest.write(9, b"7" * BLOCK, target=1)
         assert spaces[7].content[9 * BLOCK :][:BLOCK] == b"7" * BLOCK
         target.restart()
-        assert target.rpc("virtlun_get_status")["restore_problems"] == []
+        target.restored()
         assert shown(target, "NVME0n7")["connected"]
         calls = {call["method"]: call["params"] for call in target.configuration()["bdev"]}
         assert calls["bdev_nvme_set_options"] == {
@@ -281,7 +283,7 @@ def test_a_write_that_is_carried_out_late_undoes_nothing(
         with connected(target) as guest:
             write = Unanswered(model)
             head = guest.send("submit", cdb=write_ten(5), data_out=b"x" * BLOCK)["head"]
-            assert write.held.wait(20)
+            assert write.held.wait(60)
             model.drop(**lost)
             late = threading.Timer(KEEP_ALIVE_MS / 1000, write.carry_out)
             late.start()
@@ -291,20 +293,20 @@ def test_a_write_that_is_carried_out_late_undoes_nothing(
             assert write.order == ["late", "x", "y"]
             assert guest.read(5, 1) == b"y" * BLOCK
         made = shown(target)
-        assert (made["connections"], made["ctrlr_data"]["cntlid"]) == (2, 2)
+        assert made["connections"] == made["ctrlr_data"]["cntlid"] >= 2
 
 
 def test_linuxs_target_is_waited_for_until_it_is_through(target: Target) -> None:
     through = threading.Event()
     # By its time alone that would take minutes.
-    target.rpc("bdev_nvme_set_options", keep_alive_timeout_ms=60_000, timeout_us=300_000)
+    target.rpc("bdev_nvme_set_options", keep_alive_timeout_ms=60_000, timeout_us=2_000_000)
     with NvmeTarget(model_name="Linux", through=through) as model:
         attach_controller(target, model)
         target.attach("vm-0", "NVME0n1")
         with connected(target) as guest:
             write = Unanswered(model)
             head = guest.send("submit", cdb=write_ten(5), data_out=b"x" * BLOCK)["head"]
-            assert write.held.wait(20)
+            assert write.held.wait(60)
             until(lambda: not shown(target)["connected"], "it is lost")
             write.carry_out()
             through.set()
@@ -322,12 +324,11 @@ def test_a_write_that_may_still_be_carried_out_is_waited_for_and_a_read_is_not(
         with connected(target) as guest:
             write = Unanswered(model)
             head = guest.send("submit", cdb=write_ten(5), data_out=b"x" * BLOCK)["head"]
-            assert write.held.wait(20)
-            lost = time.monotonic()
+            assert write.held.wait(60)
             model.drop(reset=True)
             assert guest.send("wait", head=head)["status"] == GOOD
-            (_, second) = model.seen(WRITE)
-            assert second.at - lost >= 3 * KEEP_ALIVE_MS / 1000
+            (first, second) = model.seen(WRITE)
+            assert second.at - first.at >= 3 * KEEP_ALIVE_MS / 1000
             # Of reads alone nothing has to be waited for.
             held = threading.Event()
 
@@ -340,7 +341,7 @@ def test_a_write_that_may_still_be_carried_out_is_waited_for_and_a_read_is_not(
             model.answering = answer
             read = bytes([0x28, *bytes(4), 5, 0, 0, 1, 0])
             head = guest.send("submit", cdb=read, data_in_len=BLOCK)["head"]
-            assert held.wait(20)
+            assert held.wait(60)
             model.drop(reset=True)
             answered = guest.send("wait", head=head)
             assert answered["status"] == GOOD
@@ -366,7 +367,7 @@ def test_a_controller_that_is_silent_is_lost_with_its_keep_alive(target: Target)
             model.carry_out = carry_out  # type: ignore[method-assign]
             hangs.set()
             assert write_one(guest) == (GOOD, 0)
-            assert shown(target)["connections"] == 2
+            assert shown(target)["connections"] >= 2
         assert "has not answered Keep Alive" in target.words()
 
 
@@ -463,7 +464,7 @@ def test_growth_is_told_to_the_guest(target: Target) -> None:
             guest.send("events")
             for blocks in (20000, 30000):
                 model.resize(blocks)
-                events = guest.send("events", timeout_ms=20_000)["events"]
+                events = guest.send("events", timeout_ms=60_000)["events"]
                 assert [(e["event"], e["reason"]) for e in events] == [
                     (PARAM_CHANGE, 0x2A | 9 << 8)
                 ]
@@ -528,8 +529,7 @@ def test_a_write_in_doubt_on_a_lost_path_is_not_overtaken_by_another(target: Tar
         with connected(target) as guest:
             write = Unanswered(model)
             head = guest.send("submit", cdb=write_ten(5), data_out=b"x" * BLOCK)["head"]
-            assert write.held.wait(20)
-            lost = time.monotonic()
+            assert write.held.wait(60)
             model.drop(0, reset=True)
             until(lambda: not shown(target)["connected"], "it is lost")
             # Others go on by the other path meanwhile.
@@ -538,7 +538,8 @@ def test_a_write_in_doubt_on_a_lost_path_is_not_overtaken_by_another(target: Tar
             assert (other.lba, other.port) == (9, 1)
             assert guest.send("wait", head=head)["status"] == GOOD
             again = model.seen(WRITE)[-1]
-            assert again.lba == 5 and again.at - lost >= 3 * KEEP_ALIVE_MS / 1000
+            since = again.at - write.command.at
+            assert again.lba == 5 and since >= 3 * KEEP_ALIVE_MS / 1000
 
 
 def test_a_path_that_leads_elsewhere_is_refused(target: Target) -> None:
@@ -607,7 +608,7 @@ def test_one_namespace_that_became_another_takes_no_other_down(target: Target) -
         with connected(target) as guest:
             spaces[7].uuid = b"namespace-uuid-X"
             model.drop()
-            until(lambda: shown(target)["connections"] == 2, "it is connected anew")
+            until(lambda: shown(target)["connections"] >= 2, "it is connected anew")
             assert write_one(guest) == (GOOD, 0)
         (group,) = target.rpc("bdev_nvme_get_io_paths", name="NVME0n7")["poll_groups"]
         assert [path["accessible"] for path in group["io_paths"]] == [False]
@@ -685,22 +686,25 @@ def test_a_target_that_is_not_there_at_the_start_keeps_nobody_waiting(target: Ta
         assert target.stop() == 0
         model.vanish()
         target.start()
-        problems = target.rpc("virtlun_get_status")["restore_problems"]
+        status = partial(target.rpc, "virtlun_get_status")
+        problems = status()["restore_problems"]
         assert any("NVME0" in each and "Connection refused" in each for each in problems), problems
         error = target.fails("bdev_nvme_attach_controller", name="NVME0", **model.params())
         assert isinstance(error, RpcError) and error.code == EXISTS
         with connected(target) as guest:
             assert guest.read(0, 8) == bytes(4096)
             model.listen()
-            until(lambda: not target.rpc("virtlun_get_status")["restore_problems"], "it is back")
+            target.restored()
             guest.ready(target=1)
             assert guest.read(0, 1, target=1) == b"s" * BLOCK
         # Another one is there than before.
         assert target.stop() == 0
         model.namespaces[1].uuid = b"namespace-uuid-X"
         target.start()
-        problems = target.rpc("virtlun_get_status")["restore_problems"]
-        assert any("another one than before" in each for each in problems), problems
+        until(
+            lambda: "another one than before" in str(status()["restore_problems"]),
+            lambda: str(status()["restore_problems"]),
+        )
         assert target.rpc("bdev_nvme_detach_controller", name="NVME0") is True
         error = target.fails("bdev_nvme_detach_controller", name="NVME0")
         assert isinstance(error, RpcError) and error.code == NODEV
@@ -719,10 +723,12 @@ def test_an_lvstore_on_a_namespace_survives_a_cut_of_both(target: Target, scratc
         target.kill9()
         model.listen()
         target.start()
+        target.restored()
         with connected(target) as guest:
             assert guest.read(0, 8) == b"v" * 4096
         assert target.rpc("virtlun_lvstore_check", lvs_name="lvs0")["problems"] == []
         target.upgrade()
+        target.restored()
         with connected(target) as guest:
             assert guest.read(0, 8) == b"v" * 4096
 
@@ -736,7 +742,7 @@ def test_an_upgrade_that_fails_late_leaves_namespaces_and_what_is_on_them(target
         with connected(target) as guest:
             guest.write(0, b"v" * 4096)
         upgrade_ends(target, "held: end")
-        assert target.rpc("virtlun_get_status")["restore_problems"] == []
+        target.restored()
         assert shown(target)["connected"]
         with connected(target) as guest:
             assert guest.read(0, 8) == b"v" * 4096
@@ -754,7 +760,7 @@ def test_a_namespace_that_is_away_when_an_upgrade_fails_late_comes_back(target: 
         assert target.rpc("bdev_get_bdevs") == []
         model.listen()
         # With what is on it.
-        until(lambda: target.rpc("virtlun_get_status")["restore_problems"] == [], "all of it")
+        target.restored()
         assert shown(target)["connected"]
         with connected(target) as guest:
             assert guest.read(0, 8) == b"v" * 4096

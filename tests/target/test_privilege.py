@@ -96,7 +96,7 @@ def test_a_call_that_the_target_should_not_make_fails_and_is_named(scratch: Path
             traced.let_go(instead=GETPGID)
         until(lambda: target.rpc("virtlun_get_status")["refused_calls"] == ["getpgid"])
         named = f"{SANDBOX_REFUSED} getpgid (number {GETPGID}) of thread vhost vm-1: it fails with"
-        assert named in target.words()
+        until(lambda: named in target.words(), "it is named")
         write_and_read(target, "vm-1")
         assert target.rpc("virtlun_get_status")["pid"] == pid
         with pytest.raises(TargetFailed, match="a call that is not listed"):

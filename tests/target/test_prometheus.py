@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.parse
@@ -21,6 +20,7 @@ import yaml  # type: ignore[import-untyped]
 from tests.support import prometheus
 from tests.support.examples import EXAMPLES
 from tests.support.initiator import Initiator, connected
+from tests.support.ports import free_port
 from tests.support.target import Target
 from tests.support.wait import until
 
@@ -62,12 +62,6 @@ def answered(guest: Initiator, url: str, query: str) -> bool:
     """Whether Prometheus finds something, once more was read."""
     guest.read(0, 1)
     return bool(ask(url, query))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def ask(url: str, query: str) -> list[dict[str, Any]]:
@@ -152,7 +146,8 @@ def test_each_panel_and_alert_is_answered(target: Target, served: int, tmp_path:
                         assert ask(f"http://{at}", asked) == []
                     else:
                         until(partial(answered, guest, f"http://{at}", asked), panel["title"])
-            (vm,) = ask(f"http://{at}", "virtlun_bdev_used")
+            # A scrape may fail that comes too late.
+            (vm,) = until(lambda: ask(f"http://{at}", "virtlun_bdev_used"), "the volume")
             assert vm["metric"]["volume"] == "lvs0/data"
             healthy = dict.fromkeys(FIRING, "ok")
             until(lambda: health(f"http://{at}") == healthy, "rules that were evaluated")

@@ -320,5 +320,5 @@ def test_a_session_begins_while_the_disk_of_the_state_directory_does_not_answer(
             with Initiator(target.vhost_dir / "vm") as stranger, pytest.raises(Refused):
                 stranger.send("connect")
                 stranger.ready()
-            assert "belongs to process" in target.words()
+            until(lambda: "belongs to process" in target.words(), "it is said")
         assert target.stop() == 0

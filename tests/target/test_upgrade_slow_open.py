@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="holding an open(2) ne
 
 ROUNDS = 3
 """Of a guest while a disk is opened."""
-STANDSTILL_S = 10.0
+STANDSTILL_S = 30.0
 """A guest that does nothing for so long is held."""
 
 
