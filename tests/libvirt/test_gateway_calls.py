@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from xml.etree import ElementTree
 
 import pytest
@@ -352,18 +353,21 @@ def test_clients_killed_in_mid_call_leave_nothing_half_done(host: Host, volumes:
 
     with host.relayed() as relay:
         for when in ("before", "unanswered", "answered"):
+            begun: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+
+            def kill(begun: SimpleQueue[subprocess.Popen[bytes]] = begun) -> None:
+                client = begun.get()
+                client.kill()
+                client.wait()
+
+            relay.end_at(Step(when, "vhost_scsi_controller_add_target"), kill)
             client = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-
-            def kill(client: subprocess.Popen[bytes] = client) -> None:
-                client.kill()
-                client.wait()
-
-            relay.end_at(Step(when, "vhost_scsi_controller_add_target"), kill)
+            begun.put(client)
             assert client.wait(90) == -signal.SIGKILL
             assert relay.hit()
             until(agreed, lambda: (listed(host), listed(host, "--inactive"), luns(host)))
