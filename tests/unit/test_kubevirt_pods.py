@@ -41,17 +41,17 @@ def test_one_thread_works_on_a_pod_and_may_do_so_within_itself() -> None:
     def work() -> None:
         with locks.hold("a"), locks.hold("a"):
             inside.set()
-            leave.wait(30)
+            leave.wait(60)
             order.append("first")
 
     other = threading.Thread(target=work)
     other.start()
-    assert inside.wait(30)
+    assert inside.wait(60)
     with locks.hold("b"):
         leave.set()
     with locks.hold("a"):
         order.append("second")
-    other.join(30)
+    other.join(60)
     assert order == ["first", "second"]
     assert locks._held == {}
 
@@ -73,7 +73,7 @@ def test_a_second_one_that_has_waited_too_long_is_told_to_come_again(
     with locks.hold("a"):
         other = threading.Thread(target=work)
         other.start()
-        other.join(30)
+        other.join(60)
     (failure,) = said
     assert failure.code is Code.ABORTED
     assert "another operation on the volumes of pod a is in progress: try again" in str(failure)

@@ -20,9 +20,9 @@ FOREVER_S = 3600.0
 
 def test_after_one_deadline_nobody_waits_until_it_answers(tmp_path: Path) -> None:
     target = SocketTarget(tmp_path / "t")
-    client = WatchedClient(target.path, 0.1)
+    client = WatchedClient(target.path, 2.0)
     with target.serve(mute=True):
-        with pytest.raises(TargetTimeout, match=rf"no answer from {target.path} within 0\.1 s"):
+        with pytest.raises(TargetTimeout, match=rf"no answer from {target.path} within 2 s"):
             client.call("vhost_get_controllers")
         connections = len(target.connections)
         for _ in range(100):

@@ -99,7 +99,7 @@ def test_closing_wakes_the_worker() -> None:
     worker = threading.Thread(target=lambda: found.append(queue.get()))
     worker.start()
     queue.close()
-    worker.join(10)
+    worker.join(60)
     assert found == [None]
     queue.put("a")
     assert queue.get() is None

@@ -23,13 +23,13 @@ def test_a_call_that_waits_no_longer_leaves_the_work_to_the_next() -> None:
 
     def work() -> str:
         begun.append(1)
-        assert end.wait(20)
+        assert end.wait(60)
         return "done"
 
     message = refused(lambda: jobs.run("v", "checking v", work), Code.DEADLINE_EXCEEDED)
     assert message.startswith("checking v has not ended within 0 s and goes on: ")
     refused(lambda: jobs.run("v", "checking v", work), Code.DEADLINE_EXCEEDED)
-    jobs._wait_s = 20
+    jobs._wait_s = 60
     assert jobs.run("w", "checking w", lambda: 1) == 1
     with ThreadPoolExecutor(3) as executor:
         answers = [executor.submit(jobs.run, "v", "checking v", work) for _ in range(3)]
@@ -56,7 +56,7 @@ def test_what_ends_at_the_moment_when_the_call_gives_up_is_the_call_s(
 ) -> None:
     class Late(Future[int]):
         def result(self, timeout: float | None = None) -> int:
-            found = super().result(20)
+            found = super().result(60)
             if timeout is not None:
                 raise TimeoutError
             return found
@@ -88,14 +88,14 @@ def test_a_check_of_a_file_system_that_takes_long_is_not_cut_off(
 
     def slow(volume: str, device: Path, target: Path, fs_type: str, options: list[str]) -> None:
         calls.append(device)
-        assert end.wait(20)
+        assert end.wait(60)
         mounted(volume, device, target, fs_type, options)
 
     monkeypatch.setattr(world.host, "mount", slow)
     world.node._jobs._wait_s = 0.05
     message = refused(lambda: world.stage(handle), Code.DEADLINE_EXCEEDED)
     assert message.startswith(f"staging volume {handle} has not ended")
-    world.node._jobs._wait_s = 20
+    world.node._jobs._wait_s = 60
     for call in (
         lambda: world.unstage(handle),
         lambda: world.delete(handle),
@@ -120,7 +120,7 @@ def test_an_export_or_a_device_that_does_not_answer_keeps_no_call(
     hung: set[object] = {file}
 
     def wait_for(what: object) -> bool:
-        return what not in hung or end.wait(20)
+        return what not in hung or end.wait(60)
 
     real = Path.stat
 
@@ -141,7 +141,7 @@ def test_an_export_or_a_device_that_does_not_answer_keeps_no_call(
     hung.clear()
     hung.add(loop.device)
     end.set()
-    devices._probes._wait_s = 20
+    devices._probes._wait_s = 60
     devices.attach("v")
     end.clear()
     devices._probes._wait_s = 0.01
@@ -159,7 +159,7 @@ def test_unstaging_waits_no_longer_either(world: World, monkeypatch: pytest.Monk
     end, unmount = threading.Event(), world.host.unmount
 
     def slow(volume: str, target: Path) -> None:
-        assert end.wait(20)
+        assert end.wait(60)
         unmount(volume, target)
 
     monkeypatch.setattr(world.host, "unmount", slow)
@@ -167,6 +167,6 @@ def test_unstaging_waits_no_longer_either(world: World, monkeypatch: pytest.Monk
     request = pb.NodeUnstageVolumeRequest(volume_id=handle, staging_target_path=world.staging)
     refused(lambda: world.node.node_unstage_volume(request), Code.DEADLINE_EXCEEDED)
     end.set()
-    world.node._jobs._wait_s = 20
+    world.node._jobs._wait_s = 60
     world.unstage(handle)
     assert not world.host.mounted

@@ -72,7 +72,7 @@ def test_a_claim_without_room_is_told_why_and_looked_at_when_there_is(
 def test_room_that_came_while_others_had_time_is_not_missed(
     cluster: FakeCluster, waiting: WaitingClaims
 ) -> None:
-    waiting._wait_s = 0.2
+    waiting._wait_s = 2.0
     add(cluster, "data", "2Gi")
     waiting.asked("shop/data", "lvs0", GIB)
     waiting.room("lvs0", 2 * GIB)

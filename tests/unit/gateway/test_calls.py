@@ -765,11 +765,13 @@ def test_long_results_are_changed_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once: list[int] = [0, 0]  # now, and the most
+    expected: list[int] = []
 
     async def changed(_: DomainStats, payload: bytes, *__: object) -> bytes:
         at_once[0] += 1
         at_once[1] = max(at_once)
-        await asyncio.sleep(0.02)
+        await until(lambda: at_once[1] >= expected[0])
+        await asyncio.sleep(0.02)  # in which more would come
         at_once[0] -= 1
         return payload
 
@@ -780,7 +782,7 @@ def test_long_results_are_changed_one_after_the_other(
         clients = [await world.client() for _ in range(4)]
         for limit, most in ((0, 1), (65_536, 4)):
             monkeypatch.setattr("plugin.gateway.domstats.LONG_BYTES", limit)
-            at_once[:] = [0, 0]
+            at_once[:], expected[:] = [0, 0], [most]
             calls = (client.call(Proc.GET_ALL_DOMAIN_STATS, bytes(12)) for client in clients)
             await asyncio.gather(*calls)
             assert at_once == [0, most]

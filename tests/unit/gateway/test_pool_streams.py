@@ -166,7 +166,7 @@ def test_a_target_that_is_silent_at_the_end_is_not_waited_for_as_one_that_copies
         await upload.send(b"", Status.OK)
         assert "no answer from" in (await upload.fails())[1]
 
-    play(tmp_path, body, timeout_s=1)
+    play(tmp_path, body, timeout_s=3)
 
 
 def test_a_gateway_that_stops_ends_what_it_has_begun(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_what_is_about_a_silent_target_ends_with_the_name_of_its_socket(tmp_path
         await clients[0].attach(dom.ref, disk(), LIVE)
 
     with mute_target(tmp_path) as gold:
-        play(tmp_path, body, timeout_s=1)
+        play(tmp_path, body, timeout_s=3)
 
 
 def test_statistics_of_a_disk_of_a_silent_target_say_so(

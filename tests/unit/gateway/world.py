@@ -100,7 +100,7 @@ class TestClient:
         """Calls and returns the result; raises ReplyError."""
         return await self.reply(await self.send(proc, payload))
 
-    async def reply(self, serial: int, deadline_s: float = 20.0) -> bytes:
+    async def reply(self, serial: int, deadline_s: float = 60.0) -> bytes:
         """Waits for the reply to `serial`; collects messages on the way."""
         async with asyncio.timeout(deadline_s):
             while (header := await self.channel.header()) is not None:
@@ -116,7 +116,7 @@ class TestClient:
                     raise ReplyError(code, reader.optional(reader.string) or "")
         raise EOFError("the gateway closed the connection")
 
-    async def closed(self, deadline_s: float = 5.0) -> bool:
+    async def closed(self, deadline_s: float = 60.0) -> bool:
         """Whether the gateway closes the connection, after what it still sends."""
         async with asyncio.timeout(deadline_s):
             try:
@@ -126,7 +126,7 @@ class TestClient:
                 pass
         return True
 
-    async def event(self, deadline_s: float = 5.0) -> tuple[int, bytes]:
+    async def event(self, deadline_s: float = 60.0) -> tuple[int, bytes]:
         """Returns the next message that is no reply."""
         if self.messages:
             return self.messages.pop(0)
