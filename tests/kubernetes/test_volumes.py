@@ -77,7 +77,12 @@ def example(name: str) -> str:
 def wait_nothing(deployment: Deployment, deadline_s: float = 60.0) -> None:
     """Waits until nothing of any volume is left on a node, for pods or for virtual machines."""
     deployment.wait_clean(deadline_s)
-    assert deployment.client.call("vhost_get_controllers") == []
+    target = deployment.client
+    until(
+        lambda: not target.call("vhost_get_controllers"),
+        lambda: f"no controllers; left: {target.call('vhost_get_controllers')}",
+        deadline_s,
+    )
 
 
 @pytest.fixture(autouse=True)
