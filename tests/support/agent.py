@@ -60,7 +60,7 @@ class Agent:
             return
         raise GuestError(f"the guest did not come up within {deadline_s:.0f} s")
 
-    def run(self, command: str, deadline_s: float = 60.0, check: bool = True) -> str:
+    def run(self, command: str, deadline_s: float = 120.0, check: bool = True) -> str:
         """Runs a shell command in the guest and returns its output (stdout and stderr).
 
         Raises:

@@ -18,7 +18,7 @@ from tests.support.wait import until
 
 PACKAGES = ("ceph-mon", "ceph-osd", "ceph-common", "librbd1")
 """Of Debian."""
-COMMAND_DEADLINE_S = 60
+COMMAND_DEADLINE_S = 120
 POOL = "rbd"
 WATCH_TIMEOUT_S = 30
 """As Ceph has it."""

@@ -12,6 +12,9 @@ from tests.support.target import Target, binary
 from tests.support.wait import until
 
 ANSWER_DEADLINE_S = 60.0
+"""A busy disk may have a request wait for half a minute."""
+WAITING = {"cdb", "wait", "tmf", "blk", "wait_blk"}
+"""Commands that wait for the answer to a request, so long where a test says nothing else."""
 
 
 class Refused(AssertionError):
@@ -72,6 +75,8 @@ class Initiator:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        if cmd in WAITING:
+            given = {"timeout_ms": int(ANSWER_DEADLINE_S * 1000), **given}
         plain = {k: v.hex() if isinstance(v, bytes) else v for k, v in given.items()}
         self._process.stdin.write(json.dumps({"cmd": cmd, **plain}) + "\n")
         self._process.stdin.flush()

@@ -161,7 +161,7 @@ class Guest:
     def _console_bytes(self) -> bytes:
         return self.console.read_bytes() if self.console.exists() else b""
 
-    def run(self, command: str, deadline_s: float = 60.0, check: bool = True) -> str:
+    def run(self, command: str, deadline_s: float = 120.0, check: bool = True) -> str:
         """Runs a command in the guest; see `Agent.run`."""
         return self.agent.run(command, deadline_s, check)
 

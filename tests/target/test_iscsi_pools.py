@@ -375,7 +375,7 @@ def test_a_pool_that_is_removed_while_a_volume_is_opened_leaves_none(
         # The second that asks is the one that opens it.
         if command.opcode == 0 and len({each.isid for each in fake.log}) == 2:
             opens.set()
-            assert goes_on.wait(10)
+            assert goes_on.wait(60)
         return usual(command)
 
     with FakeIscsi() as fake, ThreadPoolExecutor(1) as pool:
@@ -386,7 +386,7 @@ def test_a_pool_that_is_removed_while_a_volume_is_opened_leaves_none(
         fake.answering = answering
         lun = {"ctrlr": "vm-1", "scsi_target_num": 0, "bdev_name": "san/lun-1"}
         opened = pool.submit(target.fails, "vhost_scsi_controller_add_target", **lun)
-        assert opens.wait(10)
+        assert opens.wait(60)
         Client(target.rpc_socket).call("virtlun_iscsi_pool_delete", name="san")
         goes_on.set()
         error = opened.result()
