@@ -47,7 +47,7 @@ class Agent:
         """Closes the connection; the guest stays as it is."""
         self._socket.close()
 
-    def wait_ready(self, deadline_s: float = 120.0) -> None:
+    def wait_ready(self, deadline_s: float = 180.0) -> None:
         """Returns when the guest answers; raises GuestError after `deadline_s` seconds."""
         end = time.monotonic() + deadline_s
         wait_s = 2.0  # for one answer: a starved guest must not fall behind its questions

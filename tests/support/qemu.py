@@ -76,7 +76,7 @@ class Guest:
         vcpus: int = 1,
         num_queues: int | None = None,
         extra: tuple[str, ...] = (),
-        deadline_s: float = 120.0,
+        deadline_s: float = 180.0,
         emulator: Emulator | None = None,
         reconnect_ms: int | None = None,
         incoming: str | None = None,
@@ -153,7 +153,7 @@ class Guest:
         agent.wait_ready(max(20.0, end - time.monotonic()))
         return agent
 
-    def arrived(self, deadline_s: float = 120.0) -> None:
+    def arrived(self, deadline_s: float = 180.0) -> None:
         """Connects to the agent of a guest that was migrated here."""
         self.agent = Agent(self._agent_path, qemu=self.process.pid)
         self.agent.wait_ready(deadline_s)
