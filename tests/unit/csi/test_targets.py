@@ -314,12 +314,12 @@ def test_a_target_that_says_nothing_is_not_asked_again_until_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On real sockets, and with a deadline of an hour: whoever waited for it would not end."""
-    monkeypatch.setattr(silence, "SILENT_S", 0.1)
+    monkeypatch.setattr(silence, "SILENT_S", 1.0)
     a, b = SocketTarget(tmp_path / "a"), SocketTarget(tmp_path / "b")
     b.lvstores = {STORE_B: UUID_B}
     first = a.lvstores[LVSTORE]
     clients = [WatchedClient(each.path, FOREVER_S) for each in (a, b)]
-    targets = Targets(clients, answer_s=0.3, others_s=0.2)
+    targets = Targets(clients, answer_s=2, others_s=1)
     with b.serve():
         with a.serve(mute=True):
             for _ in range(2):

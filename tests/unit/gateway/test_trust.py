@@ -66,7 +66,7 @@ def test_descriptors_of_a_refused_call_are_closed(tmp_path: Path) -> None:
 def test_a_client_that_does_not_read_does_not_hold_a_domain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "STALL_S", 0.3)
+    monkeypatch.setattr(session, "STALL_S", 2.0)
 
     async def body(world: World) -> None:
         dom = world.domain()
