@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import encryption
+from tests.support.frozen import frozen
 from tests.support.initiator import Initiator, Refused, connected
 from tests.support.target import Target
 from tests.support.wait import until
@@ -291,6 +292,19 @@ def test_a_holder_that_answers_late(make_target: MakeTarget) -> None:
         holder.send_signal(signal.SIGCONT)
         kept(target)
         goes_on(target, guest)
+
+
+def test_a_holder_that_is_stopped_when_its_target_dies_goes_on(
+    target: Target, guest: Initiator
+) -> None:
+    """Its process group is orphaned then, so that the kernel sends it SIGHUP, and SIGCONT."""
+    guest.write(8, PATTERN)
+    with frozen(target.holder_pid()):
+        target.kill9()
+    target.start()
+    guest.ready()
+    assert guest.read(8, 1) == PATTERN
+    kept(target)
 
 
 def test_one_that_nobody_serves_is_given_up(make_target: MakeTarget) -> None:

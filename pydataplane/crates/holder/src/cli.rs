@@ -5,7 +5,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, set_no_new_privs};
 use sandbox::Mode;
 use sandbox::calls::HOLDER;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -86,6 +86,13 @@ fn end_when_told() -> io::Result<()> {
     Ok(())
 }
 
+/// Has SIGHUP end nothing. The kernel sends it to a holder that SIGSTOP or a debugger has stopped when
+/// the target that has started it ends: its process group is an orphaned one then (setpgid(2)).
+fn outlive() -> io::Result<()> {
+    let unread = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGHUP, unread).map(|_| ())
+}
+
 /// Runs the program; its exit status is 0 after the end by `--exit-when-idle` or a signal, 1 where it
 /// cannot serve.
 pub fn run(cli: &Cli) -> ExitCode {
@@ -100,7 +107,7 @@ pub fn run(cli: &Cli) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    if let Err(e) = end_when_told() {
+    if let Err(e) = outlive().and_then(|()| end_when_told()) {
         eprintln!("virtlun-holder: cannot be told to end: {e}");
         return ExitCode::FAILURE;
     }
