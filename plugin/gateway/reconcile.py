@@ -154,7 +154,8 @@ async def reconcile_domain(
     Of a domain that has stopped, and of which a copy is not settled, all stays: what the target has
     recorded of the disk says which volume counts.
 
-    Returns False if the domain has stopped and its QEMU is connected still.
+    Returns False if the domain has stopped, or runs again without a controller of ours, and its
+    QEMU is connected still.
 
     Raises:
         GatewayError, TranslateError: it cannot be done.
@@ -166,18 +167,21 @@ async def reconcile_domain(
         if error.code != Code.NO_DOMAIN:
             raise
         active = False
-    if not active and copies.unsettled(services, dom.uuid):
-        return True
-    if not active:
-        outcome = await services.target.release_idle(controller_name(dom.uuid_text))
+    xml = await admin.xml(dom, 0) if active else ""
+    controller = controller_name(dom.uuid_text)
+    # It may run again by now, and without virtlun: nothing of it names the controller then.
+    if controller not in xml:
+        if copies.unsettled(services, dom.uuid):
+            return True
+        outcome = await services.target.release_idle(controller)
         if outcome != "busy":
-            services.openings.forget(controller_name(dom.uuid_text))
+            services.openings.forget(controller)
         if outcome == "released":
             _log.info("controller of a stopped domain released", domain=dom.name)
         return outcome != "busy"
     if only_stopped:
         return True
-    plan = translate.plan(await admin.xml(dom, 0))
+    plan = translate.plan(xml)
     if plan is None:
         return True
     failed = await images.bring_back(services, admin, plan, unopened)

@@ -25,7 +25,7 @@ from pydataplane.errors import RpcError
 from tests.support import warm
 from tests.support.wait import listens
 from tests.unit.gateway.fake_libvirtd import FakeDomain, Hang
-from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, disk, play, until
+from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, disk, plain, play, until
 
 LIVE, CONFIG = 1, 2
 CONTROLLER = f"vm-{UUID_1}"
@@ -348,6 +348,24 @@ def test_a_domain_that_stops_loses_its_controller_once_its_qemu_has_let_go(
         assert CONTROLLER in world.target.controllers, "a QEMU is connected to it"
         world.target.connected = set()
         await until(lambda: CONTROLLER not in world.target.controllers)
+
+    play(tmp_path, body, reconcile=True)
+
+
+def test_a_domain_that_runs_again_without_virtlun_has_left_its_controller(tmp_path: Path) -> None:
+    """Started before the gateway has looked at what stopped."""
+
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        await until(lambda: world.gateway.admin.opened)
+        dom.live = plain()
+        world.target.connected = {CONTROLLER}
+        world.gateway.loop.lifecycle_event(lifecycle(dom.ref, 5))
+        await asyncio.sleep(0.2)
+        assert CONTROLLER in world.target.controllers, "a QEMU is connected to it"
+        world.target.connected = set()
+        await until(lambda: CONTROLLER not in world.target.controllers)
+        assert dom.live == plain()
 
     play(tmp_path, body, reconcile=True)
 
