@@ -479,7 +479,8 @@ fn a_request_of_many_ios_is_left_half_done_and_done_again() {
     let opener = {
         let gate = gate.clone();
         std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(50));
+            // Nothing shows that its queues leave: that has begun by then on a busy machine, too.
+            std::thread::sleep(Duration::from_secs(1));
             gate.open();
         })
     };
