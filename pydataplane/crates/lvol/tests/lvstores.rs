@@ -227,6 +227,17 @@ fn which_xattrs_an_lvol_lacks_is_known_at_once() {
     rig.disk.inject(Fault { count: 1, ..Fault::always(Op::Write, IoError::WriteMedium) });
     assert!(l.set_xattr("lvs0/a", "mark", b"").is_err());
     assert_eq!(may(&rig, "lvs0/a"), [true, false, true]);
+    // And one that was refused is not.
+    assert!(l.set_xattr("lvs0/a", "big", b"").is_err());
+    assert!(l.set_xattr_soon("lvs0/a", "big", b"", Duration::from_secs(60)).is_err());
+    assert_eq!(may(&rig, "lvs0/a"), [true, false, true]);
+    l.remove_xattr_if("lvs0/a", "big", |_| true).unwrap();
+    for is in [true, false] {
+        assert!(
+            l.remove_xattr_if("lvs0/a", "mark", move |_| is).is_err(),
+            "nobody knows what lasts"
+        );
+    }
     let latch = rig.disk.flush_latch().unwrap();
     latch.clear();
     l.reload_on(latch).unwrap();
@@ -237,6 +248,23 @@ fn which_xattrs_an_lvol_lacks_is_known_at_once() {
     assert_eq!(may(&rig, "lvs0/c"), [false, true, false]);
     assert_eq!(may(&rig, "lvs0/s"), [false, false, true]);
     let none = rig.lvstores.may_have_xattr("lvs0/none", "owner").unwrap_err();
+    assert!(matches!(none, Error::NoLvol { .. }), "{none}");
+}
+
+#[test]
+fn an_xattr_is_removed_only_where_it_has_the_value_that_is_meant() {
+    let rig = Rig::with_lvs(64);
+    rig.create("a", 1, true).unwrap();
+    let l = &rig.lvstores;
+    l.set_xattr("lvs0/a", "owner", b"vm-1").unwrap();
+    l.remove_xattr_if("lvs0/a", "owner", |value| value == b"vm-2").unwrap();
+    assert_eq!(l.xattr("lvs0/a", "owner").unwrap(), b"vm-1");
+    assert!(l.may_have_xattr("lvs0/a", "owner").unwrap());
+    l.remove_xattr_if("lvs0/a", "owner", |value| value == b"vm-1").unwrap();
+    assert!(!l.may_have_xattr("lvs0/a", "owner").unwrap());
+    assert!(l.xattrs("lvs0/a").unwrap().is_empty());
+    l.remove_xattr_if("lvs0/a", "owner", |_| true).unwrap();
+    let none = l.remove_xattr_if("lvs0/none", "owner", |_| true).unwrap_err();
     assert!(matches!(none, Error::NoLvol { .. }), "{none}");
 }
 

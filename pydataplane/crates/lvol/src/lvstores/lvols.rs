@@ -200,7 +200,7 @@ impl Lvstores {
         let (name_owned, value) = (name.to_owned(), value.to_vec());
         not_reserved(&format!("set xattr {name} of lvol {lvol}"), [&name_owned])?;
         self.on_blob(lvol, format!("set xattr {name}"), true, move |store, volume| {
-            volume.note_xattr(&name_owned, true);
+            about_to_set(store, volume, &name_owned);
             store.set_xattr(volume.blob(), &name_owned, &value)
         })
     }
@@ -221,7 +221,7 @@ impl Lvstores {
         not_reserved(&format!("set xattr {name} of lvol {lvol}"), [&name_owned])?;
         let what = format!("set xattr {name}");
         self.on_blob_within(Some(most), lvol, what, true, move |store, volume| {
-            volume.note_xattr(&name_owned, true);
+            about_to_set(store, volume, &name_owned);
             store.set_xattr(volume.blob(), &name_owned, &value)
         })
     }
@@ -245,6 +245,35 @@ impl Lvstores {
         let name_owned = name.to_owned();
         not_reserved(&format!("remove xattr {name} of lvol {lvol}"), [&name_owned])?;
         self.on_blob(lvol, format!("remove xattr {name}"), true, move |store, volume| {
+            store.remove_xattr(volume.blob(), &name_owned)?;
+            volume.note_xattr(&name_owned, false);
+            Ok(())
+        })
+    }
+
+    /// Removes an xattr where its value is such, which nobody changes in between. Where it is not there, or
+    /// another one, that lasts and is done: also of an lvstore that takes no changes, if it never had one.
+    ///
+    /// # Errors
+    /// [`Error::NoLvol`], [`Error::Stopped`], [`Error::Io`].
+    pub fn remove_xattr_if(
+        &self,
+        lvol: &str,
+        name: &str,
+        is: impl FnOnce(&[u8]) -> bool + Send + 'static,
+    ) -> Result<(), Error> {
+        let name_owned = name.to_owned();
+        not_reserved(&format!("remove xattr {name} of lvol {lvol}"), [&name_owned])?;
+        if !self.may_have_xattr(lvol, name)? {
+            return Ok(());
+        }
+        self.on_blob(lvol, format!("remove xattr {name}"), true, move |store, volume| {
+            // What is known of one that has stopped may not be what lasts: then it is refused.
+            let others =
+                store.stopped().is_none() && !store.xattr(volume.blob(), &name_owned).is_ok_and(is);
+            if others {
+                return Ok(());
+            }
             store.remove_xattr(volume.blob(), &name_owned)?;
             volume.note_xattr(&name_owned, false);
             Ok(())
@@ -442,5 +471,13 @@ impl Lvstores {
             let store = if changes { meta.store(&op) } else { meta.look(&op) };
             f(store?, &volume).map_err(|e| refused(e, &op, cluster_size))
         })
+    }
+}
+
+/// A volume is about to have an xattr: one that fails may be there. Of a store that has stopped it is refused,
+/// and never will be.
+fn about_to_set(store: &Store<BdevDisk>, volume: &Volume, name: &str) {
+    if store.stopped().is_none() {
+        volume.note_xattr(name, true);
     }
 }
