@@ -14,7 +14,7 @@ from plugin.gateway.lvolcopies import Disk
 from plugin.moves import idle, notes, wanted
 from plugin.moves.alone import alone, uninterrupted
 from plugin.moves.naming import Domains
-from plugin.moves.notes import Note
+from plugin.moves.notes import Counts, Note
 from plugin.moves.running import Running
 from plugin.moves.wanted import Wanted
 from pydataplane.domain import limiting
@@ -46,6 +46,10 @@ class Moved:
     """How long its VM's requests waited, at most, when it went on with it; None: none used it."""
 
 
+class Undecided(VolumeError):
+    """Nobody can tell which volume of a move counts."""
+
+
 class Mover:
     """Moves volumes of one target."""
 
@@ -74,16 +78,16 @@ class Mover:
         if source is None:
             assert move.made is not None
             assert note is not None
-            self._check_undecided(made, note)
+            self._check_undecided(made, note, source)
             if note.state != "whole":
                 raise VolumeNotFoundError(
                     f"there is no volume {move.path} any more, and {move.to} has not all of it:"
                     " delete that"
                 )
             return self._completed(move.made, note, move.to)
-        disk = self._check(source, move.to)
         note = note or Note(source.uuid, source.path)
-        self._check_undecided(made, note)
+        self._check_undecided(made, note, source)  # what else is said supposes that one counts
+        disk = self._check(source, move.to)
         if disk is not None:
             return self._move_used(move, source, disk, note, progress)
         note = replace(note, pause_us=None)  # that of a pivot was taken back by hand
@@ -134,27 +138,41 @@ class Mover:
         Raises:
             TargetError: nobody knows.
         """
-        if note.state == "copying":
-            return False  # nothing that a VM uses has been moved there
-        if note.state == "whole" and (
-            source is None or notes.MOVED not in self._volumes.xattrs(source.uuid)
-        ):
-            return False  # nor there, or nothing is left of it but the note
-        return notes.counting(self._copying.client, made) == "new"
+        if source is None and note.state in ("copying", "whole"):
+            return False  # nothing is left of it but the note
+        return self._counting(made, source) == "new"
 
-    def _check_undecided(self, made: str | None, note: Note) -> None:
+    def _counting(self, made: str, source: Volume | None) -> Counts:
+        """Returns which volume of a move counts, whatever is noted at the new one (its UUID).
+
+        `source` is the old one; None: it is gone.
+
+        Raises:
+            TargetError: nobody knows.
+        """
+        stores = [self._volumes.lvol(made).lvstore]
+        if source is not None:
+            stores.append(source.lvstore)
+        if source is not None and any(self._volumes.lvstore(store).is_pool for store in stores):
+            return "old"  # no VM goes on from or to a pool: the old one counts until it is gone
+        return notes.counting(self._copying.client, made)
+
+    def _check_undecided(self, made: str | None, note: Note, source: Volume | None) -> None:
         """Refuses to copy where the old volume may not count, though it is there.
 
         Raises:
             VolumeError: nobody knows which does.
             TargetError: as that.
         """
-        if made is None or note.state not in ("mirrored", "pivoted"):
+        if made is None or (source is None and note.state in ("copying", "whole")):
             return
-        if notes.counting(self._copying.client, made) not in ("old", "neither"):
-            raise VolumeError(
+        # Of two that are there it is no answer that one of them is gone.
+        harmless = ("old",) if source is not None else ("old", "neither")
+        if self._counting(made, source) not in harmless:
+            raise Undecided(
                 f"nobody can tell whether volume {note.path} counts or the one that it was moved"
-                " to: delete none of them; see which has what was written last, remove the xattrs"
+                " to: delete none of them. Where a pivot failed, mend what the target's log says,"
+                " and move it again; else see which has what was written last, remove the xattrs"
                 f" {notes.MOVED} of the one and {notes.XATTR} of the other, and delete what does"
                 " not count"
             )
@@ -204,6 +222,12 @@ class Mover:
         wanted.check_blocks(self._volumes, made, source)
         idle.hold(self._volumes.client, self._copying.client, source.uuid)
         self._volumes.xattrs(source.uuid)  # it is there still
+        try:
+            self._check_undecided(made, note, source)  # from here on nobody changes that
+        except (TargetError, VolumeError):
+            with suppress(TargetError):
+                idle.end(self._copying.client, source.uuid)
+            raise
         notes.write(self._volumes, made, note, "copying")
         idle.copy(self._volumes.client, self._copying.client, source.uuid, made, progress)
         with uninterrupted():
@@ -260,6 +284,8 @@ class Mover:
         Raises:
             VolumeError: it is there still; what that says, `why` too, is what the user is told.
         """
+        if isinstance(why, Undecided):
+            return False
         known = running is None
         try:
             with uninterrupted():
@@ -275,7 +301,7 @@ class Mover:
                     note = notes.read(self._volumes, made) or note
                     if self._has_pivoted(made, note, source):
                         return True
-                    self._check_undecided(made, note)
+                self._check_undecided(made, note, source)
                 known = True
                 idle.end(self._copying.client, source.uuid)
                 # The one without the other is deleted only when that is seen to be there.
@@ -284,7 +310,7 @@ class Mover:
         except (TargetError, VolumeError) as rest:
             cancelled = isinstance(why, KeyboardInterrupt)
             said = "cancelled" if cancelled else str(why)
-            if not known:
+            if not known or isinstance(rest, Undecided):
                 raise VolumeError(
                     f"{said}. Whether volume {source.path} or {move.to} counts is not known:"
                     f" {rest}; delete none of them, and move it again"

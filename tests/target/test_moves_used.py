@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from plugin.moves import notes
+from plugin.moves import idle, notes
 from plugin.moves.moving import Moved, Mover
 from plugin.moves.naming import Domains
 from plugin.moves.notes import Note
@@ -185,8 +185,43 @@ def test_what_nobody_can_tell_is_no_disk(pair: Target, of: notes.State) -> None:
     assert counts(pair) == "old"
     has_moved(pair)
     assert counts(pair) == "unknown"
-    assert "is no disk any more" in show(pair, "lvs0/v")
+    said = show(pair, "lvs0/v")
+    assert "nobody can tell whether it counts or volume lvs1/w" in said, said
     assert "is no disk yet" in show(pair, "lvs1/w")
+    with pytest.raises(VolumeError, match="nobody can tell whether volume lvs0/v counts") as caught:
+        move(pair)
+    assert f"remove the xattrs {notes.MOVED} of the one and {notes.XATTR}" in str(caught.value)
+    assert (state(pair), counts(pair)) == ((of, True), "unknown"), "nothing is copied"
+
+
+@pytest.mark.parametrize("of", ["whole", at_night("copying")])
+def test_what_a_vm_has_gone_on_with_is_never_copied_over(pair: Target, of: notes.State) -> None:
+    """Though nothing but the record says so: that is noted anew, and the move is completed."""
+    pivot(pair)
+    note(pair, of)
+    volumes(pair).remove_xattr("lvs0/v", notes.MOVED)
+    assert move(pair).volume.path == "lvs1/w"
+    assert lun(pair)["bdev_name"] == uuid_of(pair, "lvs1/w")
+    assert [each.path for each in volumes(pair).volumes()] == ["lvs1/w"]
+
+
+@pytest.mark.parametrize("of", ["copying", "whole"])
+def test_who_counts_is_asked_again_when_the_old_volume_is_held(
+    pair: Target, monkeypatch: pytest.MonkeyPatch, of: notes.State
+) -> None:
+    note(pair, of)
+    let_go(pair)
+    hold = idle.hold
+
+    def held(*words: Any) -> None:
+        hold(*words)
+        has_moved(pair)
+
+    monkeypatch.setattr(idle, "hold", held)
+    with pytest.raises(VolumeError, match="nobody can tell whether volume lvs0/v counts"):
+        move(pair)
+    assert state(pair) == (of, True), "nothing is copied, and nothing deleted"
+    assert disks(pair) == {"vm-0": [], "vm-1": []}, "nobody holds it"
 
 
 def test_a_volume_that_went_elsewhere_is_no_disk(pair: Target) -> None:
@@ -229,6 +264,9 @@ class NoDomains:
 
     def check_none_saved(self, _: str) -> None:
         pass
+
+    def of_uuid(self, _: str) -> None:
+        return None
 
     def redefine(self, _: str, __: str) -> list[str]:
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from contextlib import suppress
 from typing import Any
@@ -9,14 +10,15 @@ from typing import Any
 import pytest
 
 from plugin.moves import notes
-from pydataplane.errors import NO_DEVICE, RpcError
+from plugin.moves.notes import Note
+from pydataplane.errors import BUSY, NO_DEVICE, RpcError, VolumeError
 from tests.support.initiator import connected
 from tests.support.night import at_night
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 from tests.target.test_lun_copy import MIB, SIZE_MIB, VM, lun, moved, start, until_in, uuid_of
-from tests.target.test_moves_used import counts, note, pair, state, volumes
+from tests.target.test_moves_used import counts, move, note, pair, show, state, volumes
 
 __all__ = ["moved", "pair"]
 
@@ -35,15 +37,15 @@ def is_free(target: Target, volume: str) -> bool:
     return False
 
 
-@pytest.fixture
-def failing(make_target: MakeTarget) -> Target:
-    """As `pair`, with lvs0 on a disk that can be told to fail."""
-    target = make_target().start()
-    target.make_lvstore("lvs1", 160 * MIB)
-    file = target.make_file("lvs0.img", 160 * MIB)
+def make_failing(target: Target, failing: str) -> Target:
+    """Makes lvs0 and lvs1, of which `failing` is on a disk that can be told to fail."""
+    target.start()
+    target.make_lvstore("lvs1" if failing == "lvs0" else "lvs0", 160 * MIB)
+    file = target.make_file(f"{failing}.img", 160 * MIB)
     target.rpc("bdev_uring_create", filename=str(file), name="base", block_size=512)
     target.rpc("bdev_error_create", base_name="base")
-    target.rpc("bdev_lvol_create_lvstore", bdev_name="EE_base", lvs_name="lvs0", cluster_sz=1 * MIB)
+    options = {"bdev_name": "EE_base", "lvs_name": failing, "cluster_sz": 1 * MIB}
+    target.rpc("bdev_lvol_create_lvstore", **options)
     target.make_thin("v", SIZE_MIB)
     target.make_thin("w", SIZE_MIB, "lvs1")
     target.attach("vm-0", "lvs0/v")
@@ -51,10 +53,21 @@ def failing(make_target: MakeTarget) -> Target:
     return target
 
 
+@pytest.fixture
+def failing(make_target: MakeTarget) -> Target:
+    """As `pair`, with lvs0 on a disk that can be told to fail."""
+    return make_failing(make_target(), "lvs0")
+
+
 def fail_writes(target: Target) -> None:
-    """Has all writes of lvs0 fail from now on."""
+    """Has all writes of that disk fail from now on."""
     options: dict[str, Any] = {"io_type": "write", "error_type": "failure", "num": 1 << 20}
     target.rpc("bdev_error_inject_error", name="EE_base", **options)
+
+
+def fail_no_more(target: Target) -> None:
+    target.rpc("bdev_error_inject_error", name="EE_base", io_type="clear", error_type="failure")
+    target.rpc("virtlun_bdev_clear_flush_error", name="EE_base")
 
 
 @pytest.mark.parametrize("then", ["abort", "pivot"])
@@ -187,3 +200,57 @@ def test_a_disk_that_ended_with_its_bdev_is_forgotten_when_it_is_removed(failing
     assert isinstance(error, RpcError) and error.code == NO_DEVICE
     volumes(failing).remove_xattr("lvs1/w", notes.XATTR)
     failing.add_lun("vm-0", "lvs1/w")
+
+
+def test_what_is_left_of_a_failed_pivot_takes_no_later_one_back(make_target: MakeTarget) -> None:
+    """Nor does a later one begin before that is taken back, also when its VM has ended."""
+    target = make_failing(make_target(), "lvs1")
+    start(target)
+    until_in(target, "ready")
+    fail_writes(target)
+    refused(target, "pivot", "that cannot be noted at the volumes")
+    # Of another move.
+    elsewhere = json.dumps({"to": "6f1c6d64-0000-4000-8000-000000000000", "path": "lvs2/x"})
+    volumes(target).set_xattr("lvs0/v", notes.MOVED, elsewhere)
+    refused(target, "abort", "cannot be taken back, and its copy goes on")
+    assert volumes(target).xattrs("lvs0/v")[notes.MOVED] == elsewhere
+    volumes(target).remove_xattr("lvs0/v", notes.MOVED)
+    target.rpc("vhost_scsi_controller_remove_target", **VM)
+    target.add_lun("vm-0", "lvs0/v")
+    target.make_lvstore("lvs2", 160 * MIB)
+    target.make_thin("x", SIZE_MIB, "lvs2")
+    for noted in (False, True):
+        if noted:
+            of = Note(uuid_of(target, "lvs0/v"), "lvs0/v")
+            notes.write(volumes(target), uuid_of(target, "lvs2/x"), of, "mirrored")
+        with pytest.raises(RpcError, match="failed, and is not taken back yet") as caught:
+            start(target, "lvs2/x")
+        assert caught.value.code == BUSY
+    assert lun(target)["bdev_name"] == uuid_of(target, "lvs0/v")
+    fail_no_more(target)
+    # Which is in use by what is left, until all is taken back.
+    until(lambda: is_free(target, "lvs1/w"), "the first destination is free")
+    start(target, "lvs2/x")
+    until_in(target, "ready")
+    target.rpc("virtlun_lun_copy_pivot", **VM)
+    gone = json.loads(volumes(target).xattrs("lvs0/v")[notes.MOVED])
+    assert gone["to"] == uuid_of(target, "lvs2/x") == lun(target)["bdev_name"]
+
+
+def test_while_a_pivot_is_not_taken_back_that_is_said(pair: Target) -> None:
+    """Of a VM that has ended: then nobody can tell which volume counts."""
+    start(pair)
+    until_in(pair, "ready")
+    in_the_way = pair.state_dir / "config.json.new"
+    in_the_way.mkdir()
+    refused(pair, "pivot", "that cannot be recorded")
+    with suppress(RpcError):  # that is not recorded
+        pair.rpc("vhost_scsi_controller_remove_target", **VM)
+    assert (state(pair), counts(pair)) == (("mirrored", True), "unknown")
+    said = show(pair, "lvs0/v")
+    assert "a pivot of bdev" in said and "that cannot be recorded" in said, said
+    with pytest.raises(VolumeError, match="mend what the target's log says"):
+        move(pair)
+    in_the_way.rmdir()
+    until(lambda: state(pair) == ("mirrored", False), "all is taken back")
+    pair.add_lun("vm-1", "lvs0/v")

@@ -23,7 +23,7 @@ use mirror::{Map, MapPage, Mirror, Options, Phase, Progress};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rpc::{Errno, Error};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 use vhost_scsi::{ControllerError, Controllers, Front, TargetOptions};
@@ -54,6 +54,8 @@ struct Copy {
     claims: Mutex<Option<(Claim, Claim)>>,
     /// What a pivot that has begun may have written, until that is over or taken back.
     written: Mutex<Option<Change>>,
+    /// Why that could not be taken back when it was tried last.
+    stuck: Mutex<String>,
     /// How it goes on.
     ending: Mutex<Ending>,
     changed: Condvar,
@@ -89,6 +91,8 @@ pub struct CopyInfo {
 #[derive(Default)]
 pub struct Copies {
     all: Mutex<BTreeMap<Key, Arc<Copy>>>,
+    /// Those whose targets are gone, until they have ended.
+    left: Mutex<Vec<Weak<Copy>>>,
     /// Held while one begins or ends.
     turn: Mutex<()>,
 }
@@ -102,6 +106,18 @@ impl Copies {
     /// Whether a bdev is being copied.
     pub fn has(&self, source: &str) -> bool {
         self.all.lock().values().any(|copy| copy.mirror.source().name() == source)
+    }
+
+    /// Why a pivot from a bdev that failed is not taken back yet, also of a target that is gone; None: there is no
+    /// such one. Until then nobody goes on with another bdev: which one counts would depend on both.
+    pub fn taking_back(&self, source: &str) -> Option<String> {
+        let all: Vec<_> = self.all.lock().values().cloned().collect();
+        let left: Vec<_> = self.left.lock().iter().filter_map(Weak::upgrade).collect();
+        let mut of_it =
+            all.iter().chain(&left).filter(|copy| copy.mirror.source().name() == source);
+        // While its turn is held, who has this is taking it back.
+        let is_not = |copy: &&Arc<Copy>| copy.written.try_lock().is_none_or(|w| w.is_some());
+        of_it.find(is_not).map(|copy| copy.stuck.lock().clone())
     }
 
     /// Something happened to a bdev: the copies from it and to it are over.
@@ -144,6 +160,9 @@ impl Copies {
             if gone {
                 copy.set(Ending::TargetGone);
                 copy.mirror.fail("the target is gone".to_owned());
+                let mut left = self.left.lock();
+                left.retain(|copy| copy.strong_count() > 0);
+                left.push(Arc::downgrade(copy));
             }
             !gone
         });
@@ -236,6 +255,7 @@ impl Copy {
         if let Some(change) = &*written {
             moves::stay(change).inspect_err(|why| {
                 tracing::error!("the pivot of {} is not taken back: {why}", self.name());
+                self.stuck.lock().clone_from(why);
             })?;
             *written = None;
         }
@@ -287,6 +307,15 @@ fn map_of(app: &Arc<App>, bdev: &str) -> Option<Map> {
     }))
 }
 
+/// What is said of a bdev that a pivot has failed of, which is not taken back yet.
+pub fn not_taken_back(source: &str, why: &str) -> String {
+    let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
+    format!(
+        "a pivot of bdev {source} failed, and is not taken back yet{why}: mend that, as by room in its lvstores and \
+         the state directory, or by `virtlun bdev clear-flush-error`; the target tries again each second"
+    )
+}
+
 /// Holds the destination for the copy alone, and the source so that it stays.
 fn claims(registry: &Registry, key: &Key, from: &str, to: &str) -> Result<(Claim, Claim), Error> {
     let owner = format!("the copy of target {} of controller {}", key.1, key.0);
@@ -299,8 +328,8 @@ fn claims(registry: &Registry, key: &Key, from: &str, to: &str) -> Result<(Claim
 /// the disks can).
 ///
 /// # Errors
-/// There is no such target or bdev; it is copied already; the bdev is in use, another volume is being moved to
-/// it, or it cannot take it.
+/// There is no such target or bdev; it is copied already, or an earlier pivot from its bdev is not taken back; the
+/// bdev is in use, another volume is being moved to it, or it cannot take it.
 pub fn start(app: &Arc<App>, ctrlr: &str, number: u8, to: &str, limit: u64) -> Result<(), Error> {
     let _turn = app.copies.turn.lock();
     let key: Key = (ctrlr.to_owned(), number);
@@ -320,6 +349,9 @@ pub fn start(app: &Arc<App>, ctrlr: &str, number: u8, to: &str, limit: u64) -> R
         return Err(busy(format!(
             "target {number} of controller {ctrlr} is shareable: who else writes to bdev {from} is not known"
         )));
+    }
+    if let Some(why) = app.copies.taking_back(&from) {
+        return Err(busy(not_taken_back(&from, &why)));
     }
     let to = app.bdev(to)?;
     Marks::of(app, ctrlr, &from, to.name())?;
@@ -346,6 +378,7 @@ pub fn start(app: &Arc<App>, ctrlr: &str, number: u8, to: &str, limit: u64) -> R
         options,
         claims: Mutex::new(Some(held)),
         written: Mutex::new(None),
+        stuck: Mutex::new(String::new()),
         ending: Mutex::new(Ending::Not),
         changed: Condvar::new(),
     });
@@ -471,7 +504,10 @@ pub fn abort(app: &App, ctrlr: &str, number: u8) -> Result<(), Error> {
         let its = copy.name();
         Error::os(
             Errno::Io,
-            format_args!("the pivot of {its} cannot be taken back, and its copy goes on: {why}"),
+            format_args!(
+                "the pivot of {its} cannot be taken back, and its copy goes on: {why}; give it room, or where a disk \
+                 has failed, `virtlun bdev clear-flush-error`"
+            ),
         )
     })?;
     copy.mirror.stop();

@@ -33,6 +33,7 @@ pub use counts::{Counts, Side, State};
 pub use steps::{Lasting, go_over, prepare, stay};
 
 use crate::app::App;
+use crate::copies::not_taken_back;
 use crate::errors;
 use crate::restore;
 use crate::state;
@@ -180,21 +181,41 @@ pub fn check_counts(app: &App, bdev: &str) -> Result<(), Error> {
     noted::at_bdev(app, bdev, MOVED)?.map_or(Ok(()), |text| has_moved(app, bdev, &text))
 }
 
-/// Refuses a volume whose guest has gone on with another one, as `text` says.
+/// Refuses a volume whose guest has gone on with another one, as `text` says, or may have.
 fn has_moved(app: &App, bdev: &str, text: &[u8]) -> Result<(), Error> {
     let gone = Gone::read(text);
     if let Some(gone) = &gone
         && let Some(pair) = Pair::to(app, &gone.to)?
         && pair.note.of == bdev
-        && pair.counts()? == Counts::Old
     {
-        return Ok(());
+        match pair.counts()? {
+            Counts::Old => return Ok(()),
+            Counts::Unknown => return Err(busy(undecided(app, bdev, &gone.path, pair.record()))),
+            Counts::New | Counts::Neither => (),
+        }
     }
     let to = gone.map_or_else(|| "another one".to_owned(), |gone| gone.path);
     Err(busy(format!(
         "bdev {bdev} is no disk any more: its VM went on with volume {to}; complete that with `virtlun volume \
          move`"
     )))
+}
+
+/// What is said of a volume of which nobody can tell whether it counts, or that it was to move to, `to`.
+fn undecided(app: &App, bdev: &str, to: &str, record: Record) -> String {
+    if let Some(why) = app.copies.taking_back(bdev) {
+        return not_taken_back(bdev, &why);
+    }
+    if record == Record::Both {
+        return format!(
+            "bdev {bdev} is no disk: disks are recorded on it and on volume {to}, which it was being moved to; have \
+             the controller deleted whose VM has ended"
+        );
+    }
+    format!(
+        "bdev {bdev} is no disk: nobody can tell whether it counts or volume {to}, which it was being moved to; \
+         `virtlun volume move`, of it to that, says what there is to do"
+    )
 }
 
 /// What there is to say of a volume that another one moves to.
@@ -313,23 +334,25 @@ impl Marks {
         self.write(app, &Note { state, ..self.note.clone() })
     }
 
-    /// Notes at the old volume whether its guest has gone on with the new one, lasting.
+    /// Notes at the old volume whether its guest has gone on with the new one, lasting. What says that it has gone
+    /// on with another one stays: of a later move.
     ///
     /// # Errors
     /// As of [`Marks::note`].
     pub fn moved(&self, app: &App, moved: bool) -> Result<(), Error> {
         let lvstores = &app.lvstores;
+        let to = self.destination.clone();
         let done = match moved {
             true => {
-                let gone = Gone { to: self.destination.clone(), path: self.path.clone() };
+                let gone = Gone { to, path: self.path.clone() };
                 lvstores.set_xattr_soon(&self.source, MOVED, gone.text().as_bytes(), NOTE_TIMEOUT)
             }
-            false => lvstores.remove_xattr(&self.source, MOVED),
+            false => {
+                let is_ours = move |text: &[u8]| Gone::read(text).is_some_and(|gone| gone.to == to);
+                lvstores.remove_xattr_if(&self.source, MOVED, is_ours)
+            }
         };
-        match done {
-            Err(LvolError::NoXattr { .. }) if !moved => Ok(()),
-            done => done.map_err(errors::lvol),
-        }
+        done.map_err(errors::lvol)
     }
 
     /// Notes for how long the guest's requests waited, at most; unless the move is complete by now.

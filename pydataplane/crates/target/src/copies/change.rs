@@ -113,11 +113,11 @@ impl Record {
 
     fn put(&self, app: &App, pivoted: bool) {
         let mut config = app.config();
-        // What is recorded there by now may be another disk.
+        // What is recorded there by now may be another disk, or the same one in a later run of its VM.
         let is_ours = self.params.first().is_some_and(|(name, before, after)| {
             let item = config.get(&self.key);
             let now = item.and_then(|item| item.call.params.get(*name));
-            now == Some(before) || now == Some(after)
+            now == Some(if pivoted { before } else { after })
         });
         for (name, before, after) in self.params.iter().filter(|_| is_ours) {
             let value = if pivoted { after } else { before };

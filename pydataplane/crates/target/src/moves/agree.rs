@@ -5,7 +5,7 @@ use super::noted::{self, Gone, MOVED, Note};
 use super::steps::Lasting;
 use super::{Marks, OWN_CONTROLLER, Pair, busy, record};
 use crate::app::App;
-use crate::stores::Store;
+use crate::errors;
 use rpc::{Errno, Error};
 
 /// A recorded disk that is not shown is about to be, on this bdev: so that counts, and its notes are to say so
@@ -74,7 +74,9 @@ pub(super) fn stays(app: &App, bdev: &str, text: &[u8]) -> Result<(), Error> {
         _ => None,
     };
     let Some(marks) = marks else {
-        return Store::remove_xattr(&app.lvstores, bdev, MOVED);
+        let text = text.to_owned();
+        let removed = app.lvstores.remove_xattr_if(bdev, MOVED, move |now| now == text);
+        return removed.map_err(errors::lvol);
     };
     struct Restored<'a>(&'a App, Marks);
     impl Lasting for Restored<'_> {
