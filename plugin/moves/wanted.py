@@ -67,7 +67,7 @@ def find(volumes: Volumes, reference: str, to: str) -> Wanted:
         )
     made, note = _made(volumes, store, name, source, path or reference)
     if source is None and made is not None and note is not None:
-        source, path = _left(volumes, note), note.path
+        source, path = _left(volumes, made.path, note), note.path
     if path is None or (source is None and note is None):
         raise VolumeNotFoundError(
             f"there is no volume {reference}, and no move of it to {to} to be completed: see"
@@ -111,8 +111,10 @@ def _made(
     return None, None
 
 
-def _left(volumes: Volumes, note: Note) -> Volume | None:
+def _left(volumes: Volumes, made: str, note: Note) -> Volume | None:
     """Returns the old volume of a move, that has another name by now; None: it is gone.
+
+    `made` is LVSTORE/NAME of the new one.
 
     Raises:
         VolumeError: nobody knows, as its lvstore or pool is not there.
@@ -121,9 +123,14 @@ def _left(volumes: Volumes, note: Note) -> Volume | None:
     try:
         volumes.lvstore(note.path.split("/")[0])
     except VolumeNotFoundError as error:
+        lost = (
+            f"; or if it is lost for good, and its VM had gone on with {made}, or {made} has all of"
+            f" it, `spdk-rpc virtlun_lvol_remove_xattr {made} {notes.XATTR}`"
+        )
         raise VolumeError(
             f"nobody knows whether volume {note.path}, which was to move, is there still: {error};"
             " load it, or attach it, and move the volume again"
+            + (lost if note.state in ("pivoted", "whole") else "")
         ) from error
     if not is_there(volumes, note.of):
         return None

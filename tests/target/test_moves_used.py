@@ -171,7 +171,10 @@ def test_an_old_volume_that_is_away_may_count(pair: Target) -> None:
     base.rename(base.with_suffix(".away"))
     pair.start()
     assert counts(pair) == "unknown"
-    assert "is no disk yet" in show(pair, "lvs1/w")
+    said = show(pair, "lvs1/w")
+    assert "is no disk yet" in said and "virtlun_lvol_remove_xattr of its virtlun.move" in said, (
+        said
+    )
     base.with_suffix(".away").rename(base)
     pair.rpc("bdev_uring_create", filename=str(base), name="lvs0-base", block_size=512)
     assert counts(pair) == "old"
@@ -222,6 +225,29 @@ def test_who_counts_is_asked_again_when_the_old_volume_is_held(
         move(pair)
     assert state(pair) == (of, True), "nothing is copied, and nothing deleted"
     assert disks(pair) == {"vm-0": [], "vm-1": []}, "nobody holds it"
+
+
+def test_what_has_gone_on_is_a_disk_again_when_the_old_volume_is_lost_for_good(
+    pair: Target,
+) -> None:
+    pivot(pair)
+    let_go(pair)
+    pair.kill9()
+    (pair.directory / "lvs0.img").unlink()
+    pair.start()
+    with pytest.raises(VolumeError, match="or if it is lost for good") as caught:
+        move(pair)
+    assert f"virtlun_lvol_remove_xattr lvs1/w {notes.XATTR}" in str(caught.value)
+    pair.rpc("virtlun_lvol_remove_xattr", name="lvs1/w", xattr_name=notes.XATTR)
+    pair.add_lun("vm-0", "lvs1/w")
+
+
+def test_a_pivot_that_a_command_has_noted_less_of_is_noted_again(pair: Target) -> None:
+    """One that was repeated in the same moment."""
+    pivot(pair)
+    note(pair)
+    assert counts(pair) == "new"
+    assert state(pair) == ("pivoted", True)
 
 
 def test_a_volume_that_went_elsewhere_is_no_disk(pair: Target) -> None:

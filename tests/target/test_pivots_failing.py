@@ -254,3 +254,23 @@ def test_while_a_pivot_is_not_taken_back_that_is_said(pair: Target) -> None:
     in_the_way.rmdir()
     until(lambda: state(pair) == ("mirrored", False), "all is taken back")
     pair.add_lun("vm-1", "lvs0/v")
+
+
+def test_a_move_from_a_disk_that_takes_no_changes_is_refused_before_it_writes_anything(
+    failing: Target,
+) -> None:
+    start(failing)
+    until_in(failing, "ready")
+    fail_writes(failing)
+    with pytest.raises(RpcError):
+        volumes(failing).set_xattr("lvs0/v", "owner", "vm-0")
+    refused(failing, "pivot", "lvstore lvs0 takes no changes")
+    failing.rpc("virtlun_lun_copy_abort", **VM)
+    with pytest.raises(RpcError, match="`virtlun bdev clear-flush-error EE_base` when that is"):
+        start(failing)
+    # The data goes on, and goes elsewhere without notes.
+    volumes(failing).remove_xattr("lvs1/w", notes.XATTR)
+    start(failing)
+    until_in(failing, "ready")
+    failing.rpc("virtlun_lun_copy_pivot", **VM)
+    assert lun(failing)["bdev_name"] == uuid_of(failing, "lvs1/w")

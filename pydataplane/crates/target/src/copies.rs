@@ -36,6 +36,8 @@ const SEAL_TIMEOUT: Duration = Duration::from_secs(3);
 const ABORT_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long the end of the process waits for a copy.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long whoever looks whether a pivot is taken back waits for that.
+const LOOK: Duration = Duration::from_millis(100);
 /// How often a target that cannot be given its bdev back is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 /// Ranges of one page of a map.
@@ -115,8 +117,10 @@ impl Copies {
         let left: Vec<_> = self.left.lock().iter().filter_map(Weak::upgrade).collect();
         let mut of_it =
             all.iter().chain(&left).filter(|copy| copy.mirror.source().name() == source);
-        // While its turn is held, who has this is taking it back.
-        let is_not = |copy: &&Arc<Copy>| copy.written.try_lock().is_none_or(|w| w.is_some());
+        // While nobody pivots, who has this for longer is taking it back.
+        let is_not = |copy: &&Arc<Copy>| {
+            copy.written.try_lock_for(LOOK).is_none_or(|written| written.is_some())
+        };
         of_it.find(is_not).map(|copy| copy.stuck.lock().clone())
     }
 

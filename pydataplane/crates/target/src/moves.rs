@@ -151,9 +151,17 @@ pub fn identity(app: &App, bdev: &str) -> Result<Option<Uuid>, Error> {
             }
         };
         if !goes_on {
+            let is_lost = state >= State::Pivoted && pair.old()? == Old::Away;
+            let lost = is_lost.then(|| {
+                format!(
+                    ", or if {of} is lost for good and its VM had gone on with this one, \
+                     virtlun_lvol_remove_xattr of its {MOVE}"
+                )
+            });
             return Err(busy(format!(
                 "bdev {bdev} is no disk yet: volume {of} is being moved to it; complete that with `virtlun \
-                 volume move`"
+                 volume move`{}",
+                lost.unwrap_or_default()
             )));
         }
     }
@@ -250,13 +258,29 @@ pub fn check(app: &App, new: &str) -> Result<Option<Moving>, Error> {
                 stays(app, &of, &text)?;
             }
         }
-        (Counts::New, Old::There { moved: false }) => {
+        // Also where a command that was repeated in the moment of a pivot has noted less at the new one.
+        (Counts::New, Old::There { moved }) if !moved || state < State::Pivoted => {
             goes_over(app, pair)?;
             state = State::Pivoted;
         }
         _ => (),
     }
     Ok(Some(Moving { of, path, state, counts, pause_us }))
+}
+
+/// Refuses a volume at which nothing can be noted: a pivot would fail, and not be taken back until it can.
+fn takes_notes(app: &App, volume: &str) -> Result<(), Error> {
+    let path = app.lvstores.lvol(volume).map_err(errors::lvol)?.alias;
+    let store = path.split('/').next().unwrap_or_default();
+    let lvstore = app.lvstores.lvstore(store).map_err(errors::lvol)?;
+    lvstore.stopped.map_or(Ok(()), |why| {
+        Err(busy(format!(
+            "at volume {path} nobody can note which volume counts, as lvstore {store} takes no changes: {why}; \
+             `virtlun bdev clear-flush-error {}` when that is mended, or have `virsh blockcopy` copy it, which notes \
+             nothing, to a volume that nothing moves to",
+            lvstore.base_bdev
+        )))
+    })
 }
 
 /// What a pivot notes: of a move.
@@ -280,7 +304,7 @@ impl Marks {
     ///
     /// # Errors
     /// Another volume is being moved to it, or this one in another way; a second disk is recorded on one of the two;
-    /// what is noted cannot be read.
+    /// what is noted cannot be read, or nothing more can be noted.
     pub fn of(
         app: &App,
         ctrlr: &str,
@@ -322,6 +346,9 @@ impl Marks {
             return Err(busy(format!(
                 "volume {path} moves from or to a pool: do it while no VM uses it"
             )));
+        }
+        for volume in [source, destination] {
+            takes_notes(app, volume)?;
         }
         Marks::new(pair).map(Some)
     }

@@ -11,8 +11,8 @@ pub enum Side {
     New,
 }
 
-/// What is noted at the new volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What is noted at the new volume, in the order in which a move goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// What nobody uses is copied to it.
