@@ -125,7 +125,7 @@ def _left(volumes: Volumes, made: str, note: Note) -> Volume | None:
     except VolumeNotFoundError as error:
         lost = (
             f"; or if it is lost for good, and its VM had gone on with {made}, or {made} has all of"
-            f" it, `spdk-rpc virtlun_lvol_remove_xattr {made} {notes.XATTR}`"
+            f" it, remove the xattr {notes.XATTR} of {made} (virtlun_lvol_remove_xattr)"
         )
         raise VolumeError(
             f"nobody knows whether volume {note.path}, which was to move, is there still: {error};"
