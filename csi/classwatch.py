@@ -138,6 +138,14 @@ class ClassWatch:
         Raises:
             ClusterError, TargetError, Failure: it is to be tried again.
         """
+        owned = self._volumes.find(volume.handle)  # first: while it is away nobody else is asked
+        if owned is None:
+            # A pool need not be here; a volume of this node's is not there yet, or waits for its
+            # key.
+            return volume.in_pool
+        if not self._nodes.counts(volume, owned):
+            log.warning("a volume is not of the node or pool that it names", name=volume.name)
+            return True
         wanted = self._nodes.class_for(volume)
         if wanted is None:
             return False
@@ -145,11 +153,8 @@ class ClassWatch:
             now = self._found.get(volume.name)
             if now is None or now.attributes_class != volume.attributes_class:
                 return True  # the queue has it, if it is still there
-            owned = self._volumes.find(volume.handle)
-            if owned is not None:
-                self._limits.give(owned.volume, wanted)
-        # A pool need not be here; a volume of this node's is not there yet, or waits for its key.
-        return owned is not None or volume.in_pool
+            self._limits.give(owned.volume, wanted)
+        return True
 
     def _fail(self, name: str, volume: PersistentVolume, error: Exception) -> None:
         if not isinstance(error, ClusterError | Failure | TargetError):

@@ -169,7 +169,7 @@ def main(
     metrics.registry.register(VolumeCollector(volumes))
     registration = Registration(kubelet_registration_path or "")
     parts: dict[str, object] = {"Identity": Identity(targets, controller=mode != "node")}
-    nodes = VolumeNodes()
+    nodes = VolumeNodes(node_id)
     limits = VolumeLimits(volumes.lvols, nodes.class_of)
     if mode != "node":
         parts |= _controller(volumes, locks, node_id, nodes, limits, stopped)

@@ -59,8 +59,8 @@ class Node:
         node: str,
         max_volumes: int,
         inline: InlineVolumes,
-        capacity_of: Callable[[str], int] | None = None,
-        asked_of: Callable[[str], int | None] | None = None,
+        capacity_of: Callable[[Owned], int] | None = None,
+        asked_of: Callable[[Owned], int | None] | None = None,
         host: Host | None = None,
         pools_file: Path | None = None,
         limits: VolumeLimits | None = None,
@@ -99,7 +99,7 @@ class Node:
         with self._locks.hold(request.volume_id):
             owned = self._grown(self._volumes.get(request.volume_id))
             check(request.volume_capability, face=owned.parameters.face)
-            with self._limits.in_use(owned.volume):
+            with self._limits.in_use(owned):
                 if owned.parameters.face == "vhost":
                     size = int(owned.parameters.block_size)
                     self._vhost.attach(request.volume_id, block_size=size)
@@ -238,7 +238,7 @@ class Node:
                 raise not_found(f"volume {request.volume_id} is not at {path}")
             volume = owned.volume
             if request.HasField("capacity_range"):
-                volume = self._grow(request.volume_id, request.capacity_range)
+                volume = self._grow(owned, request.capacity_range)
             if device is None:  # a guest has it, and the target told it
                 return pb.NodeExpandVolumeResponse(capacity_bytes=volume.size)
             self._devices.grow(request.volume_id)
@@ -256,13 +256,13 @@ class Node:
                 )
         return pb.NodeExpandVolumeResponse(capacity_bytes=size)
 
-    def _grow(self, handle: str, wanted: pb.CapacityRange) -> Volume:
+    def _grow(self, owned: Owned, wanted: pb.CapacityRange) -> Volume:
         """Grows a volume into a range, but to no more than its claim asks for.
 
         Raises:
             Failure: OUT_OF_RANGE, kubelet was told of more than that.
         """
-        asked = self._asked_of(handle)
+        handle, asked = owned.volume.uuid, self._asked_of(owned)
         if asked is None or wanted.required_bytes <= asked:
             return self._volumes.grow(handle, wanted)
         # what was asked for may have been rounded up
@@ -340,7 +340,7 @@ class Node:
         Now its file system can grow in any case; the kernel may refuse to grow a mounted one.
         Where the volume cannot grow it is used as it is, and NodeExpandVolume says why.
         """
-        handle, wanted = owned.volume.uuid, self._capacity_of(owned.volume.uuid)
+        handle, wanted = owned.volume.uuid, self._capacity_of(owned)
         if wanted <= owned.volume.size:
             return owned
         try:

@@ -16,6 +16,7 @@ import structlog
 from csi.attributes import Attributes
 from csi.errors import precondition
 from csi.lvols import Lvols
+from csi.volumes import Owned
 from pydataplane.domain import limiting
 from pydataplane.domain.errors import ReconcileError
 from pydataplane.domain.limits import NONE, Limits, limits_of
@@ -36,9 +37,9 @@ class VolumeLimits:
     """
 
     def __init__(
-        self, lvols: Lvols, wished: Callable[[str], Attributes | None] | None = None
+        self, lvols: Lvols, wished: Callable[[Owned], Attributes | None] | None = None
     ) -> None:
-        """Of `lvols`; `wished` tells the class that a handle is to have, None for none."""
+        """Of `lvols`; `wished` tells the class that a volume is to have, None for none."""
         self._lvols = lvols
         self._wished = wished or (lambda _: None)
 
@@ -52,9 +53,10 @@ class VolumeLimits:
             self._put(volume.uuid, limits)
 
     @contextmanager
-    def in_use(self, volume: Volume) -> Iterator[None]:
+    def in_use(self, owned: Owned) -> Iterator[None]:
         """Gives a volume its limits before the body, which has this node use it; idempotent."""
-        self._before_use(volume)
+        volume = owned.volume
+        self._before_use(volume, self._wished(owned))
         try:
             yield
         except Exception:
@@ -63,8 +65,7 @@ class VolumeLimits:
                     self.after_use(volume)
             raise
 
-    def _before_use(self, volume: Volume) -> None:
-        wished = self._wished(volume.uuid)
+    def _before_use(self, volume: Volume, wished: Attributes | None) -> None:
         if volume.pool is not None:
             limits = self._note(volume.uuid, wished) if wished else self._noted(volume.uuid)
             self._put(volume.uuid, limits)

@@ -4,6 +4,9 @@ csi-resizer asks any of the drivers for growth or for another VolumeAttributesCl
 leaves it to the volume's node. So each node may write a larger capacity, or another class, into any
 PersistentVolume. What the volume's node believes is the claim, which asks for no more than its user
 wrote.
+
+A node's credentials may also make PersistentVolumes of images of pools, with any handle. So of a
+volume that is here only that PersistentVolume is asked whose word counts (`VolumeNodes.of`).
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from csi.clustererrors import ClusterError, NotFoundError
 from csi.errors import Code, Failure, invalid
 from csi.kinds import ATTRIBUTES_CLASS, CLAIM
 from csi.objects import Object, PersistentVolume, quantity_bytes
+from csi.volumes import Owned
 
 IN_POD = "KUBERNETES_SERVICE_HOST"
 
@@ -28,10 +32,14 @@ log = structlog.get_logger()
 
 
 class VolumeNodes:
-    """Tells of persistent volumes by their handle; may be asked from any thread."""
+    """Tells of persistent volumes; may be asked from any thread."""
 
-    def __init__(self, connect: Callable[[], Cluster] | None = None) -> None:
-        """Uses `connect` at the first question; by default only in a pod (elsewhere: no answer)."""
+    def __init__(self, node: str, connect: Callable[[], Cluster] | None = None) -> None:
+        """Is asked by the driver of `node`.
+
+        Uses `connect` at the first question; by default only in a pod (elsewhere: no answer).
+        """
+        self._node = node
         self._connect = connect or (Cluster.connect if IN_POD in os.environ else None)
         self._cluster: Cluster | None = None
         self._mutex = threading.Lock()
@@ -54,10 +62,48 @@ class VolumeNodes:
             return None
         return "" if found.in_pool else found.node
 
-    def capacity_of(self, handle: str) -> int:
-        """Returns the bytes that a volume of ours is to have; 0 where nobody says."""
+    def of(self, owned: Owned) -> PersistentVolume | None:
+        """Returns the PersistentVolume whose word counts for a volume of this node, or None.
+
+        It is the one that has the volume's name, as csi-provisioner gives it; another one of the
+        same handle only where there is none. It says rightly whether it is of a pool, and where it
+        is not, names this node: one of an lvstore only this node's credentials can make.
+
+        Raises:
+            ClusterError: the API server does not say.
+        """
+        if self._connect is None:
+            return None
+        handle = owned.volume.uuid
         try:
+            found: PersistentVolume | None = self._api().volume(owned.owner.name)
+        except NotFoundError:
+            found = None
+        if found is None or not found.ours or found.handle != handle:
             found = self._volume(handle)
+        return found if found is not None and self._fits(found, owned) else None
+
+    def counts(self, volume: PersistentVolume, owned: Owned) -> bool:
+        """Whether a PersistentVolume is the one whose word counts for a volume of this node.
+
+        Raises:
+            ClusterError: the API server does not say.
+        """
+        if volume.name == owned.owner.name:
+            return self._fits(volume, owned)
+        found = self.of(owned) if self._fits(volume, owned) else None
+        return found is not None and found.name == volume.name
+
+    def _fits(self, volume: PersistentVolume, owned: Owned) -> bool:
+        if not volume.ours or volume.handle != owned.volume.uuid:
+            return False
+        of_pool = owned.volume.pool is not None
+        return volume.in_pool == of_pool and (of_pool or volume.node == self._node)
+
+    def capacity_of(self, owned: Owned) -> int:
+        """Returns the bytes that a volume of this node is to have; 0 where nobody says."""
+        try:
+            found = self.of(owned)
             asked = self._asked(found)
         except ClusterError as error:
             log.warning("whether a volume is to grow is not known", reason=str(error))
@@ -66,23 +112,24 @@ class VolumeNodes:
             return 0
         return found.capacity if asked is None else min(found.capacity, asked)
 
-    def asked_of(self, handle: str) -> int | None:
-        """Returns the bytes that the claim of a volume of ours asks for; None if it has no claim.
+    def asked_of(self, owned: Owned) -> int | None:
+        """Returns the bytes that the claim of a volume here asks for; None if it has no claim.
 
         Raises:
             Failure: UNAVAILABLE, the API server does not say.
         """
         try:
-            return self._asked(self._volume(handle))
+            return self._asked(self.of(owned))
         except ClusterError as error:
+            handle = owned.volume.uuid
             raise Failure(
                 Code.UNAVAILABLE, f"how large volume {handle} is to be is not known: {error}"
             ) from error
 
-    def class_of(self, handle: str) -> Attributes | None:
-        """Returns what the class of a volume of ours says; None where nobody does."""
+    def class_of(self, owned: Owned) -> Attributes | None:
+        """Returns what the class of a volume of this node says; None where nobody does."""
         try:
-            found = self._volume(handle)
+            found = self.of(owned)
             return self.class_for(found) if found is not None else None
         except (ClusterError, Failure) as error:
             log.warning("how a volume is to be limited is not known", reason=str(error))

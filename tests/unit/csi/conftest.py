@@ -58,7 +58,7 @@ class World:
         targets = Targets([self.target])
         volumes = OwnedVolumes(targets, NODE)
         snapshots = OwnedSnapshots(volumes, self.locks)
-        limits = VolumeLimits(volumes.lvols, self.classes.get)
+        limits = VolumeLimits(volumes.lvols, lambda owned: self.classes.get(owned.volume.uuid))
         self.controller = Controller(
             volumes, snapshots, self.locks, NODE, self.nodes.get, limits=limits
         )
@@ -68,8 +68,8 @@ class World:
         faces = self.host, VhostFace(targets)
         self.node = Node(
             *(volumes, *faces, self.locks, NODE, 0, inline),
-            capacity_of=lambda handle: self.capacities.get(handle, 0),
-            asked_of=self.asked.get,
+            capacity_of=lambda owned: self.capacities.get(owned.volume.uuid, 0),
+            asked_of=lambda owned: self.asked.get(owned.volume.uuid),
             host=cast(Host, self.host),
             pools_file=self.directory / "pools.json",
             limits=limits,

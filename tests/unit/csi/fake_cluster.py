@@ -88,6 +88,11 @@ class FakeCluster(Cluster):
         self.calls.append(f"list {kind.name}")
         return [each for (name, _), each in self.objects.items() if name == kind.name]
 
+    def volume(self, name: str) -> PersistentVolume:
+        self._answers()
+        found = (each for each in self.volumes.values() if each.name == name)
+        return next(found, None) or super().volume(name)
+
     def volume_by_handle(self, handle: str) -> PersistentVolume:
         self._answers()
         if handle not in self.volumes:

@@ -9,8 +9,8 @@ import pytest
 from csi import TOPOLOGY_KEY
 from csi.classwatch import AGAIN_S, TOLD_AFTER, ClassWatch
 from csi.cluster import Change
-from csi.kinds import ATTRIBUTES_CLASS, CLAIM, Kind
-from csi.objects import Object
+from csi.kinds import ATTRIBUTES_CLASS, CLAIM, VOLUME, Kind
+from csi.objects import Object, PersistentVolume
 from csi.queue import Queue
 from csi.targets import Targets
 from csi.volumelimits import VolumeLimits
@@ -22,6 +22,10 @@ from tests.support.fake_target import LVSTORE, LVSTORE_UUID
 from tests.unit.csi.conftest import NODE, World, block
 from tests.unit.csi.fake_cluster import FakeCluster
 
+PV = "pvc-1"
+"""What csi-provisioner calls both volume and PersistentVolume."""
+OTHER_UUID = f"{LVSTORE_UUID[:13]}-0000-4000-8000-000000000000"
+"""An lvstore's or pool's whose handles begin alike."""
 LIMITED = {"total_iops_sec": 500}
 
 
@@ -47,7 +51,7 @@ class Kept(Queue[str]):
 
 
 class Watched:
-    """A watch of what is in `cluster`, fed by hand, with one volume `pv` of the claim `data`."""
+    """A watch of what is in `cluster`, fed by hand, with one volume of the claim `data`."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -62,7 +66,7 @@ class Watched:
     def _made(self) -> ClassWatch:
         volumes = OwnedVolumes(Targets([self.world.target]), NODE)
         limits = VolumeLimits(volumes.lvols)
-        nodes = VolumeNodes(self.cluster.connect)
+        nodes = VolumeNodes(NODE, self.cluster.connect)
         return ClassWatch(
             *(volumes, limits, self.world.locks, nodes, self.told),
             self.cluster.connect,
@@ -74,12 +78,14 @@ class Watched:
         given = {"metadata": {"name": name}, "driverName": driver, "parameters": parameters}
         self.cluster.put(ATTRIBUTES_CLASS, given)
 
-    def asked(self, name: str | None, volume: str = "pv") -> None:
+    def asked(self, name: str | None, volume: str = PV) -> None:
         """Has the claim name a class."""
         spec = {"volumeName": volume} | ({"volumeAttributesClassName": name} if name else {})
         self.cluster.put(CLAIM, {"metadata": {"name": "data", "namespace": "ns"}, "spec": spec})
 
-    def noted(self, name: str | None, node: str = NODE, key: str = TOPOLOGY_KEY) -> None:
+    def noted(
+        self, name: str | None, node: str = NODE, key: str = TOPOLOGY_KEY, volume: str = PV
+    ) -> None:
         """Has csi-resizer note a class at the volume, and does what is to be done at once."""
         terms = [{"matchExpressions": [{"key": key, "operator": "In", "values": [node]}]}]
         spec = {
@@ -89,11 +95,13 @@ class Watched:
         }
         spec |= {"volumeAttributesClassName": name} if name else {}
         self.queued.clear()
-        self.watch.note(Change("present", {"metadata": {"name": "pv"}, "spec": spec}))
+        found = {"metadata": {"name": volume}, "spec": spec}
+        self.cluster.put(VOLUME, found)
+        self.watch.note(Change("present", found))
         for entry in list(self.queued):
-            assert entry == ("pv", 0)
+            assert entry == (volume, 0)
             self.queued.remove(entry)
-            self.watch.look_at("pv")
+            self.watch.look_at(volume)
 
     @property
     def limits(self) -> dict[str, int]:
@@ -124,9 +132,9 @@ def test_other_changes_of_it_are_not_looked_at(watched: Watched) -> None:
     watched.cluster.calls.clear()
     watched.noted("silver")
     assert watched.cluster.calls == []
-    watched.watch.note(Change("gone", {"metadata": {"name": "pv"}}))
+    watched.watch.note(Change("gone", {"metadata": {"name": PV}}))
     watched.watch.note(Change("complete", {}))
-    watched.watch.look_at("pv")
+    watched.watch.look_at(PV)
     assert watched.cluster.calls == []
 
 
@@ -143,9 +151,9 @@ def test_a_class_that_the_claim_does_not_ask_for_is_not_believed(
     """Any node's account may note one at any volume; the claim is looked at again."""
     watched.asked(claims)
     watched.noted("silver")
-    assert (watched.limits, watched.queued) == ({}, [("pv", AGAIN_S)])
+    assert (watched.limits, watched.queued) == ({}, [(PV, AGAIN_S)])
     watched.asked("silver")
-    watched.watch.look_at("pv")
+    watched.watch.look_at(PV)
     assert watched.limits == LIMITED
 
 
@@ -153,6 +161,45 @@ def test_nor_one_of_a_claim_that_has_another_volume(watched: Watched) -> None:
     watched.asked("silver", volume="other")
     watched.noted("silver")
     assert watched.limits == {}
+
+
+@pytest.mark.parametrize("uuid", [LVSTORE_UUID, OTHER_UUID])
+def test_nor_a_volume_that_another_node_calls_an_image_of_a_pool(
+    watched: Watched, uuid: str
+) -> None:
+    """Its credentials make PersistentVolumes of pools, with any handle, for a claim of its own."""
+    watched.define("mine", iops="0")
+    watched.asked("silver")
+    watched.noted("silver")
+    watched.asked("mine", volume="forged")
+    watched.noted("mine", node="true", key=f"csi.virtlun.dev/pool-{uuid}", volume="forged")
+    assert (watched.limits, watched.queued) == (LIMITED, [])
+
+
+def test_nor_a_second_volume_of_an_image(world: World) -> None:
+    world.target.pools.add(LVSTORE)
+    watched = Watched(world)
+    pool = {"node": "true", "key": f"csi.virtlun.dev/pool-{LVSTORE_UUID}"}
+    world.stage(watched.handle, block())
+    watched.asked("silver")
+    watched.noted("silver", **pool)
+    watched.define("mine", iops="0")
+    watched.asked("mine", volume="forged")
+    watched.noted("mine", **pool, volume="forged")
+    assert (watched.limits, watched.queued) == (LIMITED, [])
+
+
+def test_a_volume_that_an_administrator_has_made_anew_is_limited(watched: Watched) -> None:
+    watched.cluster.volumes[watched.handle] = PersistentVolume(
+        *("again", "csi.virtlun.dev", watched.handle, 4096, "4096"),
+        block=True,
+        node=NODE,
+        claim=("ns", "data"),
+        deleting=False,
+    )
+    watched.asked("silver", volume="again")
+    watched.noted("silver", volume="again")
+    assert watched.limits == LIMITED
 
 
 def test_an_image_is_limited_where_it_is_used(world: World) -> None:
@@ -219,11 +266,11 @@ def test_what_fails_is_tried_again_and_the_claim_is_told_when_it_lasts(
     for _ in range(TOLD_AFTER - 1):
         assert watched.told.said == []
         away(watched)
-        watched.watch.look_at("pv")
+        watched.watch.look_at(PV)
     [(claim, reason, message)] = watched.told.said
     assert (claim, reason) == ("ns/data", "NotLimited")
     assert "of VolumeAttributesClass silver are not set on node node1 yet" in message
-    watched.watch.look_at("pv")
+    watched.watch.look_at(PV)
     assert watched.limits == LIMITED
 
 
@@ -240,18 +287,18 @@ def test_a_class_that_is_none_of_ours_is_told_of(
     watched.define("silver", driver, **parameters)
     watched.asked("silver")
     watched.noted("silver")
-    watched.watch.look_at("pv")
+    watched.watch.look_at(PV)
     [(_, _, message)] = watched.told.said
     assert said in message
     assert watched.limits == {}
-    assert watched.queued == [("pv", AGAIN_S)] * 2
+    assert watched.queued == [(PV, AGAIN_S)] * 2
 
 
 def test_a_volume_that_waits_for_its_key_is_looked_at_again(watched: Watched) -> None:
     watched.asked("silver")
     watched.world.target.loaded = False
     watched.noted("silver")
-    assert watched.queued == [("pv", AGAIN_S)]
+    assert watched.queued == [(PV, AGAIN_S)]
     watched.world.target.loaded = True
-    watched.watch.look_at("pv")
+    watched.watch.look_at(PV)
     assert watched.limits == LIMITED

@@ -12,8 +12,17 @@ from csi.errors import Code
 from csi.kinds import ATTRIBUTES_CLASS, CLAIM
 from csi.objects import PersistentVolume
 from csi.volumenodes import IN_POD, VolumeNodes
+from csi.volumes import Owned, Owner
+from pydataplane.lvols import Volume
 from tests.unit.csi.conftest import refused
 from tests.unit.csi.fake_cluster import FakeCluster
+
+THERE = Owned(
+    Volume("lvs0", "pvc-1", "there", 4096, thin=True, block_size=512, allocated=0),
+    Owner("csi.virtlun.dev", "pvc-1", "", "{}"),
+)
+"""The volume of that handle, on a target of node2."""
+NOWHERE = replace(THERE, volume=replace(THERE.volume, uuid="nowhere"))
 
 
 def knows(claim: bool = False) -> FakeCluster:
@@ -31,7 +40,7 @@ def knows(claim: bool = False) -> FakeCluster:
 
 def test_it_is_the_node_of_the_volumes_affinity() -> None:
     cluster = knows()
-    found = VolumeNodes(cluster.connect)
+    found = VolumeNodes("node2", cluster.connect)
     assert [found.node_of(each) for each in ("there", "nowhere", "there")] == [
         *("node2", None, "node2")
     ]
@@ -41,12 +50,12 @@ def test_it_is_the_node_of_the_volumes_affinity() -> None:
 def test_a_volume_of_a_pool_is_of_no_node() -> None:
     cluster = knows()
     cluster.volumes["there"] = replace(cluster.volumes["there"], node=None, in_pool=True)
-    assert VolumeNodes(cluster.connect).node_of("there") == ""
+    assert VolumeNodes("node2", cluster.connect).node_of("there") == ""
 
 
 def test_an_api_server_that_does_not_answer_is_asked_again() -> None:
     cluster = knows()
-    found = VolumeNodes(cluster.connect)
+    found = VolumeNodes("node2", cluster.connect)
     cluster.failure = UnreachableError("cannot list PersistentVolumes: it is tried again")
     assert "cannot list" in refused(lambda: found.node_of("there"), Code.UNAVAILABLE)
     cluster.failure = None
@@ -55,51 +64,90 @@ def test_an_api_server_that_does_not_answer_is_asked_again() -> None:
 
 def test_outside_a_pod_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(IN_POD, raising=False)
-    assert VolumeNodes().node_of("there") is None
+    assert VolumeNodes("node2").node_of("there") is None
 
 
 def test_it_is_to_be_as_large_as_its_object_says_where_that_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = knows()
-    found = VolumeNodes(cluster.connect)
-    assert [found.capacity_of(each) for each in ("there", "nowhere")] == [4096, 0]
+    found = VolumeNodes("node2", cluster.connect)
+    assert [found.capacity_of(each) for each in (THERE, NOWHERE)] == [4096, 0]
     cluster.failure = UnreachableError("cannot list PersistentVolumes: it is tried again")
-    assert found.capacity_of("there") == 0
+    assert found.capacity_of(THERE) == 0
     monkeypatch.delenv(IN_POD, raising=False)
-    assert VolumeNodes().capacity_of("there") == 0
+    assert VolumeNodes("node2").capacity_of(THERE) == 0
 
 
 def test_its_class_is_the_one_that_its_claim_asks_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = knows(claim=True)
-    found = VolumeNodes(cluster.connect)
+    found = VolumeNodes("node2", cluster.connect)
     spec = {"volumeName": "pv", "volumeAttributesClassName": "slow"}
     cluster.put(CLAIM, {"metadata": {"name": "data", "namespace": "default"}, "spec": spec})
-    assert found.class_of("there") is None
+    assert found.class_of(THERE) is None
     cluster.volumes["there"] = replace(cluster.volumes["there"], attributes_class="slow")
-    assert found.class_of("there") is None  # it was deleted by force
+    assert found.class_of(THERE) is None  # it was deleted by force
     slow = {"driverName": "csi.virtlun.dev", "parameters": {"iops": "5"}}
     cluster.put(ATTRIBUTES_CLASS, {"metadata": {"name": "slow"}, **slow})
-    assert found.class_of("there") == read({"iops": "5"})
-    assert found.class_of("nowhere") is None
+    assert found.class_of(THERE) == read({"iops": "5"})
+    assert found.class_of(NOWHERE) is None
     cluster.failure = UnreachableError("cannot list PersistentVolumes: it is tried again")
-    assert found.class_of("there") is None
+    assert found.class_of(THERE) is None
     monkeypatch.delenv(IN_POD, raising=False)
-    assert VolumeNodes().class_of("there") is None
+    assert VolumeNodes("node2").class_of(THERE) is None
 
 
 def test_a_claim_that_asks_for_less_than_its_volume_says_is_believed() -> None:
     cluster = knows()
-    found = VolumeNodes(cluster.connect)
-    assert found.asked_of("there") is None
+    found = VolumeNodes("node2", cluster.connect)
+    assert found.asked_of(THERE) is None
     cluster = knows(claim=True)
-    found = VolumeNodes(cluster.connect)
+    found = VolumeNodes("node2", cluster.connect)
     for asks, asked, capacity in ((None, None, 4096), ("1Ki", 1024, 1024), ("8Ki", 8192, 4096)):
         if asks:  # else it is gone
             spec = {"resources": {"requests": {"storage": asks}}}
             cluster.put(CLAIM, {"metadata": {"name": "data", "namespace": "default"}, "spec": spec})
-        assert found.asked_of("there") == asked
-        assert found.capacity_of("there") == capacity
-    assert found.asked_of("nowhere") is None
+        assert found.asked_of(THERE) == asked
+        assert found.capacity_of(THERE) == capacity
+    assert found.asked_of(NOWHERE) is None
     cluster.failure = UnreachableError("cannot list PersistentVolumes: it is tried again")
-    assert "cannot list" in refused(lambda: found.asked_of("there"), Code.UNAVAILABLE)
+    assert "cannot list" in refused(lambda: found.asked_of(THERE), Code.UNAVAILABLE)
+
+
+def test_the_word_of_a_volume_that_another_node_can_have_made_does_not_count() -> None:
+    """It would grow and limit what is staged here."""
+    cluster = knows(claim=True)
+    found = VolumeNodes("node2", cluster.connect)
+    spec: dict[str, object] = {"volumeName": "pv", "volumeAttributesClassName": "mine"}
+    spec["resources"] = {"requests": {"storage": "1Ti"}}
+    cluster.put(CLAIM, {"metadata": {"name": "data", "namespace": "default"}, "spec": spec})
+    mine = {"driverName": "csi.virtlun.dev", "parameters": {"iops": "0"}}
+    cluster.put(ATTRIBUTES_CLASS, {"metadata": {"name": "mine"}, **mine})
+    real = replace(cluster.volumes["there"], attributes_class="mine")
+    image = replace(THERE, volume=replace(THERE.volume, pool="its UUID"))
+    in_pool = replace(real, node=None, in_pool=True)
+    for owned, forged, counts in [
+        (THERE, real, True),
+        (THERE, in_pool, False),
+        (THERE, replace(real, in_pool=True), False),
+        (THERE, replace(real, node="node1"), False),
+        (THERE, replace(in_pool, node="node2"), False),
+        (image, in_pool, True),
+        (image, real, False),
+    ]:
+        cluster.volumes["there"] = forged
+        assert found.counts(forged, owned) == counts
+        assert (found.capacity_of(owned), found.asked_of(owned), found.class_of(owned)) == (
+            (4096, 1 << 40, read({"iops": "0"})) if counts else (0, None, None)
+        )
+
+
+def test_a_second_volume_of_a_handle_does_not_count_beside_the_one_of_its_name() -> None:
+    cluster = knows()
+    second = cluster.volumes["there"]
+    first = replace(second, name="pvc-1", capacity=8192)
+    cluster.volumes |= {"first": first}
+    found = VolumeNodes("node2", cluster.connect)
+    assert found.of(THERE) == first
+    assert (found.counts(first, THERE), found.counts(second, THERE)) == (True, False)
+    assert found.capacity_of(THERE) == 8192
