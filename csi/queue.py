@@ -1,4 +1,4 @@
-"""A queue of keys for one worker: each key is in it once, at the earliest time asked for.
+"""A queue of keys for workers: each key is in it once, at the earliest time asked for.
 
 A key that is put while it is worked on is there again afterwards, so no change is ever missed.
 """
@@ -29,10 +29,11 @@ class Due(Generic[Key]):
 
 
 class Queue(Generic[Key]):
-    """Keys and when they are due; of the size of the number of keys."""
+    """Keys and when they are due; of the size of the number of keys. Threads may share it."""
 
-    def __init__(self) -> None:
-        """Begins empty."""
+    def __init__(self, longest_s: float = RETRY_S[1]) -> None:
+        """Begins empty; `longest_s` is how long a retry waits at most, seconds."""
+        self._longest_s = longest_s
         self._changed = threading.Condition()
         self._due: dict[Key, float] = {}  # monotonic seconds
         self._heap: list[tuple[float, int, Key]] = []
@@ -57,18 +58,21 @@ class Queue(Generic[Key]):
 
     def retry(self, key: Key) -> float:
         """Makes a key due after a wait that grows with each failure in a row, and returns it."""
-        self._failures[key] = self._failures.get(key, 0) + 1
-        wait = backoff(self._failures[key], *RETRY_S)
+        with self._changed:
+            self._failures[key] = self._failures.get(key, 0) + 1
+            wait = backoff(self._failures[key], RETRY_S[0], self._longest_s)
         self.put(key, wait)
         return wait
 
     def failures(self, key: Key) -> int:
         """Returns how often in a row a key has failed."""
-        return self._failures.get(key, 0)
+        with self._changed:
+            return self._failures.get(key, 0)
 
     def done(self, key: Key) -> None:
         """Forgets the failures of a key."""
-        self._failures.pop(key, None)
+        with self._changed:
+            self._failures.pop(key, None)
 
     def get(self) -> Due[Key] | None:
         """Waits for the next key that is due and takes it out; None once the queue is closed."""

@@ -93,6 +93,12 @@ def test_retries_wait_longer_each_time_until_it_is_done() -> None:
     assert queue.retry("a") <= 0.02
 
 
+def test_the_longest_wait_can_be_another() -> None:
+    queue: Queue[str] = Queue(60.0)
+    waits = [queue.retry("a") for _ in range(20)]
+    assert 45 <= waits[-1] <= 60
+
+
 def test_closing_wakes_the_worker() -> None:
     queue: Queue[str] = Queue()
     found: list[object] = []
