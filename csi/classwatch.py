@@ -3,7 +3,7 @@
 csi-resizer, which is one for all nodes, asks the driver beside it to modify a volume, and then
 notes the class at the PersistentVolume. By that the driver of the volume's own node is told:
 
-    PersistentVolumes (all; of the node's own the class) --> queue --> claim, class --> target
+    PersistentVolumes (all; of the node's own the class) --> queues --> claim, class --> target
 
 A PersistentVolume has no label that tells its node, so all are watched, as csi-provisioner of each
 node does anyway. The claim and the class are read where the class of a volume of this node, or of
@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -23,7 +24,7 @@ from csi.clustererrors import ClusterError
 from csi.errors import Code, Failure, describe
 from csi.kinds import VOLUME
 from csi.locks import VolumeLocks
-from csi.objects import PersistentVolume
+from csi.objects import Object, PersistentVolume
 from csi.queue import Queue
 from csi.volumelimits import VolumeLimits
 from csi.volumenodes import IN_POD, VolumeNodes
@@ -33,9 +34,10 @@ from pydataplane.errors import TargetError
 
 AGAIN_S = 60.0
 """Until a volume is looked at again whose claim asks for another class, or whose class makes no
-sense."""
+sense; and at most between two attempts where something is away."""
 WORKERS = 4
-"""One that waits for a target which does not answer keeps volumes of other targets from nothing."""
+"""Of volumes of lvstores, and as many of images: those that wait for a cluster of Ceph which hangs
+keep volumes of lvstores from nothing."""
 BROKEN_S = 5.0
 """Seconds before the watch begins anew after an unexpected error."""
 TOLD_AFTER = 5
@@ -55,12 +57,12 @@ class ClassWatch:
         nodes: VolumeNodes,
         waiting: WaitingClaims,
         connect: Callable[[], Cluster] | None = None,
-        queue: Queue[str] | None = None,
+        queue: Callable[[], Queue[str]] = lambda: Queue(AGAIN_S),
     ) -> None:
         """Uses `connect` to watch; by default only in a pod (elsewhere it does nothing).
 
         The locks are those of the driver's services; `waiting` tells claims what went wrong;
-        `queue` takes names of volumes that are to be looked at.
+        `queue` makes one of names of volumes that are to be looked at.
         """
         self._volumes = volumes
         self._limits = limits
@@ -68,7 +70,7 @@ class ClassWatch:
         self._nodes = nodes
         self._waiting = waiting
         self._connect = connect or (Cluster.connect if IN_POD in os.environ else None)
-        self._queue: Queue[str] = Queue() if queue is None else queue
+        self._queues = {False: queue(), True: queue()}  # of lvstores' volumes, of images
         self._found: dict[str, PersistentVolume] = {}  # by name; of the size of what is here
         self._told: set[str] = set()  # names whose claims know that they are not limited
 
@@ -76,9 +78,9 @@ class ClassWatch:
         """Begins, until `stopped`; it goes on by itself when the API server or a target is away."""
         if self._connect is None:
             return
-        for work in (self._watch, *[self._work] * WORKERS):
-            name = "classes of volumes"
-            threading.Thread(target=work, args=(stopped,), name=name, daemon=True).start()
+        of_queues = [partial(self._work, queue) for queue in self._queues.values()]
+        for work in (partial(self._watch, stopped), *of_queues * WORKERS):
+            threading.Thread(target=work, name="classes of volumes", daemon=True).start()
 
     def _watch(self, stopped: threading.Event) -> None:
         assert self._connect is not None
@@ -91,13 +93,15 @@ class ClassWatch:
             except Exception:
                 log.exception("the watch of classes failed unexpectedly")
             stopped.wait(BROKEN_S)
+        for queue in self._queues.values():
+            queue.close()
 
     def note(self, change: Change) -> None:
         """Takes one change of a PersistentVolume."""
         if change.what == "complete":
             return
         name = change.object["metadata"]["name"]
-        if change.what == "gone":
+        if change.what == "gone" or _is_released(change.object):
             self._found.pop(name, None)
             self._told.discard(name)
             return
@@ -112,22 +116,28 @@ class ClassWatch:
         before = self._found.get(name)
         self._found[name] = volume
         if before is None or before.attributes_class != volume.attributes_class:
-            self._queue.put(name)
+            self._queues[volume.in_pool].put(name)
 
-    def _work(self, stopped: threading.Event) -> None:
-        while (due := self._queue.get()) is not None and not stopped.is_set():
-            self.look_at(due.key)
+    def _work(self, queue: Queue[str]) -> None:
+        while (due := queue.get()) is not None:
+            try:
+                self.look_at(due.key)
+            except Exception:  # which look_at has no answer to
+                log.exception("a look at a class failed unexpectedly", name=due.key)
+                queue.put(due.key, AGAIN_S)
 
     def look_at(self, name: str) -> None:
         """Limits one volume, or has it looked at again later."""
         volume = self._found.get(name)
         if volume is None:
-            self._queue.done(name)
+            for each in self._queues.values():
+                each.done(name)
             return
+        queue = self._queues[volume.in_pool]
         try:
             if not self._settle(volume):
-                self._queue.put(name, AGAIN_S)
-            self._queue.done(name)
+                queue.put(name, AGAIN_S)
+            queue.done(name)
             self._told.discard(name)
         except Exception as error:
             self._fail(name, volume, error)
@@ -149,6 +159,7 @@ class ClassWatch:
         wanted = self._nodes.class_for(volume)
         if wanted is None:
             return False
+        self._limits.check_answers(owned.volume)
         with self._locks.hold(volume.handle):
             now = self._found.get(volume.name)
             if now is None or now.attributes_class != volume.attributes_class:
@@ -160,12 +171,12 @@ class ClassWatch:
         if not isinstance(error, ClusterError | Failure | TargetError):
             log.exception("limits by a class failed unexpectedly", name=name)
         code, why = describe(error)
-        lasts = code is Code.INVALID_ARGUMENT
+        lasts, queue = code is Code.INVALID_ARGUMENT, self._queues[volume.in_pool]
         if lasts:
-            self._queue.put(name, AGAIN_S)
+            queue.put(name, AGAIN_S)
         else:
-            self._queue.retry(name)
-            lasts = self._queue.failures(name) >= TOLD_AFTER and code is not Code.ABORTED
+            queue.retry(name)
+            lasts = queue.failures(name) >= TOLD_AFTER and code is not Code.ABORTED
         if not lasts or name in self._told:
             return
         self._told.add(name)
@@ -174,3 +185,8 @@ class ClassWatch:
             text = f"the limits of VolumeAttributesClass {volume.attributes_class} are not set on "
             text += f"node {self._volumes.lvols.node} yet: {why}"
             self._waiting.tell("/".join(volume.claim), "NotLimited", text)
+
+
+def _is_released(found: Object) -> bool:
+    """Whether the claim of a PersistentVolume is gone, and its class with it."""
+    return (found.get("status") or {}).get("phase") in ("Released", "Failed")

@@ -52,6 +52,15 @@ class VolumeLimits:
         if self._is_used(volume.uuid):
             self._put(volume.uuid, limits)
 
+    def check_answers(self, volume: Volume) -> None:
+        """Waits until an image's cluster says something, so that the caller waits without the lock.
+
+        Raises:
+            TargetError: it says nothing, or the target does not.
+        """
+        if volume.pool is not None:
+            self._noted(volume.uuid)
+
     @contextmanager
     def in_use(self, owned: Owned) -> Iterator[None]:
         """Gives a volume its limits before the body, which has this node use it; idempotent."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import pytest
 
 from csi import TOPOLOGY_KEY
-from csi.classwatch import AGAIN_S, TOLD_AFTER, ClassWatch
+from csi.classwatch import AGAIN_S, TOLD_AFTER, WORKERS, ClassWatch
 from csi.cluster import Change
 from csi.kinds import ATTRIBUTES_CLASS, CLAIM, VOLUME, Kind
 from csi.objects import Object, PersistentVolume
@@ -17,14 +19,16 @@ from csi.volumelimits import VolumeLimits
 from csi.volumenodes import VolumeNodes
 from csi.volumes import OwnedVolumes
 from csi.waiting import WaitingClaims
-from pydataplane.errors import TargetUnavailable
+from pydataplane.errors import TargetTimeout, TargetUnavailable
 from tests.support.fake_target import LVSTORE, LVSTORE_UUID
+from tests.support.wait import until
 from tests.unit.csi.conftest import NODE, World, block
 from tests.unit.csi.fake_cluster import FakeCluster
 
+Watch = TypeVar("Watch", bound=ClassWatch)
 PV = "pvc-1"
 """What csi-provisioner calls both volume and PersistentVolume."""
-OTHER_UUID = f"{LVSTORE_UUID[:13]}-0000-4000-8000-000000000000"
+OTHER_UUID = f"{LVSTORE_UUID[:13]}-4000-8000-000000000001"
 """An lvstore's or pool's whose handles begin alike."""
 LIMITED = {"total_iops_sec": 500}
 
@@ -61,17 +65,16 @@ class Watched:
         self.asked(None)
         self.define("silver", iops="500")
         self.queued: list[tuple[str, float]] = []
-        self.watch = self._made()
+        self.pool = {"node": "true", "key": f"csi.virtlun.dev/pool-{LVSTORE_UUID}"}
+        self.watch = self.made(ClassWatch, lambda: Kept(self.queued))
 
-    def _made(self) -> ClassWatch:
+    def made(self, kind: type[Watch], queue: Callable[[], Queue[str]] = Queue) -> Watch:
+        """Returns a watch that has seen nothing."""
         volumes = OwnedVolumes(Targets([self.world.target]), NODE)
         limits = VolumeLimits(volumes.lvols)
         nodes = VolumeNodes(NODE, self.cluster.connect)
-        return ClassWatch(
-            *(volumes, limits, self.world.locks, nodes, self.told),
-            self.cluster.connect,
-            Kept(self.queued),
-        )
+        parts = volumes, limits, self.world.locks, nodes, self.told
+        return kind(*parts, self.cluster.connect, queue)
 
     def define(self, name: str, driver: str = "csi.virtlun.dev", **parameters: str) -> None:
         """Makes a class."""
@@ -179,13 +182,12 @@ def test_nor_a_volume_that_another_node_calls_an_image_of_a_pool(
 def test_nor_a_second_volume_of_an_image(world: World) -> None:
     world.target.pools.add(LVSTORE)
     watched = Watched(world)
-    pool = {"node": "true", "key": f"csi.virtlun.dev/pool-{LVSTORE_UUID}"}
     world.stage(watched.handle, block())
     watched.asked("silver")
-    watched.noted("silver", **pool)
+    watched.noted("silver", **watched.pool)
     watched.define("mine", iops="0")
     watched.asked("mine", volume="forged")
-    watched.noted("mine", **pool, volume="forged")
+    watched.noted("mine", **watched.pool, volume="forged")
     assert (watched.limits, watched.queued) == (LIMITED, [])
 
 
@@ -207,7 +209,7 @@ def test_an_image_is_limited_where_it_is_used(world: World) -> None:
     watched = Watched(world)
     world.stage(watched.handle, block())
     watched.asked("silver")
-    watched.noted("silver", node="true", key=f"csi.virtlun.dev/pool-{LVSTORE_UUID}")
+    watched.noted("silver", **watched.pool)
     assert watched.limits == LIMITED
     world.unstage(watched.handle)
     assert watched.limits == {}
@@ -238,7 +240,7 @@ def test_a_driver_that_begins_anew_looks_at_all(watched: Watched) -> None:
     watched.asked("silver")
     watched.noted("silver")
     watched.world.target.volume(watched.handle).limits.clear()
-    watched.watch = watched._made()
+    watched.watch = watched.made(ClassWatch, lambda: Kept(watched.queued))
     watched.noted("silver")
     assert watched.limits == LIMITED
 
@@ -302,3 +304,114 @@ def test_a_volume_that_waits_for_its_key_is_looked_at_again(watched: Watched) ->
     watched.world.target.loaded = True
     watched.watch.look_at(PV)
     assert watched.limits == LIMITED
+
+
+def test_while_its_target_is_away_the_api_server_is_not_asked(watched: Watched) -> None:
+    watched.asked("silver")
+    watched.world.target.refuse["bdev_get_bdevs"] = TargetUnavailable("gone")
+    for look in range(3):
+        watched.noted("silver")
+        watched.watch.look_at(PV)
+        assert watched.cluster.calls == [], look
+    del watched.world.target.refuse["bdev_get_bdevs"]
+    watched.watch.look_at(PV)
+    assert watched.limits == LIMITED
+
+
+def test_nor_is_it_of_a_volume_whose_claim_is_gone(watched: Watched) -> None:
+    watched.noted("silver")
+    assert watched.queued == [(PV, AGAIN_S)]
+    released = {"metadata": {"name": PV}, "spec": {}, "status": {"phase": "Released"}}
+    watched.watch.note(Change("present", released))
+    watched.queued.clear()
+    watched.cluster.calls.clear()
+    watched.watch.look_at(PV)
+    assert (watched.queued, watched.cluster.calls) == ([], [])
+
+
+def test_an_image_of_a_cluster_that_hangs_is_not_locked_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or what kubelet wants of it, and of the host alone, is refused."""
+    world.target.pools.add(LVSTORE)
+    watched = Watched(world)
+    watched.asked("silver")
+    watched.noted("silver", **watched.pool)
+    watched.define("gold", iops="9")
+    watched.asked("gold")
+
+    def hangs(name: str) -> None:
+        with world.locks.hold(name):
+            raise TargetTimeout(f"nothing of {name}")
+
+    monkeypatch.setattr(world.target, "virtlun_lvol_get_xattrs", hangs)
+    watched.noted("gold", **watched.pool)
+    [(_, wait)] = watched.queued
+    assert wait < AGAIN_S
+    for _ in range(TOLD_AFTER - 1):
+        watched.watch.look_at(PV)
+    [(_, _, message)] = watched.told.said
+    assert "nothing of" in message
+
+
+class Running(ClassWatch):
+    """Looks at names alone: at images until it is released, and at `broken` in vain."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.released = threading.Event()
+        self.seen: Queue[str] = Queue()
+        self.looks = 0
+
+    def look_at(self, name: str) -> None:
+        if name.startswith("image"):
+            self.released.wait()
+        elif name == "broken":
+            self.looks += 1
+            raise RuntimeError("a bug")
+        self.seen.put(name)
+
+
+def _object(name: str, handle: str, *, of_pool: bool) -> Object:
+    key, value = (
+        (f"csi.virtlun.dev/pool-{LVSTORE_UUID}", "true") if of_pool else (TOPOLOGY_KEY, NODE)
+    )
+    terms = [{"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]}]
+    spec = {
+        "csi": {"driver": "csi.virtlun.dev", "volumeHandle": handle},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
+        "volumeAttributesClassName": "silver",
+    }
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+def test_no_volume_waits_for_images_and_no_worker_ends_by_a_bug(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads are real: images come first, then more bugs than there are workers."""
+    images = [_object(f"image{at}", str(at), of_pool=True) for at in range(2 * WORKERS)]
+    broken = [_object("broken", "b", of_pool=False)]
+    last = [_object("last", "l", of_pool=False)]
+    stopped = threading.Event()
+
+    def watch(kind: Kind, ends: threading.Event) -> Iterator[Change]:
+        assert (kind, ends) == (VOLUME, stopped)
+        for each in (*images, *broken * (WORKERS + 1), *last):
+            yield Change("gone", each)  # it is looked at each time
+            yield Change("present", each)
+            while each["metadata"]["name"] == "broken" and running.looks == 0:
+                stopped.wait(0.01)
+            running.looks = 0
+        stopped.wait()
+
+    monkeypatch.setattr(watched.cluster, "watch", watch)
+    running = watched.made(Running)
+    running.begin(stopped)
+    try:
+        until(running.seen.waiting, "the last volume to be looked at")
+        due = running.seen.get()
+        assert due is not None
+        assert due.key == "last"
+    finally:
+        stopped.set()
+        running.released.set()
