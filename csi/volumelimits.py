@@ -2,7 +2,8 @@
 
 A target keeps the limits of a volume in its lvstore by itself, until the volume is deleted. Of an
 image of a pool of Ceph, which any node may have, they stand in its xattr `csi.limits`; a target has
-them from when its node stages the image until it unstages it.
+them from when its node stages the image until it unstages it. An image that never had a class has
+no such xattr, and what somebody has limited by hand stays with it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import contextmanager, suppress
 import structlog
 
 from csi.attributes import Attributes
-from csi.errors import precondition
+from csi.errors import Failure, precondition
 from csi.lvols import Lvols
 from csi.volumes import Owned
 from pydataplane.domain import limiting
@@ -24,7 +25,7 @@ from pydataplane.errors import TargetError
 from pydataplane.lvols import Volume
 
 LIMITS_XATTR = "csi.limits"
-"""JSON: those that are not 0, by virtlun_bdev_set_limits' names."""
+"""JSON: those that are not 0, by virtlun_bdev_set_limits' names; `{}` where a class has none."""
 
 log = structlog.get_logger()
 
@@ -47,10 +48,20 @@ class VolumeLimits:
         """Gives a volume the limits of a class, at once; idempotent."""
         if volume.pool is None:
             self._put(volume.uuid, wanted.onto(self._found(volume.uuid)))
-            return
-        limits = self._note(volume.uuid, wanted)
-        if self._is_used(volume.uuid):
+        else:
+            noted = self._noted(volume.uuid)
+            self._give_image(volume.uuid, noted, wanted.onto(noted or NONE))
+
+    def begin(self, volume: Volume, wanted: Attributes) -> None:
+        """Gives a volume that nobody has yet the limits of a class alone, at once; idempotent.
+
+        An earlier call, whose answer was lost, may have given it those of another class.
+        """
+        limits = wanted.onto(NONE)
+        if volume.pool is None:
             self._put(volume.uuid, limits)
+        else:
+            self._give_image(volume.uuid, self._noted(volume.uuid), limits)
 
     def check_answers(self, volume: Volume) -> None:
         """Waits until an image's cluster says something, so that the caller waits without the lock.
@@ -69,37 +80,51 @@ class VolumeLimits:
         try:
             yield
         except Exception:
-            with suppress(TargetError):  # the next attempt finds them
+            with suppress(TargetError, Failure):  # the next attempt finds them
                 if volume.pool is not None and not self._is_used(volume.uuid):
                     self.after_use(volume)
             raise
 
     def _before_use(self, volume: Volume, wished: Attributes | None) -> None:
-        if volume.pool is not None:
-            limits = self._note(volume.uuid, wished) if wished else self._noted(volume.uuid)
+        if volume.pool is None:
+            if wished is not None:
+                self.give(volume, wished)
+            return
+        noted = self._noted(volume.uuid)
+        limits = noted if wished is None else wished.onto(noted or NONE)
+        if limits is not None:
             self._put(volume.uuid, limits)
-        elif wished is not None:
-            self.give(volume, wished)
+            self._note(volume.uuid, noted, limits)
 
     def after_use(self, volume: Volume) -> None:
-        """Takes an image's limits off this node's target, which does not use it any more."""
-        if volume.pool is not None:
+        """Takes an image's limits off this node's target, which does not use it any more.
+
+        Not those of one that has had no class: somebody has set them by hand.
+        """
+        if volume.pool is not None and self._noted(volume.uuid) is not None:
             self._put(volume.uuid, NONE)
 
-    def _noted(self, handle: str) -> Limits:
-        text = self._lvols.at(handle).xattrs(handle).get(LIMITS_XATTR)
-        return limits_of(json.loads(text)) if text else NONE
+    def _give_image(self, handle: str, noted: Limits | None, limits: Limits) -> None:
+        """Limits an image where this node uses it, and notes that once the target has taken it."""
+        if self._is_used(handle):
+            self._put(handle, limits)
+        self._note(handle, noted, limits)
 
-    def _note(self, handle: str, wanted: Attributes) -> Limits:
-        """Notes the limits of a class at an image, and returns what that has now."""
-        before = self._noted(handle)
-        limits = wanted.onto(before)
-        volumes = self._lvols.at(handle)
-        if limits == NONE != before:
-            volumes.remove_xattr(handle, LIMITS_XATTR)
-        elif limits != before:
+    def _noted(self, handle: str) -> Limits | None:
+        """Returns the limits that are noted at an image; None: it has had no class."""
+        text = self._lvols.at(handle).xattrs(handle).get(LIMITS_XATTR)
+        if text is None:
+            return None
+        try:
+            return limits_of(dict(json.loads(text)))
+        except (TypeError, ValueError, RecursionError):
+            log.error("the limits noted at an image make no sense", volume_id=handle, noted=text)
+            return None
+
+    def _note(self, handle: str, before: Limits | None, limits: Limits) -> None:
+        if limits != before:
+            volumes = self._lvols.at(handle)
             volumes.set_xattr(handle, LIMITS_XATTR, json.dumps(limits.given))
-        return limits
 
     def _found(self, handle: str) -> Limits:
         return limiting.found(self._lvols.targets.of(handle), handle)
