@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import structlog
+
 from csi import DRIVER_NAME, POOL_KEY, POOL_VALUE, TOPOLOGY_KEY, attributes, contents
+from csi.attributes import Attributes
 from csi.capabilities import SHARED_BLOCK, check_all, problem
 from csi.contents import Contents
-from csi.errors import Code, Failure, invalid
+from csi.errors import Code, Failure, describe, invalid
 from csi.handles import is_uuid
 from csi.locks import VolumeLocks
 from csi.parameters import Parameters, claim, read
@@ -24,6 +27,8 @@ from csi.snapshots import OwnedSnapshots
 from csi.volumelimits import VolumeLimits
 from csi.volumes import Owned, OwnedVolumes, Owner
 from csi.waiting import WaitingClaims
+from pydataplane.errors import TargetError
+from pydataplane.lvols import Volume
 from pydataplane.lvstores import Lvstore
 
 Rpc = pb.ControllerServiceCapability.RPC
@@ -39,6 +44,11 @@ CAPABILITIES = [
     Rpc.MODIFY_VOLUME,
     Rpc.SINGLE_NODE_MULTI_WRITER,
 ]
+PENDING = {Code.ABORTED, Code.CANCELLED, Code.DEADLINE_EXCEEDED, Code.UNAVAILABLE}
+"""After these csi-provisioner calls again, also where the claim is gone. After others it may not,
+and then no DeleteVolume comes."""
+
+log = structlog.get_logger()
 
 
 class Controller(SnapshotController):
@@ -85,13 +95,15 @@ class Controller(SnapshotController):
             self._check_topology(request.accessibility_requirements, store)
             handle = self._volumes.handle(request.name, store)
             with self._locks.hold(handle):
+                limited = bool(request.mutable_parameters)
+                made = limited and self._volumes.find(handle) is None
                 if content:
                     found = self._contents.create(owner, request.capacity_range, store)
                 else:
                     found = self._create_empty(handle, owner, request.capacity_range, store)
                 _check_same(found, owner, request.capacity_range)
-                if request.mutable_parameters:
-                    self._limits.give(found.volume, wanted)
+                if limited:
+                    self._limit_new(handle, found.volume, wanted, made=made)
         shared = any(one.access_mode.mode in SHARED_BLOCK for one in request.volume_capabilities)
         on_one_node = shared and not store.is_pool
         if on_one_node and owner.claim and self._waiting:  # KubeVirt takes it for migratable
@@ -102,6 +114,30 @@ class Controller(SnapshotController):
                 "other node can have it, and a virtual machine with it cannot be migrated",
             )
         return pb.CreateVolumeResponse(volume=self._describe(found))
+
+    def _limit_new(self, handle: str, volume: Volume, wanted: Attributes, *, made: bool) -> None:
+        """Limits a volume for CreateVolume; one that the call has `made` goes if it cannot be.
+
+        Raises:
+            Failure: UNAVAILABLE also for what is no matter of time, where the volume stays.
+        """
+        try:
+            self._limits.begin(volume, wanted)
+        except Exception as error:
+            code, why = describe(error)
+            if code in PENDING or (made and self._taken_back(handle)):
+                raise
+            raise Failure(Code.UNAVAILABLE, why) from error
+
+    def _taken_back(self, handle: str) -> bool:
+        """Deletes a volume that nobody was told of; False where that cannot be."""
+        try:
+            self._volumes.delete(handle)
+            self._snapshots.sweep(handle)
+        except (Failure, TargetError) as error:
+            log.warning("a volume that cannot be limited stays", volume_id=handle, why=str(error))
+            return False
+        return True
 
     def _store(self, parameters: Parameters) -> Lvstore:
         """Returns what a class's volumes come from.

@@ -7,10 +7,11 @@ import json
 import pytest
 
 from csi.attributes import Attributes, read
-from csi.errors import Code
+from csi.errors import Code, precondition
 from csi.proto import csi_pb2 as pb
-from csi.volumelimits import LIMITS_XATTR
-from pydataplane.errors import METHOD_NOT_FOUND, RpcError, TargetUnavailable
+from csi.volumelimits import LIMITS_XATTR, VolumeLimits
+from pydataplane.errors import BAD_PARAMETERS, BUSY, METHOD_NOT_FOUND, RpcError, TargetUnavailable
+from pydataplane.lvols import Volume
 from tests.support.fake_target import LVSTORE, MIB
 from tests.unit.csi.conftest import World, block, mount, refused
 
@@ -45,6 +46,51 @@ def test_a_create_that_was_cut_off_before_the_limits_is_completed(world: World) 
     world.restart()
     handle = world.create(mutable_parameters=SLOW).volume_id
     assert world.target.volume(handle).limits == LIMITS
+
+
+@pytest.mark.parametrize("in_pool", [False, True])
+def test_what_another_class_gave_before_the_answer_was_lost_does_not_stay(
+    world: World, in_pool: bool
+) -> None:
+    if in_pool:
+        world.target.pools.add(LVSTORE)
+    handle = world.create(mutable_parameters={"readIops": "9", "throughput": "7"}).volume_id
+    assert world.create(mutable_parameters={"throughput": "5"}).volume_id == handle
+    world.stage(handle, block())
+    assert world.target.volume(handle).limits == {"total_bytes_sec": 5 * MIB}
+
+
+def _older(world: World) -> None:
+    for method in ("virtlun_bdev_set_limits", "virtlun_bdev_get_limits"):
+        world.target.refuse[method] = RpcError(METHOD_NOT_FOUND, "Method not found", method)
+
+
+def test_a_volume_that_cannot_be_limited_is_not_left(world: World) -> None:
+    """After such a code no call comes that would delete it."""
+    _older(world)
+    for _ in range(2):
+        refused(
+            lambda: world.create(mutable_parameters={"readIops": "9"}), Code.FAILED_PRECONDITION
+        )
+        assert not world.target.volumes
+    world.create()
+
+
+def test_one_that_is_there_already_stays_and_is_tried_again(world: World) -> None:
+    """It may be somebody's by now; csi-provisioner goes on after this code, and deletes it."""
+    world.target.fail["virtlun_bdev_get_limits"] = TargetUnavailable("gone")
+    refused(lambda: world.create(mutable_parameters={"readIops": "9"}), Code.UNAVAILABLE)
+    _older(world)
+    message = refused(lambda: world.create(mutable_parameters={"readIops": "9"}), Code.UNAVAILABLE)
+    assert "is not limited: read_iops_sec" in message
+    assert len(world.target.volumes) == 1
+
+
+def test_one_that_cannot_be_taken_back_is_tried_again(world: World) -> None:
+    _older(world)
+    world.target.refuse["bdev_lvol_delete"] = RpcError(BUSY, "in use", "bdev_lvol_delete")
+    refused(lambda: world.create(mutable_parameters={"readIops": "9"}), Code.UNAVAILABLE)
+    assert len(world.target.volumes) == 1
 
 
 def test_a_class_that_makes_no_sense_makes_no_volume(world: World) -> None:
@@ -87,8 +133,7 @@ def test_the_node_of_a_volume_of_another_is_left_to_limit_it(world: World) -> No
 
 def test_a_target_that_is_older_than_the_driver_is_told_of(world: World) -> None:
     handle = world.create().volume_id
-    for method in ("virtlun_bdev_set_limits", "virtlun_bdev_get_limits"):
-        world.target.refuse[method] = RpcError(METHOD_NOT_FOUND, "Method not found", method)
+    _older(world)
     message = refused(lambda: modify(world, handle, {"readIops": "5"}), Code.FAILED_PRECONDITION)
     assert f"volume {handle} is not limited: read_iops_sec" in message
 
@@ -127,7 +172,7 @@ def test_an_image_has_its_limits_where_it_is_used_and_notes_them(pool: World) ->
         pool.unstage(handle)
         assert image.limits == {}
     modify(pool, handle, {"throughput": "0"})
-    assert LIMITS_XATTR not in image.xattrs
+    assert image.xattrs[LIMITS_XATTR] == "{}"
     assert image.limits == {}
 
 
@@ -150,6 +195,62 @@ def test_an_image_that_could_not_be_staged_leaves_no_limits_here(pool: World) ->
     # One that is used here keeps them.
     refused(lambda: pool.stage(handle, mount("xfs")), Code.ALREADY_EXISTS)
     assert pool.target.volume(handle).limits == LIMITS
+
+
+def test_an_image_without_a_class_keeps_what_is_set_by_hand(pool: World) -> None:
+    handle = pool.create().volume_id
+    image = pool.target.volume(handle)
+    by_hand = {"total_iops_sec": 500}
+    pool.stage(handle, block())
+    image.limits |= by_hand
+    for _ in range(2):
+        pool.stage(handle, block())
+        assert image.limits == by_hand
+    pool.unstage(handle)
+    pool.stage(handle, block())
+    assert image.limits == by_hand
+    assert LIMITS_XATTR not in image.xattrs
+    # A class that limits nothing is one.
+    modify(pool, handle, {"iops": "0"})
+    assert image.limits == {}
+    image.limits |= by_hand
+    pool.unstage(handle)
+    assert image.limits == {}
+
+
+def test_what_the_target_does_not_take_is_not_noted_either(pool: World) -> None:
+    handle = pool.create(mutable_parameters=SLOW).volume_id
+    image = pool.target.volume(handle)
+    pool.stage(handle, block())
+    pool.target.refuse["virtlun_bdev_set_limits"] = RpcError(BAD_PARAMETERS, "no", "set")
+    refused(lambda: modify(pool, handle, {"iops": "7"}), Code.INTERNAL)
+    pool.classes[handle] = read({"iops": "9"})
+    refused(lambda: pool.stage(handle, block()), Code.INTERNAL)
+    assert json.loads(image.xattrs[LIMITS_XATTR]) == LIMITS
+
+
+@pytest.mark.parametrize("noted", ["no JSON", "[1]", "7", "null"])
+def test_an_image_whose_note_makes_no_sense_can_be_used(pool: World, noted: str) -> None:
+    handle = pool.create(mutable_parameters=SLOW).volume_id
+    image = pool.target.volume(handle)
+    image.xattrs[LIMITS_XATTR] = noted
+    pool.stage(handle, block())
+    assert image.limits == {}
+    modify(pool, handle, SLOW)
+    assert json.loads(image.xattrs[LIMITS_XATTR]) == image.limits == LIMITS
+
+
+def test_why_an_image_was_not_staged_is_said_whatever_comes_after(
+    pool: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = pool.create(mutable_parameters=SLOW).volume_id
+    pool.host.contents[handle] = "crypto_LUKS"
+
+    def fails(_: VolumeLimits, volume: Volume) -> None:
+        raise precondition(f"several targets have {volume.uuid}")
+
+    monkeypatch.setattr(VolumeLimits, "after_use", fails)
+    assert "crypto_LUKS" in refused(lambda: pool.stage(handle), Code.FAILED_PRECONDITION)
 
 
 def test_what_the_api_server_says_counts_before_what_is_noted(pool: World) -> None:
