@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import yaml  # type: ignore[import-untyped]  # comes with lightkube
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +17,7 @@ from csi.errors import Code
 from pydataplane.domain.limits import NONE, Limits, contradiction
 from tests.unit.csi.conftest import refused
 
+EXAMPLE = Path(__file__).parents[3] / "examples/kubernetes/volumeattributesclasses.yaml"
 MIB = 1 << 20
 
 
@@ -140,3 +144,13 @@ def test_one_class_after_the_other_leaves_what_the_target_takes(chosen: list[Any
         limits = wanted.onto(limits)
         assert contradiction(limits) is None
         assert wanted.onto(limits) == limits
+    assert read(_unlimited()).onto(limits) == NONE
+
+
+@cache
+def _unlimited() -> dict[str, str]:
+    """The parameters of the example by which limits go."""
+    with EXAMPLE.open(encoding="utf-8") as file:
+        classes = {each["metadata"]["name"]: each for each in yaml.safe_load_all(file)}
+    found: dict[str, str] = classes["virtlun-unlimited"]["parameters"]
+    return found
