@@ -249,7 +249,8 @@ def _controller(
     ClassWatch(volumes, limits, locks, nodes, waiting).begin(stopped)
     return {
         "Controller": Controller(
-            volumes, snapshots, locks, node_id, nodes.node_of, waiting, limits
+            *(volumes, snapshots, locks, node_id, nodes.node_of, waiting, limits),
+            check_counts=nodes.check_counts,
         ),
         "GroupController": GroupController(volumes, snapshots, locks),
         "SnapshotMetadata": SnapshotMetadata(volumes, snapshots),

@@ -19,7 +19,7 @@ from csi.contents import Contents
 from csi.errors import Code, Failure, describe, invalid
 from csi.handles import is_uuid
 from csi.locks import VolumeLocks
-from csi.parameters import Parameters, claim, read
+from csi.parameters import Parameters, claim, read, volume_name
 from csi.proto import csi_pb2 as pb
 from csi.sizes import size_within, wanted_bytes
 from csi.snapshotcontroller import SnapshotController, check_name
@@ -63,11 +63,13 @@ class Controller(SnapshotController):
         node_of: Callable[[str], str | None] | None = None,
         waiting: WaitingClaims | None = None,
         limits: VolumeLimits | None = None,
+        check_counts: Callable[[str, Owned], None] | None = None,
     ) -> None:
         """Serves the volumes of `node`; the locks are shared with the Node service.
 
         `node_of` tells which node has the volume of a handle, None if nobody knows of it; `waiting`
-        looks after claims for which there is no room.
+        looks after claims for which there is no room; `check_counts` raises unless the
+        PersistentVolume of a name is to decide over a volume.
         """
         super().__init__(volumes, snapshots, locks)
         self._node = node
@@ -75,6 +77,7 @@ class Controller(SnapshotController):
         self._node_of = node_of or (lambda _: None)
         self._waiting = waiting
         self._limits = limits or VolumeLimits(volumes.lvols)
+        self._check_counts = check_counts or (lambda *_: None)
 
     def create_volume(self, request: pb.CreateVolumeRequest) -> pb.CreateVolumeResponse:
         """Makes a volume, or returns the one of this name if it is as asked for."""
@@ -326,6 +329,8 @@ class Controller(SnapshotController):
         with self._locks.hold(request.volume_id):
             found = self._volumes.find(request.volume_id)
             if found is not None:
+                if name := volume_name(request.mutable_parameters):
+                    self._check_counts(name, found)
                 self._limits.give(found.volume, wanted)
             else:
                 self._check_elsewhere(request.volume_id)

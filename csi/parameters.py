@@ -121,6 +121,11 @@ def claim(given: Mapping[str, str]) -> str:
     return "/".join(parts) if all(parts) else ""
 
 
+def volume_name(given: Mapping[str, str]) -> str:
+    """Returns the PersistentVolume's name, or nothing where csi-resizer does not tell."""
+    return given.get(f"{PROVISIONER_PREFIX}pv/name", "")
+
+
 def explain(
     error: ValidationError, given: Mapping[str, str], model: type[BaseModel], what: str
 ) -> Failure:

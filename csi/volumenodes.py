@@ -21,7 +21,7 @@ from csi import DRIVER_NAME, attributes
 from csi.attributes import Attributes
 from csi.cluster import Cluster
 from csi.clustererrors import ClusterError, NotFoundError
-from csi.errors import Code, Failure, invalid
+from csi.errors import Code, Failure, invalid, precondition
 from csi.kinds import ATTRIBUTES_CLASS, CLAIM
 from csi.objects import Object, PersistentVolume, quantity_bytes
 from csi.volumes import Owned
@@ -93,6 +93,29 @@ class VolumeNodes:
             return self._fits(volume, owned)
         found = self.of(owned) if self._fits(volume, owned) else None
         return found is not None and found.name == volume.name
+
+    def check_counts(self, name: str, owned: Owned) -> None:
+        """Checks that the PersistentVolume of this name is the one whose word counts for a volume.
+
+        Raises:
+            Failure: FAILED_PRECONDITION, it is not; UNAVAILABLE, the API server does not say.
+        """
+        if self._connect is None:
+            return
+        handle = owned.volume.uuid
+        try:
+            found = self.counts(self._api().volume(name), owned)
+        except NotFoundError:
+            found = False
+        except ClusterError as error:
+            raise Failure(
+                Code.UNAVAILABLE, f"whether volume {handle} is that of {name} is not known: {error}"
+            ) from error
+        if not found:
+            raise precondition(
+                f"PersistentVolume {name} has no say in volume {handle}: that is not of the node "
+                "or pool that it names, or another one has its name; delete it"
+            )
 
     def _fits(self, volume: PersistentVolume, owned: Owned) -> bool:
         if not volume.ours or volume.handle != owned.volume.uuid:

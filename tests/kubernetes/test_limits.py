@@ -29,6 +29,34 @@ metadata: {{name: {name}}}
 driverName: csi.virtlun.dev
 parameters: {parameters}
 """
+FORGED = """\
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {{name: forged}}
+spec:
+  accessModes: [ReadWriteOnce]
+  storageClassName: forged
+  volumeName: forged
+  volumeAttributesClassName: virtlun-unlimited
+  resources: {{requests: {{storage: 1Mi}}}}
+---
+apiVersion: v1
+kind: PersistentVolume
+metadata: {{name: forged}}
+spec:
+  accessModes: [ReadWriteOnce]
+  storageClassName: forged
+  volumeAttributesClassName: virtlun-unlimited
+  capacity: {{storage: 1Mi}}
+  claimRef: {{namespace: default, name: forged}}
+  csi: {{driver: csi.virtlun.dev, volumeHandle: {handle}}}
+  nodeAffinity:
+    required:
+      nodeSelectorTerms:
+        - matchExpressions:
+            - {{key: csi.virtlun.dev/pool-{pool}, operator: In, values: ["true"]}}
+"""
+"""What a node's credentials can make of any volume, and the claim that it is bound to."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,6 +103,13 @@ def test_a_claim_goes_from_class_to_class(cluster: Cluster, deployment: Deployme
             ask(cluster, "limited", "wrong")
             wait_event(cluster, "limited", "VolumeAttributesClass parameter rate is not known")
             assert limits(deployment, "limited") == GOLD
+            handle = volume_of(cluster, "limited")["spec"]["csi"]["volumeHandle"]
+            pool = f"{handle[:13]}-4000-8000-000000000000"
+            with cluster.applied(FORGED.format(handle=handle, pool=pool)):
+                cluster.wait_phase("pvc/forged", "Bound")
+                ask(cluster, "forged", "virtlun-silver")
+                wait_event(cluster, "forged", "PersistentVolume forged has no say in volume")
+                assert limits(deployment, "limited") == GOLD
             ask(cluster, "limited", "virtlun-unlimited")
             has(cluster, "limited", "virtlun-unlimited")
         assert limits(deployment, "limited") == NONE

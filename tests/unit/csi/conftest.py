@@ -15,7 +15,7 @@ import csi.node
 import csi.vhostface
 from csi.attributes import Attributes
 from csi.controller import Controller
-from csi.errors import Code, describe
+from csi.errors import Code, describe, precondition
 from csi.host import Host
 from csi.kubevirt.controllers import VmControllers
 from csi.kubevirt.inline import InlineVolumes
@@ -26,7 +26,7 @@ from csi.snapshots import OwnedSnapshots
 from csi.targets import Targets
 from csi.vhostface import VhostFace
 from csi.volumelimits import VolumeLimits
-from csi.volumes import OwnedVolumes
+from csi.volumes import Owned, OwnedVolumes
 from tests.support.fake_target import LVSTORE, MIB, FakeTarget
 from tests.unit.csi.fakes import FakeHost
 
@@ -51,6 +51,8 @@ class World:
         self.asked: dict[str, int] = {}
         #: And the VolumeAttributesClass that each has.
         self.classes: dict[str, Attributes] = {}
+        #: Names of PersistentVolumes that others have made.
+        self.forged: set[str] = set()
         self.restart()
 
     def restart(self) -> None:
@@ -60,7 +62,9 @@ class World:
         snapshots = OwnedSnapshots(volumes, self.locks)
         limits = VolumeLimits(volumes.lvols, lambda owned: self.classes.get(owned.volume.uuid))
         self.controller = Controller(
-            volumes, snapshots, self.locks, NODE, self.nodes.get, limits=limits
+            *(volumes, snapshots, self.locks, NODE, self.nodes.get),
+            limits=limits,
+            check_counts=self._check_counts,
         )
         inline = InlineVolumes(
             VmControllers(targets, self.host, self.locks), None, host=cast(Host, self.host)
@@ -74,6 +78,10 @@ class World:
             pools_file=self.directory / "pools.json",
             limits=limits,
         )
+
+    def _check_counts(self, name: str, _: Owned) -> None:
+        if name in self.forged:
+            raise precondition(f"{name} has no say")
 
     def create(self, name: str = "pvc-1", size: int = 64 * MIB, **changes: Any) -> pb.Volume:
         parameters = {"lvstore": LVSTORE} | changes.pop("parameters", {})

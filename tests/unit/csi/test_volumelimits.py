@@ -115,6 +115,19 @@ def test_modifying_counts_at_once_and_leaves_what_is_not_named(world: World) -> 
     refused(lambda: modify(world, "nobody's", SLOW), Code.NOT_FOUND)
 
 
+def test_csi_resizer_cannot_be_led_to_a_volume_by_another_nodes_object(world: World) -> None:
+    handle = world.create(mutable_parameters=SLOW).volume_id
+    world.forged.add("forged")
+    name = "csi.storage.k8s.io/pv/name"
+    for _ in range(2):
+        refused(
+            lambda: modify(world, handle, {"iops": "0", name: "forged"}), Code.FAILED_PRECONDITION
+        )
+        assert world.target.volume(handle).limits == LIMITS
+    modify(world, handle, {"iops": "9", name: "pvc-1"})
+    assert world.target.volume(handle).limits == LIMITS | {"total_iops_sec": 9}
+
+
 def test_modifying_waits_for_no_other_call(world: World) -> None:
     handle = world.create().volume_id
     with world.locks.hold(handle):

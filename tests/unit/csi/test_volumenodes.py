@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -151,3 +152,20 @@ def test_a_second_volume_of_a_handle_does_not_count_beside_the_one_of_its_name()
     assert found.of(THERE) == first
     assert (found.counts(first, THERE), found.counts(second, THERE)) == (True, False)
     assert found.capacity_of(THERE) == 8192
+
+
+def test_csi_resizer_is_told_whose_word_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = knows()
+    real = cluster.volumes["there"]
+    cluster.volumes |= {"first": replace(real, name="pvc-1")}
+    found = VolumeNodes("node2", cluster.connect)
+    found.check_counts("pvc-1", THERE)
+    for name in ("pv", "nobody's"):
+        message = refused(partial(found.check_counts, name, THERE), Code.FAILED_PRECONDITION)
+        assert f"PersistentVolume {name} has no say in volume there" in message
+    cluster.volumes["first"] = replace(real, name="pvc-1", node=None, in_pool=True)
+    refused(partial(found.check_counts, "pvc-1", THERE), Code.FAILED_PRECONDITION)
+    cluster.failure = UnreachableError("cannot read PersistentVolumes: it is tried again")
+    refused(partial(found.check_counts, "pvc-1", THERE), Code.UNAVAILABLE)
+    monkeypatch.delenv(IN_POD, raising=False)
+    VolumeNodes("node2").check_counts("pv", THERE)
