@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
 from csi import TOPOLOGY_KEY
-from csi.classwatch import AGAIN_S, TOLD_AFTER, WORKERS, ClassWatch
+from csi.classwatch import AGAIN_S, TOLD_AFTER, ClassWatch
 from csi.cluster import Change
 from csi.kinds import ATTRIBUTES_CLASS, CLAIM, VOLUME, Kind
 from csi.objects import Object, PersistentVolume
@@ -21,7 +20,6 @@ from csi.volumes import OwnedVolumes
 from csi.waiting import WaitingClaims
 from pydataplane.errors import TargetTimeout, TargetUnavailable
 from tests.support.fake_target import LVSTORE, LVSTORE_UUID
-from tests.support.wait import until
 from tests.unit.csi.conftest import NODE, World, block
 from tests.unit.csi.fake_cluster import FakeCluster
 
@@ -31,6 +29,22 @@ PV = "pvc-1"
 OTHER_UUID = f"{LVSTORE_UUID[:13]}-4000-8000-000000000001"
 """An lvstore's or pool's whose handles begin alike."""
 LIMITED = {"total_iops_sec": 500}
+
+
+def persistent(
+    name: str, handle: str, of: str | None = "silver", key: str = TOPOLOGY_KEY, value: str = NODE
+) -> Object:
+    """Returns a PersistentVolume of a class for the claim `data`, where a label has a value."""
+    terms = [{"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]}]
+    spec = {
+        "csi": {"driver": "csi.virtlun.dev", "volumeHandle": handle},
+        "claimRef": {"namespace": "ns", "name": "data"},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
+    }
+    return {
+        "metadata": {"name": name},
+        "spec": spec | ({"volumeAttributesClassName": of} if of else {}),
+    }
 
 
 class Told(WaitingClaims):
@@ -90,16 +104,9 @@ class Watched:
         self, name: str | None, node: str = NODE, key: str = TOPOLOGY_KEY, volume: str = PV
     ) -> None:
         """Has csi-resizer note a class at the volume, and does what is to be done at once."""
-        terms = [{"matchExpressions": [{"key": key, "operator": "In", "values": [node]}]}]
-        spec = {
-            "csi": {"driver": "csi.virtlun.dev", "volumeHandle": self.handle},
-            "claimRef": {"namespace": "ns", "name": "data"},
-            "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
-        }
-        spec |= {"volumeAttributesClassName": name} if name else {}
         self.queued.clear()
-        found = {"metadata": {"name": volume}, "spec": spec}
-        self.cluster.put(VOLUME, found)
+        found = persistent(volume, self.handle, name, key, node)
+        self.cluster.put(VOLUME, dict(found))
         self.watch.note(Change("present", found))
         for entry in list(self.queued):
             assert entry == (volume, 0)
@@ -352,66 +359,3 @@ def test_an_image_of_a_cluster_that_hangs_is_not_locked_meanwhile(
         watched.watch.look_at(PV)
     [(_, _, message)] = watched.told.said
     assert "nothing of" in message
-
-
-class Running(ClassWatch):
-    """Looks at names alone: at images until it is released, and at `broken` in vain."""
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.released = threading.Event()
-        self.seen: Queue[str] = Queue()
-        self.looks = 0
-
-    def look_at(self, name: str) -> None:
-        if name.startswith("image"):
-            self.released.wait()
-        elif name == "broken":
-            self.looks += 1
-            raise RuntimeError("a bug")
-        self.seen.put(name)
-
-
-def _object(name: str, handle: str, *, of_pool: bool) -> Object:
-    key, value = (
-        (f"csi.virtlun.dev/pool-{LVSTORE_UUID}", "true") if of_pool else (TOPOLOGY_KEY, NODE)
-    )
-    terms = [{"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]}]
-    spec = {
-        "csi": {"driver": "csi.virtlun.dev", "volumeHandle": handle},
-        "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
-        "volumeAttributesClassName": "silver",
-    }
-    return {"metadata": {"name": name}, "spec": spec}
-
-
-def test_no_volume_waits_for_images_and_no_worker_ends_by_a_bug(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The threads are real: images come first, then more bugs than there are workers."""
-    images = [_object(f"image{at}", str(at), of_pool=True) for at in range(2 * WORKERS)]
-    broken = [_object("broken", "b", of_pool=False)]
-    last = [_object("last", "l", of_pool=False)]
-    stopped = threading.Event()
-
-    def watch(kind: Kind, ends: threading.Event) -> Iterator[Change]:
-        assert (kind, ends) == (VOLUME, stopped)
-        for each in (*images, *broken * (WORKERS + 1), *last):
-            yield Change("gone", each)  # it is looked at each time
-            yield Change("present", each)
-            while each["metadata"]["name"] == "broken" and running.looks == 0:
-                stopped.wait(0.01)
-            running.looks = 0
-        stopped.wait()
-
-    monkeypatch.setattr(watched.cluster, "watch", watch)
-    running = watched.made(Running)
-    running.begin(stopped)
-    try:
-        until(running.seen.waiting, "the last volume to be looked at")
-        due = running.seen.get()
-        assert due is not None
-        assert due.key == "last"
-    finally:
-        stopped.set()
-        running.released.set()
