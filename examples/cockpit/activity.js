@@ -8,7 +8,7 @@ export const POINTS = 60;
 /** Milliseconds until it is tried again where the command ended: the target may be away. */
 const AGAIN_MS = 5000;
 
-/** Follows a target. `changed` gets the VMs by name, with `iops`, `p50` and `p99` (nanoseconds, or
+/** Follows a target. `changed` gets the VMs, with `name`, `uuid`, `iops`, `p50` and `p99` (nanoseconds, or
  * null), the newest last, and their disks; the users of volumes by path; and a sentence if there is
  * none to follow. Returns what ends it: the target counts latencies until then.
  */
@@ -19,22 +19,25 @@ export function watch(target, changed) {
     let ended = false;
 
     const take = rates => {
-        for (const name of histories.keys()) {
-            if (!(name in rates.vms))
-                histories.delete(name);
+        if (ended)
+            return;
+        for (const uuid of histories.keys()) {
+            if (!(uuid in rates.vms))
+                histories.delete(uuid);
         }
-        for (const [name, vm] of Object.entries(rates.vms)) {
-            const before = histories.get(name) ?? { iops: [], p50: [], p99: [] };
+        for (const [uuid, vm] of Object.entries(rates.vms)) {
+            const before = histories.get(uuid) ?? { iops: [], p50: [], p99: [] };
             const added = (list, value) => [...list, value].slice(-POINTS);
-            histories.set(name, {
-                key: name,
+            histories.set(uuid, {
+                uuid,
+                name: vm.name,
                 iops: added(before.iops, vm.num_read_ops + vm.num_write_ops),
                 p50: added(before.p50, vm.p50_ns),
                 p99: added(before.p99, vm.p99_ns),
                 disks: vm.disks,
             });
         }
-        changed([...histories.values()].sort((a, b) => a.key < b.key ? -1 : 1), usersOf(rates), null);
+        changed([...histories.values()].sort(byName), usersOf(rates), null);
     };
     const begin = () => {
         const words = [...target.words, "top", "--interval", String(EVERY_S)];
@@ -55,11 +58,15 @@ export function watch(target, changed) {
     };
 }
 
+function byName(one, other) {
+    return one.name === other.name ? one.uuid < other.uuid ? -1 : 1 : one.name < other.name ? -1 : 1;
+}
+
 function usersOf(rates) {
     const users = new Map();
     for (const [path, { uses }] of Object.entries(rates.bdevs)) {
         if (uses.length)
-            users.set(path, uses.map(({ vm }) => ({ vm, state: "running" })));
+            users.set(path, uses.map(({ vm, uuid }) => ({ vm, uuid, state: "running" })));
     }
     return users;
 }

@@ -15,8 +15,8 @@ function make(vm) {
     return {
         element: html(
             "article",
-            { class: "card machine", "aria-label": `VM ${vm.key}` },
-            html("h3", {}, vm.key),
+            { class: "card machine", "aria-label": `VM ${vm.title}` },
+            html("h3", {}, vm.title),
             disks,
             html("div", { class: "charts" }, iops.element, latencies.element)),
         show: ({ iops: counts, p50, p99, disks: list }) => {
@@ -27,8 +27,15 @@ function make(vm) {
     };
 }
 
+/** Adds what a VM is called: with its UUID where another one has its name. */
+function titled(vm, all) {
+    const alone = all.filter(({ name }) => name === vm.name).length === 1;
+    const title = alone ? vm.name : `${vm.name} (${vm.uuid})`;
+    return { ...vm, key: `${vm.uuid} ${title}`, title };
+}
+
 /** Returns what shows VMs in the element, and a sentence where there are none. */
 export function machines(element) {
     const update = kept(element, make);
-    return (vms, why) => update(vms, why ?? "No running VM has a volume.");
+    return (vms, why) => update(vms.map(vm => titled(vm, vms)), why ?? "No running VM has a volume.");
 }

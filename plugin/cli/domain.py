@@ -256,6 +256,7 @@ def _rows(handle: Any, served: Served | None) -> list[dict[str, Any]]:
     found = {name: (number, front) for number, front, names in here for name in names}
     of_domain = {
         "domain": handle.name(),
+        "uuid": handle.UUIDString(),
         "state": "running" if handle.isActive() else "shut off",
     }
     rows = [

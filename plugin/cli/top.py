@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from plugin.cli.output import (
     json_option,
     size,
 )
-from plugin.metrics import latencies
+from plugin.metrics.latencies import Counting
 from plugin.metrics.sample import difference, noisiest, sample
 from pydataplane.client import Client
 from pydataplane.errors import TargetError
@@ -47,11 +47,13 @@ def top(socket: Path, interval: float, count: int | None, as_json: bool) -> None
         raise click.BadParameter(
             f"must be more than 0 and at most {INTERVAL_MAX_S}", param_hint="--interval"
         )
-    with suppress(KeyboardInterrupt), ended_in_order():  # how it is meant to be ended
-        _show(_samples(client(socket), interval, count), as_json=as_json)
+    # Whatever ends it, such as who reads its output, what the target counts is ended.
+    samples = _samples(client(socket), interval, count)
+    with suppress(KeyboardInterrupt), ended_in_order(), closing(samples):
+        _show(samples, as_json=as_json)
 
 
-def _show(samples: Iterator[dict[str, Any]], *, as_json: bool) -> None:
+def _show(samples: Iterable[dict[str, Any]], *, as_json: bool) -> None:
     out = console()
     if as_json or not out.is_terminal:
         for rates in samples:
@@ -65,23 +67,24 @@ def _show(samples: Iterator[dict[str, Any]], *, as_json: bool) -> None:
             live.update(_tables(rates), refresh=True)
 
 
-def _samples(target: Client, interval: float, count: int | None) -> Iterator[dict[str, Any]]:
+def _samples(target: Client, interval: float, count: int | None) -> Generator[dict[str, Any]]:
     """Yields the rates of `count` intervals, without end if that is None."""
     before = sample(target)
-    begun = latencies.count(target, before.bdevs, before.latencies)
+    counting = Counting(target)
     done = 0
     try:
+        counting.begin(before.bdevs, before.latencies)
         while count is None or done < count:
             time.sleep(interval)
             after = sample(target)
             # New ones, and those of which another program that began to count has ended that.
-            begun += latencies.count(target, after.bdevs, after.latencies)
+            counting.begin(after.bdevs, after.latencies)
             yield difference(before, after)
             before = after
             done += 1
     finally:
         with suppress(TargetError):
-            latencies.end(target, begun)
+            counting.end()
 
 
 def _tables(rates: dict[str, Any]) -> Group:

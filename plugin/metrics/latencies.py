@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from pydataplane.client import Client
@@ -15,28 +15,40 @@ Counts = Mapping[str, Sequence[int]]
 """By operation how many took less than each border, and how many there were."""
 
 
-def count(target: Client, names: Iterable[str], known: Mapping[str, Counts] | None) -> list[str]:
-    """Has the target count the latencies of these bdevs; returns those of which it began to.
+class Counting:
+    """Has a target count the latencies of bdevs, and ends what it began."""
 
-    `known` is what it has told (`counted`). A target that cannot count is left as it is, and so is
-    a bdev that is gone.
-    """
-    if known is None:
-        return []
-    begun = []
-    for name in names:
-        if name not in known:
+    def __init__(self, target: Client) -> None:
+        self._target = target
+        self._begun: set[str] = set()
+        self._refused: set[str] = set()
+
+    def begin(self, names: Collection[str], known: Mapping[str, Counts] | None) -> None:
+        """Begins with those of the bdevs that are not counted.
+
+        `known` is what the target has told (`counted`). One that cannot count is left as it is, and
+        so is a bdev that is gone, or whose counting was refused, for as long as it is there.
+        """
+        if known is None:
+            return
+        self._refused.intersection_update(names)
+        for name in names:
+            if name in known or name in self._refused:
+                continue
+            # Before the target hears of it: an interruption may come before the answer.
+            self._begun.add(name)
+            try:
+                self._target.call("bdev_enable_histogram", name=name, enable=True)
+            except RpcError:
+                self._begun.discard(name)
+                self._refused.add(name)
+
+    def end(self) -> None:
+        """Ends what was begun."""
+        for name in self._begun:
             with suppress(RpcError):
-                target.call("bdev_enable_histogram", name=name, enable=True)
-                begun.append(name)
-    return begun
-
-
-def end(target: Client, names: Iterable[str]) -> None:
-    """Ends what `count` began."""
-    for name in names:
-        with suppress(RpcError):
-            target.call("bdev_enable_histogram", name=name, enable=False)
+                self._target.call("bdev_enable_histogram", name=name, enable=False)
+        self._begun.clear()
 
 
 def counted(target: Client, borders_ns: Sequence[int]) -> dict[str, Counts] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -12,7 +13,7 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from plugin.metrics import latencies
+from plugin.metrics.latencies import Counting
 from plugin.metrics.sample import Sample, sample
 from plugin.targets import TargetAddress
 from pydataplane.client import Client
@@ -49,6 +50,7 @@ class TargetCollector(Collector):
         """
         self._targets = targets
         self._timeout_s = timeout_s
+        self._counting: dict[Path, Counting] = {}
         self._histograms = histograms
 
     def describe(self) -> Iterator[Metric]:
@@ -75,7 +77,8 @@ class TargetCollector(Collector):
         client = Client(target.rpc_socket, self._timeout_s)
         taken = sample(client, [round(border * 1e9) for border in BORDERS_S])
         if self._histograms:
-            latencies.count(client, taken.bdevs, taken.latencies)
+            counting = self._counting.setdefault(target.rpc_socket, Counting(client))
+            counting.begin(taken.bdevs, taken.latencies)
         lvstores = client.call("bdev_lvol_get_lvstores")
         # All or nothing of a target: nothing is asked from here on.
         families.add_sample(target.label, taken)

@@ -36,6 +36,15 @@ class Use:
     """CPUs of the reactors that serve the controller's queues."""
 
     @property
+    def uuid(self) -> str:
+        """Returns what tells the VM from others of its name: the domain's UUID.
+
+        Of a controller of no domain it is what that is called.
+        """
+        name = self.controller
+        return domain_of(name) if name.startswith(CONTROLLER_PREFIX) else name
+
+    @property
     def lun(self) -> str:
         """Returns what to call it: its SCSI target, or the virtio-blk disk's number."""
         return (
@@ -161,8 +170,8 @@ def difference(before: Sample, after: Sample) -> dict[str, Any]:
     counters a second; `depth`, how many reads and writes were in flight on average; `p50_ns` and
     `p99_ns`, what half of them and 99 of 100 took at most, None where nothing was counted;
     `share`, its part of all the data and operations of the target; and the VMs that use it. Of each
-    VM by its name the same sums and percentiles of all its disks: one that others have too counts
-    in full for each.
+    VM by its domain's UUID its name, and the same sums and percentiles of all its disks: one that
+    others have too counts in full for each.
     """
     seconds = max(after.at - before.at, 1e-6)
     bdevs = {
@@ -184,15 +193,18 @@ def difference(before: Sample, after: Sample) -> dict[str, Any]:
 def _of_vms(before: Sample, after: Sample, bdevs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what each VM does with all its disks; `bdevs` are the rates of these, by alias."""
     disks: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    names = {}
     for name, uses in after.uses.items():
         if name in after.bdevs:
             for use in uses:
-                disks[use.vm][name] = use.lun
+                disks[use.uuid][name] = use.lun
+                names[use.uuid] = use.vm
     vms = {}
     for vm, own in disks.items():
         volumes = {name: after.aliases.get(name, name) for name in own}
         rows = [bdevs[volume] for volume in volumes.values()]
-        rates: dict[str, Any] = {key: sum(row[key] for row in rows) for key in COUNTERS}
+        rates: dict[str, Any] = {"name": names[vm]}
+        rates |= {key: sum(row[key] for row in rows) for key in COUNTERS}
         apart = [_counted(name, before, after) for name in own]
         _add_percentiles(rates, [sum(each) for each in zip(*filter(None, apart), strict=True)])
         rates["disks"] = [{"volume": volumes[name], "lun": lun} for name, lun in own.items()]
@@ -217,7 +229,13 @@ def _rates(name: str, before: Sample, after: Sample, seconds: float) -> dict[str
     rates["depth"] = in_flight / after.tick_rate / seconds
     _add_percentiles(rates, _counted(name, before, after))
     rates["uses"] = [
-        {"vm": use.vm, "controller": use.controller, "lun": use.lun, "cpus": sorted(use.cpus)}
+        {
+            "vm": use.vm,
+            "uuid": use.uuid,
+            "controller": use.controller,
+            "lun": use.lun,
+            "cpus": sorted(use.cpus),
+        }
         for use in after.uses.get(name, ())
     ]
     return rates
@@ -255,16 +273,18 @@ def _node(cpu: int | None) -> int | None:
 
 
 def noisiest(rates: Mapping[str, Any]) -> tuple[str, float] | None:
-    """Returns the VM that keeps the target busiest beside others, and its part of what VMs do.
+    """Returns the name of the VM that keeps the target busiest beside others, and its part.
 
-    None where no VM has a neighbour, or none does anything.
+    That is of what VMs do; None where no VM has a neighbour, or none does anything.
     """
     parts: Counter[str] = Counter()
+    names: dict[str, str] = {}
     for row in rates["bdevs"].values():
-        vms = {use["vm"] for use in row["uses"]}
+        vms = {use["uuid"]: use["vm"] for use in row["uses"]}
+        names |= vms
         for vm in vms:
             parts[vm] += row["share"] / len(vms)
     if len(parts) < 2 or not any(parts.values()):
         return None
     ((vm, part),) = parts.most_common(1)
-    return vm, part
+    return names[vm], part

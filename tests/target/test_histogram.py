@@ -146,7 +146,8 @@ def test_top_shows_the_latencies_of_vms_and_ends_counting(
             assert row["share"] == 1 and row["depth"] > 0
             (use,) = row["uses"]
             assert (use["controller"], use["lun"]) == (VM, "scsi 0")
-            vm = rates["vms"][use["vm"]]
+            vm = rates["vms"][use["uuid"]]
+            assert (vm["name"], VM) == (use["vm"], f"vm-{use['uuid']}")
             assert (vm["p50_ns"], vm["p99_ns"]) == (row["p50_ns"], row["p99_ns"])
             assert vm["disks"] == [{"volume": "lvs0/data", "lun": "scsi 0"}]
         finally:

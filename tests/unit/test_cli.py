@@ -565,5 +565,6 @@ def test_domain_list_has_a_lun_that_the_domain_does_not() -> None:
     ]
     (row,) = domain_commands._rows(handle, None)
     assert (row["dev"], row["as"], row["served"]) == ("sdb", "LUN", None)
+    assert (row["domain"], row["uuid"]) == ("one", UUID_1)
     (row,) = domain_commands._rows(handle, {})
     assert (row["target"], row["served"]) == (0, False)

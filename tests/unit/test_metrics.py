@@ -6,15 +6,17 @@ import socket
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
 
-from plugin.cli import main
-from plugin.metrics.latencies import FINE_NS, between, percentile_ns
+from plugin.cli import main, top
+from plugin.metrics.latencies import FINE_NS, Counting, between, percentile_ns
 from plugin.metrics.sample import Sample, Use, difference, noisiest
+from pydataplane.client import Client
 from pydataplane.domain.reactors import Cpu
+from pydataplane.errors import NO_DEVICE, RpcError
 
 IO = {
     "num_read_ops": 10,
@@ -81,8 +83,8 @@ def test_percentiles_are_of_what_was_counted_in_between() -> None:
 def test_a_vm_does_what_all_its_disks_do() -> None:
     fast, slow = 15_000, 1_500_000
 
-    def use(vm: str, number: int) -> Use:
-        return Use(vm, "vm-1", number, frozenset())
+    def use(uuid: str, number: int) -> Use:
+        return Use("web", f"vm-{uuid}.{number}", number, frozenset())
 
     before = taken(0.0, {"a": IO, "b": IO, "c": IO})
     after = taken(
@@ -95,6 +97,8 @@ def test_a_vm_does_what_all_its_disks_do() -> None:
     vms = difference(before, after)["vms"]
     assert vms.keys() == {"one", "two"}
     one, two = vms["one"], vms["two"]
+    # Of two targets, or two of libvirt's daemons, they may have one name.
+    assert (one["name"], two["name"]) == ("web", "web")
     assert (one["num_read_ops"], one["num_write_ops"]) == (10, 20)
     assert one["disks"] == [{"volume": "lvs0/a", "lun": "scsi 0"}, {"volume": "b", "lun": "scsi 1"}]
     assert one["p50_ns"] <= fast * 1.2 < slow / 1.2 <= one["p99_ns"]
@@ -124,8 +128,8 @@ def test_percentiles_of_nothing_and_of_what_is_beyond_all_borders() -> None:
 
 
 def test_the_noisiest_neighbour_is_the_vm_with_most_of_the_work() -> None:
-    def use(vm: str) -> list[Use]:
-        return [Use(vm, "vm-1", 0, frozenset({0}))]
+    def use(vm: str, uuid: str = "") -> list[Use]:
+        return [Use(vm, f"vm-{uuid or vm}", 0, frozenset({0}))]
 
     moved = {**IO, "num_read_ops": 20, "bytes_read": 4096 + 10 * (64 << 10)}
     quiet = {**IO, "num_read_ops": 15}
@@ -136,12 +140,64 @@ def test_the_noisiest_neighbour_is_the_vm_with_most_of_the_work() -> None:
     assert noise is not None
     assert (noise[0], round(noise[1], 3)) == ("loud", 0.8)
     assert rates["bdevs"]["base"]["share"] is None
+    namesakes = {"a": use("web", "1"), "b": use("web", "2")}
+    noise = noisiest(difference(looks[0], taken(1.0, looks[1], uses=namesakes)))
+    assert noise is not None and round(noise[1], 3) == 0.8
     alone = difference(looks[0], taken(1.0, looks[1], uses={"a": use("loud")}))
     assert noisiest(alone) is None
     still = difference(
         looks[0], taken(1.0, {"a": IO, "b": IO}, uses={"a": use("x"), "b": use("y")})
     )
     assert noisiest(still) is None
+
+
+class Histograms:
+    """A target that has histograms of some bdevs, and refuses those of others."""
+
+    def __init__(self, *refused: str, interrupted_at: str = "") -> None:
+        self.counted: set[str] = set()
+        self.asked: list[str] = []
+        self._refused, self._interrupted_at = refused, interrupted_at
+
+    def call(self, method: str, *, name: str, enable: bool) -> bool:
+        assert method == "bdev_enable_histogram"
+        self.asked.append(name)
+        if name in self._refused:
+            raise RpcError(NO_DEVICE, name)
+        (self.counted.add if enable else self.counted.discard)(name)
+        if enable and name == self._interrupted_at:
+            raise KeyboardInterrupt
+        return True
+
+
+def test_what_began_is_ended_after_an_interruption_before_the_answer() -> None:
+    target = Histograms(interrupted_at="b")
+    counting = Counting(cast("Client", target))
+    with pytest.raises(KeyboardInterrupt):
+        counting.begin(["a", "b", "c"], {})
+    assert target.counted == {"a", "b"}
+    counting.end()
+    assert target.counted == set()
+
+
+def test_top_ends_what_began_where_it_is_ended_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Histograms(interrupted_at="b")
+    look = taken(0.0, {"a": IO, "b": IO, "c": IO}, latencies={})
+    monkeypatch.setattr(top, "sample", lambda _: look)
+    with pytest.raises(KeyboardInterrupt):
+        next(top._samples(cast("Client", target), 1.0, None))
+    assert (target.counted, target.asked.count("c")) == (set(), 0)
+
+
+def test_what_is_refused_is_asked_again_when_it_was_gone_meanwhile() -> None:
+    target = Histograms("a")
+    counting = Counting(cast("Client", target))
+    for names in (["a", "b"], ["a", "b"], ["b"], ["a", "b"]):
+        counting.begin(names, {"b": {}} if "b" in target.counted else {})
+    assert target.asked == ["a", "b", "a"]
+    counting.begin(["a", "other"], None)
+    counting.end()
+    assert (target.asked, target.counted) == (["a", "b", "a", "b"], set())
 
 
 @pytest.mark.parametrize("where", ["9433", "host:", "::1:9433", "[::1]", "a:70000", "a:b"])
