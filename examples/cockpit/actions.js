@@ -24,20 +24,21 @@ function now() {
     return `${year}${month}${day}-${time.join("")}`;
 }
 
-/** Returns the actions on the target behind a socket; `changed` is called after each. */
-export function actions(socket, changed) {
+/** Returns the actions on a target (targets.js); `changed` is called after each. */
+export function actions(target, changed) {
     const call = async (method, params) => {
         // What takes long is seen in the list of volumes meanwhile.
         setTimeout(changed, 500);
         try {
-            await callAlone(socket, method, params);
+            // Some write whole volumes; that a target is silent the list of its volumes tells.
+            await callAlone(target.socket, method, params, null);
         } finally {
             changed();
         }
     };
     return {
         create: store => ask({
-            title: `Create a volume in ${store.name}`,
+            title: `Create a volume in ${store.name}${target.at}`,
             fields: [
                 { name: "name", label: "Name" },
                 { name: "size", label: "Size", hint: SIZE_HINT },
@@ -55,7 +56,7 @@ export function actions(socket, changed) {
             }),
         }),
         grow: volume => ask({
-            title: `Grow ${volume.path}`,
+            title: `Grow ${volume.path}${target.at}`,
             text: [`It has ${shown(volume.size)}. A running VM sees the new size at once.`],
             fields: [{ name: "size", label: "New size", hint: SIZE_HINT }],
             action: "Grow",
@@ -68,7 +69,7 @@ export function actions(socket, changed) {
             },
         }),
         snapshot: volume => ask({
-            title: `Take a snapshot of ${volume.path}`,
+            title: `Take a snapshot of ${volume.path}${target.at}`,
             text: ["It holds what was written until then, also while a VM writes on."],
             fields: [{ name: "name", label: "Name of the snapshot", value: now() }],
             action: "Take snapshot",
@@ -79,7 +80,7 @@ export function actions(socket, changed) {
             }),
         }),
         remove: (volume, users) => ask({
-            title: `Delete ${volume.path}?`,
+            title: `Delete ${volume.path}${target.at}?`,
             text: [
                 `All its data is lost: ${shown(volume.size)}, of which ${shown(volume.allocated)} are allocated.`,
                 ...users.map(({ vm, state }) => `${vm} has it as a disk${state === "running" ? "" : ", and will not start without it"}.`),

@@ -11,6 +11,7 @@ import * as storage from "./storage.js";
 import { stores } from "./stores.js";
 import * as targets from "./targets.js";
 import { follow } from "./theme.js";
+import { together } from "./users.js";
 import { again, whileVisible } from "./visible.js";
 
 /** Milliseconds between two looks at the stores, and at libvirt's domains, which take longer. */
@@ -19,16 +20,6 @@ const DOMAINS_MS = 30000;
 
 const part = id => document.getElementById(id);
 
-/** Returns users of volumes by path, each VM once: those that run as the target tells it. */
-function together(running, defined) {
-    const users = new Map(running);
-    for (const [path, list] of defined) {
-        const there = users.get(path) ?? [];
-        users.set(path, [...there, ...list.filter(({ vm }) => !there.some(each => each.vm === vm))]);
-    }
-    return users;
-}
-
 /** Shows a target for as long as the page is visible; returns what ends that. */
 function follows(target) {
     const rpc = new Rpc(target.socket);
@@ -36,25 +27,23 @@ function follows(target) {
     let running = new Map();
     let defined = new Map();
 
-    const showStores = stores(part("stores"), actions(target.socket, () => looking.now()));
+    for (const id of ["stores", "machines", "unknown"])
+        part(id).replaceChildren();
+    const showStores = stores(part("stores"), actions(target, () => looking.now()));
     const showMachines = machines(part("machines"));
     const show = () => seen && showStores(seen, together(running, defined), part("filter").value);
-    const looking = again(STORES_MS, async () => {
-        try {
-            seen = await storage.read(rpc);
-            part("search").hidden = !seen.some(({ volumes }) => volumes.length > 10);
-            alerts.clear("target");
-            show();
-        } catch (error) {
-            alerts.tell("target", error.message);
-        }
-    });
-    const asking = again(DOMAINS_MS, async () => {
-        const { users, unknown } = await domains.read(target);
+    const wrong = error => alerts.tell("target", error.message);
+    const looking = again(STORES_MS, () => storage.read(rpc), found => {
+        seen = found;
+        part("search").hidden = !seen.some(({ volumes }) => volumes.length > 10);
+        alerts.clear("target");
+        show();
+    }, wrong);
+    const asking = again(DOMAINS_MS, () => domains.read(target), ({ users, unknown }) => {
         defined = users;
         say(part("unknown"), unknown ? `Which VMs that are shut off have volumes is not known: ${unknown}` : "");
         show();
-    });
+    }, wrong);
     const unwatch = watch(target, (vms, users, why) => {
         running = users;
         showMachines(vms, why);
@@ -67,6 +56,7 @@ function follows(target) {
         unwatch();
         rpc.close();
         part("filter").removeEventListener("input", show);
+        alerts.clear("target");
     };
 }
 
@@ -76,23 +66,15 @@ function choose(list) {
     select.replaceChildren(...list.map(({ label }, index) => html("option", { value: index }, label)));
     part("choice").hidden = list.length < 2;
     const chosen = () => list[select.value];
-    let end = null;
-    const begin = () => {
-        for (const id of ["stores", "machines"])
-            part(id).replaceChildren();
-        end = follows(chosen());
-    };
     const check = () => findings(part("findings"), part("count"), part("check"), chosen());
+    const anew = whileVisible(() => follows(chosen()));
     select.addEventListener("change", () => {
-        end?.();
-        begin();
+        anew();
+        part("findings").replaceChildren();
+        say(part("count"), "Checking…");
         check();
     });
     part("check").addEventListener("click", check);
-    whileVisible(() => {
-        begin();
-        return () => end();
-    });
     check();
 }
 

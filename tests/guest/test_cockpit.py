@@ -18,6 +18,7 @@ from pydataplane.errors import NO_DEVICE, RpcError
 from tests.guest.conftest import BootGuest, disk
 from tests.support.browser import PHONE, Browser, Page
 from tests.support.cockpit import ROOT, cockpit
+from tests.support.frozen import frozen
 from tests.support.qemu import Guest
 from tests.support.slow_disk import SlowDisk
 from tests.support.target import Target
@@ -293,16 +294,27 @@ def test_the_charts_move_and_names_are_text(
     )
 
 
-def test_another_target_and_its_pool(
-    scratch: Path, target: Target, environment: dict[str, str], browser: Browser
-) -> None:
-    second = Target(scratch / "second", "--iscsi")
-    second.directory.mkdir()
+@pytest.fixture
+def second(scratch: Path, environment: dict[str, str]) -> Iterator[Target]:
+    """Another target of the host, which does not run."""
+    other = Target(scratch / "second", "--iscsi")
+    other.directory.mkdir()
     with Path(environment["VIRTLUN_CONFIG"]).open("a") as config:
         config.write(
-            f'[targets.second]\nrpc_socket = "{second.rpc_socket}"\n'
-            f'vhost_dir = "{second.vhost_dir}"\n'
+            f'[targets.second]\nrpc_socket = "{other.rpc_socket}"\n'
+            f'vhost_dir = "{other.vhost_dir}"\n'
         )
+    yield other
+    other.kill9()
+
+
+def test_another_target_and_its_pool(
+    scratch: Path,
+    target: Target,
+    second: Target,
+    environment: dict[str, str],
+    browser: Browser,
+) -> None:
     target.make_lvstore(size=STORE_MIB * MIB)
     folder = scratch / "cockpit"
     folder.mkdir()
@@ -322,6 +334,100 @@ def test_another_target_and_its_pool(
         page.until_says("lvs0")
         page.close()
         assert second.stop() == 0
+
+
+class Held:
+    """Cockpit's `virtlun`, whose commands of the target without a name can be held up."""
+
+    def __init__(self, folder: Path) -> None:
+        """Puts it in place of the one in `folder`, where Cockpit runs."""
+        self._folder = folder
+        program = folder / "bin/virtlun"
+        self._gate, there = folder / "gate", program.rename(folder / "bin/virtlun.there")
+        program.write_text(
+            f"""#!/bin/sh
+case "$1 $2" in
+"domain list" | "doctor --json")
+    if [ -e {self._gate} ]; then
+        echo $$ > "{folder}/pid.$1"
+        until [ ! -e {self._gate} ]; do sleep 0.05; done
+    fi
+esac
+exec {there} "$@"
+"""
+        )
+        program.chmod(0o755)
+
+    def close(self) -> None:
+        self._gate.touch()
+
+    def waiting(self) -> list[int]:
+        """Returns the ids of the processes of those that were held up, when they are."""
+        pids = [self._folder / f"pid.{each}" for each in ("domain", "doctor")]
+        until(lambda: all(pid.exists() and pid.read_text() for pid in pids), "the commands")
+        return [int(pid.read_text()) for pid in pids]
+
+    def open(self) -> None:
+        self._gate.unlink()
+
+
+def ended_and_told(page: Page, pids: list[int]) -> None:
+    """Waits until these processes have ended, and the page was told so."""
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the commands' ends")
+    # The bridge has told of them before it tells of what it was asked later.
+    page.run("cockpit.spawn(['true'])")
+
+
+def test_what_was_asked_of_one_target_is_not_shown_of_another(
+    scratch: Path, second: Target, site: Site, browser: Browser
+) -> None:
+    second.start()
+    second.make_lvstore(name="lvs1", size=64 * MIB)
+    second.make_thin("other", 4, "lvs1")
+    held = Held(scratch / "cockpit")
+    held.close()
+    page = browser.open(site + WHERE)
+    page.until_says("lvs0", "data")
+    pids = held.waiting()
+    page.choose("second")
+    page.until_says("lvs1", "other")
+    page.until("!!document.querySelector('#findings ul')", "the second's findings")
+    findings = page.run("document.getElementById('findings').textContent")
+    assert "libiscsi is there" in findings
+    held.open()
+    ended_and_told(page, pids)
+    # All that comes of the first now, and of the time before, is of no use.
+    assert "lvs0" not in page.text()
+    assert page.run("document.getElementById('findings').textContent") == findings
+    assert page.is_enabled("button", "Check again")
+    # What is done is done to the one that the dialog names.
+    page.press("button", "Delete lvs1/other")
+    page.find("dialog", "Delete lvs1/other at target second?")
+    page.press("button", "Cancel")
+    page.choose("default")
+    page.until_says("lvs0", "data")
+    assert "lvs1" not in page.text()
+    assert page.problems() == []
+
+
+def test_who_leaves_and_comes_back_sees_each_store_once(
+    scratch: Path, site: Site, browser: Browser
+) -> None:
+    held = Held(scratch / "cockpit")
+    held.close()
+    page = browser.open(site + WHERE)
+    page.until_says("lvs0", "data")
+    pids = held.waiting()
+    page.run("dispatchEvent(new Event('pagehide'))")
+    page.run("dispatchEvent(new Event('pageshow'))")
+    stores = "document.querySelectorAll('#stores article').length"
+    page.until(f"{stores} == 1")
+    held.open()
+    ended_and_told(page, pids)
+    page.press("button", "Check again")
+    page.until("!!document.querySelector('#findings ul')", "the findings")
+    assert page.run(stores) == 1
+    assert page.problems() == []
 
 
 def test_findings_are_those_of_the_command(
@@ -358,6 +464,28 @@ def test_a_target_that_goes_away_and_comes_back(target: Target, page: Page) -> N
     create(page, "again", "8M")
     has_ended(page)
     assert "again" in volumes(target)
+
+
+def test_a_target_that_does_not_answer(target: Target, page: Page) -> None:
+    alerts = "document.getElementById('alerts').innerText"
+    with frozen(target.pid):
+        page.until_says(f"The target on {target.rpc_socket} has not answered for 10 s.")
+        # Once, and what was there stays.
+        assert page.run(alerts).count("has not answered") == 1
+        page.find("button", "Grow lvs0/data")
+    page.until(f"{alerts} == ''", "the end of the message")
+    create(page, "again", "8M")
+    page.find("button", "Grow lvs0/again")
+
+
+def test_what_throws_once_is_asked_again(target: Target, page: Page) -> None:
+    # Whatever it is that goes wrong while what was told is shown.
+    page.run("{ window.search = document.getElementById('search'); search.remove() }")
+    page.until("document.getElementById('alerts').innerText", "a sentence")
+    page.run("document.getElementById('stores').before(window.search)")
+    page.until("document.getElementById('alerts').innerText == ''", "the end of the message")
+    target.make_thin("later", 4)
+    page.find("button", "Grow lvs0/later")
 
 
 def test_who_has_no_right_is_told_what_is_missing(
