@@ -1,5 +1,6 @@
 /** What an administrator does with volumes, each by a dialog and one call of the target. */
 import { ask } from "./dialog.js";
+import { ownerOf } from "./owners.js";
 import { callAlone } from "./rpc.js";
 import { mebibytes, shown } from "./sizes.js";
 
@@ -24,8 +25,21 @@ function now() {
     return `${year}${month}${day}-${time.join("")}`;
 }
 
-/** Returns the actions on a target (targets.js); `changed` is called after each. */
-export function actions(target, changed) {
+/** Returns who has a volume as a disk, and who made it, in sentences; `usersOf` is as below. */
+async function warnings(target, volume, usersOf) {
+    const [{ users, unknown }, owner] = await Promise.all([usersOf(volume), ownerOf(target.socket, volume)]);
+    return [
+        ...users.map(({ vm, state }) => `${vm} has it as a disk${state === "running" ? "" : ", and will not start without it"}.`),
+        ...unknown ? [`Which VMs that are shut off have it is not known: ${unknown}`] : [],
+        ...owner ? [owner] : [],
+    ];
+}
+
+/** Returns the actions on a target (targets.js); `changed` is called after each.
+ *
+ * `usersOf` resolves to the users of a volume now, and why there may be more of them, or null.
+ */
+export function actions(target, changed, usersOf) {
     const call = async (method, params) => {
         // What takes long is seen in the list of volumes meanwhile.
         setTimeout(changed, 500);
@@ -79,12 +93,10 @@ export function actions(target, changed) {
                 snapshot_name: `${volume.name}@${named(name, SNAPSHOT)}`,
             }),
         }),
-        remove: (volume, users) => ask({
+        remove: volume => ask({
             title: `Delete ${volume.path}${target.at}?`,
-            text: [
-                `All its data is lost: ${shown(volume.size)}, of which ${shown(volume.allocated)} are allocated.`,
-                ...users.map(({ vm, state }) => `${vm} has it as a disk${state === "running" ? "" : ", and will not start without it"}.`),
-            ],
+            text: [`All its data is lost: ${shown(volume.size)}, of which ${shown(volume.allocated)} are allocated.`],
+            asked: warnings(target, volume, usersOf),
             fields: [{ name: "name", label: `Type ${volume.name} to delete it` }],
             action: "Delete",
             danger: true,

@@ -29,7 +29,11 @@ function follows(target) {
 
     for (const id of ["stores", "machines", "unknown"])
         part(id).replaceChildren();
-    const showStores = stores(part("stores"), actions(target, () => looking.now()));
+    const usersOf = async ({ path }) => {
+        const { users, unknown } = await domains.read(target);
+        return { users: together(running, users).get(path) ?? [], unknown };
+    };
+    const showStores = stores(part("stores"), actions(target, () => looking.now(), usersOf));
     const showMachines = machines(part("machines"));
     const show = () => seen && showStores(seen, together(running, defined), part("filter").value);
     const wrong = error => alerts.tell("target", error.message);

@@ -19,7 +19,7 @@ export function volumeRow({ volume }, does) {
         title);
     const grow = button("Grow", ({ volume: it }) => does.grow(it));
     const snapshot = button("Snapshot", ({ volume: it }) => does.snapshot(it));
-    const remove = button("Delete", ({ volume: it, users }) => does.remove(it, users));
+    const remove = button("Delete", ({ volume: it }) => does.remove(it));
     return {
         element: html(
             "tr", {}, name, size, takes, kind, used,

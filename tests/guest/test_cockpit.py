@@ -16,7 +16,7 @@ import pytest
 
 from pydataplane.errors import NO_DEVICE, RpcError
 from tests.guest.conftest import BootGuest, disk
-from tests.support.browser import PHONE, Browser, Page
+from tests.support.browser import PHONE, Browser, Page, PageError
 from tests.support.cockpit import ROOT, cockpit
 from tests.support.frozen import frozen
 from tests.support.qemu import Guest
@@ -95,6 +95,12 @@ def create(page: Page, name: str, size: str, *, times: int = 1) -> None:
     page.press("button", "Create", times=times)
 
 
+def delete(page: Page) -> None:
+    """Presses the button of a dialog that asks for the name, when it knows who has the volume."""
+    until(lambda: page.is_enabled("button", "Delete"), "who has the volume", not_yet=PageError)
+    page.press("button", "Delete")
+
+
 def refused(page: Page, *says: str) -> None:
     """Waits for the one sentence of a dialog that failed, and closes that."""
     sentence = page.until("document.querySelector('dialog [role=alert]:not([hidden])')?.innerText")
@@ -133,13 +139,14 @@ def test_a_volume_from_its_creation_to_its_end(target: Target, page: Page) -> No
     ]
 
     page.press("button", "Delete lvs0/root")
+    page.until("!document.querySelector('dialog').innerText.includes('Asking')")
     assert not page.is_enabled("button", "Delete")
     page.write("Type root to delete it", "roo")
     assert not page.is_enabled("button", "Delete")
     page.key("Enter", 13, "\r")
     assert "root" in volumes(target)
     page.write("Type root to delete it", "root")
-    page.press("button", "Delete")
+    delete(page)
     has_ended(page)
     assert volumes(target) == {"data": 16, "root@before": 96}
     page.until("!document.body.innerText.includes('Delete lvs0/root ')")
@@ -175,7 +182,7 @@ def test_what_fails_is_one_sentence(target: Target, page: Page) -> None:
     refused(page, "16 MiB already")
     page.press("button", "Delete lvs0/data")
     page.write("Type data to delete it", "data")
-    page.press("button", "Delete")
+    delete(page)
     refused(page, "in use")
     assert volumes(target) == {"data": 16}
 
@@ -369,6 +376,56 @@ exec {there} "$@"
 
     def open(self) -> None:
         self._gate.unlink()
+
+
+def test_a_deletion_says_who_made_a_volume(
+    scratch: Path, target: Target, site: Site, browser: Browser
+) -> None:
+    uuid = target.make_thin("pvc", 4)
+    target.rpc(
+        "virtlun_lvol_set_xattr", name=uuid, xattr_name="csi.volume", xattr_value="a driver's"
+    )
+    target.make_thin("volume-6b1e0f4e-8a55-4c5d-9d0b-3f6d7c1a2b3c", 4)
+    held = Held(scratch / "cockpit")
+    page = browser.open(site + WHERE)
+    for name, made in (
+        ("data", ()),
+        ("pvc", ("delete its PersistentVolumeClaim",)),
+        ("volume-6b1e0f4e-8a55-4c5d-9d0b-3f6d7c1a2b3c", ("OpenStack's Cinder made it",)),
+    ):
+        page.find("button", f"Delete lvs0/{name}")
+        held.close()
+        page.press("button", f"Delete lvs0/{name}")
+        page.write(f"Type {name} to delete it", name)
+        # Nobody decides before all is known.
+        page.until_says("Asking who has it")
+        assert not page.is_enabled("button", "Delete")
+        held.open()
+        page.until("!document.querySelector('dialog').innerText.includes('Asking')")
+        dialog = page.run("document.querySelector('dialog').innerText")
+        assert all(each in dialog for each in made)
+        assert dialog.count("made it") == len(made)
+        assert page.is_enabled("button", "Delete")
+        page.press("button", "Cancel")
+        has_ended(page)
+
+
+def test_a_deletion_says_that_libvirt_cannot_be_asked(
+    scratch: Path, target: Target, environment: dict[str, str], browser: Browser
+) -> None:
+    target.make_lvstore(size=STORE_MIB * MIB)
+    target.make_thin("data", 16)
+    folder = scratch / "cockpit"
+    folder.mkdir()
+    nowhere = f"qemu+unix:///system?socket={scratch}/none"
+    with cockpit(folder, {**environment, "LIBVIRT_DEFAULT_URI": nowhere}) as url:
+        page = browser.open(url + WHERE)
+        page.press("button", "Delete lvs0/data")
+        page.until_says(f"Which VMs that are shut off have it is not known: libvirt at {nowhere}")
+        page.write("Type data to delete it", "data")
+        page.press("button", "Delete")
+        has_ended(page)
+        assert volumes(target) == {}
 
 
 def ended_and_told(page: Page, pids: list[int]) -> None:
