@@ -31,7 +31,8 @@ function follows(target) {
         part(id).replaceChildren();
     const usersOf = async ({ path }) => {
         const { users, unknown } = await domains.read(target);
-        return { users: together(running, users).get(path) ?? [], unknown };
+        // What libvirt says is newer.
+        return { users: together(users, running).get(path) ?? [], unknown };
     };
     const showStores = stores(part("stores"), actions(target, () => looking.now(), usersOf));
     const showMachines = machines(part("machines"));

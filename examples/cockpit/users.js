@@ -1,9 +1,9 @@
 /** Which VMs have a volume as a disk. */
 
-/** Returns users of volumes by path, each VM once: those that run as the target tells it. */
-export function together(running, defined) {
-    const users = new Map(running);
-    for (const [path, list] of defined) {
+/** Returns users of volumes by path, each VM once: one that both have as the first has it. */
+export function together(first, second) {
+    const users = new Map(first);
+    for (const [path, list] of second) {
         const there = users.get(path) ?? [];
         users.set(path, [...there, ...list.filter(({ uuid }) => !there.some(each => each.uuid === uuid))]);
     }
