@@ -58,10 +58,17 @@ impl Waiters {
 
     #[cold]
     fn wake_all(&self) {
-        while let Some(waiter) = self.0.pop() {
+        self.take_all(|waiter| waiter.waker.wake());
+    }
+
+    /// Takes those who wait now out of the queue; each is `woken`.
+    fn take_all(&self, woken: impl Fn(&Arc<Waiter>)) {
+        // Who is woken may stand there anew at once, for what comes next.
+        for _ in 0..self.0.len() {
+            let Some(waiter) = self.0.pop() else { break };
             // Before it is woken: then it waits anew.
             waiter.waits.store(false, SeqCst);
-            waiter.waker.wake();
+            woken(&waiter);
         }
     }
 }
@@ -96,6 +103,21 @@ mod tests {
             assert!(waiters.wait(&waiter));
             io.wait(600_000_000).unwrap();
         }
+    }
+
+    #[test]
+    fn who_waits_anew_as_soon_as_it_is_woken_keeps_nobody_busy() {
+        let (io, waiters) = (IoContext::new().unwrap(), Waiters::default());
+        let all: Vec<_> = (0..3).map(|_| Waiter::new(io.waker())).collect();
+        assert!(all.iter().all(|waiter| waiters.wait(waiter)));
+        let woken = AtomicU32::new(0);
+        waiters.take_all(|waiter| {
+            assert!(woken.fetch_add(1, SeqCst) < 3, "each once");
+            assert!(waiters.wait(waiter));
+        });
+        assert!(!all.iter().any(|waiter| waiters.wait(waiter)), "they wait still");
+        waiters.tell();
+        io.wait(600_000_000).unwrap();
     }
 
     #[test]

@@ -45,7 +45,7 @@ impl Flushes {
     #[inline]
     pub fn begin(&self) -> Option<Number> {
         let begun = |word: u64| (word & UNDER_WAY == 0).then_some((word + ONE) | UNDER_WAY);
-        let before = self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, begun).ok()?;
+        let before = self.word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, begun).ok()?;
         Some(Number(before / ONE + 1))
     }
 
