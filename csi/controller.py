@@ -121,6 +121,8 @@ class Controller(SnapshotController):
     def _limit_new(self, handle: str, volume: Volume, wanted: Attributes, *, made: bool) -> None:
         """Limits a volume for CreateVolume; one that the call has `made` goes if it cannot be.
 
+        An image of a pool of Ceph never goes: no lock keeps the drivers of other nodes from it.
+
         Raises:
             Failure: UNAVAILABLE also for what is no matter of time, where the volume stays.
         """
@@ -128,7 +130,9 @@ class Controller(SnapshotController):
             self._limits.begin(volume, wanted)
         except Exception as error:
             code, why = describe(error)
-            if code in PENDING or (made and self._taken_back(handle)):
+            # Of a pool another node may have made it, or have answered for it, meanwhile.
+            mine = made and volume.pool is None
+            if code in PENDING or (mine and self._taken_back(handle)):
                 raise
             raise Failure(Code.UNAVAILABLE, why) from error
 

@@ -210,6 +210,18 @@ def test_an_image_that_could_not_be_staged_leaves_no_limits_here(pool: World) ->
     assert pool.target.volume(handle).limits == LIMITS
 
 
+def test_an_image_that_cannot_be_limited_is_never_deleted(pool: World) -> None:
+    """Another node may have made it meanwhile, or have answered that it is the claim's."""
+    pool.target.refuse["virtlun_lvol_set_xattr"] = RpcError(BAD_PARAMETERS, "no", "set")
+    for _ in range(2):
+        message = refused(lambda: pool.create(mutable_parameters=SLOW), Code.UNAVAILABLE)
+        assert "the target refused set" in message
+        assert len(pool.target.volumes) == 1
+    del pool.target.refuse["virtlun_lvol_set_xattr"]
+    handle = pool.create(mutable_parameters=SLOW).volume_id
+    assert json.loads(pool.target.volume(handle).xattrs[LIMITS_XATTR]) == LIMITS
+
+
 def test_an_image_without_a_class_keeps_what_is_set_by_hand(pool: World) -> None:
     handle = pool.create().volume_id
     image = pool.target.volume(handle)
