@@ -24,7 +24,7 @@ from csi.clustererrors import ClusterError
 from csi.errors import Code, Failure, describe
 from csi.kinds import VOLUME
 from csi.locks import VolumeLocks
-from csi.objects import Object, PersistentVolume
+from csi.objects import PersistentVolume, is_released
 from csi.queue import Queue
 from csi.volumelimits import VolumeLimits
 from csi.volumenodes import IN_POD, VolumeNodes
@@ -101,7 +101,7 @@ class ClassWatch:
         if change.what == "complete":
             return
         name = change.object["metadata"]["name"]
-        if change.what == "gone" or _is_released(change.object):
+        if change.what == "gone" or is_released(change.object):
             self._found.pop(name, None)
             self._told.discard(name)
             return
@@ -153,9 +153,11 @@ class ClassWatch:
             # A pool need not be here; a volume of this node's is not there yet, or waits for its
             # key.
             return volume.in_pool
-        if not self._nodes.counts(volume, owned):
+        if not self._nodes.fits(volume, owned):
             log.warning("a volume is not of the node or pool that it names", name=volume.name)
             return True
+        if not self._nodes.counts(volume, owned):
+            return False  # the other one may go
         wanted = self._nodes.class_for(volume)
         if wanted is None:
             return False
@@ -185,8 +187,3 @@ class ClassWatch:
             text = f"the limits of VolumeAttributesClass {volume.attributes_class} are not set on "
             text += f"node {self._volumes.lvols.node} yet: {why}"
             self._waiting.tell("/".join(volume.claim), "NotLimited", text)
-
-
-def _is_released(found: Object) -> bool:
-    """Whether the claim of a PersistentVolume is gone, and its class with it."""
-    return (found.get("status") or {}).get("phase") in ("Released", "Failed")

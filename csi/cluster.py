@@ -12,7 +12,9 @@ import hashlib
 import random
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -55,6 +57,8 @@ LIST_CHUNK = 500
 """Objects that the server sends at a time."""
 RETRY_S = (0.2, 10.0)
 """Waits of a watch that failed: the first, and the longest, seconds."""
+NAMES_S = 5.0
+"""For so many seconds volumes are not listed again where one that is looked for was among them."""
 COMPONENT = "virtlun-csi"
 EVENT_BYTES_MAX = 1024  # of an Event's message; core/v1 refuses more
 #: A peer that went away without a word is noticed after 30 s + 3 * 10 s: a watch has no deadline.
@@ -87,7 +91,8 @@ class Cluster:
     def __init__(self, client: Client) -> None:
         """Uses a client; `connect` makes one."""
         self._client: Any = client  # its types go by classes that are known before it runs
-        self._volume_names: dict[str, str] = {}  # handle -> name; never changes while there is one
+        self._names: dict[str, list[str]] = {}  # handle -> names of our volumes, when last listed
+        self._named_at: float | None = None  # monotonic seconds
 
     @classmethod
     def connect(cls, kubeconfig: Path | None = None) -> Cluster:
@@ -265,28 +270,48 @@ class Cluster:
         return PersistentVolume.of(self.get(VOLUME, name))
 
     def volume_by_handle(self, handle: str) -> PersistentVolume:
-        """Returns our persistent volume with this handle.
+        """Returns our persistent volume with this handle; of several, one.
 
         The first time it lists all volumes, later it reads the one.
         """
-        name = self._volume_names.get(handle)
-        if name is not None:
-            try:
-                volume = self.volume(name)
-            except NotFoundError:
-                self._volume_names.pop(handle, None)
-            else:
-                if volume.handle == handle and volume.ours:
-                    return volume
-        volumes = (PersistentVolume.of(each) for each in self.items(VOLUME))
-        self._volume_names = {each.handle: each.name for each in volumes if each.ours}
-        name = self._volume_names.get(handle)
-        if name is None:
+        found = self._named(handle)
+        if not found:
+            self._list_names()
+            found = self._named(handle)
+        if not found:
             raise NotFoundError(
                 f"no PersistentVolume of {DRIVER_NAME} has the handle {handle}: "
                 "was it deleted meanwhile?"
             )
-        return self.volume(name)
+        return found[-1]
+
+    def volumes_of(self, handle: str) -> list[PersistentVolume]:
+        """Returns all our persistent volumes with this handle.
+
+        One that was made in the last `NAMES_S` may be missing beside others.
+        """
+        listed = self._named_at
+        fresh = listed is not None and time.monotonic() - listed < NAMES_S
+        found = self._named(handle) if fresh else []
+        if not found:
+            self._list_names()
+            found = self._named(handle)
+        return found
+
+    def _named(self, handle: str) -> list[PersistentVolume]:
+        """Reads our volumes that had this handle when all were listed."""
+        found = []
+        for name in self._names.get(handle, ()):
+            with suppress(NotFoundError):
+                found.append(self.volume(name))
+        return [each for each in found if each.ours and each.handle == handle]
+
+    def _list_names(self) -> None:
+        names: dict[str, list[str]] = {}
+        for each in map(PersistentVolume.of, self.items(VOLUME)):
+            if each.ours:
+                names.setdefault(each.handle, []).append(each.name)
+        self._names, self._named_at = names, time.monotonic()
 
     def storage_class(self, name: str) -> StorageClass:
         """Returns a class."""

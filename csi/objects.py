@@ -55,6 +55,8 @@ class PersistentVolume:
     """The VolumeAttributesClass that csi-provisioner or csi-resizer has had the driver apply."""
     in_pool: bool = False
     """Whether it is an image of a pool of Ceph, which every node that has the pool can use."""
+    released: bool = False
+    """Whether its claim is gone: it is Released, or Failed."""
 
     @property
     def ours(self) -> bool:
@@ -80,6 +82,7 @@ class PersistentVolume:
             in_pool=any(each["key"].startswith(POOL_KEY) for each in _places(spec)),
             claim=(claim["namespace"], claim["name"]) if claim else None,
             deleting="deletionTimestamp" in found["metadata"],
+            released=is_released(found),
         )
 
 
@@ -216,6 +219,11 @@ class Vmi:
             deleting="deletionTimestamp" in meta,
             object=found,
         )
+
+
+def is_released(found: Object) -> bool:
+    """Whether the claim of a core/v1 PersistentVolume is gone."""
+    return (found.get("status") or {}).get("phase") in ("Released", "Failed")
 
 
 def quantity_bytes(text: str) -> int:

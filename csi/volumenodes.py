@@ -65,23 +65,35 @@ class VolumeNodes:
     def of(self, owned: Owned) -> PersistentVolume | None:
         """Returns the PersistentVolume whose word counts for a volume of this node, or None.
 
-        It is the one that has the volume's name, as csi-provisioner gives it; another one of the
-        same handle only where there is none. It says rightly whether it is of a pool, and where it
-        is not, names this node: one of an lvstore only this node's credentials can make.
+        Of those that fit and are not released it is the one that has the volume's name, as
+        csi-provisioner gives it, else the only one. Where there are several, none is believed.
 
         Raises:
             ClusterError: the API server does not say.
         """
         if self._connect is None:
             return None
-        handle = owned.volume.uuid
         try:
-            found: PersistentVolume | None = self._api().volume(owned.owner.name)
+            first = self._api().volume(owned.owner.name)
         except NotFoundError:
-            found = None
-        if found is None or not found.ours or found.handle != handle:
-            found = self._volume(handle)
-        return found if found is not None and self._fits(found, owned) else None
+            pass
+        else:
+            if self._may_count(first, owned):
+                return first
+        found = self._api().volumes_of(owned.volume.uuid)
+        count = [each for each in found if self._may_count(each, owned)]
+        return count[0] if len(count) == 1 else None
+
+    def fits(self, volume: PersistentVolume, owned: Owned) -> bool:
+        """Whether a PersistentVolume is of a volume of this node, and says rightly where that is.
+
+        That is: whether it is of a pool, and where it is not, that it is of this node: one of an
+        lvstore only this node's credentials can make.
+        """
+        if not volume.ours or volume.handle != owned.volume.uuid:
+            return False
+        of_pool = owned.volume.pool is not None
+        return volume.in_pool == of_pool and (of_pool or volume.node == self._node)
 
     def counts(self, volume: PersistentVolume, owned: Owned) -> bool:
         """Whether a PersistentVolume is the one whose word counts for a volume of this node.
@@ -89,10 +101,15 @@ class VolumeNodes:
         Raises:
             ClusterError: the API server does not say.
         """
+        if not self._may_count(volume, owned):
+            return False
         if volume.name == owned.owner.name:
-            return self._fits(volume, owned)
-        found = self.of(owned) if self._fits(volume, owned) else None
+            return True
+        found = self.of(owned)
         return found is not None and found.name == volume.name
+
+    def _may_count(self, volume: PersistentVolume, owned: Owned) -> bool:
+        return self.fits(volume, owned) and not volume.released
 
     def check_counts(self, name: str, owned: Owned) -> None:
         """Checks that the PersistentVolume of this name is the one whose word counts for a volume.
@@ -113,15 +130,10 @@ class VolumeNodes:
             ) from error
         if not found:
             raise precondition(
-                f"PersistentVolume {name} has no say in volume {handle}: that is not of the node "
-                "or pool that it names, or another one has its name; delete it"
+                f"PersistentVolume {name} has no say in volume {handle}: it does not name the node "
+                "or pool of that, is released, or there is another one of that volume; if it "
+                "should not be there, set its reclaimPolicy to Retain, then delete it"
             )
-
-    def _fits(self, volume: PersistentVolume, owned: Owned) -> bool:
-        if not volume.ours or volume.handle != owned.volume.uuid:
-            return False
-        of_pool = owned.volume.pool is not None
-        return volume.in_pool == of_pool and (of_pool or volume.node == self._node)
 
     def capacity_of(self, owned: Owned) -> int:
         """Returns the bytes that a volume of this node is to have; 0 where nobody says."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from csi.cluster import Cluster
 from csi.clustererrors import ConflictError, NotFoundError, UnreachableError
-from csi.kinds import Kind
+from csi.kinds import VOLUME, Kind
 from csi.objects import Object, PersistentVolume
 
 
@@ -98,6 +98,12 @@ class FakeCluster(Cluster):
         if handle not in self.volumes:
             raise NotFoundError(f"no PersistentVolume has the handle {handle}")
         return self.volumes[handle]
+
+    def volumes_of(self, handle: str) -> list[PersistentVolume]:
+        self._answers()
+        put = (PersistentVolume.of(each) for each in self.items(VOLUME))
+        found = {each.name: each for each in (*put, *self.volumes.values())}
+        return [each for each in found.values() if each.ours and each.handle == handle]
 
     def event(
         self,

@@ -195,7 +195,20 @@ def test_nor_a_second_volume_of_an_image(world: World) -> None:
     watched.define("mine", iops="0")
     watched.asked("mine", volume="forged")
     watched.noted("mine", **watched.pool, volume="forged")
-    assert (watched.limits, watched.queued) == (LIMITED, [])
+    assert (watched.limits, watched.queued) == (LIMITED, [("forged", AGAIN_S)])
+
+
+def test_a_volume_is_limited_once_the_other_one_of_its_handle_is_gone(world: World) -> None:
+    world.target.pools.add(LVSTORE)
+    watched = Watched(world)
+    world.stage(watched.handle, block())
+    watched.noted(None, **watched.pool, volume="other")
+    watched.asked("silver", volume="again")
+    watched.noted("silver", **watched.pool, volume="again")
+    assert (watched.limits, watched.queued) == ({}, [("again", AGAIN_S)])
+    del watched.cluster.objects[VOLUME.name, "other"]
+    watched.watch.look_at("again")
+    assert watched.limits == LIMITED
 
 
 def test_a_volume_that_an_administrator_has_made_anew_is_limited(watched: Watched) -> None:

@@ -21,7 +21,7 @@ from lightkube.config.models import User
 import csi.apitransport
 import csi.cluster
 from csi.apitransport import MetadataOnly, PacedWatches
-from csi.cluster import Change, Cluster
+from csi.cluster import NAMES_S, Change, Cluster
 from csi.clustererrors import (
     ClusterError,
     ConflictError,
@@ -363,14 +363,15 @@ def test_an_event_of_an_object_with_a_long_name_has_a_name_too() -> None:
     assert server.bodies[0]["metadata"]["name"].startswith("a" * 199 + ".")
 
 
-def test_a_volume_s_name_is_looked_for_once() -> None:
-    def made(name: str, handle: str) -> dict[str, Any]:
-        csi_part = {"driver": "csi.virtlun.dev", "volumeHandle": handle}
-        spec = {"csi": csi_part, "capacity": {"storage": "1Gi"}}
-        return {"metadata": {"name": name}, "spec": spec}
+def _volume(name: str, handle: str, phase: str = "Bound") -> dict[str, Any]:
+    csi_part = {"driver": "csi.virtlun.dev", "volumeHandle": handle}
+    spec = {"csi": csi_part, "capacity": {"storage": "1Gi"}}
+    return {"metadata": {"name": name}, "spec": spec, "status": {"phase": phase}}
 
-    one = httpx2.Response(200, json=made("pv1", "h1"))
-    everything = {"metadata": {"resourceVersion": "1"}, "items": [made("pv1", "h1")]}
+
+def test_a_volume_s_name_is_looked_for_once() -> None:
+    one = httpx2.Response(200, json=_volume("pv1", "h1"))
+    everything = {"metadata": {"resourceVersion": "1"}, "items": [_volume("pv1", "h1")]}
     server = Server(httpx2.Response(200, json=everything), one, one, status(404, "gone"))
     server.answers.append(httpx2.Response(200, json={"metadata": {}, "items": []}))
     asking = cluster(server)
@@ -384,3 +385,32 @@ def test_a_volume_s_name_is_looked_for_once() -> None:
         "persistentvolumes",
     ]
     assert VMI.plural == "virtualmachineinstances"
+
+
+def test_all_volumes_of_a_handle_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def everything(*found: dict[str, Any]) -> httpx2.Response:
+        return httpx2.Response(200, json={"metadata": {}, "items": list(found)})
+
+    one, two, three = _volume("pv1", "h1"), _volume("pv2", "h1", "Released"), _volume("pv3", "h3")
+    server = Server(everything(one, two), *(httpx2.Response(200, json=each) for each in (one, two)))
+    asking = cluster(server)
+
+    def found(handle: str) -> list[tuple[str, bool]]:
+        return [(each.name, each.released) for each in asking.volumes_of(handle)]
+
+    assert found("h1") == [("pv1", False), ("pv2", True)]
+    # Soon after nothing is listed that was there.
+    server.answers += [httpx2.Response(200, json=one), status(404, "gone")]
+    assert found("h1") == [("pv1", False)]
+    # What was not there is looked for.
+    server.answers += [everything(one, three), httpx2.Response(200, json=three)]
+    assert found("h3") == [("pv3", False)]
+    # Later one may have come beside what is known.
+    now[0] += NAMES_S
+    server.answers += [everything(one, two)]
+    server.answers += [httpx2.Response(200, json=each) for each in (one, two)]
+    assert found("h1") == [("pv1", False), ("pv2", True)]
+    assert server.answers == []

@@ -154,6 +154,51 @@ def test_a_second_volume_of_a_handle_does_not_count_beside_the_one_of_its_name()
     assert found.capacity_of(THERE) == 8192
 
 
+def test_one_that_is_released_does_not_keep_another_from_counting() -> None:
+    """As it is kept (Retain) when an administrator makes one anew for what it has."""
+    cluster = knows()
+    again = cluster.volumes["there"]
+    cluster.volumes |= {"kept": replace(again, name="pvc-1", released=True)}
+    found = VolumeNodes("node2", cluster.connect)
+    assert found.of(THERE) == again
+    assert found.counts(again, THERE)
+    assert not found.counts(cluster.volumes["kept"], THERE)
+    found.check_counts("pv", THERE)
+    refused(partial(found.check_counts, "pvc-1", THERE), Code.FAILED_PRECONDITION)
+    del cluster.volumes["there"]
+    assert found.of(THERE) is None
+
+
+def test_a_forged_one_does_not_keep_the_only_one_that_fits_from_counting() -> None:
+    """Whichever of them is told last."""
+    cluster = knows()
+    real = cluster.volumes["there"]
+    forged = {
+        "first": replace(real, name="aa", node=None, in_pool=True),
+        "last": replace(real, name="zz", node=None, in_pool=True),
+        "named": replace(real, name="pvc-1", node="node1"),
+        "others": replace(real, name="other", driver="ebs.csi.aws.com"),
+    }
+    cluster.volumes = {"first": forged.pop("first"), "there": real} | forged
+    found = VolumeNodes("node2", cluster.connect)
+    assert found.of(THERE) == real
+    found.check_counts("pv", THERE)
+    refused(partial(found.check_counts, "zz", THERE), Code.FAILED_PRECONDITION)
+
+
+def test_of_several_that_fit_none_counts_unless_it_has_the_name() -> None:
+    image = replace(THERE, volume=replace(THERE.volume, pool="its UUID"))
+    cluster = knows()
+    one = replace(cluster.volumes["there"], node=None, in_pool=True)
+    cluster.volumes = {"one": one, "two": replace(one, name="zz")}
+    found = VolumeNodes("node2", cluster.connect)
+    assert found.of(image) is None
+    assert not any(found.counts(each, image) for each in cluster.volumes.values())
+    assert (found.capacity_of(image), found.asked_of(image)) == (0, None)
+    cluster.volumes["named"] = replace(one, name="pvc-1")
+    assert found.of(image) == cluster.volumes["named"]
+
+
 def test_csi_resizer_is_told_whose_word_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = knows()
     real = cluster.volumes["there"]
@@ -163,6 +208,7 @@ def test_csi_resizer_is_told_whose_word_does_not_count(monkeypatch: pytest.Monke
     for name in ("pv", "nobody's"):
         message = refused(partial(found.check_counts, name, THERE), Code.FAILED_PRECONDITION)
         assert f"PersistentVolume {name} has no say in volume there" in message
+        assert "set its reclaimPolicy to Retain, then delete it" in message
     cluster.volumes["first"] = replace(real, name="pvc-1", node=None, in_pool=True)
     refused(partial(found.check_counts, "pvc-1", THERE), Code.FAILED_PRECONDITION)
     cluster.failure = UnreachableError("cannot read PersistentVolumes: it is tried again")
