@@ -251,6 +251,7 @@ def _controller(
         "Controller": Controller(
             *(volumes, snapshots, locks, node_id, nodes.node_of, waiting, limits),
             check_counts=nodes.check_counts,
+            asked_of=nodes.asked_of,
         ),
         "GroupController": GroupController(volumes, snapshots, locks),
         "SnapshotMetadata": SnapshotMetadata(volumes, snapshots),

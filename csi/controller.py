@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
-from csi import DRIVER_NAME, POOL_KEY, POOL_VALUE, TOPOLOGY_KEY, attributes, contents
+from csi import DRIVER_NAME, POOL_KEY, POOL_VALUE, TOPOLOGY_KEY, attributes, contents, topology
 from csi.attributes import Attributes
 from csi.capabilities import SHARED_BLOCK, check_all, problem
 from csi.contents import Contents
@@ -64,12 +64,14 @@ class Controller(SnapshotController):
         waiting: WaitingClaims | None = None,
         limits: VolumeLimits | None = None,
         check_counts: Callable[[str, Owned], None] | None = None,
+        asked_of: Callable[[Owned], int | None] | None = None,
     ) -> None:
         """Serves the volumes of `node`; the locks are shared with the Node service.
 
         `node_of` tells which node has the volume of a handle, None if nobody knows of it; `waiting`
         looks after claims for which there is no room; `check_counts` raises unless the
-        PersistentVolume of a name is to decide over a volume.
+        PersistentVolume of a name is to decide over a volume; `asked_of` tells the bytes that a
+        volume's claim asks for, None where it has none.
         """
         super().__init__(volumes, snapshots, locks)
         self._node = node
@@ -78,6 +80,7 @@ class Controller(SnapshotController):
         self._waiting = waiting
         self._limits = limits or VolumeLimits(volumes.lvols)
         self._check_counts = check_counts or (lambda *_: None)
+        self._asked_of = asked_of or (lambda _: None)
 
     def create_volume(self, request: pb.CreateVolumeRequest) -> pb.CreateVolumeResponse:
         """Makes a volume, or returns the one of this name if it is as asked for."""
@@ -95,7 +98,7 @@ class Controller(SnapshotController):
                 with self._locks.hold(known):
                     pass  # told at once where it is in use, also while the target does not answer
             store = self._store(parameters)
-            self._check_topology(request.accessibility_requirements, store)
+            topology.check(self._node, request.accessibility_requirements, store)
             handle = self._volumes.handle(request.name, store)
             with self._locks.hold(handle):
                 limited = bool(request.mutable_parameters)
@@ -289,15 +292,18 @@ class Controller(SnapshotController):
         """Grows a volume, also one in use; a guest that has it sees it at once.
 
         csi-resizer is one for all nodes, and asks the driver beside it. Where the volume is another
-        node's, that node grows it when its kubelet calls NodeExpandVolume.
+        node's, that node grows it when its kubelet calls NodeExpandVolume. It says only how large,
+        not for which PersistentVolume: what counts is what the volume's own claim asks for.
         """
         _check_id(request.volume_id)
         if not request.HasField("capacity_range"):
             raise invalid("capacity_range is missing: say how large the volume is to be")
         with self._locks.hold(request.volume_id):
-            if self._volumes.find(request.volume_id) is None:
+            found = self._volumes.find(request.volume_id)
+            if found is None:
                 return self._expand_elsewhere(request)
-            grown = self._volumes.grow(request.volume_id, request.capacity_range)
+            asked = self._asked_of(found)
+            grown = self._volumes.grow_as_asked(found, request.capacity_range, asked)
             # Of a pool's another node may have it.
             used = bool(grown.pool) or self._volumes.has_kernel_face(request.volume_id)
         return pb.ControllerExpandVolumeResponse(
@@ -339,34 +345,6 @@ class Controller(SnapshotController):
             else:
                 self._check_elsewhere(request.volume_id)
         return pb.ControllerModifyVolumeResponse()
-
-    def _check_topology(self, wanted: pb.TopologyRequirement, store: Lvstore) -> None:
-        """Raises RESOURCE_EXHAUSTED if a volume of this node cannot be used where it is wanted."""
-        nodes = [topology.segments.get(TOPOLOGY_KEY) for topology in wanted.requisite]
-        if store.is_pool:
-            key = f"{POOL_KEY}{store.uuid}"
-            if nodes and not any(self._may_be(key, each) for each in wanted.requisite):
-                raise Failure(
-                    Code.RESOURCE_EXHAUSTED,
-                    f"the volume is wanted on {', '.join(map(str, nodes))}, without the pool "
-                    f"{store.name} when the driver began there: add the pool to the target there, "
-                    "then start the driver anew",
-                )
-        elif nodes and self._node not in nodes:
-            raise Failure(
-                Code.RESOURCE_EXHAUSTED,
-                f"the volume is wanted on {', '.join(map(str, nodes))}, "
-                f"and this driver makes volumes on node {self._node} only",
-            )
-
-    def _may_be(self, key: str, where: pb.Topology) -> bool:
-        """Whether a volume of the pool that has `key` can be used where a topology says.
-
-        A class that is bound at once says what its allowedTopologies say: a node alone, perhaps.
-        """
-        if any(each.startswith(POOL_KEY) for each in where.segments):
-            return key in where.segments
-        return where.segments.get(TOPOLOGY_KEY) == self._node
 
     def _describe(self, owned: Owned) -> pb.Volume:
         place = {TOPOLOGY_KEY: self._node}

@@ -29,7 +29,6 @@ from csi.volumehealth import VolumeHealth
 from csi.volumelimits import VolumeLimits
 from csi.volumes import Owned, OwnedVolumes
 from pydataplane.errors import NO_DEVICE, RpcError
-from pydataplane.lvols import Volume
 from pydataplane.volumes import Volumes
 
 Rpc = pb.NodeServiceCapability.RPC
@@ -238,7 +237,8 @@ class Node:
                 raise not_found(f"volume {request.volume_id} is not at {path}")
             volume = owned.volume
             if request.HasField("capacity_range"):
-                volume = self._grow(owned, request.capacity_range)
+                asked = self._asked_of(owned)
+                volume = self._volumes.grow_as_asked(owned, request.capacity_range, asked)
             if device is None:  # a guest has it, and the target told it
                 return pb.NodeExpandVolumeResponse(capacity_bytes=volume.size)
             self._devices.grow(request.volume_id)
@@ -255,25 +255,6 @@ class Node:
                     f"{volume.size} that another node has given it: it takes them soon; try again",
                 )
         return pb.NodeExpandVolumeResponse(capacity_bytes=size)
-
-    def _grow(self, owned: Owned, wanted: pb.CapacityRange) -> Volume:
-        """Grows a volume into a range, but to no more than its claim asks for.
-
-        Raises:
-            Failure: OUT_OF_RANGE, kubelet was told of more than that.
-        """
-        handle, asked = owned.volume.uuid, self._asked_of(owned)
-        if asked is None or wanted.required_bytes <= asked:
-            return self._volumes.grow(handle, wanted)
-        # what was asked for may have been rounded up
-        volume = self._volumes.grow(handle, pb.CapacityRange(required_bytes=asked))
-        if volume.size < wanted.required_bytes:
-            raise Failure(
-                Code.OUT_OF_RANGE,
-                f"volume {handle} does not grow to the {wanted.required_bytes} bytes of its "
-                f"PersistentVolume: its claim asks for {asked}; ask for more there",
-            )
-        return volume
 
     def node_get_capabilities(
         self, _: pb.NodeGetCapabilitiesRequest

@@ -281,6 +281,25 @@ class OwnedVolumes:
         with suppress(VolumeNotFoundError):
             self.lvols.at(handle).delete(handle)
 
+    def grow_as_asked(self, owned: Owned, wanted: pb.CapacityRange, asked: int | None) -> Volume:
+        """Grows a volume into a range, but to no more bytes than its claim asks for, if it has one.
+
+        Raises:
+            Failure: as `grow`; OUT_OF_RANGE also where the caller wants more than that.
+        """
+        handle = owned.volume.uuid
+        if asked is None or wanted.required_bytes <= asked:
+            return self.grow(handle, wanted)
+        # what was asked for may have been rounded up
+        volume = self.grow(handle, pb.CapacityRange(required_bytes=asked))
+        if volume.size < wanted.required_bytes:
+            raise Failure(
+                Code.OUT_OF_RANGE,
+                f"volume {handle} does not grow to the {wanted.required_bytes} bytes of its "
+                f"PersistentVolume: its claim asks for {asked}; ask for more there",
+            )
+        return volume
+
     def grow(self, handle: str, wanted: pb.CapacityRange) -> Volume:
         """Grows a volume into a range; one that is as large already is left as it is.
 

@@ -65,6 +65,7 @@ class World:
             *(volumes, snapshots, self.locks, NODE, self.nodes.get),
             limits=limits,
             check_counts=self._check_counts,
+            asked_of=lambda owned: self.asked.get(owned.volume.uuid),
         )
         inline = InlineVolumes(
             VmControllers(targets, self.host, self.locks), None, host=cast(Host, self.host)

@@ -333,6 +333,21 @@ def test_expanding_twice_grows_once_and_never_shrinks(world: World) -> None:
     refused(lambda: _expand(world, foreign, 128 * MIB), Code.NOT_FOUND)
 
 
+def test_it_grows_no_further_than_its_own_claim_asks_for(world: World) -> None:
+    """csi-resizer asks for what the claim of any PersistentVolume of the handle wants."""
+    handle = world.create().volume_id
+    world.asked[handle] = 128 * MIB - 100
+    for _ in range(2):
+        message = refused(lambda: _expand(world, handle, 256 * MIB), Code.OUT_OF_RANGE)
+        assert f"its claim asks for {128 * MIB - 100}" in message
+        assert world.target.volume(handle).mib == 128
+    assert _expand(world, handle, 128 * MIB).capacity_bytes == 128 * MIB
+    world.asked[handle] = 256 * MIB
+    assert _expand(world, handle, 256 * MIB).capacity_bytes == 256 * MIB
+    del world.asked[handle]  # a volume of nobody's claim grows as it is told
+    assert _expand(world, handle, 512 * MIB).capacity_bytes == 512 * MIB
+
+
 @pytest.mark.parametrize("size", [1000 * MIB, 4096 * MIB], ids=["now", "ever"])
 def test_growth_beyond_what_there_is_can_be_asked_for_again_or_less(
     world: World, size: int
