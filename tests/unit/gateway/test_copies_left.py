@@ -146,11 +146,14 @@ def test_the_domain_stops_while_libvirtd_is_away(
 
     async def body(scene: Scene) -> None:
         made, services = await pivoted(scene), scene.world.gateway.services
+        if first == "round":
+            monkeypatch.setattr(copies, "look", late)
+            # The follower's look that began before has ended, and found no answer.
+            async with services.domain_lock(scene.dom.ref.uuid):
+                pass
         scene.dom.live = None
         if first == "gone":
             scene.target.controllers.clear()
-        if first == "round":
-            monkeypatch.setattr(copies, "look", late)
         scene.target.refuse.clear()
         if first == "round":
             await Reconciler(services).run()
