@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +18,13 @@ from plugin.moves.notes import Note
 from pydataplane.errors import BUSY, NO_DEVICE, RpcError, VolumeError
 from tests.support.initiator import connected
 from tests.support.night import at_night
+from tests.support.slow_disk import SlowDisk
 from tests.support.target import Target
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 from tests.target.test_lun_copy import MIB, SIZE_MIB, VM, lun, moved, start, until_in, uuid_of
 from tests.target.test_moves_used import counts, move, note, pair, show, state, volumes
+from tests.target.test_upgrade_slow_disk import NEW_PROGRAM
 
 __all__ = ["moved", "pair"]
 
@@ -91,9 +97,9 @@ def test_a_copy_whose_pivot_cannot_be_recorded_goes_on_until_it_can(
     assert lun(moved)["bdev_name"] == uuid_of(moved, left)
 
 
-def taken(target: Target) -> int:
-    """How many requests its guest's queues had."""
-    (of_vm,) = target.rpc("virtlun_vhost_get_stats")
+def taken(target: Target, ctrlr: str = "vm-0") -> int:
+    """How many requests the queues of a guest had."""
+    (of_vm,) = target.rpc("virtlun_vhost_get_stats", name=ctrlr)
     return int(of_vm["requests"])
 
 
@@ -274,3 +280,45 @@ def test_a_move_from_a_disk_that_takes_no_changes_is_refused_before_it_writes_an
     until_in(failing, "ready")
     failing.rpc("virtlun_lun_copy_pivot", **VM)
     assert lun(failing)["bdev_name"] == uuid_of(failing, "lvs1/w")
+
+
+@pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="a slow disk needs FUSE")
+def test_a_copy_that_an_upgrade_cannot_end_is_known_when_that_is_refused(
+    pair: Target, scratch: Path
+) -> None:
+    start(pair)
+    until_in(pair, "ready")
+    pair.make_lvstore("lvs2", 160 * MIB)
+    pair.make_thin("x", SIZE_MIB, "lvs2")
+    in_the_way = pair.state_dir / "config.json.new"
+    with SlowDisk(scratch / "slow", 1 * MIB) as disk:
+        pair.rpc("bdev_uring_create", filename=str(disk.path), name="s0", block_size=512)
+        pair.attach("slow", "s0")
+        in_the_way.mkdir()
+        refused(pair, "pivot", "that cannot be recorded")
+        with connected(pair, "slow") as guest:
+            disk.hang()
+            thread = threading.Thread(target=lambda: guest.write(0, b"a" * 512))
+            before = taken(pair, "slow")
+            thread.start()
+            until(lambda: taken(pair, "slow") > before, "the write")
+            subprocess.run(
+                [sys.executable, "-c", NEW_PROGRAM, f"{pair.rpc_socket}.upgrade"],
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+                input=b"\n",
+                timeout=60,
+                check=True,
+            )
+            disk.go_on()
+            thread.join(30)
+        assert "controller slow: an upgrade still waits for I/O in flight" in pair.words()
+        with pytest.raises(RpcError, match=r"is being copied to bdev .*; pivot or abort") as caught:
+            start(pair, "lvs2/x")
+        assert caught.value.code == BUSY
+        until_in(pair, "failed")
+        in_the_way.rmdir()
+        pair.rpc("virtlun_lun_copy_abort", **VM)
+        assert lun(pair)["bdev_name"] == uuid_of(pair, "lvs0/v")
+        assert (state(pair), counts(pair)) == (("mirrored", False), "old")
+        start(pair, "lvs2/x")
+        assert pair.stop() == 0

@@ -187,8 +187,9 @@ impl Copies {
         for copy in all {
             copy.wait_until_over(end.saturating_duration_since(Instant::now()));
         }
-        // With what they have of their bdevs, whose files another process is about to open.
-        self.all.lock().clear();
+        // With what they have of their bdevs, whose files another process is about to open. What has not ended has
+        // it still, and is known in case that this process goes on after all: no other copy begins beside it.
+        self.all.lock().retain(|_, copy| !copy.is(Ending::Over));
     }
 
     fn get(&self, ctrlr: &str, number: u8) -> Result<Arc<Copy>, Error> {
