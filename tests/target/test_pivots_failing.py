@@ -322,3 +322,23 @@ def test_a_copy_that_an_upgrade_cannot_end_is_known_when_that_is_refused(
         assert (state(pair), counts(pair)) == (("mirrored", False), "old")
         start(pair, "lvs2/x")
         assert pair.stop() == 0
+
+
+@pytest.mark.nightly
+def test_a_copy_ends_with_a_disk_whose_io_has_not(failing: Target) -> None:
+    """That goes when it has, and its number is another one's then."""
+    volumes(failing).remove_xattr("lvs1/w", notes.XATTR)
+    start(failing)
+    until_in(failing, "ready")
+    with connected(failing) as guest:
+        options: dict[str, Any] = {"io_type": "write", "error_type": "pending", "num": 1}
+        failing.rpc("bdev_error_inject_error", name="EE_base", **options)
+        thread = threading.Thread(target=lambda: guest.write(0, b"b" * 512))
+        before = taken(failing)
+        thread.start()
+        until(lambda: taken(failing) > before, "the write")
+        error = failing.fails("vhost_scsi_controller_remove_target", **VM)
+        assert isinstance(error, RpcError) and error.code == BUSY
+        assert failing.rpc("virtlun_lun_copy_check") == []
+        failing.rpc("bdev_error_resume_pending", name="EE_base")
+        thread.join(30)

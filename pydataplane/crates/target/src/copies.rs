@@ -277,9 +277,10 @@ impl Copy {
         }
         let copy = Arc::clone(self);
         let between = Box::new(move || {
-            // A pivot that was before this in the controller's order has said so by now.
-            if copy.is(Ending::Pivoted) {
-                return Err("it is on the destination of its copy".to_owned());
+            // A pivot that was before this in the controller's order has said so by now, and so has whoever removed
+            // the target while its pivot was taken back, before there was another one of that number.
+            if !copy.is(Ending::Not) {
+                return Err("it is not on its copy any more".to_owned());
             }
             if copy.written.try_lock().is_none_or(|written| written.is_some()) {
                 return Err("what its pivot has written is not taken back".to_owned());

@@ -340,6 +340,7 @@ fn remove_target(app: &App, p: &RemoveTarget) -> Result<bool, Error> {
         }
         // It goes when its I/O ends, and does not come back.
         Err(e @ ControllerError::StillBusy { .. }) => {
+            app.copies.forget(&p.ctrlr, u8::try_from(p.scsi_target_num).ok());
             app.config().forget(|item| item.key == key);
             return Err(errors::controller(e));
         }
