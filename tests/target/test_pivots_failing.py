@@ -324,6 +324,42 @@ def test_a_copy_that_an_upgrade_cannot_end_is_known_when_that_is_refused(
         assert pair.stop() == 0
 
 
+def pending(target: Target) -> int:
+    """How many more writes of the disk that can fail are to wait."""
+    (bdev,) = target.rpc("bdev_get_bdevs", name="EE_base")
+    (injected,) = bdev["driver_specific"]["error_disk"]["injected"].values()
+    return int(injected["num"])
+
+
+def test_what_is_taken_back_late_leaves_a_later_disk_of_that_number_alone(
+    make_target: MakeTarget,
+) -> None:
+    target = make_failing(make_target(), "lvs1")
+    target.make_lvstore("lvs2", 160 * MIB)
+    target.make_thin("x", SIZE_MIB, "lvs2")
+    with connected(target) as guest:
+        guest.write(0, b"a" * 512)
+    start(target)
+    until_in(target, "ready")
+    in_the_way = target.state_dir / "config.json.new"
+    in_the_way.mkdir()
+    refused(target, "pivot", "that cannot be recorded")
+    in_the_way.rmdir()
+    options: dict[str, Any] = {"io_type": "write", "error_type": "pending", "num": 1 << 20}
+    target.rpc("bdev_error_inject_error", name="EE_base", **options)
+    # That ends the copy.
+    target.rpc("bdev_lvol_resize", name="lvs0/v", size_in_mib=SIZE_MIB + 4)
+    until(lambda: pending(target) < 1 << 20, "the note at lvs1/w waits")
+    target.rpc("vhost_scsi_controller_remove_target", **VM)
+    target.add_lun("vm-0", "lvs2/x")
+    options = {"io_type": "clear", "error_type": "failure"}
+    target.rpc("bdev_error_inject_error", name="EE_base", **options)
+    target.rpc("bdev_error_resume_pending", name="EE_base")
+    until(lambda: is_free(target, "lvs1/w"), "all is taken back")
+    with connected(target) as guest:
+        assert guest.read(0, 1) == bytes(512)
+
+
 @pytest.mark.nightly
 def test_a_copy_ends_with_a_disk_whose_io_has_not(failing: Target) -> None:
     """That goes when it has, and its number is another one's then."""
