@@ -18,17 +18,15 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
-    ValidationError,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_after_validator_function
 
-from csi.parameters import PROVISIONERS, explain
+from csi import parameters
 from pydataplane.domain.limits import Limits, limits_of
 
-WHAT = "VolumeAttributesClass parameter"
 MIB = 1 << 20
 KIB = 1 << 10
 RATES = {
@@ -186,11 +184,7 @@ def read(given: Mapping[str, str]) -> Attributes:
     Raises:
         Failure: INVALID_ARGUMENT; the text names the parameter and what is possible.
     """
-    ours = {key: value for key, value in given.items() if key not in PROVISIONERS}
-    try:
-        return Attributes.model_validate(ours, by_alias=True, by_name=False)
-    except ValidationError as error:
-        raise explain(error, ours, Attributes, WHAT) from error
+    return parameters.parsed(given, Attributes, "VolumeAttributesClass parameter")
 
 
 def _wrong(name: str, why: str) -> PydanticCustomError:
@@ -201,8 +195,7 @@ def _wrong(name: str, why: str) -> PydanticCustomError:
 
 def schema() -> dict[str, Any]:
     """Returns the JSON Schema of a class's parameters, which Kubernetes gives as texts."""
-    found = Attributes.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | found
+    return parameters.schema(Attributes)
 
 
 if __name__ == "__main__":

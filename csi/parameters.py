@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -18,6 +18,7 @@ from csi import DRIVER_NAME
 from csi.errors import Failure, invalid
 from pydataplane.lvstores import Lvstore
 
+Model = TypeVar("Model", bound=BaseModel)
 FileSystem = Literal["ext4", "xfs"]
 Face = Literal["kernel", "vhost"]
 
@@ -108,11 +109,22 @@ def read(given: Mapping[str, str]) -> Parameters:
     Raises:
         Failure: INVALID_ARGUMENT; the text names the parameter and what is possible.
     """
+    return parsed(given, Parameters, "StorageClass parameter")
+
+
+def parsed(given: Mapping[str, str], model: type[Model], what: str) -> Model:
+    """Returns what a class's parameters say, without those that Kubernetes' sidecars add.
+
+    `what` is what the text of a refusal calls each of them.
+
+    Raises:
+        Failure: INVALID_ARGUMENT; the text names the parameter and what is possible.
+    """
     ours = {key: value for key, value in given.items() if key not in PROVISIONERS}
     try:
-        return Parameters.model_validate(ours, by_alias=True, by_name=False)
+        return model.model_validate(ours, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise explain(error, ours, Parameters, "StorageClass parameter") from error
+        raise _explained(error, ours, model, what) from error
 
 
 def claim(given: Mapping[str, str]) -> str:
@@ -126,13 +138,10 @@ def volume_name(given: Mapping[str, str]) -> str:
     return given.get(f"{PROVISIONER_PREFIX}pv/name", "")
 
 
-def explain(
+def _explained(
     error: ValidationError, given: Mapping[str, str], model: type[BaseModel], what: str
 ) -> Failure:
-    """Returns INVALID_ARGUMENT for parameters that a model refuses; `what` is what each is called.
-
-    The text names the parameter, what was given and what is possible.
-    """
+    """Returns INVALID_ARGUMENT for parameters that a model refuses."""
     first = error.errors()[0]
     context = first.get("ctx", {})
     loc = ".".join(str(part) for part in first["loc"])
@@ -145,9 +154,9 @@ def explain(
     return invalid(f"{what} {name}: '{given.get(name, '')[:GIVEN_MAX]}': {first['msg']}")
 
 
-def schema() -> dict[str, Any]:
+def schema(model: type[BaseModel] = Parameters) -> dict[str, Any]:
     """Returns the JSON Schema of a class's parameters, which Kubernetes gives as texts."""
-    found = Parameters.model_json_schema()
+    found = model.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | found
 
 
