@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.support.examples import EXAMPLES
 from tests.support.host import Host
 from tests.support.polkit import BUS
+from tests.support.ports import free_port
 from tests.support.wait import serves
 
 SERVER = "/usr/lib/cockpit/cockpit-ws"
@@ -37,12 +38,6 @@ def _program(path: Path, text: str) -> Path:
     path.write_text(text)
     path.chmod(0o755)
     return path
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _listens(port: int) -> bool:
@@ -69,7 +64,7 @@ def cockpit(
     (packages / "virtlun").symlink_to(PAGE)
     _program(programs / "virtlun", VIRTLUN.format(root=ROOT, python=sys.executable))
     local = _program(programs / "bridge", BRIDGE.format(words=" ".join(bridge)))
-    port = _free_port()
+    port = free_port()
     log = folder / "cockpit.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
