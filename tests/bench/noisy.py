@@ -31,7 +31,6 @@ import json
 import mmap
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -45,6 +44,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tests.support.frozen import frozen
 from tests.support.target import Target, binary
 
 MIB = 1 << 20
@@ -229,12 +229,8 @@ def flood(controller: str, kind: str) -> Neighbour:
 def without_answers(host: Host) -> Iterator[None]:
     """A guest with 128 READs of a disk that does not answer."""
     assert host.backing.process is not None
-    os.kill(host.backing.process.pid, signal.SIGSTOP)
-    try:
-        with reads("hung", "64k", 128)(host):
-            yield
-    finally:
-        os.kill(host.backing.process.pid, signal.SIGCONT)
+    with frozen(host.backing.process.pid), reads("hung", "64k", 128)(host):
+        yield
 
 
 def read_outside(disk: Path, seconds: float) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from pydataplane.client import Client
 from pydataplane.errors import TargetError
+from tests.support.frozen import freeze
 from tests.support.target import binary
 
 START_DEADLINE_S = 20.0
@@ -51,7 +52,7 @@ class Subject:
 
     def freeze(self) -> None:
         """Stops it, so that it takes no CPU from the one measured."""
-        self.process.send_signal(signal.SIGSTOP)
+        freeze(self.pid)
 
     def thaw(self) -> None:
         """Lets it go on."""

@@ -8,9 +8,7 @@ for a minute are shared among several guests, each on a target of its own.
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import signal
 import statistics
 import threading
 import time
@@ -24,6 +22,7 @@ import pytest
 from tests.guest.conftest import add, disk, remove
 from tests.guest.emulator import Emulator, newer
 from tests.guest.image import Image
+from tests.support.frozen import frozen
 from tests.support.night import at_night
 from tests.support.qemu import Guest
 from tests.support.restarts import AT_ONCE, RESTARTS, STOPPED_S, choose_seed
@@ -76,9 +75,8 @@ class Restarts:
 
     def stand_still(self, seconds: float) -> None:
         """Stops the target for a while, as a debugger or a frozen cgroup does."""
-        os.kill(self.target.pid, signal.SIGSTOP)
-        time.sleep(seconds)
-        os.kill(self.target.pid, signal.SIGCONT)
+        with frozen(self.target.pid):
+            time.sleep(seconds)
 
     def noticed(self) -> None:
         """Waits until the guest's I/O goes on, after one of the above; takes the pause down."""

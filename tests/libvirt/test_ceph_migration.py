@@ -19,6 +19,7 @@ import pytest
 from tests.support.agent import Agent
 from tests.support.ceph import POOL, lacks
 from tests.support.ceph_pair import Pair, pair
+from tests.support.frozen import freeze
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
 from tests.support.night import at_night
@@ -240,7 +241,7 @@ def test_a_guest_that_could_not_go_on_there_takes_its_lock_back(moving: Moving) 
     process = moving.begin()
     pid = moving.hosts.qemu(moving.there)
     libvirtd = moving.there.libvirtd.pid
-    os.kill(libvirtd, signal.SIGSTOP)
+    freeze(libvirtd)
     try:
         fast(moving.here)
         until(lambda: moving.hosts.lock(moving.image) is None, "the source to let go", 120)
@@ -262,7 +263,7 @@ def test_a_guest_that_goes_on_here_after_another_host_had_its_image_has_no_disk_
     process = moving.begin()
     pid = hosts.qemu(moving.there)
     libvirtd = moving.there.libvirtd.pid
-    os.kill(libvirtd, signal.SIGSTOP)
+    freeze(libvirtd)
     try:
         fast(here)
         until(lambda: hosts.lock(moving.image) is None, "the source to let go", 120)
@@ -404,7 +405,7 @@ def processes(host: Host) -> list[int]:
 def dead(host: Host, pids: list[int]) -> Iterator[None]:
     """Nothing of a host runs, for the length of a block; its connections are cut."""
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
     try:
         yield
     finally:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+from tests.support.frozen import freeze
 from tests.support.wait import listens, until
 
 
@@ -79,7 +80,7 @@ class Nbdkit:
     def freeze(self) -> None:
         """Has it stand still from now on."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        freeze(self._process.pid)
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.support.frozen import freeze
 from tests.support.target import Target
 from tests.support.wait import until
 
@@ -39,7 +40,7 @@ class SlowDisk:
     def _delay(self) -> None:
         pid = self._backing.pid
         while not self._ending.is_set():
-            os.kill(pid, signal.SIGSTOP)
+            freeze(pid)
             self._ending.wait(WAIT_S)
             while self._hang.is_set() and not self._ending.is_set():
                 self._hangs.set()

@@ -6,12 +6,12 @@ import contextlib
 import ctypes
 import os
 import shutil
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.frozen import frozen
 from tests.support.ports import free_port
 from tests.support.wait import until
 
@@ -178,8 +178,5 @@ class Tgt:
     def frozen(self) -> Iterator[None]:
         """Has it stand still for the duration of a block."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        try:
+        with frozen(self._process.pid):
             yield
-        finally:
-            self._process.send_signal(signal.SIGCONT)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from pydataplane.errors import RpcError
+from tests.support.frozen import freeze
 from tests.support.initiator import Initiator, Refused
 from tests.support.night import at_night, by_day
 from tests.support.restarts import choose_seed
@@ -285,12 +286,12 @@ def test_what_is_in_flight_survives_the_target(target: Target, guest: Initiator,
 
     for version in takewhile(goes_on, range(MOST_ROUNDS)):
         # Frozen meanwhile, so that it has them all at once.
-        os.kill(target.pid, signal.SIGSTOP)
+        freeze(target.pid)
         sent = [submit(extent, version) for extent in range(EXTENTS - 2)]
         os.kill(target.pid, signal.SIGCONT)
         time.sleep(rng.random() * 0.01)
         if how == "freeze":
-            os.kill(target.pid, signal.SIGSTOP)
+            freeze(target.pid)
             time.sleep(0.1)
             os.kill(target.pid, signal.SIGCONT)
         elif how == "kill":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from plugin.cli import main
 from pydataplane import supervise
 from pydataplane.errors import TargetUnavailable
 from tests.support.encryption import waiting_guest
+from tests.support.frozen import frozen
 from tests.support.initiator import Initiator
 from tests.support.slow_disk import SlowDisk
 from tests.support.target import Target, binary
@@ -127,11 +127,8 @@ def test_what_takes_longer_than_an_answer_is_waited_for(target: Target, scratch:
             assert said.exit_code == 0, said.output
         (volume,) = json.loads(done(target, "volume", "list", "--json"))
         assert (volume["path"], volume["allocated"]) == ("lvs0/data", 16 * MIB)
-        os.kill(target.pid, signal.SIGSTOP)
-        try:
+        with frozen(target.pid):
             said = run(target, "--config", str(config), "volume", "inflate", "lvs0/data")
-        finally:
-            os.kill(target.pid, signal.SIGCONT)
         assert "within 2 s" in said.stderr
         target.stop()
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.frozen import freeze
 from tests.support.initiator import Initiator, connected
 from tests.support.night import at_night
 from tests.support.restarts import AT_ONCE, RESTARTS, STOPPED_S, choose_seed
@@ -266,7 +267,7 @@ def survive(
         for _ in range(rounds):
             until(lambda: target.is_kept("c0") == kept, "it is kept")
             # Frozen meanwhile, so that it has them all at once.
-            os.kill(target.pid, signal.SIGSTOP)
+            freeze(target.pid)
             load.submit(EXTENTS - 4)
             os.kill(target.pid, signal.SIGCONT)
             time.sleep(rng.random() * 0.01)
@@ -275,7 +276,7 @@ def survive(
             elif how == "term":
                 assert target.stop() == 0
             else:
-                os.kill(target.pid, signal.SIGSTOP)
+                freeze(target.pid)
                 load.submit(4)
                 time.sleep(frozen_s)
                 os.kill(target.pid, signal.SIGCONT)

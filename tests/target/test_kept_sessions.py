@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import encryption
-from tests.support.frozen import frozen
+from tests.support.frozen import freeze, frozen
 from tests.support.initiator import Initiator, Refused, connected
 from tests.support.target import Target
 from tests.support.wait import until
@@ -280,12 +280,12 @@ def test_a_holder_that_answers_late(make_target: MakeTarget) -> None:
     """Nobody waits for it for long, and what it has is gone on with when it answers."""
     with separate(make_target) as (target, guest, holder):
         target.kill9()
-        holder.send_signal(signal.SIGSTOP)
+        freeze(holder.pid)
         target.start()
         holder.send_signal(signal.SIGCONT)
         guest.ready()
         kept(target)
-        holder.send_signal(signal.SIGSTOP)
+        freeze(holder.pid)
         base = guest.send("stop", queue=QUEUE)["base"]
         guest.send("start", queue=QUEUE, base=base)
         guest.ready()
@@ -349,7 +349,7 @@ def test_a_client_is_answered_when_what_was_kept_before_an_upgrade_is_let_go_of(
     with separate(make_target) as (target, guest, holder):
         target.options = tuple(word for word in target.options if word != "--hold-sessions")
         stood_still = -time.monotonic()
-        holder.send_signal(signal.SIGSTOP)
+        freeze(holder.pid)
         going_on = threading.Timer(0.3, holder.send_signal, [signal.SIGCONT])
         going_on.start()
         target.upgrade()
@@ -365,7 +365,7 @@ def test_a_client_is_answered_when_what_was_kept_before_an_upgrade_is_let_go_of(
 def test_what_was_kept_before_an_upgrade_is_not_gone_on_with(make_target: MakeTarget) -> None:
     """Another program took over, and the holder did not hear of it before that was killed, too."""
     with separate(make_target) as (target, guest, holder):
-        holder.send_signal(signal.SIGSTOP)
+        freeze(holder.pid)
         options = target.options
         target.options = tuple(word for word in options if word != "--hold-sessions")
         target.upgrade()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import struct
 import threading
 import time
@@ -14,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from pydataplane.errors import BUSY, RpcError
+from tests.support.frozen import frozen
 from tests.support.initiator import connected
 from tests.support.nvme_target import (
     FLUSH,
@@ -442,11 +441,8 @@ def test_a_controller_that_keeps_time_hears_of_its_host(target: Target) -> None:
         until(lambda: kept_alive() >= 5, "it is kept alive while nothing else is asked")
         assert shown(target)["connections"] == 1 and not model.controllers[0].expired
         with connected(target) as guest:
-            os.kill(target.pid, signal.SIGSTOP)
-            try:
+            with frozen(target.pid):
                 until(lambda: model.controllers[0].expired, "its time is over")
-            finally:
-                os.kill(target.pid, signal.SIGCONT)
             head = guest.send("submit", cdb=write_ten(5), data_out=b"k" * BLOCK)["head"]
             assert guest.send("wait", head=head)["status"] == GOOD
             assert shown(target)["connections"] == 2

@@ -161,3 +161,14 @@ def test_rust_tests_that_one_program_has_are_all_modules_of_it() -> None:
         inside = set(re.findall(r"^mod (\w+);", (crate / "tests/main.rs").read_text(), re.M))
         files = {path.stem for path in (crate / "tests").glob("*.rs")}
         assert files == roots | (inside & files), crate.name
+
+
+def test_one_function_stops_processes_of_tests(trees: dict[str, ast.Module]) -> None:
+    """After the signal alone threads go on for a moment, and may answer what is sent then."""
+    sends = {
+        name
+        for name, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "SIGSTOP"
+    }
+    assert sends == {"tests.support.frozen"}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
-import signal
 from pathlib import Path
 
 import pytest
 
 from plugin.gateway.backup import daemon, launch
 from plugin.gateway.backup.daemon import PROGRAM, QMP, StorageDaemon
+from tests.support.frozen import freeze
 
 
 def test_a_program_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +20,7 @@ def test_a_program_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None
     async def run() -> None:
         hanging = await StorageDaemon.start([PROGRAM, *QMP])
         pid = hanging._process.pid
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         assert not await hanging.close()
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
