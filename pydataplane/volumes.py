@@ -405,11 +405,18 @@ class Volumes(Lvstores):
         `snapshot` is `LVSTORE/NAME`, a UUID, or what follows the `@`.
         """
         volume = self.volume(reference)
-        if "/" not in snapshot and not _is_uuid(snapshot):
-            snapshot = f"{volume.path}@{snapshot.removeprefix('@')}"
-        to = self.volume(snapshot)
+        to = self.snapshot_of(volume.path, snapshot)
         self.client.call("virtlun_lvol_roll_back", lvol_name=volume.uuid, snapshot_name=to.uuid)
         return self.volume(volume.uuid)
+
+    def snapshot_of(self, path: str, snapshot: str) -> Volume:
+        """Returns a snapshot of the volume LVSTORE/NAME.
+
+        `snapshot` is `LVSTORE/NAME`, a UUID, or what follows the `@`.
+        """
+        if "/" not in snapshot and not _is_uuid(snapshot):
+            snapshot = f"{path}@{snapshot.removeprefix('@')}"
+        return self.volume(snapshot)
 
     def clones(self, snapshot: str) -> list[str]:
         """Returns the names of the lvols, of its lvstore, that are clones of a snapshot."""

@@ -21,6 +21,7 @@ from plugin.cli import (
     move,
     pool,
     report,
+    stream,
     target,
     top,
     volume,
@@ -111,7 +112,15 @@ for command in (
 
 for command in (io_errors.errors, io_errors.retry):
     domain.domain.add_command(command)
-for command in (image.import_, image.export, image.diff, limits.limits, move.move):
+for command in (
+    image.import_,
+    image.export,
+    image.diff,
+    limits.limits,
+    move.move,
+    stream.send,
+    stream.receive,
+):
     volume.volume.add_command(command)
 
 

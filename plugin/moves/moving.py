@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from plugin.alone import alone, uninterrupted
 from plugin.gateway.lvolcopies import Disk
 from plugin.moves import idle, notes, wanted
-from plugin.moves.alone import alone, uninterrupted
 from plugin.moves.naming import Domains
 from plugin.moves.notes import Counts, Note
 from plugin.moves.running import Running
@@ -67,7 +67,9 @@ class Mover:
             KeyboardInterrupt: the volume is as it was, and there is nothing else.
         """
         move = wanted.find(self._volumes, reference, to)
-        with alone(self._volumes.client.path.parent, move.of, move.path, move.to):
+        moves = (move.of, f"volume {move.path} is being moved")
+        makes = (move.to, f"{move.to} is being made")
+        with alone(self._volumes.client.path.parent, moves, makes):
             return self._move(wanted.find(self._volumes, reference, to), progress)
 
     def _move(self, move: Wanted, progress: Progress) -> Moved:

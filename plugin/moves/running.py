@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from plugin.alone import uninterrupted
 from plugin.gateway import lvolcopies
 from plugin.gateway.lvolcopies import Disk
-from plugin.moves.alone import uninterrupted
 from plugin.moves.naming import Domains
 from pydataplane.client import Client
 from pydataplane.domain.names import domain_of

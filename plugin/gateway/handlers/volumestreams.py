@@ -15,6 +15,7 @@ from functools import partial
 
 import structlog
 
+from plugin import volumefile
 from plugin.gateway.call import Call
 from plugin.gateway.errors import Code, GatewayError, Refused
 from plugin.gateway.handlers.pools import check_flags
@@ -131,9 +132,9 @@ async def _take(stream: Stream, file: int, asked: _Asked) -> None:
                 " bytes here, and more are sent",
             )
         if piece.hole:
-            await run(partial(exports.clear, file, offset, piece.hole, block))
+            await run(partial(volumefile.clear, file, offset, piece.hole, block))
         else:
-            await run(partial(exports.write, file, offset, piece.data, block))
+            await run(partial(volumefile.write, file, offset, piece.data, block))
         offset += length
     await run(partial(os.fsync, file))
 
@@ -176,14 +177,14 @@ async def _send(
     while offset < asked.end and not stopping.is_set():
         upto = asked.end
         if asked.sparse:
-            begin = await run(partial(exports.next_data, file, offset, asked.end))
+            begin = await run(partial(volumefile.next_data, file, offset, asked.end))
             if begin > offset:
                 await call.connection.send(stream.hole(begin - offset))
                 offset = begin
                 continue
-            upto = await run(partial(exports.next_hole, file, offset, asked.end))
+            upto = await run(partial(volumefile.next_hole, file, offset, asked.end))
         length = min(PIECE_BYTES, upto - offset)
-        data = await run(partial(exports.read, file, offset, length, block))
+        data = await run(partial(volumefile.read, file, offset, length, block))
         if not data:
             raise OSError("it ends too early")
         await call.connection.send(stream.data(data))

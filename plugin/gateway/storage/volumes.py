@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid as uuids
 
+from plugin import volumefile
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.storage import exports
 from plugin.gateway.storage.leftovers import Leftovers
@@ -140,7 +141,7 @@ async def wipe(pool: Pool, volume: Volume, leftovers: Leftovers) -> None:
         ranges = await pool.target.do(work)  # which nobody adds to from now on
         try:
             await pool.target.file_io(
-                lambda: exports.wipe(file, ranges, volume.block_size, give_back=volume.thin)
+                lambda: volumefile.wipe(file, ranges, volume.block_size, give_back=volume.thin)
             )
         except OSError as error:
             raise Refused(

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from plugin import volumefile
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.handlers.volumechanges import SHRINK
 from plugin.gateway.messages import XmlCall
 from plugin.gateway.procs import Proc
-from plugin.gateway.storage import exports
 from plugin.gateway.storage.events import LIFECYCLE, OWN, REFRESH, Lifecycle
 from plugin.gateway.storage.refs import StorageVol
 from plugin.gateway.storage.states import State, States
@@ -268,12 +268,12 @@ def test_data_goes_in_whole_blocks(tmp_path: Path, block: int) -> None:
             length = chance.randrange(1, len(expected) - offset + 1)
             data = chance.randbytes(length) if chance.random() < 0.6 else bytes(length)
             if any(data):
-                exports.write(file, offset, data, block)
+                volumefile.write(file, offset, data, block)
             else:
-                exports.clear(file, offset, length, block)
+                volumefile.clear(file, offset, length, block)
             expected[offset : offset + length] = data
             assert path.read_bytes() == expected
-            assert exports.read(file, offset, length, block) == data
+            assert volumefile.read(file, offset, length, block) == data
     finally:
         os.close(file)
 

@@ -1,4 +1,4 @@
-"""One command that moves a volume at a time, and steps that nobody interrupts."""
+"""One command that works with a volume at a time, and steps that nobody interrupts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from pydataplane.errors import VolumeError
 
 LOCKS = "move.lock"
-"""A file beside the target's socket, of which each volume that moves has bytes locked."""
+"""A file beside the target's socket, of which each volume that is worked with has bytes locked."""
 
 
 @contextmanager
-def alone(folder: Path, uuid: str, path: str, to: str) -> Iterator[None]:
-    """Keeps other commands of this host from moving the volume `path`, and others to `to`.
+def alone(folder: Path, *work: tuple[str, str]) -> Iterator[None]:
+    """Keeps other commands of this host from `work`: of what (any text), and what is done with it.
 
     One that is killed keeps them no more.
 
@@ -28,7 +28,7 @@ def alone(folder: Path, uuid: str, path: str, to: str) -> Iterator[None]:
         OSError: the file cannot be locked.
     """
     with (folder / LOCKS).open("ab") as file:
-        for of, what in ((uuid, f"volume {path} is being moved"), (to, f"{to} is being made")):
+        for of, what in work:
             byte = int.from_bytes(hashlib.sha256(of.encode()).digest()[:8], "big") >> 2
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)

@@ -1,0 +1,135 @@
+"""A volume's snapshot becomes a stream: `virtlun volume send`.
+
+What is read is a clone of the snapshot that nobody else uses, so that its export is nobody's else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+from plugin import volumefile
+from plugin.alone import alone
+from plugin.images.pieces import Progress
+from plugin.streams.form import Header, Writer
+from pydataplane.errors import VolumeError, VolumeNotFoundError
+from pydataplane.lvols import Volume
+from pydataplane.volumenames import with_suffix
+from pydataplane.volumes import Volumes
+
+SUFFIX = ".send"
+"""Of the clone's name."""
+READ_BYTES = 1 << 20
+GRAIN_BYTES = 64 << 10
+"""Zeros of fewer bytes are sent as data."""
+_NOTHING = bytes(GRAIN_BYTES)
+
+
+def send(
+    volumes: Volumes, snapshot: str, since: str | None, out: BinaryIO, progress: Progress
+) -> None:
+    """Writes what a snapshot has to `out`, or what changed since an older one, `since`.
+
+    That is LVSTORE/NAME, a UUID, or what follows the `@`. Safe to repeat after any interruption.
+
+    Raises:
+        VolumeError: one of them is no such snapshot.
+        OSError: `out` does not take it.
+    """
+    of = volumes.volume(snapshot)
+    _check_snapshot(volumes, of)
+    base = None
+    if since is not None:
+        base = volumes.snapshot_of(of.path.split("@")[0], since)
+        _check_snapshot(volumes, base)
+        _check_older(volumes, base, of)
+    header = Header(of.size, since=name_of(base) if base else None, to=name_of(of))
+    ranges = chain.from_iterable(volumes.ranges(of.uuid, base.uuid if base else None))
+    folder = volumes.client.path.parent
+    with (
+        alone(folder, (f"send {of.uuid}", f"{of.path} is being sent")),
+        _shown(volumes, of) as path,
+    ):
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            stream = Writer(out, header)
+            for offset, length in ranges:
+                progress(offset, of.size)
+                _write(stream, file, offset, length, of.block_size, zeros=base is not None)
+            stream.end()
+        finally:
+            os.close(file)
+    progress(of.size, of.size)
+
+
+def name_of(snapshot: Volume) -> str:
+    """Returns what a stream calls a snapshot: what follows the `@`, as Ceph names its own."""
+    return snapshot.name.split("@")[-1]
+
+
+def _check_snapshot(volumes: Volumes, of: Volume) -> None:
+    if volumes.lvstore(of.lvstore).is_pool:
+        raise VolumeError(f"{of.path} is of a pool: send it by `rbd export-diff`")
+    if not of.snapshot:
+        raise VolumeError(
+            f"{of.path} is no snapshot, which does not change while it is sent: take one by "
+            f"`virtlun volume snapshot {of.path} NAME`"
+        )
+
+
+def _check_older(volumes: Volumes, base: Volume, of: Volume) -> None:
+    parent = of.parent
+    while parent is not None and parent != base.name:
+        parent = volumes.volume(f"{of.lvstore}/{parent}").parent
+    if parent is None or base.lvstore != of.lvstore:
+        raise VolumeError(f"{base.path} is no older snapshot of what {of.path} is one of")
+
+
+@contextmanager
+def _shown(volumes: Volumes, of: Volume) -> Iterator[Path]:
+    """Shows a snapshot as a file that is nobody's else."""
+    name = with_suffix(of.name.replace("@", "-"), SUFFIX)
+    with suppress(VolumeNotFoundError):  # of a command that was killed
+        _end(volumes, volumes.volume(f"{of.lvstore}/{name}"))
+    clone = volumes.clone(of.uuid, name)
+    try:
+        yield volumes.export(clone.uuid, read_only=True)
+    finally:
+        _end(volumes, clone)
+
+
+def _end(volumes: Volumes, clone: Volume) -> None:
+    volumes.end_export(clone.uuid)
+    volumes.delete(clone.uuid)
+
+
+def _write(stream: Writer, file: int, offset: int, length: int, block: int, *, zeros: bool) -> None:
+    """Writes a part of the volume; where it has zeros only if they count."""
+    end = offset + length
+    while offset < end:
+        data = volumefile.read(file, offset, min(READ_BYTES, end - offset), block)
+        if not data:
+            raise VolumeError(f"the snapshot ended at {offset} bytes")
+        for empty, begin, stop in _runs(data):
+            if not empty:
+                stream.data(offset + begin, memoryview(data)[begin:stop])
+            elif zeros:
+                stream.zeros(offset + begin, stop - begin)
+        offset += len(data)
+
+
+def _runs(data: bytes) -> Iterator[tuple[bool, int, int]]:
+    """Yields (is of zeros, from, to) of what alternates in `data`."""
+    begin, kind = 0, False
+    for at in range(0, len(data), GRAIN_BYTES):
+        grain = data[at : at + GRAIN_BYTES]
+        empty = grain == _NOTHING[: len(grain)]
+        if empty != kind and at > begin:
+            yield kind, begin, at
+            begin = at
+        kind = empty
+    yield kind, begin, len(data)
