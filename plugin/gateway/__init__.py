@@ -29,6 +29,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     blockjobs                    jobs of disks of ours
     redefined                    the events of definitions that we replace, held back
     domains, shown, known        a domain's XML: questions to it, as clients see it, what is ours
+    thresholds                   what disks may have allocated before clients want to hear of it
     domstats                     statistics of domains, as clients see them
     openings                     which images clients with the right to had opened
     roomreturns                  which of those that found no room go on when there is some
@@ -36,6 +37,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     caller, services, call       what handlers get: the client, the gateway's parts, one call
     ioerrors                     domains paused because a disk of ours cannot go on
     overtaken                    those that are not to be saved meanwhile
+    thresholdwatch               clients are told when disks have more than that
     records                      which volumes a domain has had
     images                       images of other hosts, opened for the domains that have them
     copies                       copies of disks, from their begin to their end

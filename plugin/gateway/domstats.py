@@ -31,6 +31,7 @@ from plugin.gateway.statistics import (
     with_reasons,
 )
 from plugin.gateway.targets import Targets
+from plugin.gateway.thresholds import Thresholds
 from plugin.gateway.usage import Unit, Usage
 from plugin.gateway.xdr import XdrError
 from pydataplane.lvols import Sizes
@@ -89,6 +90,7 @@ class DomainStats:
         locks: Locks,
         path_prefix: str,
         paused: Collection[bytes],
+        thresholds: Thresholds,
     ) -> None:
         """`path_prefix` is what clients' paths of volumes begin with.
 
@@ -99,6 +101,7 @@ class DomainStats:
         self._locks = locks
         self._prefix = path_prefix
         self._paused = paused
+        self._thresholds = thresholds
         self._last: dict[bytes, _Last] = {}
         """By the domain's UUID."""
         self._most = TURN
@@ -235,6 +238,7 @@ class DomainStats:
                     lun.volume.path(self._prefix),
                     usages.get(item.unit(lun)) if item.running else None,
                     size,
+                    self._threshold(uuid, lun.dev) if item.running else None,
                 )
                 for lun, name, size in zip(item.luns, names, now, strict=True)
             ]
@@ -242,6 +246,10 @@ class DomainStats:
         if not item.running:  # one that runs counts on
             self._last[uuid] = _Last(item, now, blocks)
         return blocks
+
+    def _threshold(self, uuid: bytes, dev: str) -> int | None:
+        threshold = self._thresholds.of(uuid, dev)
+        return None if threshold is None else threshold.allocated
 
     async def _seen(self, dom: Domain) -> Seen:
         """Returns what a domain has of ours, which the client may know: libvirtd listed it.

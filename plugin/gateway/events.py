@@ -114,7 +114,21 @@ class TunableEvent:
     """Those that the call named."""
 
 
-DomainEvent = DeviceChange | IoErrorEvent | BlockJobEvent | JobEvent | TunableEvent
+@dataclass(frozen=True)
+class ThresholdEvent:
+    """A volume has more allocated than a client wanted to hear of; sizes are in bytes."""
+
+    dom: Domain
+    dev: str
+    """The disk, as the client called it."""
+    path: str
+    """The disk's source."""
+    threshold: int
+    excess: int
+    """What is allocated beyond that."""
+
+
+DomainEvent = DeviceChange | IoErrorEvent | BlockJobEvent | JobEvent | TunableEvent | ThresholdEvent
 Announced = DomainEvent | PoolEvent
 """What clients are told of."""
 
@@ -128,10 +142,11 @@ BLOCK_JOB_2 = 16
 
 JOB_COMPLETED = 21
 TUNABLE = 17
+BLOCK_THRESHOLD = 24
 """virDomainEventID."""
 
 BLKDEV = "blkdeviotune."
-"""How the names begin that the last has for what is of a disk (VIR_DOMAIN_TUNABLE_BLKDEV_*)."""
+"""How the names begin that TUNABLE has for what is of a disk (VIR_DOMAIN_TUNABLE_BLKDEV_*)."""
 
 OPERATION_BACKUP = 9
 """VIR_DOMAIN_JOB_OPERATION_BACKUP."""
@@ -219,16 +234,24 @@ class Subscriptions:
 
     def messages(self, change: Announced) -> list[bytes]:
         """Returns the messages to send to the client."""
-        if isinstance(change, PoolEvent):
-            return self.pools.messages(change)
-        if isinstance(change, IoErrorEvent):
-            return self._io_error(change)
-        if isinstance(change, BlockJobEvent):
-            return self._block_job(change)
-        if isinstance(change, JobEvent):
-            return self._job(change)
-        if isinstance(change, TunableEvent):
-            return self._tunable(change)
+        match change:
+            case PoolEvent():
+                found = self.pools.messages(change)
+            case IoErrorEvent():
+                found = self._io_error(change)
+            case BlockJobEvent():
+                found = self._block_job(change)
+            case JobEvent():
+                found = self._job(change)
+            case TunableEvent():
+                found = self._tunable(change)
+            case ThresholdEvent():
+                found = self._threshold(change)
+            case DeviceChange():
+                found = self._device(change)
+        return found
+
+    def _device(self, change: DeviceChange) -> list[bytes]:
         event, dom, alias = change.event, change.dom, change.alias
         found = []
         for callback, (wanted, uuid) in self.callbacks.items():
@@ -286,6 +309,16 @@ class Subscriptions:
                 continue
             body = bytes(change.dom.write(Writer().i32(callback))) + pack_params(params)
             found.append(message(MessageType.MESSAGE, Proc.CALLBACK_TUNABLE, 0, body))
+        return found
+
+    def _threshold(self, exceeded: ThresholdEvent) -> list[bytes]:
+        found = []
+        for callback, (wanted, uuid) in self.callbacks.items():
+            if wanted != BLOCK_THRESHOLD or uuid not in (None, exceeded.dom.uuid):
+                continue
+            body = exceeded.dom.write(Writer().i32(callback)).string(exceeded.dev)
+            body.optional(exceeded.path, body.string).u64(exceeded.threshold).u64(exceeded.excess)
+            found.append(message(MessageType.MESSAGE, Proc.EVENT_BLOCK_THRESHOLD, 0, bytes(body)))
         return found
 
 

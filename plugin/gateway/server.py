@@ -32,6 +32,8 @@ from plugin.gateway.session import Session
 from plugin.gateway.shown import Shown
 from plugin.gateway.storage.pools import Pools
 from plugin.gateway.targets import Targets
+from plugin.gateway.thresholds import Thresholds
+from plugin.gateway.thresholdwatch import ThresholdWatch
 
 STOP_S = 15.0
 """How long calls begun are given to finish at a stop, seconds."""
@@ -57,6 +59,7 @@ class Gateway:
         block_jobs = BlockJobs(self.announce)
         shown = Shown(self._parsers.shown, block_jobs)
         known = Known(self.admin.get, self.asking.get, self._parsers.domains, shown.ahead)
+        thresholds = Thresholds(config.gateway.state_dir)
         self.services = Services(
             config=config.gateway,
             hook=config.hook,
@@ -65,7 +68,9 @@ class Gateway:
             parsers=self._parsers,
             shown=shown,
             known=known,
-            domain_stats=DomainStats(known, target, locks, settings.path_prefix, paused),
+            domain_stats=DomainStats(
+                known, target, locks, settings.path_prefix, paused, thresholds
+            ),
             target=target,
             locks=locks,
             journal=Journal(config.gateway.state_dir),
@@ -78,10 +83,12 @@ class Gateway:
             paused=paused,
             room_returns=RoomReturns(config.gateway.state_dir),
             openings=Openings(config.gateway.state_dir),
+            thresholds=thresholds,
             pools=Pools(target, settings, config.gateway.state_dir),
         )
         self.loop = ReconcileLoop(self.services)
         self.io_errors = IoErrors(self.services)
+        self.thresholds = ThresholdWatch(self.services, self.is_heard)
         events = {
             Proc.CALLBACK_LIFECYCLE.value: self._lifecycle_event,
             Proc.CALLBACK_METADATA_CHANGE.value: self.services.known.event,
@@ -96,6 +103,7 @@ class Gateway:
         self.services.known.event(payload)
         self.loop.lifecycle_event(payload)
         self.io_errors.lifecycle_event(payload)
+        self.thresholds.lifecycle_event(payload)
 
     def _device_removed(self, payload: bytes) -> None:
         self.services.known.event(payload)
@@ -104,6 +112,7 @@ class Gateway:
     def _connection_lost(self) -> None:
         self.services.known.forget()
         self.loop.connection_lost()
+        self.thresholds.connection_lost()
 
     def open(self) -> None:
         """Makes the listening sockets.
@@ -175,6 +184,7 @@ class Gateway:
         accepting.append(
             asyncio.create_task(leftovers.clean(self.services.target, self.services.locks))
         )
+        accepting.append(asyncio.create_task(self.thresholds.run()))
         if self.config.reconcile:
             accepting.append(asyncio.create_task(self.loop.run()))
             accepting.append(asyncio.create_task(self.io_errors.run()))
@@ -248,6 +258,10 @@ class Gateway:
         """Sends an event to every client that registered for it."""
         for session in self.sessions:
             session.notify(change)
+
+    def is_heard(self, change: Announced) -> bool:
+        """Whether a client registered for an event."""
+        return any(session.hears(change) for session in self.sessions)
 
     def hold_back(self, uuid: bytes, begins: bool) -> None:
         """Keeps the next event of a definition that is replaced from all clients of now."""

@@ -26,6 +26,7 @@ from plugin.gateway.roomreturns import RoomReturns
 from plugin.gateway.shown import Shown
 from plugin.gateway.storage.pools import Pools
 from plugin.gateway.targets import Targets
+from plugin.gateway.thresholds import Thresholds
 from plugin.gateway.upstream import Upstream
 from pydataplane.domain import translate
 from pydataplane.domain.translate import Definition, Settings
@@ -72,6 +73,8 @@ class Services:
     room_returns: RoomReturns
     """Which of them go on by themselves."""
     openings: Openings
+    thresholds: Thresholds
+    """Of what disks have allocated; see plugin.gateway.thresholdwatch."""
     pools: Pools
     """The lvstores as libvirt's pools."""
 

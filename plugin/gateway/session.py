@@ -459,13 +459,14 @@ class Session:
 
     # Events
 
+    def hears(self, change: Announced) -> bool:
+        """Whether the client registered for an event."""
+        admission = self._admission
+        return admission.is_open and admission.is_ours and self.subscriptions.wants(change)
+
     def notify(self, change: Announced) -> None:
         """Queues an event for the client, if it registered for it. Never waits."""
-        if (
-            not self._admission.is_open
-            or not self._admission.is_ours
-            or not self.subscriptions.wants(change)
-        ):
+        if not self.hears(change):
             return
         try:
             self._changes.put_nowait(change)

@@ -50,6 +50,7 @@ _USED = (
     "fl.times",
 )
 _SIZED = ("allocation", "capacity", "physical")
+_WATCHED = ("threshold",)
 """libvirt's names and order."""
 
 
@@ -170,10 +171,17 @@ class Block:
     path: str
     usage: Usage | None
     sizes: Sizes | None
+    threshold: int | None = None
+    """Bytes allocated of which clients want to hear."""
 
     def pack(self, number: int) -> tuple[bytes, int]:
         """Returns the parameters block.`number`.*, in libvirt's order, and how many they are."""
-        form = _form(number, used=self.usage is not None, sized=self.sizes is not None)
+        form = _form(
+            number,
+            used=self.usage is not None,
+            sized=self.sizes is not None,
+            watched=self.threshold is not None,
+        )
         values: list[int] = []
         if self.usage is not None:
             use = self.usage
@@ -181,6 +189,8 @@ class Block:
             values += (use.writes, use.written_bytes, use.write_ns, use.flushes, use.flush_ns)
         if self.sizes is not None:
             values += (self.sizes.allocated, self.sizes.size, self.sizes.allocated)
+        if self.threshold is not None:
+            values.append(self.threshold)
         words = [word for pair in zip(form.heads, values, strict=True) for word in pair]
         packed = b"".join(
             (
@@ -226,11 +236,12 @@ class _Form:
 
 
 @lru_cache(maxsize=1024)
-def _form(number: int, *, used: bool, sized: bool) -> _Form:
+def _form(number: int, *, used: bool, sized: bool, watched: bool) -> _Form:
     def head(field: str, kind: int) -> bytes:
         return _string(f"block.{number}.{field}") + kind.to_bytes(4, "big")
 
-    heads = tuple(head(f, ULLONG) for f in (_USED if used else ()) + (_SIZED if sized else ()))
+    fields = (*(_USED if used else ()), *(_SIZED if sized else ()), *(_WATCHED if watched else ()))
+    heads = tuple(head(field, ULLONG) for field in fields)
     numbers = struct.Struct(">" + "".join(f"{len(each)}sQ" for each in heads))
     return _Form(head("name", STRING), head("path", STRING), heads, numbers)
 

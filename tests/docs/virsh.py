@@ -109,7 +109,7 @@ ROWS = (
     Row("blkdeviotune vm sda", (Proc.GET_BLOCK_IO_TUNE,)),
     Row("blkdeviotune vm sda --total-iops-sec 100 --live --config", (Proc.SET_BLOCK_IO_TUNE,)),
     Row("blkdeviotune vm sda --group-name g --live", (Proc.SET_BLOCK_IO_TUNE,), fails=True),
-    Row("domblkthreshold vm sda 1G", (Proc.SET_BLOCK_THRESHOLD,), fails=True),
+    Row("domblkthreshold vm sda 8M", (Proc.SET_BLOCK_THRESHOLD,)),
     Row("blockjob vm sda", (Proc.GET_BLOCK_JOB_INFO,)),
     Row("blockjob vm sda --abort", (Proc.BLOCK_JOB_ABORT,), fails=True),
     Row("blockcopy vm sda {FOLDER}/copy --transient-job", (Proc.BLOCK_COPY,), fails=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -235,9 +236,14 @@ def test_its_volume_moves_while_it_is_written(host: Host, guest: Agent) -> None:
     told(host, "volume", "delete", "lvs0/moved", "--yes")
 
 
+def test_a_threshold_is_set_and_taken_back(host: Host, guest: Agent) -> None:
+    for said, shown in (("1G", f"threshold={1 << 30}"), ("0", "")):
+        host.virsh("domblkthreshold", NAME, "vda", said)
+        found = re.findall(r"block\.0\.(threshold=\d+)", host.virsh("domstats", NAME, "--block"))
+        assert found == [shown] * bool(shown)
+
+
 def test_what_it_cannot_is_said(host: Host, guest: Agent) -> None:
-    with pytest.raises(VirshError, match="write thresholds are not supported for virtlun volumes"):
-        host.virsh("domblkthreshold", NAME, "vda", "1M")
     with pytest.raises(VirshError, match=r"use bus='virtio' \(a target like vdb\)"):
         host.virsh("attach-disk", NAME, "/dev/virtlun/lvs0/more", "sda", "--live")
     with pytest.raises(VirshError, match="cannot modify field 'readonly'"):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import libvirt
 import pytest
 
+from tests.support.examples import ROOT, used
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
+from tests.support.wait import until
+from tests.support.watcher import Watcher
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
@@ -73,7 +79,8 @@ def test_what_virsh_shows(running: Host, words: str, says: str) -> None:
     ("words", "says"),
     [
         ("blkdeviotune calls sda --group-name g", "group_name: each volume has limits of its own"),
-        ("domblkthreshold calls sda 1M", "write thresholds are not supported"),
+        ("domblkthreshold calls sda[7] 1M", "sda[7]: a virtlun volume is one image: name it sda"),
+        ("domblkthreshold calls sdq 1M", "failed to find disk 'sdq'"),
         (
             "blockcopy calls sda /var/tmp/none --transient-job",
             "copied to another volume of its target alone",
@@ -140,7 +147,6 @@ def test_the_pattern_of_collectors(domain: Any) -> None:
     ("call", "says"),
     [
         (lambda d: d.blockPeek("sda", 0, 512), "block peek is not supported"),
-        (lambda d: d.setBlockThreshold("sda", 1, 0), "write thresholds"),
         (lambda d: d.blockRebase("sda", "base", 0), "leave the base out"),
     ],
 )
@@ -210,3 +216,74 @@ def test_a_pull_gives_a_volume_all_that_it_has_of_snapshots(running: Host) -> No
     running.virsh("blockpull", NAME, "sda", "--wait")
     assert running.volumes.volume("lvs0/calls").parent is None
     running.volumes.delete(snapshot.path)
+
+
+@pytest.fixture
+def thin(running: Host) -> Iterator[Host]:
+    """The domain with a thin volume more, as sdb."""
+    running.volumes.create("lvs0/thin", SIZE, thin=True)
+    running.virsh("attach-disk", NAME, "/dev/virtlun/lvs0/thin", "sdb")
+    yield running
+    running.virsh("detach-disk", NAME, "sdb")
+    running.volumes.delete("lvs0/thin")
+
+
+def threshold(domain: Any) -> int:
+    """What `domstats` has of sdb, in bytes; 0: none."""
+    flags = libvirt.VIR_DOMAIN_STATS_BLOCK
+    ((_, stats),) = domain.connect().domainListGetStats([domain], flags, 0)
+    return int(stats.get("block.1.threshold", 0))
+
+
+def test_who_listens_is_told_once_that_a_thin_volume_grows(
+    thin: Host, domain: Any, tmp_path: Path
+) -> None:
+    agent = thin.agent(NAME)
+    watcher = Watcher(thin.uri, tmp_path / "virsh")
+    log = tmp_path / "python"
+    write = "dd if=/dev/zero of=/dev/sdb bs=1M oflag=direct count="
+    source = "sdb(/dev/virtlun/lvs0/thin)"
+    try:
+        until(lambda: watcher.hears(thin, NAME), "virsh listens")
+        thin.virsh("domblkthreshold", NAME, "sdb", "2M")
+        assert f"block.1.threshold={2 * MIB}" in thin.virsh("domstats", NAME, "--block")
+        agent.wait_for("[ -b /dev/sdb ]")
+        agent.run(f"{write}3", 60)
+        line = watcher.line("'block-threshold'")
+        told, _, excess = line.rpartition(" ")
+        assert told.endswith(f"for domain '{NAME}': dev: {source} {2 * MIB}")
+        assert 0 < int(excess) <= MIB
+        assert threshold(domain) == 0
+        # The next one, in libvirt's other form, was exceeded before it was set.
+        thin.virsh("domblkthreshold", NAME, "sdb[1]", "1M")
+        watcher.line(f"dev: {source.replace('sdb', 'sdb[1]', 1)} {MIB} {2 * MIB}")
+        assert watcher.text.count("'block-threshold'") == 2
+
+        program = used(ROOT / "examples/libvirt/thresholds.py")
+        with log.open("wb") as out:
+            words = [sys.executable, str(program), thin.uri, NAME, "1"]
+            listener = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            until(lambda: f"sdb has {3 * MIB} bytes" in log.read_text(), log.read_text)
+            assert threshold(domain) == 4 * MIB
+            agent.run(f"{write}3 seek=3", 60)
+            until(lambda: "sdb (/dev/virtlun/lvs0/thin) has" in log.read_text(), log.read_text)
+            until(lambda: threshold(domain) > 5 * MIB, log.read_text)
+        finally:
+            listener.kill()
+            listener.wait()
+    finally:
+        watcher.close()
+        agent.close()
+
+
+def test_a_thick_volume_has_no_threshold(running: Host, domain: Any) -> None:
+    thick = running.volumes.create("lvs0/thick", SIZE)
+    running.virsh("attach-disk", NAME, "/dev/virtlun/lvs0/thick", "sdb")
+    try:
+        with pytest.raises(libvirt.libvirtError, match="volume lvs0/thick is thick") as caught:
+            domain.setBlockThreshold("sdb", MIB)
+        assert caught.value.get_error_code() == libvirt.VIR_ERR_OPERATION_UNSUPPORTED
+    finally:
+        running.virsh("detach-disk", NAME, "sdb")
+        running.volumes.delete(thick.uuid)

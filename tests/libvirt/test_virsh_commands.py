@@ -97,7 +97,7 @@ def test_each_command_does_what_the_page_says(host: Host) -> None:
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", image, "8M"], check=True)
     image.chmod(0o666)
     for name in ("a", "b"):
-        host.volumes.create(f"lvs0/{name}", 16 << 20)
+        host.volumes.create(f"lvs0/{name}", 16 << 20, thin=name == "a")
     host.virsh("define", f"{folder}/vm.xml")
     host.virsh("start", "vm")
     said: dict[Row, str] = {}

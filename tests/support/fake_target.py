@@ -42,9 +42,16 @@ class Volume:
     uuid: str
     mib: int = 64
     thin: bool = True
+    taken_mib: int = 3
+    """What of it is allocated, if it is thin."""
     xattrs: dict[str, str] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
     """Those that are not 0."""
+
+    @property
+    def allocated(self) -> int:
+        """Bytes."""
+        return (self.taken_mib if self.thin else self.mib) * MIB
 
 
 OF_EACH_BDEV: Mapping[str, Any] = {
@@ -269,7 +276,7 @@ class FakeTarget(WatchedClient):
         lvol = {
             "lvol_store_uuid": self.lvstores.get(alias.partition("/")[0], LVSTORE_UUID),
             "thin_provision": volume.thin,
-            "num_allocated_clusters": 3 if volume.thin else volume.mib,
+            "num_allocated_clusters": volume.allocated // MIB,
         }
         shown = {
             "name": volume.uuid,
@@ -402,7 +409,7 @@ class FakeTarget(WatchedClient):
                 "uuid": volume.uuid,
                 "name": alias.partition("/")[2],
                 "is_thin_provisioned": volume.thin,
-                "num_allocated_clusters": 3 if volume.thin else volume.mib,
+                "num_allocated_clusters": volume.allocated // MIB,
                 "lvs": {
                     "name": alias.partition("/")[0],
                     "uuid": self.lvstores[alias.partition("/")[0]],
@@ -465,8 +472,11 @@ class FakeTarget(WatchedClient):
 
     def virtlun_lvol_get_sizes(self, names: list[str]) -> dict[str, dict[str, int]]:
         known = self.volumes | {each.uuid: each for each in self.volumes.values()}
-        sizes = {name: known[name].mib * MIB for name in names if name in known}
-        return {name: {"size": size, "allocated": 3 * MIB} for name, size in sizes.items()}
+        found = {name: known[name] for name in names if name in known}
+        return {
+            name: {"size": volume.mib * MIB, "allocated": volume.allocated}
+            for name, volume in found.items()
+        }
 
     def virtlun_lvol_get_xattrs(self, name: str) -> dict[str, str]:
         return dict(self.volume(name).xattrs)

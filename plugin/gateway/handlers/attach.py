@@ -104,6 +104,8 @@ async def _attach_ours(call: Call, args: DomainCall, reference: VolumeRef) -> bo
                     await plugging.plug(await call.caller.own(), args.dom, change)
 
             await carry_out(call, args.dom, both, "attach", live, config, add)
+            if live is not None:  # not the one of the disk before it
+                services.thresholds.forget(args.dom.uuid, live.lun.dev)
     if live is not None and live.device_xml is not None:
         _log.info("attached", domain=args.dom.name, dev=live.lun.dev, volume=reference.alias)
     elif live is not None and both.live is not None:

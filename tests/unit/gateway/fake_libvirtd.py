@@ -64,10 +64,12 @@ class FakeDomain:
     uuid: bytes
     config: str | None = None
     live: str | None = None
+    run: int = 1
+    """Its id while it runs."""
 
     @property
     def ref(self) -> Domain:
-        return Domain(self.name, self.uuid, 1 if self.live else -1)
+        return Domain(self.name, self.uuid, self.run if self.live else -1)
 
 
 @dataclass
@@ -286,6 +288,9 @@ class FakeLibvirtd:
             if dom.live is None:
                 raise Refused(Code.OPERATION_INVALID, "domain is not running")
             raise Refused(Code.INVALID_ARG, "disk was not found in the domain config")
+        if proc == Proc.SET_BLOCK_THRESHOLD:
+            self._writing(connection)
+            raise Refused(Code.INVALID_ARG, "failed to find disk")
         if proc == Proc.GET_BLOCK_IO_TUNE:
             asked = TuneQuery.read(payload)
             self._side(dom, asked.flags)

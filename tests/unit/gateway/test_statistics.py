@@ -81,6 +81,8 @@ def plainly(params: list[TypedParam], carrier: str | None, ours: list[Block]) ->
         if item.sizes is not None:
             for name, value in (("allocation", 4096), ("capacity", 1 << 40), ("physical", 4096)):
                 result.append(TypedParam(f"block.{nth}.{name}", ULLONG, value))
+        if item.threshold is not None:
+            result.append(TypedParam(f"block.{nth}.threshold", ULLONG, item.threshold))
     return result + after
 
 
@@ -95,18 +97,24 @@ def record_of(names: list[str], before: list[TypedParam], after: list[TypedParam
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(BLOCKS, OTHERS, OTHERS), min_size=1, max_size=4),
-    st.lists(st.tuples(st.booleans(), st.booleans()), max_size=3),
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=3),
     st.booleans(),
 )
 def test_the_bytes_say_what_decoded_values_would(
     given_: list[tuple[list[str], list[TypedParam], list[TypedParam]]],
-    disks: list[tuple[bool, bool]],
+    disks: list[tuple[bool, bool, bool]],
     hidden: bool,
 ) -> None:
     every = [record_of(names, before, after) for names, before, after in given_]
     ours = [
-        Block(f"sd{n}", f"/dev/ä{n}", USAGE if used else None, SIZES if sized else None)
-        for n, (used, sized) in enumerate(disks)
+        Block(
+            f"sd{n}",
+            f"/dev/ä{n}",
+            USAGE if used else None,
+            SIZES if sized else None,
+            2**64 - 1 if watched else None,
+        )
+        for n, (used, sized, watched) in enumerate(disks)
     ]
     carrier = "ubda" if hidden else None
     payload = StatsRecord.pack_all(every)
