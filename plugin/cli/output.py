@@ -91,12 +91,20 @@ def _leave_unread() -> None:
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Has SIGTERM raise KeyboardInterrupt within a block, as ^C does: what was begun is ended."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Has SIGTERM raise KeyboardInterrupt within a block, as ^C does: what was begun is ended.
+
+    So does SIGHUP, of a terminal or connection that goes, unless nohup(1) has it ignored.
+    """
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def errors_as_sentences(function: Callable[P, R]) -> Callable[P, R]:

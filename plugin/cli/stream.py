@@ -9,10 +9,18 @@ from uuid import UUID
 import click
 
 from plugin.cli import completion
-from plugin.cli.output import bar, client, copying_client, errors_as_sentences, json_option
+from plugin.cli.output import (
+    bar,
+    client,
+    copying_client,
+    ended_in_order,
+    errors_as_sentences,
+    json_option,
+)
 from plugin.cli.volume import shown
-from plugin.streams import receiving, sending
+from plugin.streams import sending
 from plugin.streams.form import Reader
+from plugin.streams.receiving import New, Receiver
 from pydataplane.volumes import Volumes
 
 
@@ -33,12 +41,12 @@ def send(socket: Path, snapshot: str, since: str | None) -> None:
     The stream is one of `rbd export-diff`, so `rbd import-diff` takes it, too. What is encrypted at
     rest is not in the stream.
     """  # noqa: D301 (click's mark)
-    if sys.stdout.isatty():
+    if sys.stdout is None or sys.stdout.isatty():
         raise click.UsageError(
             "the stream is not for a terminal: write it to a file (> FILE), or to a command such as"
             " `| ssh HOST virtlun volume receive LVSTORE/NAME`"
         )
-    with bar(f"sending {snapshot}") as progress:
+    with bar(f"sending {snapshot}") as progress, ended_in_order():
         sending.send(Volumes(client(socket)), snapshot, since, sys.stdout.buffer, progress)
 
 
@@ -59,14 +67,14 @@ def receive(
     since a snapshot is taken by the volume whose last snapshot that is, if nobody has written to it
     since then. If the stream ends early, VOLUME is as it was before.
     """
-    if sys.stdin.isatty():
-        raise click.UsageError("standard input is a terminal: give it a stream (< FILE)")
-    with bar(f"receiving {volume}") as progress:
-        made = receiving.receive(
-            Volumes(copying_client(socket)),
-            volume,
-            Reader(sys.stdin.buffer),
-            receiving.New(thin, key, str(uuid) if uuid else None),
-            progress,
-        )
+    if sys.stdin is None or sys.stdin.isatty():
+        raise click.UsageError("standard input is no stream: give it one (< FILE)")
+    stream = Reader(sys.stdin.buffer)
+    receiver = Receiver(Volumes(client(socket)), Volumes(copying_client(socket)), volume)
+    new = New(thin, key, str(uuid) if uuid else None)
+    try:
+        with bar(f"receiving {volume}") as progress, ended_in_order():
+            made = receiver.receive(stream, new, progress)
+    except KeyboardInterrupt:
+        raise click.ClickException(f"interrupted: {volume} is as it was before") from None
     shown([made], as_json)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from plugin.images import coming
 from plugin.moves import notes
 from plugin.moves.notes import Note
+from plugin.streams import receiving
 from pydataplane.domain import limiting
 from pydataplane.errors import NO_DEVICE, RpcError, VolumeError, VolumeNotFoundError
 from pydataplane.lvols import Volume
@@ -183,7 +184,11 @@ def check_movable(volumes: Volumes, source: Volume) -> None:
             f"volume {source.path} does not count any more: its VM has gone on with another one"
             f" ({xattrs[notes.MOVED]}); complete that move, by the same command"
         )
-    for name, what in ((coming.XATTR, "imported"), (notes.XATTR, "moved there")):
+    for name, what in (
+        (coming.XATTR, "imported"),
+        (notes.XATTR, "moved there"),
+        (receiving.XATTR, "received"),
+    ):
         if name in xattrs:
             raise VolumeError(
                 f"volume {source.path} is not whole yet: it is being {what}; complete that first,"

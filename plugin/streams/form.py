@@ -129,6 +129,8 @@ class Reader:
             elif self._tag == DATA:
                 yield from self._data(offset, length)
             self._tag = self._bytes(1)
+        if self._some(1):
+            raise VolumeError("more follows the end of the stream: give one stream at a time")
 
     def _data(self, offset: int, length: int) -> Iterator[Part]:
         end = offset + length

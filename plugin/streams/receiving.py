@@ -1,24 +1,27 @@
 """A stream becomes a volume, or what a volume has changed: `virtlun volume receive`.
 
-Until all of it is there the volume has another name, so that nobody takes a part for the whole, and
-a xattr says what is being received. What an interrupted command left, the next one of the same
-volume takes back: the volume is its last snapshot again, or is not there.
+From the first look at it to the end the volume is exported, so that no VM and nobody else begins to
+use it. Until all is there it has another name, so that nobody takes a part for the whole, and a
+xattr says what is being received. What an interrupted command left, the next one of the same volume
+takes back: the volume is its last snapshot again, or is not there.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from plugin import volumefile
 from plugin.alone import alone, uninterrupted
 from plugin.images.pieces import Progress
 from plugin.streams.form import Header, Reader
-from pydataplane.errors import VolumeError, VolumeNotFoundError
+from pydataplane.errors import NO_DEVICE, RpcError, TargetError, VolumeError, VolumeNotFoundError
 from pydataplane.lvols import Volume
-from pydataplane.volumenames import NAME_MAX, split_path, with_suffix
+from pydataplane.volumenames import NAME_MAX, VOLUME_NAME, split_path, with_suffix
 from pydataplane.volumes import Volumes
 
 XATTR = "virtlun.receive"
@@ -37,194 +40,321 @@ class New:
     """None: a random one."""
 
 
-def receive(
-    volumes: Volumes,
-    reference: str,
-    stream: Reader,
-    new: New,
-    progress: Progress,
-) -> Volume:
-    """Makes the volume `reference` of a stream, or changes it as one says; returns it.
+@dataclass(frozen=True)
+class _Work:
+    """What a volume's xattr says: of which stream it is being made."""
 
-    It has the snapshot that the stream is of then. If anything fails, the volume is as it was
-    before, or is not there.
-
-    Raises:
-        VolumeError: the stream is damaged, or does not begin with what the volume has.
-    """
-    header = stream.header
-    lvstore, name = split_path(reference)
-    path = f"{lvstore}/{name}"
-    _check_names(path, name, header)
-    if volumes.lvstore(lvstore).is_pool:
-        raise VolumeError(f"{path} is of a pool: have `rbd import-diff` read the stream")
-    with alone(volumes.client.path.parent, (path, f"{path} is being received, or moved")):
-        if (done := _left(volumes, path, header)) is not None:
-            for _ in stream.parts():  # its sender has it read to the end
-                pass
-            return done
-        if header.since is None:
-            volume = _made(volumes, path, header, new)
-        else:
-            if new != New():
-                raise VolumeError(
-                    f"the stream is of what changed in {path}: --thin, --key and --uuid are of new "
-                    "volumes"
-                )
-            volume = _old(volumes, path, header)
-        try:
-            _write(volumes, volume, stream, progress)
-        except BaseException:
-            with uninterrupted():
-                _take_back(volumes, volume, name)
-            raise
-        with uninterrupted():
-            return _finish(volumes, volume, name, header.to)
+    since: str | None
+    to: str | None
+    was: int
+    """Bytes that it had before; 0: it was not there."""
+    whole: bool = False
+    """Whether all is there, durably: only the snapshot and the name are missing."""
 
 
-def _check_names(path: str, name: str, header: Header) -> None:
-    if "@" in name:
-        raise VolumeError(f"{path} is a snapshot: name the volume that is to have it")
-    for snapshot in (header.since, header.to):
-        if snapshot is not None:
-            split_path(f"{path}@{snapshot}")
-            if len(f"{name}@{snapshot}") > NAME_MAX:
-                raise VolumeError(
-                    f"{name}@{snapshot} would be longer than {NAME_MAX} characters: name the "
-                    "volume or the snapshot shorter"
-                )
+class Receiver:
+    """Makes one volume of a stream, or changes it as one says."""
 
+    def __init__(self, volumes: Volumes, patient: Volumes, reference: str) -> None:
+        """`patient` waits for what writes a whole volume.
 
-def _noted(volumes: Volumes, volume: Volume) -> Header | None:
-    """Returns of what stream a volume is being made; None: of none."""
-    text = volumes.xattrs(volume.uuid).get(XATTR)
-    return None if text is None else Header(**json.loads(text))
-
-
-def _left(volumes: Volumes, path: str, header: Header) -> Volume | None:
-    """Ends what an interrupted command left; returns the volume if that was of the same stream.
-
-    Raises:
-        VolumeError: a volume is in the way that no such command has made.
-    """
-    name = path.split("/")[1]
-    for reference in (_partial(path), path):
-        try:
-            present = volumes.volume(reference)
-        except VolumeNotFoundError:
-            continue
-        noted = _noted(volumes, present)
-        if noted is None and reference != path:
+        Raises:
+            VolumeError: `reference` is no name of a volume that can be received.
+        """
+        lvstore, self._name = split_path(reference)
+        store = volumes.lvstore(lvstore)
+        self._path = f"{store.name}/{self._name}"
+        self._partial = f"{store.name}/{with_suffix(self._name, SUFFIX)}"
+        self._volumes, self._patient, self._store = volumes, patient, store
+        if store.is_pool:
+            raise VolumeError(f"{self._path} is of a pool: have `rbd import-diff` read the stream")
+        if "@" in self._name:
+            raise VolumeError(f"{self._path} is a snapshot: name the volume that is to have it")
+        if self._name.endswith(SUFFIX):
             raise VolumeError(
-                f"volume {present.path} exists already, and is of no stream: rename or delete it"
+                f"{self._path} is what a volume is called until it is whole: choose another name"
             )
-        if noted is None:
-            continue
-        if noted.to is not None and present.parent == f"{name}@{noted.to}":
-            done = _finish(volumes, present, name, None)
-            return done if noted == header else None
-        if reference != path:
-            _take_back(volumes, present, name)
-        else:
-            volumes.remove_xattr(present.uuid, XATTR)
-    return None
 
+    def receive(self, stream: Reader, new: New, progress: Progress) -> Volume:
+        """Returns the volume, with the snapshot that the stream is of; `new` is of a new one.
 
-def _partial(path: str) -> str:
-    lvstore, name = path.split("/")
-    return f"{lvstore}/{with_suffix(name, SUFFIX)}"
+        If anything fails, the volume is as it was before, or is not there.
 
+        Raises:
+            VolumeError: the stream is damaged, or does not begin with what the volume has.
+        """
+        header = stream.header
+        self._check_names(header)
+        work = (self._path, f"{self._path} is being received, or moved")
+        with alone(self._volumes.client.path.parent, work):
+            self._end_left()
+            if header.to is not None and (there := self._find(f"{self._path}@{header.to}")):
+                raise VolumeError(
+                    f"snapshot {there.path} is there already: the stream was received before, or"
+                    " is of another one of that name; delete it to receive that"
+                )
+            if header.since is None:
+                volume = self._make(header, new)
+            elif new != New():
+                raise VolumeError(
+                    f"the stream is of what changed in {self._path}: --thin, --key and --uuid are "
+                    "of new volumes"
+                )
+            else:
+                volume = self._volume_of(header)
+            return self._fill(volume, stream, progress)
 
-def _made(volumes: Volumes, path: str, header: Header, new: New) -> Volume:
-    """Makes the volume that a whole stream is written to."""
-    with suppress(VolumeNotFoundError):
-        present = volumes.volume(path)
-        raise VolumeError(
-            f"volume {present.path} exists already, and the stream is of a whole one: choose "
-            "another name, or send what changed since a snapshot that both have (--since)"
-        )
-    noted = {XATTR: json.dumps(asdict(header))}
-    return volumes.create(_partial(path), header.size, **asdict(new), xattrs=noted)
+    def _check_names(self, header: Header) -> None:
+        for name in (header.since, header.to):
+            if name is None:
+                continue
+            snapshot = f"{self._name}@{name}"
+            if not VOLUME_NAME.fullmatch(snapshot):
+                raise VolumeError(
+                    f"the stream calls a snapshot {name!r}, which no snapshot of a volume is "
+                    "called: name it with letters, digits, '.', '_' and '-' where it comes from"
+                )
+            if len(snapshot) > NAME_MAX:
+                raise VolumeError(
+                    f"{snapshot} would be longer than {NAME_MAX} characters: name the volume or "
+                    "the snapshot shorter"
+                )
+        if header.since is not None and header.since == header.to:
+            raise VolumeError(
+                f"the stream is of what changed since {header.since} to {header.since}, which no "
+                "sender sends"
+            )
 
+    def _find(self, reference: str) -> Volume | None:
+        with suppress(VolumeNotFoundError):
+            return self._volumes.volume(reference)
+        return None
 
-def _old(volumes: Volumes, path: str, header: Header) -> Volume:
-    """Prepares the volume that has what a stream begins with, and nothing else."""
-    base = f"{path}@{header.since}"
-    try:
-        volume, snapshot = volumes.volume(path), volumes.volume(base)
-    except VolumeNotFoundError as error:
-        raise VolumeError(
-            f"the stream is of what changed since {base}, which is not there: receive that first"
-        ) from error
-    if volume.parent != snapshot.name:
-        last = f"that is {volume.lvstore}/{volume.parent}" if volume.parent else "it has none"
-        raise VolumeError(
-            f"the stream is of what changed since {base}, which is not the last snapshot of "
-            f"{path}: {last}"
-        )
-    if any(volumes.ranges(volume.uuid, snapshot.uuid)):
-        raise VolumeError(
-            f"{path} was written to since {base}, which the stream is of what changed since: "
-            f"give that up by `virtlun volume rollback {path} @{header.since}`"
-        )
-    volume = volumes.roll_back(volume.uuid, snapshot.uuid)  # refused while somebody uses it
-    volumes.set_xattr(volume.uuid, XATTR, json.dumps(asdict(header)))
-    volume = volumes.rename(volume.uuid, _partial(path).split("/")[1])
-    try:
-        return _resized(volumes, volume, header.size)
-    except BaseException:
+    # What an interrupted command left
+
+    def _end_left(self) -> None:
+        """Completes what only lacked its name, and takes back what is not whole.
+
+        Raises:
+            VolumeError: a volume is in the way that no such command has made, or that somebody has
+                changed since.
+        """
+        named = self._find(self._path)
+        if named is not None and XATTR in self._volumes.xattrs(named.uuid):
+            self._volumes.remove_xattr(named.uuid, XATTR)  # before the first write, or after all
+            self._volumes.end_export(named.uuid)
+        partial = self._find(self._partial)
+        if partial is None:
+            return
+        try:
+            work = _Work(**json.loads(self._volumes.xattrs(partial.uuid).get(XATTR, "")))
+        except (TypeError, ValueError) as error:
+            raise VolumeError(
+                f"volume {partial.path} exists already, and is of no stream: rename or delete it"
+            ) from error
         with uninterrupted():
-            _take_back(volumes, volume, path.split("/")[1])
-        raise
+            if work.whole and (work.to is None or partial.parent == f"{self._name}@{work.to}"):
+                self._name_whole(partial)
+            else:
+                self._take_back(partial, work)
 
+    def _take_back(self, partial: Volume, work: _Work) -> None:
+        """Has a volume be as it was: its last snapshot, or nothing.
 
-def _resized(volumes: Volumes, volume: Volume, size: int) -> Volume:
-    """Gives a volume the size of the stream's, in whole clusters."""
-    cluster = volumes.lvstore(volume.lvstore).cluster_size
-    if -(-size // cluster) * cluster == volume.size:
+        Raises:
+            VolumeError: its snapshots are not those that it had.
+        """
+        partial = self._volumes.volume(partial.uuid)
+        base = None if work.since is None else f"{self._name}@{work.since}"
+        if partial.parent != base:
+            raise VolumeError(
+                f"volume {partial.path} is not whole, and its last snapshot is "
+                f"{partial.parent or 'none'}, not {base or 'none'}, as it was when an interrupted "
+                "command began to receive it: delete it, or give it another name"
+            )
+        self._volumes.end_export(partial.uuid)
+        if base is None:
+            self._volumes.delete(partial.uuid)
+            return
+        snapshot = self._volumes.volume(f"{partial.lvstore}/{base}")
+        back = self._patient.roll_back(partial.uuid, snapshot.uuid)
+        if back.size != work.was:
+            self._volumes.resize(back.uuid, work.was)
+        self._volumes.rename(back.uuid, self._name)
+        self._volumes.remove_xattr(back.uuid, XATTR)
+
+    # The volume that it is written to
+
+    def _make(self, header: Header, new: New) -> Volume:
+        """Makes the volume that a whole stream is written to."""
+        if (present := self._find(self._path)) is not None:
+            raise VolumeError(
+                f"volume {present.path} exists already, and the stream is of a whole one: choose "
+                "another name, or send what changed since a snapshot that both have (--since)"
+            )
+        if new.uuid is not None and (present := self._find(new.uuid)) is not None:
+            raise VolumeError(f"the UUID {new.uuid} is that of volume {present.path} already")
+        work = _Work(None, header.to, 0)
+        try:
+            return self._patient.create(
+                self._partial, header.size, **asdict(new), xattrs={XATTR: _text(work)}
+            )
+        except KeyboardInterrupt:
+            with uninterrupted():
+                self._cancel()
+            raise
+
+    def _cancel(self) -> None:
+        """Ends the making of a thick volume, which takes as long as to zero it."""
+        try:
+            self._volumes.client.call("virtlun_lvol_cancel", name=self._partial)
+        except RpcError as error:
+            if error.code != NO_DEVICE:
+                raise
+        if (made := self._find(self._partial)) is not None:
+            self._volumes.delete(made.uuid)
+
+    def _volume_of(self, header: Header) -> Volume:
+        """Returns the volume that has the snapshot which a stream begins with, as its last one."""
+        base = f"{self._path}@{header.since}"
+        volume, snapshot = self._find(self._path), self._find(base)
+        if volume is None or snapshot is None:
+            raise VolumeError(
+                f"the stream is of what changed since {base}, which is not there: receive that "
+                "first"
+            )
+        if volume.parent != snapshot.name:
+            last = f"that is {volume.lvstore}/{volume.parent}" if volume.parent else "it has none"
+            raise VolumeError(
+                f"the stream is of what changed since {base}, which is not the last snapshot of "
+                f"{self._path}: {last}"
+            )
         return volume
-    return volumes.resize(volume.uuid, size)
 
+    # The data
 
-def _write(volumes: Volumes, volume: Volume, stream: Reader, progress: Progress) -> None:
-    """Writes what a stream has, durably."""
-    path = volumes.export(volume.uuid)
-    try:
+    def _fill(self, volume: Volume, stream: Reader, progress: Progress) -> Volume:
+        """Writes a stream to a volume and gives it its snapshot and its name."""
+        header = stream.header
+        change = header.since is not None
+        work = _Work(header.since, header.to, volume.size if change else 0)
+        begun = not change
+        try:
+            if change:
+                # First, so that the export of who is killed is known as such.
+                self._volumes.set_xattr(volume.uuid, XATTR, _text(work))
+            with self._exported(volume) as path:
+                if change:
+                    self._check_unchanged(volume, header)
+                    with uninterrupted():
+                        self._volumes.rename(volume.uuid, self._partial.split("/")[1])
+                        begun = True
+                    volume = self._resized(volume, header.size)
+                self._write(volume, path, stream, progress)
+                with uninterrupted():
+                    self._volumes.set_xattr(volume.uuid, XATTR, _text(replace(work, whole=True)))
+                    if header.to is not None:
+                        self._volumes.client.call(
+                            "bdev_lvol_snapshot",
+                            lvol_name=volume.uuid,
+                            snapshot_name=f"{self._name}@{header.to}",
+                        )
+                    begun = change = False
+                    return self._name_whole(volume)
+        except BaseException as error:
+            if begun:
+                self._undo(volume, work, error)
+            elif change:
+                self._volumes.remove_xattr(volume.uuid, XATTR)
+            raise
+
+    def _undo(self, volume: Volume, work: _Work, why: BaseException) -> None:
+        """Takes back what is not whole; where that fails, too, both are told."""
+        with uninterrupted():
+            try:
+                self._take_back(volume, work)
+            except (TargetError, VolumeError) as error:
+                raise VolumeError(
+                    f"{why or 'interrupted'}. What there is of it stays as {self._partial} until "
+                    f"the next command to receive {self._path}: {error}"
+                ) from why
+
+    @contextmanager
+    def _exported(self, volume: Volume) -> Iterator[Path]:
+        """Shows a volume as a file: what has it so is used by nobody else.
+
+        Raises:
+            VolumeError: it is a file already.
+        """
+        for each in self._volumes.client.call("virtlun_export_list"):
+            if volume.uuid in (each["uuid"], each["bdev_name"]):
+                raise VolumeError(
+                    f"volume {volume.path} is in use as {each['path']}: end that first"
+                )
+        path = self._volumes.export(volume.uuid)
+        try:
+            yield path
+        finally:
+            with uninterrupted():
+                self._volumes.end_export(volume.uuid)
+
+    def _check_unchanged(self, volume: Volume, header: Header) -> None:
+        base = self._volumes.snapshot_of(volume.path, f"@{header.since}")
+        if any(self._volumes.ranges(volume.uuid, base.uuid)):
+            raise VolumeError(
+                f"{volume.path} was written to since {base.path}, which the stream is of what "
+                f"changed since: give that up by `virtlun volume rollback {volume.path} "
+                f"@{header.since}`"
+            )
+
+    def _resized(self, volume: Volume, size: int) -> Volume:
+        """Gives a volume the size of the stream's, in whole clusters."""
+        cluster = self._store.cluster_size
+        if -(-size // cluster) * cluster == volume.size:
+            return volume
+        return self._volumes.resize(volume.uuid, size)
+
+    def _write(self, volume: Volume, path: Path, stream: Reader, progress: Progress) -> None:
+        """Writes what a stream has, durably."""
+        size, block = stream.header.size, volume.block_size
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
+            # The volume was larger once, or its cluster is.
+            if size < volume.size:
+                volumefile.clear(file, size, volume.size - size, block)
             for part in stream.parts():
-                progress(part.offset, stream.header.size)
-                if part.data is None:
-                    volumefile.clear(file, part.offset, part.length, volume.block_size)
-                else:
-                    volumefile.write(file, part.offset, part.data, volume.block_size)
-            os.fsync(file)
+                progress(part.offset, size)
+                with self._told():
+                    if part.data is None:
+                        volumefile.clear(file, part.offset, part.length, block)
+                    else:
+                        volumefile.write(file, part.offset, part.data, block)
+            with self._told():
+                os.fsync(file)
         finally:
             os.close(file)
-    finally:
-        volumes.end_export(volume.uuid)
-    progress(stream.header.size, stream.header.size)
+        progress(size, size)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Tells of which lvstore it is what fails."""
+        try:
+            yield
+        except OSError as error:
+            raise VolumeError(f"lvstore {self._store.name}: {error.strerror or error}") from error
+
+    def _name_whole(self, volume: Volume) -> Volume:
+        """Gives a volume its name, to which only that is missing."""
+        if (other := self._find(self._path)) is not None:
+            raise VolumeError(
+                f"volume {self._partial} is whole, but {other.path} was made meanwhile: rename "
+                "that one, then receive any stream of it again, which completes this one first"
+            )
+        self._volumes.rename(volume.uuid, self._name)
+        self._volumes.remove_xattr(volume.uuid, XATTR)
+        self._volumes.end_export(volume.uuid)
+        return self._volumes.volume(volume.uuid)
 
 
-def _finish(volumes: Volumes, volume: Volume, name: str, to: str | None) -> Volume:
-    """Gives a volume the snapshot that it is as, `to`, and its name."""
-    if to is not None:
-        volumes.client.call(
-            "bdev_lvol_snapshot", lvol_name=volume.uuid, snapshot_name=f"{name}@{to}"
-        )
-    if volume.name != name:
-        volume = volumes.rename(volume.uuid, name)
-    volumes.remove_xattr(volume.uuid, XATTR)
-    return volumes.volume(volume.uuid)
-
-
-def _take_back(volumes: Volumes, volume: Volume, name: str) -> None:
-    """Has a volume be as it was: its last snapshot, or nothing."""
-    volumes.end_export(volume.uuid)
-    if volume.parent is None:
-        volumes.delete(volume.uuid)
-        return
-    snapshot = volumes.volume(f"{volume.lvstore}/{volume.parent}")
-    volumes.roll_back(volume.uuid, snapshot.uuid)
-    volumes.rename(volume.uuid, name)
-    volumes.remove_xattr(volume.uuid, XATTR)
+def _text(work: _Work) -> str:
+    return json.dumps(asdict(work))

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
 from plugin import volumefile
-from plugin.alone import alone
+from plugin.alone import alone, uninterrupted
 from plugin.images.pieces import Progress
 from plugin.streams.form import Header, Writer
-from pydataplane.errors import VolumeError, VolumeNotFoundError
+from pydataplane.errors import RpcError, VolumeError, VolumeNotFoundError
 from pydataplane.lvols import Volume
-from pydataplane.volumenames import with_suffix
 from pydataplane.volumes import Volumes
 
-SUFFIX = ".send"
-"""Of the clone's name."""
+XATTR = "virtlun.send"
+"""Of a clone that is made to be sent."""
+PREFIX = "send-"
+"""Of its name, before the UUID of its snapshot."""
 READ_BYTES = 1 << 20
 GRAIN_BYTES = 64 << 10
 """Zeros of fewer bytes are sent as data."""
@@ -49,11 +50,8 @@ def send(
         _check_older(volumes, base, of)
     header = Header(of.size, since=name_of(base) if base else None, to=name_of(of))
     ranges = chain.from_iterable(volumes.ranges(of.uuid, base.uuid if base else None))
-    folder = volumes.client.path.parent
-    with (
-        alone(folder, (f"send {of.uuid}", f"{of.path} is being sent")),
-        _shown(volumes, of) as path,
-    ):
+    _sweep(volumes, of.lvstore)
+    with _alone(volumes, of.uuid, of.path), _shown(volumes, of) as path:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             stream = Writer(out, header)
@@ -82,29 +80,51 @@ def _check_snapshot(volumes: Volumes, of: Volume) -> None:
 
 
 def _check_older(volumes: Volumes, base: Volume, of: Volume) -> None:
+    """Checks that a stream may say what a snapshot is since: it is known by that name alone."""
     parent = of.parent
     while parent is not None and parent != base.name:
         parent = volumes.volume(f"{of.lvstore}/{parent}").parent
-    if parent is None or base.lvstore != of.lvstore:
+    of_another = "@" in base.name and base.name.split("@")[0] != of.name.split("@")[0]
+    if parent is None or base.lvstore != of.lvstore or of_another:
         raise VolumeError(f"{base.path} is no older snapshot of what {of.path} is one of")
+
+
+def _alone(volumes: Volumes, uuid: str, path: str) -> AbstractContextManager[None]:
+    folder = volumes.client.path.parent
+    return alone(folder, (f"send {uuid}", f"{path} is being sent"))
+
+
+def _sweep(volumes: Volumes, lvstore: str) -> None:
+    """Deletes the clones of commands that were killed."""
+    for each in volumes.client.call("bdev_lvol_get_lvols", lvs_name=lvstore):
+        uuid = each["name"].removeprefix(PREFIX)
+        if uuid == each["name"]:
+            continue
+        with suppress(VolumeError, RpcError), _alone(volumes, uuid, each["name"]):
+            _end(volumes, f"{lvstore}/{each['name']}")
 
 
 @contextmanager
 def _shown(volumes: Volumes, of: Volume) -> Iterator[Path]:
     """Shows a snapshot as a file that is nobody's else."""
-    name = with_suffix(of.name.replace("@", "-"), SUFFIX)
-    with suppress(VolumeNotFoundError):  # of a command that was killed
-        _end(volumes, volumes.volume(f"{of.lvstore}/{name}"))
-    clone = volumes.clone(of.uuid, name)
+    name = f"{PREFIX}{of.uuid}"
+    clone = f"{of.lvstore}/{name}"
     try:
-        yield volumes.export(clone.uuid, read_only=True)
+        volumes.client.call(
+            "bdev_lvol_clone", snapshot_name=of.uuid, clone_name=name, xattrs={XATTR: of.path}
+        )
+        yield volumes.export(volumes.volume(clone).uuid, read_only=True)
     finally:
-        _end(volumes, clone)
+        with uninterrupted(), suppress(VolumeNotFoundError):
+            _end(volumes, clone)
 
 
-def _end(volumes: Volumes, clone: Volume) -> None:
-    volumes.end_export(clone.uuid)
-    volumes.delete(clone.uuid)
+def _end(volumes: Volumes, clone: str) -> None:
+    """Deletes a clone that was made to be sent; leaves anything else."""
+    uuid = volumes.volume(clone).uuid
+    if XATTR in volumes.xattrs(uuid):
+        volumes.end_export(uuid)
+        volumes.delete(uuid)
 
 
 def _write(stream: Writer, file: int, offset: int, length: int, block: int, *, zeros: bool) -> None:

@@ -276,15 +276,17 @@ class Target:
             file.truncate(size)
         return path
 
-    def make_lvstore(self, name: str = "lvs0", size: int = 64 << 20) -> Path:
-        """Makes an lvstore on a new file of `size` bytes, which it returns; clusters have 1 MiB."""
+    def make_lvstore(
+        self, name: str = "lvs0", size: int = 64 << 20, cluster: int = 1 << 20
+    ) -> Path:
+        """Makes an lvstore on a new file of `size` bytes, which it returns, with such clusters."""
         file = self.make_file(f"{name}.img", size)
         self.rpc("bdev_uring_create", filename=str(file), name=f"{name}-base", block_size=512)
         self.rpc(
             "bdev_lvol_create_lvstore",
             bdev_name=f"{name}-base",
             lvs_name=name,
-            cluster_sz=1 << 20,
+            cluster_sz=cluster,
         )
         return file
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import io
 import json
 import random
+import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from plugin.cli import main
-from plugin.streams import receiving
 from plugin.streams.form import Header, Reader, Writer
+from plugin.streams.receiving import New, Receiver
 from pydataplane.client import Client
+from pydataplane.errors import RpcError
 from pydataplane.volumes import Volumes
 from tests.support.initiator import connected
 from tests.support.target import Target, binary
+from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 from tests.target.test_cli import done, refused, run
 from tests.target.test_images import contents
@@ -27,11 +31,26 @@ pytestmark = pytest.mark.root
 MIB = 1 << 20
 SIZE_MIB = 8
 EMPTY = bytes(SIZE_MIB * MIB)
+STEPS = {
+    "bdev_lvol_create",
+    "virtlun_export_create",
+    "virtlun_lvol_set_xattr",
+    "bdev_lvol_rename",
+    "bdev_lvol_resize",
+    "bdev_lvol_snapshot",
+    "virtlun_lvol_remove_xattr",
+    "virtlun_export_delete",
+}
+"""What `receive` calls that changes something."""
+
+
+class Killed(BaseException):
+    """A command ends here."""
 
 
 @pytest.fixture
 def source(make_target: MakeTarget) -> Target:
-    """A target with the volume lvs0/v, of 8 MiB in clusters of 64 KiB."""
+    """A target with the volume lvs0/v, of 8 MiB."""
     made = make_target().start()
     made.make_lvstore("lvs0", 64 * MIB)
     done(made, "volume", "create", "lvs0/v", f"{SIZE_MIB}M", "--thin")
@@ -101,6 +120,28 @@ def stream_of(header: Header, *parts: tuple[int, bytes], end: bool = True) -> by
     return out.getvalue()
 
 
+def half(target: Target, begin: bytes, number: signal.Signals = signal.SIGKILL) -> str:
+    """Ends a command that has written the first MiB of a stream; returns what it said."""
+    command = [str(binary("virtlun")), "--socket", str(target.rpc_socket), "volume", "receive"]
+    with subprocess.Popen(
+        [*command, "lvs1/w"], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.write(begin)
+        process.stdin.flush()
+
+        def written() -> bool:
+            for each in target.rpc("virtlun_export_list"):
+                with Path(each["path"]).open("rb") as file:
+                    if file.read(1) == b"2":
+                        return True
+            return False
+
+        until(written, "the beginning to be written", process=process)
+        process.send_signal(number)
+        return process.stderr.read().decode()
+
+
 def test_a_volume_goes_to_another_host_and_follows(source: Target, other: Target) -> None:
     rng = random.Random(1)
     states = []
@@ -160,7 +201,12 @@ def test_what_is_no_snapshot_and_no_history_is_refused(source: Target, other: Ta
     assert "is a snapshot" in not_taken(other, first, "lvs1/w@one")
     assert "longer than 63 characters" in not_taken(other, first, "lvs1/" + 62 * "w")
     taken(other, first, "lvs1/w")
-    assert "exists already" in not_taken(other, first, "lvs1/w")
+    assert "snapshot lvs1/w@one is there already" in not_taken(other, first, "lvs1/w")
+    assert "exists already" in not_taken(other, sent(source, "lvs0/v@two"), "lvs1/w")
+    (known,) = other.rpc("bdev_get_bdevs", name="lvs1/w")
+    said = not_taken(other, first, "lvs1/x", "--uuid", known["uuid"])
+    assert "is that of volume lvs1/w already" in said
+    assert "until it is whole" in not_taken(other, first, "lvs1/x.receive")
     assert "are of new volumes" in not_taken(other, step, "lvs1/w", "--thin")
     with other.exported("lvs1/w") as path, path.open("rb+", buffering=0) as file:
         file.write(bytes(512))
@@ -193,6 +239,9 @@ def test_a_stream_that_ends_early_or_lies_changes_nothing(other: Target, whole: 
         (good.replace(b"v1", b"v2", 1), "of version 2"),
         (b"QFI\xfb" + good, "no stream of a volume"),
         (b"", "no stream of a volume"),
+        (good + good, "more follows the end"),
+        (stream_of(Header(4 * MIB, since="two", to="two")), "no sender sends"),
+        (stream_of(Header(4 * MIB, to="\x1b[31m\n")), r"calls a snapshot '\x1b[31m\n'"),
     ):
         assert why in not_taken(other, stream, "lvs1/w")
         found = [
@@ -210,77 +259,162 @@ def test_who_is_killed_leaves_nothing_in_the_way(other: Target, whole: bool) -> 
         taken(other, stream_of(Header(2 * MIB, to="one"), (0, b"one")), "lvs1/w")
     header = Header(4 * MIB, since=None if whole else "one", to="two")
     stream = stream_of(header, (0, b"2" * MIB), (3 * MIB, b"2" * 5000))
-    command = [str(binary("virtlun")), "--socket", str(other.rpc_socket), "volume"]
-    with subprocess.Popen([*command, "receive", "lvs1/w"], stdin=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        process.stdin.write(stream[: MIB + 100])
-        process.stdin.flush()
-        part = Path()
-        while not part.name:
-            for each in other.rpc("virtlun_export_list"):
-                with Path(each["path"]).open("rb") as file:
-                    part = Path(each["path"]) if file.read(1) == b"2" else Path()
-        process.kill()
+    half(other, stream[: MIB + 100])
     assert [name for name in names(other) if "@" not in name] == ["w.receive"]
-    said = refused(other, "volume", "resize", "lvs1/w", "8M")
-    assert "there is no volume lvs1/w" in said
+    assert "there is no volume lvs1/w" in refused(other, "volume", "resize", "lvs1/w", "8M")
+    with pytest.raises(RpcError, match="in use"):
+        other.attach("vm-0", "lvs1/w.receive")
     taken(other, stream, "lvs1/w")
     expected = (b"2" * MIB).ljust(3 * MIB, b"\0") + b"2" * 5000
     assert contents(other, "lvs1/w") == expected.ljust(4 * MIB, b"\0")
     assert [name for name in names(other) if "@" not in name] == ["w"]
 
 
-@pytest.mark.parametrize("step", ["snapshot", "rename", "remove_xattr"])
-def test_who_is_cut_off_at_the_end_is_done_when_it_is_repeated(
-    other: Target, monkeypatch: pytest.MonkeyPatch, step: str
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "change"])
+def test_who_is_cut_off_at_any_step_is_taken_back_or_completed(
+    other: Target, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    """The volume is whole then, and has been used, perhaps."""
-    stream = stream_of(Header(2 * MIB, to="one"), (0, b"one"))
+    """Killed before, and after, each call that changes something."""
     volumes = Volumes(Client(other.rpc_socket))
+    begin = b""
+    if not whole:
+        taken(other, stream_of(Header(2 * MIB, to="one"), (0, b"one")), "lvs1/w")
+        done(other, "volume", "resize", "lvs1/w", "3M")
+        begin = b"one"
+    header = Header(4 * MIB, since=None if whole else "one", to="two")
+    stream = stream_of(header, (MIB, b"two" * 1000))
+    after = (begin.ljust(MIB, b"\0") + b"two" * 1000).ljust(4 * MIB, b"\0")
+    call = volumes.client.call
+    cuts = 0
+    asked: list[str] = []
+    while True:
+        left = cuts
+        asked.clear()
 
-    class Killed(BaseException):
-        pass
+        def cut(method: Any, *words: Any, **given: Any) -> Any:
+            nonlocal left
+            if left < 0:
+                raise Killed
+            if method not in STEPS:
+                return call(method, *words, **given)
+            asked.append(method)
+            left -= 2
+            if left == -1:
+                call(method, *words, **given)
+            if left < 0:
+                raise Killed
+            return call(method, *words, **given)
 
-    def killed(*_: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        if step == "snapshot":
-            patched.setattr(receiving, "_finish", killed)
-            patched.setattr(receiving, "_take_back", killed)
+        with monkeypatch.context() as patched:
+            patched.setattr(volumes.client, "call", cut)
+            receiver = Receiver(volumes, volumes, "lvs1/w")
+            try:
+                receiver.receive(Reader(io.BytesIO(stream)), New(), lambda *_: None)
+            except Killed:
+                result = take(other, stream, "lvs1/w")
+                assert result.exit_code == 0 or "is there already" in result.stderr, asked
+            else:
+                assert set(asked) == STEPS - {"bdev_lvol_resize" if whole else "bdev_lvol_create"}
+                return
+        assert contents(other, "lvs1/w") == after, asked
+        assert [name for name in names(other) if "@" not in name] == ["w"], asked
+        assert "virtlun.receive" not in volumes.xattrs("lvs1/w"), asked
+        assert not other.rpc("virtlun_export_list"), asked
+        # As it was before.
+        if whole:
+            done(other, "volume", "delete", "lvs1/w", "--yes")
         else:
-            patched.setattr(volumes, step, killed)
-        with pytest.raises(Killed):
-            receiving.receive(
-                volumes,
-                "lvs1/w",
-                Reader(io.BytesIO(stream)),
-                receiving.New(thin=True),
-                lambda *_: None,
-            )
-    taken(other, stream, "lvs1/w")
-    assert names(other) == ["w", "w@one"]
-    assert contents(other, "lvs1/w")[:3] == b"one"
-    assert "virtlun.receive" not in volumes.xattrs("lvs1/w")
+            done(other, "volume", "rollback", "lvs1/w", "@one", "--yes")
+        done(other, "volume", "delete", "lvs1/w@two", "--yes")
+        if not whole:
+            done(other, "volume", "resize", "lvs1/w", "3M")
+        cuts += 1
 
 
-def test_a_sender_that_was_killed_leaves_nothing_in_the_way(source: Target) -> None:
-    change(source, "lvs0/v", random.Random(3))
+@pytest.mark.parametrize("what", ["deleted", "taken"])
+def test_what_somebody_did_to_a_half_received_volume_stays(other: Target, what: str) -> None:
+    taken(other, stream_of(Header(2 * MIB, to="one"), (0, b"one")), "lvs1/w")
+    stream = stream_of(Header(2 * MIB, since="one", to="two"), (0, b"2" * MIB), (MIB, b"2" * 9))
+    half(other, stream[: MIB + 60])
+    if what == "deleted":
+        done(other, "volume", "delete", "lvs1/w@one", "--yes")
+    else:
+        done(other, "volume", "snapshot", "lvs1/w.receive", "mine")
+    before = names(other)
+    assert "lvs1/w.receive is not whole" in not_taken(other, stream, "lvs1/w")
+    assert names(other) == before
+
+
+def test_what_lay_beyond_a_smaller_size_does_not_come_back(
+    source: Target, make_target: MakeTarget
+) -> None:
+    """Where the clusters are larger, the volume stays larger."""
+    other = make_target().start()
+    other.make_lvstore("lvs1", 96 * MIB, cluster=4 * MIB)
+    with source.exported("lvs0/v") as path, path.open("rb+", buffering=0) as file:
+        file.write(b"x" * 8 * MIB)
     done(source, "volume", "snapshot", "lvs0/v", "one")
+    taken(other, sent(source, "lvs0/v@one"), "lvs1/w")
+    for name, size in (("two", "5M"), ("three", "8M")):
+        done(source, "volume", "resize", "lvs0/v", size, "--shrink")
+        done(source, "volume", "snapshot", "lvs0/v", name)
+    taken(other, sent(source, "lvs0/v@two", "--since", "@one"), "lvs1/w")
+    assert contents(other, "lvs1/w") == (b"x" * 5 * MIB).ljust(8 * MIB, b"\0")
+    taken(other, sent(source, "lvs0/v@three", "--since", "@two"), "lvs1/w")
+    assert contents(other, "lvs1/w") == contents(source, "lvs0/v")
+
+
+def test_a_full_lvstore_takes_nothing_of_a_volume(other: Target) -> None:
+    size = 200 * MIB
+    parts = [(at, b"x" * MIB) for at in range(0, size, MIB)]
+    said = not_taken(other, stream_of(Header(size, to="one"), *parts), "lvs1/w", "--thin")
+    assert said == "Error: lvstore lvs1: No space left on device\n"
+    assert names(other) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_who_is_told_to_end_leaves_nothing(other: Target, number: signal.Signals) -> None:
+    stream = stream_of(Header(4 * MIB, to="one"), (0, b"2" * MIB), (MIB, b"2" * 5000))
+    assert "is as it was before" in half(other, stream[: MIB + 100], number)
+    assert names(other) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_a_sender_that_was_ended_leaves_nothing_in_the_way(
+    source: Target, number: signal.Signals
+) -> None:
+    change(source, "lvs0/v", random.Random(3))
+    for name in ("one", "two"):
+        done(source, "volume", "snapshot", "lvs0/v", name)
+    (one,) = source.rpc("bdev_get_bdevs", name="lvs0/v@one")
     command = [str(binary("virtlun")), "--socket", str(source.rpc_socket), "volume"]
     with subprocess.Popen([*command, "send", "lvs0/v@one"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.read(100)
-        assert "is being sent by another command" in refused(source, "volume", "send", "lvs0/v@one")
-        process.kill()
-    assert len(names(source)) == 3
-    whole = sent(source, "lvs0/v@one")
-    data = bytearray(EMPTY)
-    for part in Reader(io.BytesIO(whole)).parts():
-        assert part.data is not None
-        data[part.offset : part.offset + part.length] = part.data
-    assert data == contents(source, "lvs0/v")
-    assert names(source) == ["v", "v@one"]
+        said = refused(source, "volume", "send", "lvs0/v@one")
+        assert "is being sent by another command" in said
+        process.send_signal(number)
+    left = [f"send-{one['uuid']}"] if number == signal.SIGKILL else []
+    assert names(source) == [*left, "v", "v@one", "v@two"]
+    sent(source, "lvs0/v@two")  # any other
+    assert names(source) == ["v", "v@one", "v@two"]
+
+
+def test_a_volume_that_is_called_as_what_is_sent_stays(source: Target) -> None:
+    done(source, "volume", "snapshot", "lvs0/v", "one")
+    (one,) = source.rpc("bdev_get_bdevs", name="lvs0/v@one")
+    done(source, "volume", "create", f"lvs0/send-{one['uuid']}", "1M")
+    assert "File exists" in refused(source, "volume", "send", "lvs0/v@one")
+    assert f"send-{one['uuid']}" in names(source)
+
+
+def test_another_volumes_snapshot_is_no_older_one(source: Target) -> None:
+    """The stream would name it as the volume's own."""
+    done(source, "volume", "snapshot", "lvs0/v", "one")
+    done(source, "volume", "clone", "lvs0/v@one", "c")
+    done(source, "volume", "snapshot", "lvs0/c", "two")
+    said = refused(source, "volume", "send", "lvs0/c@two", "--since", "lvs0/v@one")
+    assert "is no older snapshot" in said
 
 
 def test_what_was_encrypted_is_encrypted_again_where_a_key_is_named(
