@@ -29,7 +29,8 @@ def storage_suite() -> str:
         "CSI driver on real nodes: `make test-e2e`, or `make test-e2e ARGS=shared-block` for one "
         "run. A run fails if a spec fails, and if one is skipped for a reason that "
         f"[skips.yaml](../../../{FOLDER}/skips.yaml) does not have.\n",
-        "| run | what | nodes | passed | failed | skipped |\n| --- | --- | --- | --- | --- | --- |",
+        "| run | what | nodes | passed | failed | skipped | counted |\n"
+        "| --- | --- | --- | --- | --- | --- | --- |",
         *_runs(counts),
         "\nThese were counted when each run last went through in whole, on one machine with two "
         "cores. Two nodes are two kubelets on it.\n",
@@ -40,10 +41,12 @@ def storage_suite() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _runs(counts: dict[str, dict[str, int]]) -> Iterator[str]:
+def _runs(counts: dict[str, dict[str, object]]) -> Iterator[str]:
     for name, run in RUNS.items():
         manifest = f"[{name}](../../../{FOLDER}/{run.manifest})"
-        counted = " | ".join(str(counts[name][key]) for key in ("passed", "failed", "skipped"))
+        counted = " | ".join(
+            str(counts[name][key]) for key in ("passed", "failed", "skipped", "at")
+        )
         yield f"| {manifest} | {run.about} | {run.nodes} | {counted} |"
 
 
