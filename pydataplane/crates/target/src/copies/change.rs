@@ -1,6 +1,6 @@
 //! What a pivot changes that lasts: what is recorded of the target, and what is noted of a move.
 
-use super::Copy;
+use super::one::Copy;
 use crate::app::App;
 use crate::moves::{Lasting, Marks, Side, State};
 use crate::state;
