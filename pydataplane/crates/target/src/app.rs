@@ -626,7 +626,9 @@ impl App {
     /// As [`App::stop`], but for the reactors' threads: for when a thread that waits for a disk still
     /// needs the rest.
     pub fn stop_serving(&self) {
-        self.copies.end_all("the target ends");
+        if let Err(why) = self.copies.end_all("the target ends") {
+            tracing::error!("{why}");
+        }
         faults::end_all(&self.registry);
         if !self.controllers.stop() {
             tracing::error!("not stopped in order: I/O of a VM has not ended");

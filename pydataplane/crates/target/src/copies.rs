@@ -33,8 +33,6 @@ use std::time::{Duration, Instant};
 const ABORT_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long the end of the process waits for a copy.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long whoever looks whether a pivot is taken back waits for that.
-const LOOK: Duration = Duration::from_millis(100);
 
 /// A target: its controller and its number.
 type Key = (String, u8);
@@ -81,11 +79,7 @@ impl Copies {
         let left: Vec<_> = self.left.lock().iter().filter_map(Weak::upgrade).collect();
         let mut of_it =
             all.iter().chain(&left).filter(|copy| copy.mirror.source().name() == source);
-        // While nobody pivots, who has this for longer is taking it back.
-        let is_not = |copy: &&Arc<Copy>| {
-            copy.written.try_lock_for(LOOK).is_none_or(|written| written.is_some())
-        };
-        of_it.find(is_not).map(|copy| copy.stuck.lock().clone())
+        of_it.find(|copy| !copy.is_taken_back()).map(|copy| copy.stuck.lock().clone())
     }
 
     /// Something happened to a bdev: the copies from it and to it are over.
@@ -136,10 +130,14 @@ impl Copies {
         });
     }
 
-    /// Ends all copies, for that reason: their targets are on their sources when this returns, unless
-    /// something does not answer.
-    pub fn end_all(&self, why: &str) {
-        let all: Vec<_> = self.all.lock().values().cloned().collect();
+    /// Ends all copies, for that reason: their targets are on their sources when this returns well, and nothing
+    /// has their bdevs any more, whose files another process may be about to open.
+    ///
+    /// # Errors
+    /// In one sentence: one has not ended in [`END_TIMEOUT`], and why. It goes on trying, and is known still in case
+    /// that this process goes on: no other copy begins beside it.
+    pub fn end_all(&self, why: &str) -> Result<(), String> {
+        let mut all: Vec<_> = self.all.lock().values().cloned().collect();
         for copy in &all {
             let (from, to) = (copy.mirror.source().name(), copy.mirror.destination().name());
             if copy.mirror.progress().failure.is_none() {
@@ -147,13 +145,18 @@ impl Copies {
             }
             copy.mirror.fail(format!("the copy of bdev {from} to bdev {to} ended: {why}"));
         }
+        all.extend(self.left.lock().iter().filter_map(Weak::upgrade));
         let end = Instant::now() + END_TIMEOUT;
+        let mut outcome = Ok(());
         for copy in all {
-            copy.wait_until_over(end.saturating_duration_since(Instant::now()));
+            let over = copy.wait_until_over(end.saturating_duration_since(Instant::now()));
+            if !over && outcome.is_ok() {
+                outcome =
+                    Err(format!("the copy of {} has not ended: {}", copy.name(), copy.waits_for()));
+            }
         }
-        // With what they have of their bdevs, whose files another process is about to open. What has not ended has
-        // it still, and is known in case that this process goes on after all: no other copy begins beside it.
         self.all.lock().retain(|_, copy| !copy.is(Ending::Over));
+        outcome
     }
 
     fn get(&self, ctrlr: &str, number: u8) -> Result<Arc<Copy>, Error> {

@@ -1,7 +1,7 @@
 //! One copy: its thread, and how the target has its bdev again.
 
 use super::change::Change;
-use super::{CopyInfo, Key};
+use super::{CopyInfo, Key, not_taken_back};
 use crate::moves;
 use bdev::Claim;
 use mirror::Mirror;
@@ -13,6 +13,8 @@ use vhost_scsi::{ControllerError, Controllers, TargetOptions};
 
 /// How often a target that cannot be given its bdev back is tried again.
 const RETRY: Duration = Duration::from_secs(1);
+/// How long whoever looks whether a pivot is taken back waits for that.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// One copy.
 pub(super) struct Copy {
@@ -57,6 +59,23 @@ impl Copy {
         let mut ending = self.ending.lock();
         let goes_on = |ending: &mut Ending| *ending != Ending::Over;
         !self.changed.wait_while_for(&mut ending, goes_on, most).timed_out()
+    }
+
+    /// Whether nothing is left of a pivot that has failed.
+    pub fn is_taken_back(&self) -> bool {
+        // While nobody pivots, who has this for longer is taking it back.
+        self.written.try_lock_for(LOOK).is_some_and(|written| written.is_none())
+    }
+
+    /// Why one that was to end has not, in one clause.
+    pub fn waits_for(&self) -> String {
+        match () {
+            () if !self.is_taken_back() => {
+                not_taken_back(self.mirror.source().name(), &self.stuck.lock())
+            }
+            () if self.mirror.is_quiet() => "I/O of its VM has not ended".to_owned(),
+            () => format!("bdev {} has not answered", self.mirror.destination().name()),
+        }
     }
 
     /// What is copied, as messages name it.

@@ -241,7 +241,7 @@ pub fn leave(
         }
     };
     let held = announce(app, successor).and_then(|()| {
-        app.copies.end_all("the target is being upgraded");
+        app.copies.end_all("the target is being upgraded")?;
         faults::end_all(&app.registry);
         let since = app.controllers.hold(app.drain_timeout).map_err(|e| e.to_string())?;
         Ok(now_ns().saturating_sub(since.elapsed().as_nanos() as u64))
