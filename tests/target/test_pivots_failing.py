@@ -190,7 +190,10 @@ def test_a_move_whose_pivot_cannot_be_noted_at_the_old_volume_leaves_the_new_one
 
 
 def test_a_disk_that_ended_with_its_bdev_is_forgotten_when_it_is_removed(failing: Target) -> None:
-    """As an lvstore that cannot be unloaded in order leaves its disks recorded."""
+    """As an lvstore that cannot be unloaded in order leaves its disks recorded. So is its copy."""
+    volumes(failing).remove_xattr("lvs1/w", notes.XATTR)
+    start(failing)
+    until_in(failing, "ready")
     fail_writes(failing)
     with suppress(RpcError):
         failing.rpc("bdev_uring_delete", name="base")
@@ -200,11 +203,20 @@ def test_a_disk_that_ended_with_its_bdev_is_forgotten_when_it_is_removed(failing
         return bool(controller["backend_specific"]["scsi"] == [])
 
     until(has_no_disk, "the disk is gone")
+    until_in(failing, "failed")
     failing.rpc("vhost_scsi_controller_remove_target", **VM)
+    assert failing.rpc("virtlun_lun_copy_check") == []
     error = failing.fails("vhost_scsi_controller_remove_target", **VM)
     assert isinstance(error, RpcError) and error.code == NO_DEVICE
-    volumes(failing).remove_xattr("lvs1/w", notes.XATTR)
-    failing.add_lun("vm-0", "lvs1/w")
+
+    def is_added() -> bool:
+        with suppress(RpcError):
+            failing.add_lun("vm-0", "lvs1/w")
+            return True
+        return False
+
+    until(is_added, "the copy has let go of it")
+    refused(failing, "pivot", "is not being copied")
 
 
 def test_what_is_left_of_a_failed_pivot_takes_no_later_one_back(make_target: MakeTarget) -> None:

@@ -52,7 +52,7 @@ pub struct SessionInfo {
 pub struct TargetInfo {
     /// Number.
     pub number: u8,
-    /// The volume behind it.
+    /// The bdev that serves it; of one that is being copied the source.
     pub bdev_name: String,
     /// Serial number that the guest sees.
     pub serial: String,
@@ -85,7 +85,7 @@ impl From<&Target> for TargetInfo {
     fn from(t: &Target) -> Self {
         TargetInfo {
             number: t.number,
-            bdev_name: t.bdev_name().into(),
+            bdev_name: t.shared.bdev().name().into(),
             serial: t.shared.serial().into(),
             read_only: t.shared.is_read_only(),
             removable: t.shared.is_removable(),

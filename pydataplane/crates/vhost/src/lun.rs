@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bdev::Claim;
+use bdev::{Bdev, Claim};
 use parking_lot::Mutex;
 use scsi::{Characteristics, ErrorPolicy, LunShared};
 
@@ -116,6 +116,8 @@ impl Suspension {
 /// What a target is to go on with.
 pub(crate) struct Replacement {
     pub(crate) number: u8,
+    /// What it is on now; one that is on another bdev stays there.
+    pub(crate) on: Arc<dyn Bdev>,
     /// The unit, of a bdev that shows the same data at the moment of the change.
     pub(crate) shared: Arc<LunShared>,
     /// What it belongs to from then on; `None`: to what it belongs to now.

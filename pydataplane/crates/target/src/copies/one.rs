@@ -3,13 +3,13 @@
 use super::change::Change;
 use super::{CopyInfo, Key, not_taken_back};
 use crate::moves;
-use bdev::Claim;
+use bdev::{Bdev, Claim};
 use mirror::Mirror;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
-use vhost_scsi::{ControllerError, Controllers, TargetOptions};
+use vhost_scsi::{Controllers, TargetOptions};
 
 /// How often a target that cannot be given its bdev back is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -151,14 +151,17 @@ impl Copy {
                 false => Err("the destination of its copy has not answered".to_owned()),
             }
         });
-        let source = Arc::clone(self.mirror.source());
-        match controllers.replace(name, number, source, None, between) {
-            Ok(()) => true,
-            Err(ControllerError::NotFound(_) | ControllerError::NoTarget { .. }) => true,
-            Err(why) => {
-                tracing::debug!("{why}");
-                false
-            }
-        }
+        let (mirror, source) = (self.as_bdev(), Arc::clone(self.mirror.source()));
+        let Err(why) = controllers.replace(name, number, &mirror, source, None, between) else {
+            return true;
+        };
+        tracing::debug!("{why}");
+        // What is on something else, or gone, has nothing of this.
+        !controllers.unit(name, number).is_ok_and(|(_, unit)| Arc::ptr_eq(unit.bdev(), &mirror))
+    }
+
+    /// What the target is on while it is copied.
+    pub fn as_bdev(&self) -> Arc<dyn Bdev> {
+        self.mirror.clone()
     }
 }

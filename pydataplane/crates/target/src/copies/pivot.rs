@@ -81,7 +81,7 @@ pub fn pivot(app: &Arc<App>, ctrlr: &str, number: u8) -> Result<(), Error> {
     let waits = Instant::now();
     let replaced = || {
         let volume = Some((volume, options));
-        app.controllers.replace(ctrlr, number, destination, volume, between)
+        app.controllers.replace(ctrlr, number, &copy.as_bdev(), destination, volume, between)
     };
     let pivoted = prepared.map_err(io).and_then(|()| replaced().map_err(errors::controller));
     if let Err(e) = pivoted {

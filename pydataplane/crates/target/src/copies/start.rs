@@ -81,7 +81,7 @@ pub fn start(app: &Arc<App>, ctrlr: &str, number: u8, to: &str, limit: u64) -> R
     }
     let maps = (map_of(app, source.name()), map_of(app, to.name()));
     let how = Options { limit, source_map: maps.0, destination_map: maps.1 };
-    let mirror = Mirror::new(source, to, how).map_err(|e| Error::os(Errno::Inval, e))?;
+    let mirror = Mirror::new(source.clone(), to, how).map_err(|e| Error::os(Errno::Inval, e))?;
     let copy = Arc::new(Copy {
         key: key.clone(),
         mirror: mirror.clone(),
@@ -96,7 +96,7 @@ pub fn start(app: &Arc<App>, ctrlr: &str, number: u8, to: &str, limit: u64) -> R
     app.copies.all.lock().insert(key.clone(), copy.clone());
     let begun = app
         .controllers
-        .replace(ctrlr, number, mirror, None, Box::new(|| Ok(())))
+        .replace(ctrlr, number, &source, mirror, None, Box::new(|| Ok(())))
         .map_err(errors::controller)
         .and_then(|()| {
             let (its, controllers) = (copy.clone(), app.controllers.clone());

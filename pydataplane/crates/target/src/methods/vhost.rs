@@ -333,26 +333,20 @@ fn remove_target(app: &App, p: &RemoveTarget) -> Result<bool, Error> {
         Some(true) => app.controllers.remove_target_unless_prevented(&p.ctrlr, number),
         _ => app.controllers.remove_target(&p.ctrlr, number),
     };
-    match removed {
-        Ok(()) => {
-            app.copies.forget(&p.ctrlr, u8::try_from(p.scsi_target_num).ok());
-            app.config().forget(|item| item.key == key);
-        }
-        // It goes when its I/O ends, and does not come back.
-        Err(e @ ControllerError::StillBusy { .. }) => {
-            app.copies.forget(&p.ctrlr, u8::try_from(p.scsi_target_num).ok());
-            app.config().forget(|item| item.key == key);
-            return Err(errors::controller(e));
-        }
-        // One that could not be restored, or ended with its bdev, is just forgotten.
-        Err(e) => {
-            let is_gone = is_gone(&e);
-            if !app.config().forget(|item| item.key == key && (is_gone || item.problem.is_some())) {
-                return Err(errors::controller(e));
-            }
-        }
+    let lingers = matches!(removed, Err(ControllerError::StillBusy { .. }));
+    let is_gone = removed.as_ref().is_err_and(is_gone);
+    // What lingers goes when its I/O ends, and does not come back.
+    let goes = removed.is_ok() || lingers;
+    if goes || is_gone {
+        app.copies.forget(&p.ctrlr, u8::try_from(p.scsi_target_num).ok());
     }
-    Ok(true)
+    // One that could not be restored, or ended with its bdev, is just forgotten.
+    let forgotten =
+        app.config().forget(|item| item.key == key && (goes || is_gone || item.problem.is_some()));
+    match removed {
+        Err(e) if lingers || !forgotten => Err(errors::controller(e)),
+        _ => Ok(true),
+    }
 }
 
 fn delete(app: &App, p: &Delete) -> Result<bool, Error> {

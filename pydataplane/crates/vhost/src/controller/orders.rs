@@ -148,11 +148,14 @@ impl Server {
     /// Has a target go on with another bdev, whose guest notices nothing but, perhaps, a moment without
     /// answers.
     fn replace(&mut self, with: Replacement) -> Result<(), String> {
-        let Replacement { number, shared, volume, between } = with;
+        let Replacement { number, on, shared, volume, between } = with;
         let (before, limits) = {
             let targets = self.controller.targets();
             let there = targets[usize::from(number)].as_ref().filter(|target| !target.leaving);
             let there = there.ok_or("it is being removed")?;
+            if !Arc::ptr_eq(there.shared.bdev(), &on) {
+                return Err("it is on another bdev by now".to_owned());
+            }
             let claim = volume.as_ref().map_or(&there.claim, |(claim, _)| claim);
             (Arc::clone(&there.shared), claim.limits())
         };

@@ -202,18 +202,19 @@ impl Controllers {
         })
     }
 
-    /// Has a target go on with `bdev`, which shows the same data at that moment, as the same disk to its
-    /// guest: number, identity and unit attentions that wait stay. Requests wait until nothing is in flight,
-    /// and `between` was called. With `volume` the target belongs to that bdev from then on, and was added
-    /// with those options; else it still belongs to the one that it does.
+    /// Has a target that is on the bdev `on` go on with `bdev`, which shows the same data at that moment, as the
+    /// same disk to its guest: number, identity and unit attentions that wait stay. Requests wait until nothing is
+    /// in flight, and `between` was called. With `volume` the target belongs to that bdev from then on, and was
+    /// added with those options; else it still belongs to the one that it does.
     ///
     /// # Errors
-    /// There is no such target, the bdev cannot be such a disk, I/O in flight does not end, or `between`
-    /// failed: then all goes on as it was.
+    /// There is no such target, it is on another bdev, `bdev` cannot be such a disk, I/O in flight does not end, or
+    /// `between` failed: then all goes on as it was.
     pub fn replace(
         &self,
         name: &str,
         number: u8,
+        on: &Arc<dyn Bdev>,
         bdev: Arc<dyn Bdev>,
         volume: Option<(Claim, TargetOptions)>,
         between: Between,
@@ -234,7 +235,8 @@ impl Controllers {
                 between().inspect_err(|_| before.set_replaced(false))
             }
         });
-        let (call, caller) = reactor::call(Replacement { number, shared, volume, between });
+        let (call, caller) =
+            reactor::call(Replacement { number, on: Arc::clone(on), shared, volume, between });
         controller.mailbox.send(Order::Replace(call));
         let waited = self.method_timeout();
         match caller.wait(waited) {

@@ -345,7 +345,8 @@ fn what_waits_goes_on_with_another_bdev_in_the_place_of_its_own() {
     wait_until_suspended(&host);
     let roomy = FaultBdev::new("roomy", 512, 8192);
     host.registry.register(roomy.clone()).unwrap();
-    host.controllers.replace("vm0", 0, roomy.clone(), None, Box::new(|| Ok(()))).unwrap();
+    let on = host.shown();
+    host.controllers.replace("vm0", 0, &on, roomy.clone(), None, Box::new(|| Ok(()))).unwrap();
     host.controllers.resume("vm0", None).unwrap();
     all_end_well(&mut guest, &requests);
     assert_eq!(roomy.image()[7 * 512..8 * 512], [3; 512]);

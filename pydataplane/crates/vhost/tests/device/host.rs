@@ -115,6 +115,12 @@ impl Host {
         );
     }
 
+    /// What target 0 is on.
+    pub fn shown(&self) -> Arc<dyn Bdev> {
+        let (_, unit) = self.controllers.unit("vm0", 0).unwrap();
+        Arc::clone(unit.bdev())
+    }
+
     /// Waits until the controller has seen that its peer left, whose I/O may be in flight.
     pub fn wait_until_left(&self) {
         // Its thread answers when it is through with the last message, which may have started the rings.

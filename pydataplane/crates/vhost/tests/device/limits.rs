@@ -188,7 +188,7 @@ fn a_target_that_goes_on_with_another_volume_has_its_limits() {
     options.characteristics.uuid = Some(host.registry.get("disk0").unwrap().uuid());
     let bdev = Arc::clone(claim.bdev());
     let volume = Some((claim, options));
-    host.controllers.replace("vm0", 0, bdev, volume, Box::new(|| Ok(()))).unwrap();
+    host.controllers.replace("vm0", 0, &host.shown(), bdev, volume, Box::new(|| Ok(()))).unwrap();
     for lba in 0..20 {
         assert_eq!(guest.read_blocks(0, lba, 1).status, 0);
     }

@@ -16,7 +16,7 @@ fn bdev(host: &Host, name: &str) -> Arc<dyn Bdev> {
 
 /// Has target 0 go on with a bdev; it still belongs to its own.
 fn replace(host: &Host, name: &str) -> Result<(), ControllerError> {
-    host.controllers.replace("vm0", 0, bdev(host, name), None, Box::new(|| Ok(())))
+    host.controllers.replace("vm0", 0, &host.shown(), bdev(host, name), None, Box::new(|| Ok(())))
 }
 
 fn owners(host: &Host, name: &str) -> Vec<String> {
@@ -58,13 +58,13 @@ fn requests_that_come_meanwhile_wait_and_begin_in_their_order() {
     let (go_on, goes_on) = channel::<()>();
     std::thread::scope(|scope| {
         let controllers = host.controllers.clone();
-        let other = bdev(&host, "disk1");
+        let (own, other) = (host.shown(), bdev(&host, "disk1"));
         let replaced = scope.spawn(move || {
             let between = Box::new(move || {
                 reached.send(()).unwrap();
                 goes_on.recv().map_err(|e| e.to_string())
             });
-            controllers.replace("vm0", 0, other, None, between)
+            controllers.replace("vm0", 0, &own, other, None, between)
         });
         // What is in flight is waited for.
         assert!(is_reached.try_recv().is_err());
@@ -95,7 +95,8 @@ fn what_was_to_be_done_first_fails_and_all_is_as_it_was() {
     let between = Box::new(|| Err("the journal is full".to_owned()));
     let claim: Claim = host.registry.claim("disk1", "a copy").unwrap();
     let volume = Some((claim.also("target 0 of controller vm0"), TargetOptions::default()));
-    let said = host.controllers.replace("vm0", 0, bdev(&host, "disk1"), volume, between);
+    let said =
+        host.controllers.replace("vm0", 0, &host.shown(), bdev(&host, "disk1"), volume, between);
     let said = said.unwrap_err().to_string();
     assert_eq!(said, "target 0 of controller vm0 stays with bdev disk0: the journal is full");
     assert_eq!(guest.read_blocks(0, 3, 1).data, [1; 512]);
@@ -129,7 +130,9 @@ fn with_a_volume_the_target_belongs_to_it_also_without_a_guest() {
     let mut options = TargetOptions::default();
     options.characteristics.uuid = Some(identity);
     let volume = Some((claim, options.clone()));
-    host.controllers.replace("vm0", 0, bdev(&host, "disk1"), volume, Box::new(|| Ok(()))).unwrap();
+    host.controllers
+        .replace("vm0", 0, &host.shown(), bdev(&host, "disk1"), volume, Box::new(|| Ok(())))
+        .unwrap();
     assert!(owners(&host, "disk0").is_empty());
     let (_, _, targets) = host.controllers.config().remove(0);
     assert_eq!((&*targets[0].bdev_name, &targets[0].options), ("disk1", &options));
@@ -169,11 +172,34 @@ fn unit_attentions_that_wait_are_not_lost_and_what_differs_is_told() {
 }
 
 #[test]
+fn what_is_on_another_bdev_by_now_stays_there_and_that_is_shown() {
+    let host = Host::with_disk(1);
+    host.malloc("disk1");
+    host.malloc("disk2");
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    guest.ready(0);
+    let before = host.shown();
+    replace(&host, "disk1").unwrap();
+    let shown = || host.controllers.list(None).unwrap()[0].targets[0].bdev_name.clone();
+    assert_eq!(shown(), "disk1");
+    assert_eq!(guest.write_blocks(0, 3, &[1; 512]).status, 0);
+    let late = || Box::new(|| panic!("its I/O is not held up"));
+    for other in ["disk0", "disk2"] {
+        let said = host.controllers.replace("vm0", 0, &before, bdev(&host, other), None, late());
+        let said = said.unwrap_err().to_string();
+        assert!(said.ends_with("it is on another bdev by now"), "{said}");
+    }
+    assert_eq!(guest.read_blocks(0, 3, 1).data, [1; 512]);
+    assert_eq!(shown(), "disk1");
+}
+
+#[test]
 fn there_is_no_such_target() {
     let host = Host::with_disk(1);
     let other = || bdev(&host, "disk0");
     let none = |name, number| {
-        let done = host.controllers.replace(name, number, other(), None, Box::new(|| Ok(())));
+        let done =
+            host.controllers.replace(name, number, &other(), other(), None, Box::new(|| Ok(())));
         done.unwrap_err().to_string()
     };
     assert_eq!(none("vm0", 7), "controller vm0 has no target 7");
