@@ -254,6 +254,52 @@ def test_what_is_left_of_a_failed_pivot_takes_no_later_one_back(make_target: Mak
     assert gone["to"] == uuid_of(target, "lvs2/x") == lun(target)["bdev_name"]
 
 
+def test_a_new_volume_whose_disk_is_pulled_keeps_the_old_one_from_nothing(
+    make_target: MakeTarget,
+) -> None:
+    """Though it is noted there nowhere that a pivot failed. Nor does it count when it is back."""
+    target = make_failing(make_target(), "lvs1")
+    new = uuid_of(target, "lvs1/w")
+    with connected(target) as guest:
+        guest.write(0, b"a" * 512)
+        start(target)
+        until_in(target, "ready")
+        fail_writes(target)
+        refused(target, "pivot", "that cannot be noted at the volumes")
+        refused(target, "abort", "cannot be taken back, and its copy goes on")
+        with suppress(RpcError):  # it is not unloaded in order
+            target.rpc("bdev_uring_delete", name="base")
+        guest.write(0, b"b" * 512)
+        until(lambda: is_over(target), "the copy is over")
+        target.make_lvstore("lvs2", 160 * MIB)
+        target.make_thin("x", SIZE_MIB, "lvs2")
+        of = Note(uuid_of(target, "lvs0/v"), "lvs0/v")
+        notes.write(volumes(target), uuid_of(target, "lvs2/x"), of, "mirrored")
+        start(target, "lvs2/x")
+        until_in(target, "ready")
+        target.rpc("virtlun_lun_copy_pivot", **VM)
+        assert guest.read(0, 1) == b"b" * 512
+    file = str(target.directory / "lvs1.img")
+    target.rpc("bdev_uring_create", filename=file, name="base", block_size=512)
+    until(lambda: shows(target, new), "the disk is there again")
+    assert target.rpc("virtlun_lvol_move_check", name=new)["counts"] == "unknown"
+    with pytest.raises(RpcError, match="is no disk yet: volume lvs0/v is being moved to it"):
+        target.add_lun("vm-1", "lvs1/w")
+    assert lun(target)["bdev_name"] == uuid_of(target, "lvs2/x")
+
+
+def is_over(target: Target) -> bool:
+    with suppress(RpcError):  # while its lvstore is being unloaded, or when it is over
+        target.rpc("virtlun_lun_copy_abort", **VM)
+    return bool(target.rpc("virtlun_lun_copy_check") == [])
+
+
+def shows(target: Target, bdev: str) -> bool:
+    with suppress(RpcError):
+        return bool(target.rpc("bdev_get_bdevs", name=bdev))
+    return False
+
+
 def test_while_a_pivot_is_not_taken_back_that_is_said(pair: Target) -> None:
     """Of a VM that has ended: then nobody can tell which volume counts."""
     start(pair)

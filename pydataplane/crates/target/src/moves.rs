@@ -382,6 +382,11 @@ impl Marks {
         done.map_err(errors::lvol)
     }
 
+    /// Whether the new volume is gone, or about to go, as its lvstore is unloaded: its disk was pulled.
+    pub fn new_is_gone(&self, app: &App) -> bool {
+        app.registry.get(&self.destination).is_none()
+    }
+
     /// Notes for how long the guest's requests waited, at most; unless the move is complete by now.
     pub fn measured(&self, app: &App, pause: Duration) {
         let noted = Note::at_bdev(app, &self.destination);

@@ -63,6 +63,11 @@ impl Lasting for Change {
         self.record.put(&app, side == Side::New);
         state::save(&app.config).map_err(|e| format!("that cannot be recorded: {e}"))
     }
+
+    fn new_is_gone(&self) -> bool {
+        let app = self.app.upgrade();
+        self.marks.as_ref().zip(app).is_some_and(|(marks, app)| marks.new_is_gone(&app))
+    }
 }
 
 /// What is recorded of a target, before a pivot and after it.

@@ -104,7 +104,7 @@ impl Copy {
             self.changed.wait_while_for(&mut ending, |ending| *ending == Ending::Not, RETRY);
         }
         // What the destination has not answered keeps it in use, and what is not taken back both.
-        while !self.mirror.is_quiet() || self.take_back().is_err() {
+        while self.take_back().is_err() || !self.mirror.is_quiet() {
             thread::sleep(RETRY);
         }
         *self.claims.lock() = None;

@@ -89,6 +89,9 @@ pub(super) fn stays(app: &App, bdev: &str, text: &[u8]) -> Result<(), Error> {
         fn record(&self, _: Side) -> Result<(), String> {
             Ok(())
         }
+        fn new_is_gone(&self) -> bool {
+            self.1.new_is_gone(self.0)
+        }
     }
     let settled = super::steps::restored(&Restored(app, marks));
     settled.map_err(|why| {

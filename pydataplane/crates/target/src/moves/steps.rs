@@ -10,6 +10,9 @@
 //! is enough for it not to count when the VM has ended. Only where that cannot be noted either, or where a
 //! record that was said to have failed lasts and none has been written since, a copy that fails, followed by
 //! the end of this process, has the new one count without what was written then.
+//!
+//! A new volume that is gone, as its disk was pulled, takes no note, perhaps for ever. That the old one does not say
+//! that it moved there is enough as well, whatever the new one says should it come back.
 
 use super::counts::{Side, State};
 
@@ -21,6 +24,8 @@ pub trait Lasting {
     fn moved(&self, moved: bool) -> Result<(), String>;
     /// Records on which of them the disk is.
     fn record(&self, side: Side) -> Result<(), String>;
+    /// Whether the new volume is gone, or about to go, so that nothing can be noted at it any more.
+    fn new_is_gone(&self) -> bool;
 }
 
 /// Does what can be done beforehand: alone it means nothing.
@@ -35,13 +40,14 @@ pub fn go_over(to: &impl Lasting) -> Result<(), String> {
 }
 
 /// Has the old volume count, which the disk is on. The record is before the old volume's note: as long as it
-/// may name the new one, the old one does not count alone. What the new one is goes without either.
+/// may name the new one, the old one does not count alone. What the new one is goes without either, and where that
+/// is gone they go without it.
 ///
 /// # Errors
 /// The first thing that could not be written; all that can be is.
 pub fn stay(to: &impl Lasting) -> Result<(), String> {
     let old = to.record(Side::Old).and_then(|()| to.moved(false));
-    let new = to.note(State::Mirrored);
+    let new = if to.new_is_gone() { Ok(()) } else { to.note(State::Mirrored) };
     old.and(new)
 }
 
@@ -95,6 +101,8 @@ mod tests {
         killed: Cell<bool>,
         /// What was to be noted last at the new volume, and whether it lasts.
         noted: Cell<Option<(State, bool)>>,
+        /// The new volume is gone, and takes no note.
+        gone: Cell<bool>,
     }
 
     impl Model {
@@ -105,6 +113,7 @@ mod tests {
                 fates: fates.into(),
                 killed: false.into(),
                 noted: None.into(),
+                gone: false.into(),
             }
         }
 
@@ -125,6 +134,9 @@ mod tests {
 
     impl Lasting for Model {
         fn note(&self, state: State) -> Result<(), String> {
+            if self.gone.get() {
+                return Err("gone".into());
+            }
             let done = self.write(|medium| medium.state = state);
             self.noted.set(Some((state, self.medium.get().state == state)));
             done
@@ -134,6 +146,9 @@ mod tests {
         }
         fn record(&self, side: Side) -> Result<(), String> {
             self.write(|medium| medium.record = side)
+        }
+        fn new_is_gone(&self) -> bool {
+            self.gone.get()
         }
     }
 
@@ -188,18 +203,29 @@ mod tests {
         assert!(!on_old || (newest != Some(Side::New) && !medium.moved), "{medium:?} {before:?}");
     }
 
-    /// A pivot, and what takes it back once where it fails; the copy fails between the two, or goes on.
-    fn pivots(fates: &Vec<Fate>, copy_fails: bool) -> bool {
+    /// What becomes of a copy between a pivot that fails and what takes that back.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Then {
+        GoesOn,
+        Fails,
+        /// It fails, as the new volume goes, which is there again when a process starts.
+        NewIsGone,
+    }
+
+    /// A pivot, and what takes it back once where it fails.
+    fn pivots(fates: &Vec<Fate>, then: Then) -> bool {
         let model = Model::new(BEGUN, fates.clone());
         let pivoted = prepare(&model).and_then(|()| go_over(&model)).is_ok();
+        let copy_fails = then != Then::GoesOn;
+        model.gone.set(then == Then::NewIsGone);
         let alone = copy_fails && !pivoted && !model.killed.get();
         // What is left of the fates is of this.
         let stays = !pivoted && stay(&model).is_ok();
         let medium = model.medium.get();
         // Nothing is said where that can be noted nowhere, or of a record that lasts against what was said.
         let missed = alone && medium.counts(Record::None) == Counts::New;
-        let noted =
-            model.noted.get().is_some_and(|(state, lasts)| lasts || state == State::Pivoted);
+        let lasts = |(state, lasts): (State, bool)| lasts || state == State::Pivoted;
+        let noted = !model.gone.get() && model.noted.get().is_some_and(lasts);
         assert!(!missed || model.killed.get() || !noted, "{medium:?} {fates:?}");
         let newest = match (pivoted, stays || (alone && !missed && medium.record == Side::Old)) {
             (true, _) => Some(Side::New),
@@ -216,12 +242,27 @@ mod tests {
 
     #[test]
     fn whatever_fails_and_whenever_it_is_killed_what_was_written_last_counts() {
-        let over = rows(6).filter(|fates| pivots(fates, false)).count();
+        let over = rows(6).filter(|fates| pivots(fates, Then::GoesOn)).count();
         assert_eq!(over, FATES.len().pow(3), "the first three writes are those of a pivot");
     }
 
     #[test]
     fn a_copy_that_fails_after_its_pivot_has_the_new_one_count_only_where_nothing_can_be_noted() {
-        rows(6).for_each(|fates| _ = pivots(&fates, true));
+        rows(6).for_each(|fates| _ = pivots(&fates, Then::Fails));
+    }
+
+    #[test]
+    fn a_new_volume_that_is_gone_never_counts_once_the_old_one_says_that_it_stays() {
+        rows(6).for_each(|fates| _ = pivots(&fates, Then::NewIsGone));
+        let gone = Model::new(Medium { state: State::Pivoted, moved: true, ..BEGUN }, Vec::new());
+        gone.gone.set(true);
+        stay(&gone).unwrap();
+        assert_eq!(gone.medium.get(), Medium { state: State::Pivoted, ..BEGUN });
+        // As long as the old one cannot say so it is not over.
+        let gone = Model::new(Medium { moved: true, ..BEGUN }, vec![Fate::Done, Fate::Failed]);
+        gone.gone.set(true);
+        stay(&gone).unwrap_err();
+        // Nor does a pivot begin.
+        prepare(&gone).unwrap_err();
     }
 }
