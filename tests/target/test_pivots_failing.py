@@ -267,10 +267,12 @@ def test_a_new_volume_whose_disk_is_pulled_keeps_the_old_one_from_nothing(
         fail_writes(target)
         refused(target, "pivot", "that cannot be noted at the volumes")
         refused(target, "abort", "cannot be taken back, and its copy goes on")
-        with suppress(RpcError):  # it is not unloaded in order
-            target.rpc("bdev_uring_delete", name="base")
+        # That waits until the copy, which says that it failed until it is ended, has let go.
+        thread = threading.Thread(target=lambda: is_deleted(target, "base"))
+        thread.start()
         guest.write(0, b"b" * 512)
         until(lambda: is_over(target), "the copy is over")
+        thread.join(30)
         target.make_lvstore("lvs2", 160 * MIB)
         target.make_thin("x", SIZE_MIB, "lvs2")
         of = Note(uuid_of(target, "lvs0/v"), "lvs0/v")
@@ -286,6 +288,13 @@ def test_a_new_volume_whose_disk_is_pulled_keeps_the_old_one_from_nothing(
     with pytest.raises(RpcError, match="is no disk yet: volume lvs0/v is being moved to it"):
         target.add_lun("vm-1", "lvs1/w")
     assert lun(target)["bdev_name"] == uuid_of(target, "lvs2/x")
+
+
+def is_deleted(target: Target, base: str) -> bool:
+    with suppress(RpcError):
+        target.rpc("bdev_uring_delete", name=base)
+        return True
+    return False
 
 
 def is_over(target: Target) -> bool:
