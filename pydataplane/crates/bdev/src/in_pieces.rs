@@ -236,7 +236,9 @@ impl<L: Layer> InPieces<L> {
             if slot.cursor == slot.io.blocks {
                 return;
             }
-            let prepared = slot.prepared.take();
+            // What is read may be there at once, and worked on.
+            let may_go = self.turn > 0 || slot.io.op == Op::Write;
+            let prepared = if may_go { slot.prepared.take() } else { None };
             let Some(piece) = prepared.or_else(|| self.prepare(at)) else {
                 if self.slots[at].result.is_err() {
                     continue;
@@ -418,11 +420,14 @@ impl<L: Layer> InPieces<L> {
         }
     }
 
-    /// Gives the channel below pieces that it had no room for. The first that waits lacks memory, and these have all
-    /// of it.
+    /// Gives the channel below pieces that it had no room for, as long as the turn lasts: what was read at once is
+    /// worked on. The first that waits lacks memory, and these have all of it.
     #[cold]
     fn send_prepared(&mut self) {
         for nth in 1..self.waiting.len() {
+            if self.turn == 0 {
+                return self.waker.wake();
+            }
             let at = self.waiting[nth];
             let Some(piece) = self.slots[at].prepared.take() else { continue };
             if !self.send(at, piece) {

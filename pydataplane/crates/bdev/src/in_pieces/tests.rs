@@ -18,6 +18,8 @@ const PIECE: u64 = (COPY_AT_ONCE / BLOCK) as u64;
 struct Below {
     room: Cell<usize>,
     ends: Cell<bool>,
+    /// What comes ends as it is submitted.
+    at_once: Cell<bool>,
     has: RefCell<VecDeque<u64>>,
 }
 
@@ -27,6 +29,9 @@ impl Channel for BelowChannel {
     fn submit(&mut self, io: &Io) -> Submit {
         if self.0.has.borrow().len() >= self.0.room.get() {
             return Submit::Full;
+        }
+        if self.0.at_once.get() {
+            return Submit::Done(Ok(()));
         }
         self.0.has.borrow_mut().push_back(io.tag);
         Submit::Pending
@@ -44,8 +49,9 @@ impl Channel for BelowChannel {
     }
 }
 
-/// A layer that changes nothing.
-struct Plain;
+/// A layer that changes nothing, and counts the pieces that were read.
+#[derive(Default)]
+struct Plain(Rc<Cell<usize>>);
 
 impl Layer for Plain {
     type With = ();
@@ -72,17 +78,19 @@ impl Layer for Plain {
     }
 
     fn received(&mut self, _: Part<'_, ()>) -> Received {
+        self.0.set(self.0.get() + 1);
         Received::Over(Ok(()))
     }
 }
 
 /// The first that waits had its turn before, and others took all memory until the next one: the channel below had no
-/// room for what they have there.
-#[test]
-fn one_that_lacks_memory_does_not_keep_those_waiting_that_have_it() {
+/// room for what they have there, and ends it `at_once` when it has.
+fn one_lacks_memory(at_once: bool) {
     let (below, io) = (Rc::new(Below::default()), IoContext::new().unwrap());
     let pieces = Pieces::new(Box::new(BelowChannel(below.clone())));
-    let mut channel = InPieces::new(pieces, Plain, Stats::new().channel(), io.waker());
+    let received = Rc::<Cell<usize>>::default();
+    let layer = Plain(received.clone());
+    let mut channel = InPieces::new(pieces, layer, Stats::new().channel(), io.waker());
     let mut memory = AlignedBuf::zeroed(2 * COPY_AT_ONCE);
     // SAFETY: the memory is there to the end of this test, and nobody reads or writes it.
     let runs = [1, 2].map(|n| unsafe { [IoVec::new(memory.as_mut_ptr(), n * COPY_AT_ONCE)] });
@@ -110,7 +118,22 @@ fn one_that_lacks_memory_does_not_keep_those_waiting_that_have_it() {
     channel.poll(&mut done);
     assert_eq!(channel.pieces.in_flight(), 0);
     below.room.set(usize::MAX);
+    below.at_once.set(at_once);
     // Each turn copies one piece.
-    (0..2 * all).for_each(|_| _ = channel.poll(&mut done));
+    for _ in 0..2 * all {
+        let before = received.get();
+        channel.poll(&mut done);
+        assert!(!at_once || received.get() <= before + 1, "all in one turn");
+    }
     assert_eq!(done.len(), all + 2);
+}
+
+#[test]
+fn one_that_lacks_memory_does_not_keep_those_waiting_that_have_it() {
+    one_lacks_memory(false);
+}
+
+#[test]
+fn those_have_no_longer_turns_for_that() {
+    one_lacks_memory(true);
 }
