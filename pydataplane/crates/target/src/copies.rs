@@ -119,7 +119,7 @@ impl Copies {
         let mut all = self.all.lock();
         all.retain(|(name, n), copy| {
             let gone = name == ctrlr && number.is_none_or(|number| number == *n);
-            if gone {
+            if gone && !copy.is(Ending::Over) {
                 copy.set(Ending::TargetGone);
                 copy.mirror.fail("the target is gone".to_owned());
                 let mut left = self.left.lock();
@@ -138,6 +138,17 @@ impl Copies {
     /// that this process goes on: no other copy begins beside it.
     pub fn end_all(&self, why: &str) -> Result<(), String> {
         let mut all: Vec<_> = self.all.lock().values().cloned().collect();
+        let left: Vec<_> = self.left.lock().iter().filter_map(Weak::upgrade).collect();
+        // Others do not end for one that is known not to.
+        for copy in left.iter().chain(&all) {
+            if !copy.is(Ending::Over) && !copy.is_taken_back() {
+                return Err(format!(
+                    "the copy of {} has not ended: {}",
+                    copy.name(),
+                    copy.waits_for()
+                ));
+            }
+        }
         for copy in &all {
             let (from, to) = (copy.mirror.source().name(), copy.mirror.destination().name());
             if copy.mirror.progress().failure.is_none() {
@@ -145,7 +156,7 @@ impl Copies {
             }
             copy.mirror.fail(format!("the copy of bdev {from} to bdev {to} ended: {why}"));
         }
-        all.extend(self.left.lock().iter().filter_map(Weak::upgrade));
+        all.extend(left);
         let end = Instant::now() + END_TIMEOUT;
         let mut outcome = Ok(());
         for copy in all {

@@ -337,8 +337,9 @@ fn remove_target(app: &App, p: &RemoveTarget) -> Result<bool, Error> {
     let is_gone = removed.as_ref().is_err_and(is_gone);
     // What lingers goes when its I/O ends, and does not come back.
     let goes = removed.is_ok() || lingers;
-    if goes || is_gone {
-        app.copies.forget(&p.ctrlr, u8::try_from(p.scsi_target_num).ok());
+    // What is no number of a target has no copy; without a number all of the controller would be meant.
+    if let (true, Ok(number)) = (goes || is_gone, u8::try_from(p.scsi_target_num)) {
+        app.copies.forget(&p.ctrlr, Some(number));
     }
     // One that could not be restored, or ended with its bdev, is just forgotten.
     let forgotten =
