@@ -380,12 +380,13 @@ def test_a_serial_in_use_is_refused(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         dom = world.domain()
         client = await world.client()
-        world.libvirtd.delay_s[Proc.GET_BLOCK_INFO] = 0.2
+        gate = world.libvirtd.gate[Proc.GET_BLOCK_INFO] = asyncio.Event()
         args = DomainCall(dom.ref, "vda").pack(text=True, flags=True)
         for _ in range(2):
             await client.channel.send(message(MessageType.CALL, Proc.GET_BLOCK_INFO, 99, args))
         with pytest.raises(ReplyError, match="in use"):
             await client.reply(99)
+        gate.set()
         await client.reply(99)
 
     play(tmp_path, body)
