@@ -22,7 +22,7 @@ from tests.target.test_upgrade import FullQueue, Load
 MIB = 1 << 20
 SIZE_MIB = 40
 VM = {"ctrlr": "vm-0", "scsi_target_num": 0}
-SLOW = MIB
+SLOW = 1
 """Bytes a second with which a copy takes longer than a test."""
 BLOCK = 512
 

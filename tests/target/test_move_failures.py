@@ -21,6 +21,7 @@ from tests.target.test_moves import (
     MOVE,
     SIZE_MIB,
     SLOW,
+    STILL,
     check_only,
     digest,
     fill,
@@ -59,7 +60,7 @@ def test_what_cannot_be_undone_is_said(stores: Target, monkeypatch: pytest.Monke
         raise RpcError(-16, "it does not go", "bdev_lvol_delete")
 
     with monkeypatch.context() as patched:
-        patched.setattr(lvolcopies, "start", lambda c, of, to, _: start(c, of, to, SLOW))
+        patched.setattr(lvolcopies, "start", lambda c, of, to, _: start(c, of, to, STILL))
         patched.setattr(time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
         patched.setattr(Volumes, "delete", fails)
         said = refused(stores, *MOVE)

@@ -29,6 +29,8 @@ MIB = 1 << 20
 SIZE_MIB = 24
 #: Bytes a second with which a copy takes longer than a test.
 SLOW = MIB
+STILL = 1
+"""The same of one that never ends: no test is too slow to see it under way."""
 MOVE = ("volume", "move", "lvs0/v", "lvs1")
 
 KILLED = """
@@ -172,7 +174,7 @@ def test_given_up_it_is_as_it_was(stores: Target, monkeypatch: pytest.MonkeyPatc
     data = digest(stores, "lvs0/v")
     start = lvolcopies.start
     with monkeypatch.context() as patched:
-        patched.setattr(lvolcopies, "start", lambda c, of, to, _: start(c, of, to, SLOW))
+        patched.setattr(lvolcopies, "start", lambda c, of, to, _: start(c, of, to, STILL))
         patched.setattr(time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
         assert "cancelled: volume lvs0/v is as it was" in refused(stores, *MOVE)
     check_only(stores, "lvs0/v", data)
@@ -190,7 +192,7 @@ def test_a_second_command_waits_for_no_first(
         raise KeyboardInterrupt
 
     start = lvolcopies.start
-    monkeypatch.setattr(lvolcopies, "start", lambda c, of, to, _: start(c, of, to, SLOW))
+    monkeypatch.setattr(lvolcopies, "start", lambda c, of, to, _: start(c, of, to, STILL))
     monkeypatch.setattr(time, "sleep", second)
     refused(stores, *MOVE)
     assert len(told) == 1 and "is being moved by another command" in told[0]
@@ -256,7 +258,7 @@ def test_a_killed_target_is_asked_again(
     start, delete = lvolcopies.start, Volumes.delete
     with monkeypatch.context() as patched:
         if kept:
-            patched.setattr(lvolcopies, "start", lambda c, of, to, _: start(c, of, to, SLOW))
+            patched.setattr(lvolcopies, "start", lambda c, of, to, _: start(c, of, to, STILL))
             patched.setattr(time, "sleep", lambda _: stores.kill9())
         else:
 
