@@ -228,6 +228,10 @@ class Target:
         if new.poll() is None:
             new.kill()
         new.wait()
+        if self.process is not None:
+            # The old program waits for another one a moment after it has refused this one.
+            waits = Path(f"{self.rpc_socket}.upgrade").exists
+            until(waits, lambda: f"a new program is waited for: {self.words()}")
         raise TargetFailed(f"the new program did not take over:\n{self.words()}")
 
     def words(self) -> str:
