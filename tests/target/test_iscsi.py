@@ -24,6 +24,7 @@ from tests.support.target import Target, TargetFailed
 from tests.support.tgt import IQN, Tgt, lacks
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
+from tests.target.test_fair import requests_of, wait_for_requests
 from tests.target.test_inflight import EXTENTS, MIB, QUEUES, Load
 from tests.target.test_nbd import outcome, write_one
 
@@ -255,7 +256,8 @@ def test_io_fails_after_the_time_that_is_set_and_the_disk_comes_back(
     with connected(target) as guest:
         guest.ready(target=1)
         with tgt.frozen():
-            write = bytes([0x2A, *bytes(7), 1, 0])
+            # It may be written late: nothing is known of that block then.
+            write = bytes([0x2A, 0, 0, 0, 0, 9, 0, 0, 1, 0])
             head = guest.send("submit", cdb=write, data_out=b"x" * BLOCK)["head"]
             assert guest.read(0, 8, target=1) == bytes(4096)
             assert outcome(guest.send("wait", head=head)) == (CHECK, MEDIUM_ERROR)
@@ -318,9 +320,11 @@ def test_a_bdev_is_deleted_while_there_is_io(target: Target, tgt: Tgt) -> None:
     with connected(target) as guest:
         with ThreadPoolExecutor() as pool:
             with tgt.frozen():
+                taken = requests_of(target, "vm-0")
                 heads = [
                     guest.send("submit", cdb=READ_ONE, data_in_len=BLOCK)["head"] for _ in range(8)
                 ]
+                wait_for_requests(target, "vm-0", taken + 7)
                 deleted = pool.submit(target.rpc, "bdev_iscsi_delete", name="i0")
                 with pytest.raises(TimeoutError):
                     deleted.result(timeout=0.5)
