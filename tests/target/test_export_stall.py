@@ -59,5 +59,5 @@ def test_an_export_whose_storage_does_not_answer_delays_nobody(make_target: Make
     assert writing.returncode == 0
     for volume in (volumes["stuck"], volumes["free"]):
         target.rpc("virtlun_export_delete", bdev_name=volume)
-    target.rpc("vhost_delete_controller", ctrlr="vm")
+    target.rpc("vhost_delete_controller", ctrlr="vm", force=True)
     assert target.stop() == 0

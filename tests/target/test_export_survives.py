@@ -60,7 +60,7 @@ def volume(target: Target, size_in_mib: int = 64, *, thin: bool = False) -> tupl
         thin_provision=thin,
     )
     export = target.rpc("virtlun_export_create", bdev_name=uuid)
-    assert shown(target, "survives")[-1] == "crash"
+    until(lambda: shown(target, "survives")[-1] == "crash", "the holder has it")
     return uuid, Path(export["path"])
 
 
@@ -429,7 +429,7 @@ def test_folders_that_are_named_from_where_the_target_is_started(
     try:
         target.rpc("bdev_malloc_create", name="m", num_blocks=2048, block_size=512)
         path = target.rpc("virtlun_export_create", bdev_name="m")["path"]
-        assert shown(target, "survives") == ["crash"]
+        until(lambda: shown(target, "survives") == ["crash"], "the holder has it")
         assert Path(path).stat().st_size == 2048 * 512
         target.rpc("virtlun_export_delete", bdev_name="m")
     finally:

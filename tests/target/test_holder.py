@@ -199,7 +199,7 @@ def test_what_nobody_serves_is_given_up_in_the_end(make_target: MakeTarget) -> N
         os.close(node)
         # Whoever has it open is told first.
         until(lambda: not list(target.export_dir.iterdir()), "it is unmounted")
-        assert "given up" in target.words()
+        until(lambda: "given up" in target.words(), "it is said")
         target.start("--holder-socket", str(target.holder_socket))
         (export,) = target.rpc("virtlun_export_list")
         assert Path(export["path"]).read_bytes()[:4] == b"aaaa"

@@ -79,7 +79,7 @@ def test_what_a_guest_wrote_is_right_after_a_crash_an_upgrade_and_a_restart(
     again: list[Callable[[], object]] = [target.crash, target.upgrade, target.restart]
     for happens in again:
         happens()
-        until(lambda: sums(target)["stale_regions"] == 0, 60)
+        until(lambda: sums(target)["stale_regions"] == 0, lambda: str(sums(target)))
         with connected(target, "vm") as vm:
             for seed, (lba, blocks) in enumerate(written.items()):
                 expected = bytearray(stamped(seed, blocks))
@@ -118,7 +118,7 @@ def test_a_flipped_bit_is_a_medium_error_of_its_guest_and_told_by_scrub(
         assert sums(target)["mismatches"] == 1
         first = json.loads(done(target, "lvstore", "dump", "lvs0", "--json").split("\n")[0])
         assert (first["kind"], first["facts"]["mismatches"]) == ("checksums", "1")
-        until(lambda: len(sums(target)["damaged_blocks"]) == 1, 60)
+        until(lambda: len(sums(target)["damaged_blocks"]) == 1, lambda: str(sums(target)))
         assert target.words().count("is damaged: it is not what was written to it") == 1
         scrubbed = run(target, "lvstore", "scrub", "lvs0", "--json")
         assert scrubbed.exit_code == 1

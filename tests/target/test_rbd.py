@@ -292,12 +292,12 @@ def test_a_resize_by_the_rbd_command_reaches_the_guest(target: Target, ceph: Cep
         ceph.rbd("resize", "--no-progress", "--size", "80M", f"{POOL}/{image}")
         until(lambda: size_in_mib(target, image) == 80, "the target to see the new size")
         # CAPACITY DATA HAS CHANGED.
-        (event,) = guest.send("events")["events"]
+        (event,) = guest.send("events", timeout_ms=60_000)["events"]
         assert (event["event"], event["reason"] & 0xFF) == (3, 0x2A), event
         guest.ready()
         guest.write(80 * MIB // BLOCK - 1, bytes([7]) * BLOCK)
         target.rpc("bdev_rbd_resize", name=image, new_size=96)
-        (event,) = guest.send("events")["events"]
+        (event,) = guest.send("events", timeout_ms=60_000)["events"]
         assert event["event"] == 3, event
         guest.ready()
         capacity = guest.cdb(bytes([0x25, *bytes(9)]), data_in_len=8)["data_in"]
@@ -387,7 +387,7 @@ def test_a_host_that_was_fenced_serves_the_image_no_more(target: Target, ceph: C
         until(fails, "the cluster to tell")
         read = guest.cdb(bytes([0x28, *cdb[1:]]), data_in_len=BLOCK)
         assert read["status"] == 2, read
-        assert info(target, image)["driver_specific"]["rbd"]["fenced"] is True
+        until(lambda: info(target, image)["driver_specific"]["rbd"]["fenced"], "it is told")
         with pytest.raises(RpcError, match="somebody has it still: detach it from all guests"):
             disk(target, image, guest_disk=True)  # for another guest
         until(lambda: "has fenced this host" in target.words())

@@ -642,7 +642,8 @@ def test_a_guest_that_comes_too_late_is_refused_its_disk_for_good(
                 guest.write(1, bytes([1]) * BLOCK)
     assert owners(ceph, "late") == 0
     assert ceph.content("late") == bytes(8 * MIB)
-    assert other.words().count("image rbd/late was locked by another host since its guest") == 1
+    told = "image rbd/late was locked by another host since its guest"
+    until(lambda: other.words().count(told) == 1, other.words)
 
 
 @pytest.mark.nightly

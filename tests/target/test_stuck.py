@@ -108,7 +108,7 @@ def test_a_disk_that_does_not_answer_at_the_start_keeps_nobody_else_waiting(
     assert target.stop() == 0
     with disks.without_answers():
         target.start()
-        assert waiting(target) == ["bdev slow"]
+        until(lambda: waiting(target) == ["bdev slow"], "only the slow disk is waited for")
         problems = target.rpc("virtlun_get_status")["restore_problems"]
         assert len(problems) == 2, problems
         assert problems[0].startswith("bdev slow is not restored: its disk does not answer")
