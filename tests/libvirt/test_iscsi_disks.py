@@ -100,8 +100,8 @@ def guest(san: San) -> Iterator[Agent]:
     yield agent
     agent.close()
     san.host.virsh("destroy", NAME)
-    assert san.images == []
-    assert san.tgt.sessions() == 0
+    until(lambda: san.images == [], lambda: f"nothing is open: {san.images}")
+    until(lambda: san.tgt.sessions() == 0, "all are logged out")
     san.host.virsh("undefine", NAME)
 
 

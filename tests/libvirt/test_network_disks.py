@@ -52,7 +52,7 @@ def guest(cloud: Cloud) -> Iterator[Agent]:
     yield agent
     agent.close()
     cloud.host.virsh("destroy", NAME)
-    assert cloud.images == []
+    until(lambda: cloud.images == [], lambda: f"nothing is open: {cloud.images}")
     cloud.host.virsh("undefine", NAME)
 
 
@@ -96,8 +96,8 @@ def test_attached_and_detached_while_the_guest_runs(cloud: Cloud, guest: Agent) 
     guest.run("echo more > /dev/sdb && sync")
     cloud.detach(xml, "--config")
     guest.wait_for("[ ! -e /sys/block/sdb ]")
-    assert cloud.images == OWN
-    assert cloud.locks("more") == 0
+    until(lambda: cloud.images == OWN, lambda: f"its own alone are open: {cloud.images}")
+    until(lambda: cloud.locks("more") == 0, "nobody has it locked")
     cloud.ceph.rbd("snap", "create", f"{POOL}/more@then")
     snapshot = cloud.disk("more", "sdb", "<readonly/>").replace(
         "</source>", '<snapshot name="then"/></source>'
