@@ -78,12 +78,16 @@ def pull(host: Host, data: Path) -> Iterator[Host]:
     # A QEMU before 9 ends where its target is killed while the firmware looks for disks.
     host.virsh("start", NAME, "--paused")
     host.virsh("backup-begin", NAME, str(path))
-    (export,) = host.client.call("virtlun_export_list")
-    assert export["survives"] == "crash", "else what reads gets errors, and there is no test of it"
+    until(lambda: survives(host) == ["crash"], "what reads waits for the target, without errors")
     yield host
     host.virsh("domjobabort", NAME, check=False)
     until(lambda: nothing_is_left(host), "the rest is ended")
     host.virsh("destroy", NAME)
+
+
+def survives(host: Host) -> list[str]:
+    """Returns what end of the target each export outlives."""
+    return [export["survives"] for export in host.client.call("virtlun_export_list")]
 
 
 def nothing_is_left(host: Host) -> bool:
