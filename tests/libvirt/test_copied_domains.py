@@ -253,7 +253,10 @@ def is_refused(host: Host, name: str, uri: str, how: str) -> None:
     before = host.libvirtd.qemu_log(name).count(QEMU_SAYS)
     assert re.search(SAID[how], refused(host, name, uri))
     if how == "sed, no metadata":
-        assert host.libvirtd.qemu_log(name).count(QEMU_SAYS) > before
+        until(
+            lambda: host.libvirtd.qemu_log(name).count(QEMU_SAYS) > before,
+            lambda: host.libvirtd.qemu_log(name),
+        )
 
 
 @by_day("per client-sed")
