@@ -32,7 +32,8 @@ def test_a_pod_runs_and_takes_commands(cluster: Cluster) -> None:
         assert cluster.shell("plain", "echo $((6 * 7))") == "42\n"
         with pytest.raises(SandboxError, match="exit code 1"):
             cluster.shell("plain", "false | cat")
-        assert cluster.kubectl("logs", "plain") == "it runs\n"
+        # The container runtime writes down what it says, in its own time.
+        until(lambda: cluster.kubectl("logs", "plain") == "it runs\n", "what it says")
         assert cluster.get("pod", "plain")["spec"]["nodeName"] == NODE
     cluster.wait("pod/plain", "delete")
 

@@ -13,6 +13,7 @@ from tests.kubernetes import snapshots
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import ACCOUNT, DRIVER, EXAMPLES, NAMESPACE
 from tests.kubernetes.sandbox import SandboxError
+from tests.support.wait import until
 
 #: A program: sends a merge patch, and says the answer's code and text.
 PATCH = """\
@@ -92,16 +93,20 @@ def account(cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def hostile(account: Cluster) -> Node:
-    """Whoever has taken over the node; waits until the server holds to the policy."""
+    """Whoever has taken over the node; waits until the server holds to the policies."""
     node = Node(account, account.nodes[0].name)
-    for attempt in range(100):
-        made = volume(f"early-{attempt}", "other")
+
+    def refuses() -> bool:
+        # The server has the policies in the order of their file: of the last without a CRD.
+        made = capacity("early", "other")
         try:
-            node.does("create", "-f", "-", stdin=made)
-        except SandboxError:
-            return node
-        account.kubectl("delete", "pv", f"early-{attempt}", "--wait=false")
-    raise AssertionError("the server does not hold to the policy")
+            node.does("create", "--dry-run=server", "-f", "-", stdin=made)
+        except SandboxError as error:
+            return "its own capacity only" in str(error)
+        return False
+
+    until(refuses, "the server holds to the policies")
+    return node
 
 
 def volume(
@@ -230,21 +235,22 @@ def test_a_node_takes_claims_for_itself_and_changes_nothing_else_of_them(hostile
         cluster.kubectl("delete", "pvc", "wanted", "--ignore-not-found")
 
 
+def capacity(name: str, node: str) -> str:
+    """Returns what a node tells of its room for volumes of a class."""
+    return json.dumps(
+        {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "CSIStorageCapacity",
+            "metadata": {"name": name, "namespace": NAMESPACE},
+            "storageClassName": "none",
+            "nodeTopology": {"matchLabels": {NODE_KEY: node}},
+            "capacity": "1Gi",
+        }
+    )
+
+
 def test_a_node_tells_its_own_capacity_alone(hostile: Node) -> None:
     here = hostile.cluster.nodes[0].name
-
-    def capacity(name: str, node: str) -> str:
-        return json.dumps(
-            {
-                "apiVersion": "storage.k8s.io/v1",
-                "kind": "CSIStorageCapacity",
-                "metadata": {"name": name, "namespace": NAMESPACE},
-                "storageClassName": "none",
-                "nodeTopology": {"matchLabels": {NODE_KEY: node}},
-                "capacity": "1Gi",
-            }
-        )
-
     hostile.may_not("its own capacity only", "create", "-f", "-", stdin=capacity("theirs", "other"))
     hostile.does("create", "-f", "-", stdin=capacity("ours", here))
     hostile.does("delete", "csistoragecapacity", "ours", "-n", NAMESPACE)
@@ -285,6 +291,10 @@ def test_a_node_says_of_its_own_snapshots_alone_that_they_are_taken(hostile: Nod
     for name, node in (("far", "other"), ("near", here)):
         cluster.kubectl("create", "-f", "-", stdin=snapshot_content(name, node))
     try:
+        until(
+            lambda: hostile.sends(f"{path}/far", noted).startswith("403 "),
+            "the server holds to the policy of these, too",
+        )
         for change, sub in ((ready, "/status"), (noted, ""), (taken, ""), (kept, "")):
             hostile.may_not_patch("is not of node", f"{path}/far{sub}", change)
         hostile.may_not_patch(NO_OWNER, f"{path}/near", OWNED)

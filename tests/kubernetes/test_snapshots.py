@@ -126,8 +126,11 @@ def test_a_snapshot_is_restored_and_a_claim_cloned_beside_it(
         put(cluster, "reader", path, "its own")
         assert cluster.execute("reader", "cat", path) == "its own"
     claims = {handle_of(cluster, name) for name in ("restored", "cloned")}
-    kept = {volume.uuid for volume in deployment.volumes.volumes() if not volume.snapshot}
-    assert kept == claims
+
+    def kept() -> set[str]:
+        return {volume.uuid for volume in deployment.volumes.volumes() if not volume.snapshot}
+
+    until(lambda: kept() == claims, lambda: f"{claims} alone: {kept()}", deadline_s=180)
 
 
 @pytest.mark.nightly
