@@ -55,11 +55,20 @@ def send(socket: Path, snapshot: str, since: str | None) -> None:
 @click.option("--thin", is_flag=True, help="Allocate clusters of a new one when they are written.")
 @click.option("--key", metavar="NAME", help="Encrypt a new one with this key: see `virtlun key`.")
 @click.option("--uuid", type=click.UUID, help="Of a new one: guests know a disk by it.")
+@click.option(
+    "--take-back", is_flag=True, help="Read nothing: end what an interrupted command left."
+)
 @json_option
 @click.pass_obj
 @errors_as_sentences
 def receive(
-    socket: Path, volume: str, thin: bool, key: str | None, uuid: UUID | None, as_json: bool
+    socket: Path,
+    volume: str,
+    thin: bool,
+    key: str | None,
+    uuid: UUID | None,
+    take_back: bool,
+    as_json: bool,
 ) -> None:
     """Make VOLUME of the stream on standard input, or change it as that says.
 
@@ -67,14 +76,18 @@ def receive(
     since a snapshot is taken by the volume whose last snapshot that is, if nobody has written to it
     since then. If the stream ends early, VOLUME is as it was before.
     """
+    receiver = Receiver(Volumes(client(socket)), Volumes(copying_client(socket)), volume)
+    if take_back:
+        receiver.take_back()
+        return
     if sys.stdin is None or sys.stdin.isatty():
         raise click.UsageError("standard input is no stream: give it one (< FILE)")
     stream = Reader(sys.stdin.buffer)
-    receiver = Receiver(Volumes(client(socket)), Volumes(copying_client(socket)), volume)
     new = New(thin, key, str(uuid) if uuid else None)
     try:
         with bar(f"receiving {volume}") as progress, ended_in_order():
             made = receiver.receive(stream, new, progress)
     except KeyboardInterrupt:
-        raise click.ClickException(f"interrupted: {volume} is as it was before") from None
+        state = "has all of the stream" if receiver.is_done else "is as it was before"
+        raise click.ClickException(f"interrupted: {volume} {state}") from None
     shown([made], as_json)

@@ -1,9 +1,9 @@
 """A stream becomes a volume, or what a volume has changed: `virtlun volume receive`.
 
-From the first look at it to the end the volume is exported, so that no VM and nobody else begins to
-use it. Until all is there it has another name, so that nobody takes a part for the whole, and a
-xattr says what is being received. What an interrupted command left, the next one of the same volume
-takes back: the volume is its last snapshot again, or is not there.
+While it is written to, and also if the command is killed, the volume is exported, so that no VM
+begins to use it. Until all is there it has another name, so that nobody takes a part for the whole,
+and a xattr says what is being received. What an interrupted command left, the next one of the same
+volume takes back: the volume is its last snapshot again, or is not there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -50,6 +50,8 @@ class _Work:
     """Bytes that it had before; 0: it was not there."""
     whole: bool = False
     """Whether all is there, durably: only the snapshot and the name are missing."""
+    back: bool = False
+    """Whether it is as it was: only the name is missing."""
 
 
 class Receiver:
@@ -66,6 +68,8 @@ class Receiver:
         self._path = f"{store.name}/{self._name}"
         self._partial = f"{store.name}/{with_suffix(self._name, SUFFIX)}"
         self._volumes, self._patient, self._store = volumes, patient, store
+        self.is_done = False
+        """Whether the volume is there, whole."""
         if store.is_pool:
             raise VolumeError(f"{self._path} is of a pool: have `rbd import-diff` read the stream")
         if "@" in self._name:
@@ -85,8 +89,7 @@ class Receiver:
         """
         header = stream.header
         self._check_names(header)
-        work = (self._path, f"{self._path} is being received, or moved")
-        with alone(self._volumes.client.path.parent, work):
+        with self._alone():
             self._end_left()
             if header.to is not None and (there := self._find(f"{self._path}@{header.to}")):
                 raise VolumeError(
@@ -130,6 +133,19 @@ class Receiver:
             return self._volumes.volume(reference)
         return None
 
+    def take_back(self) -> None:
+        """Takes back what an interrupted command left, or completes it; nothing where none did.
+
+        Raises:
+            VolumeError: somebody has changed it since, or has made a volume that is in the way.
+        """
+        with self._alone():
+            self._end_left()
+
+    def _alone(self) -> AbstractContextManager[None]:
+        work = (self._path, f"{self._path} is being received, or moved")
+        return alone(self._volumes.client.path.parent, work)
+
     # What an interrupted command left
 
     def _end_left(self) -> None:
@@ -139,49 +155,103 @@ class Receiver:
             VolumeError: a volume is in the way that no such command has made, or that somebody has
                 changed since.
         """
-        named = self._find(self._path)
-        if named is not None and XATTR in self._volumes.xattrs(named.uuid):
-            self._volumes.remove_xattr(named.uuid, XATTR)  # before the first write, or after all
-            self._volumes.end_export(named.uuid)
-        partial = self._find(self._partial)
-        if partial is None:
-            return
-        try:
-            work = _Work(**json.loads(self._volumes.xattrs(partial.uuid).get(XATTR, "")))
-        except (TypeError, ValueError) as error:
-            raise VolumeError(
-                f"volume {partial.path} exists already, and is of no stream: rename or delete it"
-            ) from error
         with uninterrupted():
-            if work.whole and (work.to is None or partial.parent == f"{self._name}@{work.to}"):
-                self._name_whole(partial)
-            else:
-                self._take_back(partial, work)
+            if (named := self._find(self._path)) is not None:
+                self._clear(named)
+            if (partial := self._find(self._partial)) is not None:
+                self._settle(partial.uuid)
 
-    def _take_back(self, partial: Volume, work: _Work) -> None:
-        """Has a volume be as it was: its last snapshot, or nothing.
+    def _clear(self, named: Volume) -> None:
+        """Clears a volume that has its name of the note of a command that was killed.
 
         Raises:
-            VolumeError: its snapshots are not those that it had.
+            VolumeError: it is not whole, and has its name by somebody's hand.
         """
-        partial = self._volumes.volume(partial.uuid)
-        base = None if work.since is None else f"{self._name}@{work.since}"
-        if partial.parent != base:
+        text = self._volumes.xattrs(named.uuid).get(XATTR)
+        if text is None:
+            return
+        work = _read(text)
+        if work is None or not (work.whole or work.back):
+            base = None if work is None or work.since is None else f"{named.path}@{work.since}"
+            if base is None or not self._is_as(named, base, work.was if work else 0):
+                raise VolumeError(
+                    f"volume {named.path} is not whole, and has this name by hand: rename it to "
+                    f"{self._partial.split('/')[1]}, and it is taken back"
+                )
+            # Exported by it, and not written to.
+            self._volumes.remove_xattr(named.uuid, XATTR)
+            self._volumes.end_export(named.uuid)
+        self._volumes.remove_xattr(named.uuid, XATTR)
+
+    def _is_as(self, volume: Volume, base: str, size: int) -> bool:
+        """Whether a volume has that size, and nothing was written to it since a snapshot."""
+        snapshot = self._find(base)
+        return (
+            snapshot is not None
+            and (volume.parent, volume.size) == (snapshot.name, size)
+            and not any(self._volumes.ranges(volume.uuid, snapshot.uuid))
+        )
+
+    def _settle(self, uuid: str) -> Volume | None:
+        """Completes what only lacks its name, and returns it; takes back what is not whole.
+
+        Raises:
+            VolumeError: it is of no stream, somebody has changed it since, or another volume has
+                its name by now.
+        """
+        volume = self._volumes.volume(uuid)
+        work = _read(self._volumes.xattrs(uuid).get(XATTR, ""))
+        if work is None:
             raise VolumeError(
-                f"volume {partial.path} is not whole, and its last snapshot is "
-                f"{partial.parent or 'none'}, not {base or 'none'}, as it was when an interrupted "
+                f"volume {volume.path} exists already, and is of no stream: rename or delete it"
+            )
+        if work.whole and (work.to is None or volume.parent == f"{self._name}@{work.to}"):
+            return self._name_whole(volume)
+        self._take_back(volume, work)
+        return None
+
+    def _take_back(self, volume: Volume, work: _Work) -> None:
+        """Has a volume be as it was: its last snapshot, or nothing."""
+        base = None if work.since is None else f"{self._name}@{work.since}"
+        if volume.parent != base:
+            raise VolumeError(
+                f"volume {volume.path} is not whole, and its last snapshot is "
+                f"{volume.parent or 'none'}, not {base or 'none'}, as it was when an interrupted "
                 "command began to receive it: delete it, or give it another name"
             )
-        self._volumes.end_export(partial.uuid)
         if base is None:
-            self._volumes.delete(partial.uuid)
+            self._volumes.end_export(volume.uuid)
+            self._volumes.delete(volume.uuid)
             return
-        snapshot = self._volumes.volume(f"{partial.lvstore}/{base}")
-        back = self._patient.roll_back(partial.uuid, snapshot.uuid)
+        self._check_free(volume)
+        self._volumes.end_export(volume.uuid)
+        snapshot = self._volumes.volume(f"{volume.lvstore}/{base}")
+        back = self._patient.roll_back(volume.uuid, snapshot.uuid)
         if back.size != work.was:
             self._volumes.resize(back.uuid, work.was)
-        self._volumes.rename(back.uuid, self._name)
-        self._volumes.remove_xattr(back.uuid, XATTR)
+        self._volumes.set_xattr(back.uuid, XATTR, _text(replace(work, back=True)))
+        self._give_name(back)
+
+    def _check_free(self, volume: Volume) -> None:
+        other = self._find(self._path)
+        if other is not None and other.uuid != volume.uuid:
+            raise VolumeError(
+                f"volume {volume.path} is to be called {other.path}, which was made meanwhile: "
+                f"rename that one, then `virtlun volume receive --take-back {other.path}`"
+            )
+
+    def _name_whole(self, volume: Volume) -> Volume:
+        """Gives a volume its name, to which only that is missing."""
+        self._check_free(volume)
+        self._volumes.end_export(volume.uuid)
+        self._give_name(volume)
+        self.is_done = True
+        return self._volumes.volume(volume.uuid)
+
+    def _give_name(self, volume: Volume) -> None:
+        if volume.name != self._name:
+            self._volumes.rename(volume.uuid, self._name)
+        self._volumes.remove_xattr(volume.uuid, XATTR)
 
     # The volume that it is written to
 
@@ -196,13 +266,16 @@ class Receiver:
             raise VolumeError(f"the UUID {new.uuid} is that of volume {present.path} already")
         work = _Work(None, header.to, 0)
         try:
-            return self._patient.create(
+            made = self._patient.create(
                 self._partial, header.size, **asdict(new), xattrs={XATTR: _text(work)}
             )
         except KeyboardInterrupt:
             with uninterrupted():
                 self._cancel()
             raise
+        if self._volumes.xattrs(made.uuid).get(XATTR) != _text(work):
+            raise VolumeError(f"volume {made.path} was made meanwhile, by another command")
+        return made
 
     def _cancel(self) -> None:
         """Ends the making of a thick volume, which takes as long as to zero it."""
@@ -240,15 +313,14 @@ class Receiver:
         work = _Work(header.since, header.to, volume.size if change else 0)
         begun = not change
         try:
-            if change:
-                # First, so that the export of who is killed is known as such.
-                self._volumes.set_xattr(volume.uuid, XATTR, _text(work))
             with self._exported(volume) as path:
                 if change:
+                    # From now on the export is known as this command's.
+                    self._volumes.set_xattr(volume.uuid, XATTR, _text(work))
                     self._check_unchanged(volume, header)
+                    begun = True
                     with uninterrupted():
-                        self._volumes.rename(volume.uuid, self._partial.split("/")[1])
-                        begun = True
+                        volume = self._volumes.rename(volume.uuid, self._partial.split("/")[1])
                     volume = self._resized(volume, header.size)
                 self._write(volume, path, stream, progress)
                 with uninterrupted():
@@ -259,29 +331,35 @@ class Receiver:
                             lvol_name=volume.uuid,
                             snapshot_name=f"{self._name}@{header.to}",
                         )
-                    begun = change = False
                     return self._name_whole(volume)
         except BaseException as error:
-            if begun:
-                self._undo(volume, work, error)
-            elif change:
-                self._volumes.remove_xattr(volume.uuid, XATTR)
-            raise
+            if not begun or self.is_done:
+                raise
+            return self._undone(volume, error)
 
-    def _undo(self, volume: Volume, work: _Work, why: BaseException) -> None:
-        """Takes back what is not whole; where that fails, too, both are told."""
+    def _undone(self, volume: Volume, why: BaseException) -> Volume:
+        """Takes back what is not whole, and raises `why`; or returns what is whole in spite of it.
+
+        Raises:
+            VolumeError: that fails, too; both are told.
+        """
         with uninterrupted():
             try:
-                self._take_back(volume, work)
+                if XATTR not in self._volumes.xattrs(volume.uuid):
+                    raise why  # nothing has begun
+                done = self._settle(volume.uuid)
             except (TargetError, VolumeError) as error:
                 raise VolumeError(
-                    f"{why or 'interrupted'}. What there is of it stays as {self._partial} until "
-                    f"the next command to receive {self._path}: {error}"
+                    f"{str(why) or 'interrupted'}. What there is of it stays as {self._partial}: "
+                    f"{error}"
                 ) from why
+        if done is None or isinstance(why, KeyboardInterrupt):
+            raise why
+        return done
 
     @contextmanager
     def _exported(self, volume: Volume) -> Iterator[Path]:
-        """Shows a volume as a file: what has it so is used by nobody else.
+        """Shows a volume as a file, which no VM begins to use then.
 
         Raises:
             VolumeError: it is a file already.
@@ -289,22 +367,28 @@ class Receiver:
         for each in self._volumes.client.call("virtlun_export_list"):
             if volume.uuid in (each["uuid"], each["bdev_name"]):
                 raise VolumeError(
-                    f"volume {volume.path} is in use as {each['path']}: end that first"
+                    f"volume {volume.path} is in use as {each['path']}: end that first "
+                    "(virtlun_export_delete)"
                 )
-        path = self._volumes.export(volume.uuid)
         try:
-            yield path
-        finally:
-            with uninterrupted():
-                self._volumes.end_export(volume.uuid)
+            yield self._volumes.export(volume.uuid)
+        except BaseException:
+            # What has begun is known by its note, and its export is ended where it is settled.
+            if self._find(self._partial) is None:
+                with uninterrupted(), suppress(TargetError):
+                    self._volumes.remove_xattr(volume.uuid, XATTR)
+                    self._volumes.end_export(volume.uuid)
+            raise
 
     def _check_unchanged(self, volume: Volume, header: Header) -> None:
         base = self._volumes.snapshot_of(volume.path, f"@{header.since}")
-        if any(self._volumes.ranges(volume.uuid, base.uuid)):
+        # What is beyond a smaller size than the snapshot's is no range, and would read as zeros.
+        shrunk = volume.size < base.size
+        if shrunk or any(self._volumes.ranges(volume.uuid, base.uuid)):
             raise VolumeError(
-                f"{volume.path} was written to since {base.path}, which the stream is of what "
-                f"changed since: give that up by `virtlun volume rollback {volume.path} "
-                f"@{header.since}`"
+                f"{volume.path} was written to, or made smaller, since {base.path}, which the "
+                "stream is of what changed since: give that up by `virtlun volume rollback "
+                f"{volume.path} @{header.since}`"
             )
 
     def _resized(self, volume: Volume, size: int) -> Volume:
@@ -321,7 +405,8 @@ class Receiver:
         try:
             # The volume was larger once, or its cluster is.
             if size < volume.size:
-                volumefile.clear(file, size, volume.size - size, block)
+                with self._told():
+                    volumefile.clear(file, size, volume.size - size, block)
             for part in stream.parts():
                 progress(part.offset, size)
                 with self._told():
@@ -343,18 +428,13 @@ class Receiver:
         except OSError as error:
             raise VolumeError(f"lvstore {self._store.name}: {error.strerror or error}") from error
 
-    def _name_whole(self, volume: Volume) -> Volume:
-        """Gives a volume its name, to which only that is missing."""
-        if (other := self._find(self._path)) is not None:
-            raise VolumeError(
-                f"volume {self._partial} is whole, but {other.path} was made meanwhile: rename "
-                "that one, then receive any stream of it again, which completes this one first"
-            )
-        self._volumes.rename(volume.uuid, self._name)
-        self._volumes.remove_xattr(volume.uuid, XATTR)
-        self._volumes.end_export(volume.uuid)
-        return self._volumes.volume(volume.uuid)
-
 
 def _text(work: _Work) -> str:
     return json.dumps(asdict(work))
+
+
+def _read(text: str) -> _Work | None:
+    try:
+        return _Work(**json.loads(text))
+    except (TypeError, ValueError):
+        return None

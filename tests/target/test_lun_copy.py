@@ -308,6 +308,10 @@ def copied_again(target: Target, to: str = "lvs1/w", **options: Any) -> bool:
 
 def test_a_copy_ends_with_its_target(moved: Target) -> None:
     start(moved, bytes_per_second=SLOW)
+    # What is no number of a target is not all of the controller's.
+    with pytest.raises(RpcError, match="target 256"):
+        moved.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-0", scsi_target_num=256)
+    assert copy_of(moved)["state"] in ("copying", "ready")
     moved.rpc("vhost_scsi_controller_remove_target", **VM)
     assert moved.rpc("virtlun_lun_copy_check") == []
     moved.add_lun("vm-0", "lvs0/v")

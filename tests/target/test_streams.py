@@ -42,6 +42,8 @@ STEPS = {
     "virtlun_export_delete",
 }
 """What `receive` calls that changes something."""
+BACK = STEPS | {"bdev_lvol_delete", "virtlun_lvol_roll_back"}
+"""And what takes back."""
 
 
 class Killed(BaseException):
@@ -210,7 +212,7 @@ def test_what_is_no_snapshot_and_no_history_is_refused(source: Target, other: Ta
     assert "are of new volumes" in not_taken(other, step, "lvs1/w", "--thin")
     with other.exported("lvs1/w") as path, path.open("rb+", buffering=0) as file:
         file.write(bytes(512))
-    assert "was written to since lvs1/w@one" in not_taken(other, step, "lvs1/w")
+    assert "or made smaller, since lvs1/w@one" in not_taken(other, step, "lvs1/w")
     done(other, "volume", "rollback", "lvs1/w", "@one", "--yes")
     other.attach("vm-0", "lvs1/w")
     with connected(other):
@@ -270,6 +272,19 @@ def test_who_is_killed_leaves_nothing_in_the_way(other: Target, whole: bool) -> 
     assert [name for name in names(other) if "@" not in name] == ["w"]
 
 
+def take_after(target: Target, stream: bytes, asked: list[str]) -> None:
+    """Has `lvs1/w` be received by a command after one that was killed."""
+    result = take(target, stream, "lvs1/w")
+    if "(virtlun_export_delete)" in result.stderr:
+        # Killed before it was noted whose the export is.
+        assert "virtlun_export_create" in asked[-2:]
+        (export,) = target.rpc("virtlun_export_list")
+        target.rpc("virtlun_export_delete", bdev_name=export["bdev_name"])
+        result = take(target, stream, "lvs1/w")
+    assert result.exit_code == 0 or "is there already" in result.stderr, asked
+    assert not target.rpc("virtlun_export_list"), asked
+
+
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "change"])
 def test_who_is_cut_off_at_any_step_is_taken_back_or_completed(
     other: Target, monkeypatch: pytest.MonkeyPatch, whole: bool
@@ -311,15 +326,13 @@ def test_who_is_cut_off_at_any_step_is_taken_back_or_completed(
             try:
                 receiver.receive(Reader(io.BytesIO(stream)), New(), lambda *_: None)
             except Killed:
-                result = take(other, stream, "lvs1/w")
-                assert result.exit_code == 0 or "is there already" in result.stderr, asked
+                take_after(other, stream, asked)
             else:
                 assert set(asked) == STEPS - {"bdev_lvol_resize" if whole else "bdev_lvol_create"}
                 return
         assert contents(other, "lvs1/w") == after, asked
         assert [name for name in names(other) if "@" not in name] == ["w"], asked
         assert "virtlun.receive" not in volumes.xattrs("lvs1/w"), asked
-        assert not other.rpc("virtlun_export_list"), asked
         # As it was before.
         if whole:
             done(other, "volume", "delete", "lvs1/w", "--yes")
@@ -329,6 +342,83 @@ def test_who_is_cut_off_at_any_step_is_taken_back_or_completed(
         if not whole:
             done(other, "volume", "resize", "lvs1/w", "3M")
         cuts += 1
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "change"])
+def test_who_is_cut_off_while_it_is_taken_back_is_taken_back(
+    other: Target, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    before = []
+    if not whole:
+        taken(other, stream_of(Header(2 * MIB, to="one"), (0, b"one")), "lvs1/w")
+        done(other, "volume", "resize", "lvs1/w", "3M")
+        before = [("w", contents(other, "lvs1/w"))]
+    header = Header(4 * MIB, since=None if whole else "one", to="two")
+    stream = stream_of(header, (0, b"2" * MIB), (3 * MIB, b"2" * 5000))
+    volumes = Volumes(Client(other.rpc_socket))
+    call = volumes.client.call
+    ended, left, cuts = False, 0, 0
+
+    def cut(method: Any, *words: Any, **given: Any) -> Any:
+        nonlocal left
+        if left < 0:
+            raise Killed
+        if method in BACK:
+            left -= 1
+        if left < 0:
+            raise Killed
+        return call(method, *words, **given)
+
+    while not ended:
+        half(other, stream[: MIB + 100])
+        left = cuts
+        with monkeypatch.context() as patched:
+            patched.setattr(volumes.client, "call", cut)
+            try:
+                Receiver(volumes, volumes, "lvs1/w").take_back()
+            except Killed:
+                cuts += 1
+            else:
+                ended = True
+        done(other, "volume", "receive", "--take-back", "lvs1/w")
+        assert not other.rpc("virtlun_export_list"), cuts
+        found = [name for name in names(other) if "@" not in name]
+        assert [(name, contents(other, f"lvs1/{name}")) for name in found] == before, cuts
+    assert cuts == (2 if whole else 6)
+    taken(other, stream, "lvs1/w")
+
+
+def test_a_half_volume_that_has_its_name_by_hand_is_refused(other: Target) -> None:
+    taken(other, stream_of(Header(2 * MIB, to="one"), (0, b"one")), "lvs1/w")
+    stream = stream_of(Header(2 * MIB, since="one", to="two"), (0, b"2" * MIB), (MIB, b"2" * 9))
+    half(other, stream[: MIB + 60])
+    done(other, "volume", "rename", "lvs1/w.receive", "w")
+    assert "has this name by hand: rename it to w.receive" in not_taken(other, stream, "lvs1/w")
+    with pytest.raises(RpcError, match="in use"):
+        other.attach("vm-0", "lvs1/w")
+    done(other, "volume", "rename", "lvs1/w", "w.receive")
+    # Another one takes its place meanwhile.
+    done(other, "volume", "create", "lvs1/w", "2M")
+    assert "which was made meanwhile" in not_taken(other, stream, "lvs1/w")
+    done(other, "volume", "delete", "lvs1/w", "--yes")
+    taken(other, stream, "lvs1/w")
+    assert contents(other, "lvs1/w") == (b"2" * (MIB + 9)).ljust(2 * MIB, b"\0")
+
+
+def test_a_volume_that_somebody_exports_or_has_made_smaller_takes_no_change(
+    other: Target,
+) -> None:
+    taken(other, stream_of(Header(4 * MIB, to="one"), (3 * MIB, b"one")), "lvs1/w")
+    stream = stream_of(Header(4 * MIB, since="one", to="two"), (0, b"2"))
+    with other.exported("lvs1/w"):
+        assert "is in use as" in not_taken(other, stream, "lvs1/w")
+        assert len(other.rpc("virtlun_export_list")) == 1
+    done(other, "volume", "resize", "lvs1/w", "2M", "--shrink")
+    assert "made smaller, since" in not_taken(other, stream, "lvs1/w")
+    done(other, "volume", "rollback", "lvs1/w", "@one", "--yes")
+    taken(other, stream, "lvs1/w")
+    assert contents(other, "lvs1/w")[3 * MIB :][:3] == b"one"
+    assert not other.rpc("virtlun_export_list")
 
 
 @pytest.mark.parametrize("what", ["deleted", "taken"])
