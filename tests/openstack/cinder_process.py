@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
-import urllib.error
-import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.openstack.environments import environment
+from tests.openstack.rest import Rest
 from tests.support.cache import ROOT
 from tests.support.examples import used
 from tests.support.wait import until
@@ -70,15 +69,23 @@ def python() -> Path:
     return environment("cinder", FOLDER / "cinder.lock")
 
 
-class Refused(Exception):
-    """What the API answered to a call that it does not do."""
-
-
-class Cinder:
+class Cinder(Rest):
     """Its services over a target."""
 
-    def __init__(self, folder: Path, rpc_socket: Path, lvstore: str = "lvs0") -> None:
-        """Starts them; what they keep is in `folder`, also for the next ones."""
+    def __init__(
+        self,
+        folder: Path,
+        rpc_socket: Path,
+        lvstore: str = "lvs0",
+        *,
+        nova: str | None = None,
+        within: Sequence[str] = (),
+    ) -> None:
+        """Starts them; what they keep is in `folder`, also for the next ones.
+
+        `nova` is the URL of a real Nova, which is told of volumes that have grown. `within` is what
+        runs them where the target's exports are mounted, if that is not here.
+        """
         self.images = folder / "images"
         self.images.mkdir(exist_ok=True)
         self.log = folder / "cinder.err"
@@ -89,10 +96,12 @@ class Cinder:
             assert word in text
             text = text.replace(word, its)
         path = folder / "cinder.conf"
-        path.write_text(
-            text + MORE.format(folder=folder, host=HOST, etc=etc, rootwrap=_rootwrap(folder, etc))
-        )
-        program = (python(), "-P", FOLDER / "cinder_service.py")
+        text += MORE.format(folder=folder, host=HOST, etc=etc, rootwrap=_rootwrap(folder, etc))
+        if nova is not None:
+            text += f"[nova]\nauth_type = admin_token\nendpoint = {nova}\n"
+            text += f"token = admin:{PROJECT}\n"
+        path.write_text(text)
+        program = (*within, str(python()), "-P", str(FOLDER / "cinder_service.py"))
         self._process = subprocess.Popen(
             [*program, path, self.images],
             stdout=subprocess.PIPE,
@@ -103,39 +112,16 @@ class Cinder:
         assert self._process.stdout is not None
         port = self._process.stdout.readline().strip()
         assert port, self.log.read_text()[-4000:]
-        self._url = f"http://127.0.0.1:{port}/v3/{PROJECT}"
+        self.url = f"http://127.0.0.1:{port}/v3/{PROJECT}"
+        super().__init__(
+            self.url,
+            {"X-Auth-Token": f"admin:{PROJECT}", "OpenStack-API-Version": VERSION},
+        )
         until(self._is_up, f"Cinder's services; {self.log}", process=self._process)
 
     def _is_up(self) -> bool:
         states = [each["state"] for each in self.get("os-services")["services"]]
         return states == ["up"] * 3
-
-    def get(self, path: str) -> dict[str, Any]:
-        """Returns what there is at a path."""
-        return self.call("GET", path)
-
-    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Has something made or done."""
-        return self.call("POST", path, body)
-
-    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Makes a call; raises Refused where it is refused."""
-        request = urllib.request.Request(
-            f"{self._url}/{path}",
-            method=method,
-            data=json.dumps(body).encode() if body is not None else None,
-            headers={
-                "Content-Type": "application/json",
-                "X-Auth-Token": f"admin:{PROJECT}",
-                "OpenStack-API-Version": VERSION,
-            },
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                said = answer.read()
-        except urllib.error.HTTPError as error:
-            raise Refused(f"{error.code} {error.read().decode()}") from error
-        return json.loads(said) if said else {}
 
     def wait(self, path: str, status: str = "available") -> dict[str, Any]:
         """Waits for the status of what is at a path; returns it."""

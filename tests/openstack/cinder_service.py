@@ -4,8 +4,8 @@
 
 It makes the database, starts scheduler, volume and backup service and the API, and prints the API's
 port. All are the real ones, with the message bus of oslo.messaging that is inside the process.
-Keystone is not there, Nova is a mock, and Glance is IMAGES-FOLDER: of an image ID.json is what is
-known, and ID its data.
+Keystone is not there, Nova is a mock unless CINDER.CONF names one, and Glance is IMAGES-FOLDER: of
+an image ID.json is what is known, and ID its data.
 """
 
 from __future__ import annotations
@@ -85,6 +85,17 @@ class Images:
         (self.folder / f"{image['id']}.json").write_text(json.dumps(image))
 
 
+def _nova() -> mock.Mock:
+    """Returns Nova as Cinder calls it: a mock, but for growing volumes where a real one is named.
+
+    Whether a server has an attachment, Cinder would ask with the token of who calls, by Keystone.
+    """
+    api = mock.Mock()
+    if CONF.nova.auth_type:
+        api.extend_volume = nova.API().extend_volume
+    return api
+
+
 def main() -> None:
     """Runs until it is killed."""
     objects.register_all()
@@ -97,7 +108,7 @@ def main() -> None:
     images = Images(Path(sys.argv[2]))
     with (
         mock.patch.object(glance, "get_default_image_service", return_value=images),
-        mock.patch.object(nova, "API"),
+        mock.patch.object(nova, "API", return_value=_nova()),
     ):
         for binary in (constants.SCHEDULER_BINARY, constants.BACKUP_BINARY):
             service.Service.create(binary=binary, coordination=True).start()

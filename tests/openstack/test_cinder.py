@@ -18,7 +18,8 @@ import pytest
 from pydataplane.client import Client
 from pydataplane.lvols import Volume
 from pydataplane.volumes import Volumes
-from tests.openstack.cinder_process import Cinder, Refused, connector, python
+from tests.openstack.cinder_process import Cinder, connector, python
+from tests.openstack.rest import Refused
 from tests.support.cache import ROOT
 from tests.support.scratch import short_directory
 from tests.support.target import Target

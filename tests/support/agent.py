@@ -19,28 +19,32 @@ class Agent:
     """The guest's command line: one command at a time, output and exit status back.
 
     The guest's side is `serve` in tests/guest/init. The socket is QEMU's end of ttyS1, in server
-    mode, so an agent can be made again after a reboot or by another process. Who knows QEMU's
-    process says it by `qemu`: an error then tells whether the guest was starved.
+    mode, so an agent can be made again after a reboot or by another process. It is a UNIX socket's
+    path, or a host and port of TCP. Who knows QEMU's process says it by `qemu`: an error then tells
+    whether the guest was starved.
     """
 
     #: What the guest's side says first.
     BANNER = b"AGENT-READY\n"
 
-    def __init__(self, path: Path, deadline_s: float = 60.0, qemu: int | None = None) -> None:
-        """Connects to the UNIX socket `path`, waiting up to `deadline_s` seconds for QEMU."""
+    def __init__(
+        self, at: Path | tuple[str, int], deadline_s: float = 60.0, qemu: int | None = None
+    ) -> None:
+        """Connects to the socket `at`, waiting up to `deadline_s` seconds for QEMU."""
         self._qemu = qemu
         end = time.monotonic() + deadline_s
         self._ids = itertools.count(1)
         self._buffer = b""
         while True:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            family = socket.AF_UNIX if isinstance(at, Path) else socket.AF_INET
+            self._socket = socket.socket(family, socket.SOCK_STREAM)
             try:
-                self._socket.connect(str(path))
+                self._socket.connect(str(at) if isinstance(at, Path) else at)
                 break
             except OSError as error:
                 self._socket.close()
                 if time.monotonic() > end:
-                    raise GuestError(f"no serial port at {path}: {error}") from error
+                    raise GuestError(f"no serial port at {at}: {error}") from error
                 time.sleep(0.05)
 
     def close(self) -> None:

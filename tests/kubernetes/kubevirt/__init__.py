@@ -14,8 +14,7 @@ hooks of 1.10).
 
 `objects` are its kinds and pods, `domain` the XML, `compute` the container's libvirtd, `wire` its
 side of the hook protocols, `simulator` virt-controller's and virt-handler's loops (with a table of
-the hook points), `launcher` virt-launcher, `migration` an attempt to migrate, `importer` CDI,
-`bootdisk` an image that boots.
+the hook points), `launcher` virt-launcher, `migration` an attempt to migrate, `importer` CDI.
 
 `installed` is virtlun on it, from the examples; a plugin's condition is evaluated by the API
 server's CEL (`conditions`). Not simulated: the objects, queues and timeouts of migrations, KubeVirt's

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 
+from tests.guest.bootdisk import boot_disk
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import Deployment
 from tests.kubernetes.kubevirt import census
-from tests.kubernetes.kubevirt.bootdisk import boot_disk
 from tests.kubernetes.kubevirt.claims import MIB, claim, grow, status, wait_phase
 from tests.kubernetes.kubevirt.examples import FOLDER
 from tests.kubernetes.kubevirt.guest import disk_at, vendor, wait_size

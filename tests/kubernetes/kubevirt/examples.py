@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.guest.bootdisk import boot_disk
 from tests.kubernetes.driver import EXAMPLES
 from tests.kubernetes.kubevirt import census
-from tests.kubernetes.kubevirt.bootdisk import boot_disk
 from tests.kubernetes.kubevirt.claims import CLAIM
 from tests.kubernetes.kubevirt.importer import fill
 from tests.kubernetes.kubevirt.objects import QEMU

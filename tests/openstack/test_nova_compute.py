@@ -1,0 +1,118 @@
+"""Servers of a whole Nova whose disks are volumes of ours, by Nova's and Cinder's REST APIs.
+
+nova-api, nova-conductor, nova-scheduler, nova-compute, placement and Cinder's services are the
+releases of PyPI, with SQLite and RabbitMQ; libvirtd, gateway, target and guests are real.
+Keystone, Neutron and Glance are not there: see tests/openstack/nova_config.py, stand_ins.py and
+cinder_service.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.openstack.nova_cloud import GIB, MARK_AT, Cloud, Server, disk_of
+from tests.support.agent import Agent
+from tests.support.host import Host, is_root
+
+pytestmark = [pytest.mark.root, pytest.mark.vm, pytest.mark.nightly, pytest.mark.timeout(900)]
+
+MARK = "the volume that it began with"
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[Cloud]:
+    if not is_root():
+        pytest.fail("tests/openstack need root: they run a libvirtd in a mount namespace")
+    with Host(keep=True) as host:
+        running = Cloud(host)
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def server(cloud: Cloud) -> Iterator[Server]:
+    """One that runs, and has `MARK` on its disk; each test is to leave it so."""
+    made = cloud.boot(cloud.boot_volume())
+    guest = made.guest()
+    guest.run(f"echo '{MARK}' | dd of={disk_of(guest, made.volume)} {seek()} conv=sync,fsync")
+    guest.close()
+    yield made
+    made.delete()
+    cloud.cinder.delete(f"volumes/{made.volume}")
+    assert cloud.lvols() == set()
+    assert cloud.allocated(made.uuid) == {}
+    assert cloud.host.virsh("list", "--all", "--name") == ""
+
+
+@pytest.fixture
+def second(cloud: Cloud, server: Server) -> Iterator[str]:
+    """A further volume of the server's."""
+    volume = cloud.cinder.volume()
+    server.attach(volume)
+    yield volume
+    server.detach(volume)
+    cloud.cinder.delete(f"volumes/{volume}")
+
+
+def seek() -> str:
+    """Returns dd's words for the place of the mark."""
+    return f"bs=4096 seek={MARK_AT // 4096} count=1"
+
+
+def check(server: Server, *more: str) -> Agent:
+    """Its disks are its volumes, there is no other one, and the guest reads what it wrote.
+
+    Returns the guest's command channel.
+    """
+    cloud, volumes = server.cloud, {server.volume, *more}
+    expected = {volume: f"virtlun/cinder0/volume-{volume}" for volume in volumes}
+    assert server.disks() == server.disks("--inactive") == expected
+    assert cloud.lvols() == {f"volume-{volume}" for volume in volumes}
+    for volume in volumes:
+        assert cloud.cinder.get(f"volumes/{volume}")["volume"]["status"] == "in-use"
+    guest = server.guest()
+    for volume in volumes:
+        disk = disk_of(guest, volume)
+        if volume == server.volume:
+            read = f"dd if={disk} {seek().replace('seek', 'skip')} iflag=direct 2>/dev/null"
+            assert guest.run(f"{read} | head -n 1") == f"{MARK}\n"
+    return guest
+
+
+def test_the_scheduler_knows_what_the_host_has(cloud: Cloud, server: Server) -> None:
+    (provider,) = cloud.services.placement.get("resource_providers")["resource_providers"]
+    path = f"resource_providers/{provider['uuid']}/inventories"
+    inventories = cloud.services.placement.get(path)["inventories"]
+    assert {"VCPU", "MEMORY_MB"} <= set(inventories)
+    assert cloud.allocated(server.uuid) == {"VCPU": 1, "MEMORY_MB": 256}
+
+
+def test_a_server_boots_from_a_volume(server: Server) -> None:
+    guest = check(server)
+    # The volume is all that it could have booted from.
+    assert "virtlun.agent" in guest.run("cat /proc/cmdline")
+    assert len(guest.run("ls -d /sys/block/[sv]d*").split()) == 1
+    guest.close()
+
+
+def test_a_volume_is_attached_grows_and_is_detached(cloud: Cloud, server: Server) -> None:
+    volume = cloud.cinder.volume()
+    server.attach(volume)
+    guest = check(server, volume)
+    disk = disk_of(guest, volume)
+    guest.run(f"echo first | dd of={disk} conv=sync,fsync")
+    cloud.cinder.post(f"volumes/{volume}/action", {"os-extend": {"new_size": 2}})
+    name = disk.rpartition("/")[2]
+    guest.wait_for(f"[ $(cat /sys/block/{name}/size) = {2 * GIB // 512} ]")
+    cloud.cinder.wait(f"volumes/{volume}", "in-use")
+    assert guest.run(f"head -n 1 {disk}") == "first\n"
+    server.detach(volume)
+    guest.wait_for(f"[ ! -e /sys/block/{name} ]")
+    server.attach(volume)
+    assert guest.run(f"head -n 1 {disk_of(guest, volume)}") == "first\n"
+    server.detach(volume)
+    guest.close()
+    cloud.cinder.delete(f"volumes/{volume}")
+    check(server).close()
