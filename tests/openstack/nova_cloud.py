@@ -70,15 +70,18 @@ class Cloud:
         """Makes a volume of the image, which boots, and returns its ID."""
         return self.cinder.volume(imageRef=self.image)
 
-    def boot(self, volume: str, *, ends: bool = False) -> Server:
-        """Makes a server that boots from a volume; `ends`: the volume is deleted with it."""
+    def boot(self, volume: str, *, bus: str | None = None, ends: bool = False) -> Server:
+        """Makes a server that boots from a volume.
+
+        `bus` is the disk's, by default the image's; `ends`: the volume is deleted with it.
+        """
         device = {
             "boot_index": 0,
             "uuid": volume,
             "source_type": "volume",
             "destination_type": "volume",
             "delete_on_termination": ends,
-        }
+        } | ({} if bus is None else {"disk_bus": bus})
         body = {"name": "guest", "flavorRef": self.flavor, "networks": "none"}
         made = self.api.post("servers", {"server": body | {"block_device_mapping_v2": [device]}})
         server = Server(self, made["server"]["id"], volume)
@@ -184,8 +187,12 @@ class Server:
 
 
 def disk_of(guest: Agent, volume: str) -> str:
-    """Returns what a guest calls the disk that has a volume's ID for its serial."""
-    found = guest.wait_for(f"grep -l {volume} /sys/block/sd*/device/vpd_pg80")
+    """Returns what a guest calls the disk that has a volume's ID for its serial.
+
+    virtio-blk's has no more than 20 characters.
+    """
+    files = "/sys/block/sd*/device/vpd_pg80 /sys/block/vd*/serial"
+    found = guest.wait_for(f"{{ grep -ls {volume[:20]} {files} || :; }} | grep .")
     return re.sub(r"^/sys/block/(\w+)/.*$", r"/dev/\1", found.split()[0])
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a whole Nova on one host, and its databases.
+"""The configuration of a whole Nova on one host, and its cells.
 
 What a compute host needs of us is examples/openstack/nova.conf, as it is there. There is no
 Keystone: who calls says so in a token USER:PROJECT, also Nova itself where it calls Cinder or
@@ -7,7 +7,6 @@ placement.
 
 from __future__ import annotations
 
-import sqlite3
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +100,8 @@ class Peers:
     """URLs of what Nova talks to, and the UNIX socket of its libvirt."""
 
     bus: str
+    api_database: str
+    cell_database: str
     placement: str
     cinder: str
     others: str
@@ -122,8 +123,8 @@ def configure(folder: Path, peers: Peers) -> Path:
         host=HOST,
         token=TOKEN,
         helper=f'{python()} -P -c "{HELPER}" --config-file {path}',
-        api=database(folder, "api"),
-        cell1=database(folder, "cell1"),
+        api=peers.api_database,
+        cell1=peers.cell_database,
         bus=peers.bus,
         placement=peers.placement,
         cinder=peers.cinder,
@@ -137,24 +138,13 @@ def configure(folder: Path, peers: Peers) -> Path:
     return path
 
 
-def configure_placement(folder: Path) -> None:
-    """Writes placement's configuration into `folder`."""
-    text = PLACEMENT.format(database=database(folder, "placement"))
-    (folder / "placement.conf").write_text(text)
+def configure_placement(folder: Path, database: str) -> None:
+    """Writes placement's configuration into `folder`; `database` is the URL of its own."""
+    (folder / "placement.conf").write_text(PLACEMENT.format(database=database))
 
 
-def database(folder: Path, name: str) -> str:
-    """Returns the URL of a database, made where it is not there."""
-    path = folder / f"{name}.sqlite"
-    if not path.exists():
-        with sqlite3.connect(path) as made:
-            made.execute("PRAGMA journal_mode=WAL")  # or who reads would keep writers out
-    return f"sqlite:///{path}?timeout=120"
-
-
-def make_databases(config: Path) -> None:
-    """Makes Nova's databases and cells, as its guide has it."""
-    cell0 = database(config.parent, "cell0")
+def make_cells(config: Path, cell0: str) -> None:
+    """Has Nova fill its databases, as its guide has it; `cell0` is the URL of that cell's."""
     for words in (
         ("api_db", "sync"),
         ("cell_v2", "map_cell0", "--database_connection", cell0),

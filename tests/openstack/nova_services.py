@@ -1,7 +1,7 @@
 """A whole Nova of PyPI's release: API, conductor, scheduler, compute and placement as processes.
 
-Message bus and databases are real as well: RabbitMQ and SQLite. There is no Keystone, Neutron or
-Glance: see nova_config.py and stand_ins.py.
+Message bus and databases are real as well: RabbitMQ and PostgreSQL. There is no Keystone, Neutron
+or Glance: see nova_config.py and stand_ins.py.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import urllib.request
 from pathlib import Path
 
 from tests.openstack.broker import Broker
+from tests.openstack.databases import Databases
 from tests.openstack.nova_config import (
     TOKEN,
     Peers,
     command,
     configure,
     configure_placement,
-    make_databases,
+    make_cells,
 )
 from tests.openstack.nova_process import FOLDER, python
 from tests.openstack.rest import Rest
@@ -46,16 +47,21 @@ class Services:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._others = StandIns(images)
         self._broker: Broker | None = None
+        self._databases: Databases | None = None
         try:
             self._broker = Broker(folder / "rabbitmq")
+            self._databases = Databases(folder / "postgresql")
+            new = self._databases.new
             told = free_port()
             placement = f"http://127.0.0.1:{told}"
-            configure_placement(folder)
+            configure_placement(folder, new("placement"))
             self._api("placement", "placement.wsgi.api", told)
-            self._config = configure(
-                folder, Peers(self._broker.url, placement, cinder, self._others.url, libvirt)
+            databases = new("api"), new("cell1")
+            peers = Peers(
+                *(self._broker.url, *databases, placement, cinder, self._others.url), libvirt
             )
-            make_databases(self._config)
+            self._config = configure(folder, peers)
+            make_cells(self._config, new("cell0"))
             for program in ("conductor", "scheduler"):
                 self.start(program)
             self._api("api", "nova.wsgi.osapi_compute", port)
@@ -130,6 +136,7 @@ class Services:
         for process in self._processes.values():
             process.kill()
             process.wait()
-        if self._broker is not None:
-            self._broker.close()
+        for each in (self._broker, self._databases):
+            if each is not None:
+                each.close()
         self._others.close()

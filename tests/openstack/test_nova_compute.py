@@ -1,7 +1,7 @@
 """Servers of a whole Nova whose disks are volumes of ours, by Nova's and Cinder's REST APIs.
 
 nova-api, nova-conductor, nova-scheduler, nova-compute, placement and Cinder's services are the
-releases of PyPI, with SQLite and RabbitMQ; libvirtd, gateway, target and guests are real.
+releases of PyPI, with PostgreSQL and RabbitMQ; libvirtd, gateway, target and guests are real.
 Keystone, Neutron and Glance are not there: see tests/openstack/nova_config.py, stand_ins.py and
 cinder_service.py.
 """
@@ -56,28 +56,40 @@ def second(cloud: Cloud, server: Server) -> Iterator[str]:
     cloud.cinder.delete(f"volumes/{volume}")
 
 
+def source(volume: str) -> str:
+    """Returns what a disk's source is to be."""
+    return f"virtlun/cinder0/volume-{volume}"
+
+
 def seek() -> str:
     """Returns dd's words for the place of the mark."""
     return f"bs=4096 seek={MARK_AT // 4096} count=1"
 
 
-def check(server: Server, *more: str) -> Agent:
-    """Its disks are its volumes, there is no other one, and the guest reads what it wrote.
-
-    Returns the guest's command channel.
-    """
+def check_disks(server: Server, *more: str) -> None:
+    """Its disks are its volumes, in both definitions, and there is no other one."""
     cloud, volumes = server.cloud, {server.volume, *more}
-    expected = {volume: f"virtlun/cinder0/volume-{volume}" for volume in volumes}
+    expected = {volume: source(volume) for volume in volumes}
     assert server.disks() == server.disks("--inactive") == expected
     assert cloud.lvols() == {f"volume-{volume}" for volume in volumes}
     for volume in volumes:
         assert cloud.cinder.get(f"volumes/{volume}")["volume"]["status"] == "in-use"
+
+
+def check_mark(server: Server, guest: Agent) -> None:
+    """The guest reads from its first disk what it wrote, past its cache."""
+    words = seek().replace("seek", "skip")
+    read = f"dd if={disk_of(guest, server.volume)} {words} iflag=direct 2>/dev/null"
+    assert guest.run(f"{read} | head -n 1") == f"{MARK}\n"
+
+
+def check(server: Server, *more: str) -> Agent:
+    """As `check_disks`, and the guest has them all; returns its command channel."""
+    check_disks(server, *more)
     guest = server.guest()
-    for volume in volumes:
-        disk = disk_of(guest, volume)
-        if volume == server.volume:
-            read = f"dd if={disk} {seek().replace('seek', 'skip')} iflag=direct 2>/dev/null"
-            assert guest.run(f"{read} | head -n 1") == f"{MARK}\n"
+    check_mark(server, guest)
+    for volume in more:
+        disk_of(guest, volume)
     return guest
 
 
@@ -116,3 +128,47 @@ def test_a_volume_is_attached_grows_and_is_detached(cloud: Cloud, server: Server
     guest.close()
     cloud.cinder.delete(f"volumes/{volume}")
     check(server).close()
+
+
+def test_a_hard_reboot(server: Server, second: str) -> None:
+    server.act("reboot", "ACTIVE", {"type": "HARD"})
+    check(server, second).close()
+
+
+def test_stop_and_start_and_a_volume_attached_between(cloud: Cloud, server: Server) -> None:
+    server.act("os-stop", "SHUTOFF")
+    volume = cloud.cinder.volume()
+    server.attach(volume)
+    assert server.disks("--inactive")[volume] == source(volume)
+    server.act("os-start", "ACTIVE")
+    check(server, volume).close()
+    server.act("os-stop", "SHUTOFF")
+    server.detach(volume)
+    cloud.cinder.delete(f"volumes/{volume}")
+    server.act("os-start", "ACTIVE")
+    check(server).close()
+
+
+def test_pause_and_unpause(server: Server, second: str) -> None:
+    server.act("pause", "PAUSED")
+    server.act("unpause", "ACTIVE")
+    check(server, second).close()
+
+
+def test_suspend_and_resume(server: Server, second: str) -> None:
+    guest = server.guest()
+    guest.run("echo kept >/tmp/kept")
+    guest.close()
+    server.act("suspend", "SUSPENDED")
+    server.act("resume", "ACTIVE")
+    guest = check(server, second)
+    assert guest.run("cat /tmp/kept") == "kept\n"
+    guest.close()
+
+
+def test_shelve_and_unshelve(cloud: Cloud, server: Server, second: str) -> None:
+    server.act("shelve", "SHELVED_OFFLOADED")
+    assert cloud.host.virsh("list", "--all", "--name") == ""
+    assert cloud.allocated(server.uuid) == {}
+    server.act("unshelve", "ACTIVE")
+    check(server, second).close()
