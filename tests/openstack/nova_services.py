@@ -107,6 +107,11 @@ class Services:
         """Starts nova-`program`."""
         self._run(program, command(program, self._config), {})
 
+    def kill(self, program: str) -> None:
+        """Ends nova-`program` as a crash does."""
+        self._processes[program].kill()
+        self._processes[program].wait()
+
     @property
     def compute(self) -> subprocess.Popen[bytes]:
         """The process of nova-compute."""

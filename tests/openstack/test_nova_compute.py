@@ -172,3 +172,63 @@ def test_shelve_and_unshelve(cloud: Cloud, server: Server, second: str) -> None:
     assert cloud.allocated(server.uuid) == {}
     server.act("unshelve", "ACTIVE")
     check(server, second).close()
+
+
+def test_a_resize_is_taken_back_and_then_kept(cloud: Cloud, server: Server, second: str) -> None:
+    """On the same host, by the steps of a cold migration.
+
+    There Nova gives the server no serial ports, and so no command channel, until it reboots.
+    """
+    for ends in ("revertResize", "confirmResize"):
+        server.act("resize", "VERIFY_RESIZE", {"flavorRef": cloud.larger})
+        check_disks(server, second)
+        server.act(ends, "ACTIVE")
+        check_disks(server, second)
+        server.act("reboot", "ACTIVE", {"type": "HARD"})
+        check(server, second).close()
+    assert cloud.allocated(server.uuid)["MEMORY_MB"] == 320
+
+
+def test_nova_compute_is_killed(cloud: Cloud, server: Server, second: str) -> None:
+    qemu = cloud.host.libvirtd.qemu_pid(server.domain)
+    cloud.services.kill("compute")
+    cloud.services.start("compute")
+    server.detach(second)
+    server.attach(second)
+    assert cloud.host.libvirtd.qemu_pid(server.domain) == qemu
+    check(server, second).close()
+
+
+def test_the_limits_of_a_volumes_type(cloud: Cloud, server: Server) -> None:
+    body = {"volume_type": {"name": "slow"}}
+    of = cloud.cinder.post("types", body)["volume_type"]["id"]
+    specs = {"name": "slow", "consumer": "front-end", "total_iops_sec": "500"}
+    qos = cloud.cinder.post("qos-specs", {"qos_specs": specs})["qos_specs"]["id"]
+    cloud.cinder.get(f"qos-specs/{qos}/associate?vol_type_id={of}")
+    volume = cloud.cinder.volume(volume_type=of)
+
+    def limit() -> int:
+        words = {"name": f"cinder0/volume-{volume}"}
+        return int(cloud.host.client.call("virtlun_bdev_get_limits", **words)["total_iops_sec"])
+
+    server.attach(volume)
+    check(server, volume).close()
+    assert limit() == 500
+    server.act("reboot", "ACTIVE", {"type": "HARD"})
+    assert limit() == 500
+    server.detach(volume)
+    assert limit() == 0
+    cloud.cinder.delete(f"volumes/{volume}")
+
+
+def test_a_volume_that_is_read_only(cloud: Cloud, server: Server) -> None:
+    volume = cloud.cinder.volume()
+    body = {"os-update_readonly_flag": {"readonly": True}}
+    cloud.cinder.post(f"volumes/{volume}/action", body)
+    server.attach(volume)
+    guest = check(server, volume)
+    disk = disk_of(guest, volume)
+    assert guest.run(f"cat /sys/block/{disk.rpartition('/')[2]}/ro") == "1\n"
+    server.detach(volume)
+    guest.close()
+    cloud.cinder.delete(f"volumes/{volume}")
