@@ -15,6 +15,7 @@ import pytest
 from tests.openstack.nova_cloud import GIB, MARK_AT, Cloud, Server, disk_of
 from tests.support.agent import Agent
 from tests.support.host import Host, is_root
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm, pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -232,3 +233,23 @@ def test_a_volume_that_is_read_only(cloud: Cloud, server: Server) -> None:
     server.detach(volume)
     guest.close()
     cloud.cinder.delete(f"volumes/{volume}")
+
+
+def test_a_volume_of_two_servers(cloud: Cloud, server: Server) -> None:
+    """The other one's own volume ends with it."""
+    other = cloud.boot(cloud.boot_volume(), ends=True)
+    body = {"volume_type": {"name": "shared", "extra_specs": {"multiattach": "<is> True"}}}
+    of = cloud.cinder.post("types", body)["volume_type"]["id"]
+    volume = cloud.cinder.volume(volume_type=of)
+    server.attach(volume)
+    other.attach(volume)
+    first, second = server.guest(), other.guest()
+    first.run(f"echo shared | dd of={disk_of(first, volume)} conv=sync,fsync")
+    assert second.run(f"head -n 1 {disk_of(second, volume)}") == "shared\n"
+    first.close()
+    second.close()
+    other.delete()
+    until(lambda: cloud.lvols() == {f"volume-{each}" for each in (server.volume, volume)})
+    server.detach(volume)
+    cloud.cinder.delete(f"volumes/{volume}")
+    check(server).close()
