@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.openstack.environments import environment
+from tests.openstack.keystone_process import Glance, Keystone
 from tests.openstack.rest import Rest
 from tests.support.cache import ROOT
 from tests.support.examples import used
@@ -55,6 +56,7 @@ fixed_key = 0000000000000000000000000000000000000000000000000000000000000000
 
 [database]
 connection = sqlite:///{folder}/cinder.db
+sqlite_synchronous = false
 
 [oslo_concurrency]
 lock_path = {folder}
@@ -80,11 +82,15 @@ class Cinder(Rest):
         *,
         nova: str | None = None,
         within: Sequence[str] = (),
+        cloud: tuple[Keystone, Glance] | None = None,
+        more: str = "",
     ) -> None:
         """Starts them; what they keep is in `folder`, also for the next ones.
 
         `nova` is the URL of a real Nova, which is told of volumes that have grown. `within` is what
-        runs them where the target's exports are mounted, if that is not here.
+        runs them where the target's exports are mounted, if that is not here. Without a `cloud`
+        everybody is the administrator, and images are files of a folder. `more` is for cinder.conf,
+        and outdoes what stands there.
         """
         self.images = folder / "images"
         self.images.mkdir(exist_ok=True)
@@ -100,10 +106,16 @@ class Cinder(Rest):
         if nova is not None:
             text += f"[nova]\nauth_type = admin_token\nendpoint = {nova}\n"
             text += f"token = admin:{PROJECT}\n"
-        path.write_text(text)
+        project, headers, words = PROJECT, {"X-Auth-Token": f"admin:{PROJECT}"}, [str(self.images)]
+        if cloud is not None:
+            keystone, glance = cloud
+            project, headers, words = keystone.project, keystone.headers, []
+            text += f"[DEFAULT]\nauth_strategy = keystone\nglance_api_servers = {glance.url}\n"
+            text += keystone.add_user("cinder")
+        path.write_text(text + more)
         program = (*within, str(python()), "-P", str(FOLDER / "cinder_service.py"))
         self._process = subprocess.Popen(
-            [*program, path, self.images],
+            [*program, path, *words],
             stdout=subprocess.PIPE,
             stderr=self.log.open("ab"),
             text=True,
@@ -112,16 +124,14 @@ class Cinder(Rest):
         assert self._process.stdout is not None
         port = self._process.stdout.readline().strip()
         assert port, self.log.read_text()[-4000:]
-        self.url = f"http://127.0.0.1:{port}/v3/{PROJECT}"
-        super().__init__(
-            self.url,
-            {"X-Auth-Token": f"admin:{PROJECT}", "OpenStack-API-Version": VERSION},
-        )
+        self.port = int(port)
+        self.url = f"http://127.0.0.1:{port}/v3/{project}"
+        super().__init__(self.url, headers | {"OpenStack-API-Version": VERSION})
         until(self._is_up, f"Cinder's services; {self.log}", process=self._process)
 
     def _is_up(self) -> bool:
         states = [each["state"] for each in self.get("os-services")["services"]]
-        return states == ["up"] * 3
+        return set(states) == {"up"}
 
     def wait(self, path: str, status: str = "available") -> dict[str, Any]:
         """Waits for the status of what is at a path; returns it."""

@@ -1,15 +1,16 @@
 """Cinder's services in one process, with its REST API; run by a Python that has Cinder.
 
-    python cinder_service.py CINDER.CONF IMAGES-FOLDER
+    python cinder_service.py CINDER.CONF [IMAGES-FOLDER]
 
 It makes the database, starts scheduler, volume and backup service and the API, and prints the API's
 port. All are the real ones, with the message bus of oslo.messaging that is inside the process.
-Keystone is not there, Nova is a mock unless CINDER.CONF names one, and Glance is IMAGES-FOLDER: of
-an image ID.json is what is known, and ID its data.
+Nova is a mock unless CINDER.CONF names one. With an IMAGES-FOLDER that is Glance: of an image
+ID.json is what is known, and ID its data.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import shutil
@@ -105,22 +106,24 @@ def main() -> None:
     os_brick.setup(CONF)
     migration.db_sync()
     rpc.init(CONF)
-    images = Images(Path(sys.argv[2]))
-    with (
-        mock.patch.object(glance, "get_default_image_service", return_value=images),
-        mock.patch.object(nova, "API", return_value=_nova()),
-    ):
+    with contextlib.ExitStack() as mocks:
+        mocks.enter_context(mock.patch.object(nova, "API", return_value=_nova()))
+        for folder in sys.argv[2:]:
+            images = Images(Path(folder))
+            mocks.enter_context(
+                mock.patch.object(glance, "get_default_image_service", return_value=images)
+            )
         for binary in (constants.SCHEDULER_BINARY, constants.BACKUP_BINARY):
             service.Service.create(binary=binary, coordination=True).start()
-        (backend,) = CONF.enabled_backends
-        # The last one, as a process of Cinder's is one service: what it notes is this one's.
-        volume = service.Service.create(
-            host=f"{CONF.host}@{backend}",
-            service_name=backend,
-            binary=constants.VOLUME_BINARY,
-            coordination=True,
-        )
-        volume.start()
+        # The last ones, as a process of Cinder's is one service: what it notes is the last one's.
+        for backend in CONF.enabled_backends:
+            volume = service.Service.create(
+                host=f"{CONF.host}@{backend}",
+                service_name=backend,
+                binary=constants.VOLUME_BINARY,
+                coordination=True,
+            )
+            volume.start()
         api = service.WSGIService("osapi_volume")
         api.start()
         print(api.port, flush=True)
