@@ -30,18 +30,38 @@ pytestmark = [pytest.mark.root, pytest.mark.nightly, pytest.mark.timeout(900)]
 GIB, MIB = 1 << 30, 1 << 20
 SERVER = "9a1c5c0e-62ab-4a8e-8f4c-0d4b4c8e9b55"
 OTHER_SERVER = "1b1c5c0e-62ab-4a8e-8f4c-0d4b4c8e9b56"
+FUNCTIONS = """
+[DEFAULT]
+enabled_backends = virtlun,second
+scheduler_default_filters = AvailabilityZoneFilter,CapacityFilter,CapabilitiesFilter,DriverFilter
+scheduler_default_weighers = GoodnessWeigher
+
+[virtlun]
+filter_function = "volume.size < 4"
+goodness_function = "volume.size < 2 ? 0 : 100"
+
+[second]
+volume_driver = plugin.openstack.driver.VirtlunDriver
+volume_backend_name = second
+virtlun_lvstore = lvs1
+virtlun_rpc_socket = {socket}
+filter_function = "volume.size < 6"
+goodness_function = "50"
+"""
 
 
 class Backend:
-    """A target with an lvstore, and Cinder over it."""
+    """A target with lvstores, and Cinder over it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lvstores: tuple[str, ...] = ("lvs0",), more: str = "") -> None:
         self.folder = folder
         self.target = Target(folder).start()
         self.client = Client(self.target.rpc_socket)
         self.volumes = Volumes(self.client)
-        self.volumes.create_lvstore("lvs0", folder / "lvs0.img", 16 * GIB)
-        self.cinder = Cinder(folder, self.target.rpc_socket)
+        for name in lvstores:
+            self.volumes.create_lvstore(name, folder / f"{name}.img", 16 * GIB)
+        more = more.format(socket=self.target.rpc_socket)
+        self.cinder = Cinder(folder, self.target.rpc_socket, more=more)
 
     def lvol(self, volume: str) -> Volume:
         """Returns the lvol of a volume."""
@@ -93,6 +113,15 @@ def backend(shared: Backend) -> Iterator[Backend]:
     assert shared.volumes.volumes() == []
     assert shared.client.call("virtlun_export_list") == []
     assert shared.volumes.lvstore("lvs0").free == free
+
+
+@pytest.fixture
+def several() -> Iterator[Backend]:
+    """Two backends whose functions differ."""
+    with short_directory("vt-") as folder:
+        backend = Backend(folder, ("lvs0", "lvs1"), FUNCTIONS)
+        yield backend
+        backend.close()
 
 
 @pytest.fixture
@@ -348,6 +377,21 @@ def test_a_target_that_is_away(backend: Backend, cinder: Cinder) -> None:
     backend.target.start()
     backend.client.call("bdev_wait_for_examine")
     cinder.snapshot(volume)
+
+
+def test_functions_choose_a_backend(several: Backend) -> None:
+    cinder = several.cinder
+    for size, pool in (
+        (1, "compute1@second#lvs1"),  # it is better
+        (3, "compute1@virtlun#lvs0"),  # it is better
+        (4, "compute1@second#lvs1"),  # the other one were better, but is not possible
+    ):
+        made = cinder.volume(size=size)
+        assert cinder.get(f"volumes/{made}")["volume"]["os-vol-host-attr:host"] == pool
+    made = cinder.post("volumes", {"volume": {"size": 6}})["volume"]["id"]
+    assert cinder.wait(f"volumes/{made}", "error")["os-vol-host-attr:host"] is None
+    (message,) = cinder.get(f"messages?resource_uuid={made}")["messages"]
+    assert "Could not find any available weighted backend" in message["user_message"]
 
 
 def test_cinders_own_compliance_test(shared: Backend) -> None:
