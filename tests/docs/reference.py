@@ -18,6 +18,7 @@ from plugin.gateway.procs import Proc
 from tests.docs.conformance import scsi_suite
 from tests.docs.e2e import storage_suite
 from tests.docs.links import ROOT
+from tests.docs.tempest import volume_tests
 from tests.support.target import binary
 
 REFERENCE = ROOT / "docs/pages/reference"
@@ -247,6 +248,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "volumeattributesclass.md": attributes_class,
     "calls.md": calls,
     "e2e.md": lambda: NOTE + storage_suite(),
+    "tempest.md": lambda: NOTE + volume_tests(),
     "conformance.md": lambda: NOTE + scsi_suite(),
 }
 """File of docs/pages/reference, and what makes it."""

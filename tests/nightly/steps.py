@@ -185,7 +185,7 @@ STEPS = {
         (
             *WITH_GUESTS,
             *("examples", "tests/demo", "tests/docs", "tests/libvirt", "tests/nightly/newest.py"),
-            *("tests/bench", "tests/kubernetes", "tests/unit"),
+            *("tests/bench", "tests/kubernetes", "tests/openstack", "tests/unit"),
         ),
     ),
     "e2e": Step(

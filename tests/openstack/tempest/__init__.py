@@ -1,0 +1,1 @@
+"""Tempest's tests of volumes."""
