@@ -202,8 +202,13 @@ def test_a_disk_that_ended_with_its_bdev_is_forgotten_when_it_is_removed(failing
         (controller,) = failing.rpc("vhost_get_controllers")
         return bool(controller["backend_specific"]["scsi"] == [])
 
+    def has_failed() -> bool:
+        # One that was over before its disk went is forgotten with it.
+        copies = failing.rpc("virtlun_lun_copy_check", **VM)
+        return all(copy["state"] == "failed" for copy in copies)
+
     until(has_no_disk, "the disk is gone")
-    until_in(failing, "failed")
+    until(has_failed, "the copy has failed")
     failing.rpc("vhost_scsi_controller_remove_target", **VM)
     assert failing.rpc("virtlun_lun_copy_check") == []
     error = failing.fails("vhost_scsi_controller_remove_target", **VM)
