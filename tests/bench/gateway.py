@@ -448,7 +448,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=200, help="at a time (200)")
     parser.add_argument("--pollers", type=int, default=20, help="beside an attach (20)")
     parser.add_argument("--time", type=float, help="seconds of one point (2)")
-    parser.add_argument("--only", action="append", default=[], help="calls by the start of a name")
+    parser.add_argument(
+        "--only", action="append", default=[], help="`all`, `attach`, or calls by how they begin"
+    )
     parser.add_argument(
         "--uvloop", action="store_true", help="the gateway on uvloop, found in PYTHONPATH"
     )
