@@ -224,13 +224,14 @@ class Receiver:
             self._volumes.delete(volume.uuid)
             return
         self._check_free(volume)
-        self._volumes.end_export(volume.uuid)
-        snapshot = self._volumes.volume(f"{volume.lvstore}/{base}")
-        back = self._patient.roll_back(volume.uuid, snapshot.uuid)
-        if back.size != work.was:
-            self._volumes.resize(back.uuid, work.was)
-        self._volumes.set_xattr(back.uuid, XATTR, _text(replace(work, back=True)))
-        self._give_name(back)
+        if not work.back:
+            self._volumes.end_export(volume.uuid)
+            snapshot = self._volumes.volume(f"{volume.lvstore}/{base}")
+            back = self._patient.roll_back(volume.uuid, snapshot.uuid)
+            if back.size != work.was:
+                self._volumes.resize(back.uuid, work.was)
+            self._volumes.set_xattr(back.uuid, XATTR, _text(replace(work, back=True)))
+        self._give_name(volume)
 
     def _check_free(self, volume: Volume) -> None:
         other = self._find(self._path)
