@@ -436,6 +436,11 @@ class Volumes(Lvstores):
         )
         return Path(made["path"])
 
+    def export_of(self, uuid: str) -> methods.Export | None:
+        """Returns the export of a volume (its UUID); None: there is none (our target only)."""
+        exports = self.client.call("virtlun_export_list")
+        return next((each for each in exports if uuid in (each["uuid"], each["bdev_name"])), None)
+
     def end_export(self, uuid: str) -> None:
         """Ends the export of a volume, if there is one."""
         try:

@@ -194,12 +194,11 @@ def check_movable(volumes: Volumes, source: Volume) -> None:
                 f"volume {source.path} is not whole yet: it is being {what}; complete that first,"
                 " by the same command"
             )
-    for each in volumes.client.call("virtlun_export_list"):
-        if each["bdev_name"] == source.uuid:
-            raise VolumeError(
-                f"volume {source.path} is exported, and in use by what has {each['path']} open:"
-                " end that first"
-            )
+    if (export := volumes.export_of(source.uuid)) is not None:
+        raise VolumeError(
+            f"volume {source.path} is exported, and in use by what has {export['path']} open:"
+            " end that first"
+        )
 
 
 def make(volumes: Volumes, wanted: Wanted, source: Volume) -> str:

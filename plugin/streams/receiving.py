@@ -171,17 +171,17 @@ class Receiver:
         if text is None:
             return
         work = _read(text)
-        if work is None or not (work.whole or work.back):
+        is_named = work is not None and (work.whole or work.back)
+        if not is_named:
             base = None if work is None or work.since is None else f"{named.path}@{work.since}"
             if base is None or not self._is_as(named, base, work.was if work else 0):
                 raise VolumeError(
                     f"volume {named.path} is not whole, and has this name by hand: rename it to "
                     f"{self._partial.split('/')[1]}, and it is taken back"
                 )
-            # Exported by it, and not written to.
-            self._volumes.remove_xattr(named.uuid, XATTR)
-            self._volumes.end_export(named.uuid)
         self._volumes.remove_xattr(named.uuid, XATTR)
+        if not is_named:
+            self._volumes.end_export(named.uuid)  # which it has made, and not written to
 
     def _is_as(self, volume: Volume, base: str, size: int) -> bool:
         """Whether a volume has that size, and nothing was written to it since a snapshot."""
@@ -365,12 +365,11 @@ class Receiver:
         Raises:
             VolumeError: it is a file already.
         """
-        for each in self._volumes.client.call("virtlun_export_list"):
-            if volume.uuid in (each["uuid"], each["bdev_name"]):
-                raise VolumeError(
-                    f"volume {volume.path} is in use as {each['path']}: end that first "
-                    "(virtlun_export_delete)"
-                )
+        if (export := self._volumes.export_of(volume.uuid)) is not None:
+            raise VolumeError(
+                f"volume {volume.path} is in use as {export['path']}: end that first "
+                "(virtlun_export_delete)"
+            )
         try:
             yield self._volumes.export(volume.uuid)
         except BaseException:

@@ -10,14 +10,11 @@ import json
 import uuid as uuids
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
 
 from plugin.gateway.locks import volume_name
 from pydataplane.errors import VolumeError, VolumeNotFoundError
 from pydataplane.lvols import Volume
 from pydataplane.volumes import Volumes
-
-_LIST: Final = "virtlun_export_list"
 
 
 @dataclass(frozen=True)
@@ -67,14 +64,11 @@ class Begun:
         Raises:
             VolumeError: it is.
         """
-        if self.snapshot is not None:
-            return
-        for each in volumes.client.call(_LIST):
-            if self.uuid in (each["uuid"], each["bdev_name"]):
-                raise VolumeError(
-                    f"volume {volumes.lvstore(self.store).name}/{self.name} is in use as a file of"
-                    " this host: end that first (virtlun_export_delete)"
-                )
+        if self.snapshot is None and volumes.export_of(self.uuid) is not None:
+            raise VolumeError(
+                f"volume {volumes.lvstore(self.store).name}/{self.name} is in use as a file of"
+                " this host: end that first (virtlun_export_delete)"
+            )
 
     def begin(self, volumes: Volumes, *, write: bool) -> Path:
         """Returns the file; to `write` it is that of the volume itself."""
