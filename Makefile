@@ -97,7 +97,9 @@ test-rust: $(CACHE)/apt.stamp toolchain ## The data plane's own tests
 	$(call say,cargo test)
 	@# Two programs at a time: so many threads of each, together some more than WORKERS.
 	@RUST_TEST_THREADS=$$((($(WORKERS) + 1) / 2)) pydataplane/cargo-test $(wordlist 2,9,$(CARGO)) \
-		test --locked --manifest-path $(MANIFEST)
+		test --tests --locked --manifest-path $(MANIFEST)
+	@# rustdoc removes the program of an example as soon as the runner has ended, so here it is the one that waits.
+	@$(CARGO) test --doc --locked --manifest-path $(MANIFEST)
 
 .PHONY: test-python
 test-python: setup $(if $(ARGS),,kubernetes) ## The Python tests; with ARGS='tests/unit -k name' some of them
