@@ -14,6 +14,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     secrets                      values of libvirt's secrets
     joined                       what many ask at the same time, asked once
     usage                        what guests did with disks
+    latencies                    how long it took
     planned                      what a domain needs, made in a target
     lvolsnapshots                what snapshots of domains need of a target
     lvolcheckpoints              their checkpoints, which are lvol snapshots, too

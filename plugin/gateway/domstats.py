@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from plugin.gateway.errors import GatewayError
 from plugin.gateway.known import NOTHING, Known, Seen
+from plugin.gateway.latencies import Latencies, Wanted
 from plugin.gateway.locks import Locks
 from plugin.gateway.messages import Domain
 from plugin.gateway.statistics import (
@@ -33,6 +34,7 @@ from plugin.gateway.statistics import (
 from plugin.gateway.targets import Targets
 from plugin.gateway.thresholds import Thresholds
 from plugin.gateway.usage import Unit, Usage
+from plugin.gateway.wire import HEADER_BYTES, MESSAGE_MAX_BYTES
 from plugin.gateway.xdr import XdrError
 from pydataplane.lvols import Sizes
 
@@ -64,8 +66,17 @@ class Numbers:
 
     usages: Mapping[Unit, Usage]
     sizes: Mapping[str, Sizes]
-    about: Mapping[bytes, Seen]
+    latencies: Mapping[Wanted, tuple[Latencies, ...]]
+    about: Mapping[bytes, Seen] = field(default_factory=dict)
     """The domains that it was asked about, by UUID, and what was known of them."""
+
+    def and_of(self, others: Numbers) -> Numbers:
+        """Returns these and what it said about others."""
+        return Numbers(
+            {**self.usages, **others.usages},
+            {**self.sizes, **others.sizes},
+            {**self.latencies, **others.latencies},
+        )
 
 
 NONE = Numbers({}, {}, {})
@@ -162,18 +173,19 @@ class DomainStats:
             for record, item in zip(every, disks, strict=True)
             if item.ours and had.about.get(record.uuid) is not item
         ]
-        usages, sizes = had.usages, had.sizes
-        if rest:
-            more_usages, more_sizes = await self._numbers(rest)
-            usages, sizes = {**usages, **more_usages}, {**sizes, **more_sizes}
+        numbers = had.and_of(await self._numbers(rest)) if rest else had
         async with self._turn(payload):
-            return await self._merged(payload, every, disks, usages, sizes)
+            changed = await self._merged(payload, every, disks, numbers)
+            if numbers.latencies and len(changed) + HEADER_BYTES > MESSAGE_MAX_BYTES:
+                # No client takes that: all else goes before what was asked for in detail.
+                bare = replace(numbers, latencies={})
+                changed = await self._merged(payload, every, disks, bare)
+            return changed
 
     async def ahead(self, *, running: bool) -> Numbers:
         """Asks the target about all domains that are known to be ours, or those that run."""
         about = {u: item for u, item in self._known.ours().items() if item.running or not running}
-        usages, sizes = await self._numbers(about.values())
-        return Numbers(usages, sizes, about)
+        return replace(await self._numbers(about.values()), about=about)
 
     @asynccontextmanager
     async def _turn(self, payload: bytes) -> AsyncIterator[None]:
@@ -203,8 +215,7 @@ class DomainStats:
         payload: bytes,
         every: Sequence[Record],
         disks: Sequence[Seen],
-        usages: Mapping[Unit, Usage],
-        sizes: Mapping[str, Sizes],
+        numbers: Numbers,
     ) -> bytes:
         """Adds to each domain's record what its disks of ours did."""
         parts = [payload[:4]]
@@ -214,7 +225,7 @@ class DomainStats:
             if not item.ours:
                 parts.append(payload[record.start : record.end])
                 continue
-            blocks = self._blocks(record.uuid, item, usages, sizes)
+            blocks = self._blocks(record.uuid, item, numbers)
             parts.append(merged(payload, record, item.hidden, blocks))
         if len(self._last) > self._most:  # half may be of domains that changed or are gone
             still = self._known.at_once
@@ -222,12 +233,10 @@ class DomainStats:
             self._most = 2 * len(self._last) + TURN
         return b"".join(parts)
 
-    def _blocks(
-        self, uuid: bytes, item: Seen, usages: Mapping[Unit, Usage], sizes: Mapping[str, Sizes]
-    ) -> Blocks:
+    def _blocks(self, uuid: bytes, item: Seen, numbers: Numbers) -> Blocks:
         """Returns a domain's disks; those of the last time where nothing of them changed."""
         names = [lun.bdev_name for lun in item.luns]
-        now = [sizes.get(name) for name in names]
+        now = [numbers.sizes.get(name) for name in names]
         last = self._last.get(uuid)
         if last is not None and last.seen is item and last.sizes == now:
             return last.blocks
@@ -236,9 +245,10 @@ class DomainStats:
                 Block(
                     lun.dev,
                     lun.volume.path(self._prefix),
-                    usages.get(item.unit(lun)) if item.running else None,
+                    numbers.usages.get(item.unit(lun)) if item.running else None,
                     size,
                     self._threshold(uuid, lun.dev) if item.running else None,
+                    numbers.latencies.get((name, lun.histograms), ()) if item.running else (),
                 )
                 for lun, name, size in zip(item.luns, names, now, strict=True)
             ]
@@ -261,14 +271,23 @@ class DomainStats:
         except GatewayError:
             return NOTHING
 
-    async def _numbers(
-        self, disks: Collection[Seen]
-    ) -> tuple[Mapping[Unit, Usage], Mapping[str, Sizes]]:
+    async def _numbers(self, disks: Collection[Seen]) -> Numbers:
         """Asks the target once for all; without one there are names alone, as libvirt does it."""
         used = [item.unit(lun) for item in disks if item.running for lun in item.luns]
         names = [lun.bdev_name for item in disks for lun in item.luns]
-        return await asyncio.gather(
-            _if_any(self._target.usage, used), _if_any(self._target.sizes, names)
+        counted = [
+            (lun.bdev_name, lun.histograms)
+            for item in disks
+            if item.running
+            for lun in item.luns
+            if lun.histograms
+        ]
+        return Numbers(
+            *await asyncio.gather(
+                _if_any(self._target.usage, used),
+                _if_any(self._target.sizes, names),
+                _if_any(self._target.latencies, counted),
+            )
         )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from plugin.gateway.latencies import Latencies
 from plugin.gateway.messages import (
     BOOLEAN,
     DOMAIN_LIST_MAX,
@@ -173,6 +174,7 @@ class Block:
     sizes: Sizes | None
     threshold: int | None = None
     """Bytes allocated of which clients want to hear."""
+    latencies: tuple[Latencies, ...] = ()
 
     def pack(self, number: int) -> tuple[bytes, int]:
         """Returns the parameters block.`number`.*, in libvirt's order, and how many they are."""
@@ -181,6 +183,7 @@ class Block:
             used=self.usage is not None,
             sized=self.sizes is not None,
             watched=self.threshold is not None,
+            bins=tuple((each.operation, len(each.starts)) for each in self.latencies),
         )
         values: list[int] = []
         if self.usage is not None:
@@ -191,6 +194,9 @@ class Block:
             values += (self.sizes.allocated, self.sizes.size, self.sizes.allocated)
         if self.threshold is not None:
             values.append(self.threshold)
+        for each in self.latencies:
+            values.append(len(each.starts))
+            values += (n for pair in zip(each.starts, each.counts, strict=True) for n in pair)
         words = [word for pair in zip(form.heads, values, strict=True) for word in pair]
         packed = b"".join(
             (
@@ -236,11 +242,17 @@ class _Form:
 
 
 @lru_cache(maxsize=1024)
-def _form(number: int, *, used: bool, sized: bool, watched: bool) -> _Form:
+def _form(
+    number: int, *, used: bool, sized: bool, watched: bool, bins: tuple[tuple[str, int], ...]
+) -> _Form:
     def head(field: str, kind: int) -> bytes:
         return _string(f"block.{number}.{field}") + kind.to_bytes(4, "big")
 
-    fields = (*(_USED if used else ()), *(_SIZED if sized else ()), *(_WATCHED if watched else ()))
+    fields = [*(_USED if used else ()), *(_SIZED if sized else ()), *(_WATCHED if watched else ())]
+    for operation, count in bins:
+        each = f"latency_histogram.{operation}.bin"
+        fields.append(f"{each}.count")
+        fields += (f"{each}.{nth}.{of}" for nth in range(count) for of in ("start", "value"))
     heads = tuple(head(field, ULLONG) for field in fields)
     numbers = struct.Struct(">" + "".join(f"{len(each)}sQ" for each in heads))
     return _Form(head("name", STRING), head("path", STRING), heads, numbers)

@@ -14,15 +14,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from plugin.gateway import lvolchain, lvolcheckpoints, lvolcopies, lvolsnapshots, planned, usage
+from plugin.gateway import (
+    latencies,
+    lvolchain,
+    lvolcheckpoints,
+    lvolcopies,
+    lvolsnapshots,
+    planned,
+    usage,
+)
 from plugin.gateway.errors import LunNotReleased, NoAnswer, Refused, ServerSilent
+from plugin.gateway.latencies import Latencies, Wanted
 from plugin.gateway.lvolchain import Range
 from plugin.gateway.lvolcheckpoints import Checkpoint
 from plugin.gateway.lvolcopies import Copy, Disk
 from plugin.gateway.lvolsnapshots import XATTR, Moment, Owner
 from plugin.gateway.usage import Unit, Usage
 from pydataplane.client import Client
-from pydataplane.domain import images, limiting, reconcile
+from pydataplane.domain import histograms, images, limiting, reconcile
 from pydataplane.domain.errors import (
     ImageError,
     ImageServerSilent,
@@ -410,6 +419,15 @@ class Target:
     async def usage(self, units: list[Unit]) -> dict[Unit, Usage]:
         """Returns what guests did with these LUNs; those that are not there lack."""
         return await self._run(lambda: usage.ask(self._client, units), poll=True)
+
+    async def latencies(self, wanted: list[Wanted]) -> dict[Wanted, tuple[Latencies, ...]]:
+        """Returns how long operations of bdevs took, of those that are counted."""
+        return await self._run(lambda: latencies.ask(self._client, wanted), poll=True)
+
+    async def count(self, bdev: str, *, counted: bool) -> None:
+        """Has the latencies of a bdev be counted anew from now on, or not any more."""
+        work = histograms.begin if counted else histograms.end
+        await self._run(lambda: work(self._client, bdev))
 
     async def holders(self, uuid: str, besides: str) -> list[str]:
         """Returns the UUIDs of other domains whose controllers have this volume as a disk."""

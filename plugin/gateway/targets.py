@@ -18,6 +18,7 @@ from plugin.config import Config
 from plugin.gateway.answers import Answers, Member, answers_of
 from plugin.gateway.errors import GatewayError, NoAnswer, Refused
 from plugin.gateway.joined import Joined
+from plugin.gateway.latencies import Latencies, Wanted
 from plugin.gateway.lvolcheckpoints import Checkpoint
 from plugin.gateway.target import Room, Suspended, Target
 from plugin.gateway.usage import Unit, Usage
@@ -92,6 +93,7 @@ class Targets:
         self._made: dict[Path, Target] = {}
         self._usage = Joined(self._usage_of)
         self._sizes = Joined(self._sizes_of)
+        self._latencies = Joined(self._latencies_of)
 
     def _members(self) -> list[Member]:
         there = addresses(self._config)
@@ -380,6 +382,14 @@ class Targets:
         answers = await self._ask(lambda t: t.usage(units), wait_for_silent=False)
         return {unit: item for _, found in answers.given for unit, item in found.items()}
 
+    async def latencies(self, wanted: list[Wanted]) -> Mapping[Wanted, tuple[Latencies, ...]]:
+        """Returns how long operations of volumes took; see `Joined.about`."""
+        return await self._latencies.about(wanted)
+
+    async def _latencies_of(self, wanted: list[Wanted]) -> dict[Wanted, tuple[Latencies, ...]]:
+        answers = await self._ask(lambda t: t.latencies(wanted), wait_for_silent=False)
+        return {each: item for _, found in answers.given for each, item in found.items()}
+
     async def holders(self, uuid: str, besides: str) -> list[str]:
         """Returns the UUIDs of other domains whose controller has this volume as a LUN."""
         answers = await self._ask(lambda t: t.holders(uuid, besides))
@@ -472,6 +482,11 @@ class Targets:
     async def tune(self, volume: str, controller: str | None, limits: Limits) -> None:
         """Gives a volume (its UUID) other limits; see `Target.tune`."""
         await (await self.of_volume(volume)).tune(volume, controller, limits)
+
+    async def count(self, bdev: str, controller: str, *, counted: bool) -> None:
+        """Has latencies of a disk of this controller's domain be counted; see `Target.count`."""
+        for having in await self._of_controller(controller):
+            await having.count(bdev, counted=counted)
 
     async def unlimit(self, volume: str, controller: str) -> None:
         """Takes a disk's limits from the volume that it was of; see `Target.unlimit`."""

@@ -35,6 +35,7 @@ MODULES = (
     "pydataplane/__init__.py",
     "pydataplane/domain/__init__.py",
     "pydataplane/domain/errors.py",
+    "pydataplane/domain/histograms.py",
     "pydataplane/domain/images.py",
     "pydataplane/domain/limiting.py",
     "pydataplane/domain/limits.py",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+from pydataplane.domain.histograms import Histograms
 from pydataplane.domain.limits import NONE, Limits
 from pydataplane.domain.names import blk_controller_name
 
@@ -239,6 +240,8 @@ class LunPlan:
     characteristics: Characteristics = OWN
     error_policy: ErrorPolicy = ON_ERROR
     limits: Limits = NONE
+    histograms: Histograms = ()
+    """Which latencies are counted, and how they are put together."""
     front: FrontEnd = "scsi"
 
     @property

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pydataplane.domain import limiting, reactors
+from pydataplane.domain import histograms, limiting, reactors
 from pydataplane.domain.errors import LunKept, ReconcileError
 from pydataplane.domain.limits import NONE
 from pydataplane.domain.model import ON_ERROR, OWN, Characteristics, LunPlan, Place, Plan
@@ -258,9 +258,11 @@ def perform(rpc: Rpc, action: Action, state: State) -> None:
 
 
 def _show(rpc: Rpc, action: AddTarget | CreateBlk | SetLimits, state: State) -> None:
-    """Limits a disk, and then shows it to its guest, if it is not there already."""
+    """Limits a disk, has it counted, and then shows it, if it is not there already."""
     controller, lun = action.controller, action.lun
     limiting.bring(rpc, controller, lun, state)
+    if lun.histograms:
+        histograms.begin(rpc, bdev_of(lun, state).name)
     if isinstance(action, AddTarget):
         _add_target(rpc, action, bdev_of(lun, state))
     elif isinstance(action, CreateBlk):

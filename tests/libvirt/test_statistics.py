@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from pydataplane import supervise
+from pydataplane.errors import NO_DATA, RpcError
 from tests.support.host import Host
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
@@ -115,3 +116,63 @@ def test_they_go_on_over_an_upgrade_of_the_target(running: Host) -> None:
     assert counted(running, "sdb") == was
     work(running)
     assert counted(running, "sdb")["wr_bytes"] == was["wr_bytes"] + MIB
+
+
+def bins(host: Host, dev: str) -> dict[str, list[tuple[int, int]]]:
+    """Returns the start and the value of each bin, by operation, as domstats says them."""
+    said = host.virsh("domstats", "--block", NAME)
+    (number,) = re.findall(rf"^ *block\.(\d+)\.name={dev}$", said, re.M)
+    head = rf"^ *block\.{number}\.latency_histogram\.(\w+)\.bin\."
+    counts = {operation: int(n) for operation, n in re.findall(rf"{head}count=(\d+)$", said, re.M)}
+    numbers = {
+        (operation, int(nth), of): int(value)
+        for operation, nth, of, value in re.findall(
+            rf"{head}(\d+)\.(start|value)=(\d+)$", said, re.M
+        )
+    }
+    found = {
+        operation: [
+            (numbers.pop((operation, nth, "start")), numbers.pop((operation, nth, "value")))
+            for nth in range(count)
+        ]
+        for operation, count in counts.items()
+    }
+    assert not numbers
+    return found
+
+
+def test_how_long_operations_took_is_in_the_bins_of_its_xml(running: Host) -> None:
+    far = 1 << 62
+
+    def disk(histogram: str) -> str:
+        made = running.scratch / "counted.xml"
+        made.write_text(
+            f"<disk type='file'><driver name='qemu'>{histogram}</driver>"
+            f"<source file='{OURS}'/><target dev='sda' bus='scsi'/></disk>"
+        )
+        return str(made)
+
+    wanted = (
+        "<statistics><latency-histogram type='write'><bin start='0'/><bin start='1'/>"
+        f"<bin start='{far}'/></latency-histogram></statistics>"
+    )
+    assert bins(running, "sda") == {}
+    running.virsh("update-device", NAME, disk(wanted), "--live")
+    assert "<latency-histogram type='write'>" in running.virsh("dumpxml", NAME)
+    assert bins(running, "sda") == {"write": [(0, 0), (1, 0), (far, 0)]}
+    before = counted(running, "sda")["wr_req"]
+    work(running)
+    written = counted(running, "sda")["wr_req"] - before
+    assert written > 0
+    assert bins(running, "sda") == {"write": [(0, 0), (1, written), (far, 0)]}
+    running.virsh("update-device", NAME, disk(wanted), "--live")  # anew
+    assert bins(running, "sda")["write"][1] == (1, 0)
+    running.virsh("detach-disk", NAME, "sda", "--live")
+    uuid = running.volumes.lvol("lvs0/counts").uuid
+    with pytest.raises(RpcError) as refused:
+        running.client.call("bdev_get_histogram", name=uuid)
+    assert refused.value.code == NO_DATA
+    running.virsh("attach-device", NAME, disk(wanted), "--live")
+    assert bins(running, "sda") == {"write": [(0, 0), (1, 0), (far, 0)]}
+    running.virsh("update-device", NAME, disk(""), "--live")
+    assert bins(running, "sda") == {}

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from plugin.gateway.latencies import Latencies, ask
+from pydataplane.domain.histograms import Histograms
 from pydataplane.errors import INVALID, NO_DATA, NO_DEVICE, RpcError
 from tests.support.initiator import Initiator, connected
 from tests.support.night import by_day
@@ -216,3 +218,26 @@ def test_it_is_printed_once_for_a_file_of_node_exporter(target: Target) -> None:
     )
     assert samples(done.stdout)["virtlun_bdev_size_bytes", "n0", "default"] == 1 << 20
     assert target.rpc("virtlun_bdev_get_latencies", borders_ns=[]) == []
+
+
+def test_they_are_put_together_in_the_bins_of_a_domains_xml(
+    target: Target, guest: Initiator
+) -> None:
+    far = 1 << 62  # nanoseconds that no operation takes
+    one: Histograms = (("read", (0, 1, 10**12, far)), ("flush", (0, far)))
+    other: Histograms = (("read", (0, far)),)
+    wanted = [("lvs0/data", one), ("lvs0/data", other), ("lvs0/gone", other)]
+    # None is counted: from now on it is.
+    assert ask(target.client, wanted) == {}
+    reads(guest, 3)
+    assert ask(target.client, wanted) == {
+        ("lvs0/data", one): (
+            Latencies("read", (0, 1, 10**12, far), (0, 3, 0, 0)),
+            Latencies("flush", (0, far), (0, 0)),
+        ),
+        ("lvs0/data", other): (Latencies("read", (0, far), (3, 0)),),
+    }
+    reads(guest, 2)  # they count on
+    (read,) = ask(target.client, [("lvs0/data", other)])["lvs0/data", other]
+    assert read.counts == (5, 0)
+    assert ask(target.client, []) == {}

@@ -9,7 +9,7 @@ Disks that are libvirtd's own pass, unless they would take the place of one of o
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import structlog
 
@@ -213,6 +213,9 @@ async def _detach(call: Call, args: DomainCall, compute: Compute) -> None:
         lun = change.lun
         limited = lun.bdev_name if lun.limits != NONE else None
         await services.target.remove(lun.place(controller), limited)
+        if lun.histograms:
+            with suppress(GatewayError):  # the disk is gone; that its volume counts hurts nobody
+                await services.target.count(lun.bdev_name, controller, counted=False)
 
     async def check(change: Change) -> None:
         services.block_jobs.check_free(args.dom, change.lun)
@@ -231,7 +234,7 @@ async def _detach(call: Call, args: DomainCall, compute: Compute) -> None:
 
 
 async def update(call: Call) -> None:
-    """UPDATE_DEVICE_FLAGS: only metadata changes; the guest's disk stays as it is."""
+    """UPDATE_DEVICE_FLAGS: the guest's disk stays as it is; at most it is counted anew."""
     args = _arguments(call)
     if "<disk" not in args.text:
         await call.pass_on()
@@ -250,7 +253,12 @@ async def update(call: Call) -> None:
         at = services.target.at_home(settings, xml)
         return translate.update(xml, args.text, at, live=live, uuids=uuids)
 
-    altered = await alter(call, args, "update", compute, judged=judged)
+    async def count(change: Change) -> None:
+        if change.lun.histograms:
+            controller = controller_name(args.dom.uuid_text)
+            await services.target.count(change.lun.bdev_name, controller, counted=True)
+
+    altered = await alter(call, args, "update", compute, judged=judged, after=count)
     if altered is None:
         await call.pass_on()
     else:

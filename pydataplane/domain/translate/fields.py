@@ -17,7 +17,7 @@ from pydataplane.domain.limits import NAMES
 from pydataplane.domain.model import FrontEnd, VolumeRef
 from pydataplane.domain.translate import blkfields, networks
 from pydataplane.domain.translate.fieldkinds import Effect, Field, done, never, same
-from pydataplane.domain.xml import iotune
+from pydataplane.domain.xml import histogram, iotune
 from pydataplane.domain.xml.disk import BLOCK_SIZES, Disk
 from pydataplane.domain.xml.document import Node
 
@@ -65,6 +65,13 @@ _LIMIT = {
     "size_iops_sec": "bytes that count as one operation",
 }
 
+_HISTOGRAM = (
+    "the target counts the latencies of the volume from when the guest sees the disk, and"
+    " `domstats --block` has them; libvirt need not know it, as those up to 11.9 do not. XML that"
+    " has it begins anew by `update-device --live`, also with other bins. Of a volume that VMs"
+    " share it has what all of them did; a target that was started again has counted from the next"
+    " `domstats` on"
+)
 _NO_DRIVE = "a virtlun disk is a SCSI disk; remove the <address>"
 _OTHER_ADDRESSES = (
     *("domain", "slot", "function", "multifunction", "port", "reg", "iobase", "irq", "base"),
@@ -178,6 +185,22 @@ FIELDS: tuple[Field, ...] = (
     done("driver@packed", "rings are split ones", "off", _CONTROLLER),
     done("driver@page_per_vq", "", "off", _CONTROLLER),
     never("driver@discard_no_unref", "is of qcow2; remove it"),
+    done("driver/statistics", ""),
+    done("driver/statistics/latency-histogram", _HISTOGRAM),
+    done(
+        "driver/statistics/latency-histogram@type",
+        "of which operations; without it of each that has no histogram of its own",
+        "read write flush",
+        "a virtlun disk has no such operation; use 'read', 'write' or 'flush', or no type",
+    ),
+    done(
+        "driver/statistics/latency-histogram/bin", "one more is there from 0 on, if none starts so"
+    ),
+    done("driver/statistics/latency-histogram/bin@start", "nanoseconds"),
+    never(
+        "driver/statistics/statistic",
+        "the target counts no intervals; use <latency-histogram>, or `virtlun top`",
+    ),
     never("driver/metadata_cache", "is of qcow2; remove it"),
     same("auth", "the target asks for no secret", whole=True),
     done("boot", ""),
@@ -279,6 +302,7 @@ def check(node: Node, disk: Disk, ref: VolumeRef, front: FrontEnd) -> None:
     _check_fields(node, "", what, front, far=far)
     _check_blockio(node, what)
     iotune.check(node, what)
+    histogram.check(node, what)
     if disk.serial is not None and not _SERIAL.fullmatch(disk.serial):
         raise _bad(f"{what}: the serial may have letters, digits, space and _.+- only, up to 255")
     _check_characteristics(node, disk, what)

@@ -96,5 +96,6 @@ def planned(
         characteristics=disk.characteristics,
         error_policy=disk.error_policy,
         limits=disk.limits,
+        histograms=disk.histograms,
         front=front,
     )

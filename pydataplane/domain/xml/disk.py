@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.histograms import Histograms
 from pydataplane.domain.limits import NONE, Limits
 from pydataplane.domain.model import (
     ON_ERROR,
@@ -16,7 +17,7 @@ from pydataplane.domain.model import (
     Settings,
     VolumeRef,
 )
-from pydataplane.domain.xml import iotune, network
+from pydataplane.domain.xml import histogram, iotune, network
 from pydataplane.domain.xml.document import (
     Document,
     Edits,
@@ -77,6 +78,7 @@ class Disk:
     characteristics: Characteristics = OWN
     error_policy: ErrorPolicy = ON_ERROR
     limits: Limits = NONE
+    histograms: Histograms = ()
 
 
 def read(node: Node) -> Disk:
@@ -96,6 +98,7 @@ def read(node: Node) -> Disk:
         characteristics=_characteristics(node),
         error_policy=_error_policy(node),
         limits=iotune.read(node),
+        histograms=histogram.read(node),
     )
 
 

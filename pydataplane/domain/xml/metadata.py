@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from pydataplane.domain.errors import Refusal, TranslateError
+from pydataplane.domain.histograms import Histograms, parsed, text_of
 from pydataplane.domain.limits import NAMES, NONE, Limits
 from pydataplane.domain.model import (
     ON_ERROR,
@@ -201,6 +202,7 @@ def _entry_of(given: tuple[tuple[str, str], ...], text: str) -> Entry:
         characteristics=_characteristics(attrs),
         error_policy=_error_policy(attrs),
         limits=_limits(attrs.get("limits")),
+        histograms=_histograms(attrs.get("histograms")),
         front=_front(attrs.get("front", "scsi")),
     )
     return Entry(lun, order, attrs.get("before"), text)
@@ -252,6 +254,13 @@ def _limits(text: str | None) -> Limits:
             raise _damaged(f"limit {word} is none")
         values[name] = known
     return Limits(**values)
+
+
+def _histograms(text: str | None) -> Histograms:
+    found = parsed(text) if text is not None else ()
+    if found is None:
+        raise _damaged(f"histograms {text} are none")
+    return found
 
 
 def _front(text: str) -> FrontEnd:
@@ -330,6 +339,7 @@ def _text_of(entry: Entry, prefix: str) -> str:
             "errorpolicy": policy.write if policy.write != ON_ERROR.write else None,
             "rerrorpolicy": policy.read if policy.read != ON_ERROR.read else None,
             "limits": limits or None,
+            "histograms": text_of(lun.histograms) or None,
             "front": lun.front if lun.front != "scsi" else None,
         }
     )

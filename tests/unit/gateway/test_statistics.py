@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plugin.gateway.latencies import Latencies
 from plugin.gateway.messages import (
     DOUBLE,
     INT,
@@ -25,6 +26,11 @@ from tests.unit.gateway.decoded import StatsRecord
 
 USAGE = Usage(1, 2, 3, 4, 5, 6, 7, 2**63)
 SIZES = Sizes(1 << 40, 4096)
+LATENCIES = (
+    Latencies("read", (0, 10, 2**63 - 1), (1, 2**64 - 1, 3)),
+    Latencies("read", (0, 10), (4, 5)),
+    Latencies("flush", (0,), (0,)),
+)
 
 BLOCKS = st.lists(st.sampled_from(["sda", "vda", "ubda", "größe", "block.count"]), max_size=4)
 OTHERS = st.lists(
@@ -83,7 +89,19 @@ def plainly(params: list[TypedParam], carrier: str | None, ours: list[Block]) ->
                 result.append(TypedParam(f"block.{nth}.{name}", ULLONG, value))
         if item.threshold is not None:
             result.append(TypedParam(f"block.{nth}.threshold", ULLONG, item.threshold))
+        result += in_bins(nth, item.latencies)
     return result + after
+
+
+def in_bins(disk: int, latencies: tuple[Latencies, ...]) -> list[TypedParam]:
+    result = []
+    for each in latencies:
+        bins = f"block.{disk}.latency_histogram.{each.operation}.bin"
+        result.append(TypedParam(f"{bins}.count", ULLONG, len(each.starts)))
+        for number, (start, count) in enumerate(zip(each.starts, each.counts, strict=True)):
+            result.append(TypedParam(f"{bins}.{number}.start", ULLONG, start))
+            result.append(TypedParam(f"{bins}.{number}.value", ULLONG, count))
+    return result
 
 
 def record_of(names: list[str], before: list[TypedParam], after: list[TypedParam]) -> StatsRecord:
@@ -97,12 +115,15 @@ def record_of(names: list[str], before: list[TypedParam], after: list[TypedParam
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(BLOCKS, OTHERS, OTHERS), min_size=1, max_size=4),
-    st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=3),
+    st.lists(
+        st.tuples(st.booleans(), st.booleans(), st.booleans(), st.sets(st.sampled_from(LATENCIES))),
+        max_size=3,
+    ),
     st.booleans(),
 )
 def test_the_bytes_say_what_decoded_values_would(
     given_: list[tuple[list[str], list[TypedParam], list[TypedParam]]],
-    disks: list[tuple[bool, bool, bool]],
+    disks: list[tuple[bool, bool, bool, set[Latencies]]],
     hidden: bool,
 ) -> None:
     every = [record_of(names, before, after) for names, before, after in given_]
@@ -113,8 +134,9 @@ def test_the_bytes_say_what_decoded_values_would(
             USAGE if used else None,
             SIZES if sized else None,
             2**64 - 1 if watched else None,
+            tuple(sorted(timed, key=LATENCIES.index)),
         )
-        for n, (used, sized, watched) in enumerate(disks)
+        for n, (used, sized, watched, timed) in enumerate(disks)
     ]
     carrier = "ubda" if hidden else None
     payload = StatsRecord.pack_all(every)

@@ -122,8 +122,9 @@ def of(path: str, value: str) -> str:
     return etree.tostring(document, encoding="unicode")
 
 
-SPECIAL = {"@type", "@device", "target@bus", "driver@type"}
-"""Have sentences of their own, in test_disk.py."""
+HISTOGRAM = "driver/statistics/latency-histogram@type"
+SPECIAL = {"@type", "@device", "target@bus", "driver@type", HISTOGRAM}
+"""Have sentences of their own, in test_disk.py and test_histogram.py."""
 
 
 @pytest.mark.parametrize(
