@@ -109,19 +109,22 @@ class XmlCall:
 
 
 @dataclass(frozen=True)
-class ResizeCall:
-    """Arguments of BLOCK_RESIZE; `size` is in KiB unless the flag says bytes."""
+class DiskNumberCall:
+    """Arguments of BLOCK_RESIZE and SET_BLOCK_THRESHOLD: a disk, and a number about it.
+
+    That is a size, in KiB unless the flag says bytes; or a threshold, in bytes.
+    """
 
     dom: Domain
     disk: str
-    size: int
+    number: int
     flags: int
 
     @staticmethod
-    def read(payload: bytes) -> ResizeCall:
+    def read(payload: bytes) -> DiskNumberCall:
         """Reads the arguments."""
         reader = Reader(payload)
-        call = ResizeCall(Domain.read(reader), reader.string(), reader.u64(), reader.u32())
+        call = DiskNumberCall(Domain.read(reader), reader.string(), reader.u64(), reader.u32())
         reader.end()
         return call
 

@@ -7,9 +7,9 @@ from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
 from plugin.gateway.known import NOTHING, Seen
 from plugin.gateway.messages import (
     LLONG,
+    DiskNumberCall,
     Domain,
     DomainCall,
-    ResizeCall,
     TypedParam,
     pack_params,
 )
@@ -224,7 +224,7 @@ async def resize(call: Call) -> None:
     `allow_shrink` in the configuration. CAPACITY means "as large as the storage is": that is what
     a volume always is.
     """
-    args = ResizeCall.read(call.payload)
+    args = DiskNumberCall.read(call.payload)
     # Nobody detaches the disk meanwhile: the volume might be another domain's by then.
     async with call.services.domain_lock(args.dom.uuid):
         answer = await _resize(call, args)
@@ -234,7 +234,7 @@ async def resize(call: Call) -> None:
         await call.respond(answer)
 
 
-async def _resize(call: Call, args: ResizeCall) -> Reply | None:
+async def _resize(call: Call, args: DiskNumberCall) -> Reply | None:
     """Resizes a disk of ours; returns libvirtd's reply where that is the answer."""
     lun = await find(call, args.dom, args.disk, judged_later=True)
     if lun is None:
@@ -242,7 +242,7 @@ async def _resize(call: Call, args: ResizeCall) -> Reply | None:
     unknown = args.flags & ~(RESIZE_BYTES | RESIZE_CAPACITY | RESIZE_EXTEND)
     if unknown:
         raise Refused(Code.INVALID_ARG, f"unsupported flags (0x{unknown:x})")
-    size = args.size if args.flags & RESIZE_BYTES else args.size * 1024
+    size = args.number if args.flags & RESIZE_BYTES else args.number * 1024
     if size > U64_MAX:
         raise Refused(Code.OVERFLOW, f"size must be less than {U64_MAX // 1024}")
     # libvirtd judges the call in its own words (permission, read-only, domain not running) before
@@ -260,7 +260,7 @@ async def _resize(call: Call, args: ResizeCall) -> Reply | None:
     async with services.locks.hold(f"volume:{uuid}"):
         volume = await services.target.volume(uuid)
         if args.flags & RESIZE_CAPACITY:
-            if args.size:
+            if args.number:
                 raise Refused(Code.INVALID_ARG, "size must be zero when resizing to capacity")
             size = volume.size
         if not size:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import structlog
 
@@ -11,10 +10,9 @@ from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import check_may_change
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.handlers.block import check_shown, find
-from plugin.gateway.messages import Domain
+from plugin.gateway.messages import DiskNumberCall
 from plugin.gateway.thresholds import Threshold
 from plugin.gateway.upstream import AFFECT_LIVE
-from plugin.gateway.xdr import Reader
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.translate import LunPlan
 from pydataplane.lvols import Lvol
@@ -27,37 +25,20 @@ _TOP = 1
 """What libvirt calls the only image of a disk; 0 is the one on top, whichever it is."""
 
 
-@dataclass(frozen=True)
-class _Args:
-    """{dom, dev, threshold, flags}; the threshold is in bytes."""
-
-    dom: Domain
-    name: str
-    threshold: int
-    flags: int
-
-    @staticmethod
-    def read(payload: bytes) -> _Args:
-        reader = Reader(payload)
-        args = _Args(Domain.read(reader), reader.string(), reader.u64(), reader.u32())
-        reader.end()
-        return args
-
-
 async def set_(call: Call) -> None:
     """SET_BLOCK_THRESHOLD: has an event come once when more is allocated; 0 takes that back."""
-    args = _Args.read(call.payload)
+    args = DiskNumberCall.read(call.payload)
     # Nobody attaches another disk in the place of this one meanwhile.
     async with call.services.domain_lock(args.dom.uuid):
         answer = await _set(call, args)
     await call.give(answer)
 
 
-async def _set(call: Call, args: _Args) -> Reply | None:
+async def _set(call: Call, args: DiskNumberCall) -> Reply | None:
     """Sets one of a disk of ours; returns libvirtd's reply where that is the answer."""
     services = call.services
-    indexed = _INDEXED.fullmatch(args.name)
-    disk = args.name if indexed is None else indexed["disk"]
+    indexed = _INDEXED.fullmatch(args.disk)
+    disk = args.disk if indexed is None else indexed["disk"]
     lun = await find(call, args.dom, disk, judged_later=True)
     if lun is None:
         return await call.forward()
@@ -71,13 +52,13 @@ async def _set(call: Call, args: _Args) -> Reply | None:
             Code.INVALID_ARG,
             f"{name}: a virtlun volume is one image: name it {lun.dev}, or {lun.dev}[{_TOP}]",
         )
-    if not args.threshold:
+    if not args.number:
         services.thresholds.forget(args.dom.uuid, lun.dev)
         return None
     _check_thin(lun, await check_shown(call, args.dom, lun))
     dom = await (await services.admin()).lookup(args.dom.uuid)
-    services.thresholds.set(dom, lun.dev, Threshold(args.threshold, name))
-    _log.info("threshold set", domain=dom.name, dev=lun.dev, allocated=args.threshold)
+    services.thresholds.set(dom, lun.dev, Threshold(args.number, name))
+    _log.info("threshold set", domain=dom.name, dev=lun.dev, allocated=args.number)
     return None
 
 

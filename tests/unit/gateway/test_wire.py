@@ -18,9 +18,9 @@ from plugin.gateway.channel import Channel, Look, Pass
 from plugin.gateway.errors import Code, Refused, UpstreamError, error_payload
 from plugin.gateway.incoming import CHUNK_BYTES
 from plugin.gateway.messages import (
+    DiskNumberCall,
     Domain,
     DomainCall,
-    ResizeCall,
     TypedParam,
     XmlCall,
 )
@@ -86,7 +86,7 @@ def test_arguments_come_back(dom: Domain, text: str, flags: int, size: int) -> N
     xml = XmlCall(text, flags, 2)
     assert XmlCall.read(xml.pack(), flags=True, descriptors=True) == xml
     packed = bytes(dom.write(Writer()).string(text).u64(size).u32(flags))
-    assert ResizeCall.read(packed) == ResizeCall(dom, text, size, flags)
+    assert DiskNumberCall.read(packed) == DiskNumberCall(dom, text, size, flags)
 
 
 @QUICK
@@ -101,7 +101,7 @@ def test_garbage_is_an_xdr_error_or_a_value_never_another_exception(raw: bytes) 
     for read in (
         lambda: DomainCall.read(raw, text=True, flags=True),
         lambda: XmlCall.read(raw, flags=True, descriptors=True),
-        lambda: ResizeCall.read(raw),
+        lambda: DiskNumberCall.read(raw),
         lambda: StatsRecord.read_all(raw),
         lambda: records(raw),
     ):
