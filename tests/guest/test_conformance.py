@@ -138,7 +138,6 @@ def run(guest: Guest, name: str) -> dict[str, str]:
     return said
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(2 * SUITE_DEADLINE_S)
 @pytest.mark.parametrize(
     "name",

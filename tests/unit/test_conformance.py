@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]  # comes with lightkube
 
+from tests.guest import test_conformance
 from tests.guest.conformance import BY_DAY, FILE, LISTED, PASSES, Kind, Listed
 from tests.guest.test_conformance import TARGETS
 
@@ -103,3 +104,11 @@ def test_a_list_that_contradicts_itself_is_refused() -> None:
     reasonless["elsewhere"].append(crypto)
     with pytest.raises(ValueError, match=r"Sanitize\.CryptoErase passes nowhere: \[\]"):
         Listed(reasonless).nowhere()
+
+
+def test_by_day_run_those_of_which_the_page_says_so() -> None:
+    run = test_conformance.test_a_disk_conforms_as_listed
+    marks = {mark.name: mark for mark in getattr(run, "pytestmark")}  # noqa: B009
+    assert "nightly" not in marks
+    by_day = {each for each in marks["parametrize"].args[1] if isinstance(each, str)}
+    assert by_day == set(BY_DAY)
