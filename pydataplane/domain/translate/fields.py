@@ -67,7 +67,7 @@ _LIMIT = {
 
 _HISTOGRAM = (
     "the target counts the latencies of the volume from when the guest sees the disk, and"
-    " `domstats --block` has them; libvirt need not know it, as those up to 11.9 do not. XML that"
+    " `domstats --block` has them; libvirt need not know it (12.1 and newer do). XML that"
     " has it begins anew by `update-device --live`, also with other bins. Of a volume that VMs"
     " share it has what all of them did; a target that was started again has counted from the next"
     " `domstats` on"

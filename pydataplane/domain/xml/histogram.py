@@ -1,6 +1,6 @@
 """The <latency-histogram> elements of a client's <disk>: read and checked.
 
-They stand in <statistics> of <driver>, as in libvirts newer than 11.9, and each `start` is a number
+They stand in <statistics> of <driver>, as in libvirt 12.1 and newer, and each `start` is a number
 of nanoseconds. One without `type` is of each operation that has none of its own.
 """
 
