@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-from tests.support import mounts
+from tests.support import clients, mounts
 from tests.support.examples import Judge
 from tests.support.night import Variants
 
@@ -67,6 +67,11 @@ def pytest_configure(config: pytest.Config) -> None:
     mounts.have_own()
     config.pluginmanager.register(Judge(config), "examples")
     config.pluginmanager.register(Variants(), "variants")
+
+
+def pytest_report_header() -> str:
+    """Says which programs of others are tried."""
+    return clients.line()
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ import click
 from plugin.cli import main
 from plugin.gateway.procedures import PROCEDURES, SHOWING, Access, By
 from plugin.gateway.procs import Proc
+from tests.docs import clients
 from tests.docs.conformance import scsi_suite
 from tests.docs.e2e import storage_suite
 from tests.docs.links import ROOT
@@ -250,5 +251,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "e2e.md": lambda: NOTE + storage_suite(),
     "tempest.md": lambda: NOTE + volume_tests(),
     "conformance.md": lambda: NOTE + scsi_suite(),
+    "clients.md": lambda: NOTE + clients.page(),
 }
 """File of docs/pages/reference, and what makes it."""
