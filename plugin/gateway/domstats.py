@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from plugin.gateway.errors import GatewayError
 from plugin.gateway.known import NOTHING, Known, Seen
-from plugin.gateway.latencies import Latencies, Wanted
+from plugin.gateway.latencies import Latencies, Room, Wanted
 from plugin.gateway.locks import Locks
 from plugin.gateway.messages import Domain
 from plugin.gateway.statistics import (
@@ -34,8 +34,8 @@ from plugin.gateway.statistics import (
 from plugin.gateway.targets import Targets
 from plugin.gateway.thresholds import Thresholds
 from plugin.gateway.usage import Unit, Usage
-from plugin.gateway.wire import HEADER_BYTES, MESSAGE_MAX_BYTES
 from plugin.gateway.xdr import XdrError
+from pydataplane.domain.translate import LunPlan
 from pydataplane.lvols import Sizes
 
 K = TypeVar("K")
@@ -51,6 +51,13 @@ LONG_BYTES = 65_536
 """Replies longer than this are changed one after the other, for all clients: however many poll,
 a change that is under way waits for one of them at a time."""
 
+
+BINS_MAX = 131_072
+"""Bins of latencies in one answer: 16 MiB, where no client takes more than 32. Those of the disks
+that come behind are left out; whoever asks about one domain has them."""
+
+DOMAIN_BINS_MAX = 8192
+"""The same of one domain: 1 MiB, which takes some 40 ms in one piece."""
 
 ROUNDS = 4
 """Calls about all domains that libvirtd has at a time. At thousands of domains each reply is some
@@ -175,12 +182,7 @@ class DomainStats:
         ]
         numbers = had.and_of(await self._numbers(rest)) if rest else had
         async with self._turn(payload):
-            changed = await self._merged(payload, every, disks, numbers)
-            if numbers.latencies and len(changed) + HEADER_BYTES > MESSAGE_MAX_BYTES:
-                # No client takes that: all else goes before what was asked for in detail.
-                bare = replace(numbers, latencies={})
-                changed = await self._merged(payload, every, disks, bare)
-            return changed
+            return await self._merged(payload, every, disks, numbers)
 
     async def ahead(self, *, running: bool) -> Numbers:
         """Asks the target about all domains that are known to be ours, or those that run."""
@@ -219,43 +221,55 @@ class DomainStats:
     ) -> bytes:
         """Adds to each domain's record what its disks of ours did."""
         parts = [payload[:4]]
+        room = Room(BINS_MAX)
         for nth, (record, item) in enumerate(zip(every, disks, strict=True)):
             if nth % TURN == TURN - 1:
                 await asyncio.sleep(0)
             if not item.ours:
                 parts.append(payload[record.start : record.end])
                 continue
-            blocks = self._blocks(record.uuid, item, numbers)
+            before = room.left
+            blocks = self._blocks(record.uuid, item, numbers, room)
             parts.append(merged(payload, record, item.hidden, blocks))
+            if room.left != before:  # bins take longer than all else
+                await asyncio.sleep(0)
         if len(self._last) > self._most:  # half may be of domains that changed or are gone
             still = self._known.at_once
             self._last = {u: last for u, last in self._last.items() if still(u) is last.seen}
             self._most = 2 * len(self._last) + TURN
         return b"".join(parts)
 
-    def _blocks(self, uuid: bytes, item: Seen, numbers: Numbers) -> Blocks:
+    def _blocks(self, uuid: bytes, item: Seen, numbers: Numbers, room: Room) -> Blocks:
         """Returns a domain's disks; those of the last time where nothing of them changed."""
         names = [lun.bdev_name for lun in item.luns]
         now = [numbers.sizes.get(name) for name in names]
         last = self._last.get(uuid)
         if last is not None and last.seen is item and last.sizes == now:
             return last.blocks
-        blocks = Blocks(
-            [
-                Block(
-                    lun.dev,
-                    lun.volume.path(self._prefix),
-                    numbers.usages.get(item.unit(lun)) if item.running else None,
-                    size,
-                    self._threshold(uuid, lun.dev) if item.running else None,
-                    numbers.latencies.get((name, lun.histograms), ()) if item.running else (),
-                )
-                for lun, name, size in zip(item.luns, names, now, strict=True)
-            ]
-        )
+        rooms = (Room(DOMAIN_BINS_MAX), room)
+        each = zip(item.luns, now, strict=True)
+        blocks = Blocks([self._block(uuid, item, lun, size, numbers, rooms) for lun, size in each])
         if not item.running:  # one that runs counts on
             self._last[uuid] = _Last(item, now, blocks)
         return blocks
+
+    def _block(
+        self,
+        uuid: bytes,
+        item: Seen,
+        lun: LunPlan,
+        size: Sizes | None,
+        numbers: Numbers,
+        rooms: Sequence[Room],
+    ) -> Block:
+        path = lun.volume.path(self._prefix)
+        if not item.running:
+            return Block(lun.dev, path, None, size)
+        latencies = numbers.latencies.get((lun.bdev_name, lun.histograms), ())
+        for room in rooms:
+            latencies = room.take(latencies)
+        threshold = self._threshold(uuid, lun.dev)
+        return Block(lun.dev, path, numbers.usages.get(item.unit(lun)), size, threshold, latencies)
 
     def _threshold(self, uuid: bytes, dev: str) -> int | None:
         threshold = self._thresholds.of(uuid, dev)

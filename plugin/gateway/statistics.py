@@ -183,7 +183,6 @@ class Block:
             used=self.usage is not None,
             sized=self.sizes is not None,
             watched=self.threshold is not None,
-            bins=tuple((each.operation, len(each.starts)) for each in self.latencies),
         )
         values: list[int] = []
         if self.usage is not None:
@@ -194,9 +193,6 @@ class Block:
             values += (self.sizes.allocated, self.sizes.size, self.sizes.allocated)
         if self.threshold is not None:
             values.append(self.threshold)
-        for each in self.latencies:
-            values.append(len(each.starts))
-            values += (n for pair in zip(each.starts, each.counts, strict=True) for n in pair)
         words = [word for pair in zip(form.heads, values, strict=True) for word in pair]
         packed = b"".join(
             (
@@ -205,9 +201,11 @@ class Block:
                 form.path,
                 _string(self.path),
                 form.numbers.pack(*words),
+                *(_packed_bins(number, each) for each in self.latencies),
             )
         )
-        return packed, 2 + len(values)
+        bins = sum(1 + 2 * len(each.starts) for each in self.latencies)
+        return packed, 2 + len(values) + bins
 
 
 class Blocks:
@@ -242,20 +240,30 @@ class _Form:
 
 
 @lru_cache(maxsize=1024)
-def _form(
-    number: int, *, used: bool, sized: bool, watched: bool, bins: tuple[tuple[str, int], ...]
-) -> _Form:
+def _form(number: int, *, used: bool, sized: bool, watched: bool) -> _Form:
     def head(field: str, kind: int) -> bytes:
         return _string(f"block.{number}.{field}") + kind.to_bytes(4, "big")
 
-    fields = [*(_USED if used else ()), *(_SIZED if sized else ()), *(_WATCHED if watched else ())]
-    for operation, count in bins:
-        each = f"latency_histogram.{operation}.bin"
-        fields.append(f"{each}.count")
-        fields += (f"{each}.{nth}.{of}" for nth in range(count) for of in ("start", "value"))
+    fields = (*(_USED if used else ()), *(_SIZED if sized else ()), *(_WATCHED if watched else ()))
     heads = tuple(head(field, ULLONG) for field in fields)
     numbers = struct.Struct(">" + "".join(f"{len(each)}sQ" for each in heads))
     return _Form(head("name", STRING), head("path", STRING), heads, numbers)
+
+
+def _packed_bins(number: int, latencies: Latencies) -> bytes:
+    """Returns how long operations of disk `number` took, as parameters."""
+    starts, counts = latencies.starts, latencies.counts
+    heads, numbers = _bins_form(number, latencies.operation, len(starts))
+    values = [len(starts), *(n for pair in zip(starts, counts, strict=True) for n in pair)]
+    return numbers.pack(*(word for pair in zip(heads, values, strict=True) for word in pair))
+
+
+@lru_cache(maxsize=1024)
+def _bins_form(number: int, operation: str, count: int) -> tuple[tuple[bytes, ...], struct.Struct]:
+    fields = [f"{nth}.{of}" for nth in range(count) for of in ("start", "value")]
+    names = (f"block.{number}.latency_histogram.{operation}.bin.{f}" for f in ("count", *fields))
+    heads = tuple(_string(name) + ULLONG.to_bytes(4, "big") for name in names)
+    return heads, struct.Struct(">" + "".join(f"{len(each)}sQ" for each in heads))
 
 
 def _string(text: str) -> bytes:

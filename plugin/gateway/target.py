@@ -75,7 +75,7 @@ OPEN_S = 120.0
 CHANGES_MAX = 8
 """Changes of one target, and what is asked for them, at a time."""
 
-POLLS_MAX = 2
+POLLS_MAX = 3
 """Questions of pollers to one target at a time, each of them for all who ask."""
 
 

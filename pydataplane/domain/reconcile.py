@@ -258,15 +258,15 @@ def perform(rpc: Rpc, action: Action, state: State) -> None:
 
 
 def _show(rpc: Rpc, action: AddTarget | CreateBlk | SetLimits, state: State) -> None:
-    """Limits a disk, has it counted, and then shows it, if it is not there already."""
+    """Limits a disk, shows it, if it is not there already, and has it counted."""
     controller, lun = action.controller, action.lun
     limiting.bring(rpc, controller, lun, state)
-    if lun.histograms:
-        histograms.begin(rpc, bdev_of(lun, state).name)
     if isinstance(action, AddTarget):
         _add_target(rpc, action, bdev_of(lun, state))
     elif isinstance(action, CreateBlk):
         _create_blk(rpc, action, bdev_of(lun, state))
+    if lun.histograms and not lun.shareable:  # another VM may be counting
+        histograms.begin(rpc, bdev_of(lun, state).name)
 
 
 def _set_owner(rpc: Rpc, controller: str, uid: int | None) -> None:

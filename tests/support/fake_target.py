@@ -138,6 +138,8 @@ class FakeTarget(WatchedClient):
         """None: it does not say whether all storage is there."""
         self.tells_options = True
         """Whether LUNs show serial and the like, as SPDK's do not."""
+        self.counted: set[str] = set()
+        """UUIDs of the volumes that have a histogram."""
         self.knows_xattrs = True
         """At the creation of an lvol."""
         self.deletes_whole = True
@@ -499,6 +501,11 @@ class FakeTarget(WatchedClient):
 
     def virtlun_bdev_get_limits(self, name: str) -> dict[str, int]:
         return dict.fromkeys(NAMES, 0) | self.volume(name).limits
+
+    def bdev_enable_histogram(self, name: str, enable: bool) -> bool:
+        """Notes whether the bdev's latencies are counted."""
+        (self.counted.add if enable else self.counted.discard)(self.volume(name).uuid)
+        return True
 
     def bdev_set_qos_limit(self, name: str, **rates: int) -> bool:
         limits = self.volume(name).limits

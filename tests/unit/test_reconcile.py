@@ -495,3 +495,20 @@ def test_what_is_left_of_a_disk_that_went_late_is_told_from_the_rest(target: Fak
     target.connected.add(f"{A}.3")  # the guest has it still
     named = replace(wanted, others=(f"{A}.4",))  # a device has its socket
     assert leftovers(named, observe(target)) == {f"{A}.2"}
+
+
+@pytest.mark.parametrize("front", ["scsi", "blk"])
+def test_a_disk_is_counted_that_wants_it_and_has_its_volume_for_itself(
+    target: FakeTarget, front: FrontEnd
+) -> None:
+    bins = (("read", (0, 1000)),)
+    counted = lun(0, "v0", "uuid-0", histograms=bins, front=front)
+    shared = lun(1, "v1", "uuid-1", histograms=bins, front=front, shareable=True)
+    ensure(target, plan(A, counted, shared, lun(2, "v2", "uuid-2", front=front)), whole=True)
+    assert target.counted == {"uuid-0"}
+
+
+def test_a_disk_that_cannot_be_counted_is_shown_all_the_same(target: FakeTarget) -> None:
+    target.refuse["bdev_enable_histogram"] = RpcError(-95, "uuid-0 has no statistics")
+    ensure(target, plan(A, lun(0, "v0", "uuid-0", histograms=(("read", (0,)),))), whole=True)
+    assert set(target.controllers[A]) == {0}

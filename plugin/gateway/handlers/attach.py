@@ -213,7 +213,7 @@ async def _detach(call: Call, args: DomainCall, compute: Compute) -> None:
         lun = change.lun
         limited = lun.bdev_name if lun.limits != NONE else None
         await services.target.remove(lun.place(controller), limited)
-        if lun.histograms:
+        if lun.histograms and not lun.shareable:
             with suppress(GatewayError):  # the disk is gone; that its volume counts hurts nobody
                 await services.target.count(lun.bdev_name, controller, counted=False)
 
@@ -254,7 +254,7 @@ async def update(call: Call) -> None:
         return translate.update(xml, args.text, at, live=live, uuids=uuids)
 
     async def count(change: Change) -> None:
-        if change.lun.histograms:
+        if change.lun.histograms and not change.lun.shareable:
             controller = controller_name(args.dom.uuid_text)
             await services.target.count(change.lun.bdev_name, controller, counted=True)
 

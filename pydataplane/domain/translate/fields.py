@@ -66,11 +66,10 @@ _LIMIT = {
 }
 
 _HISTOGRAM = (
-    "the target counts the latencies of the volume from when the guest sees the disk, and"
-    " `domstats --block` has them; libvirt need not know it (12.1 and newer do). XML that"
-    " has it begins anew by `update-device --live`, also with other bins. Of a volume that VMs"
-    " share it has what all of them did; a target that was started again has counted from the next"
-    " `domstats` on"
+    "the target counts the latencies of the volume from when the guest has the disk, and"
+    " `domstats --block` has them; libvirt need not know it (12.1 and newer do). XML that has it"
+    " begins anew by `update-device --live`, also with other bins"
+    " ([what to know](../../docs/pages/how-to/latencies.md#what-to-know))"
 )
 _NO_DRIVE = "a virtlun disk is a SCSI disk; remove the <address>"
 _OTHER_ADDRESSES = (

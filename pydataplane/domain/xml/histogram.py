@@ -26,7 +26,7 @@ def read(node: Node) -> Histograms:
     found: dict[str | None, tuple[int, ...]] = {}
     for element in _elements(node):
         starts = _starts(element)
-        if starts is not None:
+        if starts is not None and are_starts(starts):
             found.setdefault(element.attrs.get("type"), starts)
     of_each = found.get(None)
     wanted = ((name, found.get(name, of_each)) for name in OPERATIONS)
@@ -49,14 +49,13 @@ def check(node: Node, what: str) -> None:
                 Refusal.BAD_XML, f"{what}: there is more than one <latency-histogram> of {of_what}"
             )
         seen.add(kind)
-        beside_first = [each for each in element.every("bin") if each.attrs.get("start") != "0"]
-        if len(beside_first) >= BINS_MAX:
+        starts = _starts(element)
+        if starts is not None and len(starts) > BINS_MAX:
             raise TranslateError(
                 Refusal.UNSUPPORTED,
-                f"{what}: a <latency-histogram> has at most {BINS_MAX - 1} bins beside the one from"
-                " 0 on",
+                f"{what}: a <latency-histogram> has at most {BINS_MAX} bins with the one from 0 on",
             )
-        if _starts(element) is None:
+        if starts is None or not are_starts(starts):
             raise TranslateError(
                 Refusal.BAD_XML,
                 f"{what}: a <latency-histogram> needs one <bin start='NANOSECONDS'/> or more, each"
@@ -71,10 +70,12 @@ def _elements(node: Node) -> list[Node]:
 
 
 def _starts(element: Node) -> tuple[int, ...] | None:
-    """Returns where the bins start, with one from 0 on; None if they cannot start so."""
+    """Returns where the bins start, with one from 0 on; None if one is no number or there is none.
+
+    Whether they can start so is for `are_starts`.
+    """
     texts = [each.attrs.get("start", "") for each in element.every("bin")]
     if not texts or not all(_NUMBER.fullmatch(text) for text in texts):
         return None
     given = tuple(map(int, texts))
-    starts = given if given[0] == 0 else (0, *given)
-    return starts if are_starts(starts) else None
+    return given if given[0] == 0 else (0, *given)

@@ -66,10 +66,16 @@ def test_what_is_noted_is_what_the_schema_has() -> None:
     (element,) = etree.fromstring(xml).iter("{https://virtlun.dev/xmlns/domain/1}disks")
     grammar.assertValid(etree.fromstring(etree.tostring(element)))
     assert [len(starts) for _, starts in of_disk(xml)] == [1, BINS_MAX]
+    padded = histogram(*(f"{start:03}" for start in range(BINS_MAX)))
+    assert len(of_disk(translated(domain(lvol("sdb", more=driver(padded)))).xml)[0][1]) == BINS_MAX
 
 
 @pytest.mark.parametrize(
-    "word", ["read=", "read=1", "read=0,0", "read=0,-1", "discard=0", "read", f"read=0,{2**63}"]
+    "word",
+    [
+        *("read=", "read=1", "read=0,0", "read=0,-1", "discard=0", "read", f"read=0,{2**63}"),
+        *(f"read=0,{'9' * 5000}", f"read={','.join(map(str, range(BINS_MAX + 1)))}"),
+    ],
 )
 def test_damaged_metadata_is_said(word: str) -> None:
     xml = translated(domain(lvol("sdb", more=driver(histogram(0, kind="read"))))).xml
@@ -100,7 +106,7 @@ def test_damaged_metadata_is_said(word: str) -> None:
         (
             (histogram(*range(1, BINS_MAX + 1)),),
             Refusal.UNSUPPORTED,
-            f"at most {BINS_MAX - 1} bins beside",
+            f"at most {BINS_MAX} bins with the one from 0 on",
         ),
         ((histogram(0, kind="zone"),), Refusal.UNSUPPORTED, "type='zone'.*use 'read', 'write'"),
         (("<statistic interval='1'/>",), Refusal.UNSUPPORTED, "<statistic> is not possible"),
