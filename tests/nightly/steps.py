@@ -288,7 +288,7 @@ STEPS = {
         Lane.COMPUTING,
         _cargo(
             *("test", "--quiet", "--locked", "-p", "blobstore"),
-            *("--test", "simulate", "--test", "crash"),
+            *("--test", "blobs", "--", "simulate::", "crash::"),
         ),
         RUST,
         environment={"VIRTLUN_SIM_SEEDS": "10000", "VIRTLUN_CRASH_SUBSETS": "65536"},

@@ -2,14 +2,12 @@
 //!
 //! Each test cuts the power at every single write and flush of a workload (`power/mod.rs`).
 //! A random one that fails prints its reproduction, such as
-//! `VIRTLUN_CRASH_SEED=17 cargo test -p blobstore --test crash crash_random`.
+//! `VIRTLUN_CRASH_SEED=17 cargo test -p blobstore --test blobs crash_random`.
 
-mod power;
-
-use blobstore::{BlobOptions, Disk, HistoryOptions, Store, StoreOptions};
-use power::{
+use crate::power::{
     BOOT, Event, Image, PER_CLUSTER, Recorded, Rng, Step, TraceDisk, cut, empty_store, record,
 };
+use blobstore::{BlobOptions, Disk, HistoryOptions, Store, StoreOptions};
 use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
@@ -101,7 +99,7 @@ fn crash_in_growth_leaves_the_old_size_or_the_new_one_and_every_blob() {
     assert_eq!(sizes[6..], [41, 51, 51, 51, 51, 51, 52, 65, 65, 65, 65, 65]);
     let last = &r.states.last().unwrap().1;
     let there: Vec<_> = last.keys().copied().collect();
-    assert_eq!(there, [1, 2, 3].map(power::uuid_of), "blob 2 fit after the growth only");
+    assert_eq!(there, [1, 2, 3].map(crate::power::uuid_of), "blob 2 fit after the growth only");
 }
 
 #[test]
@@ -199,7 +197,8 @@ fn crash_with_a_parent_outside_of_the_store_shows_it_or_what_was_written_and_nob
     steps.extend([Step::Detach(3, true), Step::Delete(11), Step::Write(1, 5 * PER_CLUSTER, 2)]);
     steps.extend([Step::Sync, Step::Detach(1, false)]);
     let r = survives(&steps);
-    let external = |state: &power::State| state.1.values().filter(|b| b.external.is_some()).count();
+    let external =
+        |state: &crate::power::State| state.1.values().filter(|b| b.external.is_some()).count();
     let counts: BTreeSet<usize> = r.states.iter().map(external).collect();
     assert_eq!(counts, BTreeSet::from([0, 1, 2]));
     assert_eq!(external(r.states.last().unwrap()), 0);
@@ -223,11 +222,14 @@ fn crash_in_a_change_of_the_parent_leaves_the_old_one_or_the_new_one() {
     ]);
     let r = survives(&steps);
     let last = &r.states.last().unwrap().1;
-    let is = |serial: u32| last[&power::uuid_of(serial)].clone();
-    assert_eq!((is(1).parent, is(2).parent), (Some(power::uuid_of(12)), Some(power::uuid_of(12))));
+    let is = |serial: u32| last[&crate::power::uuid_of(serial)].clone();
+    assert_eq!(
+        (is(1).parent, is(2).parent),
+        (Some(crate::power::uuid_of(12)), Some(crate::power::uuid_of(12)))
+    );
     // The deletion has merged its parent into it.
     assert!(is(3).read_only && is(3).parent.is_none());
-    assert_eq!(is(12).external, Some(power::EXTERNAL));
+    assert_eq!(is(12).external, Some(crate::power::EXTERNAL));
 }
 
 #[test]
@@ -293,7 +295,7 @@ fn crash_in_an_upgrade_of_the_format_leaves_the_old_one_or_the_new_one() {
     let of = store.by_name("blob2").unwrap();
     let e = store.snapshot(&[(of, named.clone())]).unwrap_err();
     assert!(e.to_string().contains("has version 1 of the format"), "{e}");
-    let expected = power::state_of(&store);
+    let expected = crate::power::state_of(&store);
     store.upgrade().unwrap();
     let upgraded = trace.borrow().len();
     store.upgrade().unwrap();
@@ -305,7 +307,7 @@ fn crash_in_an_upgrade_of_the_format_leaves_the_old_one_or_the_new_one() {
     for at in 0..=upgraded {
         for chance in [0, 4, 8] {
             let mut store = Store::load(cut(&before, &trace, at, chance, &mut rng)).unwrap();
-            assert_eq!(power::state_of(&store), expected, "after event {at}");
+            assert_eq!(crate::power::state_of(&store), expected, "after event {at}");
             let mut bytes = [0; 8];
             let blob = store.by_name("blob1").unwrap();
             store.read(blob, 7 * 512, &mut bytes).unwrap();
@@ -326,8 +328,8 @@ fn crash_in_a_rollback_leaves_the_blob_as_it_was_or_as_the_snapshot_is() {
     // It is no ancestor any more, and still what it was.
     steps.extend([Step::RollBack(vec![(1, 11)]), Step::Delete(11), Step::RollBack(vec![(1, 10)])]);
     let r = survives(&steps);
-    let last = &r.states.last().unwrap().1[&power::uuid_of(1)];
-    assert_eq!((last.size, last.parent), (6, Some(power::uuid_of(10))));
+    let last = &r.states.last().unwrap().1[&crate::power::uuid_of(1)];
+    assert_eq!((last.size, last.parent), (6, Some(crate::power::uuid_of(10))));
 }
 
 #[test]
@@ -350,15 +352,15 @@ fn crash_in_a_rollback_of_several_leaves_all_of_them_as_they_were_or_none() {
     steps.extend([Step::RollBack(vec![(1, 11), (2, 21)]), Step::Sync, Step::Detach(2, true)]);
     steps.push(Step::RollBack(vec![(2, 20), (1, 10)]));
     let r = survives(&steps);
-    let parents = |state: &power::State| {
-        let of = |serial| state.1.get(&power::uuid_of(serial)).and_then(|face| face.parent);
-        let names = [10, 11, 20, 21].map(|serial| (Some(power::uuid_of(serial)), serial));
+    let parents = |state: &crate::power::State| {
+        let of = |serial| state.1.get(&crate::power::uuid_of(serial)).and_then(|face| face.parent);
+        let names = [10, 11, 20, 21].map(|serial| (Some(crate::power::uuid_of(serial)), serial));
         [1, 2].map(|serial| names.iter().find(|(uuid, _)| *uuid == of(serial)).map(|(_, n)| *n))
     };
     let seen: BTreeSet<_> = r.states.iter().map(parents).collect();
     let both = [[None, None], [Some(10), Some(20)], [Some(11), Some(21)], [Some(11), None]];
     assert_eq!(seen, BTreeSet::from(both));
-    assert!(r.states.last().unwrap().1[&power::uuid_of(2)].thin);
+    assert!(r.states.last().unwrap().1[&crate::power::uuid_of(2)].thin);
 }
 
 #[test]
@@ -383,7 +385,7 @@ fn crash_in_a_share_leaves_the_clusters_of_before_or_those_of_the_source() {
 #[test]
 fn crash_in_a_deletion_of_many_records_is_gone_on_with() {
     const PAGES: u64 = 33;
-    let bytes = u64::from(power::CLUSTER);
+    let bytes = u64::from(crate::power::CLUSTER);
     let place = |page: u64| page * 1008 * bytes;
     let mut store = Store::load(empty_store()).unwrap();
     let named = |name: &str| HistoryOptions {
@@ -493,7 +495,7 @@ fn crash_in_short_scripts_leaves_each_operation_done_or_not_whatever_was_written
                 Ok(images) => tried += images,
                 Err(why) => panic!(
                     "{script:?}: {why}\n\
-                     VIRTLUN_CRASH_SUBSETS={subsets} cargo test -p blobstore --test crash short_scripts"
+                     VIRTLUN_CRASH_SUBSETS={subsets} cargo test -p blobstore --test blobs short_scripts"
                 ),
             }
             scripts += 1;
@@ -568,10 +570,10 @@ fn crash_random_workloads_lose_nothing() {
     let given = std::env::var("VIRTLUN_CRASH_SEED").ok().map(|s| s.parse().expect("a number"));
     let seeds = given.map_or(1..=6, |seed: u64| seed..=seed);
     for seed in seeds {
-        let recorded = record(empty_store(), &power::random_steps(seed, 60));
+        let recorded = record(empty_store(), &crate::power::random_steps(seed, 60));
         if let Err(why) = recorded.survives_every_cut(seed) {
             panic!(
-                "{why}\nVIRTLUN_CRASH_SEED={seed} cargo test -p blobstore --test crash crash_random"
+                "{why}\nVIRTLUN_CRASH_SEED={seed} cargo test -p blobstore --test blobs crash_random"
             );
         }
     }

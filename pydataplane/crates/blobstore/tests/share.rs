@@ -1,15 +1,12 @@
 //! Clusters with several owners: none of them writes to one, none loses it with another, and there is always the
 //! room that a write takes. (Power cuts are in `crash` and `simulate`.)
 
-#[path = "../src/testing.rs"]
-mod testing;
-
+use crate::testing::{Wrap, Wrapped, failed};
 use blobstore::{
     BlobId, BlobOptions, Disk, DiskError, Error, HistoryOptions, MemDisk, Problem, Store,
     StoreOptions,
 };
 use std::collections::BTreeMap;
-use testing::{Wrap, Wrapped, failed};
 use uuid::Uuid;
 
 const CLUSTER: u64 = 64 << 10;

@@ -2,11 +2,9 @@
 //! `schemas/blobstore.md` has in its fault model, beside a model of what it should hold.
 //!
 //! A seed that fails prints its reproduction, such as
-//! `VIRTLUN_SIM_SEED=17 cargo test -p blobstore --test simulate seeds`.
+//! `VIRTLUN_SIM_SEED=17 cargo test -p blobstore --test blobs simulate`.
 
-mod simulator;
-
-use simulator::run::{Base, Tried, simulate};
+use crate::simulator::run::{Base, Tried, simulate};
 use std::io::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,7 +59,7 @@ fn seeds_lose_nothing_and_nothing_is_silently_wrong() {
     if let Some((seed, why)) = failed.iter().min() {
         panic!(
             "{} seeds failed; seed {seed}: {why}\n\
-             VIRTLUN_SIM_SEED={seed} cargo test -p blobstore --test simulate seeds",
+             VIRTLUN_SIM_SEED={seed} cargo test -p blobstore --test blobs simulate",
             failed.len()
         );
     }

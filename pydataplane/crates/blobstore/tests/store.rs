@@ -1,15 +1,12 @@
 //! The store as a library: operations, limits, and what a damaged medium gives.
 
-#[path = "../src/testing.rs"]
-mod testing;
-
+use crate::testing::{Wrap, Wrapped, failed};
 use blobstore::{
     BlobId, BlobOptions, Dif, DifType, Disk, DiskError, Error, HistoryOptions, MemDisk, PAGE_SIZE,
     Store, StoreOptions,
 };
 use proptest::prelude::*;
 use std::collections::HashMap;
-use testing::{Wrap, Wrapped, failed};
 use uuid::Uuid;
 
 const CLUSTER: u64 = 64 << 10;

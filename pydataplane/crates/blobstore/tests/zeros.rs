@@ -1,13 +1,12 @@
 //! Clusters that are known to read as zeros: a first write to one writes none, and nobody is ever shown
 //! what another one had there, whatever fails and whenever the power does.
 
-#[allow(dead_code, reason = "the simulation itself is run elsewhere")]
-mod simulator;
-
+use crate::simulator::device::{
+    Device, Failed, Fault, Instant, Left, Plan, Rng, SECTOR, WAYS, Zeros,
+};
+use crate::simulator::model::CLUSTER;
+use crate::simulator::run::Base;
 use blobstore::{BlobId, BlobOptions, Disk, DiskError, Freed, Run, Store};
-use simulator::device::{Device, Failed, Fault, Instant, Left, Plan, Rng, SECTOR, WAYS, Zeros};
-use simulator::model::CLUSTER;
-use simulator::run::Base;
 use uuid::Uuid;
 
 /// What the former owner of all clusters wrote.
