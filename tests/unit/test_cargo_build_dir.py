@@ -15,6 +15,9 @@ from tests.support.cache import ROOT
 DAY_S = 24 * 3600
 LOCKS = ("rust-toolchain.toml", "pydataplane/Cargo.lock")
 GROWN_MIB = 2
+#: What cargo keeps of a crate of ours, and of others, of which one is named after it.
+OURS = "lvol-0123456789abcdef"
+OF_OTHERS = {"serde-0123456789abcdef", "lvol-common-0123456789abcdef"}
 
 
 class Checkout:
@@ -102,7 +105,7 @@ def another(checkout: Checkout, tmp_path: Path) -> Checkout:
     """One more, with the same cache, when the first has built."""
     (checkout.asks() / "release/.fingerprint").mkdir(parents=True)
     (checkout.asks() / "release/.cargo-lock").touch()
-    for crate in ("lvol-1", "serde-2"):
+    for crate in (OURS, *OF_OTHERS):
         (checkout.asks() / "release/.fingerprint" / crate).mkdir()
     return Checkout(tmp_path, "another")
 
@@ -112,8 +115,8 @@ def test_another_checkout_begins_with_a_copy_without_our_own_crates(
 ) -> None:
     copy = another.asks() / "release/.fingerprint"
     assert another.asks() != checkout.asks()
-    assert [path.name for path in copy.iterdir()] == ["serde-2"]
-    assert (checkout.asks() / "release/.fingerprint/lvol-1").exists()
+    assert {path.name for path in copy.iterdir()} == OF_OTHERS
+    assert (checkout.asks() / "release/.fingerprint" / OURS).exists()
 
 
 def test_a_checkout_whose_crates_have_changed_begins_with_a_copy_of_what_it_had(
@@ -122,7 +125,7 @@ def test_a_checkout_whose_crates_have_changed_begins_with_a_copy_of_what_it_had(
     with (checkout.folder / LOCKS[1]).open("a") as file:
         file.write("# changed\n")
     copy = checkout.asks() / "release/.fingerprint"
-    assert [path.name for path in copy.iterdir()] == ["serde-2"]
+    assert {path.name for path in copy.iterdir()} == OF_OTHERS
     shutil.rmtree(checkout.asks())
     # One that another checkout has of the same crates comes before a later one of others.
     shutil.copy(checkout.folder / LOCKS[1], another.folder / LOCKS[1])
