@@ -1,7 +1,4 @@
 //! See `servers::servers` and `controllers::controllers`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    virtlun_fuzz::servers::servers(data);
-    virtlun_fuzz::controllers::controllers(data);
-});
+libfuzzer_sys::fuzz_target!(|data: &[u8]| virtlun_fuzz::servers(data));

@@ -1,5 +1,5 @@
 //! Harnesses: each takes arbitrary bytes, does with them what a hostile peer could, and panics where
-//! an invariant does not hold. One module a boundary; the targets in `fuzz_targets/` only call them.
+//! an invariant does not hold. One module a boundary; the targets in `fuzz_targets/`, and `corpora.rs`, only call them.
 //!
 //! | target | who is hostile | what it makes up |
 //! | --- | --- | --- |
@@ -37,3 +37,32 @@ pub mod stores;
 pub mod upgrades;
 
 pub use harness::{memory, ring};
+
+/// What takes the bytes of one input, and panics where it has found something.
+pub type Target = fn(&[u8]);
+
+/// Each target by its name, as `fuzz_targets/` have them for libFuzzer.
+pub const TARGETS: [(&str, Target); 16] = [
+    ("ring", ring),
+    ("memory", memory),
+    ("commands", commands::commands),
+    ("frames", frames::frames),
+    ("messages", messages::messages),
+    ("inflight", inflight::inflight),
+    ("stores", stores::stores),
+    ("requests", requests::requests),
+    ("protected", requests::protected),
+    ("blks", requests::blks),
+    ("exports", exports::exports),
+    ("holders", holders::holders),
+    ("upgrades", upgrades::upgrades),
+    ("disks", disks::disks),
+    ("checksums", checksums::checksums),
+    ("servers", servers),
+];
+
+/// Servers of NBD and controllers of NVMe: see [`servers::servers`] and [`controllers::controllers`].
+pub fn servers(data: &[u8]) {
+    servers::servers(data);
+    controllers::controllers(data);
+}
