@@ -152,11 +152,18 @@ bench-kubernetes: kubernetes ## How long a claim and a machine's disk take on Ku
 	@$(BIN)/python -m tests.kubernetes.kubevirt
 
 .PHONY: lint
-lint: $(CACHE)/venv.stamp toolchain $(CARGO_DENY) ## Formatting, lints, types; nothing is changed
+lint: lint-code licences ## Formatting, lints, types, licences of crates; nothing is changed
+
+# Of crates, with where they are from. CI has them checked beside what else it does: it is compiled the first time.
+.PHONY: licences
+licences: toolchain $(CARGO_DENY)
+	@$(CARGO_DENY) deny --manifest-path $(MANIFEST) --log-level error --all-features check bans licenses sources
+
+.PHONY: lint-code
+lint-code: $(CACHE)/venv.stamp toolchain
 	$(call say,lint)
 	@$(CARGO) fmt --all --check --manifest-path $(MANIFEST)
 	@$(CARGO) clippy --locked --workspace --all-targets --features virtlun-fuzz/libfuzzer --manifest-path $(MANIFEST) -- -D warnings
-	@$(CARGO_DENY) deny --manifest-path $(MANIFEST) --log-level error --all-features check bans licenses sources
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
