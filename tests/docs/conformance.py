@@ -36,8 +36,12 @@ def scsi_suite() -> str:
         *_partly(),
         "\n## What no test of it asks\n\nThe mode pages Control Extension and Informational "
         "Exceptions Control are shown, and can be given to MODE SELECT as they are: nothing in "
-        "them can be changed. Of SBC-4's pages of vital product data there is no B5h (a disk's "
-        "utilization tells of its wear, which is not the target's to tell) and no B6h (no zones). "
+        "them can be changed, nor saved, as SPC-4 lets a device have it. What could be set there "
+        "is of what there is not: a clock that a guest sets (TCMOS, SCSIP), priorities of "
+        "commands, a limit of how long sense data is, and warnings of a disk's wear or heat "
+        "(DEXCPT says that there are none); how full a volume becomes its host watches. Of SBC-4's "
+        "pages of vital product data there is no B5h (a disk's utilization tells of its wear, "
+        "which is not the target's to tell) and no B6h (no zones). "
         "WRITE ATOMIC is of one physical block.",
     ]
     return "\n".join(parts) + "\n"
