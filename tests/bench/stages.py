@@ -6,9 +6,9 @@ counted by valgrind, as there. Nanoseconds are CPU time of the program, least of
 what twice as many requests take more. All is in the cache then, as in a guest's ring it is not: it
 is the processor's part, to which the way of cache lines between CPUs comes.
 
-What makes io_uring calls valgrind does not know: "submitted to io_uring and ended" is what
-`submit_cost` says of a file on tmpfs, the kernel's part included. `--accept` writes the table into
-the documentation.
+Of calls of the kernel valgrind counts nothing: what `submit_cost` says of bdevs and of a file on
+tmpfs is printed beneath, the kernel's part included. Such a file is read and written by preadv2 and
+pwritev2, not through the io_uring. `--accept` writes the table into the documentation.
 """
 
 from __future__ import annotations
