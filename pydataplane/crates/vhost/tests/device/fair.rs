@@ -22,10 +22,15 @@ const QUERY_TASK_SET: u32 = 7;
 
 /// A host with a gate as target 0 and a malloc disk as target 1, and a guest with one request queue.
 fn gated() -> (Host, Gate, Guest) {
-    let (host, gate) = Host::gated(1);
+    gated_with(1, 1)
+}
+
+/// As [`gated`], with so many reactors and request queues.
+fn gated_with(reactors: usize, queues: usize) -> (Host, Gate, Guest) {
+    let (host, gate) = Host::gated(reactors);
     host.malloc("disk");
     host.add(1, "disk");
-    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    let mut guest = Guest::start(&host.socket(), LINUX, queues);
     guest.ready(0);
     guest.ready(1);
     (host, gate, guest)
@@ -38,7 +43,12 @@ fn flood(guest: &mut Guest, count: u64) -> Vec<Request> {
 
 /// A read of target 1, from start to end, which is in the ring behind all that was made available.
 fn pass_by(guest: &mut Guest) {
-    let request = guest.submit(2, flat(1), 999, &rw10(0x28, 0, 8), &[], 4096);
+    pass_by_on(guest, 2);
+}
+
+/// The same on another queue.
+fn pass_by_on(guest: &mut Guest, queue: usize) {
+    let request = guest.submit(queue, flat(1), 999, &rw10(0x28, 0, 8), &[], 4096);
     assert_eq!(guest.finish(&request).status, 0);
 }
 
@@ -181,6 +191,42 @@ fn an_ordered_request_alone_begins_at_once_and_others_follow() {
     gate.open();
     assert_eq!(guest.used(2).0, ordered.head);
     assert_eq!(guest.used(2).0, simple.head);
+}
+
+/// A READ of one block of target 0.
+fn read_with(guest: &mut Guest, attribute: u8, queue: usize, id: u64) -> Request {
+    guest.submit_with(attribute, queue, flat(0), id, &rw10(0x28, id as u32, 1), &[], 512)
+}
+
+#[test]
+fn order_is_kept_among_the_queues_of_one_reactor() {
+    let (_host, gate, mut guest) = gated_with(1, 2);
+    gate.shut();
+    let simple = read_with(&mut guest, 0, 2, 0);
+    gate.wait_for(1);
+    let ordered = read_with(&mut guest, ORDERED, 3, 1);
+    pass_by_on(&mut guest, 3);
+    let later = read_with(&mut guest, 0, 2, 2);
+    pass_by_on(&mut guest, 2);
+    assert_eq!(gate.waiting(), 1, "the ordered one waits, and what came after it");
+    let head = read_with(&mut guest, HEAD_OF_QUEUE, 3, 3);
+    gate.wait_for(2);
+    gate.open();
+    assert_eq!([guest.used(3).0, guest.used(3).0], [head.head, ordered.head]);
+    assert_eq!([guest.used(2).0, guest.used(2).0], [simple.head, later.head]);
+}
+
+/// A limit that is told of (docs/pages/reference/limits.md): each reactor keeps the order of what it takes.
+#[test]
+fn order_is_not_kept_among_the_queues_of_two_reactors() {
+    let (_host, gate, mut guest) = gated_with(2, 2);
+    gate.shut();
+    let simple = read_with(&mut guest, 0, 2, 0);
+    gate.wait_for(1);
+    let ordered = read_with(&mut guest, ORDERED, 3, 1);
+    gate.wait_for(2);
+    gate.open();
+    assert_eq!((guest.used(2).0, guest.used(3).0), (simple.head, ordered.head));
 }
 
 #[test]
