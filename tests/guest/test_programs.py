@@ -39,6 +39,7 @@ ILLEGAL_REQUEST = 5
 INVALID_OPERATION_CODE = 9
 MISCOMPARE = 14
 OUT_OF_RANGE = 22
+RESERVATION_CONFLICT = 24
 
 
 class Small(NamedTuple):
@@ -349,14 +350,58 @@ PROGRAMS = {
             "sg_persist -n --in --read-full-status {thin}",
             r"Key=0xabc\n(?s:.*)Reservation holder(?s:.*)Write Exclusive, registrants only",
         ),
-        Step("sg_persist -n --out --release --param-rk=0xabc --prout-type=5 {thin}", ""),
+        Step(
+            "sg_persist -n --out --register --param-sark=0xdef {thin}",
+            "Reservation conflict",
+            RESERVATION_CONFLICT,
+        ),
+        Step("sg_persist -n --out --register-ignore --param-sark=0xdef {thin}"),
+        # Nobody has that key.
+        Step(
+            "sg_persist -n --out --preempt --param-rk=0xdef --param-sark=1 --prout-type=1 {thin}",
+            "Reservation conflict",
+            RESERVATION_CONFLICT,
+        ),
+        Step(
+            "sg_persist -n --out --preempt --param-rk=0xdef --param-sark=0xdef --prout-type=1"
+            " {thin}"
+        ),
+        # No VM is called that.
+        Step(
+            "sg_persist -n --out --register-move --param-rk=0xdef --param-sark=2"
+            " --relative-target-port=1 --transport-id=sas,3000000000000001 {thin}",
+            r"\(register and move\): bad field",
+            ILLEGAL_REQUEST,
+        ),
+        Step(
+            "sg_persist -n --in --read-reservation {thin}", r"Key=0xdef\n.* type: Write Exclusive\n"
+        ),
+        Step("sg_persist -n --out --release --param-rk=0xdef --prout-type=1 {thin}", ""),
         Step("sg_persist -n --in --read-reservation {thin}", "NO reservation held"),
-        Step("sg_persist -n --out --clear --param-rk=0xabc {thin}", ""),
+        Step("sg_persist -n --out --clear --param-rk=0xdef {thin}", ""),
         Step("sg_persist -n --in --read-keys {thin}", "NO registered reservation keys"),
     ),
     "sg_reset": (
         Step("sg_reset --device {thin}"),
         Step("sg_turs --number=2 {thin}", "bus device reset occurred\n.* with 1 errors"),
+    ),
+    # One group, whose state is its own; the program's status says nothing of that.
+    "sg_stpg": (
+        Step(
+            "sg_stpg --optimized {thin}",
+            r"Invalid opcode\n(?s:.*)New target port groups:\n.*\n.*access state : 0x00\n",
+        ),
+    ),
+    # There is no firmware, and no buffer.
+    "sg_read_buffer": (
+        Step("sg_read_buffer --mode=desc {thin}", "Invalid opcode", INVALID_OPERATION_CODE),
+    ),
+    "sg_write_buffer": (
+        Step(
+            "sg_write_buffer --mode=dmc_save --in=/tmp/a --length=512 {thin}",
+            "Invalid opcode",
+            INVALID_OPERATION_CODE,
+        ),
     ),
     "sg_timestamp": (
         Step("sg_timestamp --origin {thin}", "initialized by other method"),
