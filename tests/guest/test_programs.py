@@ -350,6 +350,14 @@ PROGRAMS = {
             "sg_persist -n --in --read-full-status {thin}",
             r"Key=0xabc\n(?s:.*)Reservation holder(?s:.*)Write Exclusive, registrants only",
         ),
+        Step("sg_persist -n --out --release --param-rk=0xabc --prout-type=5 {thin}", ""),
+        Step("sg_persist -n --in --read-reservation {thin}", "NO reservation held"),
+        Step("sg_persist -n --out --clear --param-rk=0xabc {thin}", ""),
+        Step("sg_persist -n --in --read-keys {thin}", "NO registered reservation keys"),
+    ),
+    "sg_persist --preempt": (
+        Step("sg_persist -n --out --register --param-sark=0xabc {thin}"),
+        Step("sg_persist -n --out --reserve --param-rk=0xabc --prout-type=5 {thin}"),
         Step(
             "sg_persist -n --out --register --param-sark=0xdef {thin}",
             "Reservation conflict",
@@ -376,10 +384,7 @@ PROGRAMS = {
         Step(
             "sg_persist -n --in --read-reservation {thin}", r"Key=0xdef\n.* type: Write Exclusive\n"
         ),
-        Step("sg_persist -n --out --release --param-rk=0xdef --prout-type=1 {thin}", ""),
-        Step("sg_persist -n --in --read-reservation {thin}", "NO reservation held"),
-        Step("sg_persist -n --out --clear --param-rk=0xdef {thin}", ""),
-        Step("sg_persist -n --in --read-keys {thin}", "NO registered reservation keys"),
+        Step("sg_persist -n --out --clear --param-rk=0xdef {thin}"),
     ),
     "sg_reset": (
         Step("sg_reset --device {thin}"),
