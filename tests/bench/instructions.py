@@ -50,6 +50,7 @@ class Stage:
 
 STAGES = {
     "ring (`virtqueue`)": Stage("ring_cost"),
+    "in-flight region, of that (`virtqueue`)": Stage("ring_cost", (), ("untracked",)),
     "SCSI (`scsi`)": Stage("read_cost"),
     "thick volume (`lvol`)": Stage("cost", ("thick",), ("ram",)),
     "thin volume (`lvol`)": Stage("cost", ("thin",), ("ram",)),

@@ -1,6 +1,7 @@
 //! Nanoseconds of thread CPU time that one request costs in the ring: `cargo run --release -p virtqueue
-//! --example ring_cost`. `ring_cost read|write COUNT` takes so many requests through it and says nothing, for
-//! what counts instructions (`python -m tests.bench.instructions`).
+//! --example ring_cost`. `ring_cost [untracked] read|write COUNT` takes so many requests through it, with an
+//! in-flight region or without, and says nothing, for what counts instructions (`python -m
+//! tests.bench.instructions`).
 //!
 //! One request: pop, walk (51 byte header, 108 byte response, 4 KiB of data), copy the header
 //! out, write the 12 byte head of the response, give the chain back, publish, and decide on a
@@ -130,11 +131,12 @@ fn run(ring: &Ring, rounds: usize, batches: usize, now: fn() -> u64) -> f64 {
 }
 
 fn main() {
-    let mut arguments = std::env::args().skip(1);
+    let mut arguments = std::env::args().skip(1).peekable();
+    let tracked = arguments.next_if_eq("untracked").is_none();
     if let (Some(op), Some(count)) = (arguments.next(), arguments.next()) {
         let count: usize = count.parse().expect("a number of requests");
         let write = op == "write";
-        let ring = Ring { regions: 2, indirect: true, batch: BATCH, tracked: true, write };
+        let ring = Ring { regions: 2, indirect: true, batch: BATCH, tracked, write };
         // valgrind has no clock that rustix could ask.
         run(&ring, 1, count / usize::from(BATCH), || 0);
         return;
