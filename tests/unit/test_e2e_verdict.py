@@ -168,10 +168,10 @@ def test_manifests_claim_what_the_driver_does(run: object) -> None:
 
 #: As in Kubernetes' test/e2e/storage/framework/testdriver.go, 1.36.
 CAPABILITIES = {
-    *("persistence", "block", "fsGroup", "exec", "multipods", "RWX", "topology", "capacity"),
+    *("persistence", "block", "fsGroup", "exec", "multipods", "topology", "capacity"),
     *("controllerExpansion", "nodeExpansion", "onlineExpansion", "offlineExpansion"),
     *("readWriteOncePod", "singleNodeVolume", "multiplePVsSameID", "volumeLimits"),
-    *("snapshotDataSource", "pvcDataSource", "groupSnapshot"),
+    *("snapshotDataSource", "pvcDataSource", "groupSnapshot", "RWX", "capReadOnlyMany"),
 }
 #: What the driver has not, and what not every class of volumes has.
-NOT_EVERYWHERE = {"groupSnapshot", "RWX", "capacity", "volumeLimits"}
+NOT_EVERYWHERE = {"groupSnapshot", "RWX", "capReadOnlyMany", "capacity", "volumeLimits"}
