@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support.host import Host
+from tests.support.night import at_night
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.root]
@@ -51,8 +52,7 @@ def with_the_volume(host: Host) -> set[str]:
     }
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("times", [4, 50])
+@pytest.mark.parametrize("times", [4, at_night(50)])
 @pytest.mark.timeout(1200)
 def test_they_start_together(host: Host, controllers: set[str], times: int) -> None:
     """Neither takes the other's controller for a leftover, or finds the volume in use."""
