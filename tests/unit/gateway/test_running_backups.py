@@ -36,8 +36,8 @@ class Ending:
         self.shown.append((DOM.uuid in services.backups, DOM.uuid in services.ended_backups))
 
 
-class FakeTarget:
-    """A target that ends exports, or says nothing to that."""
+class Exporter:
+    """The part of plugin.gateway.target that ends exports, which may wait for ever."""
 
     def __init__(self, *, silent: bool = False) -> None:
         self.silence = NoAnswer(Refusal.TIMEOUT, "no answer for 2 s") if silent else None
@@ -49,7 +49,7 @@ class FakeTarget:
         self.ended.append(uuids)
 
 
-def carried_through(folder: Path, target: FakeTarget) -> tuple[Any, Ending]:
+def carried_through(folder: Path, target: Exporter) -> tuple[Any, Ending]:
     """Returns the services after a backup, which has one export, has come to its end."""
     journal = Journal(folder)
     entry = SnapshotEntry("backup", DOM.uuid_text, DOM.name, "", (), exported=("U",))
@@ -66,7 +66,7 @@ def carried_through(folder: Path, target: FakeTarget) -> tuple[Any, Ending]:
 
 
 def test_there_is_no_moment_between_running_and_ended(tmp_path: Path) -> None:
-    target = FakeTarget()
+    target = Exporter()
     services, job = carried_through(tmp_path, target)
     assert job.shown == [(True, False)]
     assert DOM.uuid not in services.backups
@@ -76,7 +76,7 @@ def test_there_is_no_moment_between_running_and_ended(tmp_path: Path) -> None:
 
 
 def test_a_silent_target_is_not_waited_for(tmp_path: Path) -> None:
-    services, _ = carried_through(tmp_path, FakeTarget(silent=True))
+    services, _ = carried_through(tmp_path, Exporter(silent=True))
     assert services.ended_backups[DOM.uuid].status is Status.COMPLETED
     (stored,) = services.journal.pending
     assert stored.entry.exported == ("U",), "to be ended later"
