@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from xml.etree import ElementTree
 
 import pytest
 
@@ -50,6 +51,101 @@ def test_virt_install_takes_a_volume_by_its_name_and_path(host: Host, volume: st
         install(host, name, f"{disk},bus=scsi")
         assert f"/dev/virtlun/lvs0/{volume}" in host.virsh("domblklist", name)
         host.virsh("undefine", name)
+
+
+def disks(host: Host, name: str, *more: str) -> dict[str, str]:
+    """Returns what each disk of a domain is on, by its name in the guest."""
+    rows = host.virsh("domblklist", name, *more).splitlines()
+    return {row.split()[0]: row.split()[1] for row in rows if row.strip()}
+
+
+def serial(host: Host, name: str, *more: str) -> str:
+    """Returns the serial number of the one disk of ours that a domain has."""
+    xml = ElementTree.fromstring(host.virsh("dumpxml", name, *more))
+    return xml.findtext("devices/disk/serial", "")
+
+
+@pytest.mark.parametrize("source", ["path=/dev/virtlun/lvs0/there", f"vol={OURS}/there"])
+def test_virt_xml_adds_edits_and_removes_a_disk(host: Host, volume: str, source: str) -> None:
+    name, path = "edited", f"/dev/virtlun/lvs0/{volume}"
+    install(host, name, "none")
+    # Of a domain that is only defined.
+    disk = f"{source},bus=scsi,target.dev=sda"
+    run(host, "virt-xml", name, "--add-device", "--disk", disk)
+    assert disks(host, name) == {"sda": path}
+    run(host, "virt-xml", name, "--edit", "target=sda", "--disk", "serial=first")
+    assert serial(host, name) == "first"
+    run(host, "virt-xml", name, "--remove-device", "--disk", "target=sda")
+    assert disks(host, name) == {}
+    # Of one that runs, which has it at once.
+    host.virsh("start", name)
+    run(host, "virt-xml", name, "--update", "--add-device", "--disk", f"{disk},serial=live")
+    assert disks(host, name) == disks(host, name, "--inactive") == {"sda": path}
+    assert serial(host, name) == "live"
+    assert host.client.call("bdev_get_bdevs", name=f"lvs0/{volume}")[0]["claimed"]
+    # What a running disk cannot have is for the next start.
+    run(host, "virt-xml", name, "--edit", "target=sda", "--disk", "serial=next")
+    assert (serial(host, name), serial(host, name, "--inactive")) == ("live", "next")
+    run(host, "virt-xml", name, "--update", "--remove-device", "--disk", "target=sda")
+    assert disks(host, name) == disks(host, name, "--inactive") == {}
+    host.virsh("destroy", name)
+    host.virsh("undefine", name)
+
+
+CLASSES = """
+import sys
+sys.path.insert(0, "/usr/share/virt-manager")
+from virtinst import cli, DeviceDisk, StoragePool, StorageVolume
+connection = cli.getConnection(sys.argv[1])
+pool = connection.storagePoolLookupByName(sys.argv[2])
+shown = StoragePool(connection, parsexml=pool.XMLDesc(0))
+assert shown.name == sys.argv[2] and shown.type == "zfs", shown.get_xml()
+assert pool.name() in [each.name() for each in connection.listAllStoragePools()]
+volume = StorageVolume(connection)
+volume.pool = pool
+volume.name = StorageVolume.find_free_name(connection, pool, "class")
+volume.capacity = 8 << 20
+volume.allocation = 0
+volume.validate()
+made = volume.install()
+path = made.path()
+again = StorageVolume(connection, parsexml=made.XMLDesc(0))
+assert (again.key, again.target_path, again.capacity) == (made.key(), path, 8 << 20)
+assert DeviceDisk.path_definitely_exists(connection, path)
+assert not DeviceDisk.path_in_use_by(connection, path)
+for by_path in (True, False):
+    disk = DeviceDisk(connection)
+    if by_path:
+        disk.set_source_path(path)
+    else:
+        disk.set_vol_object(made, pool)
+    disk.bus, disk.target = "scsi", "sda"
+    disk.validate()
+    assert disk.get_source_path() == path and disk.get_vol_object().key() == made.key()
+    assert abs(disk.get_size() * 1024 - 8) < 0.01, disk.get_size()
+    assert disk.type == "block", disk.get_xml()
+clone = StorageVolume(connection)
+clone.pool, clone.name, clone.capacity = pool, "copy", 8 << 20
+clone.set_input_vol(made)
+clone.validate()
+clone.install()
+assert {each.name() for each in pool.listAllVolumes()} == {made.name(), "copy"}
+for each in pool.listAllVolumes():
+    each.delete()
+"""
+
+
+def test_virt_managers_own_classes_make_and_use_volumes(host: Host) -> None:
+    done = subprocess.run(
+        ["/usr/bin/python3", "-c", CLASSES, host.uri, OURS],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert host.volumes.all() == []
 
 
 def test_virt_install_makes_a_thin_volume_that_virt_clone_copies(host: Host) -> None:
