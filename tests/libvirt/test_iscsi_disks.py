@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from plugin.cli.main import main
+from tests.libvirt.test_pools import valid
 from tests.support.agent import Agent
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
@@ -203,6 +204,45 @@ def test_luns_of_a_pool_are_attached_by_plain_virsh(san: San, guest: Agent) -> N
     san.virtlun("pool", "remove", "san")
     assert san.images == [san.url(1)]
     assert san.places_of(PASSWORD) == [host.paths.state_dir / "config.json"]
+
+
+def test_a_pool_of_luns_is_a_pool_of_libvirts(san: San) -> None:
+    host, tgt, pool = san.host, san.tgt, "virtlun-array"
+    file = tgt.disk(5, size=4 * MIB)
+    asked = ("pool", "add", "array", "--iscsi", f"127.0.0.1:{tgt.port},{IQN}", "--user", USER)
+    san.virtlun(*asked, "--password-file", "-", given=f"{PASSWORD}\n")
+    assert pool in host.virsh("pool-list", "--persistent", "--autostart")
+    assert "running" in host.virsh("pool-info", pool)
+    xml = host.virsh("pool-dumpxml", pool)
+    valid("storagepool.rng", xml)
+    assert PASSWORD not in xml and f"<name>{pool}</name>" in xml
+    volumes = dict(row.split() for row in host.virsh("vol-list", pool).splitlines())
+    assert volumes["lun-5"] == "/dev/virtlun/array/lun-5"
+    xml = host.virsh("vol-dumpxml", "lun-5", "--pool", pool)
+    valid("storagevol.rng", xml)
+    assert f"<capacity unit='bytes'>{4 * MIB}</capacity>" in xml.replace('"', "'")
+    assert host.virsh("vol-pool", volumes["lun-5"]) == pool
+    (data := host.scratch / "up").write_bytes(b"to the array" * 512)
+    host.virsh("vol-upload", "lun-5", str(data), "--pool", pool)
+    until(lambda: file.read_bytes().startswith(data.read_bytes()), "the array to have it")
+    back = host.scratch / "down"
+    host.virsh("vol-download", "lun-5", str(back), "--pool", pool, "--length", "6144")
+    assert back.read_bytes() == data.read_bytes()
+    # What the array alone does.
+    for words in (
+        ("vol-create-as", pool, "new", "4M"),
+        ("vol-resize", "lun-5", "8M", "--pool", pool),
+        ("vol-delete", "lun-5", "--pool", pool),
+    ):
+        with pytest.raises(VirshError, match="array"):
+            host.virsh(*words)
+    tgt.disk(6, size=4 * MIB)
+    host.virsh("pool-refresh", pool)
+    assert "lun-6" in host.virsh("vol-list", pool)
+    san.virtlun("pool", "remove", "array")
+    assert pool not in host.virsh("pool-list", "--all")
+    for lun in (5, 6):
+        tgt.remove(lun)
 
 
 @pytest.mark.nightly
