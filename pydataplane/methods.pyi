@@ -398,7 +398,7 @@ class RbdCluster(TypedDict):
     core_mask: NotRequired[str | None]
     key_file: NotRequired[str | None]
     problem: NotRequired[str | None]
-    """Why it is not (ours)."""
+    """Why it is not; where it is, what has not been answered (ours)."""
     user_id: NotRequired[str | None]
 
 

@@ -220,6 +220,16 @@ class Ceph:
         """Starts the OSD."""
         self._daemon("ceph-osd", "--id", "0")
 
+    def kill_monitor(self) -> None:
+        """Ends the monitor as a crash does."""
+        pid = self.pid("mon.a")
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not _runs(pid), "the monitor to be gone")
+
+    def start_monitor(self) -> None:
+        """Starts the monitor."""
+        self._daemon("ceph-mon", "--id", "a")
+
     def stop(self) -> None:
         """Ends all of it."""
         for daemon in ("osd.0", "mon.a"):
@@ -242,7 +252,7 @@ class Ceph:
         monmap, address = str(self.directory / "monmap"), self._monitor()
         self.run("monmaptool", "--create", "--fsid", self.fsid, "--addv", "a", address, monmap)
         self.run("ceph-mon", "--id", "a", "--mkfs", "--monmap", monmap, "--keyring", ring)
-        self._daemon("ceph-mon", "--id", "a")
+        self.start_monitor()
 
     def _monitor(self) -> str:
         (line,) = (line for line in self.conf.read_text().splitlines() if "mon host" in line)

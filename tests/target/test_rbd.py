@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import stat
 import subprocess
 import sys
@@ -43,6 +44,11 @@ VERBS = {
     "bdev_rbd_resize",
     "bdev_rbd_unregister_cluster",
 }
+SAID = (
+    r"I/O of image rbd/{0} has not been answered for (\d+) s, and its guests wait for it"
+    r"; images: {0}"
+)
+"""What doctor finds of a cluster whose OSDs are away."""
 NOENT, ACCES, BUSY, EXIST, INVAL, NOTSUP = -2, -13, -16, -17, -22, -95
 
 
@@ -79,6 +85,18 @@ def doctor(target: Target) -> list[dict[str, str]]:
     words = ["--socket", str(target.rpc_socket), "doctor", "--json"]
     found = json.loads(CliRunner().invoke(main, words).stdout)
     return [each for each in found if each["what"].startswith(("images of Ceph", "cluster "))]
+
+
+def cluster_of(target: Target) -> tuple[str, str]:
+    """Returns the state of the one cluster, and what doctor found."""
+    (said,) = doctor(target)
+    assert said["what"] == "cluster ceph0", said
+    return said["state"], said["found"]
+
+
+def hangs(target: Target) -> int:
+    """Returns how often the log says that I/O is not answered."""
+    return target.words().count("cluster ceph0 does not answer: I/O of image")
 
 
 def number_of(value: int) -> bytes:
@@ -442,10 +460,50 @@ def test_an_osd_that_is_stopped_or_killed_delays_its_images_alone(
             other.progress(500)
             assert load.operations == before, "what the OSD has is answered without it"
         load.progress(50)
+        until(lambda: cluster_of(target)[0] == "ok", "doctor to find nothing")
+        before = hangs(target)
         ceph.kill_osd()
+        other.progress(500)
+        # Said once in the log, and by doctor as long as it is so.
+        until(lambda: hangs(target) > before, "the log to say so")
+        state, said = cluster_of(target)
+        words = re.fullmatch(SAID.format(image), said)
+        assert state == "failed" and words and int(words[1]) >= 5, said
         other.progress(500)
         ceph.start_osd()
         load.progress(50)
+        until(lambda: cluster_of(target)[0] == "ok", "doctor to find nothing")
+        until(lambda: "cluster ceph0 answers again" in target.words(), "the log to say so")
+    assert hangs(target) == before + 1
+
+
+@pytest.mark.nightly
+def test_a_monitor_that_is_stopped_or_killed_delays_no_io(target: Target, ceph: Ceph) -> None:
+    image = ceph.image("monitor")
+    disk(target, image)
+    no_answer = f"its monitors have not answered within 3 s; images: {image}"
+    with load_on(target, image, seed=6) as load:
+        load.progress(50)
+        with frozen(ceph.pid("mon.a")):
+            load.progress(200)
+            assert cluster_of(target) == ("failed", no_answer)
+            load.progress(200)
+        until(lambda: cluster_of(target)[0] == "ok", "doctor to find nothing")
+        load.progress(200)
+        ceph.kill_monitor()
+        load.progress(200)
+        assert cluster_of(target) == ("failed", no_answer)
+        # One that is not answered yet is not asked again.
+        assert cluster_of(target) == ("failed", no_answer)
+        # And what needs a monitor goes on when there is one: an OSD that comes back.
+        ceph.kill_osd()
+        until(lambda: hangs(target) == 1, "the log to say so")
+        state, said = cluster_of(target)
+        assert state == "failed" and said.endswith(no_answer), said
+        ceph.start_monitor()
+        ceph.start_osd()
+        load.progress(200)
+        until(lambda: cluster_of(target)[0] == "ok", "doctor to find nothing")
 
 
 @pytest.mark.nightly

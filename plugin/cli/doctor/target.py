@@ -288,6 +288,9 @@ def _cluster(found: Mapping[str, Any]) -> Finding:
     """Says whether a cluster answers, and whom it concerns."""
     what = f"cluster {found['cluster_name']}"
     bdevs = ", ".join(found["bdevs"])
+    if found["connected"] and "problem" in found:
+        advice = "`ceph -s` on this host says what it lacks; I/O goes on by itself when it answers"
+        return Finding(what, "failed", f"{found['problem']}; images: {bdevs or 'none'}", advice)
     if found["connected"]:
         return Finding(what, "ok", f"connected; images: {bdevs or 'none'}")
     waiting = f"; these wait for it: {bdevs}" if bdevs else ""

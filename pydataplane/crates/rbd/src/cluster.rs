@@ -19,6 +19,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use uuid::Uuid;
 
 use crate::Error;
+use crate::answers::Answers;
 use crate::clients::ClientsFile;
 use crate::ffi::{EBLOCKLISTED, Library, Rados};
 use crate::hold;
@@ -94,6 +95,14 @@ unsafe impl Send for Client {}
 // SAFETY: as above.
 unsafe impl Sync for Client {}
 
+impl Client {
+    /// Waits until a monitor answers.
+    pub(crate) fn ask_monitors(&self) {
+        // SAFETY: a connected client. What it says does not matter: an error is an answer.
+        _ = unsafe { (self.library.rados_wait_for_latest_osdmap)(self.rados) };
+    }
+}
+
 impl Drop for Client {
     fn drop(&mut self) {
         let (client, clients) = (Making(self.library, self.rados), Arc::clone(&self.clients));
@@ -135,6 +144,7 @@ pub struct Cluster {
     news: Mutex<Option<mpsc::Sender<News>>>,
     /// To the thread that has locks of images seen to, once there is one.
     locks: Mutex<Option<mpsc::Sender<Weak<Image>>>>,
+    answers: Arc<Answers>,
 }
 
 impl Cluster {
@@ -157,6 +167,7 @@ impl Cluster {
             clients: Arc::clone(&clients),
             news: Mutex::default(),
             locks: Mutex::default(),
+            answers: Arc::default(),
         };
         let connect = move || keep_connecting(library, (&name, &options), &link, &clients);
         spawn("rbd connect", connect)?;
@@ -235,6 +246,21 @@ impl Cluster {
     /// locked is nobody's any more.
     pub(crate) fn is_of_the_past(&self, address: &str) -> bool {
         self.clients.is_of_the_past(address)
+    }
+
+    /// What is wrong where it is connected and does not answer, as a clause; `None`: it answers, or is not
+    /// connected, which [`Cluster::wait`] tells. Waits some seconds for its monitors.
+    pub fn unanswered(&self) -> Option<String> {
+        let client = self.client(Duration::ZERO).ok()?;
+        self.answers.problem(&client)
+    }
+
+    /// Looks from now on whether I/O of an image is answered.
+    ///
+    /// # Errors
+    /// There is no thread.
+    pub(crate) fn look_after(&self, image: Weak<Image>) -> Result<(), Error> {
+        self.answers.add(&self.name, image)
     }
 
     /// Where what happens to images is to be told. Each cluster has a thread for that: one that does not

@@ -273,6 +273,7 @@ functions! {
         rados_ioctx_get_id(IoCtx) -> i64;
         rados_set_pool_full_try(IoCtx);
         rados_get_instance_id(Rados) -> u64;
+        rados_wait_for_latest_osdmap(Rados) -> c_int;
         rados_aio_create_completion2(
             *mut c_void,
             Option<RadosAioCallback>,

@@ -113,6 +113,12 @@ impl Hold {
         state.rings.push(ring);
     }
 
+    /// For how long the oldest I/O has not been answered; `None`: there is none.
+    pub(crate) fn unanswered(&self) -> Option<Duration> {
+        let state = self.state.lock();
+        state.rings.iter().filter_map(Weak::upgrade).filter_map(|ring| ring.unanswered()).max()
+    }
+
     /// Whether somebody has to begin to see to it.
     pub(crate) fn wish(&self, wish: Wish) -> bool {
         let mut state = self.state.lock();

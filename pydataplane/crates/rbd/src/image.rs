@@ -458,6 +458,7 @@ impl Image {
             this: this.clone(),
         });
         image.watch()?;
+        image.cluster().look_after(image.this.clone())?;
         // It may have changed before it was watched.
         image.look_again();
         if waits {

@@ -10,6 +10,7 @@
 //! | `cluster` | [`Cluster`]: a client, which connects on a thread of its own; [`within`]: calls with a limit |
 //! | `clusters` | [`Clusters`]: those of a process |
 //! | `clients` | the addresses of clients, recorded for the next process |
+//! | `answers` | whether a cluster answers what its images were asked |
 //! | `image` | [`OpenedImage`], [`Source`]: an image, its lock, its size |
 //! | `close` | how an image is closed |
 //! | `hold` | whether an image may be written here, while its guest moves from host to host |
@@ -30,6 +31,7 @@
 //! fail at once. A cluster that does not answer keeps I/O of its own images waiting, and threads that open
 //! and close them, nothing else.
 
+mod answers;
 mod channel;
 mod clients;
 mod close;

@@ -1,10 +1,13 @@
 //! The way back of an I/O: from a thread of librbd's to the reactor that asked.
 
+use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 use libc::c_void;
-use reactor::Waker;
+use reactor::{Waker, ticks};
 
 /// What an I/O that has ended came to: bytes read, 0, or an errno that is negative.
 pub(crate) type Outcome = i64;
@@ -21,11 +24,13 @@ pub(crate) struct Ring {
 struct Place {
     ring: *const Ring,
     slot: u16,
+    /// Since when it is with librbd, in ticks; 0: it is not. For whoever looks how long that is.
+    since: AtomicU64,
 }
 
 // SAFETY: the pointer is to the ring that the place is a part of, and is used by `Ring::end` alone.
 unsafe impl Send for Place {}
-// SAFETY: as above; a place never changes.
+// SAFETY: as above; nothing else of a place changes but an atomic.
 unsafe impl Sync for Place {}
 
 impl Ring {
@@ -34,14 +39,18 @@ impl Ring {
         Arc::new_cyclic(|ring| Ring {
             ended: ArrayQueue::new(usize::from(slots)),
             waker,
-            places: (0..slots).map(|slot| Place { ring: ring.as_ptr(), slot }).collect(),
+            places: (0..slots)
+                .map(|slot| Place { ring: ring.as_ptr(), slot, since: 0.into() })
+                .collect(),
         })
     }
 
     /// An I/O begins: what its callback is to give to [`Ring::end`], once. The ring stays until then.
     pub(crate) fn begin(self: &Arc<Ring>, slot: u16) -> *mut c_void {
         std::mem::forget(Arc::clone(self));
-        (&raw const self.places[usize::from(slot)]).cast_mut().cast()
+        let place = &self.places[usize::from(slot)];
+        place.since.store(ticks::now().max(1), Ordering::Relaxed);
+        ptr::from_ref(place).cast_mut().cast()
     }
 
     /// An I/O that was begun has ended, or was not taken.
@@ -50,7 +59,9 @@ impl Ring {
     /// `place` is what [`Ring::begin`] gave, and was not given here before.
     pub(crate) unsafe fn end(place: *mut c_void, outcome: Outcome) {
         // SAFETY: a part of the ring, which stays as long as `begin`'s reference.
-        let Place { ring, slot } = unsafe { &*place.cast::<Place>() };
+        let Place { ring, slot, since } = unsafe { &*place.cast::<Place>() };
+        // Before the slot is free for the next.
+        since.store(0, Ordering::Relaxed);
         // SAFETY: the reference of `begin`, taken back once.
         let ring = unsafe { Arc::from_raw(*ring) };
         let pushed = ring.ended.push((*slot, outcome));
@@ -61,6 +72,13 @@ impl Ring {
     /// Has the channel's thread look.
     pub(crate) fn wake(&self) {
         self.waker.wake();
+    }
+
+    /// For how long the oldest I/O is with librbd; `None`: none is. Looks at every slot.
+    pub(crate) fn unanswered(&self) -> Option<Duration> {
+        let begun = self.places.iter().map(|place| place.since.load(Ordering::Relaxed));
+        let oldest = begun.filter(|since| *since != 0).min()?;
+        Some(Duration::from_nanos(ticks::to_ns(ticks::now().saturating_sub(oldest))))
     }
 
     /// The next one that has ended.
@@ -109,6 +127,23 @@ mod tests {
             }
             assert!(ring.pop().is_none());
         }
+    }
+
+    #[test]
+    fn how_long_the_oldest_has_not_ended_is_told() {
+        let io = IoContext::new().unwrap();
+        let ring = Ring::new(3, io.waker());
+        assert_eq!(ring.unanswered(), None);
+        let first = ring.begin(2);
+        std::thread::sleep(Duration::from_millis(20));
+        let second = ring.begin(0);
+        assert!(ring.unanswered().unwrap() >= Duration::from_millis(19));
+        // SAFETY: of `begin`, each once.
+        unsafe { Ring::end(first, 0) };
+        assert!(ring.unanswered().is_some());
+        // SAFETY: as above.
+        unsafe { Ring::end(second, 0) };
+        assert_eq!(ring.unanswered(), None);
     }
 
     #[test]

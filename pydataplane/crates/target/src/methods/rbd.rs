@@ -98,7 +98,7 @@ struct ClusterInfo {
     core_mask: Option<String>,
     /// Whether the target is connected to it (ours).
     connected: bool,
-    /// Why it is not (ours).
+    /// Why it is not; where it is, what has not been answered (ours).
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
     /// Bdevs on its images (ours).
@@ -288,6 +288,7 @@ fn info(app: &App, cluster: &Cluster) -> ClusterInfo {
     let recorded = app.config().get(&crate::state::cluster_key(&name)).cloned();
     let recorded = recorded.and_then(|item| params_of::<RegisterCluster>(&item).ok());
     let problem = cluster.wait(Duration::ZERO).err();
+    let unanswered = cluster.unanswered();
     let options = cluster.options();
     ClusterInfo {
         user_id: options.user.clone(),
@@ -299,7 +300,7 @@ fn info(app: &App, cluster: &Cluster) -> ClusterInfo {
         key_file: options.key_file.clone(),
         core_mask: recorded.and_then(|p| p.core_mask),
         connected: problem.is_none(),
-        problem: problem.map(|why| why.to_string()),
+        problem: problem.map(|why| why.to_string()).or(unanswered),
         bdevs: bdevs_on(app, &name),
         cluster_name: name,
     }
