@@ -86,3 +86,22 @@ def test_guestinfo_names_the_clients_disks(host: Host, guest: Agent) -> None:
     assert by_name == {"sda": "sdx", "sdb": "sdy"}
     disks = {found[f"disk.{n}.name"]: found[f"disk.{n}.alias"] for n in range(2)}
     assert disks == {"/dev/sda": "sdx", "/dev/sdb": "sdy"}
+
+
+@pytest.mark.nightly
+def test_passwords_and_keys_of_users_are_the_agents_matter(host: Host, guest: Agent) -> None:
+    guest.run("mkdir -p /etc /root && printf 'root:x:0:0::/root:/bin/sh\\n' > /etc/passwd")
+    # Of this guest, which has nobody's password; it notes what QEMU's agent gives it.
+    guest.run(
+        "place=${PATH%%:*}; mkdir -p $place && printf '#!/bin/sh\\ncat > /tmp/told\\n' >"
+        " $place/chpasswd && chmod +x $place/chpasswd"
+    )
+    (keys := host.scratch / "keys").write_text("ssh-ed25519 AAAAC3Nza somebody@somewhere\n")
+    host.virsh("set-user-sshkeys", NAME, "root", "--file", str(keys))
+    assert guest.run("cat /root/.ssh/authorized_keys") == keys.read_text()
+    assert host.virsh("get-user-sshkeys", NAME, "root").strip() == keys.read_text().strip()
+    host.virsh("set-user-sshkeys", NAME, "root", "--file", str(keys), "--remove")
+    assert host.virsh("get-user-sshkeys", NAME, "root").strip() == ""
+    host.virsh("set-user-password", NAME, "root", "open-sesame")
+    assert guest.run("cat /tmp/told") == "root:open-sesame\n"
+    assert shown(host), "the agent answers us, too"
