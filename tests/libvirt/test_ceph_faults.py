@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Iterator
@@ -91,12 +92,27 @@ def test_a_network_that_is_away_for_a_while_is_a_pause(
     # The rest of the host goes on.
     assert host.virsh("domstate", NAME) == "running"
     host.volumes.create("lvs0/other", 8 << 20)
+    # Why the guest stands still is said meanwhile.
+    until(lambda: f"I/O of image rbd/{IMAGE} has not been answered" in found(host), "doctor", 60)
+    assert "its monitors have not answered" in found(host)
+    log, words = host.paths.log, "cluster ceph0 does not answer: I/O of image"
+    until(lambda: words in log.read_text(), "the log to say it, too")
     time.sleep(max(0.0, CUT_S - (time.monotonic() - begun)))
     link.mend()
     status = io.goes_on(counts[-1])
     print(f"the longest pause: {status.longest_s:.1f} s")
     assert "I/O error" not in guest.run("dmesg")
     audit(host, ceph, io)
+
+
+def found(host: Host) -> str:
+    """Returns what `virtlun doctor` says of the cluster."""
+    words = ("--socket", str(host.paths.rpc_socket), "doctor", "--json")
+    said = subprocess.run(
+        [host.program("virtlun"), *words], capture_output=True, text=True, check=False
+    )
+    rows = json.loads(said.stdout)
+    return str(next(row["found"] for row in rows if row["what"].startswith("cluster ")))
 
 
 def test_a_cluster_that_is_full_pauses_the_domain_and_says_why(
