@@ -82,15 +82,17 @@ class Cinder(Rest):
         *,
         nova: str | None = None,
         within: Sequence[str] = (),
-        cloud: tuple[Keystone, Glance] | None = None,
+        keystone: Keystone | None = None,
+        glance: Glance | None = None,
         more: str = "",
+        modules: Path = ROOT,
     ) -> None:
         """Starts them; what they keep is in `folder`, also for the next ones.
 
         `nova` is the URL of a real Nova, which is told of volumes that have grown. `within` is what
-        runs them where the target's exports are mounted, if that is not here. Without a `cloud`
-        everybody is the administrator, and images are files of a folder. `more` is for cinder.conf,
-        and outdoes what stands there.
+        runs them where the target's exports are mounted, if that is not here. Without a `keystone`
+        everybody is the administrator; without a `glance` images are files of a folder. `more` is
+        for cinder.conf, and outdoes what stands there. `modules` is a folder of more modules.
         """
         self.images = folder / "images"
         self.images.mkdir(exist_ok=True)
@@ -107,11 +109,12 @@ class Cinder(Rest):
             text += f"[nova]\nauth_type = admin_token\nendpoint = {nova}\n"
             text += f"token = admin:{PROJECT}\n"
         project, headers, words = PROJECT, {"X-Auth-Token": f"admin:{PROJECT}"}, [str(self.images)]
-        if cloud is not None:
-            keystone, glance = cloud
-            project, headers, words = keystone.project, keystone.headers, []
-            text += f"[DEFAULT]\nauth_strategy = keystone\nglance_api_servers = {glance.url}\n"
-            text += keystone.add_user("cinder")
+        if glance is not None:
+            words = []
+            text += f"[DEFAULT]\nglance_api_servers = {glance.url}\n"
+        if keystone is not None:
+            project, headers = keystone.project, keystone.headers
+            text += "[DEFAULT]\nauth_strategy = keystone\n" + keystone.add_user("cinder")
         path.write_text(text + more)
         program = (*within, str(python()), "-P", str(FOLDER / "cinder_service.py"))
         self._process = subprocess.Popen(
@@ -119,7 +122,10 @@ class Cinder(Rest):
             stdout=subprocess.PIPE,
             stderr=self.log.open("ab"),
             text=True,
-            env={"PATH": f"{_as_root(folder)}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
+            env={
+                "PATH": f"{_as_root(folder)}:{os.environ['PATH']}",
+                "PYTHONPATH": f"{ROOT}:{modules}",
+            },
         )
         assert self._process.stdout is not None
         port = self._process.stdout.readline().strip()

@@ -1,18 +1,18 @@
-"""A cloud of one host: real Nova and real Cinder over a gateway and a target, and its servers."""
+"""A cloud: real Nova and real Cinder over each host's gateway and target, and its servers."""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import functools
 import re
-import shutil
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
-from uuid import uuid4
 
 from lxml import etree
 
 from tests.guest.bootdisk import boot_disk
 from tests.openstack.cinder_process import Cinder
+from tests.openstack.keystone_process import Glance
 from tests.openstack.nova_process import PROPERTIES
 from tests.openstack.nova_services import Services
 from tests.openstack.rest import Refused
@@ -29,33 +29,40 @@ CHANGE_S = 240.0
 """The longest time that Nova takes for a change of a server."""
 
 
+def with_lvstore(host: Host) -> Callable[..., Cinder]:
+    """Makes an lvstore on a host; returns what starts a Cinder of it."""
+    host.volumes.create_lvstore(LVSTORE, host.scratch / "cinder0.img", 16 * GIB)
+    return functools.partial(
+        Cinder,
+        rpc_socket=host.paths.rpc_socket,
+        lvstore=LVSTORE,
+        within=host.libvirtd.command(),
+    )
+
+
 class Cloud:
     """It, with the test guest as an image and with two flavors."""
 
-    def __init__(self, host: Host) -> None:
-        """Starts its services."""
-        self.host = host
-        host.volumes.create_lvstore(LVSTORE, host.scratch / "cinder0.img", 16 * GIB)
-        folders = [host.scratch / name for name in ("cinder", "nova")]
-        for folder in folders:
-            folder.mkdir()
+    def __init__(self, hosts: Mapping[str, Host], start_cinder: Callable[..., Cinder]) -> None:
+        """Starts its services; `hosts` by what their nova-compute is called."""
+        self.hosts = hosts
+        self.host = next(iter(hosts.values()))
+        folder = self.host.scratch
+        for name in ("cinder", "nova"):
+            (folder / name).mkdir()
         port = free_port()
-        url = f"http://127.0.0.1:{port}/v2.1"
-        self.cinder = Cinder(
-            *(folders[0], host.paths.rpc_socket, LVSTORE),
-            nova=url,
-            within=host.libvirtd.command(),
-        )
-        try:
-            self.services = Services(
-                folders[1], host.gateway_socket, port, self.cinder.url, self.cinder.images
-            )
-        except BaseException:
-            self.cinder.close()
-            raise
-        self.api = self.services.api
-        self.image = _image(self.cinder.images)
-        self.flavor, self.larger = (self._flavor(memory) for memory in (256, 320))
+        sockets = {name: host.gateway_socket for name, host in hosts.items()}
+        with contextlib.ExitStack() as started:
+            self.glance = started.enter_context(contextlib.closing(Glance(folder)))
+            nova = f"http://127.0.0.1:{port}/v2.1"
+            cinder = start_cinder(folder / "cinder", nova=nova, glance=self.glance)
+            self.cinder = started.enter_context(contextlib.closing(cinder))
+            services = Services(folder / "nova", sockets, port, cinder.url, self.glance.url)
+            self.services = started.enter_context(contextlib.closing(services))
+            self.api = services.api
+            self.image = self.add_image("guest")
+            self.flavor, self.larger = (self._flavor(memory) for memory in (256, 320))
+            self._started = started.pop_all()
 
     def _flavor(self, memory: int) -> str:
         """Makes a flavor with `memory` MiB and returns its ID."""
@@ -66,14 +73,28 @@ class Cloud:
         self.api.post(f"flavors/{made}/os-extra_specs", {"extra_specs": specs})
         return made
 
-    def boot_volume(self) -> str:
-        """Makes a volume of the image, which boots, and returns its ID."""
-        return self.cinder.volume(imageRef=self.image)
+    def add_image(
+        self,
+        name: str,
+        words: str = "",
+        beside: str = "",
+        properties: Mapping[str, str] = PROPERTIES,
+    ) -> str:
+        """Has the test guest's disk be an image; returns its ID.
 
-    def boot(self, volume: str, *, bus: str | None = None, ends: bool = False) -> Server:
+        See `boot_disk` for `words` and `beside`.
+        """
+        data = boot_disk(words, beside).read_bytes()
+        return self.glance.add(name, data, "raw", **properties)
+
+    def boot_volume(self, image: str | None = None) -> str:
+        """Makes a volume of an image that boots, and returns its ID."""
+        return self.cinder.volume(imageRef=image or self.image)
+
+    def boot(self, volume: str, *, on: str | None = None, ends: bool = False) -> Server:
         """Makes a server that boots from a volume.
 
-        `bus` is the disk's, by default the image's; `ends`: the volume is deleted with it.
+        `on` is the host, by default any; `ends`: the volume is deleted with it.
         """
         device = {
             "boot_index": 0,
@@ -81,10 +102,18 @@ class Cloud:
             "source_type": "volume",
             "destination_type": "volume",
             "delete_on_termination": ends,
-        } | ({} if bus is None else {"disk_bus": bus})
-        body = {"name": "guest", "flavorRef": self.flavor, "networks": "none"}
-        made = self.api.post("servers", {"server": body | {"block_device_mapping_v2": [device]}})
-        server = Server(self, made["server"]["id"], volume)
+        }
+        where = {} if on is None else {"host": on}
+        return self._boot(where | {"block_device_mapping_v2": [device]})
+
+    def boot_image(self, image: str) -> Server:
+        """Makes a server of an image that is of a server's volumes."""
+        return self._boot({"imageRef": image})
+
+    def _boot(self, of: dict[str, Any]) -> Server:
+        body = of | {"name": "guest", "flavorRef": self.flavor, "networks": "none"}
+        made = self.api.post("servers", {"server": body})
+        server = Server(self, made["server"]["id"])
         server.wait("ACTIVE")
         return server
 
@@ -101,16 +130,14 @@ class Cloud:
 
     def close(self) -> None:
         """Ends its services."""
-        self.services.close()
-        self.cinder.close()
+        self._started.close()
 
 
 class Server:
     """A server of a cloud that boots from a volume."""
 
-    def __init__(self, cloud: Cloud, uuid: str, volume: str) -> None:
-        """`volume` is the ID of its first disk."""
-        self.cloud, self.uuid, self.volume = cloud, uuid, volume
+    def __init__(self, cloud: Cloud, uuid: str) -> None:
+        self.cloud, self.uuid = cloud, uuid
 
     def get(self) -> dict[str, Any]:
         """Returns what Nova's API tells of it."""
@@ -128,10 +155,26 @@ class Server:
 
         until(there, lambda: f"{status}: {self.get()}\n{self.cloud.services.errors()}", CHANGE_S)
 
+    @functools.cached_property
+    def volume(self) -> str:
+        """The ID of the volume that it boots from."""
+        return self.volumes()[0]
+
+    def volumes(self) -> list[str]:
+        """Returns the IDs of its volumes, as Nova has them: the one that it boots from is first."""
+        path = f"servers/{self.uuid}/os-volume_attachments"
+        found = self.cloud.api.get(path)["volumeAttachments"]
+        return [each["volumeId"] for each in sorted(found, key=lambda each: str(each["device"]))]
+
     def act(self, action: str, status: str, words: object = None) -> None:
         """Has Nova do something with it, and waits for its status."""
         self.cloud.api.post(f"servers/{self.uuid}/action", {action: words})
         self.wait(status)
+
+    @property
+    def host(self) -> Host:
+        """The host that Nova has it on."""
+        return self.cloud.hosts[self.get()["OS-EXT-SRV-ATTR:host"]]
 
     @property
     def domain(self) -> str:
@@ -141,7 +184,7 @@ class Server:
 
     def xml(self, *words: str) -> Any:
         """Returns the root of its domain's definition, as clients see it."""
-        return etree.fromstring(self.cloud.host.virsh("dumpxml", self.domain, *words).encode())
+        return etree.fromstring(self.host.virsh("dumpxml", self.domain, *words).encode())
 
     def disks(self, *words: str) -> dict[str, str]:
         """Returns the source of each of its disks by its serial, which is the volume's ID."""
@@ -155,7 +198,7 @@ class Server:
     def guest(self) -> Agent:
         """Returns the command channel into it, once it has booted."""
         port = self.xml().find("devices/serial[2]/source").get("service")
-        agent = Agent(("127.0.0.1", int(port)), qemu=self.cloud.host.libvirtd.qemu_pid(self.domain))
+        agent = Agent(("127.0.0.1", int(port)), qemu=self.host.libvirtd.qemu_pid(self.domain))
         agent.wait_ready()
         return agent
 
@@ -194,14 +237,3 @@ def disk_of(guest: Agent, volume: str) -> str:
     files = "/sys/block/sd*/device/vpd_pg80 /sys/block/vd*/serial"
     found = guest.wait_for(f"{{ grep -ls {volume[:20]} {files} || :; }} | grep .")
     return re.sub(r"^/sys/block/(\w+)/.*$", r"/dev/\1", found.split()[0])
-
-
-def _image(images: Path) -> str:
-    """Has the test guest's disk be an image; returns its ID."""
-    identifier, disk = str(uuid4()), boot_disk()
-    shutil.copy(disk, images / identifier)
-    known: dict[str, Any] = {"id": identifier, "name": "guest", "status": "active"}
-    known |= {"disk_format": "raw", "container_format": "bare", "min_disk": 0, "min_ram": 0}
-    known |= {"size": disk.stat().st_size, "checksum": "none", "properties": PROPERTIES}
-    (images / f"{identifier}.json").write_text(json.dumps(known))
-    return identifier

@@ -1,4 +1,4 @@
-"""The configuration of a whole Nova on one host, and its cells.
+"""The configuration of a whole Nova on one host or several, and its cells.
 
 What a compute host needs of us is examples/openstack/nova.conf, as it is there. There is no
 Keystone: who calls says so in a token USER:PROJECT, also Nova itself where it calls Cinder or
@@ -8,10 +8,11 @@ placement.
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.openstack.cinder_process import HOST, PROJECT
+from tests.openstack.cinder_process import PROJECT
 from tests.openstack.nova_process import python
 from tests.support.cache import ROOT
 from tests.support.examples import used
@@ -23,12 +24,15 @@ NOVA = """
 [DEFAULT]
 host = {host}
 my_ip = 127.0.0.1
-state_path = {folder}
+state_path = {folder}/{host}
+instances_path = {folder}/instances
 transport_url = {bus}
 compute_driver = libvirt.LibvirtDriver
 use_stderr = true
 reserved_host_memory_mb = 0
 allow_resize_to_same_host = true
+# The test guest does not heed the power button.
+shutdown_timeout = 2
 
 [api_database]
 connection = {api}
@@ -40,7 +44,7 @@ connection = {cell1}
 api_paste_config = {folder}/api-paste.ini
 
 [oslo_concurrency]
-lock_path = {folder}
+lock_path = {folder}/{host}
 
 [conductor]
 workers = 1
@@ -67,7 +71,7 @@ token = {token}
 endpoint_override = {others}
 
 [glance]
-endpoint_override = {others}
+endpoint_override = {glance}
 
 [vnc]
 enabled = false
@@ -97,30 +101,43 @@ sync_on_startup = true
 
 @dataclass(frozen=True)
 class Peers:
-    """URLs of what Nova talks to, and the UNIX socket of its libvirt."""
+    """URLs of what Nova talks to."""
 
     bus: str
     api_database: str
     cell_database: str
     placement: str
     cinder: str
+    glance: str
     others: str
-    libvirt: Path
 
 
-def configure(folder: Path, peers: Peers) -> Path:
-    """Writes Nova's configuration into `folder`; returns its path."""
-    path = folder / "nova.conf"
+def configure(folder: Path, peers: Peers, hosts: Mapping[str, Path]) -> dict[str, Path]:
+    """Writes Nova's configurations into `folder`; returns the path of each host's.
+
+    `hosts` are the UNIX sockets of their libvirts. What Nova keeps of servers is in one folder for
+    all, as on NFS.
+    """
+    pipelines = (python().parents[1] / "etc/nova/api-paste.ini").read_text()
+    assert WITH_KEYSTONE in pipelines
+    (folder / "api-paste.ini").write_text(pipelines.replace(WITH_KEYSTONE, WITHOUT))
+    (folder / "instances").mkdir()
+    return {host: _configure_host(folder, peers, host, socket) for host, socket in hosts.items()}
+
+
+def _configure_host(folder: Path, peers: Peers, host: str, libvirt: Path) -> Path:
+    path = folder / f"{host}.conf"
+    (folder / host).mkdir()
     ours = used(ROOT / "examples/openstack/nova.conf").read_text()
     for word, its in (
-        ("/run/virtlun/libvirt-sock", str(peers.libvirt)),
+        ("/run/virtlun/libvirt-sock", str(libvirt)),
         ("virt_type = kvm", "virt_type = qemu"),  # there is no KVM where tests run
     ):
         assert word in ours
         ours = ours.replace(word, its)
     more = NOVA.format(
         folder=folder,
-        host=HOST,
+        host=host,
         token=TOKEN,
         helper=f'{python()} -P -c "{HELPER}" --config-file {path}',
         api=peers.api_database,
@@ -128,13 +145,10 @@ def configure(folder: Path, peers: Peers) -> Path:
         bus=peers.bus,
         placement=peers.placement,
         cinder=peers.cinder,
+        glance=peers.glance,
         others=peers.others,
     )
     path.write_text(ours + more)
-    pipelines = (python().parents[1] / "etc/nova/api-paste.ini").read_text()
-    assert WITH_KEYSTONE in pipelines
-    (folder / "api-paste.ini").write_text(pipelines.replace(WITH_KEYSTONE, WITHOUT))
-    (folder / "instances").mkdir()
     return path
 
 

@@ -1,7 +1,7 @@
 """A whole Nova of PyPI's release: API, conductor, scheduler, compute and placement as processes.
 
-Message bus and databases are real as well: RabbitMQ and PostgreSQL. There is no Keystone, Neutron
-or Glance: see nova_config.py and stand_ins.py.
+Message bus and databases are real as well: RabbitMQ and PostgreSQL. There is no Keystone and no
+Neutron: see nova_config.py and stand_ins.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import subprocess
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.openstack.broker import Broker
@@ -35,17 +36,20 @@ START_S = 180.0
 
 
 class Services:
-    """The services over a gateway and Cinder."""
+    """The services over gateways and Cinder."""
 
-    def __init__(self, folder: Path, libvirt: Path, port: int, cinder: str, images: Path) -> None:
-        """Starts them, and waits until the host can be scheduled to.
+    def __init__(
+        self, folder: Path, hosts: Mapping[str, Path], port: int, cinder: str, glance: str
+    ) -> None:
+        """Starts them, and waits until each host can be scheduled to.
 
-        What they keep and their logs are in `folder`; `libvirt` is the gateway's socket, `cinder`
-        its API's URL, `port` is the one of Nova's API, and `images` the folder of images.
+        What they keep and their logs are in `folder`; `hosts` are the sockets of their gateways,
+        `cinder` and `glance` are URLs of their APIs, and `port` is the one of Nova's.
         """
         self.folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._others = StandIns(images)
+        self._hosts: dict[str, Path] = {}
+        self._others = StandIns()
         self._broker: Broker | None = None
         self._databases: Databases | None = None
         try:
@@ -57,21 +61,23 @@ class Services:
             configure_placement(folder, new("placement"))
             self._api("placement", "placement.wsgi.api", told)
             databases = new("api"), new("cell1")
-            peers = Peers(
-                *(self._broker.url, *databases, placement, cinder, self._others.url), libvirt
-            )
-            self._config = configure(folder, peers)
+            urls = placement, cinder, glance, self._others.url
+            self._hosts = configure(folder, Peers(self._broker.url, *databases, *urls), hosts)
+            self._config = next(iter(self._hosts.values()))
             make_cells(self._config, new("cell0"))
             for program in ("conductor", "scheduler"):
                 self.start(program)
-            self._api("api", "nova.wsgi.osapi_compute", port)
-            self.start("compute")
+            files = f"api-paste.ini;{self._config.name}"
+            self._api("api", "nova.wsgi.osapi_compute", port, OS_NOVA_CONFIG_FILES=files)
+            for host in hosts:
+                self.start(host)
             headers = {"X-Auth-Token": TOKEN}
             self.api = Rest(
                 f"http://127.0.0.1:{port}/v2.1", headers | {"OpenStack-API-Version": VERSION}
             )
             self.placement = Rest(placement, headers | {"OpenStack-API-Version": PLACEMENT_VERSION})
-            until(self._are_up, f"Nova's services; {folder}", START_S, process=self.compute)
+            compute = self._processes[next(iter(hosts))]
+            until(self._are_up, f"Nova's services; {folder}", START_S, process=compute)
         except BaseException:
             self.close()
             raise
@@ -85,13 +91,12 @@ class Services:
             env={"PATH": os.environ["PATH"]} | environment,
         )
 
-    def _api(self, name: str, module: str, port: int) -> None:
+    def _api(self, name: str, module: str, port: int, **more: str) -> None:
         script = str(FOLDER / "wsgi_service.py")
         environment = {
             "OS_PLACEMENT_CONFIG_DIR": str(self.folder),
             "OS_NOVA_CONFIG_DIR": str(self.folder),
-            "OS_NOVA_CONFIG_FILES": "api-paste.ini;nova.conf",
-        }
+        } | more
         self._run(name, [str(python()), "-P", script, module, str(port)], environment)
 
         def answers() -> bool:
@@ -103,19 +108,17 @@ class Services:
 
         until(answers, f"{name}; {self.log(name)}", START_S, process=self._processes[name])
 
-    def start(self, program: str) -> None:
-        """Starts nova-`program`."""
-        self._run(program, command(program, self._config), {})
+    def start(self, name: str) -> None:
+        """Starts a host's nova-compute, or else nova-`name`."""
+        if name in self._hosts:
+            self._run(name, command("compute", self._hosts[name]), {})
+        else:
+            self._run(name, command(name, self._config), {})
 
-    def kill(self, program: str) -> None:
-        """Ends nova-`program` as a crash does."""
-        self._processes[program].kill()
-        self._processes[program].wait()
-
-    @property
-    def compute(self) -> subprocess.Popen[bytes]:
-        """The process of nova-compute."""
-        return self._processes["compute"]
+    def kill(self, name: str) -> None:
+        """Ends a host's nova-compute, or else nova-`name`, as a crash does."""
+        self._processes[name].kill()
+        self._processes[name].wait()
 
     def log(self, name: str) -> Path:
         """Returns the log of a service."""
@@ -124,8 +127,11 @@ class Services:
     def _are_up(self) -> bool:
         services = self.api.get("os-services")["services"]
         up = {each["binary"] for each in services if each["state"] == "up"}
-        hosts = self.api.get("os-hypervisors")["hypervisors"]
-        return up == {"nova-conductor", "nova-scheduler", "nova-compute"} and bool(hosts)
+        known = self.api.get("os-hypervisors/detail")["hypervisors"]
+        found = {each["service"]["host"] for each in known if each["state"] == "up"}
+        return up == {"nova-conductor", "nova-scheduler", "nova-compute"} and found == set(
+            self._hosts
+        )
 
     def errors(self) -> str:
         """Returns the lines of errors in the logs."""

@@ -1,9 +1,8 @@
 """Servers of a whole Nova whose disks are volumes of ours, by Nova's and Cinder's REST APIs.
 
-nova-api, nova-conductor, nova-scheduler, nova-compute, placement and Cinder's services are the
-releases of PyPI, with PostgreSQL and RabbitMQ; libvirtd, gateway, target and guests are real.
-Keystone, Neutron and Glance are not there: see tests/openstack/nova_config.py, stand_ins.py and
-cinder_service.py.
+nova-api, nova-conductor, nova-scheduler, nova-compute, placement, Glance and Cinder's services are
+the releases of PyPI, with PostgreSQL and RabbitMQ; libvirtd, gateway, target and guests are real.
+Keystone and Neutron are not there: see tests/openstack/nova_config.py and stand_ins.py.
 """
 
 from __future__ import annotations
@@ -12,7 +11,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.openstack.nova_cloud import GIB, MARK_AT, Cloud, Server, disk_of
+from tests.openstack.cinder_process import HOST
+from tests.openstack.nova_cloud import (
+    CHANGE_S,
+    GIB,
+    LVSTORE,
+    MARK_AT,
+    MIB,
+    Cloud,
+    Server,
+    disk_of,
+    with_lvstore,
+)
+from tests.openstack.nova_process import PROPERTIES
+from tests.openstack.rest import Refused
 from tests.support.agent import Agent
 from tests.support.host import Host, is_root
 from tests.support.wait import until
@@ -20,6 +32,21 @@ from tests.support.wait import until
 pytestmark = [pytest.mark.root, pytest.mark.vm, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 MARK = "the volume that it began with"
+TOLD_AT = MARK_AT + MIB
+RESCUE = f"""\
+export PATH=/tools:/sbin:/bin:/usr/sbin:/usr/bin
+while sleep 1; do
+    [ "$(ls -d /sys/block/[sv]d* | wc -l)" = 3 ] || continue
+    for disk in /dev/[sv]d?; do
+        read="dd if=$disk bs=4096 skip={MARK_AT // 4096} count=1 iflag=direct"
+        [ "$($read 2>/dev/null | head -n 1)" = "{MARK}" ] || continue
+        cat /proc/cmdline /sys/block/sd*/device/vpd_pg80 >/tmp/told
+        dd if=/tmp/told of=$disk bs=4096 seek={TOLD_AT // 4096} conv=sync oflag=direct
+        exit
+    done
+done
+"""
+"""A rescue system: once it has three disks it reads the mark, and writes what it is and has."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +54,7 @@ def cloud() -> Iterator[Cloud]:
     if not is_root():
         pytest.fail("tests/openstack need root: they run a libvirtd in a mount namespace")
     with Host(keep=True) as host:
-        running = Cloud(host)
+        running = Cloud({HOST: host}, with_lvstore(host))
         yield running
         running.close()
 
@@ -75,6 +102,17 @@ def check_disks(server: Server, *more: str) -> None:
     assert cloud.lvols() == {f"volume-{volume}" for volume in volumes}
     for volume in volumes:
         assert cloud.cinder.get(f"volumes/{volume}")["volume"]["status"] == "in-use"
+
+
+def write(guest: Agent, volume: str, text: str) -> None:
+    """The guest writes a line to a disk, and it is durable."""
+    guest.run(f"echo '{text}' | dd of={disk_of(guest, volume)} conv=sync,fsync")
+
+
+def read(guest: Agent, volume: str) -> str:
+    """The line that the guest reads from a disk, past its cache."""
+    words = "bs=4096 count=1 iflag=direct 2>/dev/null | head -n 1"
+    return guest.run(f"dd if={disk_of(guest, volume)} {words}").rstrip("\n")
 
 
 def check_mark(server: Server, guest: Agent) -> None:
@@ -192,8 +230,8 @@ def test_a_resize_is_taken_back_and_then_kept(cloud: Cloud, server: Server, seco
 
 def test_nova_compute_is_killed(cloud: Cloud, server: Server, second: str) -> None:
     qemu = cloud.host.libvirtd.qemu_pid(server.domain)
-    cloud.services.kill("compute")
-    cloud.services.start("compute")
+    cloud.services.kill(HOST)
+    cloud.services.start(HOST)
     server.detach(second)
     server.attach(second)
     assert cloud.host.libvirtd.qemu_pid(server.domain) == qemu
@@ -253,3 +291,106 @@ def test_a_volume_of_two_servers(cloud: Cloud, server: Server) -> None:
     server.detach(volume)
     cloud.cinder.delete(f"volumes/{volume}")
     check(server).close()
+
+
+@pytest.mark.parametrize("bus", ["virtio", "scsi"])
+def test_a_rescue(cloud: Cloud, server: Server, second: str, bus: str) -> None:
+    """What boots is a disk of an image, which is a file, beside the server's own disks.
+
+    Nova gives it no serial ports, as the server has had some, and so no command channel.
+    """
+    properties = PROPERTIES | {"hw_rescue_device": "disk", "hw_rescue_bus": bus}
+    image = cloud.add_image(f"rescue-{bus}", f"virtlun.rescue={bus}", RESCUE, properties)
+
+    def writes() -> int:
+        found = cloud.host.client.call("bdev_get_iostat", name=f"{LVSTORE}/volume-{server.volume}")
+        return int(found["bdevs"][0]["num_write_ops"])
+
+    before = writes()
+    server.act("rescue", "RESCUE", {"rescue_image_ref": image})
+    for words in ((), ("--inactive",)):
+        disks = server.disks(*words)
+        assert disks.pop("").endswith("/disk.rescue")
+        assert disks == {volume: source(volume) for volume in (server.volume, second)}
+    until(lambda: writes() > before, "the rescue system to write", CHANGE_S)
+    server.act("unrescue", "ACTIVE")
+    guest = check(server, second)
+    assert "virtlun.rescue" not in guest.run("cat /proc/cmdline")
+    told = f"dd if={disk_of(guest, server.volume)} bs=4096 skip={TOLD_AT // 4096} count=1"
+    for word in (f"virtlun.rescue={bus}", server.volume, second):
+        assert word in guest.run(f"{told} iflag=direct 2>/dev/null")
+    guest.close()
+
+
+def test_a_rescue_by_an_image_that_names_no_device(cloud: Cloud, server: Server) -> None:
+    """Nova's own rule for servers that boot from a volume: their disks would not be there."""
+    with pytest.raises(Refused, match=r"^400 .*: Cannot rescue a volume-backed instance"):
+        server.act("rescue", "RESCUE", {"rescue_image_ref": cloud.image})
+    check(server).close()
+
+
+def test_volumes_on_virtio(cloud: Cloud) -> None:
+    """Each is a virtio-blk disk, a PCI device of its own."""
+    image = cloud.add_image("virtio", properties={"hw_disk_bus": "virtio"})
+    server = cloud.boot(cloud.boot_volume(image), ends=True)
+    guest, volume = server.guest(), cloud.cinder.volume()
+    server.attach(volume)
+    disk = disk_of(guest, volume)
+    assert guest.run("ls /sys/block | grep -E '^[sv]d'").split() == ["vda", "vdb"]
+    assert (disk_of(guest, server.volume), disk) == ("/dev/vda", "/dev/vdb")
+    write(guest, volume, "by virtio-blk")
+    cloud.cinder.post(f"volumes/{volume}/action", {"os-extend": {"new_size": 2}})
+    guest.wait_for(f"[ $(cat /sys/block/vdb/size) = {2 * GIB // 512} ]")
+    cloud.cinder.wait(f"volumes/{volume}", "in-use")
+    server.detach(volume)
+    guest.wait_for("[ ! -e /sys/block/vdb ]")
+    server.attach(volume)
+    assert read(guest, volume) == "by virtio-blk"
+    guest.close()
+    server.act("reboot", "ACTIVE", {"type": "HARD"})
+    guest = server.guest()
+    assert read(guest, volume) == "by virtio-blk"
+    for words in ((), ("--inactive",)):
+        assert server.disks(*words) == {each: source(each) for each in (server.volume, volume)}
+    guest.close()
+    server.detach(volume)
+    cloud.cinder.delete(f"volumes/{volume}")
+    server.delete()
+
+
+def test_an_image_of_a_server_and_a_server_of_it(cloud: Cloud, server: Server, second: str) -> None:
+    """The image is of Cinder's snapshots: the new server has volumes of them, which are its own."""
+    guest = server.guest()
+    write(guest, second, "before")
+    answer = cloud.api.post(f"servers/{server.uuid}/action", {"createImage": {"name": "copy"}})
+    image = answer["image_id"]
+    path = f"v2/images/{image}"
+    until(lambda: cloud.glance.get(path)["status"] == "active", "the image")
+    server.wait("ACTIVE")
+    snapshots = {
+        each["volume_id"]: each["id"] for each in cloud.cinder.get("snapshots")["snapshots"]
+    }
+    assert set(snapshots) == {server.volume, second}
+    for each in snapshots.values():
+        cloud.cinder.wait(f"snapshots/{each}")
+    write(guest, second, "after")
+    copy = cloud.boot_image(image)
+    volumes = copy.volumes()
+    assert copy.disks() == copy.disks("--inactive") == {each: source(each) for each in volumes}
+    of = [cloud.cinder.get(f"volumes/{each}")["volume"]["snapshot_id"] for each in volumes]
+    assert of == [snapshots[server.volume], snapshots[second]]
+    other = copy.guest()
+    check_mark(copy, other)
+    assert read(other, volumes[1]) == "before"
+    write(other, volumes[1], "of the copy")
+    assert read(guest, second) == "after"
+    other.close()
+    guest.close()
+    copy.delete()
+    for each in volumes:
+        cloud.cinder.wait(f"volumes/{each}")
+        cloud.cinder.delete(f"volumes/{each}")
+    for each in snapshots.values():
+        cloud.cinder.delete(f"snapshots/{each}")
+    cloud.glance.call("DELETE", path)
+    check(server, second).close()

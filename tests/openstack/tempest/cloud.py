@@ -47,7 +47,8 @@ class Cloud:
                 folder,
                 self.target.rpc_socket,
                 more=BACKENDS.format(socket=self.target.rpc_socket),
-                cloud=(self.keystone, self.glance),
+                keystone=self.keystone,
+                glance=self.glance,
             )
             self.cinder = started.enter_context(contextlib.closing(cinder))
             url = f"http://127.0.0.1:{self.cinder.port}/v3/$(project_id)s"
