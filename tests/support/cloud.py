@@ -25,18 +25,20 @@ nbd_sockets = ["/tmp", "/var/tmp"]
 class Cloud(NetDisks):
     """A cluster, and a host whose libvirt has the key of one of its users."""
 
-    def __init__(self, ceph: Ceph, host: Host) -> None:
+    def __init__(self, ceph: Ceph, host: Host, secret: str = "") -> None:
+        """`secret` is the UUID of libvirt's secret where other hosts have it, too."""
         super().__init__(host)
         self.ceph = ceph
         caps = ("mon", "profile rbd", "osd", f"profile rbd pool={POOL}")
         ceph.run("ceph", "auth", "get-or-create", f"client.{USER}", *caps)
         self.key = ceph.run("ceph", "auth", "get-key", f"client.{USER}").strip()
         self.port = ceph.conf.read_text().split("mon host = v2:127.0.0.1:")[1].split()[0]
-        self.secret = self.new_secret("right", self.key)
+        self.secret = self.new_secret("right", self.key, uuid=secret)
 
-    def new_secret(self, usage: str, key: str, *, private: str = "no") -> str:
+    def new_secret(self, usage: str, key: str, *, private: str = "no", uuid: str = "") -> str:
         """Makes a secret as a cloud's installer does; returns its UUID."""
-        return self.secret_of(f"<usage type='ceph'><name>{usage}</name></usage>", key, private)
+        of = f"<usage type='ceph'><name>{usage}</name></usage>"
+        return self.secret_of(of, key, private, uuid)
 
     def disk(
         self, image: str, dev: str, more: str = "", *, secret: str = "", port: str = ""

@@ -60,6 +60,9 @@ DEATH_S = 5.0
 
 CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 
+CALLED = 'hostname "$0"; exec "$@"'
+"""Of a shell: what it runs sees another hostname."""
+
 HOST_UUID = "c0ffee00-0000-4000-8000-000000000001"
 
 
@@ -83,9 +86,14 @@ class Libvirtd:
         config: str = "",
         host_uuid: str = HOST_UUID,
         max_clients: int = 200,
+        hostname: str = "",
     ) -> None:
-        """Makes the namespace and starts libvirtd; `config` is added to libvirtd.conf."""
+        """Makes the namespace and starts libvirtd; `config` is added to libvirtd.conf.
+
+        `hostname` is what it calls its host, by default what that calls itself.
+        """
         self.scratch = scratch
+        self._called = ("unshare", "--uts", "sh", "-ec", CALLED, hostname) if hostname else ()
         self.run_dir = scratch / "run"
         self.log = scratch / "libvirtd.log"
         self.socket = self.run_dir / "libvirt-sock"
@@ -160,6 +168,7 @@ class Libvirtd:
             self._daemon = subprocess.Popen(
                 # Its core goes to its working directory, unless core_pattern says otherwise.
                 self.command(
+                    *self._called,
                     *("env", f"--chdir={self.scratch}", "prlimit", "--core=unlimited", "--"),
                     *("/usr/sbin/libvirtd", "-p", str(self._pid_file)),
                 ),

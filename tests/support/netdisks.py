@@ -27,9 +27,12 @@ class NetDisks:
         """Works on `host`."""
         self.host = host
 
-    def secret_of(self, usage: str, base64: str, private: str = "no") -> str:
-        """Makes a secret with that <usage>, as a cloud's installer does; returns its UUID."""
-        uuid, path = str(uuid4()), self.host.scratch / "secret.xml"
+    def secret_of(self, usage: str, base64: str, private: str = "no", uuid: str = "") -> str:
+        """Makes a secret with that <usage>, as a cloud's installer does; returns its UUID.
+
+        It is a new one if it is not given.
+        """
+        uuid, path = uuid or str(uuid4()), self.host.scratch / "secret.xml"
         path.write_text(
             f"<secret ephemeral='no' private='{private}'><uuid>{uuid}</uuid>{usage}</secret>"
         )
