@@ -1161,6 +1161,8 @@ class TargetStats(TypedDict):
     flush_ns: int
     """Nanoseconds from ring to ring, summed."""
     flushes: int
+    full_waits: int
+    """Times that requests of a virtio-blk disk waited as the bdev's queue was full."""
     others: int
     """Other commands."""
     read_bytes: int

@@ -567,7 +567,7 @@ class FakeTarget(WatchedClient):
             self._controller(name)
         done = {"reads": 10, "read_bytes": 40960, "read_ns": 1_000_000}
         done |= {"writes": 20, "write_bytes": 81920, "write_ns": 2_000_000}
-        done |= dict.fromkeys(("flushes", "flush_ns", "others", "errors"), 0)
+        done |= dict.fromkeys(("flushes", "flush_ns", "others", "errors", "full_waits"), 0)
         counters = ("requests", "errors", "malformed", "interrupts", "events_sent", "events_missed")
         return [
             {

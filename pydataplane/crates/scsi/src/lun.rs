@@ -113,8 +113,8 @@ impl Lun {
 
     /// Starts `task`, or starts it again after [`Outcome::Suspended`]. Never blocks; allocates for what is rare: a
     /// change of reservations, a copy, COMPARE AND WRITE. A status other than GOOD of one without a CDB
-    /// ([`Task::prepare_plain`]) says no more than that it failed; BUSY and TASK SET FULL: nothing was done, or
-    /// all of it may be done again.
+    /// ([`Task::prepare_plain`]) says no more than that it failed; BUSY and TASK SET FULL: for now, and started again
+    /// it goes on with what it has not done.
     #[inline]
     pub fn start(&mut self, task: &mut Task) -> Outcome {
         task.side = self.in_flight.begin(&self.shared);
@@ -238,10 +238,13 @@ impl Lun {
             };
             let stepped = match submitted {
                 Submit::Pending => return Outcome::Pending,
-                Submit::Full => match no_room(task) {
-                    Ok(()) => break,
-                    full => full,
-                },
+                Submit::Full if task.job.unrepeatable => {
+                    // It cannot begin anew, so it waits.
+                    task.job.flush_after |= task.job.step == 0;
+                    task.job.step = 0;
+                    break;
+                }
+                Submit::Full => return self.put_off(task, Status::TaskSetFull),
                 Submit::Done(Err(error)) => return self.io_failed(task, error),
                 Submit::Done(Ok(())) => {
                     at_once += task.job.step * u64::from(self.shared.block_size);
@@ -345,7 +348,7 @@ impl Lun {
     fn give_way(&mut self, task: &mut Task) -> Outcome {
         let has_place = task.job.kind == Kind::Settle || task.job.exclusive;
         if !has_place && self.yielded.len() >= MAX_YIELDED {
-            return self.fail(task, Fail::Bare(Status::Busy));
+            return self.put_off(task, Status::Busy);
         }
         self.yielded.push_back(task.tag);
         Outcome::Pending
@@ -629,15 +632,4 @@ fn becomes_unrepeatable(task: &mut Task) -> bool {
     let is_first = task.job.kind == Kind::WriteBounced && !task.job.unrepeatable;
     task.job.unrepeatable |= is_first;
     is_first
-}
-
-/// The channel has no room for an I/O of the task, which waits if it cannot begin anew.
-#[cold]
-fn no_room(task: &mut Task) -> Result<(), Fail> {
-    if !task.job.unrepeatable {
-        return Err(Fail::Bare(Status::TaskSetFull));
-    }
-    task.job.flush_after |= task.job.step == 0;
-    task.job.step = 0;
-    Ok(())
 }

@@ -18,6 +18,17 @@ pub struct Plain {
     pub blocks: u64,
 }
 
+/// What is left of a [`Plain`] that was begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rest {
+    /// Next block.
+    pub(crate) lba: u64,
+    /// Blocks not yet done.
+    pub(crate) left: u64,
+    /// Bytes of the initiator's buffers that were used.
+    pub(crate) moved: u32,
+}
+
 /// One command in flight. The transport embeds it in its preallocated request slot, calls
 /// [`Task::prepare`] for each new command and leaves the rest to [`crate::Lun`].
 pub struct Task {
@@ -25,6 +36,8 @@ pub struct Task {
     pub(crate) cdb: Cdb,
     /// What it is instead of a CDB.
     pub(crate) plain: Option<Plain>,
+    /// Where it goes on when it is started again, as it ended for want of room in the midst of its steps.
+    pub(crate) rest: Option<Rest>,
     pub(crate) data_out: Sg,
     pub(crate) data_in: Sg,
     /// Protection information in lists of its own; empty where the transport has none.
@@ -52,6 +65,7 @@ impl Task {
             tag,
             cdb: Cdb([0; CDB_LEN]),
             plain: None,
+            rest: None,
             data_out: Sg::EMPTY,
             data_in: Sg::EMPTY,
             tuples_out: Sg::EMPTY,
@@ -98,6 +112,7 @@ impl Task {
     #[inline]
     pub fn prepare_plain(&mut self, plain: Plain, data_out: Sg, data_in: Sg) {
         self.plain = Some(plain);
+        self.rest = None;
         self.data_out = data_out;
         self.data_in = data_in;
         self.aborted = false;

@@ -116,6 +116,8 @@ counters! {
         others,
         /// Commands that ended with a status other than GOOD.
         errors,
+        /// Times that virtio-blk requests waited as the bdev's queue was full.
+        full_waits,
     }
 }
 
@@ -143,6 +145,8 @@ pub struct LunStats {
     pub others: u64,
     /// Commands that ended with a status other than GOOD.
     pub errors: u64,
+    /// Times that virtio-blk requests waited as the bdev's queue was full.
+    pub full_waits: u64,
 }
 
 impl From<LunTotals> for LunStats {
@@ -158,6 +162,7 @@ impl From<LunTotals> for LunStats {
             flush_ns: reactor::ticks::to_ns(totals.flush_ticks),
             others: totals.others,
             errors: totals.errors,
+            full_waits: totals.full_waits,
         }
     }
 }
@@ -215,6 +220,7 @@ mod tests {
             flush_ns: 0,
             others: 1,
             errors: 1,
+            full_waits: 0,
         };
         assert_eq!(stats, expected);
     }

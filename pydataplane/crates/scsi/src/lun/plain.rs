@@ -3,16 +3,17 @@
 use super::plan::check_gates;
 use super::{Lun, Plan};
 use crate::block::{self, Extent, PlanContext};
+use crate::job::Job;
 use crate::opcode::Command;
-use crate::response::Fail;
+use crate::response::{Fail, Outcome, Status};
 use crate::sense::{Code, Sense};
-use crate::task::{Plain, Task};
+use crate::task::{Plain, Rest, Task};
 use bdev::Op;
 
 impl Lun {
-    /// Checks the request and says what it takes.
+    /// Checks the request and says what it takes, or what is left of it.
     #[inline]
-    pub(super) fn plan_plain(&mut self, task: &Task, plain: Plain) -> Result<Plan, Fail> {
+    pub(super) fn plan_plain(&mut self, task: &mut Task, plain: Plain) -> Result<Plan, Fail> {
         let unit = &*self.shared;
         let Plain { op, durable, lba, blocks } = plain;
         if unit.has_gates() {
@@ -28,7 +29,7 @@ impl Lun {
             bounce_free: &mut self.bounce_free,
             max_transfer: self.max_transfer,
         };
-        let job = match op {
+        let mut job = match op {
             Op::Read => block::read(&mut cx, at, false, &task.data_in)?,
             Op::Write => block::write(&mut cx, at, durable, &task.data_out)?,
             Op::Flush => block::flush(),
@@ -36,7 +37,23 @@ impl Lun {
             Op::WriteZeroes if !unit.features.write_zeroes => return unsupported,
             Op::Unmap | Op::WriteZeroes => block::range(unit, at, op, durable)?,
         };
+        if let Some(Rest { lba, left, moved }) = task.rest.take() {
+            (job.lba, job.left, job.moved) = (lba, left, moved);
+        }
         Ok(Plan::Work(job))
+    }
+
+    /// There is no room for the next step of `task`. One without a CDB, which its transport starts again, then goes
+    /// on with that one: what it has done is not done a second time.
+    #[cold]
+    pub(super) fn put_off(&mut self, task: &mut Task, status: Status) -> Outcome {
+        if let Some(Plain { blocks, .. }) = task.plain {
+            let Job { lba, left, moved, .. } = task.job;
+            task.rest = Some(Rest { lba, left, moved });
+            // Of what it has begun a reset is the end.
+            task.suspended = left < blocks;
+        }
+        self.fail(task, Fail::Bare(status))
     }
 }
 

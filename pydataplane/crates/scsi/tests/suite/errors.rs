@@ -2,7 +2,7 @@
 
 use crate::rig::*;
 use bdev::{Features, IoError, Op};
-use scsi::{Response, Status};
+use scsi::{Outcome, Plain, Response, Status, Task};
 
 /// Each error with its sense key and code. The match is exhaustive: a new error fails to compile
 /// here until someone decides what a guest is to see.
@@ -101,16 +101,86 @@ fn a_failed_flush_after_a_fua_write_is_not_a_write() {
     assert_eq!(rig.asked(), [(Op::Write, 0, 1, false), (Op::Flush, 0, 0, false)]);
 }
 
+const FULL: Response =
+    Response { status: Status::TaskSetFull, transferred: 0, sense_len: 0, sense: [0; 20] };
+
 #[test]
 fn sam5_5_3_1_a_full_channel_is_task_set_full() {
-    let full =
-        Response { status: Status::TaskSetFull, transferred: 0, sense_len: 0, sense: [0; 20] };
     for (cdb, out, into, _) in commands() {
         let mut rig = Rig::new();
         let data = data_for(&cdb, out);
         rig.state.borrow_mut().mode = Mode::Full;
-        assert_eq!(rig.io(&cdb, &data, into).response(), full, "{cdb:x?}");
+        assert_eq!(rig.io(&cdb, &data, into).response(), FULL, "{cdb:x?}");
         rig.state.borrow_mut().mode = Mode::AtOnce;
         rig.io(&cdb, &data, into).good();
     }
+}
+
+/// What a full channel makes of a task without a CDB.
+const PUT_OFF: Outcome = Outcome::Done(FULL);
+
+/// The disk takes one I/O more of the task, which ends.
+fn one_step(rig: &mut Rig, task: &mut Task) -> Outcome {
+    rig.state.borrow_mut().mode = Mode::Later;
+    assert_eq!(rig.lun.start(task), Outcome::Pending);
+    rig.state.borrow_mut().mode = Mode::Full;
+    let mut done = Vec::with_capacity(4);
+    assert_eq!(rig.lun.poll(&mut done), 1);
+    rig.lun.resume(task, done[0].result)
+}
+
+#[test]
+fn what_a_full_channel_put_off_in_the_midst_goes_on_there_without_a_cdb() {
+    let features = Features { fua: false, max_blocks: 1024, ..ALL_FEATURES };
+    let range = |op| [0, 1024, 2048, 3072].map(|lba| (op, lba, 1024, false)).to_vec();
+    for (op, blocks, steps) in [
+        (Op::WriteZeroes, 4096, range(Op::WriteZeroes)),
+        (Op::Unmap, 4096, range(Op::Unmap)),
+        (Op::Write, 4, vec![(Op::Write, 0, 4, false)]),
+    ] {
+        let mut rig = Setup { features, ..Setup::default() }.build();
+        rig.asked();
+        let data = vec![7; if op == Op::Write { 2048 } else { 0 }];
+        let (out, into) = (Buffer::new(&data, 700), Buffer::new(&[], 1));
+        let mut task = Task::new(7);
+        task.prepare_plain(Plain { op, durable: true, lba: 0, blocks }, out.sg(), into.sg());
+        rig.state.borrow_mut().mode = Mode::Full;
+        assert_eq!(rig.lun.start(&mut task), PUT_OFF);
+        assert_eq!(rig.lun.start(&mut task), PUT_OFF, "as often as it is asked");
+        for _ in &steps {
+            assert_eq!(one_step(&mut rig, &mut task), PUT_OFF);
+        }
+        let good = Response { status: Status::Good, transferred: data.len() as u32, ..FULL };
+        assert_eq!(one_step(&mut rig, &mut task), Outcome::Done(good), "{op:?}");
+        let flush = (Op::Flush, 0, 0, false);
+        assert_eq!(rig.asked(), [steps, vec![flush]].concat(), "{op:?}: each once");
+        // The next of the same slot is done as a whole.
+        rig.state.borrow_mut().mode = Mode::AtOnce;
+        let whole = Plain { op: Op::Write, durable: false, lba: 8, blocks: 4 };
+        let four = Buffer::new(&[9; 2048], 700);
+        task.prepare_plain(whole, four.sg(), into.sg());
+        let outcome = rig.lun.start(&mut task);
+        assert!(matches!(outcome, Outcome::Done(Response { status: Status::Good, .. })));
+        assert_eq!(rig.asked(), [(Op::Write, 8, 4, false)]);
+    }
+}
+
+#[test]
+fn a_reset_ends_what_was_put_off_only_if_some_of_it_was_done() {
+    let features = Features { max_blocks: 1024, ..ALL_FEATURES };
+    let mut rig = Setup { features, ..Setup::default() }.build();
+    let none = Buffer::new(&[], 1);
+    let mut task = Task::new(7);
+    let plain = Plain { op: Op::WriteZeroes, durable: false, lba: 0, blocks: 2048 };
+    task.prepare_plain(plain, none.sg(), none.sg());
+    rig.state.borrow_mut().mode = Mode::Full;
+    assert_eq!(rig.lun.start(&mut task), PUT_OFF);
+    rig.shared.reset();
+    assert_eq!(one_step(&mut rig, &mut task), PUT_OFF);
+    rig.shared.reset();
+    rig.asked();
+    rig.state.borrow_mut().mode = Mode::AtOnce;
+    let outcome = rig.lun.start(&mut task);
+    assert!(matches!(outcome, Outcome::Done(Response { status: Status::TaskAborted, .. })));
+    assert_eq!(rig.asked(), [], "others may have written there since");
 }

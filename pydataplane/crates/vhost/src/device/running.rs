@@ -250,7 +250,7 @@ impl Device {
         }
         while replays() {
             // There the rest stays for whoever goes on.
-            if !knows_busy && self.is_suspended(DISK) {
+            if !knows_busy && self.worker(at).call(|p| p.stands_still(DISK)) {
                 break;
             }
             if since.elapsed() > self.message_timeout {

@@ -170,7 +170,10 @@ impl Units {
     /// As [`Units::admit`], of the first request of `target` that waits. If it lacks nothing but room, it is
     /// perhaps the next to have some. `unlimited`: whatever the limits say.
     pub(super) fn lets_go(&mut self, target: u8, wants: Wants, unlimited: bool) -> bool {
-        let admitted = self.admit(target, wants, true);
+        let mut admitted = self.admit(target, wants, true);
+        if admitted == Err(Obstacle::Order) && self.asks_again(target) {
+            admitted = self.admit(target, wants, true);
+        }
         let Some(unit) = self.units.get(usize::from(target)).and_then(Option::as_ref) else {
             return false;
         };

@@ -173,6 +173,7 @@ impl Poller for DevicePoller {
 
     fn disarm(&mut self) {
         self.queues.iter_mut().for_each(RequestQueue::disarm);
+        self.units.ask_all();
     }
 }
 
@@ -371,7 +372,7 @@ impl DevicePoller {
         match outcome {
             Outcome::Pending => return false,
             Outcome::Suspended(error) => self.suspend(at, index, error),
-            _ if F::WAITS_FOR_DEVICE && is_put_off(&outcome) => self.put_off(at, index, outcome),
+            _ if F::WAITS_FOR_DEVICE && is_put_off(&outcome) => self.put_off(index),
             _ => {
                 let ticks = self.sample(now);
                 self.finish::<F>(at, index, Ok(outcome), ticks);
@@ -446,7 +447,7 @@ impl DevicePoller {
             Some(outcome) => outcome,
         };
         if F::WAITS_FOR_DEVICE && is_put_off(&outcome) {
-            return self.put_off(at, index, outcome);
+            return self.put_off(index);
         }
         if F::WAITS_FOR_DEVICE && self.overtakes(at, index, &outcome) {
             return;

@@ -225,7 +225,7 @@ impl DevicePoller {
     /// all such commands may be done twice: UNMAP, WRITE SAME, VERIFY, and transfers as a whole.
     ///
     /// A driver of virtio-blk would take that for an error, so there all of it is done first, but for what
-    /// waits because an I/O failed: that is kept (`suspended`).
+    /// waits because an I/O failed or as others have all of the device's queue: that is kept (`suspended`).
     pub(crate) fn close_queue(&mut self, index: u16) {
         let Some(at) = self.queues.iter().position(|q| q.index == index) else { return };
         if self.front.knows_busy() {
@@ -233,7 +233,7 @@ impl DevicePoller {
             self.end_early(1 << index);
         } else {
             self.queues[at].stop();
-            if self.units.is_suspended(DISK) {
+            if self.units.stands_still(DISK) {
                 self.keep_waiting(DISK, Some(index));
             }
         }

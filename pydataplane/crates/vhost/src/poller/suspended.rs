@@ -22,6 +22,11 @@
 //!    has an in-flight region: it stays marked, and who goes on with that region submits it again. QEMU,
 //!    as of 10.0, does not migrate the region, so not while it migrates the guest.
 //! 3. Else nobody could know of it, and it ends with an error.
+//!
+//! So it is as well with what waits there as others have all of the queue of its device, which has nothing of
+//! this unit whose end one could wait for ([`DevicePoller::put_off`]): the unit *stands still*, as one that is
+//! suspended does, but nobody is told, and the device is asked again before long. What was begun of such a request
+//! is only done again if it was kept.
 
 use bdev::IoError;
 use scsi::{Outcome, Response, Status};
@@ -58,9 +63,31 @@ impl DevicePoller {
             if !std::mem::replace(&mut unit.suspended, true) {
                 self.notice.suspended(target, error);
             }
+            self.stand_still(target);
             return;
         };
         self.end(at, index, Ok(end));
+    }
+
+    /// Nothing of `target` begins for now, and it has nothing in flight whose end would change that. What
+    /// somebody waits for does not wait with the rest.
+    #[cold]
+    pub(super) fn stand_still(&mut self, target: u8) {
+        if self.front.knows_busy() {
+            return;
+        }
+        if self.units.is_hidden(target) {
+            return self.end_removed(target);
+        }
+        if self.lets_go {
+            return self.keep_waiting(target, None);
+        }
+        for at in 0..self.queues.len() {
+            let queue = &self.queues[at];
+            if queue.muted || queue.leaving || queue.stopping {
+                self.keep_waiting(target, Some(queue.index));
+            }
+        }
     }
 
     /// Whether a request of virtio-blk that has ended as `outcome` is not answered, but waits behind an
@@ -129,6 +156,11 @@ impl DevicePoller {
         }
     }
 
+    /// Whether the unit of `target` stands still.
+    pub(crate) fn stands_still(&self, target: u8) -> bool {
+        self.units.stands_still(target)
+    }
+
     /// Somebody waits for what is in flight: while `on`, no request is suspended, and those that are end
     /// as BUSY, or are kept.
     pub(crate) fn let_go(&mut self, on: bool) {
@@ -137,7 +169,7 @@ impl DevicePoller {
             return;
         }
         for target in (0..MAX_TARGETS).map(|target| target as u8) {
-            if !self.units.is_suspended(target) {
+            if !self.units.stands_still(target) {
                 continue;
             }
             if !self.front.knows_busy() {
@@ -149,16 +181,15 @@ impl DevicePoller {
         (0..self.queues.len()).for_each(|at| self.publish(at));
     }
 
-    /// Ends what waits because an I/O of `target`, which is being removed, failed: as new requests for
-    /// it.
+    /// Ends what waits where `target`, which is being removed, stands still: as new requests for it.
     pub(super) fn end_removed(&mut self, target: u8) {
-        if self.units.is_suspended(target) {
+        if self.units.stands_still(target) {
             self.end_suspended(target, Err(response::BAD_TARGET));
             (0..self.queues.len()).for_each(|at| self.publish(at));
         }
     }
 
-    /// Ends all that waits for a suspended unit, which then is not any more.
+    /// Ends all that waits for a unit that stands still, which then does not any more.
     fn end_suspended(&mut self, target: u8, end: Result<Outcome, u8>) {
         let Some(unit) = self.units.at(target) else { return };
         unit.suspended = false;

@@ -6,12 +6,17 @@ use std::time::Duration;
 
 use bdev::{Limits, OpenError};
 use guestmem::Sg;
-use reactor::{Cx, Owner};
+use reactor::{Cx, Owner, ticks};
 use scsi::{CDB_LEN, Lun, LunShared, Nexus, Outcome};
 
 use super::in_flight::{Load, Room};
 use crate::defs::{LunAddress, MAX_TARGETS};
 use crate::stats::LunCounters;
+
+/// How long a device that took no more when nothing was in flight is left alone, in microseconds: at first, and
+/// where that was in vain twice as long each time, up to the second.
+const ASK_AGAIN_US: u64 = 100;
+const ASK_AGAIN_MOST_US: u64 = 10_000;
 
 /// LUN 0 of one target on one reactor.
 pub(crate) struct Unit {
@@ -21,8 +26,14 @@ pub(crate) struct Unit {
     pub(super) limits: Arc<Limits>,
     /// Requests that wait for the device.
     pub(super) in_flight: Load,
-    /// One of them has the task attribute ORDERED, or the device takes no more until one has ended.
+    /// One of them has the task attribute ORDERED, or the device takes no more until one has ended, or until
+    /// [`Unit::again`].
     pub(super) ordered: bool,
+    /// When a device that takes no more, though nothing is in flight, is asked again, in ticks; 0: it takes what
+    /// comes, or something is.
+    pub(super) again: u64,
+    /// How long it was left alone the last time, in ticks; 0: it took what came then.
+    pause: u64,
     /// Requests that were taken and do not begin yet.
     pub(super) waiting: Waiting,
     /// An I/O failed, and what waits begins when somebody says so.
@@ -58,6 +69,8 @@ impl Unit {
             limits,
             in_flight: Load::default(),
             ordered: false,
+            again: 0,
+            pause: 0,
             waiting: Waiting::NOBODY,
             suspended: false,
             halted: false,
@@ -94,7 +107,7 @@ pub(super) struct Units {
     pub(super) taken: u32,
     /// Targets with requests that do not begin yet, in no order; capacity for all.
     pub(super) backlog: Vec<u8>,
-    /// When a limit lets something begin that waits, in ticks.
+    /// When a limit lets something begin that waits, or a device is asked again, in ticks.
     pub(super) limited_until: u64,
 }
 
@@ -123,12 +136,55 @@ impl Units {
         self.units.get_mut(usize::from(target))?.as_mut()
     }
 
-    /// Nothing of `target` begins until one of its requests has ended that is in flight. `false`: there is
-    /// none.
+    /// Nothing of `target` begins until one of its requests has ended that is in flight, or if there is none until
+    /// its device is asked again ([`Units::asks_again`]): others have all of its queue. Whether there is none.
     pub(super) fn bar(&mut self, target: u8) -> bool {
         let Some(unit) = self.at(target) else { return false };
-        unit.ordered = unit.in_flight.requests != 0;
-        unit.ordered
+        unit.ordered = true;
+        if unit.pause == 0 {
+            unit.counters.full_waits.add(1);
+        }
+        if unit.in_flight.requests > 0 {
+            return false;
+        }
+        let most = ticks::from_us(ASK_AGAIN_MOST_US);
+        unit.pause = (2 * unit.pause).clamp(ticks::from_us(ASK_AGAIN_US), most);
+        unit.again = ticks::now().saturating_add(unit.pause).max(1);
+        true
+    }
+
+    /// The thread was woken, perhaps as a device has room: none is left alone any longer.
+    pub(super) fn ask_all(&mut self) {
+        for target in &self.backlog {
+            if let Some(unit) = self.units.get_mut(usize::from(*target)).and_then(Option::as_mut) {
+                unit.again = unit.again.min(1);
+            }
+        }
+    }
+
+    /// The first request of `target` that waited has begun, or waits again.
+    pub(super) fn has_asked(&mut self, target: u8) {
+        if let Some(unit) = self.at(target).filter(|unit| unit.again == 0) {
+            unit.pause = 0;
+        }
+    }
+
+    /// Whether it is time to ask the device of `target` again, which took no more when nothing was in flight; if
+    /// it is not yet, that is when to look again.
+    #[cold]
+    pub(super) fn asks_again(&mut self, target: u8) -> bool {
+        let Some(unit) = self.at(target) else { return false };
+        let again = unit.again;
+        // Whoever has it go on has what waits looked at.
+        if again == 0 || unit.suspended || unit.halted {
+            return false;
+        }
+        if ticks::now() < again {
+            self.limited_until = self.limited_until.min(again);
+            return false;
+        }
+        (unit.ordered, unit.again) = (false, 0);
+        true
     }
 
     /// Nothing of `target` begins any more; calls `idle` as soon as nothing is with its device, perhaps
@@ -166,6 +222,7 @@ impl Units {
             assert!(unit.halted && unit.in_flight.requests == 0, "target {target} is in use");
             if let Some(next) = unit.next.take() {
                 (unit.lun, unit.limits) = next;
+                unit.again = unit.again.min(1);
             }
         }
     }
@@ -181,8 +238,13 @@ impl Units {
     /// A request of `target` left that list.
     pub(super) fn begins(&mut self, target: u8) {
         self.taken -= 1;
-        if self.at(target).is_some_and(|unit| unit.waiting.first != NONE) {
-            return;
+        if let Some(unit) = self.at(target) {
+            if unit.waiting.first != NONE {
+                return;
+            }
+            if unit.again != 0 {
+                (unit.ordered, unit.again, unit.pause) = (false, 0, 0);
+            }
         }
         self.room.forget(target);
         if let Some(nth) = self.backlog.iter().position(|t| *t == target) {
@@ -208,6 +270,13 @@ impl Units {
     pub(super) fn is_suspended(&self, target: u8) -> bool {
         let unit = self.units.get(usize::from(target)).and_then(Option::as_ref);
         unit.is_some_and(|unit| unit.suspended)
+    }
+
+    /// Whether nothing of `target` begins though nothing is with its device, and nobody knows for how long: it is
+    /// suspended, or others have all of its device's queue.
+    pub(super) fn stands_still(&self, target: u8) -> bool {
+        let unit = self.units.get(usize::from(target)).and_then(Option::as_ref);
+        unit.is_some_and(|unit| unit.suspended || unit.again != 0)
     }
 
     /// Whether the unit of `target` is being removed, or not yet in use.

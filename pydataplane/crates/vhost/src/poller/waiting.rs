@@ -39,16 +39,15 @@ impl DevicePoller {
         self.units.postponed(target);
     }
 
-    /// A request that its device does not take for now (`outcome`) stands where it was taken, and begins
-    /// anew when another of its unit has ended; until then none of the unit does. If there is no other, it
-    /// fails.
+    /// A request that its device does not take for now, or not all of it, stands where it was taken. It goes on when
+    /// another of its unit has ended, or if there is no other in a moment; until then none of the unit begins.
     #[cold]
-    pub(super) fn put_off(&mut self, at: usize, index: u16, outcome: Outcome) {
+    pub(super) fn put_off(&mut self, index: u16) {
         let target = self.slots[index].target;
-        if !self.units.bar(target) {
-            return self.end(at, index, Ok(outcome));
-        }
         self.insert(target, index);
+        if self.units.bar(target) {
+            self.stand_still(target);
+        }
     }
 
     /// Begins requests that waited, one of each unit in turn, until none may or the turn is over.
@@ -104,6 +103,7 @@ impl DevicePoller {
         self.units.begins(target);
         let (at, index) = self.position(tag);
         self.start::<F>(at, index, reactor::ticks::now());
+        self.units.has_asked(target);
         true
     }
 

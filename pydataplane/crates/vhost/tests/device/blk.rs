@@ -27,7 +27,7 @@ pub const IN: u32 = 0;
 pub const OUT: u32 = 1;
 pub const FLUSH: u32 = 4;
 const GET_ID: u32 = 8;
-const DISCARD: u32 = 11;
+pub const DISCARD: u32 = 11;
 const WRITE_ZEROES: u32 = 13;
 
 const F_RO: u64 = 1 << 5;
@@ -65,7 +65,7 @@ fn host_shared() -> (Host, Arc<FaultBdev>) {
 }
 
 /// A guest with so many request queues.
-fn start(host: &Host, features: u64, queues: usize) -> Guest {
+pub fn start(host: &Host, features: u64, queues: usize) -> Guest {
     let mut guest = Guest::connect(&host.socket(), features);
     (0..queues).for_each(|queue| guest.start_queue(queue));
     guest
@@ -388,39 +388,6 @@ fn a_front_end_that_does_not_listen_holds_nobody_up() {
     host.wait_until_free();
     let mut guest = start(&host, BLK, 1);
     write(&mut guest, 0, &[1; 512]);
-}
-
-#[test]
-fn what_a_full_device_does_not_take_waits_and_is_done() {
-    const REQUESTS: usize = 120;
-    let disk = FaultBdev::new("disk", 512, 8192);
-    disk.defer(Some(7));
-    let host = Host::new(2);
-    host.controllers.delete("vm0", false).unwrap();
-    host.registry.register(Arc::new(Narrow(disk.clone()))).unwrap();
-    create(&host, TargetOptions::default()).unwrap();
-    let mut guest = start(&host, BLK, 2);
-    disk.hold();
-    let mut waiting = std::collections::HashMap::new();
-    for n in 0..2 * REQUESTS {
-        let out = [&header(OUT, n as u64)[..], &[n as u8; 512]].concat();
-        let request = submit(&mut guest, n % 2, &out, 0, usize::MAX);
-        waiting.insert((n % 2, request.head), request);
-    }
-    wait_until("the device is full on both reactors", || disk.held() == 8);
-    disk.release();
-    while !waiting.is_empty() {
-        for queue in 0..2 {
-            let Some((head, written)) = guest.try_used(queue) else { continue };
-            let request = waiting.remove(&(queue, head)).expect("once");
-            assert_eq!(reply(&mut guest, &request, written).0, OK);
-        }
-    }
-    let image = disk.image();
-    for n in 0..2 * REQUESTS {
-        assert_eq!(image[n * 512..(n + 1) * 512], [n as u8; 512], "request {n}");
-    }
-    assert_eq!(host.stats().controller.errors, 0);
 }
 
 #[test]

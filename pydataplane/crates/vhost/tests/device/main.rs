@@ -2,6 +2,8 @@
 //! changes, disconnects, and everything that a guest or a peer may do wrong.
 
 mod blk;
+mod blk_full;
+mod blk_half_done;
 mod blk_overtaken;
 mod blk_suspended;
 mod coalescing;

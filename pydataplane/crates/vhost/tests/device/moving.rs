@@ -16,12 +16,12 @@ use crate::inflight::{Region, go_on};
 use crate::peer::*;
 
 /// Where the queues run: index and CPU.
-fn places(host: &Host) -> Vec<(u16, usize)> {
+pub fn places(host: &Host) -> Vec<(u16, usize)> {
     host.controllers.list(Some("vm0")).unwrap()[0].session.as_ref().unwrap().queues.clone()
 }
 
 /// Has a queue move, and waits until it is there.
-fn moves(host: &Host, queue: u16, to: usize) {
+pub fn moves(host: &Host, queue: u16, to: usize) {
     wait_until("the queue has moved", || {
         host.controllers.move_queue("vm0", queue, to);
         std::thread::sleep(Duration::from_millis(2));

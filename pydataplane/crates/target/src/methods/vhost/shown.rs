@@ -305,6 +305,8 @@ pub(super) struct TargetStats {
     others: u64,
     /// Commands that ended with a status other than GOOD.
     errors: u64,
+    /// Times that requests of a virtio-blk disk waited as the bdev's queue was full.
+    full_waits: u64,
 }
 
 impl From<StatsInfo> for Stats {
@@ -322,6 +324,7 @@ impl From<StatsInfo> for Stats {
             flush_ns: s.flush_ns,
             others: s.others,
             errors: s.errors,
+            full_waits: s.full_waits,
         };
         Stats {
             ctrlr: i.ctrlr,

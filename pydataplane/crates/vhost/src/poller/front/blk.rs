@@ -2,8 +2,9 @@
 //! end. There is one disk, unit 0.
 //!
 //! A driver knows no status that means "later": what a full device does not take waits here for the end
-//! of another of its requests, and what a stop must not leave half done ends before it, or stays marked
-//! as in flight; what waits because an I/O failed is given back to whoever goes on (`poller/suspended`).
+//! of another of its requests, or where there is none for a moment, and what a stop must not leave half done
+//! ends before it, or stays marked as in flight; what waits because an I/O failed, or for others, is given back
+//! to whoever goes on (`poller/suspended`).
 
 use ::scsi::{Kind, Lun, Outcome, Plain, Response, Status};
 use bdev::Op;
