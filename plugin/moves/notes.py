@@ -4,13 +4,13 @@
 | --- | --- | --- |
 | copying | counts | has part of it, or was overtaken |
 | mirrored | counts; a VM writes to both | has part of it, or was overtaken when the VM ended |
-| pivoted | counts unless it has moved (`MOVED`) | counts if that has; nobody knows if it is gone |
+| pivoted | counts unless it has moved (`MOVED`) | counts if that has; unknown if it is lost |
 | whole | counts unless it has moved, or is gone | has all of it, durably, and counts else |
 
 The target makes "pivoted" of "mirrored", and notes `MOVED` at the old one, in the moment in which
 the VM goes on with the new one, and shows no VM a volume that does not count. It decides which one
 does (`counting`), as what it has recorded of a disk decides before any note. "whole" comes last,
-just before the old one is deleted.
+just before the old one is deleted; by whoever deletes it, the target leaves no new one "pivoted".
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ def test_a_volume_that_went_elsewhere_is_no_disk(pair: Target) -> None:
 
 
 @pytest.mark.parametrize(
-    ("of", "says"), [("whole", "new"), ("pivoted", "unknown"), ("mirrored", "neither")]
+    ("of", "says"), [("whole", "new"), ("pivoted", "neither"), ("mirrored", "neither")]
 )
 def test_what_is_left_of_a_pair(pair: Target, of: notes.State, says: str) -> None:
     """A pivot that was killed before it noted anything at the old one says nothing without that."""
@@ -270,6 +270,43 @@ def test_what_is_left_of_a_pair(pair: Target, of: notes.State, says: str) -> Non
     pair.rpc("bdev_lvol_delete", name="lvs0/v")
     assert counts(pair) == says
     assert "is no disk yet" in show(pair, "lvs1/w"), "the move itself has the rest to do"
+
+
+def test_who_deletes_an_old_volume_that_has_moved_leaves_the_new_one_in_its_place(
+    pair: Target,
+) -> None:
+    serial = lun(pair)["serial"]
+    pivot(pair)
+    let_go(pair)
+    assert (state(pair), counts(pair)) == (("pivoted", True), "new")
+    said = str(pair.fails("bdev_lvol_delete_lvstore", lvs_name="lvs0"))
+    assert "volume lvs0/v has moved to lvs1/w: complete that" in said, said
+    pair.rpc("bdev_lvol_delete", name="lvs0/v")
+    assert counts(pair) == "new"
+    pair.add_lun("vm-0", "lvs1/w")
+    assert lun(pair)["serial"] == serial, "the same disk"
+    let_go(pair)
+    pair.kill9()
+    pair.start()
+    assert counts(pair) == "new"
+    assert move(pair).volume.path == "lvs1/w"
+    assert notes.XATTR not in volumes(pair).xattrs("lvs1/w"), "the move is complete"
+    pair.add_lun("vm-0", "lvs1/w")
+
+
+def test_an_old_volume_whose_new_one_cannot_be_told_is_not_deleted(pair: Target) -> None:
+    pivot(pair)
+    let_go(pair)
+    pair.kill9()
+    base = pair.directory / "lvs1.img"
+    base.rename(base.with_suffix(".away"))
+    pair.start()
+    said = str(pair.fails("bdev_lvol_delete", name="lvs0/v"))
+    assert "lvstore lvs1 is not there: load it first" in said, said
+    base.with_suffix(".away").rename(base)
+    pair.rpc("bdev_uring_create", filename=str(base), name="lvs1-base", block_size=512)
+    pair.rpc("bdev_lvol_delete", name="lvs0/v")
+    assert counts(pair) == "new"
 
 
 def test_a_move_that_ends_before_it_deletes_the_old_volume_leaves_the_new_one(

@@ -20,16 +20,20 @@
 //! A record is there as long as its VM runs; what a move records for its own copy is none. What is unknown
 //! is shown to no VM, and nothing of it is deleted; but where disks are recorded on both, those on one of them are
 //! shown again if what is noted says that this one counts, at the latest when the other one's lvstore comes.
+//! An old volume that is deleted leaves no new one pivoted: that is noted before as what it is (`left`), so that a row of
+//! such a pair is of what was deleted elsewhere, or with its lvstore's disk.
 //! `steps` has the order in which a pivot writes; what cannot be read is an error, and never taken for what is not
 //! there. Most volumes have no such note, which is known without asking their lvstore.
 
 mod agree;
 mod counts;
+mod left;
 mod noted;
 mod steps;
 
 pub use agree::{other, restored};
 pub use counts::{Counts, Side, State};
+pub use left::{check_deleted, check_destroyed};
 pub use steps::{Lasting, go_over, prepare, stay};
 
 use crate::app::App;

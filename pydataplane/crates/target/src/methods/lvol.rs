@@ -8,6 +8,7 @@ use super::protected::{Asked, type_of};
 use super::{BdevName, UuidText, limits, mib_to_bytes, unsupported};
 use crate::app::App;
 use crate::errors;
+use crate::moves;
 use crate::pools::{Pool, Volume};
 use crate::restore::bdev_of;
 use crate::state::Item;
@@ -496,6 +497,9 @@ fn delete(
     delete: impl FnOnce() -> Result<(), Error>,
 ) -> Result<bool, Error> {
     lvols.iter().try_for_each(|lvol| check_not_awaited(app, lvol))?;
+    let turn = app.copies.turn();
+    // Else that takes its time, and is nothing to copies.
+    let _turn = moves::check_deleted(app, lvols)?.then_some(turn);
     delete()?;
     lvols.iter().for_each(|lvol| limits::forget(app, &lvol.uuid.to_string()));
     let keys: BTreeSet<_> = lvols.iter().filter_map(|lvol| lvol.key_name.as_ref()).collect();
@@ -531,6 +535,7 @@ fn add_lvstores(methods: &mut Methods, app: &Arc<App>) {
                 let lvstore = required(p.uuid, p.lvs_name)?;
                 a.only_lvstores(&lvstore, "virtlun_rbd_pool_delete lets go of it")?;
                 let lvols = a.lvstores.lvols(Some(&lvstore)).map_err(errors::lvol)?;
+                moves::check_destroyed(&a, &lvols)?;
                 delete(&a, &lvols, || a.lvstores.destroy_lvstore(&lvstore).map_err(errors::lvol))
             },
         )

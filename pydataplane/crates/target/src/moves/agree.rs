@@ -59,6 +59,24 @@ pub(super) fn goes_over(app: &App, pair: Pair<'_>) -> Result<(), Error> {
     marks.note(app, State::Pivoted)
 }
 
+/// What is noted at both, where nothing is recorded.
+pub(super) struct Notes<'a>(pub &'a App, pub &'a Marks);
+
+impl Lasting for Notes<'_> {
+    fn note(&self, state: State) -> Result<(), String> {
+        self.1.note(self.0, state).map_err(|e| e.message)
+    }
+    fn moved(&self, moved: bool) -> Result<(), String> {
+        self.1.moved(self.0, moved).map_err(|e| e.message)
+    }
+    fn record(&self, _: Side) -> Result<(), String> {
+        Ok(())
+    }
+    fn new_is_gone(&self) -> bool {
+        self.1.new_is_gone(self.0)
+    }
+}
+
 /// Takes back what the old volume of a move says of having moved (`text`), as a disk is recorded on it.
 pub(super) fn stays(app: &App, bdev: &str, text: &[u8]) -> Result<(), Error> {
     let gone = Gone::read(text);
@@ -78,22 +96,7 @@ pub(super) fn stays(app: &App, bdev: &str, text: &[u8]) -> Result<(), Error> {
         let removed = app.lvstores.remove_xattr_if(bdev, MOVED, move |now| now == text);
         return removed.map_err(errors::lvol);
     };
-    struct Restored<'a>(&'a App, Marks);
-    impl Lasting for Restored<'_> {
-        fn note(&self, state: State) -> Result<(), String> {
-            self.1.note(self.0, state).map_err(|e| e.message)
-        }
-        fn moved(&self, moved: bool) -> Result<(), String> {
-            self.1.moved(self.0, moved).map_err(|e| e.message)
-        }
-        fn record(&self, _: Side) -> Result<(), String> {
-            Ok(())
-        }
-        fn new_is_gone(&self) -> bool {
-            self.1.new_is_gone(self.0)
-        }
-    }
-    let settled = super::steps::restored(&Restored(app, marks));
+    let settled = super::steps::restored(&Notes(app, &marks));
     settled.map_err(|why| {
         Error::os(
             Errno::Io,

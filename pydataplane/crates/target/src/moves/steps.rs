@@ -14,7 +14,7 @@
 //! A new volume that is gone, as its disk was pulled, takes no note, perhaps for ever. That the old one does not say
 //! that it moved there is enough as well, whatever the new one says should it come back.
 
-use super::counts::{Side, State};
+use super::counts::{Counts, Side, State};
 
 /// What lasts of a move. Each call is lasting when it has succeeded; one that fails may be so.
 pub trait Lasting {
@@ -60,9 +60,23 @@ pub fn restored(to: &impl Lasting) -> Result<(), String> {
     to.moved(false).or_else(|why| to.note(State::Mirrored).map_err(|_| why))
 }
 
+/// The old volume is about to be deleted, when so counts and the new one says that: what this is without it, it
+/// says itself from then on. Until the old one is gone the same counts.
+///
+/// # Errors
+/// It cannot: the old one is not to be deleted, as nobody could tell then.
+pub fn leaves(to: &impl Lasting, counts: Counts, state: State) -> Result<(), String> {
+    match (counts, state) {
+        (Counts::New, State::Copying | State::Mirrored | State::Pivoted) => to.note(State::Whole),
+        // It was overtaken.
+        (Counts::Old | Counts::Unknown, State::Pivoted) => to.note(State::Mirrored),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::counts::{Counts, Old, Record, counts, is_shown_again};
+    use super::super::counts::{Old, Record, counts, is_shown_again};
     use super::*;
     use std::cell::{Cell, RefCell};
 
@@ -182,6 +196,35 @@ mod tests {
         }
     }
 
+    /// Somebody deletes the old volume when no disk is recorded, or one on the new one: either it stays, with what
+    /// counted before, or the move is at its end.
+    fn delete(medium: Medium, newest: Option<Side>, why: &dyn std::fmt::Debug) {
+        for record in [Record::None, Record::On(medium.record)] {
+            let before = medium.counts(record);
+            for fate in FATES {
+                let model = Model::new(medium, vec![fate]);
+                let deleted = leaves(&model, before, medium.state).is_ok();
+                let left = model.medium.get();
+                let why = (why, record, fate);
+                if !deleted {
+                    assert_eq!(left.counts(record), before, "{left:?} {why:?}");
+                    check(left, newest, &why);
+                    continue;
+                }
+                // Its record goes with its VM.
+                for record in [Record::None, record] {
+                    let after = counts(record, left.state, Old::Gone);
+                    match before {
+                        Counts::New => assert_eq!(after, Counts::New, "{left:?} {why:?}"),
+                        _ if record == Record::On(Side::New) => (),
+                        _ => assert_eq!(after, Counts::Neither, "{left:?} {why:?}"),
+                    }
+                    assert!(after != Counts::New || newest != Some(Side::Old), "{left:?} {why:?}");
+                }
+            }
+        }
+    }
+
     const BEGUN: Medium = Medium { state: State::Mirrored, moved: false, record: Side::Old };
 
     /// A process that starts, with the fates of its writes, and its guest writes.
@@ -233,6 +276,7 @@ mod tests {
             _ => None,
         };
         check(medium, newest, fates);
+        delete(medium, newest, fates);
         start_with_two(medium, newest, fates);
         for later in rows(2) {
             start_again(medium, later, fates);
