@@ -238,13 +238,15 @@ impl Lun {
             };
             let stepped = match submitted {
                 Submit::Pending => return Outcome::Pending,
-                Submit::Full if task.job.unrepeatable => {
-                    // It cannot begin anew, so it waits.
+                Submit::Full => {
+                    // Without a step it was the flush, which is still to be done.
                     task.job.flush_after |= task.job.step == 0;
                     task.job.step = 0;
-                    break;
+                    if task.job.unrepeatable {
+                        break; // it cannot begin anew, so it waits
+                    }
+                    return self.put_off(task, Status::TaskSetFull);
                 }
-                Submit::Full => return self.put_off(task, Status::TaskSetFull),
                 Submit::Done(Err(error)) => return self.io_failed(task, error),
                 Submit::Done(Ok(())) => {
                     at_once += task.job.step * u64::from(self.shared.block_size);

@@ -27,6 +27,8 @@ pub(crate) struct Rest {
     pub(crate) left: u64,
     /// Bytes of the initiator's buffers that were used.
     pub(crate) moved: u32,
+    /// A flush is owed for what was done, whatever the unit's bdev is by the time it goes on.
+    pub(crate) flush: bool,
 }
 
 /// One command in flight. The transport embeds it in its preallocated request slot, calls

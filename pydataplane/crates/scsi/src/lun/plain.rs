@@ -37,8 +37,9 @@ impl Lun {
             Op::WriteZeroes if !unit.features.write_zeroes => return unsupported,
             Op::Unmap | Op::WriteZeroes => block::range(unit, at, op, durable)?,
         };
-        if let Some(Rest { lba, left, moved }) = task.rest.take() {
+        if let Some(Rest { lba, left, moved, flush }) = task.rest.take() {
             (job.lba, job.left, job.moved) = (lba, left, moved);
+            job.flush_after |= flush;
         }
         Ok(Plan::Work(job))
     }
@@ -48,10 +49,12 @@ impl Lun {
     #[cold]
     pub(super) fn put_off(&mut self, task: &mut Task, status: Status) -> Outcome {
         if let Some(Plain { blocks, .. }) = task.plain {
-            let Job { lba, left, moved, .. } = task.job;
-            task.rest = Some(Rest { lba, left, moved });
+            let Job { lba, left, moved, flush_after, .. } = task.job;
             // Of what it has begun a reset is the end.
             task.suspended = left < blocks;
+            // A bdev that takes its place may have FUA, which does nothing for what was written without.
+            let flush = flush_after && task.suspended;
+            task.rest = Some(Rest { lba, left, moved, flush });
         }
         self.fail(task, Fail::Bare(status))
     }

@@ -165,6 +165,58 @@ fn what_a_full_channel_put_off_in_the_midst_goes_on_there_without_a_cdb() {
     }
 }
 
+/// What was written without FUA is durable after a flush, and not by FUA of the disk that it goes on with.
+#[test]
+fn a_flush_that_was_put_off_is_done_by_another_disk_which_has_fua() {
+    let features = Features { fua: false, ..ALL_FEATURES };
+    for (op, lba, blocks) in [(Op::Write, 0, 4), (Op::Flush, 0, 0)] {
+        let mut rig = Setup { features, ..Setup::default() }.build();
+        let data = vec![7; 512 * blocks as usize];
+        let (out, into) = (Buffer::new(&data, 700), Buffer::new(&[], 1));
+        let mut task = Task::new(7);
+        task.prepare_plain(
+            Plain { op, durable: op == Op::Write, lba, blocks },
+            out.sg(),
+            into.sg(),
+        );
+        rig.state.borrow_mut().mode = Mode::Full;
+        assert_eq!(rig.lun.start(&mut task), PUT_OFF);
+        if op == Op::Write {
+            assert_eq!(one_step(&mut rig, &mut task), PUT_OFF);
+        }
+        let mut after = Setup { uuid: rig.disk.uuid, ..Setup::default() }.build();
+        after.shared.replace(&rig.shared);
+        after.asked();
+        let good = Response { status: Status::Good, transferred: data.len() as u32, ..FULL };
+        assert_eq!(one_step(&mut after, &mut task), Outcome::Done(good), "{op:?}");
+        assert_eq!(after.asked(), [(Op::Flush, 0, 0, false)], "{op:?}");
+    }
+}
+
+/// A write that was put off before it began is one with FUA there, and nothing more.
+#[test]
+fn a_write_that_was_put_off_is_done_by_another_disk_with_the_fua_that_it_has() {
+    for fua in [false, true] {
+        let of = |fua| Features { fua, ..ALL_FEATURES };
+        let mut rig = Setup { features: of(!fua), ..Setup::default() }.build();
+        let (out, into) = (Buffer::new(&[7; 2048], 700), Buffer::new(&[], 1));
+        let mut task = Task::new(7);
+        let plain = Plain { op: Op::Write, durable: true, lba: 0, blocks: 4 };
+        task.prepare_plain(plain, out.sg(), into.sg());
+        rig.state.borrow_mut().mode = Mode::Full;
+        assert_eq!(rig.lun.start(&mut task), PUT_OFF);
+        let uuid = rig.disk.uuid;
+        let mut after = Setup { uuid, features: of(fua), ..Setup::default() }.build();
+        after.shared.replace(&rig.shared);
+        after.asked();
+        let outcome = after.lun.start(&mut task);
+        assert!(matches!(outcome, Outcome::Done(Response { status: Status::Good, .. })));
+        let flushes = (!fua).then_some((Op::Flush, 0, 0, false));
+        let expected: Vec<_> = [(Op::Write, 0, 4, fua)].into_iter().chain(flushes).collect();
+        assert_eq!(after.asked(), expected);
+    }
+}
+
 #[test]
 fn a_reset_ends_what_was_put_off_only_if_some_of_it_was_done() {
     let features = Features { max_blocks: 1024, ..ALL_FEATURES };
