@@ -42,7 +42,7 @@ pub(crate) struct RequestQueue {
     /// Takes requests. Not while it is being stopped or parked, nor after the guest broke the rules.
     pub(super) open: bool,
     /// It takes none until it goes on, here or on another reactor.
-    parked: bool,
+    pub(super) parked: bool,
     /// What ends is not told to the guest.
     pub(super) muted: bool,
     /// What ends half done is not told to the guest: it is done again later, unless a task management

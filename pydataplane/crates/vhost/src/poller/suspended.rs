@@ -69,7 +69,7 @@ impl DevicePoller {
         self.end(at, index, Ok(end));
     }
 
-    /// Nothing of `target` begins for now, and it has nothing in flight whose end would change that. What
+    /// Nothing of `target` begins for now, and no end of what it has in flight would change that. What
     /// somebody waits for does not wait with the rest.
     #[cold]
     pub(super) fn stand_still(&mut self, target: u8) {
@@ -84,7 +84,9 @@ impl DevicePoller {
         }
         for at in 0..self.queues.len() {
             let queue = &self.queues[at];
-            if queue.muted || queue.leaving || queue.stopping {
+            // Where the unit is suspended a move of the queue is given up soon: the other reactor has it fail, too.
+            let moves = queue.parked && !self.units.is_suspended(target);
+            if queue.muted || queue.leaving || queue.stopping || moves {
                 self.keep_waiting(target, Some(queue.index));
             }
         }
@@ -110,6 +112,10 @@ impl DevicePoller {
         if queue.kept_before(order) {
             self.keep(at, index);
             return true;
+        }
+        // Nothing of its own queue waits: that was kept. Queues have no order among each other.
+        if queue.stopping {
+            return false;
         }
         let first = self.units.at(target).map_or(NONE, |unit| unit.waiting.first);
         let behind = first != NONE && self.slots[first as u16].order < order;

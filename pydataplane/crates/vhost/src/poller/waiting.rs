@@ -45,7 +45,9 @@ impl DevicePoller {
     pub(super) fn put_off(&mut self, index: u16) {
         let target = self.slots[index].target;
         self.insert(target, index);
-        if self.units.bar(target) {
+        let is_alone = self.units.bar(target);
+        // Where it is suspended nothing begins when another has ended, either.
+        if is_alone || self.units.is_suspended(target) {
             self.stand_still(target);
         }
     }

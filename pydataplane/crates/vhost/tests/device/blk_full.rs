@@ -107,14 +107,14 @@ impl Wrap for Crowded {
 }
 
 /// A host with `disk`, whose queue others fill; each of its I/Os is of no more than 1024 blocks.
-pub fn crowded_with(reactors: usize, disk: &Arc<FaultBdev>) -> (Host, Arc<Queue>) {
+pub fn crowded_with(reactors: usize, disk: Arc<dyn Bdev>) -> (Host, Arc<Queue>) {
     let queue = Arc::<Queue>::default();
-    (host_of(reactors, Wrapped::new(disk.clone(), Crowded(Arc::clone(&queue)))), queue)
+    (host_of(reactors, Wrapped::new(disk, Crowded(Arc::clone(&queue)))), queue)
 }
 
 fn crowded(reactors: usize) -> (Host, Arc<FaultBdev>, Arc<Queue>) {
     let disk = FaultBdev::new("disk", 512, 8192);
-    let (host, queue) = crowded_with(reactors, &disk);
+    let (host, queue) = crowded_with(reactors, disk.clone());
     (host, disk, queue)
 }
 
@@ -327,7 +327,7 @@ fn a_ring_stops_while_others_of_its_disk_wait_or_are_suspended() {
     for fails in [false, true] {
         let disk = FaultBdev::new("disk", 512, 8192);
         disk.defer(Some(1));
-        let (host, queue) = crowded_with(1, &disk);
+        let (host, queue) = crowded_with(1, disk.clone());
         let mut guest = start(&host, BLK, 2);
         disk.hold();
         let mut others = vec![put(&mut guest, 1, 1, 1)];

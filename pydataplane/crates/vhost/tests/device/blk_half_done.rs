@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bdev::Op;
 use bdev::testing::FaultBdev;
@@ -12,6 +13,7 @@ use crate::blk_suspended::*;
 use crate::guest::*;
 use crate::host::*;
 use crate::inflight::Region;
+use crate::moving::{carried_out, places};
 
 /// A request of four I/Os.
 fn discard(guest: &mut Guest, sector: u64) -> Pending {
@@ -28,7 +30,7 @@ fn each_io_of_a_request_is_done_once_however_often_the_queue_is_full() {
     for deferred in [None, Some(3)] {
         let disk = FaultBdev::new("disk", 512, 8192);
         disk.defer(deferred);
-        let (host, queue) = crowded_with(1, &disk);
+        let (host, queue) = crowded_with(1, disk.clone());
         let mut guest = start(&host, BLK, 1);
         queue.is_tight.store(true, Ordering::Release);
         let requests =
@@ -47,7 +49,7 @@ fn each_io_of_a_request_is_done_once_however_often_the_queue_is_full() {
 fn half_done(tracked: bool) -> (Host, Arc<Queue>, Guest, Option<Region>, Pending) {
     let disk = FaultBdev::new("disk", 512, 8192);
     disk.defer(Some(3));
-    let (host, queue) = crowded_with(1, &disk);
+    let (host, queue) = crowded_with(1, disk.clone());
     let (mut guest, region) = guest_of(&host, 1, tracked);
     disk.hold();
     let first = discard(&mut guest, 0);
@@ -82,4 +84,31 @@ fn what_is_half_done_goes_on_or_is_left_in_the_region_when_its_ring_stops() {
     assert_eq!(guest.peer.base(0), 2);
     assert_eq!(finish(&mut guest, &first).0, IOERR);
     assert_eq!(host.stats().controller.errors, 1);
+}
+
+/// Its guest does not wait for it until the move is given up.
+#[test]
+fn a_queue_moves_whose_request_has_no_room_for_its_next_io_meanwhile() {
+    let disk = FaultBdev::new("disk", 512, 8192);
+    disk.defer(Some(3));
+    let (host, queue) = crowded_with(2, disk.clone());
+    let mut guest = start(&host, BLK, 1);
+    disk.hold();
+    let request = discard(&mut guest, 0);
+    wait_until("it is with the disk", || disk.held() == 1);
+    queue.fill();
+    let to = 1 - places(&host)[0].1;
+    let releases = disk.clone();
+    let ends = std::thread::spawn(move || {
+        // While it is to move.
+        std::thread::sleep(Duration::from_millis(50));
+        releases.release();
+    });
+    host.controllers.move_queue("vm0", 0, to);
+    carried_out(&host);
+    ends.join().unwrap();
+    assert_eq!(places(&host), [(0, to)], "at the first try");
+    queue.empty();
+    all_end_well(&mut guest, &[request]);
+    assert_eq!(host.stats().controller.errors, 0);
 }

@@ -12,6 +12,7 @@ use uuid::Uuid;
 use vhost_scsi::ControllerOptions;
 
 use crate::blk::*;
+use crate::blk_full::crowded_with;
 use crate::blk_suspended::*;
 use crate::guest::*;
 use crate::handover::taken_apart;
@@ -28,22 +29,13 @@ fn what_ends_while_an_earlier_one_waits_is_done_again_behind_it() {
         let (mut guest, region) = guest_of(&host, 1, true);
         let mut requests = vec![put(&mut guest, 0, 1, 9), put(&mut guest, 0, 0, 1)];
         requests.push(put(&mut guest, 0, 1, 2));
-        wait_until("all are with the disk", || disk.0.lock().unwrap().waiting.len() == 3);
+        disk.wait_for(3);
         // The first fails, one that was taken before and one that was taken later are done then.
         disk.fail();
         wait_until_suspended(&host);
         let stopper = disk.clone();
         let base = match (stops, by_memory) {
-            (true, _) => {
-                // While it stops.
-                let ends = std::thread::spawn(move || {
-                    std::thread::sleep(std::time::Duration::from_millis(50));
-                    stopper.end();
-                });
-                let base = guest.peer.base(0);
-                ends.join().unwrap();
-                Some(base)
-            }
+            (true, _) => Some(base_while(&mut guest, move || stopper.end())),
             (false, by_memory) => {
                 disk.end();
                 wait_until("what was taken before is told", || guest.used_index(0) == 1);
@@ -75,6 +67,66 @@ fn what_ends_while_an_earlier_one_waits_is_done_again_behind_it() {
     }
 }
 
+/// Where queue 0 has to go on that stops, while `meanwhile` happens.
+fn base_while(guest: &mut Guest, meanwhile: impl FnOnce() + Send + 'static) -> u32 {
+    let happens = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        meanwhile();
+    });
+    let base = guest.peer.base(0);
+    happens.join().unwrap();
+    base
+}
+
+/// Queues have no order among each other, so one that stops does not wait behind what failed of another.
+#[test]
+fn what_ends_of_a_ring_that_stops_is_told_though_one_of_another_ring_waits() {
+    let disk = Late::default();
+    let host = disk.host();
+    let (mut guest, _) = guest_of(&host, 2, false);
+    let other = put(&mut guest, 1, 0, 1);
+    disk.wait_for(1);
+    let stopped = put(&mut guest, 0, 1, 2);
+    disk.wait_for(2);
+    disk.fail();
+    wait_until_suspended(&host);
+    let ends = disk.clone();
+    assert_eq!(base_while(&mut guest, move || ends.end()), 1);
+    assert_eq!(finish(&mut guest, &stopped).0, OK);
+    assert_eq!(guest.try_used(1), None);
+    disk.make_room();
+    host.controllers.resume("vm0", None).unwrap();
+    assert_eq!(finish(&mut guest, &other).0, OK);
+}
+
+/// As its unit is suspended it does not go on when others have ended, either.
+#[test]
+fn what_is_half_done_of_a_ring_that_stops_is_kept_where_one_of_another_ring_waits() {
+    let disk = Late::default();
+    let (host, queue) = crowded_with(1, Arc::new(disk.clone()));
+    let (mut guest, _) = guest_of(&host, 2, false);
+    let mut others = vec![put(&mut guest, 1, 0, 1)];
+    disk.wait_for(1);
+    let out = [header(DISCARD, 0), segment(1, 4096, 0)].concat();
+    let stopped = submit(&mut guest, 0, &out, 0, usize::MAX);
+    disk.wait_for(2);
+    others.push(put(&mut guest, 1, 1, 3));
+    disk.wait_for(3);
+    disk.fail();
+    wait_until_suspended(&host);
+    queue.fill();
+    let ends = disk.clone();
+    assert_eq!(base_while(&mut guest, move || ends.end()), 0);
+    assert_eq!(guest.try_used(0), None);
+    queue.empty();
+    disk.make_room();
+    host.controllers.resume("vm0", None).unwrap();
+    all_end_well(&mut guest, &others);
+    start_again(&mut guest, &[0]);
+    all_end_well(&mut guest, &[stopped]);
+    assert_eq!(host.stats().controller.errors, 0);
+}
+
 /// A disk whose I/Os to sectors 0 and 1 do not end before they are told to: those to sector 0 without room,
 /// until it has some.
 #[derive(Clone, Default)]
@@ -98,8 +150,8 @@ impl Late {
         host
     }
 
-    fn wait_for_one(&self) {
-        wait_until("it is with the disk", || !self.0.lock().unwrap().waiting.is_empty());
+    fn wait_for(&self, ios: usize) {
+        wait_until("all are with the disk", || self.0.lock().unwrap().waiting.len() == ios);
     }
 
     /// What waits fails now.
@@ -179,7 +231,7 @@ impl Channel for Late {
 fn overtaken(disk: &Late, host: &Host, tracked: bool) -> (Guest, Option<Region>, Pending) {
     let (mut guest, region) = guest_of(host, 1, tracked);
     let first = put(&mut guest, 0, 0, 1);
-    disk.wait_for_one();
+    disk.wait_for(1);
     write(&mut guest, 5, &[2; 512]);
     disk.fail();
     wait_until_suspended(host);

@@ -30,7 +30,7 @@ pub fn moves(host: &Host, queue: u16, to: usize) {
 }
 
 /// Waits until the controller's thread has done all that it was asked.
-fn carried_out(host: &Host) {
+pub fn carried_out(host: &Host) {
     host.controllers.resume("vm0", None).unwrap();
 }
 
