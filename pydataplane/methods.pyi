@@ -1162,7 +1162,7 @@ class TargetStats(TypedDict):
     """Nanoseconds from ring to ring, summed."""
     flushes: int
     full_waits: int
-    """Times that requests of a virtio-blk disk waited as the bdev's queue was full."""
+    """Times that requests of a virtio-blk disk waited as others had all of the bdev's queue."""
     others: int
     """Other commands."""
     read_bytes: int

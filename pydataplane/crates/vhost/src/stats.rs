@@ -116,7 +116,7 @@ counters! {
         others,
         /// Commands that ended with a status other than GOOD.
         errors,
-        /// Times that virtio-blk requests waited as the bdev's queue was full.
+        /// Times that virtio-blk requests waited as others had all of the bdev's queue.
         full_waits,
     }
 }
@@ -145,7 +145,7 @@ pub struct LunStats {
     pub others: u64,
     /// Commands that ended with a status other than GOOD.
     pub errors: u64,
-    /// Times that virtio-blk requests waited as the bdev's queue was full.
+    /// Times that virtio-blk requests waited as others had all of the bdev's queue.
     pub full_waits: u64,
 }
 

@@ -141,11 +141,11 @@ impl Units {
     pub(super) fn bar(&mut self, target: u8) -> bool {
         let Some(unit) = self.at(target) else { return false };
         unit.ordered = true;
-        if unit.pause == 0 {
-            unit.counters.full_waits.add(1);
-        }
         if unit.in_flight.requests > 0 {
             return false;
+        }
+        if unit.pause == 0 {
+            unit.counters.full_waits.add(1);
         }
         let most = ticks::from_us(ASK_AGAIN_MOST_US);
         unit.pause = (2 * unit.pause).clamp(ticks::from_us(ASK_AGAIN_US), most);

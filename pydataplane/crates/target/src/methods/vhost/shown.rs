@@ -305,7 +305,7 @@ pub(super) struct TargetStats {
     others: u64,
     /// Commands that ended with a status other than GOOD.
     errors: u64,
-    /// Times that requests of a virtio-blk disk waited as the bdev's queue was full.
+    /// Times that requests of a virtio-blk disk waited as others had all of the bdev's queue.
     full_waits: u64,
 }
 
