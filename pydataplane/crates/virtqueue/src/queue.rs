@@ -403,6 +403,14 @@ impl SplitQueue {
         true
     }
 
+    /// Whether [`SplitQueue::give_back`] would take all that was taken and is not used, of which `is_left` says whether
+    /// a head is. The driver can have written other ones into the ring meanwhile.
+    pub fn may_give_back(&self, is_left: impl Fn(u16) -> bool) -> bool {
+        let taken = self.next_avail.wrapping_sub(self.next_used);
+        let offered = |n| self.offered(self.next_used, n);
+        self.to_replay() == 0 && taken <= self.size && (0..taken).all(|n| is_left(offered(n)))
+    }
+
     /// What the driver wrote into the available ring, so many entries behind `from`.
     fn offered(&self, from: u16, behind: u16) -> u16 {
         let slot = from.wrapping_add(behind) & (self.size - 1);

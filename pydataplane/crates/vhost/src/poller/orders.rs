@@ -234,7 +234,7 @@ impl DevicePoller {
         } else {
             self.queues[at].stop();
             if self.units.stands_still(DISK) {
-                self.keep_waiting(DISK, Some(index));
+                self.stand_still(DISK);
             }
         }
         self.publish(at);

@@ -95,6 +95,13 @@ impl RequestQueue {
         self.kept.iter().any(|kept| kept.0 < order)
     }
 
+    /// Whether one that was taken later than another that is not used is: who goes on at the used index finds not all.
+    pub(super) fn is_overtaken(&self) -> bool {
+        let has_slot = |head| self.slots.get(usize::from(head)).is_some_and(|slot| *slot != NONE);
+        let is_kept = |head| self.kept.iter().any(|kept| kept.1 == head);
+        !self.ring.may_give_back(|head| has_slot(head) || is_kept(head))
+    }
+
     /// The heads of what was kept, in the order in which they were taken.
     pub(super) fn take_kept(&mut self) -> Vec<u16> {
         let mut kept = std::mem::take(&mut self.kept);

@@ -26,7 +26,8 @@
 //! So it is as well with what waits there as others have all of the queue of its device, which has nothing of
 //! this unit whose end one could wait for ([`DevicePoller::put_off`]): the unit *stands still*, as one that is
 //! suspended does, but nobody is told, and the device is asked again before long. What was begun of such a request
-//! is only done again if it was kept.
+//! is only done again if it was kept. Where the first of these is not possible, a queue that stops has it asked until
+//! it would be left alone for the longest time, and what waits is kept after that.
 
 use bdev::IoError;
 use scsi::{Outcome, Response, Status};
@@ -82,11 +83,14 @@ impl DevicePoller {
         if self.lets_go {
             return self.keep_waiting(target, None);
         }
+        let asks_soon = self.units.asks_soon(target);
         for at in 0..self.queues.len() {
             let queue = &self.queues[at];
             // Where the unit is suspended a move of the queue is given up soon: the other reactor has it fail, too.
             let moves = queue.parked && !self.units.is_suspended(target);
-            if queue.muted || queue.leaving || queue.stopping || moves {
+            // What could not be given back may have room in a moment.
+            let stops = queue.stopping && !(asks_soon && queue.is_overtaken());
+            if queue.muted || queue.leaving || stops || moves {
                 self.keep_waiting(target, Some(queue.index));
             }
         }

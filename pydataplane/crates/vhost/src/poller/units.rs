@@ -169,6 +169,13 @@ impl Units {
         }
     }
 
+    /// Whether the device of `target` takes no more and is asked again within less than [`ASK_AGAIN_MOST_US`].
+    pub(super) fn asks_soon(&self, target: u8) -> bool {
+        let unit = self.units.get(usize::from(target)).and_then(Option::as_ref);
+        let most = ticks::from_us(ASK_AGAIN_MOST_US);
+        unit.is_some_and(|unit| unit.again != 0 && !unit.suspended && unit.pause < most)
+    }
+
     /// Whether it is time to ask the device of `target` again, which took no more when nothing was in flight; if
     /// it is not yet, that is when to look again.
     #[cold]

@@ -66,6 +66,8 @@ fn what_a_full_device_does_not_take_waits_and_is_done() {
 #[derive(Default)]
 pub struct Queue {
     is_full: AtomicBool,
+    /// So many I/Os from now on it does not take.
+    pub refuses: AtomicU64,
     /// It takes every second I/O.
     pub is_tight: AtomicBool,
     asked: AtomicU64,
@@ -98,7 +100,10 @@ impl Wrap for Crowded {
     fn instead(&self, io: &Io) -> Option<Submit> {
         let nth = self.0.asked.fetch_add(1, Ordering::AcqRel);
         let tight = self.0.is_tight.load(Ordering::Acquire) && nth.is_multiple_of(2);
-        if self.0.is_full.load(Ordering::Acquire) || tight {
+        let less = |left: u64| left.checked_sub(1);
+        let refused =
+            self.0.refuses.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok();
+        if self.0.is_full.load(Ordering::Acquire) || tight || refused {
             return Some(Submit::Full);
         }
         self.0.taken.lock().unwrap().push((io.op, io.lba));

@@ -86,6 +86,29 @@ fn what_is_half_done_goes_on_or_is_left_in_the_region_when_its_ring_stops() {
     assert_eq!(host.stats().controller.errors, 1);
 }
 
+/// Nobody could know of it without a region.
+#[test]
+fn what_is_half_done_and_was_overtaken_is_done_if_its_ring_stops_while_there_is_no_room_for_a_moment()
+ {
+    let disk = FaultBdev::new("disk", 512, 8192);
+    disk.defer(Some(3));
+    let (host, queue) = crowded_with(1, disk.clone());
+    let mut guest = start(&host, BLK, 1);
+    disk.hold();
+    let requests = [discard(&mut guest, 0), put(&mut guest, 0, 8000, 1)];
+    wait_until("both are with the disk", || disk.held() == 2);
+    let ends = std::thread::spawn(move || {
+        // While it stops.
+        std::thread::sleep(Duration::from_millis(50));
+        queue.refuses.store(4, Ordering::Release);
+        disk.release();
+    });
+    assert_eq!(guest.peer.base(0), 2);
+    ends.join().unwrap();
+    all_end_well(&mut guest, &requests);
+    assert_eq!(host.stats().controller.errors, 0);
+}
+
 /// Its guest does not wait for it until the move is given up.
 #[test]
 fn a_queue_moves_whose_request_has_no_room_for_its_next_io_meanwhile() {
