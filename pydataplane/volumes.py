@@ -354,6 +354,20 @@ class Volumes(Lvstores):
                     ) from error
         return [self.volume(path) for path in names]
 
+    def snapshots(self, volume: Volume) -> list[Volume]:
+        """Returns the snapshots `VOLUME@NAME` of a volume, the last one first."""
+        found = [
+            each
+            for each in self.volumes(volume.lvstore)
+            if each.snapshot and each.name.startswith(f"{volume.name}@")
+        ]
+        older: list[Volume] = []
+        parent = volume.parent
+        while (last := next((each for each in found if each.name == parent), None)) is not None:
+            older.append(last)
+            parent = last.parent
+        return [*older, *(each for each in found if each not in older)]
+
     def clone(self, snapshot: str, name: str) -> Volume:
         """Makes a volume NAME that reads as a snapshot of its lvstore, and takes nothing yet.
 
@@ -440,6 +454,10 @@ class Volumes(Lvstores):
         """Returns the export of a volume (its UUID); None: there is none (our target only)."""
         exports = self.client.call("virtlun_export_list")
         return next((each for each in exports if uuid in (each["uuid"], each["bdev_name"])), None)
+
+    def users(self, reference: str) -> list[str]:
+        """Returns who uses a volume: its controllers, exports and the like (our target only)."""
+        return list(self._bdev_of(reference).get("claimed_by", []))
 
     def end_export(self, uuid: str) -> None:
         """Ends the export of a volume, if there is one."""

@@ -158,18 +158,41 @@ def resize(socket: Path, volume: str, size_text: str, shrink: bool, as_json: boo
     shell_complete=completion.volumes,
 )
 @click.argument("name")
+@click.option("--unused", is_flag=True, help="Only if nobody uses any VOLUME: it is the last word.")
 @json_option
 @click.pass_obj
 @errors_as_sentences
-def snapshot(socket: Path, volumes: tuple[str, ...], name: str, as_json: bool) -> None:
+def snapshot(
+    socket: Path, volumes: tuple[str, ...], name: str, unused: bool, as_json: bool
+) -> None:
     """Take a snapshot of VOLUME, VOLUME@NAME, also while a VM uses it.
 
     It holds what was written until then, durably. Of several VOLUMEs of one lvstore all are taken
     at one instant, or none.
     """
+    on_target = Volumes(client(socket))
+    if unused:
+        _check_unused(on_target, volumes)
+        _check_new(on_target, volumes, name)
     with busy("taking snapshots"):
-        taken = Volumes(client(socket)).snapshot(volumes, name)
+        taken = on_target.snapshot(volumes, name)
+    if unused:
+        _check_unused(on_target, volumes, f"; {name} may lack what it has written: delete it")
     shown(taken, as_json)
+
+
+def _check_unused(volumes: Volumes, references: tuple[str, ...], then: str = "") -> None:
+    for each in references:
+        if users := volumes.users(each):
+            raise VolumeError(f"volume {each} is in use ({', '.join(users)}){then}")
+
+
+def _check_new(volumes: Volumes, references: tuple[str, ...], name: str) -> None:
+    """Refuses a snapshot that is there, as it is of before."""
+    of = [volumes.volume(each).path for each in references]
+    there = volumes.some(f"{each}@{name}" for each in of)
+    for each in there.values():
+        raise VolumeError(f"{each.path} is there already: choose another name, or delete it")
 
 
 @volume.command(short_help="Make a volume that begins as a snapshot, or a bdev, is.")
@@ -247,18 +270,26 @@ def rename(socket: Path, volume: str, name: str, as_json: bool) -> None:
 
 @volume.command(short_help="Delete a volume and its data.")
 @click.argument("volume", shell_complete=completion.volumes)
+@click.option("--snapshots", is_flag=True, help="With all its snapshots, VOLUME@NAME.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 @errors_as_sentences
-def delete(socket: Path, volume: str, yes: bool) -> None:
+def delete(socket: Path, volume: str, snapshots: bool, yes: bool) -> None:
     """Delete VOLUME and its data; one that a VM uses is refused, and so is a snapshot with clones.
 
     The one clone of a snapshot takes over what it needs of it.
     """
     volumes = Volumes(client(socket))
     present = volumes.deletable(volume)
+    all_of_it = [present, *(volumes.snapshots(present) if snapshots else ())]
     if not yes:
-        confirm(f"Delete {present.path} ({size(present.size)})?")
+        with_it = f" and {len(all_of_it) - 1} snapshots" if snapshots else ""
+        confirm(f"Delete {present.path} ({size(present.size)}){with_it}?")
+    for each in all_of_it:
+        _delete(socket, volumes, each)
+
+
+def _delete(socket: Path, volumes: Volumes, present: Volume) -> None:
     followed(
         f"deleting {present.path}",
         lambda: Volumes(copying_client(socket)).delete(present.uuid),
