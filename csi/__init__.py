@@ -26,5 +26,8 @@ TOPOLOGY_KEY = f"{DRIVER_NAME}/node"
 POOL_KEY = f"{DRIVER_NAME}/pool-"
 """Begins the topology key of a pool of Ceph, before its UUID: nodes that have it say POOL_VALUE."""
 POOL_VALUE = "true"
+LVSTORE_KEY = f"{DRIVER_NAME}/lvstore"
+"""Annotation of a PersistentVolume whose volume was moved: the UUID of the lvstore that it is in
+(csi.moves)."""
 POD = "csi.storage.k8s.io/pod."
 """Begins the keys by which kubelet tells of the pod in a volume context (podInfoOnMount)."""

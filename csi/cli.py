@@ -31,6 +31,7 @@ from csi.kubevirt.machines import VirtualMachines
 from csi.locks import VolumeLocks
 from csi.logs import LEVELS, set_up
 from csi.metrics import Metrics, VolumeCollector
+from csi.moves import Moves
 from csi.node import Node
 from csi.proto import csi_pb2, pluginregistration_pb2
 from csi.registration import Registration
@@ -171,15 +172,18 @@ def main(
     parts: dict[str, object] = {"Identity": Identity(targets, controller=mode != "node")}
     nodes = VolumeNodes(node_id)
     limits = VolumeLimits(volumes.lvols, nodes.class_of)
+    moves = Moves(volumes, nodes)
     if mode != "node":
-        parts |= _controller(volumes, locks, node_id, nodes, limits, stopped)
+        parts |= _controller(volumes, locks, node_id, nodes, limits, moves, stopped)
     if mode != "controller":
         devices = ChosenDevices(targets, host, Choice(host_device))
         controllers = VmControllers(targets, devices, locks)
         machines = None
         if kubevirt:
             cluster = _cluster(kubeconfig)
-            machines = VirtualMachines(controllers, cluster, node_id, metrics, volumes, locks)
+            machines = VirtualMachines(
+                controllers, cluster, node_id, metrics, volumes, locks, moves
+            )
         inline = InlineVolumes(
             controllers,
             machines.pod_hooks if machines else None,
@@ -196,6 +200,7 @@ def main(
             host=host,
             pools_file=path.with_name("pools.json"),
             limits=limits,
+            moves=moves,
         )
     log = structlog.get_logger().bind(endpoint=endpoint, mode=mode, node=node_id)
     with ExitStack() as running:
@@ -236,6 +241,7 @@ def _controller(
     node_id: str,
     nodes: VolumeNodes,
     limits: VolumeLimits,
+    moves: Moves,
     stopped: threading.Event,
 ) -> dict[str, object]:
     """Returns the services that make and delete, by name.
@@ -252,8 +258,9 @@ def _controller(
             *(volumes, snapshots, locks, node_id, nodes.node_of, waiting, limits),
             check_counts=nodes.check_counts,
             asked_of=nodes.asked_of,
+            moves=moves,
         ),
-        "GroupController": GroupController(volumes, snapshots, locks),
+        "GroupController": GroupController(volumes, snapshots, locks, moves),
         "SnapshotMetadata": SnapshotMetadata(volumes, snapshots),
     }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from csi import handles
 from csi.errors import Code, Failure, invalid, not_found
 from csi.locks import VolumeLocks
+from csi.moves import Moves
 from csi.parameters import Parameters
 from csi.proto import csi_pb2 as pb
 from csi.sizes import size_within
@@ -55,9 +56,13 @@ class Contents:
     """Makes the volumes of one node that are made of something."""
 
     def __init__(
-        self, volumes: OwnedVolumes, snapshots: OwnedSnapshots, locks: VolumeLocks
+        self, volumes: OwnedVolumes, snapshots: OwnedSnapshots, locks: VolumeLocks, moves: Moves
     ) -> None:
-        """Makes them of `snapshots` and `volumes`, whose `locks` the Node service shares."""
+        """Makes them of `snapshots`, and of `volumes` that count (`moves`).
+
+        The Node service shares their `locks`.
+        """
+        self._moves = moves
         self._volumes = volumes
         self._lvols = volumes.lvols
         self._snapshots = snapshots
@@ -102,7 +107,7 @@ class Contents:
     ) -> None:
         """Clones a volume: by a snapshot of it, which is deleted from the beginning."""
         with self._locks.hold(identifier, wait_s=LOCK_WAIT_S):
-            source = self._volumes.find(identifier)
+            source = self._moves.find(identifier)
             if source is None:
                 raise self._missing("volume", identifier)
             size = self._size(source.volume, source.parameters, owner, wanted, store)
@@ -119,7 +124,8 @@ class Contents:
 
     def _missing(self, kind: str, identifier: str) -> Failure:
         """Returns why a source is not here."""
-        if handles.is_uuid(identifier) and not self._lvols.stores_of(identifier):
+        moved = kind == "volume" and self._moves.elsewhere(identifier) is not None
+        if moved or (handles.is_uuid(identifier) and not self._lvols.stores_of(identifier)):
             return Failure(
                 Code.RESOURCE_EXHAUSTED,
                 f"{kind} {identifier} is of an lvstore that node {self._lvols.node} does not have: "

@@ -19,6 +19,7 @@ from csi.contents import Contents
 from csi.errors import Code, Failure, describe, invalid
 from csi.handles import is_uuid
 from csi.locks import VolumeLocks
+from csi.moves import Moves
 from csi.parameters import Parameters, claim, read, volume_name
 from csi.proto import csi_pb2 as pb
 from csi.sizes import size_within, wanted_bytes
@@ -65,17 +66,20 @@ class Controller(SnapshotController):
         limits: VolumeLimits | None = None,
         check_counts: Callable[[str, Owned], None] | None = None,
         asked_of: Callable[[Owned], int | None] | None = None,
+        moves: Moves | None = None,
     ) -> None:
         """Serves the volumes of `node`; the locks are shared with the Node service.
 
         `node_of` tells which node has the volume of a handle, None if nobody knows of it; `waiting`
         looks after claims for which there is no room; `check_counts` raises unless the
         PersistentVolume of a name is to decide over a volume; `asked_of` tells the bytes that a
-        volume's claim asks for, None where it has none.
+        volume's claim asks for, None where it has none; `moves` knows which volumes are other
+        nodes' by now.
         """
-        super().__init__(volumes, snapshots, locks)
+        moves = moves or Moves(volumes)
+        super().__init__(volumes, snapshots, locks, moves)
         self._node = node
-        self._contents = Contents(volumes, snapshots, locks)
+        self._contents = Contents(volumes, snapshots, locks, moves)
         self._node_of = node_of or (lambda _: None)
         self._waiting = waiting
         self._limits = limits or VolumeLimits(volumes.lvols)
@@ -183,8 +187,7 @@ class Controller(SnapshotController):
         """Deletes a volume, idempotent; one in use is refused."""
         _check_id(request.volume_id)
         with self._locks.hold(request.volume_id):
-            found = self._volumes.find(request.volume_id)
-            self._volumes.delete(request.volume_id)
+            found = self._moves.delete(request.volume_id)
         self._snapshots.sweep(request.volume_id)
         if found is not None:
             self._freed(found.parameters)
@@ -299,7 +302,7 @@ class Controller(SnapshotController):
         if not request.HasField("capacity_range"):
             raise invalid("capacity_range is missing: say how large the volume is to be")
         with self._locks.hold(request.volume_id):
-            found = self._volumes.find(request.volume_id)
+            found = self._moves.find(request.volume_id)
             if found is None:
                 return self._expand_elsewhere(request)
             asked = self._asked_of(found)
@@ -337,7 +340,7 @@ class Controller(SnapshotController):
         _check_id(request.volume_id)
         wanted = attributes.read(request.mutable_parameters)
         with self._locks.hold(request.volume_id):
-            found = self._volumes.find(request.volume_id)
+            found = self._moves.find(request.volume_id)
             if found is not None:
                 if name := volume_name(request.mutable_parameters):
                     self._check_counts(name, found)

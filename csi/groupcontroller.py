@@ -14,6 +14,7 @@ from csi import handles
 from csi.contents import LOCK_WAIT_S
 from csi.errors import Code, Failure, invalid, not_found, precondition
 from csi.locks import VolumeLocks
+from csi.moves import Moves
 from csi.proto import csi_pb2 as pb
 from csi.snapshotcontroller import check_name, check_parameters, described
 from csi.snapshots import OwnedSnapshot, OwnedSnapshots
@@ -29,10 +30,17 @@ class GroupController:
     """csi.v1.GroupController."""
 
     def __init__(
-        self, volumes: OwnedVolumes, snapshots: OwnedSnapshots, locks: VolumeLocks
+        self,
+        volumes: OwnedVolumes,
+        snapshots: OwnedSnapshots,
+        locks: VolumeLocks,
+        moves: Moves | None = None,
     ) -> None:
-        """Takes snapshots of `volumes`; the Node service has the same `locks`."""
-        self._volumes = volumes
+        """Takes snapshots of `volumes` that count (`moves`).
+
+        The Node service has the same `locks`.
+        """
+        self._moves = moves or Moves(volumes)
         self._lvols = volumes.lvols
         self._snapshots = snapshots
         self._locks = locks
@@ -80,7 +88,7 @@ class GroupController:
         with ExitStack() as held:
             for each in wanted:
                 held.enter_context(self._locks.hold(each, wait_s=LOCK_WAIT_S))
-            sources = [self._volumes.get(each) for each in wanted]
+            sources = [self._moves.get(each) for each in wanted]
             group = self._id(self._lvstore_of(sources), name)
             numbered = [(f"{name}-{number}", each) for number, each in enumerate(sources, 1)]
             return self._snapshots.take_together(numbered, group)

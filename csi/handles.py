@@ -15,6 +15,7 @@ SNAPSHOTS = uuid.UUID("6a3e1f0c-0d4b-5c8e-9b56-76697274756c")
 GROUPS = uuid.UUID("6a3e1f0c-0d4b-5c8e-9b57-76697274756c")
 """What names of volumes, of snapshots, and of groups of these are in."""
 VERSION = 8
+VERSION_BEFORE = 5
 VERSION_SHIFT = 76
 LVSTORE_SHIFT = 80
 """Bits of a UUID behind those of the lvstore."""
@@ -46,6 +47,11 @@ def is_uuid(handle: str) -> bool:
 def tells_lvstore(handle: str) -> bool:
     """Whether a handle names its lvstore; one of an earlier driver, or of nobody, does not."""
     return is_uuid(handle) and uuid.UUID(handle).version == VERSION
+
+
+def is_made(handle: str) -> bool:
+    """Whether a driver can have made a UUID: those that a target or a person takes are others."""
+    return is_uuid(handle) and uuid.UUID(handle).version in (VERSION, VERSION_BEFORE)
 
 
 def may_be_in(handle: str, lvstore: str) -> bool:

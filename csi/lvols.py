@@ -83,17 +83,25 @@ class Lvols:
         stores = self.at(handle).lvstores()
         return [store for store in stores if handles.may_be_in(handle, store.uuid)]
 
-    def check_gone(self, handle: str, kind: str = "volume") -> None:
+    def check_gone(self, handle: str, kind: str = "volume", lvstore: str = "") -> None:
         """Raises UNAVAILABLE unless the lvstore of an lvol is loaded and does not have it.
 
-        `kind` is what the orchestrator calls it, a key of RETAIN.
+        `kind` is what the orchestrator calls it, a key of RETAIN. `lvstore` is the UUID of where it
+        was last, if it is not in the one that its handle tells.
         """
         if not handles.is_uuid(handle):
             return
-        stores = self.stores_of(handle)
+        stores = self._called(lvstore) if lvstore else self.stores_of(handle)
         # An lvstore that is being loaded has its lvols in its list before they are bdevs.
         if not stores or any(handle in self._uuids(store) for store in stores):
             raise self.not_loaded(handle, kind)
+
+    def _called(self, lvstore: str) -> list[Lvstore]:
+        """Returns the lvstore of a UUID, if it is loaded."""
+        if not handles.is_uuid(lvstore):
+            return []
+        stores = Volumes(self.targets.of_store(lvstore)).lvstores()
+        return [store for store in stores if store.uuid == lvstore]
 
     def _uuids(self, store: Lvstore) -> set[str]:
         return Volumes(self.targets.of_store(store.uuid)).uuids(store)

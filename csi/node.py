@@ -22,6 +22,7 @@ from csi.host.local import LocalHost
 from csi.hostdevice import HostDevice
 from csi.kubevirt.inline import EPHEMERAL, InlineVolumes, is_inline
 from csi.locks import VolumeLocks
+from csi.moves import Moves
 from csi.proto import csi_pb2 as pb
 from csi.underway import Underway
 from csi.vhostface import VhostFace
@@ -63,14 +64,16 @@ class Node:
         host: Host | None = None,
         pools_file: Path | None = None,
         limits: VolumeLimits | None = None,
+        moves: Moves | None = None,
     ) -> None:
         """Serves the pods of `node`, `max_volumes` at most (0: as many as there are).
 
         `host` mounts, by default in this process.
         `capacity_of` tells the bytes that a volume is to have, 0 where nobody knows; `asked_of`
         those that its claim asks for, None where it has none. `pools_file` keeps which pools of
-        Ceph the node has.
+        Ceph the node has; `moves` knows which volumes are other nodes' by now.
         """
+        self._moves = moves or Moves(volumes)
         self._pools_file = pools_file
         self._limits = limits or VolumeLimits(volumes.lvols)
         self._volumes = volumes
@@ -96,7 +99,7 @@ class Node:
 
     def _stage_locked(self, request: pb.NodeStageVolumeRequest) -> pb.NodeStageVolumeResponse:
         with self._locks.hold(request.volume_id):
-            owned = self._grown(self._volumes.get(request.volume_id))
+            owned = self._grown(self._moves.get(request.volume_id))
             check(request.volume_capability, face=owned.parameters.face)
             with self._limits.in_use(owned):
                 if owned.parameters.face == "vhost":
@@ -147,7 +150,7 @@ class Node:
     def _publish_locked(self, request: pb.NodePublishVolumeRequest) -> pb.NodePublishVolumeResponse:
         staging, target = Path(request.staging_target_path), Path(request.target_path)
         with self._locks.hold(request.volume_id):
-            owned = self._volumes.get(request.volume_id)
+            owned = self._moves.get(request.volume_id)
             check(request.volume_capability, face=owned.parameters.face)
             self._check_staged(owned, staging, request.volume_capability)
             self._check_sole(request)

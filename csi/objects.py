@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lightkube.utils.quantity import parse_quantity
 
-from csi import DRIVER_NAME, POOL_KEY, TOPOLOGY_KEY
+from csi import DRIVER_NAME, LVSTORE_KEY, POOL_KEY, TOPOLOGY_KEY
 
 Object = Mapping[str, Any]
 """An object as JSON."""
@@ -57,6 +57,11 @@ class PersistentVolume:
     """Whether it is an image of a pool of Ceph, which every node that has the pool can use."""
     released: bool = False
     """Whether its claim is gone: it is Released, or Failed."""
+    lvstore: str = ""
+    """UUID of the lvstore that a node's driver took it over in; nothing: the handle tells it."""
+    storage_class: str = ""
+    context: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """What CreateVolume said that nodes need to know."""
 
     @property
     def ours(self) -> bool:
@@ -83,6 +88,9 @@ class PersistentVolume:
             claim=(claim["namespace"], claim["name"]) if claim else None,
             deleting="deletionTimestamp" in found["metadata"],
             released=is_released(found),
+            lvstore=(found["metadata"].get("annotations") or {}).get(LVSTORE_KEY, ""),
+            storage_class=spec.get("storageClassName") or "",
+            context=csi.get("volumeAttributes") or {},
         )
 
 

@@ -10,6 +10,7 @@ from csi.contents import LOCK_WAIT_S
 from csi.errors import Code, Failure, invalid
 from csi.handles import is_uuid
 from csi.locks import VolumeLocks
+from csi.moves import Moves
 from csi.parameters import PROVISIONER_PREFIX, Parameters
 from csi.proto import csi_pb2 as pb
 from csi.snapshots import OwnedSnapshot, OwnedSnapshots, missing
@@ -24,12 +25,13 @@ class SnapshotController:
     """Snapshots of one node's volumes."""
 
     def __init__(
-        self, volumes: OwnedVolumes, snapshots: OwnedSnapshots, locks: VolumeLocks
+        self, volumes: OwnedVolumes, snapshots: OwnedSnapshots, locks: VolumeLocks, moves: Moves
     ) -> None:
-        """Takes them of `volumes`; the Node service has the same `locks`."""
+        """Takes them of `volumes` that count (`moves`); the Node service has the same `locks`."""
         self._volumes = volumes
         self._snapshots = snapshots
         self._locks = locks
+        self._moves = moves
 
     def create_snapshot(self, request: pb.CreateSnapshotRequest) -> pb.CreateSnapshotResponse:
         """Takes a snapshot, which is ready at once, or returns the one of this name."""
@@ -42,7 +44,7 @@ class SnapshotController:
             found = self._snapshots.named(request.name)
             if found is None:
                 with self._locks.hold(source, wait_s=LOCK_WAIT_S):
-                    found = self._snapshots.take(request.name, self._volumes.get(source))
+                    found = self._snapshots.take(request.name, self._moves.get(source))
         if found.taken.source != source or found.taken.group:
             group = f", in group {found.taken.group}" if found.taken.group else ""
             raise Failure(

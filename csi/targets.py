@@ -138,11 +138,20 @@ class Targets:
         """
         if self.sole is not None:
             return self.sole
-        key = _key(volume)
+        key = self._key(volume)
         before = self._seen.get(key)
         what = f"volume {volume}: {UNIQUE}"
-        found = self.having(key, what, lambda client: _has(client, volume))
+        found = self.having(key, what, lambda client: _has(client, volume, itself=key == volume))
+        if found is None and key != volume:  # in another lvstore than its handle tells: it moved
+            found = self.having(volume, what, lambda client: _has(client, volume, itself=True))
         return found or before or self.clients[0]
+
+    def _key(self, volume: str) -> str:
+        """Returns what a volume's target is remembered by: its lvstore, where its handle tells it.
+
+        For one that was found in another lvstore that is the handle.
+        """
+        return volume if volume in self._seen else _key(volume)
 
     def having(self, key: str, what: str, has: Callable[[Client], bool]) -> Client | None:
         """Returns the target that has something; None if all answer, and none has it.
@@ -190,7 +199,7 @@ class Targets:
             TargetUnavailable, RpcError, Failure: as `of`.
         """
         client = self.of(volume)
-        if self.sole is not None or self._seen.get(_key(volume)) is client:
+        if self.sole is not None or self._seen.get(self._key(volume)) is client:
             return [client]
         return list(self.clients)
 
@@ -199,7 +208,7 @@ class Targets:
         answers: dict[str, Answer[Client]] = {}
         groups: dict[object, tuple[list[str], Answer[Client]]] = {}
         for volume in volumes:
-            key = _key(volume)
+            key = self._key(volume)
             if key not in answers:
                 answers[key] = self._answer_of(volume)
             answer = answers[key]
@@ -380,9 +389,9 @@ def _key(volume: str) -> str:
     return volume.replace("-", "")[:STORE_DIGITS]
 
 
-def _has(client: Client, volume: str) -> bool:
-    """Whether a target has a volume, or its lvstore if the handle tells that."""
-    if handles.tells_lvstore(volume):
+def _has(client: Client, volume: str, *, itself: bool) -> bool:
+    """Whether a target has a volume `itself`, or else its lvstore if the handle tells that."""
+    if not itself:
         stores = Volumes(client).lvstores()
         return any(handles.may_be_in(volume, store.uuid) for store in stores)
     try:

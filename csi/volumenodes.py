@@ -17,12 +17,12 @@ from collections.abc import Callable
 
 import structlog
 
-from csi import DRIVER_NAME, attributes
+from csi import DRIVER_NAME, LVSTORE_KEY, attributes
 from csi.attributes import Attributes
 from csi.cluster import Cluster
 from csi.clustererrors import ClusterError, NotFoundError
 from csi.errors import Code, Failure, invalid, precondition
-from csi.kinds import ATTRIBUTES_CLASS, CLAIM
+from csi.kinds import ATTRIBUTES_CLASS, CLAIM, STORAGE_CLASS, VOLUME
 from csi.objects import Object, PersistentVolume, quantity_bytes
 from csi.volumes import Owned
 
@@ -61,6 +61,65 @@ class VolumeNodes:
         if found is None:
             return None
         return "" if found.in_pool else found.node
+
+    def placing(self, handle: str, name: str = "") -> list[PersistentVolume]:
+        """Returns the PersistentVolumes that say on which node a volume of an lvstore is.
+
+        Those of this node, if there are any: only an administrator, and this node's credentials,
+        can make one of it. Else those of others. `name` is looked at first.
+
+        Raises:
+            Failure: UNAVAILABLE, the API server does not say.
+        """
+        if self._connect is None:
+            return []
+        try:
+            first = self._if_there(name)
+            if first is not None and first.handle == handle and self._is_here(first):
+                return [first]
+            found = [each for each in self._api().volumes_of(handle) if _says_node(each)]
+        except ClusterError as error:
+            raise Failure(
+                Code.UNAVAILABLE, f"on which node volume {handle} is is not known: {error}"
+            ) from error
+        return [each for each in found if self._is_here(each)] or found
+
+    def _if_there(self, name: str) -> PersistentVolume | None:
+        try:
+            return self._api().volume(name) if name else None
+        except NotFoundError:
+            return None
+
+    def _is_here(self, volume: PersistentVolume) -> bool:
+        return volume.ours and _says_node(volume) and volume.node == self._node
+
+    def parameters_of(self, volume: PersistentVolume) -> dict[str, str]:
+        """Returns the parameters of a volume's class; none where that is gone.
+
+        Raises:
+            ClusterError: the API server does not say.
+        """
+        try:
+            found = self._api().get(STORAGE_CLASS, volume.storage_class)
+        except NotFoundError:
+            return {}
+        return dict(found.get("parameters") or {})
+
+    def note_lvstore(self, volume: PersistentVolume, lvstore: str) -> None:
+        """Notes at a PersistentVolume of this node that its volume is in the lvstore of this UUID.
+
+        Raises:
+            ClusterError: it cannot be noted now, or somebody has just changed it.
+            Failure: ABORTED, it is not of this node any more.
+        """
+        present = self._api().get(VOLUME, volume.name)
+        if not self._is_here(PersistentVolume.of(present)):
+            raise Failure(
+                Code.ABORTED, f"PersistentVolume {volume.name} has just been given to another node"
+            )
+        version = present["metadata"]["resourceVersion"]
+        meta = {"resourceVersion": version, "annotations": {LVSTORE_KEY: lvstore}}
+        self._api().patch(VOLUME, volume.name, None, {"metadata": meta})
 
     def of(self, owned: Owned) -> PersistentVolume | None:
         """Returns the PersistentVolume whose word counts for a volume of this node, or None.
@@ -224,3 +283,8 @@ class VolumeNodes:
         with self._mutex:
             self._cluster = self._cluster or self._connect()
         return self._cluster
+
+
+def _says_node(volume: PersistentVolume) -> bool:
+    """Whether a PersistentVolume says of which node it is; of one of a pool no lvstore's is."""
+    return volume.node is not None and not volume.in_pool

@@ -344,6 +344,15 @@ class OwnedVolumes:
         else:
             self.lvols.at(handle).remove_xattr(handle, FORMATTING_XATTR)
 
+    def forget(self, handle: str) -> None:
+        """Forgets whose a volume was, as somebody else has changed that."""
+        self._owners.pop(handle, None)
+
+    def own(self, volume: Volume, owner: Owner) -> Owned:
+        """Makes a volume that is nobody's the driver's."""
+        self.lvols.at(volume.uuid).set_xattr(volume.uuid, OWNER_XATTR, owner.written())
+        return self.get(volume.uuid)
+
     def _owner(self, handle: str, volumes: Volumes | None = None) -> Owner | None:
         """Returns what a volume keeps of its owner; `volumes` are its target's, if known."""
         owner = self._owners.get(handle)

@@ -16,6 +16,7 @@ from csi.kubevirt.pods import Pod
 from csi.kubevirt.vmvolume.controller import VmVolumeController
 from csi.locks import VolumeLocks
 from csi.metrics import Metrics
+from csi.moves import Moves
 from csi.proto import kubevirt_plugin_pb2
 from csi.server import handlers, serve_until
 from csi.volumes import OwnedVolumes
@@ -33,6 +34,7 @@ class VirtualMachines:
         metrics: Metrics,
         volumes: OwnedVolumes,
         locks: VolumeLocks,
+        moves: Moves | None = None,
     ) -> None:
         """For the virtual machines of `node`; the locks are those of the driver's services."""
         self._controllers = controllers
@@ -43,7 +45,7 @@ class VirtualMachines:
         self._launchers = Launchers(cluster)
         self._placement = Placement(volumes.targets, cluster)
         self._vm_volumes = VmVolumeController(
-            cluster, controllers, volumes, locks, node, metrics.registry
+            cluster, controllers, volumes, locks, node, metrics.registry, moves
         )
 
     def admit(self, pod: Pod, lvstore: str) -> Client:

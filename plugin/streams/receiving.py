@@ -25,6 +25,8 @@ from pydataplane.volumenames import NAME_MAX, VOLUME_NAME, split_path, with_suff
 from pydataplane.volumes import Volumes
 
 XATTR = "virtlun.receive"
+CLAIM_XATTR = "csi.volume"
+"""By which Kubernetes' driver knows the volumes of claims."""
 SUFFIX = ".receive"
 """Of its name until all is there."""
 
@@ -245,6 +247,8 @@ class Receiver:
         """Gives a volume its name, to which only that is missing."""
         self._check_free(volume)
         self._volumes.end_export(volume.uuid)
+        # It was older than what it has received: Kubernetes' driver is to take it over anew.
+        self._volumes.remove_xattr(volume.uuid, CLAIM_XATTR)
         self._give_name(volume)
         self.is_done = True
         return self._volumes.volume(volume.uuid)

@@ -204,6 +204,9 @@ class Cluster:
             f"--service-account-signing-key-file={self.pki.sa_key}",
             "--service-cluster-ip-range=10.96.0.0/16",
             *("--authorization-mode=Node,RBAC", "--allow-privileged=true"),
+            # For docs/pages/how-to/move-a-claim.md; it only lets the affinity be changed, and
+            # our policies refuse that to the driver's account.
+            "--feature-gates=MutablePVNodeAffinity=true",
         ]
 
     def _controller_manager(self) -> list[str]:

@@ -35,6 +35,7 @@ from csi.kubevirt.vmvolume.metrics import PhaseCollector, VmVolumeMetrics
 from csi.kubevirt.vmvolume.model import FINALIZER, VmVolume
 from csi.kubevirt.vmvolume.reconcile import Reconciler
 from csi.locks import VolumeLocks
+from csi.moves import Moves
 from csi.objects import Object, Vmi
 from csi.queue import Due, Queue
 from csi.volumes import OwnedVolumes
@@ -78,6 +79,7 @@ class VmVolumeController:
         locks: VolumeLocks,
         node: str,
         registry: CollectorRegistry,
+        moves: Moves | None = None,
     ) -> None:
         """Uses them for `node`; the locks are those of the driver's services."""
         self._cluster = cluster
@@ -90,6 +92,7 @@ class VmVolumeController:
             *(cluster, controllers, volumes, locks, node, self._cache, self._metrics),
             lambda name: self._queue.put(Key("volume", name)),
             self._queue.waiting,
+            moves,
         )
         self._stop = threading.Event()
         self._known = {VM_VOLUME: threading.Event(), VMI: threading.Event()}

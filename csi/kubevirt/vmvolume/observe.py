@@ -13,8 +13,9 @@ from csi.kubevirt.lun import Lun
 from csi.kubevirt.vmvolume.cache import Cache
 from csi.kubevirt.vmvolume.decide import Seen
 from csi.kubevirt.vmvolume.model import VmVolume
+from csi.moves import Moves
 from csi.objects import Claim, StorageClass, Vmi
-from csi.volumes import OwnedVolumes
+from csi.volumes import Owned, OwnedVolumes
 
 
 @dataclass
@@ -43,8 +44,10 @@ class Observer:
         volumes: OwnedVolumes,
         node: str,
         cache: Cache,
+        moves: Moves | None = None,
     ) -> None:
-        """Asks them."""
+        """Asks them; `moves` of volumes that came from another node."""
+        self._moves = moves or Moves(volumes)
         self._cluster = cluster
         self._controllers = controllers
         self._volumes = volumes
@@ -66,7 +69,7 @@ class Observer:
         handle = claim.handle if claim else None
         pod, luns = self._luns(seen, {handle, volume.status.volume})
         here = claim is not None and claim.node == self._node
-        owned = self._volumes.find(handle) if handle and here else None
+        owned = self._owned(claim, handle) if claim and handle and here else None
         refused = work.refused
         if claim and handle and seen.here and not luns and not refused and owned:
             refused = self._users(claim, handle)
@@ -82,6 +85,12 @@ class Observer:
             refused=refused,
             not_grown=work.not_grown,
         )
+
+    def _owned(self, claim: Claim, handle: str) -> Owned | None:
+        """Returns the volume of a claim of this node, if it is there and counts."""
+        owned = self._volumes.find(handle)
+        moved = claim.volume is not None and claim.volume.lvstore
+        return owned if owned is not None and not moved else self._moves.find(handle)
 
     def _without_gone(self, seen: Seen) -> Seen:
         """Returns it with the node that there is no use in waiting for."""

@@ -26,6 +26,7 @@ from csi.kubevirt.vmvolume.model import FINALIZER, VmVolume
 from csi.kubevirt.vmvolume.observe import Observer, Work
 from csi.kubevirt.vmvolume.status import change, is_news, status
 from csi.locks import VolumeLocks
+from csi.moves import Moves
 from csi.objects import Claim, Object
 from csi.proto import csi_pb2 as pb
 from csi.volumes import OwnedVolumes
@@ -54,12 +55,13 @@ class Reconciler:
         metrics: VmVolumeMetrics,
         look_at: Callable[[Name], None],
         others_wait: Callable[[], bool],
+        moves: Moves | None = None,
     ) -> None:
         """Uses them; `look_at` asks for a look at another VmVolume, which this one let go for.
 
         While `others_wait` a new LUN's status is left for later: they get their LUNs first.
         """
-        self._observer = Observer(cluster, controllers, volumes, node, cache)
+        self._observer = Observer(cluster, controllers, volumes, node, cache, moves)
         self._cluster = cluster
         self._controllers = controllers
         self._volumes = volumes

@@ -20,14 +20,17 @@ from csi.host import Host
 from csi.kubevirt.controllers import VmControllers
 from csi.kubevirt.inline import InlineVolumes
 from csi.locks import VolumeLocks
+from csi.moves import Moves
 from csi.node import Node
 from csi.proto import csi_pb2 as pb
 from csi.snapshots import OwnedSnapshots
 from csi.targets import Targets
 from csi.vhostface import VhostFace
 from csi.volumelimits import VolumeLimits
+from csi.volumenodes import VolumeNodes
 from csi.volumes import Owned, OwnedVolumes
 from tests.support.fake_target import LVSTORE, MIB, FakeTarget
+from tests.unit.csi.fake_cluster import FakeCluster
 from tests.unit.csi.fakes import FakeHost
 
 NODE = "node1"
@@ -53,6 +56,8 @@ class World:
         self.classes: dict[str, Attributes] = {}
         #: Names of PersistentVolumes that others have made.
         self.forged: set[str] = set()
+        #: An API server that tells where volumes are; None: nobody does.
+        self.cluster: FakeCluster | None = None
         self.restart()
 
     def restart(self) -> None:
@@ -61,11 +66,14 @@ class World:
         volumes = OwnedVolumes(targets, NODE)
         snapshots = OwnedSnapshots(volumes, self.locks)
         limits = VolumeLimits(volumes.lvols, lambda owned: self.classes.get(owned.volume.uuid))
+        nodes = VolumeNodes(NODE, self.cluster.connect) if self.cluster else None
+        moves = Moves(volumes, nodes)
         self.controller = Controller(
             *(volumes, snapshots, self.locks, NODE, self.nodes.get),
             limits=limits,
             check_counts=self._check_counts,
             asked_of=lambda owned: self.asked.get(owned.volume.uuid),
+            moves=moves,
         )
         inline = InlineVolumes(
             VmControllers(targets, self.host, self.locks), None, host=cast(Host, self.host)
@@ -78,6 +86,7 @@ class World:
             host=cast(Host, self.host),
             pools_file=self.directory / "pools.json",
             limits=limits,
+            moves=moves,
         )
 
     def _check_counts(self, name: str, _: Owned) -> None:

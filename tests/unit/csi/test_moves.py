@@ -1,0 +1,298 @@
+"""Volumes that were sent to another node: which node's counts, and what is taken over there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from csi import LVSTORE_KEY, TOPOLOGY_KEY, handles
+from csi.clustererrors import UnreachableError
+from csi.errors import Code
+from csi.kinds import STORAGE_CLASS, VOLUME
+from csi.proto import csi_pb2 as pb
+from csi.volumes import OWNER_XATTR, Owner
+from pydataplane.errors import RpcError
+from tests.support.fake_target import LVSTORE, LVSTORE_UUID, MIB, Volume
+from tests.unit.csi.conftest import NODE, World, refused
+from tests.unit.csi.fake_cluster import FakeCluster
+
+OTHER_NODE = "node2"
+OTHER_LVSTORE = "77aa0000-0000-4000-8000-000000000000"
+HANDLE = handles.make(OTHER_LVSTORE, OTHER_NODE, "pvc-1")
+"""Of a volume that was made on the other node."""
+ALIAS = f"{LVSTORE}/pvc-1"
+CONTEXT = {"fsType": "xfs", "blockSize": "4096", "face": "kernel"}
+
+
+@pytest.fixture
+def moved(world: World) -> World:
+    """A driver of a node that was sent a volume, of which it has all."""
+    world.cluster = FakeCluster()
+    world.cluster.put(
+        STORAGE_CLASS, {"metadata": {"name": "thin"}, "parameters": {"overcommit": "2"}}
+    )
+    world.target.volumes[ALIAS] = Volume(HANDLE)
+    world.restart()
+    return world
+
+
+def say(
+    world: World,
+    node: str,
+    lvstore: str = "",
+    *,
+    of: str = HANDLE,
+    name: str = "pvc-1",
+    **spec: Any,
+) -> None:
+    """Has the API server say on which node a volume is, and in which lvstore it was used last."""
+    expression = {"key": TOPOLOGY_KEY, "operator": "In", "values": [node]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    context = {f"csi.virtlun.dev/{key}": value for key, value in CONTEXT.items()}
+    source = {"driver": "csi.virtlun.dev", "volumeHandle": of, "volumeAttributes": context}
+    meta: dict[str, Any] = {"name": name}
+    if lvstore:
+        meta["annotations"] = {LVSTORE_KEY: lvstore}
+    told = {
+        "csi": source,
+        "nodeAffinity": {"required": terms},
+        "claimRef": {"namespace": "default", "name": "data"},
+        "storageClassName": "thin",
+    }
+    assert world.cluster is not None
+    world.cluster.put(VOLUME, {"metadata": meta, "spec": told | spec})
+
+
+def said(world: World, name: str = "pvc-1") -> str:
+    """Returns the lvstore that a PersistentVolume names."""
+    assert world.cluster is not None
+    meta = world.cluster.objects["PersistentVolume", name]["metadata"]
+    return str((meta.get("annotations") or {}).get(LVSTORE_KEY, ""))
+
+
+def xattrs(world: World) -> dict[str, str]:
+    return world.target.volumes[ALIAS].xattrs
+
+
+def expand(world: World, handle: str, size: int) -> pb.ControllerExpandVolumeResponse:
+    capacity = pb.CapacityRange(required_bytes=size)
+    request = pb.ControllerExpandVolumeRequest(volume_id=handle, capacity_range=capacity)
+    return world.controller.controller_expand_volume(request)
+
+
+def snapshot(world: World, handle: str) -> pb.Snapshot:
+    request = pb.CreateSnapshotRequest(name="snap-1", source_volume_id=handle)
+    return world.controller.create_snapshot(request).snapshot
+
+
+def clone(world: World, handle: str) -> pb.Volume:
+    source = pb.VolumeContentSource.VolumeSource(volume_id=handle)
+    content = pb.VolumeContentSource(volume=source)
+    return world.create("pvc-2", volume_content_source=content)
+
+
+def test_what_was_received_is_taken_over_when_it_is_staged(moved: World) -> None:
+    say(moved, NODE)
+    moved.stage(HANDLE)
+    moved.publish(HANDLE)
+    assert said(moved) == LVSTORE_UUID
+    owner = json.loads(xattrs(moved)[OWNER_XATTR])
+    assert (owner["driver"], owner["name"], owner["claim"]) == (
+        *("csi.virtlun.dev", "pvc-1"),
+        "default/data",
+    )
+    assert json.loads(owner["parameters"]) == {
+        **{"lvstore": LVSTORE, "thin": "true", "overcommit": "2"},
+        **CONTEXT,
+    }
+    moved.restart()
+    assert expand(moved, HANDLE, 128 * MIB).capacity_bytes == 128 * MIB
+
+
+def test_growth_before_the_first_pod_is_of_what_was_received(moved: World) -> None:
+    say(moved, NODE)
+    grown = expand(moved, HANDLE, 128 * MIB)
+    assert (grown.capacity_bytes, grown.node_expansion_required) == (128 * MIB, False)
+    assert (said(moved), moved.target.volumes[ALIAS].mib) == (LVSTORE_UUID, 128)
+
+
+def test_a_claim_that_is_deleted_at_once_takes_its_volume_with_it(moved: World) -> None:
+    say(moved, NODE)
+    for _ in range(2):
+        moved.delete(HANDLE)
+    assert ALIAS not in moved.target.volumes
+    moved.target.loaded = False
+    refused(lambda: moved.delete(HANDLE), Code.UNAVAILABLE)
+
+
+NOT_WHOLE = {"virtlun.receive": json.dumps({"since": None, "to": "one", "was": 0})}
+OTHER_OWNER = {OWNER_XATTR: Owner("csi.example.org", "x", "", "").written()}
+
+
+@pytest.mark.parametrize(
+    ("noted", "words"),
+    [
+        pytest.param(NOT_WHOLE, "(virtlun.receive) say that it is not whole", id="half"),
+        pytest.param({"virtlun.move": "{}"}, "(virtlun.move) say", id="moving"),
+        pytest.param({"cinder.deleted": "1"}, "(cinder.deleted) say", id="cinder"),
+        pytest.param(OTHER_OWNER, "(csi.volume) say", id="another-driver"),
+    ],
+)
+def test_what_is_not_whole_or_somebody_else_s_is_not_taken_over(
+    moved: World, noted: dict[str, str], words: str
+) -> None:
+    say(moved, NODE)
+    xattrs(moved).update(noted)
+    for call in (moved.stage, moved.delete):
+        assert words in refused(lambda call=call: call(HANDLE), Code.FAILED_PRECONDITION)  # type: ignore[misc]
+    assert (said(moved), xattrs(moved)) == ("", noted)
+    assert ALIAS in moved.target.volumes
+
+
+def test_what_no_object_says_is_here_is_not_taken_over(moved: World) -> None:
+    for call in (moved.stage, snapshot):
+        refused(
+            lambda call=call: call(HANDLE) if call != snapshot else call(moved, HANDLE),  # type: ignore[misc]
+            Code.UNAVAILABLE,
+        )
+    say(moved, OTHER_NODE)
+    for act in (moved.stage, moved.delete):
+        assert f"is of node {OTHER_NODE}" in refused(
+            lambda act=act: act(HANDLE),  # type: ignore[misc]
+            Code.FAILED_PRECONDITION,
+        )
+    assert xattrs(moved) == {}
+
+
+def test_an_lvol_whose_uuid_no_driver_made_is_nobody_s_claim(moved: World) -> None:
+    """An object that an administrator makes for a machine's disk would have it deleted."""
+    disk = "4b1d6e9e-94f4-4a5c-8a2b-1f2f3a4b5c6d"
+    moved.target.volumes[ALIAS] = Volume(disk)
+    say(moved, NODE, of=disk)
+    refused(lambda: moved.stage(disk), Code.NOT_FOUND)
+    assert "is not of csi.virtlun.dev" in refused(
+        lambda: moved.delete(disk), Code.FAILED_PRECONDITION
+    )
+
+
+def test_of_two_objects_none_has_it_taken_over(moved: World) -> None:
+    say(moved, NODE)
+    say(moved, NODE, name="second")
+    why = refused(lambda: moved.stage(HANDLE), Code.FAILED_PRECONDITION)
+    assert "PersistentVolumes pvc-1, second all name" in why
+
+
+def test_what_its_class_encrypts_is_not_taken_over_in_the_clear(moved: World) -> None:
+    assert moved.cluster is not None
+    parameters = {"encryptionKey": "k1"}
+    moved.cluster.put(STORAGE_CLASS, {"metadata": {"name": "thin"}, "parameters": parameters})
+    say(moved, NODE)
+    why = refused(lambda: moved.stage(HANDLE), Code.FAILED_PRECONDITION)
+    assert "receive it anew with `--key k1`" in why
+    assert said(moved) == ""
+
+
+def test_an_affinity_that_was_set_before_the_data_came_is_one_sentence(moved: World) -> None:
+    del moved.target.volumes[ALIAS]
+    say(moved, NODE)
+    for call in (moved.stage, moved.delete):
+        why = refused(lambda call=call: call(HANDLE), Code.UNAVAILABLE)  # type: ignore[misc]
+        assert f"virtlun volume receive --uuid {HANDLE}" in why
+    moved.target.volumes[ALIAS] = Volume(HANDLE)
+    moved.stage(HANDLE)
+    assert said(moved) == LVSTORE_UUID
+
+
+def test_a_driver_that_dies_as_it_takes_over_does_so_when_it_is_back(moved: World) -> None:
+    say(moved, NODE)
+    moved.target.fail["virtlun_lvol_set_xattr"] = RpcError(-5, "the disk failed")
+    refused(lambda: moved.stage(HANDLE), Code.INTERNAL)
+    assert (said(moved), xattrs(moved)) == (LVSTORE_UUID, {})
+    moved.restart()
+    moved.stage(HANDLE)
+    assert OWNER_XATTR in xattrs(moved)
+
+
+def test_an_object_that_is_given_away_meanwhile_is_not_noted_at(moved: World) -> None:
+    say(moved, NODE)
+    assert moved.cluster is not None
+    moved.cluster.conflicts = 1
+    refused(lambda: moved.stage(HANDLE), Code.UNAVAILABLE)
+    assert (said(moved), xattrs(moved)) == ("", {})
+    moved.stage(HANDLE)
+
+
+# On the node that it was sent from
+
+
+@pytest.fixture
+def made(world: World) -> tuple[World, str]:
+    """A driver of a node that has made a volume, which was sent to another one, and its handle."""
+    world.cluster = FakeCluster()
+    world.restart()
+    return world, world.create().volume_id
+
+
+def test_what_was_sent_away_is_left_alone(made: tuple[World, str]) -> None:
+    world, handle = made
+    say(world, OTHER_NODE, of=handle)
+    world.nodes[handle] = OTHER_NODE
+    for call in (world.stage, world.delete):
+        why = refused(lambda call=call: call(handle), Code.FAILED_PRECONDITION)  # type: ignore[misc]
+        assert f"is of node {OTHER_NODE}, says the nodeAffinity of PersistentVolume pvc-1" in why
+    refused(lambda: snapshot(world, handle), Code.FAILED_PRECONDITION)
+    why = refused(lambda: clone(world, handle), Code.RESOURCE_EXHAUSTED)
+    assert "on the node that does" in why
+    grown = expand(world, handle, 128 * MIB)
+    assert (grown.capacity_bytes, grown.node_expansion_required) == (128 * MIB, True)
+    assert list(world.target.volumes) == [ALIAS]
+    assert world.target.volumes[ALIAS].mib == 64
+    del world.target.volumes[ALIAS]  # by hand
+    refused(lambda: world.delete(handle), Code.FAILED_PRECONDITION)
+
+
+def test_an_old_copy_does_not_count_when_the_affinity_is_set_back(made: tuple[World, str]) -> None:
+    world, handle = made
+    say(world, NODE, OTHER_LVSTORE, of=handle)
+    for call in (world.stage, world.delete):
+        why = refused(lambda call=call: call(handle), Code.FAILED_PRECONDITION)  # type: ignore[misc]
+        assert "is older than the one" in why
+        assert f"kubectl annotate pv pvc-1 {LVSTORE_KEY}-" in why
+    refused(lambda: snapshot(world, handle), Code.FAILED_PRECONDITION)
+    refused(lambda: expand(world, handle, 128 * MIB), Code.FAILED_PRECONDITION)
+    assert world.target.volumes[ALIAS].mib == 64
+    del xattrs(world)[OWNER_XATTR]  # as `virtlun volume receive` does with what came back
+    world.stage(handle)
+    assert said(world) == LVSTORE_UUID
+    world.publish(handle)
+
+
+def test_an_old_copy_counts_again_when_somebody_says_so(made: tuple[World, str]) -> None:
+    world, handle = made
+    say(world, NODE, OTHER_LVSTORE, of=handle)
+    refused(lambda: world.stage(handle), Code.FAILED_PRECONDITION)
+    say(world, NODE, of=handle)
+    world.stage(handle)
+
+
+def test_an_object_that_another_node_has_made_takes_no_volume_away(made: tuple[World, str]) -> None:
+    world, handle = made
+    say(world, NODE, of=handle)
+    say(world, OTHER_NODE, OTHER_LVSTORE, of=handle, name="forged")
+    world.stage(handle)
+    world.unstage(handle)
+    world.delete(handle)
+    assert world.target.volumes == {}
+
+
+def test_without_an_answer_of_the_api_server_nothing_is_used(made: tuple[World, str]) -> None:
+    world, handle = made
+    assert world.cluster is not None
+    world.cluster.failure = UnreachableError("cannot read it: the API server does not answer")
+    for call in (world.stage, world.delete):
+        why = refused(lambda call=call: call(handle), Code.UNAVAILABLE)  # type: ignore[misc]
+        assert "on which node volume" in why
+    world.cluster.failure = None
+    world.stage(handle)
