@@ -341,15 +341,18 @@ class Cluster:
 
     def pods_of_claim(self, namespace: str, name: str) -> list[str]:
         """Returns the names of the pods that use a claim and have not ended."""
-        pods = self.items(POD, namespace)
+        return sorted(pod["metadata"]["name"] for pod in self.users_of_claim(namespace, name))
+
+    def users_of_claim(self, namespace: str, name: str) -> list[Object]:
+        """Returns the pods that use a claim and have not ended."""
         ended = ("Succeeded", "Failed")
-        return sorted(
-            pod["metadata"]["name"]
-            for pod in pods
+        return [
+            pod
+            for pod in self.items(POD, namespace)
             if (pod.get("status") or {}).get("phase") not in ended
             for each in pod["spec"].get("volumes") or ()
             if (each.get("persistentVolumeClaim") or {}).get("claimName") == name
-        )
+        ]
 
     def has_node(self, name: str) -> bool:
         """Whether there is a node of this name, ready or not."""

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from csi import DRIVER_NAME, LVSTORE_KEY, handles
 from csi.clustererrors import ClusterError
 from csi.errors import Code, Failure, precondition
+from csi.lvols import RETAIN
 from csi.objects import PersistentVolume
 from csi.parameters import Parameters
 from csi.volumelimits import LIMITS_XATTR
@@ -132,9 +133,11 @@ class Moves:
             return self._volumes.missing(handle)
         return Failure(
             Code.UNAVAILABLE,
-            f"node {self._node}, which the nodeAffinity of PersistentVolume {said[0].name} names, "
-            f"does not have its volume: receive it there (`virtlun volume receive --uuid {handle}`)"
-            ", load its lvstore (`virtlun lvstore import`), or set the nodeAffinity back",
+            f"volume {handle} is not on node {self._node}, which the nodeAffinity of "
+            f"PersistentVolume {said[0].name} names: receive it there (`virtlun volume receive "
+            f"--uuid {handle}`) or set the nodeAffinity back, where it is to come from another "
+            "node; else load its lvstore (`virtlun lvstore import`), or if that is lost for good, "
+            f"{RETAIN['volume']}",
         )
 
     def _lvstore_of(self, volume: Volume) -> str:
@@ -163,6 +166,12 @@ class Moves:
             raise precondition(f"PersistentVolumes {names} all name volume {handle}: leave one")
         self._check_free(volume, said[0])
         try:
+            if pods := self._nodes.pods_elsewhere(said[0]):
+                raise precondition(
+                    f"volume {volume.path} is not taken over for PersistentVolume {said[0].name} "
+                    f"while the old one is used ({', '.join(pods)}): stop that, then send what it "
+                    "has written since"
+                )
             owner = self._owner(volume, said[0])
             self._nodes.note_lvstore(said[0], self._lvstore_of(volume))
         except ClusterError as error:

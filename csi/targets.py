@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -141,8 +142,11 @@ class Targets:
         key = self._key(volume)
         before = self._seen.get(key)
         what = f"volume {volume}: {UNIQUE}"
-        found = self.having(key, what, lambda client: _has(client, volume, itself=key == volume))
-        if found is None and key != volume:  # in another lvstore than its handle tells: it moved
+        found = None
+        if key != volume:
+            with suppress(TargetUnavailable):  # what has moved here another target may have
+                found = self.having(key, what, lambda client: _has(client, volume, itself=False))
+        if found is None:
             found = self.having(volume, what, lambda client: _has(client, volume, itself=True))
         return found or before or self.clients[0]
 

@@ -105,6 +105,22 @@ class VolumeNodes:
             return {}
         return dict(found.get("parameters") or {})
 
+    def pods_elsewhere(self, volume: PersistentVolume) -> list[str]:
+        """Returns the pods on other nodes that have a volume's claim, as `NAME on NODE`.
+
+        Raises:
+            ClusterError: the API server does not say.
+        """
+        if volume.claim is None:
+            return []
+        placed = (
+            (pod["metadata"]["name"], pod["spec"].get("nodeName"))
+            for pod in self._api().users_of_claim(*volume.claim)
+        )
+        return sorted(
+            f"{name} on {node}" for name, node in placed if node not in (None, self._node)
+        )
+
     def note_lvstore(self, volume: PersistentVolume, lvstore: str) -> None:
         """Notes at a PersistentVolume of this node that its volume is in the lvstore of this UUID.
 

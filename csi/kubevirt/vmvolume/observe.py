@@ -69,7 +69,8 @@ class Observer:
         handle = claim.handle if claim else None
         pod, luns = self._luns(seen, {handle, volume.status.volume})
         here = claim is not None and claim.node == self._node
-        owned = self._owned(claim, handle) if claim and handle and here else None
+        new = not luns and not volume.deleted_at
+        owned = self._owned(claim, handle, new=new) if claim and handle and here else None
         refused = work.refused
         if claim and handle and seen.here and not luns and not refused and owned:
             refused = self._users(claim, handle)
@@ -86,11 +87,17 @@ class Observer:
             not_grown=work.not_grown,
         )
 
-    def _owned(self, claim: Claim, handle: str) -> Owned | None:
-        """Returns the volume of a claim of this node, if it is there and counts."""
+    def _owned(self, claim: Claim, handle: str, *, new: bool) -> Owned | None:
+        """Returns the volume of a claim of this node, if it is there; one for a `new` LUN counts.
+
+        Raises:
+            Failure: it does not count: it was sent to another node, or waits to be taken over.
+        """
         owned = self._volumes.find(handle)
         moved = claim.volume is not None and claim.volume.lvstore
-        return owned if owned is not None and not moved else self._moves.find(handle)
+        if not new or (owned is not None and not moved):
+            return owned
+        return self._moves.find(handle)
 
     def _without_gone(self, seen: Seen) -> Seen:
         """Returns it with the node that there is no use in waiting for."""

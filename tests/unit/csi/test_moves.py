@@ -10,7 +10,7 @@ import pytest
 from csi import LVSTORE_KEY, TOPOLOGY_KEY, handles
 from csi.clustererrors import UnreachableError
 from csi.errors import Code
-from csi.kinds import STORAGE_CLASS, VOLUME
+from csi.kinds import POD, STORAGE_CLASS, VOLUME
 from csi.proto import csi_pb2 as pb
 from csi.volumes import OWNER_XATTR, Owner
 from pydataplane.errors import RpcError
@@ -194,12 +194,38 @@ def test_what_its_class_encrypts_is_not_taken_over_in_the_clear(moved: World) ->
     assert said(moved) == ""
 
 
+def test_what_pods_of_another_node_write_to_is_not_taken_over(moved: World) -> None:
+    say(moved, NODE)
+    assert moved.cluster is not None
+    claim = {"persistentVolumeClaim": {"claimName": "data"}}
+    for name, node, phase in (
+        ("old", OTHER_NODE, "Running"),
+        ("ended", OTHER_NODE, "Succeeded"),
+        ("new", NODE, "Pending"),
+        ("later", None, "Pending"),
+    ):
+        spec = {"nodeName": node, "volumes": [claim]} if node else {"volumes": [claim]}
+        moved.cluster.put(
+            POD,
+            {
+                "metadata": {"name": name, "namespace": "default"},
+                "spec": spec,
+                "status": {"phase": phase},
+            },
+        )
+    why = refused(lambda: moved.stage(HANDLE), Code.FAILED_PRECONDITION)
+    assert f"while the old one is used (old on {OTHER_NODE})" in why
+    assert (said(moved), xattrs(moved)) == ("", {})
+    del moved.cluster.objects["Pod", "old"]
+    moved.stage(HANDLE)
+
+
 def test_an_affinity_that_was_set_before_the_data_came_is_one_sentence(moved: World) -> None:
     del moved.target.volumes[ALIAS]
     say(moved, NODE)
     for call in (moved.stage, moved.delete):
         why = refused(lambda call=call: call(HANDLE), Code.UNAVAILABLE)  # type: ignore[misc]
-        assert f"virtlun volume receive --uuid {HANDLE}" in why
+        assert f"receive it there (`virtlun volume receive --uuid {HANDLE}`)" in why
     moved.target.volumes[ALIAS] = Volume(HANDLE)
     moved.stage(HANDLE)
     assert said(moved) == LVSTORE_UUID

@@ -142,6 +142,27 @@ def test_a_handle_of_an_earlier_driver_is_found_on_any_target(pair: Pair) -> Non
     pair.delete(old)
 
 
+def test_volumes_that_came_from_one_lvstore_are_found_each_on_its_target(pair: Pair) -> None:
+    origin = "77aa0000-0000-4000-8000-000000000000"
+    first, second = (handles.make(origin, "node2", name) for name in ("pvc-1", "pvc-2"))
+    pair.a.add_volume(f"{LVSTORE}/pvc-1", uuid=first)
+    pair.b.add_volume(f"{STORE_B}/pvc-2", uuid=second)
+    for _ in range(2):
+        assert pair.targets.of(first) is pair.a
+        assert pair.targets.of(second) is pair.b
+        groups = [
+            (found, answer.get()) for found, answer in pair.targets.by_target([first, second])
+        ]
+        assert groups == [([first], pair.a), ([second], pair.b)]
+    pair.begin()
+    pair.away(pair.a)
+    assert pair.targets.of(second) is pair.b
+    with pytest.raises(TargetUnavailable):
+        pair.targets.of(first)
+    pair.back(pair.a)
+    assert pair.targets.of(first) is pair.a
+
+
 def test_an_lvstore_that_none_has_or_several_have_is_one_sentence(pair: Pair) -> None:
     said = refused(lambda: pair.create("lvs-c"), Code.RESOURCE_EXHAUSTED)
     assert "node node1 has no lvstore lvs-c" in said

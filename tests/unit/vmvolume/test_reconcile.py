@@ -27,6 +27,7 @@ from csi.kubevirt.vmvolume.metrics import VmVolumeMetrics
 from csi.kubevirt.vmvolume.model import FINALIZER, VmVolume
 from csi.kubevirt.vmvolume.reconcile import Reconciler
 from csi.locks import VolumeLocks
+from csi.moves import Moves
 from csi.objects import Claim, Object, PersistentVolume, StorageClass, Vmi
 from csi.proto import csi_pb2 as pb
 from csi.volumes import OwnedVolumes
@@ -163,6 +164,13 @@ class FakeVolumes(OwnedVolumes):
         self.size = wanted.required_bytes
 
 
+class FakeMoves(Moves):
+    """What an old node says of a volume whose PersistentVolume was given back to it."""
+
+    def find(self, handle: str) -> Any:
+        raise Failure(Code.FAILED_PRECONDITION, "volume x is older")
+
+
 class World:
     """All of them, with a machine that runs and a VmVolume."""
 
@@ -175,6 +183,7 @@ class World:
         self.registry = CollectorRegistry()
         self.looked_at: list[tuple[str, str]] = []
         self.others_wait = False
+        self.moves = FakeMoves(self.volumes)
         self.restart()
 
     def restart(self) -> None:
@@ -184,6 +193,7 @@ class World:
             VmVolumeMetrics(CollectorRegistry() if self.looked_at else self.registry),
             self.looked_at.append,
             lambda: self.others_wait,
+            self.moves,
         )
 
     def make(self, volume: VmVolume | None = None) -> None:
@@ -348,6 +358,27 @@ def test_a_target_that_is_away_is_said_of_what_waits_for_it(world: World) -> Non
     ):
         world.reconcile()
     assert world.status() == before, "the guest keeps the disk meanwhile"
+
+
+def test_a_volume_that_another_node_has_newer_is_no_disk_and_one_that_is_can_be_taken_away(
+    world: World,
+) -> None:
+    before = world.cluster.bound
+    assert before is not None
+    world.cluster.bound = replace(before, lvstore="of another node")
+    with pytest.raises(Failure):
+        world.reconcile()
+    assert (world.status()["phase"], world.status()["message"]) == ("Pending", "volume x is older")
+    assert world.controllers.found[POD] == []
+    world.cluster.bound = before
+    world.cache.drop_claim(("ns", "data"))
+    world.reconcile()
+    assert world.status()["phase"] == "Attached"
+    world.cluster.bound = replace(before, lvstore="of another node")
+    world.cache.drop_claim(("ns", "data"))
+    world.delete()
+    world.reconcile()
+    assert world.controllers.found[POD] == []
 
 
 def test_a_claim_in_use_is_not_touched(world: World) -> None:
