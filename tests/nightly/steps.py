@@ -172,6 +172,7 @@ STEPS = {
             *("examples", "tests/bench", "tests/demo", "tests/libvirt", "tests/openstack"),
             *("tests/target", "tests/kubernetes", "tests/crash", "tests/unit"),
             *("tests/again.py", "tests/docs", "tests/fuzz", "tests/release.py"),
+            "docs/pages/how-to/move-a-claim.md",
         ),
     ),
     "newest": Step(

@@ -91,7 +91,7 @@ def _package(path: str) -> str | None:
     return done.stdout.split(":")[0] if done.returncode == 0 else None
 
 
-LINE = re.compile(r"(?<![\w/.-])virtlun ((?:doctor|domain|lvstore|target|top|volume)\b[^#`|)\n]*)")
+LINE = re.compile(r"(?<![\w/.-])virtlun ((?:doctor|domain|lvstore|target|top|volume)\b[^#`|;)\n]*)")
 TEXTS = sorted(
     [
         *EXAMPLES.rglob("*.md"),
@@ -108,7 +108,7 @@ def test_each_virtlun_command_in_a_text_is_one(path: Path) -> None:
     if path == EXAMPLES / "openstack/README.md":
         used(path)  # the other words of it are a cloud's
     for line in LINE.findall(path.read_text()):
-        words = shlex.split(line.replace("--uuid UUID", f"--uuid {UUID(int=1)}"))
+        words = shlex.split(re.sub(r"--uuid \S+", f"--uuid {UUID(int=1)}", line))
         command: click.Command = main
         while isinstance(command, click.Group) and words and words[0] in command.commands:
             command = command.commands[words.pop(0)]
