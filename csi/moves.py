@@ -28,11 +28,11 @@ from csi.objects import PersistentVolume
 from csi.parameters import Parameters
 from csi.volumelimits import LIMITS_XATTR
 from csi.volumenodes import VolumeNodes
-from csi.volumes import FORMATTING_XATTR, OWNER_XATTR, Owned, OwnedVolumes, Owner
+from csi.volumes import OWNER_XATTR, Owned, OwnedVolumes, Owner
 from pydataplane.domain import limiting
 from pydataplane.lvols import Volume
 
-HARMLESS = {limiting.XATTR, "virtlun.encryption", LIMITS_XATTR, FORMATTING_XATTR}
+HARMLESS = {limiting.XATTR, "virtlun.encryption", LIMITS_XATTR}
 """Xattrs that a volume may have that is taken over. Any other says that it is not whole, or that
 somebody else has it."""
 

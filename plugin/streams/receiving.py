@@ -27,6 +27,8 @@ from pydataplane.volumes import Volumes
 XATTR = "virtlun.receive"
 CLAIM_XATTR = "csi.volume"
 """By which Kubernetes' driver knows the volumes of claims."""
+FORMATTING_XATTR = "csi.formatting"
+"""By which it knows that its mkfs was cut off: it makes a file system over what is there then."""
 SUFFIX = ".receive"
 """Of its name until all is there."""
 
@@ -247,7 +249,9 @@ class Receiver:
         """Gives a volume its name, to which only that is missing."""
         self._check_free(volume)
         self._volumes.end_export(volume.uuid)
-        # It was older than what it has received: Kubernetes' driver is to take it over anew.
+        # Of what it was, which is older than what it has received. Kubernetes' driver is to take it
+        # over anew, and makes no file system over what came.
+        self._volumes.remove_xattr(volume.uuid, FORMATTING_XATTR)
         self._volumes.remove_xattr(volume.uuid, CLAIM_XATTR)
         self._give_name(volume)
         self.is_done = True

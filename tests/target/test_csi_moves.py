@@ -20,7 +20,7 @@ from csi.proto import csi_pb2 as pb
 from csi.snapshots import OwnedSnapshots
 from csi.targets import Targets
 from csi.volumenodes import VolumeNodes
-from csi.volumes import OWNER_XATTR, OwnedVolumes
+from csi.volumes import FORMATTING_XATTR, OWNER_XATTR, OwnedVolumes
 from plugin.streams import receiving
 from pydataplane.silence import WatchedClient
 from pydataplane.volumes import Volumes
@@ -201,6 +201,7 @@ def test_what_a_stream_leaves_at_a_volume_keeps_it_from_nothing_but_the_claim_be
     taken(second.target, sent(first.target, f"lvs0/{PV}@one"), f"lvs0/{PV}", "--uuid", handle)
     assert set(second.volumes.xattrs(handle)) <= HARMLESS
     second.volumes.set_xattr(handle, OWNER_XATTR, first.volumes.xattrs(handle)[OWNER_XATTR])
+    second.volumes.set_xattr(handle, FORMATTING_XATTR, "1")  # its mkfs was cut off there
     done(first.target, "volume", "snapshot", f"lvs0/{PV}", "two")
     stream = sent(first.target, f"lvs0/{PV}@two", "--since", "@one")
     taken(second.target, stream, f"lvs0/{PV}")

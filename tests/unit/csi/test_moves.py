@@ -136,6 +136,7 @@ OTHER_OWNER = {OWNER_XATTR: Owner("csi.example.org", "x", "", "").written()}
     [
         pytest.param(NOT_WHOLE, "(virtlun.receive) say that it is not whole", id="half"),
         pytest.param({"virtlun.move": "{}"}, "(virtlun.move) say", id="moving"),
+        pytest.param({"csi.formatting": "1"}, "(csi.formatting) say", id="mkfs-cut-off"),
         pytest.param({"cinder.deleted": "1"}, "(cinder.deleted) say", id="cinder"),
         pytest.param(OTHER_OWNER, "(csi.volume) say", id="another-driver"),
     ],
