@@ -8,7 +8,7 @@ Methods take the pod's lock, then the volume's, which never waits (ABORTED: try 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -154,11 +154,12 @@ class VmControllers:
         serial: str | None = None,
         read_only: bool = False,
         removable: bool = True,
+        check: Callable[[], None] | None = None,
     ) -> int:
         """Makes a volume a LUN of the pod's controller, as PodControllers.attach."""
         with self.hold(pod):
             return self._at(pod).attach(
-                pod, volume, serial=serial, read_only=read_only, removable=removable
+                *(pod, volume), serial=serial, read_only=read_only, removable=removable, check=check
             )
 
     def detach(self, pod: str, volume: str, *, unless_used: bool = False) -> None:

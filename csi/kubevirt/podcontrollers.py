@@ -15,6 +15,7 @@ volume's, which never waits (ABORTED: try again).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -268,11 +269,13 @@ class PodControllers:
         serial: str | None = None,
         read_only: bool = False,
         removable: bool = True,
+        check: Callable[[], None] | None = None,
     ) -> int:
         """Makes a volume a LUN of the pod's controller, and returns the target's number.
 
         A connected guest is told at once. One that is there already is left as it is. Its logical
-        blocks are those that a pod would see.
+        blocks are those that a pod would see. `check` is called under the volume's lock before
+        there is a new one, and raises what forbids that.
 
         Raises:
             Failure: FAILED_PRECONDITION, another pod has the volume, on the kernel face or as a
@@ -283,6 +286,8 @@ class PodControllers:
         with self._volumes.hold(volume):
             if (present := _of(self.luns(pod), volume)) is not None:
                 return present.target
+            if check is not None:
+                check()
             if (why := self.absent(pod)) is not None:
                 raise precondition(f"the virtual machine has no controller: {why}")
             if why := self._elsewhere(pod, volume):

@@ -13,6 +13,7 @@ from csi.kubevirt.lun import Lun
 from csi.kubevirt.vmvolume.cache import Cache
 from csi.kubevirt.vmvolume.decide import Seen
 from csi.kubevirt.vmvolume.model import VmVolume
+from csi.locks import VolumeLocks
 from csi.moves import Moves
 from csi.objects import Claim, StorageClass, Vmi
 from csi.volumes import Owned, OwnedVolumes
@@ -44,10 +45,12 @@ class Observer:
         volumes: OwnedVolumes,
         node: str,
         cache: Cache,
-        moves: Moves | None = None,
+        locks: VolumeLocks,
+        moves: Moves,
     ) -> None:
         """Asks them; `moves` of volumes that came from another node."""
-        self._moves = moves or Moves(volumes)
+        self._moves = moves
+        self._locks = locks
         self._cluster = cluster
         self._controllers = controllers
         self._volumes = volumes
@@ -70,7 +73,7 @@ class Observer:
         pod, luns = self._luns(seen, {handle, volume.status.volume})
         here = claim is not None and claim.node == self._node
         new = not luns and not volume.deleted_at
-        owned = self._owned(claim, handle, new=new) if claim and handle and here else None
+        owned = self._owned(handle, new=new) if handle and here else None
         refused = work.refused
         if claim and handle and seen.here and not luns and not refused and owned:
             refused = self._users(claim, handle)
@@ -87,17 +90,20 @@ class Observer:
             not_grown=work.not_grown,
         )
 
-    def _owned(self, claim: Claim, handle: str, *, new: bool) -> Owned | None:
-        """Returns the volume of a claim of this node, if it is there; one for a `new` LUN counts.
+    def _owned(self, handle: str, *, new: bool) -> Owned | None:
+        """Returns the volume of a claim of this node, if it is there.
+
+        What was received is taken over for a `new` LUN. Whether it counts is asked before that is
+        made (Reconciler).
 
         Raises:
-            Failure: it does not count: it was sent to another node, or waits to be taken over.
+            Failure: it cannot be taken over.
         """
         owned = self._volumes.find(handle)
-        moved = claim.volume is not None and claim.volume.lvstore
-        if not new or (owned is not None and not moved):
+        if not new or owned is not None:
             return owned
-        return self._moves.find(handle)
+        with self._locks.hold(handle):
+            return self._moves.find(handle)
 
     def _without_gone(self, seen: Seen) -> Seen:
         """Returns it with the node that there is no use in waiting for."""

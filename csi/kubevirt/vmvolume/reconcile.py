@@ -61,7 +61,8 @@ class Reconciler:
 
         While `others_wait` a new LUN's status is left for later: they get their LUNs first.
         """
-        self._observer = Observer(cluster, controllers, volumes, node, cache, moves)
+        self._moves = moves or Moves(volumes)
+        self._observer = Observer(*(cluster, controllers, volumes, node, cache, locks), self._moves)
         self._cluster = cluster
         self._controllers = controllers
         self._volumes = volumes
@@ -204,6 +205,7 @@ class Reconciler:
                 serial=spec.serial,
                 read_only=action.read_only,
                 removable=spec.removable,
+                check=lambda: self._check_counts(work, action.handle),
             )
         except (Failure, RpcError) as error:
             if isinstance(error, Failure) and error.code not in KEEP_REFUSAL:
@@ -220,6 +222,21 @@ class Reconciler:
             target=target,
             milliseconds=round((time.time() - work.since) * 1000, 1),
         )
+
+    def _check_counts(self, work: Work, handle: str) -> None:
+        """Raises unless a volume is this node's at this moment: claims are known from before.
+
+        Its lock is held.
+
+        Raises:
+            Failure: FAILED_PRECONDITION, it was sent to another node; UNAVAILABLE, the API server
+                does not say.
+        """
+        try:
+            self._moves.get(handle)
+        except Failure:
+            self._cache.drop_claim(work.volume.claim_key)
+            raise
 
     def _detach(self, action: step.Detach, work: Work) -> None:
         try:

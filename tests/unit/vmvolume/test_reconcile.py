@@ -38,6 +38,7 @@ from tests.unit.vmvolume.world import (
     LATE,
     MIB,
     NODE,
+    OTHER,
     POD,
     claim,
     lun,
@@ -126,6 +127,7 @@ class FakeControllers(VmControllers):
 
     def attach(self, pod: str, volume: str, **given: Any) -> int:
         self._check("attach")
+        given.pop("check")()
         self.given = given
         made = lun(target=4, event_at=time.time(), guest_seen_at=None)
         self.found[pod].append(made)
@@ -165,10 +167,14 @@ class FakeVolumes(OwnedVolumes):
 
 
 class FakeMoves(Moves):
-    """What an old node says of a volume whose PersistentVolume was given back to it."""
+    """What a node says of a volume; `older`: it was sent away meanwhile."""
 
-    def find(self, handle: str) -> Any:
-        raise Failure(Code.FAILED_PRECONDITION, "volume x is older")
+    older = False
+
+    def get(self, handle: str) -> Any:
+        if self.older:
+            raise Failure(Code.FAILED_PRECONDITION, "volume x is of node node2")
+        return self._volumes.find(handle)
 
 
 class World:
@@ -360,22 +366,28 @@ def test_a_target_that_is_away_is_said_of_what_waits_for_it(world: World) -> Non
     assert world.status() == before, "the guest keeps the disk meanwhile"
 
 
-def test_a_volume_that_another_node_has_newer_is_no_disk_and_one_that_is_can_be_taken_away(
+def test_a_volume_that_was_sent_away_is_no_disk_whatever_the_claim_said_before(
     world: World,
 ) -> None:
-    before = world.cluster.bound
-    assert before is not None
-    world.cluster.bound = replace(before, lvstore="of another node")
-    with pytest.raises(Failure):
-        world.reconcile()
-    assert (world.status()["phase"], world.status()["message"]) == ("Pending", "volume x is older")
-    assert world.controllers.found[POD] == []
-    world.cluster.bound = before
-    world.cache.drop_claim(("ns", "data"))
+    """Nothing tells of a changed PersistentVolume, by which a claim is known for minutes."""
+    world.cluster.pods = ["pod"]
+    world.volumes.exported = True
+    world.reconcile()  # the claim is known from now on
+    world.volumes.exported = False
+    world.moves.older = True
+    assert world.reconcile().retry
+    assert world.status()["phase"] == "Pending"
+    assert world.status()["message"] == "volume x is of node node2"
+    assert (world.controllers.found[POD], world.finalizers()) == ([], (False, False))
+    world.cluster.bound = replace(world.cluster.bound, node=OTHER)
+    world.reconcile()
+    assert world.status()["message"].startswith("the volume of claim data is on node node2")
+
+
+def test_a_disk_of_a_volume_that_was_sent_away_can_be_taken_away(world: World) -> None:
     world.reconcile()
     assert world.status()["phase"] == "Attached"
-    world.cluster.bound = replace(before, lvstore="of another node")
-    world.cache.drop_claim(("ns", "data"))
+    world.moves.older = True
     world.delete()
     world.reconcile()
     assert world.controllers.found[POD] == []
