@@ -29,5 +29,10 @@ POOL_VALUE = "true"
 LVSTORE_KEY = f"{DRIVER_NAME}/lvstore"
 """Annotation of a PersistentVolume whose volume was moved: the UUID of the lvstore that it is in
 (csi.moves)."""
+RECEIVED_KEY = f"{DRIVER_NAME}/received"
+"""Annotation of a PersistentVolume whose volume is to be taken over on another node: the last
+snapshot that is sent there (csi.moves)."""
+LUN_FINALIZER = "virtlun.dev/lun"
+"""On a VmVolume from before its LUN is made until after it is gone; on its claim likewise."""
 POD = "csi.storage.k8s.io/pod."
 """Begins the keys by which kubelet tells of the pod in a volume context (podInfoOnMount)."""

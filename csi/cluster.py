@@ -27,7 +27,7 @@ from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
 from lightkube.types import PatchType
 
-from csi import DRIVER_NAME
+from csi import DRIVER_NAME, LUN_FINALIZER
 from csi.apitransport import MetadataOnly, PacedWatches
 from csi.clustererrors import (
     ClusterError,
@@ -36,7 +36,7 @@ from csi.clustererrors import (
     NotFoundError,
     sentences,
 )
-from csi.kinds import CLAIM, EVENT, NODE, POD, STORAGE_CLASS, VMI, VOLUME, Kind
+from csi.kinds import CLAIM, EVENT, NODE, POD, STORAGE_CLASS, VM_VOLUME, VMI, VOLUME, Kind
 from csi.objects import (
     RESIZE_CONDITIONS,
     SELECTED_NODE,
@@ -341,18 +341,31 @@ class Cluster:
 
     def pods_of_claim(self, namespace: str, name: str) -> list[str]:
         """Returns the names of the pods that use a claim and have not ended."""
-        return sorted(pod["metadata"]["name"] for pod in self.users_of_claim(namespace, name))
+        return sorted(pod["metadata"]["name"] for pod in self._pods_of(namespace, name))
 
-    def users_of_claim(self, namespace: str, name: str) -> list[Object]:
-        """Returns the pods that use a claim and have not ended."""
+    def _pods_of(self, namespace: str, claim: str) -> list[Object]:
         ended = ("Succeeded", "Failed")
         return [
             pod
             for pod in self.items(POD, namespace)
             if (pod.get("status") or {}).get("phase") not in ended
-            for each in pod["spec"].get("volumes") or ()
-            if (each.get("persistentVolumeClaim") or {}).get("claimName") == name
+            and any(claim_of(pod, each) == claim for each in pod["spec"].get("volumes") or ())
         ]
+
+    def users_of_claim(self, namespace: str, name: str) -> list[tuple[str, str]]:
+        """Returns who uses a claim, and on which node; nothing where that is not decided.
+
+        That are pods that have not ended, and VmVolumes that have a LUN of it, or may have.
+        """
+        pods = self._pods_of(namespace, name)
+        found = [(pod["metadata"]["name"], pod["spec"].get("nodeName") or "") for pod in pods]
+        with suppress(NotFoundError):  # there is no such kind
+            for each in self.items(VM_VOLUME, namespace):
+                node = (each.get("status") or {}).get("node") or ""
+                held = LUN_FINALIZER in (each["metadata"].get("finalizers") or ())
+                if held and each["spec"].get("claimName") == name:
+                    found.append((f"VmVolume {each['metadata']['name']}", node))
+        return found
 
     def has_node(self, name: str) -> bool:
         """Whether there is a node of this name, ready or not."""
@@ -435,6 +448,13 @@ def backoff(failures: int, first_s: float, most_s: float) -> float:
     """
     wait = min(most_s, first_s * 2.0 ** min(failures - 1, 30))
     return wait * random.uniform(0.75, 1.0)  # noqa: S311 - not a secret
+
+
+def claim_of(pod: Object, volume: Object) -> str | None:
+    """Returns the name of the claim that is one of a pod's volumes."""
+    if "ephemeral" in volume:
+        return f"{pod['metadata']['name']}-{volume['name']}"
+    return (volume.get("persistentVolumeClaim") or {}).get("claimName")
 
 
 def _plain(resource: Any) -> Object:

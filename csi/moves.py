@@ -5,22 +5,27 @@ administrator gives its PersistentVolume the affinity of that (MutablePVNodeAffi
 nodes have a volume of this handle, and one PersistentVolume says which counts:
 
     affinity              the node; every other one leaves its volume alone
+    RECEIVED_KEY          the last snapshot that is sent; what has another one is older
     LVSTORE_KEY           the lvstore in which it was used last; none: the one that its handle tells
 
 The new node's driver takes over what was received when it is asked for it for the first time: it
-notes its lvstore there, then the owner at the volume. From then on what the old node has is older,
-also if the affinity is set back: it counts again when it has received what is newer, by which the
-volume is nobody's (plugin.streams.receiving), and is taken over there.
+notes its lvstore there, then the owner at the volume, and takes RECEIVED_KEY away. From then on
+what the old node has is older, also if the affinity is set back: it counts again when it has
+received what is newer, by which the volume is nobody's (plugin.streams.receiving), and is taken
+over there.
 
-Outside of a pod, where no API server is asked, what is on this node counts.
+Outside of a pod, where no API server is asked, what is on this node counts, also after it has
+received what is newer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import structlog
 from pydantic import ValidationError
 
-from csi import DRIVER_NAME, LVSTORE_KEY, handles
+from csi import DRIVER_NAME, LVSTORE_KEY, RECEIVED_KEY, TOPOLOGY_KEY, handles
 from csi.clustererrors import ClusterError
 from csi.errors import Code, Failure, precondition
 from csi.lvols import RETAIN
@@ -28,11 +33,13 @@ from csi.objects import PersistentVolume
 from csi.parameters import Parameters
 from csi.volumelimits import LIMITS_XATTR
 from csi.volumenodes import VolumeNodes
-from csi.volumes import OWNER_XATTR, Owned, OwnedVolumes, Owner
+from csi.volumes import BEFORE_XATTR, OWNER_XATTR, Owned, OwnedVolumes, Owner, read_owner
 from pydataplane.domain import limiting
 from pydataplane.lvols import Volume
 
-HARMLESS = {limiting.XATTR, "virtlun.encryption", LIMITS_XATTR}
+RECEIVE_XATTR = "virtlun.receive"
+"""At a volume that is being received, and not whole (plugin.streams.receiving)."""
+HARMLESS = {limiting.XATTR, "virtlun.encryption", LIMITS_XATTR, BEFORE_XATTR}
 """Xattrs that a volume may have that is taken over. Any other says that it is not whole, or that
 somebody else has it."""
 
@@ -55,31 +62,67 @@ class Moves:
         """Returns the volume with this handle; None: this node's does not count, or is not there.
 
         Raises:
-            Failure: FAILED_PRECONDITION, it is older than what another node has, or cannot be taken
-                over; UNAVAILABLE, the API server does not say.
+            Failure: FAILED_PRECONDITION, it is older than what another node has, not whole, or
+                cannot be taken over, or its PersistentVolume names no node, or several;
+                UNAVAILABLE, the API server does not say.
         """
-        owned = self._volumes.find(handle)
-        if self._nodes is None or (owned is not None and owned.volume.pool):
-            return owned
-        if owned is None:
-            return self._taken_over(handle)
-        said = self._nodes.placing(handle, owned.owner.name)
-        if not said:
-            return owned
-        if said[0].node != self._node:
+        if self._volumes.lvols.find(handle) is None:
             return None
-        lvstores = {each.lvstore for each in said}
-        if "" in lvstores or self._lvstore_of(owned.volume) in lvstores:
-            return owned
-        self._volumes.forget(handle)
-        if self._volumes.find(handle) is not None:
-            name, lvstore = said[0].name, said[0].lvstore
+        return self._found(handle)[0]
+
+    def _found(self, handle: str) -> tuple[Owned | None, list[PersistentVolume]]:
+        """Returns the same, and what the API server says of it: one answer decides."""
+        volume = self._volumes.lvols.find(handle)
+        if volume is None:
+            return None, self._said(handle)
+        if volume.pool or volume.snapshot:
+            return self._volumes.find(handle), []
+        owner, noted = self._volumes.noted(volume)
+        owned = Owned(volume, owner) if owner else None
+        if self._nodes is None or not self._nodes.asks:
+            return owned or self._restored(volume, noted), []
+        said = self._said(handle, owner.name if owner else "")
+        if said and said[0].node != self._node:
+            return None, said
+        if owned is not None:
+            self._check_whole(volume, noted)
+            self._check_newest(volume, said)
+        elif said and handles.is_made(handle):
+            owned = self._taken_over(volume, noted, said)
+        return owned, said
+
+    def _check_whole(self, volume: Volume, noted: Mapping[str, str]) -> None:
+        if RECEIVE_XATTR in noted:
             raise precondition(
-                f"volume {owned.volume.path} of node {self._node} is older than the one that "
-                f"PersistentVolume {name} was used with, in lvstore {lvstore}: send that back, or "
-                f"give up what was written to it by `kubectl annotate pv {name} {LVSTORE_KEY}-`"
+                f"volume {volume.path} of node {self._node} is being received, and not whole: let "
+                "`virtlun volume receive` come to its end, or have it taken back (`--take-back`)"
             )
-        return self._taken_over(handle)
+
+    def _check_newest(self, volume: Volume, said: list[PersistentVolume]) -> None:
+        """Raises FAILED_PRECONDITION if a volume of the driver is older than another node's."""
+        here = self._lvstore_of(volume) if any(each.lvstore for each in said) else ""
+        for each in said:
+            if each.lvstore not in ("", here):
+                raise precondition(
+                    f"volume {volume.path} of node {self._node} is older than the one that "
+                    f"PersistentVolume {each.name} was used with, in lvstore {each.lvstore}: send "
+                    "that back, or give up what was written to it by "
+                    f"`kubectl annotate pv {each.name} {LVSTORE_KEY}-`"
+                )
+        for each in said:
+            if each.received and self._nodes:
+                self._nodes.end_received(each)
+
+    def _restored(self, volume: Volume, noted: Mapping[str, str]) -> Owned | None:
+        """Gives a volume back the owner that it had before it received what is newer.
+
+        None: it had none.
+        """
+        before = read_owner(noted.get(BEFORE_XATTR))
+        if before is None or any(each not in HARMLESS for each in noted):
+            return None
+        self._volumes.own(volume, before)
+        return Owned(volume, before)
 
     def get(self, handle: str) -> Owned:
         """Returns the volume with this handle.
@@ -88,10 +131,9 @@ class Moves:
             Failure: as `find`; FAILED_PRECONDITION, it is of another node; NOT_FOUND or
                 UNAVAILABLE, it is not here.
         """
-        found = self.find(handle)
+        found, said = self._found(handle)
         if found is not None:
             return found
-        said = self._said(handle)
         self._check_here(handle, said)
         raise self._missing(handle, said)
 
@@ -106,20 +148,44 @@ class Moves:
         Raises:
             Failure: as `get`, and `OwnedVolumes.delete`; a volume of another node is never gone.
         """
-        found = self.find(handle)
+        found, said = self._found(handle)
         if found is None:
-            said = self._said(handle)
             self._check_here(handle, said)
-            if said and said[0].lvstore and self._volumes.lvols.find(handle) is None:
+            there = self._volumes.lvols.find(handle) is not None
+            if said and not there and said[0].lvstore:
                 self._volumes.lvols.check_gone(handle, lvstore=said[0].lvstore)
                 return None
-            if said and not self._volumes.lvols.stores_of(handle):
+            if said and not there and not self._made_here(handle, said):
                 raise self._missing(handle, said)
         self._volumes.delete(handle)
         return found
 
-    def _said(self, handle: str) -> list[PersistentVolume]:
-        return self._nodes.placing(handle) if self._nodes and handles.is_uuid(handle) else []
+    def _said(self, handle: str, name: str = "") -> list[PersistentVolume]:
+        """Returns what the API server says of a volume of an lvstore.
+
+        Raises:
+            Failure: FAILED_PRECONDITION, a PersistentVolume does not name one node; UNAVAILABLE.
+        """
+        if self._nodes is None or not handles.is_uuid(handle):
+            return []
+        said = self._nodes.placing(handle, name)
+        for each in said:
+            if each.node is None:
+                raise precondition(
+                    f"the nodeAffinity of PersistentVolume {each.name} does not name one node of "
+                    f"volume {handle}: let it be `{TOPOLOGY_KEY} In [NODE]` with the node that "
+                    "has what counts; until then none uses or deletes the volume"
+                )
+        return said
+
+    def _made_here(self, handle: str, said: list[PersistentVolume]) -> bool:
+        """Whether a volume that is not there was made on this node, in an lvstore that is loaded.
+
+        An earlier driver's handle does not tell the lvstore, but the node.
+        """
+        if handles.tells_lvstore(handle) or not handles.is_made(handle):
+            return bool(self._volumes.lvols.stores_of(handle))
+        return any(handle == handles.without_lvstore(self._node, each.name) for each in said)
 
     def _check_here(self, handle: str, said: list[PersistentVolume]) -> None:
         if said and said[0].node != self._node:
@@ -129,7 +195,7 @@ class Moves:
             )
 
     def _missing(self, handle: str, said: list[PersistentVolume]) -> Failure:
-        if not said or said[0].lvstore or self._volumes.lvols.stores_of(handle):
+        if not said or said[0].lvstore or self._made_here(handle, said):
             return self._volumes.missing(handle)
         return Failure(
             Code.UNAVAILABLE,
@@ -145,51 +211,76 @@ class Moves:
 
     # What was received
 
-    def _taken_over(self, handle: str) -> Owned | None:
-        """Makes the driver's what this node has received of a PersistentVolume that names it.
-
-        None: there is nothing, or nobody says that it is one.
+    def _taken_over(
+        self, volume: Volume, noted: Mapping[str, str], said: list[PersistentVolume]
+    ) -> Owned:
+        """Makes the driver's what this node has received of the PersistentVolume that names it.
 
         Raises:
-            Failure: FAILED_PRECONDITION, it is not whole, or somebody else's.
+            Failure: FAILED_PRECONDITION, it is not whole, not the newest, or somebody else's.
         """
-        if self._nodes is None or not handles.is_made(handle):
-            return None
-        volume = self._volumes.lvols.find(handle)
-        if volume is None or volume.snapshot or volume.pool:
-            return None
-        said = self._nodes.placing(handle)
-        if not said or said[0].node != self._node:
-            return None
+        assert self._nodes is not None
         if len(said) > 1:
             names = ", ".join(sorted(each.name for each in said))
-            raise precondition(f"PersistentVolumes {names} all name volume {handle}: leave one")
-        self._check_free(volume, said[0])
+            raise precondition(
+                f"PersistentVolumes {names} all name volume {volume.uuid}: leave one"
+            )
+        pv = said[0]
+        self._check_free(volume, noted, pv)
+        self._check_last(volume, pv)
         try:
-            if pods := self._nodes.pods_elsewhere(said[0]):
+            if users := self._nodes.users_elsewhere(pv):
                 raise precondition(
-                    f"volume {volume.path} is not taken over for PersistentVolume {said[0].name} "
-                    f"while the old one is used ({', '.join(pods)}): stop that, then send what it "
+                    f"volume {volume.path} is not taken over for PersistentVolume {pv.name} "
+                    f"while the old one is used ({', '.join(users)}): stop that, then send what it "
                     "has written since"
                 )
-            owner = self._owner(volume, said[0])
-            self._nodes.note_lvstore(said[0], self._lvstore_of(volume))
+            owner = self._owner(volume, pv)
+            self._nodes.note_lvstore(pv, self._lvstore_of(volume))
         except ClusterError as error:
             raise Failure(
-                Code.UNAVAILABLE, f"volume {handle} is not taken over yet: {error}"
+                Code.UNAVAILABLE, f"volume {volume.uuid} is not taken over yet: {error}"
             ) from error
-        log.info("taken over", volume_id=handle, lvol=volume.path, of=said[0].name)
-        return self._volumes.own(volume, owner)
+        owned = self._made_ours(volume, owner, pv)
+        self._nodes.end_received(pv)
+        log.info("taken over", volume_id=volume.uuid, lvol=volume.path, of=pv.name)
+        return owned
 
-    def _check_free(self, volume: Volume, said: PersistentVolume) -> None:
+    def _made_ours(self, volume: Volume, owner: Owner, pv: PersistentVolume) -> Owned:
+        """Notes the owner, unless somebody has begun with the volume since it was looked at."""
+        self._volumes.own(volume, owner)
+        try:
+            now = self._volumes.lvols.find(volume.uuid) or volume
+            found, noted = self._volumes.noted(now)
+            self._check_free(now, {k: v for k, v in noted.items() if k != OWNER_XATTR}, pv)
+            self._check_last(now, pv)
+        except Failure:
+            self._volumes.disown(volume)
+            raise
+        return Owned(now, found or owner)
+
+    def _check_free(self, volume: Volume, noted: Mapping[str, str], said: PersistentVolume) -> None:
         """Raises FAILED_PRECONDITION if a volume is not whole, or is somebody's."""
-        noted = self._volumes.lvols.at(volume.uuid).xattrs(volume.uuid)
-        if OWNER_XATTR in noted or any(each not in HARMLESS for each in noted):
-            others = ", ".join(sorted(set(noted) - HARMLESS))
+        if others := sorted(set(noted) - HARMLESS):
             raise precondition(
                 f"volume {volume.path} is not taken over for PersistentVolume {said.name}: its "
-                f"xattrs ({others}) say that it is not whole, or somebody else's; see `virtlun "
-                "volume receive` to the end, or receive it anew"
+                f"xattrs ({', '.join(others)}) say that it is not whole, or somebody else's; see "
+                "`virtlun volume receive` to the end, or receive it anew"
+            )
+
+    def _check_last(self, volume: Volume, said: PersistentVolume) -> None:
+        """Raises FAILED_PRECONDITION unless a volume has the last snapshot that was sent."""
+        if not said.received:
+            raise precondition(
+                f"volume {volume.path} is not taken over for PersistentVolume {said.name}, as "
+                "nobody says what it has to have: name the last snapshot that is sent by "
+                f"`kubectl annotate pv {said.name} {RECEIVED_KEY}=SNAPSHOT`"
+            )
+        if (volume.parent or "").partition("@")[2] != said.received:
+            raise precondition(
+                f"volume {volume.path} is not taken over for PersistentVolume {said.name}: its "
+                f"last snapshot is {volume.parent or 'none'}, and @{said.received} is to be "
+                f"(annotation {RECEIVED_KEY}): send that, with `--since` what is there"
             )
 
     def _owner(self, volume: Volume, said: PersistentVolume) -> Owner:

@@ -14,7 +14,7 @@ from typing import Any
 
 from lightkube.utils.quantity import parse_quantity
 
-from csi import DRIVER_NAME, LVSTORE_KEY, POOL_KEY, TOPOLOGY_KEY
+from csi import DRIVER_NAME, LVSTORE_KEY, POOL_KEY, RECEIVED_KEY, TOPOLOGY_KEY
 
 Object = Mapping[str, Any]
 """An object as JSON."""
@@ -59,6 +59,10 @@ class PersistentVolume:
     """Whether its claim is gone: it is Released, or Failed."""
     lvstore: str = ""
     """UUID of the lvstore that a node's driver took it over in; nothing: the handle tells it."""
+    received: str = ""
+    """The snapshot that a volume has to have to be taken over; nothing: none is to be."""
+    claim_uid: str = ""
+    """UID of the claim; nothing: the first one of that name."""
     storage_class: str = ""
     context: Mapping[str, str] = field(default_factory=dict, hash=False)
     """What CreateVolume said that nodes need to know."""
@@ -74,6 +78,7 @@ class PersistentVolume:
         spec = found["spec"]
         csi = spec.get("csi") or {}
         claim = spec.get("claimRef")
+        notes = found["metadata"].get("annotations") or {}
         quantity = (spec.get("capacity") or {}).get("storage", "0")
         return cls(
             name=found["metadata"]["name"],
@@ -88,7 +93,9 @@ class PersistentVolume:
             claim=(claim["namespace"], claim["name"]) if claim else None,
             deleting="deletionTimestamp" in found["metadata"],
             released=is_released(found),
-            lvstore=(found["metadata"].get("annotations") or {}).get(LVSTORE_KEY, ""),
+            lvstore=notes.get(LVSTORE_KEY, ""),
+            received=notes.get(RECEIVED_KEY, ""),
+            claim_uid=(claim or {}).get("uid", ""),
             storage_class=spec.get("storageClassName") or "",
             context=csi.get("volumeAttributes") or {},
         )

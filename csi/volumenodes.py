@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import structlog
 
-from csi import DRIVER_NAME, LVSTORE_KEY, attributes
+from csi import DRIVER_NAME, LVSTORE_KEY, RECEIVED_KEY, attributes
 from csi.attributes import Attributes
 from csi.cluster import Cluster
 from csi.clustererrors import ClusterError, NotFoundError
@@ -62,11 +62,17 @@ class VolumeNodes:
             return None
         return "" if found.in_pool else found.node
 
+    @property
+    def asks(self) -> bool:
+        """Whether there is an API server to be asked."""
+        return self._connect is not None
+
     def placing(self, handle: str, name: str = "") -> list[PersistentVolume]:
-        """Returns the PersistentVolumes that say on which node a volume of an lvstore is.
+        """Returns the PersistentVolumes of a volume of an lvstore, which say on which node it is.
 
         Those of this node, if there are any: only an administrator, and this node's credentials,
-        can make one of it. Else those of others. `name` is looked at first.
+        can make one of it. Else those of others, and those that do not name one node. `name` is
+        looked at first.
 
         Raises:
             Failure: UNAVAILABLE, the API server does not say.
@@ -77,7 +83,8 @@ class VolumeNodes:
             first = self._if_there(name)
             if first is not None and first.handle == handle and self._is_here(first):
                 return [first]
-            found = [each for each in self._api().volumes_of(handle) if _says_node(each)]
+            # What has a pool's affinity is no lvstore's, and any node may make it.
+            found = [each for each in self._api().volumes_of(handle) if not each.in_pool]
         except ClusterError as error:
             raise Failure(
                 Code.UNAVAILABLE, f"on which node volume {handle} is is not known: {error}"
@@ -91,7 +98,7 @@ class VolumeNodes:
             return None
 
     def _is_here(self, volume: PersistentVolume) -> bool:
-        return volume.ours and _says_node(volume) and volume.node == self._node
+        return volume.ours and not volume.in_pool and volume.node == self._node
 
     def parameters_of(self, volume: PersistentVolume) -> dict[str, str]:
         """Returns the parameters of a volume's class; none where that is gone.
@@ -105,21 +112,19 @@ class VolumeNodes:
             return {}
         return dict(found.get("parameters") or {})
 
-    def pods_elsewhere(self, volume: PersistentVolume) -> list[str]:
-        """Returns the pods on other nodes that have a volume's claim, as `NAME on NODE`.
+    def users_elsewhere(self, volume: PersistentVolume) -> list[str]:
+        """Returns the pods and VmVolumes on other nodes that have a volume's claim.
 
         Raises:
             ClusterError: the API server does not say.
         """
-        if volume.claim is None:
-            return []
-        placed = (
-            (pod["metadata"]["name"], pod["spec"].get("nodeName"))
-            for pod in self._api().users_of_claim(*volume.claim)
-        )
-        return sorted(
-            f"{name} on {node}" for name, node in placed if node not in (None, self._node)
-        )
+        claim = self._claim(volume)
+        if volume.claim is None or (
+            claim and volume.claim_uid not in ("", claim["metadata"].get("uid"))
+        ):
+            return []  # of this name there is another claim
+        placed = self._api().users_of_claim(*volume.claim)
+        return sorted(f"{name} on {node}" for name, node in placed if node not in ("", self._node))
 
     def note_lvstore(self, volume: PersistentVolume, lvstore: str) -> None:
         """Notes at a PersistentVolume of this node that its volume is in the lvstore of this UUID.
@@ -136,6 +141,17 @@ class VolumeNodes:
         version = present["metadata"]["resourceVersion"]
         meta = {"resourceVersion": version, "annotations": {LVSTORE_KEY: lvstore}}
         self._api().patch(VOLUME, volume.name, None, {"metadata": meta})
+
+    def end_received(self, volume: PersistentVolume) -> None:
+        """Takes the name of a snapshot off a PersistentVolume of this node: it is taken over."""
+        try:
+            present = self._api().get(VOLUME, volume.name)
+            if self._is_here(PersistentVolume.of(present)):
+                version = present["metadata"]["resourceVersion"]
+                meta = {"resourceVersion": version, "annotations": {RECEIVED_KEY: None}}
+                self._api().patch(VOLUME, volume.name, None, {"metadata": meta})
+        except ClusterError as error:  # the next look does it
+            log.warning("the received snapshot is named still", of=volume.name, reason=str(error))
 
     def of(self, owned: Owned) -> PersistentVolume | None:
         """Returns the PersistentVolume whose word counts for a volume of this node, or None.
@@ -299,8 +315,3 @@ class VolumeNodes:
         with self._mutex:
             self._cluster = self._cluster or self._connect()
         return self._cluster
-
-
-def _says_node(volume: PersistentVolume) -> bool:
-    """Whether a PersistentVolume says of which node it is; of one of a pool no lvstore's is."""
-    return volume.node is not None and not volume.in_pool

@@ -41,6 +41,8 @@ from pydataplane.volumenames import NAME
 from pydataplane.volumes import Volumes
 
 OWNER_XATTR = "csi.volume"
+BEFORE_XATTR = "csi.volume.before"
+"""What OWNER_XATTR said before a volume received what is newer (plugin.streams.receiving)."""
 FORMATTING_XATTR = "csi.formatting"
 
 
@@ -344,14 +346,27 @@ class OwnedVolumes:
         else:
             self.lvols.at(handle).remove_xattr(handle, FORMATTING_XATTR)
 
-    def forget(self, handle: str) -> None:
-        """Forgets whose a volume was, as somebody else has changed that."""
-        self._owners.pop(handle, None)
+    def noted(self, volume: Volume) -> tuple[Owner | None, dict[str, str]]:
+        """Returns the owner of a volume, and all that is noted at it, as it is at this moment.
 
-    def own(self, volume: Volume, owner: Owner) -> Owned:
+        Others change it, too: `virtlun volume receive`.
+        """
+        found = self.lvols.at(volume.uuid).xattrs(volume.uuid)
+        owner = read_owner(found.get(OWNER_XATTR))
+        if owner is None:
+            self._owners.pop(volume.uuid, None)
+        else:
+            self._owners[volume.uuid] = owner
+        return owner, found
+
+    def own(self, volume: Volume, owner: Owner) -> None:
         """Makes a volume that is nobody's the driver's."""
         self.lvols.at(volume.uuid).set_xattr(volume.uuid, OWNER_XATTR, owner.written())
-        return self.get(volume.uuid)
+
+    def disown(self, volume: Volume) -> None:
+        """Takes that back."""
+        self._owners.pop(volume.uuid, None)
+        self.lvols.at(volume.uuid).remove_xattr(volume.uuid, OWNER_XATTR)
 
     def _owner(self, handle: str, volumes: Volumes | None = None) -> Owner | None:
         """Returns what a volume keeps of its owner; `volumes` are its target's, if known."""
@@ -382,11 +397,15 @@ def may_be_ours(lvol: Volume) -> bool:
 def owner_of(volumes: Volumes, handle: str) -> Owner | None:
     """Returns what a volume keeps of its owner, or None where it is not the driver's, or gone."""
     try:
-        text = volumes.xattrs(handle).get(OWNER_XATTR)
+        return read_owner(volumes.xattrs(handle).get(OWNER_XATTR))
     except RpcError as error:
         if error.code != NO_DEVICE:
             raise
         return None
+
+
+def read_owner(text: str | None) -> Owner | None:
+    """Returns what stands in OWNER_XATTR, or None where that is nothing, or another driver's."""
     owner = Owner.parse(text) if text is not None else None
     return owner if owner is not None and owner.driver == DRIVER_NAME else None
 

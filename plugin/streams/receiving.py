@@ -27,6 +27,8 @@ from pydataplane.volumes import Volumes
 XATTR = "virtlun.receive"
 CLAIM_XATTR = "csi.volume"
 """By which Kubernetes' driver knows the volumes of claims."""
+BEFORE_XATTR = "csi.volume.before"
+"""Where that stands from then on: by it the driver knows its volume outside of Kubernetes."""
 FORMATTING_XATTR = "csi.formatting"
 """By which it knows that its mkfs was cut off: it makes a file system over what is there then."""
 SUFFIX = ".receive"
@@ -252,7 +254,9 @@ class Receiver:
         # Of what it was, which is older than what it has received. Kubernetes' driver is to take it
         # over anew, and makes no file system over what came.
         self._volumes.remove_xattr(volume.uuid, FORMATTING_XATTR)
-        self._volumes.remove_xattr(volume.uuid, CLAIM_XATTR)
+        if (owner := self._volumes.xattrs(volume.uuid).get(CLAIM_XATTR)) is not None:
+            self._volumes.set_xattr(volume.uuid, BEFORE_XATTR, owner)
+            self._volumes.remove_xattr(volume.uuid, CLAIM_XATTR)
         self._give_name(volume)
         self.is_done = True
         return self._volumes.volume(volume.uuid)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from csi import LVSTORE_KEY
+from csi import LVSTORE_KEY, RECEIVED_KEY
 from tests.kubernetes import snapshots
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import ACCOUNT, DRIVER, EXAMPLES, NAMESPACE
@@ -190,9 +190,10 @@ def test_a_node_redirects_no_volume_but_notes_growth(hostile: Node) -> None:
             hostile.may_not(
                 "ValidatingAdmissionPolicy", *hostile.patch(f"pv/{name}", {"spec": change})
             )
-    taken_over = {"metadata": {"annotations": {LVSTORE_KEY: "its UUID"}}}
-    hostile.does(*hostile.patch("pv/near", taken_over))
-    hostile.may_not("in which lvstore", *hostile.patch("pv/far", taken_over))
+    for key in (LVSTORE_KEY, RECEIVED_KEY):
+        taken_over = {"metadata": {"annotations": {key: "its own word"}}}
+        hostile.does(*hostile.patch("pv/near", taken_over))
+        hostile.may_not("in which lvstore", *hostile.patch("pv/far", taken_over))
 
 
 def test_a_node_takes_claims_for_itself_and_changes_nothing_else_of_them(hostile: Node) -> None:

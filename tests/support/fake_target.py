@@ -47,6 +47,8 @@ class Volume:
     xattrs: dict[str, str] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
     """Those that are not 0."""
+    parent: str | None = None
+    """Its last snapshot."""
 
     @property
     def allocated(self) -> int:
@@ -280,6 +282,8 @@ class FakeTarget(WatchedClient):
             "thin_provision": volume.thin,
             "num_allocated_clusters": volume.allocated // MIB,
         }
+        if volume.parent:
+            lvol["base_snapshot"] = volume.parent
         shown = {
             "name": volume.uuid,
             "aliases": [alias],

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from csi import TOPOLOGY_KEY
+from csi import RECEIVED_KEY, TOPOLOGY_KEY
 from csi.controller import Controller
 from csi.errors import Code
 from csi.kinds import VOLUME
@@ -20,7 +20,7 @@ from csi.proto import csi_pb2 as pb
 from csi.snapshots import OwnedSnapshots
 from csi.targets import Targets
 from csi.volumenodes import VolumeNodes
-from csi.volumes import FORMATTING_XATTR, OWNER_XATTR, OwnedVolumes
+from csi.volumes import BEFORE_XATTR, FORMATTING_XATTR, OWNER_XATTR, OwnedVolumes
 from plugin.streams import receiving
 from pydataplane.silence import WatchedClient
 from pydataplane.volumes import Volumes
@@ -94,13 +94,17 @@ def places(make_target: MakeTarget, cluster: FakeCluster) -> tuple[Place, Place]
     return first, second
 
 
-def give(cluster: FakeCluster, node: Place, handle: str) -> None:
-    """Gives the volume's object the affinity of a node, as an administrator does."""
+def give(cluster: FakeCluster, node: Place, handle: str, received: str = "") -> None:
+    """Gives the volume's object the affinity of a node, as an administrator does.
+
+    And the name of the last snapshot that is sent there.
+    """
     expression = {"key": TOPOLOGY_KEY, "operator": "In", "values": [node.name]}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
     change = {"nodeAffinity": {"required": terms}}
     if ("PersistentVolume", PV) in cluster.objects:
-        cluster.patch(VOLUME, PV, None, {"spec": change})
+        notes = {"annotations": {RECEIVED_KEY: received}} if received else {}
+        cluster.patch(VOLUME, PV, None, {"metadata": notes, "spec": change})
     else:
         source = {"driver": "csi.virtlun.dev", "volumeHandle": handle}
         cluster.put(VOLUME, {"metadata": {"name": PV}, "spec": {"csi": source} | change})
@@ -121,6 +125,11 @@ def test_a_volume_goes_to_another_node_and_comes_back(
     # Under another name, which says nothing.
     taken(second.target, sent(first.target, f"lvs0/{PV}@one"), "lvs0/x", "--uuid", handle, "--thin")
     refused(lambda: second.delete(handle), Code.FAILED_PRECONDITION)
+    give(cluster, second, handle, "two")  # the old node writes no more
+    for place, words in ((first, "is of node node2"), (second, "is x@one, and @two is to be")):
+        for act in (place.moves.get, place.delete):
+            why = refused(lambda act=act: act(handle), Code.FAILED_PRECONDITION)  # type: ignore[misc]
+            assert words in why
     change(first.target, f"lvs0/{PV}", 3 * MIB)
     last = ("volume", "snapshot", f"lvs0/{PV}", "two", "--unused")
     with first.target.exported(f"lvs0/{PV}"):
@@ -130,7 +139,6 @@ def test_a_volume_goes_to_another_node_and_comes_back(
     stream = sent(first.target, f"lvs0/{PV}@two", "--since", "@one")
     taken(second.target, stream, "lvs0/x")
 
-    give(cluster, second, handle)
     assert second.moves.get(handle).owner.name == PV
     assert lvstore_of(cluster) == second.lvstore
     assert contents(second.target, "lvs0/x") == contents(first.target, f"lvs0/{PV}")
@@ -146,7 +154,7 @@ def test_a_volume_goes_to_another_node_and_comes_back(
     # Back, by what has changed there.
     change(second.target, "lvs0/x", 5 * MIB)
     done(second.target, "volume", "snapshot", "lvs0/x", "three")
-    give(cluster, first, handle)
+    give(cluster, first, handle, "three")
     for call in (first.moves.get, first.delete):
         why = refused(lambda call=call: call(handle), Code.FAILED_PRECONDITION)  # type: ignore[misc]
         assert "is older than the one" in why
@@ -170,7 +178,7 @@ def test_deletion_on_the_new_node_is_repeated_and_waits_for_its_lvstore(
     handle = first.create(PV)
     give(cluster, first, handle)
     done(first.target, "volume", "snapshot", f"lvs0/{PV}", "one")
-    give(cluster, second, handle)  # before the data is there
+    give(cluster, second, handle, "one")  # before the data is there
     why = refused(lambda: second.delete(handle), Code.UNAVAILABLE)
     assert f"virtlun volume receive --uuid {handle}" in why
     second.volumes.create(
@@ -206,4 +214,7 @@ def test_what_a_stream_leaves_at_a_volume_keeps_it_from_nothing_but_the_claim_be
     stream = sent(first.target, f"lvs0/{PV}@two", "--since", "@one")
     taken(second.target, stream, f"lvs0/{PV}")
     assert set(second.volumes.xattrs(handle)) <= HARMLESS
-    assert OWNER_XATTR in first.volumes.xattrs(handle)
+    owner = first.volumes.xattrs(handle)[OWNER_XATTR]
+    assert second.volumes.xattrs(handle)[BEFORE_XATTR] == owner
+    client = WatchedClient(second.target.rpc_socket)
+    assert Moves(OwnedVolumes(Targets([client]), "node2")).get(handle)

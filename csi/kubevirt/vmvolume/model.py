@@ -13,11 +13,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from csi import LUN_FINALIZER
 from csi.kubevirt.lun import Lun
 from csi.objects import Object
 
-FINALIZER = "virtlun.dev/lun"
-"""On a VmVolume from before its LUN is made until after it is gone; on its claim likewise."""
+FINALIZER = LUN_FINALIZER
 Phase = Literal["Pending", "Attached", "Releasing", "Failed"]
 NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 """An object's name (RFC 1123)."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from csi import LVSTORE_KEY, TOPOLOGY_KEY, handles
+from csi import LUN_FINALIZER, LVSTORE_KEY, RECEIVED_KEY, TOPOLOGY_KEY, handles
 from csi.clustererrors import UnreachableError
 from csi.errors import Code
-from csi.kinds import POD, STORAGE_CLASS, VOLUME
+from csi.kinds import CLAIM, POD, STORAGE_CLASS, VM_VOLUME, VOLUME, Kind
 from csi.proto import csi_pb2 as pb
-from csi.volumes import OWNER_XATTR, Owner
+from csi.volumes import BEFORE_XATTR, OWNER_XATTR, Owner
 from pydataplane.errors import RpcError
 from tests.support.fake_target import LVSTORE, LVSTORE_UUID, MIB, Volume
 from tests.unit.csi.conftest import NODE, World, refused
@@ -33,7 +33,7 @@ def moved(world: World) -> World:
     world.cluster.put(
         STORAGE_CLASS, {"metadata": {"name": "thin"}, "parameters": {"overcommit": "2"}}
     )
-    world.target.volumes[ALIAS] = Volume(HANDLE)
+    world.target.volumes[ALIAS] = Volume(HANDLE, parent="pvc-1@two")
     world.restart()
     return world
 
@@ -45,6 +45,7 @@ def say(
     *,
     of: str = HANDLE,
     name: str = "pvc-1",
+    received: str = "two",
     **spec: Any,
 ) -> None:
     """Has the API server say on which node a volume is, and in which lvstore it was used last."""
@@ -52,9 +53,9 @@ def say(
     terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
     context = {f"csi.virtlun.dev/{key}": value for key, value in CONTEXT.items()}
     source = {"driver": "csi.virtlun.dev", "volumeHandle": of, "volumeAttributes": context}
-    meta: dict[str, Any] = {"name": name}
-    if lvstore:
-        meta["annotations"] = {LVSTORE_KEY: lvstore}
+    notes = {LVSTORE_KEY: lvstore, RECEIVED_KEY: received}
+    notes = {key: value for key, value in notes.items() if value}
+    meta: dict[str, Any] = {"name": name, "annotations": notes}
     told = {
         "csi": source,
         "nodeAffinity": {"required": terms},
@@ -65,11 +66,11 @@ def say(
     world.cluster.put(VOLUME, {"metadata": meta, "spec": told | spec})
 
 
-def said(world: World, name: str = "pvc-1") -> str:
-    """Returns the lvstore that a PersistentVolume names."""
+def said(world: World, key: str = LVSTORE_KEY) -> str:
+    """Returns what an annotation of the PersistentVolume says."""
     assert world.cluster is not None
-    meta = world.cluster.objects["PersistentVolume", name]["metadata"]
-    return str((meta.get("annotations") or {}).get(LVSTORE_KEY, ""))
+    meta = world.cluster.objects["PersistentVolume", "pvc-1"]["metadata"]
+    return str((meta.get("annotations") or {}).get(key, ""))
 
 
 def xattrs(world: World) -> dict[str, str]:
@@ -97,7 +98,7 @@ def test_what_was_received_is_taken_over_when_it_is_staged(moved: World) -> None
     say(moved, NODE)
     moved.stage(HANDLE)
     moved.publish(HANDLE)
-    assert said(moved) == LVSTORE_UUID
+    assert (said(moved), said(moved, RECEIVED_KEY)) == (LVSTORE_UUID, "")
     owner = json.loads(xattrs(moved)[OWNER_XATTR])
     assert (owner["driver"], owner["name"], owner["claim"]) == (
         *("csi.virtlun.dev", "pvc-1"),
@@ -195,30 +196,87 @@ def test_what_its_class_encrypts_is_not_taken_over_in_the_clear(moved: World) ->
     assert said(moved) == ""
 
 
-def test_what_pods_of_another_node_write_to_is_not_taken_over(moved: World) -> None:
-    say(moved, NODE)
+def put_user(world: World, kind: Kind, name: str, spec: Any, **more: Any) -> None:
+    assert world.cluster is not None
+    meta = {"name": name, "namespace": "default"} | more.pop("meta", {})
+    world.cluster.put(kind, {"metadata": meta, "spec": spec, **more})
+
+
+BY_NAME = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
+
+
+def test_what_others_of_another_node_write_to_is_not_taken_over(moved: World) -> None:
+    say(moved, NODE, claimRef={"namespace": "default", "name": "data", "uid": "one"})
     assert moved.cluster is not None
-    claim = {"persistentVolumeClaim": {"claimName": "data"}}
-    for name, node, phase in (
-        ("old", OTHER_NODE, "Running"),
-        ("ended", OTHER_NODE, "Succeeded"),
-        ("new", NODE, "Pending"),
-        ("later", None, "Pending"),
+    for name, spec, phase in (
+        ("old", {"nodeName": OTHER_NODE, "volumes": BY_NAME}, "Running"),
+        ("da", {"nodeName": OTHER_NODE, "volumes": [{"name": "ta", "ephemeral": {}}]}, "Running"),
+        ("ended", {"nodeName": OTHER_NODE, "volumes": BY_NAME}, "Succeeded"),
+        ("new", {"nodeName": NODE, "volumes": BY_NAME}, "Pending"),
+        ("later", {"volumes": BY_NAME}, "Pending"),
     ):
-        spec = {"nodeName": node, "volumes": [claim]} if node else {"volumes": [claim]}
-        moved.cluster.put(
-            POD,
-            {
-                "metadata": {"name": name, "namespace": "default"},
-                "spec": spec,
-                "status": {"phase": phase},
-            },
-        )
+        put_user(moved, POD, name, spec, status={"phase": phase})
+    say(moved, NODE, claimRef={"namespace": "default", "name": "da-ta"})
     why = refused(lambda: moved.stage(HANDLE), Code.FAILED_PRECONDITION)
-    assert f"while the old one is used (old on {OTHER_NODE})" in why
+    assert f"while the old one is used (da on {OTHER_NODE})" in why
+    say(moved, NODE, claimRef={"namespace": "default", "name": "data", "uid": "one"})
+    disk, held = {"claimName": "data"}, {"finalizers": [LUN_FINALIZER]}
+    put_user(moved, VM_VOLUME, "disk", disk, status={"node": OTHER_NODE}, meta=held)
+    put_user(moved, VM_VOLUME, "waits", disk, status={"node": OTHER_NODE})
+    put_user(moved, VM_VOLUME, "here", disk, status={"node": NODE}, meta=held)
+    why = refused(lambda: moved.stage(HANDLE), Code.FAILED_PRECONDITION)
+    assert f"(VmVolume disk on {OTHER_NODE}, old on {OTHER_NODE})" in why
     assert (said(moved), xattrs(moved)) == ("", {})
     del moved.cluster.objects["Pod", "old"]
+    del moved.cluster.objects["VmVolume", "disk"]
     moved.stage(HANDLE)
+
+
+def test_pods_of_a_claim_that_was_made_anew_do_not_keep_the_old_volume(moved: World) -> None:
+    say(moved, NODE, claimRef={"namespace": "default", "name": "data", "uid": "one"})
+    put_user(moved, CLAIM, "data", {}, meta={"uid": "two"})
+    put_user(moved, POD, "other", {"nodeName": OTHER_NODE, "volumes": BY_NAME})
+    moved.delete(HANDLE)
+    assert ALIAS not in moved.target.volumes
+
+
+def test_only_what_has_the_last_snapshot_is_taken_over(moved: World) -> None:
+    say(moved, NODE, received="")
+    for call in (moved.stage, moved.delete):
+        why = refused(lambda call=call: call(HANDLE), Code.FAILED_PRECONDITION)  # type: ignore[misc]
+        assert f"`kubectl annotate pv pvc-1 {RECEIVED_KEY}=SNAPSHOT`" in why
+    say(moved, NODE, received="three")
+    for call in (moved.stage, moved.delete):
+        why = refused(lambda call=call: call(HANDLE), Code.FAILED_PRECONDITION)  # type: ignore[misc]
+        assert "its last snapshot is pvc-1@two, and @three is to be" in why
+    assert (said(moved), xattrs(moved)) == ("", {})
+    moved.target.volumes[ALIAS].parent = "x@three"
+    moved.stage(HANDLE)
+
+
+def test_the_name_of_the_snapshot_is_taken_away_when_it_could_not_be_before(moved: World) -> None:
+    """Else it would let an older copy in, the next time that the volume goes to another node."""
+    say(moved, NODE)
+    moved.stage(HANDLE)
+    say(moved, NODE, LVSTORE_UUID)  # as if the driver had died before
+    moved.publish(HANDLE)
+    assert said(moved, RECEIVED_KEY) == ""
+
+
+def test_what_is_received_anew_while_it_is_taken_over_is_not(
+    moved: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(moved, NODE)
+    note = moved.target.virtlun_lvol_set_xattr
+
+    def begins(name: str, xattr_name: str, xattr_value: str) -> bool:
+        xattrs(moved)["virtlun.receive"] = "{}"
+        return note(name, xattr_name, xattr_value)
+
+    monkeypatch.setattr(moved.target, "virtlun_lvol_set_xattr", begins)
+    why = refused(lambda: moved.stage(HANDLE), Code.FAILED_PRECONDITION)
+    assert "(virtlun.receive) say that it is not whole" in why
+    assert xattrs(moved) == {"virtlun.receive": "{}"}
 
 
 def test_an_affinity_that_was_set_before_the_data_came_is_one_sentence(moved: World) -> None:
@@ -227,7 +285,7 @@ def test_an_affinity_that_was_set_before_the_data_came_is_one_sentence(moved: Wo
     for call in (moved.stage, moved.delete):
         why = refused(lambda call=call: call(HANDLE), Code.UNAVAILABLE)  # type: ignore[misc]
         assert f"receive it there (`virtlun volume receive --uuid {HANDLE}`)" in why
-    moved.target.volumes[ALIAS] = Volume(HANDLE)
+    moved.target.volumes[ALIAS] = Volume(HANDLE, parent="pvc-1@two")
     moved.stage(HANDLE)
     assert said(moved) == LVSTORE_UUID
 
@@ -290,10 +348,77 @@ def test_an_old_copy_does_not_count_when_the_affinity_is_set_back(made: tuple[Wo
     refused(lambda: snapshot(world, handle), Code.FAILED_PRECONDITION)
     refused(lambda: expand(world, handle, 128 * MIB), Code.FAILED_PRECONDITION)
     assert world.target.volumes[ALIAS].mib == 64
-    del xattrs(world)[OWNER_XATTR]  # as `virtlun volume receive` does with what came back
+    xattrs(world)[BEFORE_XATTR] = xattrs(world).pop(OWNER_XATTR)  # as `virtlun volume receive` does
+    world.target.volumes[ALIAS].parent = "pvc-1@two"
     world.stage(handle)
     assert said(world) == LVSTORE_UUID
     world.publish(handle)
+
+
+def test_what_changes_at_the_volume_is_seen_at_once(made: tuple[World, str]) -> None:
+    world, handle = made
+    say(world, NODE, of=handle)
+    world.stage(handle)
+    world.unstage(handle)
+    xattrs(world)["virtlun.receive"] = "{}"
+    for call in (world.stage, world.delete):
+        why = refused(lambda call=call: call(handle), Code.FAILED_PRECONDITION)  # type: ignore[misc]
+        assert "is being received, and not whole" in why
+    del xattrs(world)["virtlun.receive"]
+    xattrs(world)[BEFORE_XATTR] = xattrs(world).pop(OWNER_XATTR)
+    say(world, NODE, of=handle, received="two")
+    why = refused(lambda: world.stage(handle), Code.FAILED_PRECONDITION)
+    assert "its last snapshot is none" in why
+
+
+HOSTNAME = {"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE]}
+BOTH = {"key": TOPOLOGY_KEY, "operator": "In", "values": [NODE, OTHER_NODE]}
+
+
+@pytest.mark.parametrize(
+    "affinity",
+    [
+        pytest.param(
+            {"required": {"nodeSelectorTerms": [{"matchExpressions": [each]}]}} if each else {},
+            id=name,
+        )
+        for name, each in (("another key", HOSTNAME), ("two nodes", BOTH), ("none", None))
+    ],
+)
+def test_an_affinity_that_does_not_name_one_node_lets_nobody_have_the_volume(
+    made: tuple[World, str], affinity: dict[str, Any]
+) -> None:
+    world, handle = made
+    say(world, OTHER_NODE, OTHER_LVSTORE, of=handle, nodeAffinity=affinity)
+    for call in (world.stage, world.delete):
+        why = refused(lambda call=call: call(handle), Code.FAILED_PRECONDITION)  # type: ignore[misc]
+        assert "PersistentVolume pvc-1 does not name one node" in why
+    assert ALIAS in world.target.volumes
+    world.target.volumes.clear()
+    refused(lambda: world.delete(handle), Code.FAILED_PRECONDITION)
+
+
+def test_a_handle_of_an_earlier_driver_is_gone_only_where_it_was_made(world: World) -> None:
+    """Such a handle tells no lvstore."""
+    world.cluster = FakeCluster()
+    world.restart()
+    own, other = (handles.without_lvstore(node, "pvc-1") for node in (NODE, OTHER_NODE))
+    say(world, NODE, of=other)
+    assert "receive it there" in refused(lambda: world.delete(other), Code.UNAVAILABLE)
+    say(world, NODE, of=own)
+    world.delete(own)
+
+
+def test_where_no_api_server_is_asked_what_came_back_is_what_it_was(world: World) -> None:
+    handle = world.create().volume_id
+    xattrs(world)[BEFORE_XATTR] = xattrs(world).pop(OWNER_XATTR)
+    xattrs(world)["virtlun.receive"] = "{}"
+    world.restart()
+    refused(lambda: world.stage(handle), Code.NOT_FOUND)
+    del xattrs(world)["virtlun.receive"]
+    world.stage(handle)
+    world.publish(handle)
+    assert OWNER_XATTR in xattrs(world)
 
 
 def test_an_old_copy_counts_again_when_somebody_says_so(made: tuple[World, str]) -> None:

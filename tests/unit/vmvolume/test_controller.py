@@ -19,7 +19,12 @@ from csi.kubevirt.vmvolume.controller import LEFT_S, STRANGER_S, VmVolumeControl
 from csi.kubevirt.vmvolume.model import FINALIZER, VmVolume
 from csi.locks import VolumeLocks
 from tests.support.wait import until
-from tests.unit.vmvolume.test_reconcile import FakeCluster, FakeControllers, FakeVolumes
+from tests.unit.vmvolume.test_reconcile import (
+    FakeCluster,
+    FakeControllers,
+    FakeMoves,
+    FakeVolumes,
+)
 from tests.unit.vmvolume.world import NODE, OTHER, POD, lun, machine, vm_volume
 
 WAIT_S = 90.0
@@ -69,8 +74,10 @@ class World:
         self.cluster = WatchedCluster()
         self.controllers = FakeControllers()
         self.registry = CollectorRegistry()
+        volumes = FakeVolumes()
         self.controller = VmVolumeController(
-            *(self.cluster, self.controllers, FakeVolumes(), VolumeLocks(), NODE, self.registry)
+            *(self.cluster, self.controllers, volumes, VolumeLocks(), NODE, self.registry),
+            FakeMoves(volumes),
         )
         self.controller.start()
 
