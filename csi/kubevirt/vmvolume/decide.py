@@ -443,6 +443,11 @@ def _not_here(seen: Seen, claim: Claim, volume: PersistentVolume) -> Decision:
         f"the volume of claim {claim.name} is on node {volume.node} and the machine runs on "
         f"{seen.node}: start it there"
     )
+    if volume.node is None:
+        text = (
+            f"the volume of claim {claim.name} is on no node, as the nodeAffinity of "
+            f"PersistentVolume {volume.name} does not name one node: mend that"
+        )
     return _pending(seen, "OtherNode", text, warning=True)
 
 

@@ -148,7 +148,7 @@ PENDING: list[tuple[str, dict[str, Any], str, str]] = [
         "warning",
     ),
     ("OtherNode", {"claim": claim(pv(OTHER))}, "is on node node2 and the", "warning"),
-    ("OtherNode", {"claim": claim(pv(None))}, "start it there", "warning"),
+    ("OtherNode", {"claim": claim(pv(None))}, "does not name one node", "warning"),
     ("VolumeNotFound", {"size": None}, "is its lvstore open?", "warning retry"),
     ("InUse", {"refused": "pod x has it"}, "pod x has it", "warning retry"),
 ]
