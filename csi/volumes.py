@@ -198,6 +198,12 @@ class OwnedVolumes:
                     "volumes there or add to the lvstore",
                 ) from error
         elif self._owner(handle) is None and not _is(volume, size, store, thin=thin):
+            if BEFORE_XATTR in self.lvols.at(handle).xattrs(handle):
+                raise Failure(
+                    Code.ALREADY_EXISTS,
+                    f"volume {volume.path} exists already, and has received what is newer: choose "
+                    "another name, or delete it",
+                )
             # Begun by a call that was never answered: nobody has it.
             self.lvols.at(handle).delete(handle)
             return self.create(owner, size, store, thin=thin)

@@ -416,6 +416,9 @@ def test_where_no_api_server_is_asked_what_came_back_is_what_it_was(world: World
     world.restart()
     refused(lambda: world.stage(handle), Code.NOT_FOUND)
     del xattrs(world)["virtlun.receive"]
+    world.target.volumes[ALIAS].mib = 128
+    refused(world.create, Code.ALREADY_EXISTS)
+    assert ALIAS in world.target.volumes
     world.stage(handle)
     world.publish(handle)
     assert OWNER_XATTR in xattrs(world)
