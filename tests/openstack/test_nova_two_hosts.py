@@ -7,15 +7,20 @@ Both hosts are this machine, and share Nova's folder of servers, as over NFS.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.openstack.ceph_hosts import FIRST, SECOND, Hosts, hosts
-from tests.openstack.nova_cloud import Server, disk_of
+from tests.openstack.nova_cloud import CHANGE_S, Cloud, Server, disk_of
+from tests.openstack.rest import Refused
+from tests.support.agent import Agent
 from tests.support.ceph import POOL, lacks
 from tests.support.host import Host, is_root
 from tests.support.libvirtd import VirshError
+from tests.support.wait import until
 
 pytestmark = [
     pytest.mark.root,
@@ -52,11 +57,12 @@ def server(both: Hosts) -> Iterator[Server]:
     assert both.user.ceph.rbd("ls", POOL) == ""
 
 
-def write(server: Server, text: str) -> None:
+def write(server: Server, text: str, guest: Agent | None = None) -> None:
     """The guest writes a line to its second volume, and it is durable."""
-    guest = server.guest()
-    guest.run(f"echo '{text}' | dd of={disk_of(guest, server.volumes()[1])} conv=sync,fsync")
-    guest.close()
+    told = guest or server.guest()
+    told.run(f"echo '{text}' | dd of={disk_of(told, server.volumes()[1])} conv=sync,fsync")
+    if guest is None:
+        told.close()
 
 
 def check(both: Hosts, server: Server, name: str, text: str) -> None:
@@ -108,3 +114,55 @@ def test_a_cold_migration_is_taken_back_and_then_kept(both: Hosts, server: Serve
     server.act("confirmResize", "ACTIVE")
     check(both, server, SECOND, "there")
     assert first.virsh("list", "--all", "--name") == ""
+
+
+def test_an_evacuation(both: Hosts, server: Server) -> None:
+    """Refused while the host only seems to be dead; where it is, and comes back, it has nothing."""
+    cloud, domain = both.cloud, server.domain
+    first = cloud.hosts[FIRST]
+    cloud.services.kill(FIRST)
+    say_down(cloud, True)
+    guest = server.guest()
+    cloud.api.post(f"servers/{server.uuid}/action", {"evacuate": {"host": SECOND}})
+    server.wait("ERROR")
+    assert LOCKED in server.get()["fault"]["details"]
+    write(server, "last", guest)
+    guest.close()
+    kill(first, domain)
+    server.act("evacuate", "ACTIVE", {"host": SECOND})
+    write(server, "after")
+    # It comes back: what its operator may do before Nova is there, and what that does.
+    first.libvirtd.start()
+    first.start_target()
+    first.start_gateway()
+    assert LOCKED in refusal(first, domain)
+    cloud.services.start(FIRST)
+    until(lambda: forgotten(cloud), "the first host to forget it", CHANGE_S)
+    assert first.virsh("list", "--all", "--name") == ""
+    check(both, server, SECOND, "after")
+
+
+def say_down(cloud: Cloud, down: bool) -> None:
+    """An administrator tells Nova that the first host is dead, or is not."""
+    found = cloud.api.get(f"os-services?host={FIRST}&binary=nova-compute")["services"]
+    cloud.api.call("PUT", f"os-services/{found[0]['id']}", {"forced_down": down})
+
+
+def forgotten(cloud: Cloud) -> bool:
+    """Whether Nova lets the first host be up again: not before it has ended what was evacuated."""
+    try:
+        say_down(cloud, False)
+    except Refused as refused:
+        assert "evacuation migration records remain" in str(refused), refused
+        return False
+    return True
+
+
+def kill(host: Host, domain: str) -> None:
+    """All of a host ends."""
+    qemu = host.libvirtd.qemu_pid(domain)
+    assert qemu is not None
+    os.kill(qemu, signal.SIGKILL)
+    host.kill_target()
+    host.stop_gateway(signal.SIGKILL)
+    host.libvirtd.kill(signal.SIGKILL)
