@@ -45,6 +45,7 @@ from csi.objects import (
     PersistentVolume,
     StorageClass,
     Vmi,
+    is_ours,
 )
 
 ANSWER_S = 10.0
@@ -308,8 +309,9 @@ class Cluster:
 
     def _list_names(self) -> None:
         names: dict[str, list[str]] = {}
-        for each in map(PersistentVolume.of, self.items(VOLUME)):
-            if each.ours:
+        for item in self.items(VOLUME):
+            if is_ours(item):  # those of others may have what we do not know
+                each = PersistentVolume.of(item)
                 names.setdefault(each.handle, []).append(each.name)
         self._names, self._named_at = names, time.monotonic()
 

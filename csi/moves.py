@@ -86,7 +86,7 @@ class Moves:
             return None, said
         if owned is not None:
             self._check_whole(volume, noted)
-            self._check_newest(volume, said)
+            self._check_newest(handle, volume, said)
         elif said and handles.is_made(handle):
             owned = self._taken_over(volume, noted, said)
         return owned, said
@@ -98,10 +98,17 @@ class Moves:
                 "`virtlun volume receive` come to its end, or have it taken back (`--take-back`)"
             )
 
-    def _check_newest(self, volume: Volume, said: list[PersistentVolume]) -> None:
+    def _check_newest(self, handle: str, volume: Volume, said: list[PersistentVolume]) -> None:
         """Raises FAILED_PRECONDITION if a volume of the driver is older than another node's."""
-        here = self._lvstore_of(volume) if any(each.lvstore for each in said) else ""
+        here = self._lvstore_of(volume) if said else ""
         for each in said:
+            if not each.lvstore and not handles.may_be_in(handle, here):
+                raise precondition(
+                    f"volume {volume.path} of node {self._node} is in lvstore {here}, in which "
+                    f"{handle} was not made, and PersistentVolume {each.name} does not say that "
+                    "it was moved there: if it is the newest, say so by "
+                    f"`kubectl annotate pv {each.name} {LVSTORE_KEY}={here}`"
+                )
             if each.lvstore not in ("", here):
                 raise precondition(
                     f"volume {volume.path} of node {self._node} is older than the one that "
@@ -111,6 +118,13 @@ class Moves:
                 )
         for each in said:
             if each.received and self._nodes:
+                if _last_of(volume) != each.received:
+                    raise precondition(
+                        f"volume {volume.path} of node {self._node} is to have snapshot "
+                        f"@{each.received}, says PersistentVolume {each.name}, and its last one "
+                        f"is {volume.parent or 'none'}: send that, or let it count as it is by "
+                        f"`kubectl annotate pv {each.name} {RECEIVED_KEY}-`"
+                    )
                 self._nodes.end_received(each)
 
     def _restored(self, volume: Volume, noted: Mapping[str, str]) -> Owned | None:
@@ -168,7 +182,12 @@ class Moves:
         """
         if self._nodes is None or not handles.is_uuid(handle):
             return []
-        said = self._nodes.placing(handle, name)
+        # One that names no node and was never moved, by hand perhaps, says nothing.
+        said = [
+            each
+            for each in self._nodes.placing(handle, name)
+            if each.node is not None or each.lvstore or each.received
+        ]
         for each in said:
             if each.node is None:
                 raise precondition(
@@ -276,7 +295,7 @@ class Moves:
                 "nobody says what it has to have: name the last snapshot that is sent by "
                 f"`kubectl annotate pv {said.name} {RECEIVED_KEY}=SNAPSHOT`"
             )
-        if (volume.parent or "").partition("@")[2] != said.received:
+        if _last_of(volume) != said.received:
             raise precondition(
                 f"volume {volume.path} is not taken over for PersistentVolume {said.name}: its "
                 f"last snapshot is {volume.parent or 'none'}, and @{said.received} is to be "
@@ -316,3 +335,8 @@ class Moves:
             ) from error
         claim = "/".join(said.claim) if said.claim else ""
         return Owner(DRIVER_NAME, said.name, claim, parameters.kept())
+
+
+def _last_of(volume: Volume) -> str:
+    """Returns the name of a volume's last snapshot; '' if it has none."""
+    return (volume.parent or "").partition("@")[2]

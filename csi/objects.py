@@ -31,6 +31,11 @@ RESIZE_CONDITIONS = {
 EXPONENT = re.compile("E(?=[+-]?[0-9])")
 
 
+def is_ours(volume: Object) -> bool:
+    """Whether a core/v1 PersistentVolume is of this driver."""
+    return ((volume.get("spec") or {}).get("csi") or {}).get("driver") == DRIVER_NAME
+
+
 @dataclass(frozen=True)
 class PersistentVolume:
     """A volume as the cluster has it."""
@@ -90,7 +95,7 @@ class PersistentVolume:
             node=_tied_to(spec),
             attributes_class=spec.get("volumeAttributesClassName") or None,
             in_pool=any(each["key"].startswith(POOL_KEY) for each in _places(spec)),
-            claim=(claim["namespace"], claim["name"]) if claim else None,
+            claim=(claim.get("namespace", ""), claim.get("name", "")) if claim else None,
             deleting="deletionTimestamp" in found["metadata"],
             released=is_released(found),
             lvstore=notes.get(LVSTORE_KEY, ""),

@@ -262,7 +262,7 @@ def test_a_pod_that_is_before_its_data_waits_and_the_claim_comes_back_by_what_ha
     scale(cluster, 0)
     until(lambda: not second.volumes.users(path), "the node to let go", CONVERGE_S)
     tie(cluster, pv, NODE, "three")
-    operator.follow(BACK, edit=("--since @two", "--since @one"))
+    operator.follow(BACK, edit=('--since "@$LAST"', "--since @one"))
     scale(cluster, 1)
     pod = running(cluster, NODE)
     assert lvstore_of(cluster) == deployment.volumes.lvstore(LVSTORE).uuid

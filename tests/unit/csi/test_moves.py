@@ -45,10 +45,14 @@ def say(
     *,
     of: str = HANDLE,
     name: str = "pvc-1",
-    received: str = "two",
+    received: str | None = None,
     **spec: Any,
 ) -> None:
-    """Has the API server say on which node a volume is, and in which lvstore it was used last."""
+    """Has the API server say on which node a volume is, and in which lvstore it was used last.
+
+    Of what came from the other node it has the last snapshot, too, where none is given.
+    """
+    received = ("two" if of == HANDLE else "") if received is None else received
     expression = {"key": TOPOLOGY_KEY, "operator": "In", "values": [node]}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
     context = {f"csi.virtlun.dev/{key}": value for key, value in CONTEXT.items()}
@@ -340,7 +344,7 @@ def test_what_was_sent_away_is_left_alone(made: tuple[World, str]) -> None:
 
 def test_an_old_copy_does_not_count_when_the_affinity_is_set_back(made: tuple[World, str]) -> None:
     world, handle = made
-    say(world, NODE, OTHER_LVSTORE, of=handle)
+    say(world, NODE, OTHER_LVSTORE, of=handle, received="two")
     for call in (world.stage, world.delete):
         why = refused(lambda call=call: call(handle), Code.FAILED_PRECONDITION)  # type: ignore[misc]
         assert "is older than the one" in why
@@ -396,6 +400,49 @@ def test_an_affinity_that_does_not_name_one_node_lets_nobody_have_the_volume(
     assert ALIAS in world.target.volumes
     world.target.volumes.clear()
     refused(lambda: world.delete(handle), Code.FAILED_PRECONDITION)
+
+
+@pytest.mark.parametrize("expression", [HOSTNAME, BOTH, None], ids=["other key", "both", "none"])
+def test_a_volume_that_was_never_moved_needs_no_affinity_of_the_drivers(
+    made: tuple[World, str], expression: dict[str, Any] | None
+) -> None:
+    """As of objects that somebody has made by hand."""
+    world, handle = made
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    say(world, NODE, of=handle, nodeAffinity={"required": terms} if expression else {})
+    world.stage(handle)
+    world.unstage(handle)
+    world.delete(handle)
+    assert ALIAS not in world.target.volumes
+
+
+def test_an_owned_copy_that_lacks_the_last_snapshot_does_not_count(moved: World) -> None:
+    say(moved, NODE)
+    moved.stage(HANDLE)
+    moved.unstage(HANDLE)
+    # It goes on at the other node, is to come here again, and nothing has come yet.
+    say(moved, NODE, LVSTORE_UUID, received="three")
+    for call in (moved.stage, moved.delete):
+        why = refused(lambda call=call: call(HANDLE), Code.FAILED_PRECONDITION)  # type: ignore[misc]
+        assert "is to have snapshot @three" in why and "its last one is pvc-1@two" in why
+    assert said(moved, RECEIVED_KEY) == "three"
+    moved.target.volumes[ALIAS].parent = "pvc-1@three"
+    moved.stage(HANDLE)
+    assert said(moved, RECEIVED_KEY) == ""
+
+
+def test_an_owned_copy_in_another_lvstore_counts_only_where_the_object_says_so(
+    moved: World,
+) -> None:
+    say(moved, NODE)
+    moved.stage(HANDLE)
+    moved.unstage(HANDLE)
+    # Somebody has given this one up, and let that count which the handle tells.
+    say(moved, NODE, received="")
+    why = refused(lambda: moved.stage(HANDLE), Code.FAILED_PRECONDITION)
+    assert f"kubectl annotate pv pvc-1 {LVSTORE_KEY}={LVSTORE_UUID}" in why
+    say(moved, NODE, LVSTORE_UUID, received="")
+    moved.stage(HANDLE)
 
 
 def test_a_handle_of_an_earlier_driver_is_gone_only_where_it_was_made(world: World) -> None:
