@@ -201,6 +201,8 @@ packages: $(CACHE)/apt.stamp
 .PHONY: toolchain
 toolchain:
 	@command -v cargo >/dev/null || { echo "cargo is not installed: virtlun needs Rust 1.89 or newer, see https://rustup.rs"; exit 1; }
+	@# rustup fetches the compiler here where it is not there, before two need it at the same time.
+	@cargo --version >/dev/null
 
 $(CARGO_DENY): | toolchain
 	$(call say,cargo deny)
