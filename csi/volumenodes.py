@@ -133,25 +133,34 @@ class VolumeNodes:
             ClusterError: it cannot be noted now, or somebody has just changed it.
             Failure: ABORTED, it is not of this node any more.
         """
-        present = self._api().get(VOLUME, volume.name)
-        if not self._is_here(PersistentVolume.of(present)):
+        if not self._annotate(volume, LVSTORE_KEY, lvstore):
             raise Failure(
                 Code.ABORTED, f"PersistentVolume {volume.name} has just been given to another node"
             )
-        version = present["metadata"]["resourceVersion"]
-        meta = {"resourceVersion": version, "annotations": {LVSTORE_KEY: lvstore}}
-        self._api().patch(VOLUME, volume.name, None, {"metadata": meta})
 
     def end_received(self, volume: PersistentVolume) -> None:
         """Takes the name of a snapshot off a PersistentVolume of this node: it is taken over."""
         try:
-            present = self._api().get(VOLUME, volume.name)
-            if self._is_here(PersistentVolume.of(present)):
-                version = present["metadata"]["resourceVersion"]
-                meta = {"resourceVersion": version, "annotations": {RECEIVED_KEY: None}}
-                self._api().patch(VOLUME, volume.name, None, {"metadata": meta})
+            self._annotate(volume, RECEIVED_KEY, None)
         except ClusterError as error:  # the next look does it
             log.warning("the received snapshot is named still", of=volume.name, reason=str(error))
+
+    def _annotate(self, volume: PersistentVolume, key: str, value: str | None) -> bool:
+        """Gives a PersistentVolume an annotation, or takes it away, as long as it is this node's.
+
+        Returns:
+            Whether it is.
+
+        Raises:
+            ClusterError: it cannot be noted now, or somebody has just changed it.
+        """
+        present = self._api().get(VOLUME, volume.name)
+        if not self._is_here(PersistentVolume.of(present)):
+            return False
+        version = present["metadata"]["resourceVersion"]
+        meta = {"resourceVersion": version, "annotations": {key: value}}
+        self._api().patch(VOLUME, volume.name, None, {"metadata": meta})
+        return True
 
     def of(self, owned: Owned) -> PersistentVolume | None:
         """Returns the PersistentVolume whose word counts for a volume of this node, or None.
