@@ -15,9 +15,10 @@
  * Generation 0 is a block of zeros. After UNMAP a block may hold zeros or what it held; the first
  * read settles it.
  *
- * SIGUSR1 writes FOLDER/status and begins a new measurement of the longest pause: the longest time
- * without any completion. SIGTERM ends the I/O, reads the whole disk and writes FOLDER/ledger (u32
- * generation of each block) and FOLDER/status with finished=1.
+ * FOLDER/status is there as soon as signals are taken. SIGUSR1 writes it anew and begins a new
+ * measurement of the longest pause: the longest time without any completion. SIGTERM ends the I/O,
+ * reads the whole disk and writes FOLDER/ledger (u32 generation of each block) and FOLDER/status
+ * with finished=1.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -446,6 +447,7 @@ int main(int argc, char **argv)
 			perror("verified_io: thread");
 			return 2;
 		}
+	status();
 	while (sigwait(&signals, &number) == 0 && number == SIGUSR1)
 		status();
 	atomic_store(&stopping, 1);
