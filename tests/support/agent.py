@@ -8,7 +8,7 @@ import socket
 import time
 from pathlib import Path
 
-from tests.support.starved import starved, times
+from tests.support.starved import ran, starved, times
 
 
 class GuestError(Exception):
@@ -94,7 +94,10 @@ class Agent:
                 self._buffer += data.replace(b"\r", b"")
         except TimeoutError as error:
             why = starved(self._qemu, deadline_s, before) if before else ""
-            raise GuestError(f"no answer within {deadline_s:.0f} s{why} to: {command}") from error
+            raise GuestError(
+                f"no answer within {deadline_s:.0f} s{why} to: {command}\n"
+                f"{ran(self._qemu, before)}; it said so far: {self._buffer!r}"
+            ) from error
         start = self._buffer.find(begin) + len(begin)
         output = base64.b64decode(self._buffer[start:at]).decode(errors="replace")
         status = int(self._buffer[at + len(finish) :].split(b"\n", 1)[0])

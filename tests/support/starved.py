@@ -63,3 +63,14 @@ def starved(qemu: int | None, seconds: float, since: Times | None = None, proc: 
     return (
         f" (the emulated guest ran for {ran_s:.1f} s and waited {waited_s:.0f} s for a processor)"
     )
+
+
+def ran(qemu: int | None, since: Times | None, proc: Path = PROC) -> str:
+    """Returns in words for how long the guest of process `qemu` has run since `since`.
+
+    One that turns in circles has run all the time; one that waits for a disk hardly at all.
+    """
+    now = times(qemu, proc) if qemu is not None else None
+    if now is None or since is None:
+        return "how long the guest ran is not known"
+    return f"the guest ran for {now.ran_s - since.ran_s:.1f} s of a processor"

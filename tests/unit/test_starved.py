@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.starved import NS, Times, starved, times
+from tests.support.starved import NS, Times, ran, starved, times
 
 QEMU = 4711
 
@@ -55,3 +55,10 @@ def test_who_is_gone_or_not_known_is_not(tmp_path: Path) -> None:
     assert times(QEMU, tmp_path) is None
     assert not starved(QEMU, 60.0, proc=tmp_path)
     assert not starved(None, 60.0)
+
+
+def test_how_long_a_guest_ran_tells_a_circle_from_a_wait(tmp_path: Path) -> None:
+    process(tmp_path, "tcg", (12.0, 0.0), (3.0, 0.0))
+    assert ran(QEMU, Times(10.0, {}), tmp_path) == "the guest ran for 5.0 s of a processor"
+    assert "not known" in ran(None, Times(10.0, {}), tmp_path)
+    assert "not known" in ran(QEMU, None, tmp_path)
