@@ -37,9 +37,10 @@ APT_PACKAGES := build-essential busybox-static ca-certificates ceph-common ceph-
 	xz-utils zstd
 # And of what measures, and the tests of the night.
 BENCH_PACKAGES := fio qemu-block-extra rocksdb-tools
-# And of what the night looks at: Cockpit in a browser, virt-manager on a screen, a whole Nova, other shells.
-NIGHT_PACKAGES := at-spi2-core chromium cockpit-bridge cockpit-machines cockpit-system cockpit-ws gir1.2-atspi-2.0 \
-	fish postgresql rabbitmq-server virt-manager xvfb zsh
+# And of what the night looks at: an image that is built, Cockpit in a browser, virt-manager on a screen, a whole
+# Nova, other shells.
+NIGHT_PACKAGES := at-spi2-core buildah chromium cockpit-bridge cockpit-machines cockpit-system cockpit-ws \
+	debootstrap gir1.2-atspi-2.0 fish postgresql rabbitmq-server virt-manager xvfb zsh
 
 # Checks the licences and sources of crates. Built fast, as it runs for a second.
 CARGO_DENY_VERSION := 0.20.2

@@ -39,7 +39,7 @@ def test_what_a_readme_of_kubernetes_applies_is_there(readme: Path) -> None:
 
 
 def test_the_image_has_what_its_containers_run() -> None:
-    """No registry is in reach of the tests, so nobody builds it here; its parts are looked at."""
+    """Its parts are looked at; by night it is built (tests/kubernetes/test_containerfile.py)."""
     text = used(EXAMPLES / "kubernetes/Containerfile").read_text()
     build, final = text.split("\nFROM ")[1:]
     assert "AS build\nRUN apt-get" in build and "pip install --no-cache-dir /src" in build
