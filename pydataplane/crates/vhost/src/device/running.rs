@@ -245,9 +245,10 @@ impl Device {
         let since = Instant::now();
         // Suspended requests may have all slots.
         let knows_busy = self.front.knows_busy();
-        if knows_busy {
-            self.worker(at).call(|p| p.let_go(true));
-        }
+        self.worker(at).call(move |p| match knows_busy {
+            true => p.let_go(true),
+            false => p.ask_for_stop(),
+        });
         while replays() {
             // There the rest stays for whoever goes on.
             if !knows_busy && self.worker(at).call(|p| p.stands_still(DISK)) {

@@ -23,6 +23,7 @@
 mod calls;
 mod failure;
 mod front;
+mod full;
 mod in_flight;
 mod orders;
 mod queue;

@@ -233,6 +233,7 @@ impl DevicePoller {
             self.end_early(1 << index);
         } else {
             self.queues[at].stop();
+            self.ask_for_stop();
             if self.units.stands_still(DISK) {
                 self.stand_still(DISK);
             }
@@ -254,6 +255,7 @@ impl DevicePoller {
     /// the queue is dropped. `marks_last`: as of `give_back`.
     pub(crate) fn remove_queue(&mut self, index: u16, marks_last: bool) -> Option<RequestQueue> {
         let at = self.queues.iter().position(|q| q.index == index)?;
+        self.units.has_stopped();
         self.give_back(at, marks_last);
         Some(self.take_out(at))
     }

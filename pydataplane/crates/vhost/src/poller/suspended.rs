@@ -26,8 +26,8 @@
 //! So it is as well with what waits there as others have all of the queue of its device, which has nothing of
 //! this unit whose end one could wait for ([`DevicePoller::put_off`]): the unit *stands still*, as one that is
 //! suspended does, but nobody is told, and the device is asked again before long. What was begun of such a request
-//! is only done again if it was kept. Where the first of these is not possible, a queue that stops has it asked until
-//! it would be left alone for the longest time, and what waits is kept after that.
+//! is only done again if it was kept. Where the first of these is not possible, a queue that stops has it asked some
+//! times more, in no longer than it is left alone for otherwise, and what waits is kept after that.
 
 use bdev::IoError;
 use scsi::{Outcome, Response, Status};
@@ -37,6 +37,7 @@ use super::front::{Blk, FrontEnd};
 use super::queue::RequestQueue;
 use super::units::{NONE, Waiting};
 use crate::defs::{MAX_TARGETS, response};
+use crate::front::DISK;
 
 impl DevicePoller {
     /// The I/O of a request failed with `error`, for which it is to wait. It is not with its unit.
@@ -83,13 +84,13 @@ impl DevicePoller {
         if self.lets_go {
             return self.keep_waiting(target, None);
         }
-        let asks_soon = self.units.asks_soon(target);
+        let is_asked = self.units.asks_for_stop(target);
         for at in 0..self.queues.len() {
             let queue = &self.queues[at];
             // Where the unit is suspended a move of the queue is given up soon: the other reactor has it fail, too.
             let moves = queue.parked && !self.units.is_suspended(target);
             // What could not be given back may have room in a moment.
-            let stops = queue.stopping && !(asks_soon && queue.is_overtaken());
+            let stops = queue.stopping && !(is_asked && queue.is_overtaken());
             if queue.muted || queue.leaving || stops || moves {
                 self.keep_waiting(target, Some(queue.index));
             }
@@ -166,9 +167,14 @@ impl DevicePoller {
         }
     }
 
-    /// Whether the unit of `target` stands still.
+    /// Whether the unit of `target` stands still, also after its device was asked for a queue that stops.
     pub(crate) fn stands_still(&self, target: u8) -> bool {
-        self.units.stands_still(target)
+        self.units.stands_still(target) && !self.units.asks_for_stop(target)
+    }
+
+    /// A queue of a driver that knows no BUSY is about to stop: its device is asked some times more, if it is full.
+    pub(crate) fn ask_for_stop(&mut self) {
+        self.units.ask_for_stop(DISK);
     }
 
     /// Somebody waits for what is in flight: while `on`, no request is suspended, and those that are end

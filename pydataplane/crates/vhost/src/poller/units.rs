@@ -1,22 +1,18 @@
 //! The logical units of a session as one reactor has them: which there are, and how they come and go. What
-//! they have in flight, and when a request may begin on one, is in `in_flight`.
+//! they have in flight, and when a request may begin on one, is in `in_flight`; what a device does not take for now, in
+//! `full`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bdev::{Limits, OpenError};
 use guestmem::Sg;
-use reactor::{Cx, Owner, ticks};
+use reactor::{Cx, Owner};
 use scsi::{CDB_LEN, Lun, LunShared, Nexus, Outcome};
 
 use super::in_flight::{Load, Room};
 use crate::defs::{LunAddress, MAX_TARGETS};
 use crate::stats::LunCounters;
-
-/// How long a device that took no more when nothing was in flight is left alone, in microseconds: at first, and
-/// where that was in vain twice as long each time, up to the second.
-const ASK_AGAIN_US: u64 = 100;
-const ASK_AGAIN_MOST_US: u64 = 10_000;
 
 /// LUN 0 of one target on one reactor.
 pub(crate) struct Unit {
@@ -33,7 +29,7 @@ pub(crate) struct Unit {
     /// comes, or something is.
     pub(super) again: u64,
     /// How long it was left alone the last time, in ticks; 0: it took what came then.
-    pause: u64,
+    pub(super) pause: u64,
     /// Requests that were taken and do not begin yet.
     pub(super) waiting: Waiting,
     /// An I/O failed, and what waits begins when somebody says so.
@@ -62,7 +58,7 @@ impl Unit {
         Ok(Unit::new(Lun::new(Arc::clone(shared), nexus, channel), counters, limits))
     }
 
-    fn new(lun: Lun, counters: Arc<LunCounters>, limits: Arc<Limits>) -> Self {
+    pub(super) fn new(lun: Lun, counters: Arc<LunCounters>, limits: Arc<Limits>) -> Self {
         Unit {
             lun,
             counters,
@@ -109,6 +105,8 @@ pub(super) struct Units {
     pub(super) backlog: Vec<u8>,
     /// When a limit lets something begin that waits, or a device is asked again, in ticks.
     pub(super) limited_until: u64,
+    /// How often a device is still asked for a queue that stops.
+    pub(super) asks_of_stop: u32,
 }
 
 impl Units {
@@ -121,6 +119,7 @@ impl Units {
             taken: 0,
             backlog: Vec::with_capacity(MAX_TARGETS),
             limited_until: u64::MAX,
+            asks_of_stop: 0,
         }
     }
 
@@ -134,64 +133,6 @@ impl Units {
     #[inline]
     pub(super) fn at(&mut self, target: u8) -> Option<&mut Unit> {
         self.units.get_mut(usize::from(target))?.as_mut()
-    }
-
-    /// Nothing of `target` begins until one of its requests has ended that is in flight, or if there is none until
-    /// its device is asked again ([`Units::asks_again`]): others have all of its queue. Whether there is none.
-    pub(super) fn bar(&mut self, target: u8) -> bool {
-        let Some(unit) = self.at(target) else { return false };
-        unit.ordered = true;
-        if unit.in_flight.requests > 0 {
-            return false;
-        }
-        if unit.pause == 0 {
-            unit.counters.full_waits.add(1);
-        }
-        let most = ticks::from_us(ASK_AGAIN_MOST_US);
-        unit.pause = (2 * unit.pause).clamp(ticks::from_us(ASK_AGAIN_US), most);
-        unit.again = ticks::now().saturating_add(unit.pause).max(1);
-        true
-    }
-
-    /// The thread was woken, perhaps as a device has room: none is left alone any longer.
-    pub(super) fn ask_all(&mut self) {
-        for target in &self.backlog {
-            if let Some(unit) = self.units.get_mut(usize::from(*target)).and_then(Option::as_mut) {
-                unit.again = unit.again.min(1);
-            }
-        }
-    }
-
-    /// The first request of `target` that waited has begun, or waits again.
-    pub(super) fn has_asked(&mut self, target: u8) {
-        if let Some(unit) = self.at(target).filter(|unit| unit.again == 0) {
-            unit.pause = 0;
-        }
-    }
-
-    /// Whether the device of `target` takes no more and is asked again within less than [`ASK_AGAIN_MOST_US`].
-    pub(super) fn asks_soon(&self, target: u8) -> bool {
-        let unit = self.units.get(usize::from(target)).and_then(Option::as_ref);
-        let most = ticks::from_us(ASK_AGAIN_MOST_US);
-        unit.is_some_and(|unit| unit.again != 0 && !unit.suspended && unit.pause < most)
-    }
-
-    /// Whether it is time to ask the device of `target` again, which took no more when nothing was in flight; if
-    /// it is not yet, that is when to look again.
-    #[cold]
-    pub(super) fn asks_again(&mut self, target: u8) -> bool {
-        let Some(unit) = self.at(target) else { return false };
-        let again = unit.again;
-        // Whoever has it go on has what waits looked at.
-        if again == 0 || unit.suspended || unit.halted {
-            return false;
-        }
-        if ticks::now() < again {
-            self.limited_until = self.limited_until.min(again);
-            return false;
-        }
-        (unit.ordered, unit.again) = (false, 0);
-        true
     }
 
     /// Nothing of `target` begins any more; calls `idle` as soon as nothing is with its device, perhaps

@@ -26,7 +26,7 @@ const UNSUPP: u8 = 2;
 pub const IN: u32 = 0;
 pub const OUT: u32 = 1;
 pub const FLUSH: u32 = 4;
-const GET_ID: u32 = 8;
+pub const GET_ID: u32 = 8;
 pub const DISCARD: u32 = 11;
 const WRITE_ZEROES: u32 = 13;
 

@@ -88,6 +88,11 @@ impl Queue {
         let asked = self.asked.load(Ordering::Acquire);
         wait_until("it is asked again", || self.asked.load(Ordering::Acquire) >= asked + 3);
     }
+
+    /// Waits until it was asked in vain so often that the pauses have grown as long as they get.
+    pub fn wait_until_seldom_asked(&self) {
+        (0..4).for_each(|_| self.wait_until_asked_again());
+    }
 }
 
 struct Crowded(Arc<Queue>);

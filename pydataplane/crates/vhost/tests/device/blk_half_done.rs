@@ -109,6 +109,19 @@ fn what_is_half_done_and_was_overtaken_is_done_if_its_ring_stops_while_there_is_
     assert_eq!(host.stats().controller.errors, 0);
 }
 
+/// However seldom it was asked before that, as it had been full for long.
+#[test]
+fn what_was_overtaken_is_done_if_its_ring_stops_when_a_device_that_was_full_for_long_is_about_to_have_room()
+ {
+    let (host, queue, mut guest, _, first) = half_done(false);
+    queue.wait_until_seldom_asked();
+    queue.refuses.store(3, Ordering::Release);
+    queue.empty();
+    assert_eq!(guest.peer.base(0), 2);
+    all_end_well(&mut guest, &[first]);
+    assert_eq!(host.stats().controller.errors, 0);
+}
+
 /// Its guest does not wait for it until the move is given up.
 #[test]
 fn a_queue_moves_whose_request_has_no_room_for_its_next_io_meanwhile() {

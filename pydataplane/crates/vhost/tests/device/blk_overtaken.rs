@@ -3,8 +3,10 @@
 //! the peer's region keeps them, or their guest is told.
 
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
+use bdev::testing::FaultBdev;
 use bdev::{Bdev, Channel, Completion, Features, Geometry, Io, IoError, OpenError, Submit};
 use guestmem::DirtyLog;
 use reactor::{IoContext, Waker};
@@ -266,6 +268,31 @@ fn what_was_overtaken_stays_marked_where_the_peer_has_a_region() {
     assert_eq!(finish(&mut guest, &first).0, OK);
     assert!(region.marked(0).is_empty());
     assert_eq!((guest.peer.base(0), host.stats().controller.errors), (2, 0));
+}
+
+/// As what a poller may have taken is bounded, some of them are not taken again before those of other rings end.
+#[test]
+fn what_was_not_taken_again_when_its_ring_stops_is_done_if_a_full_device_is_about_to_have_room() {
+    const EACH: usize = 250;
+    let (host, queue) = crowded_with(1, FaultBdev::new("disk", 512, 8192));
+    let (mut guest, _) = guest_of(&host, 5, false);
+    queue.fill();
+    let mut requests: Vec<Vec<_>> = Vec::new();
+    requests.push((0..EACH).map(|n| put(&mut guest, 0, n as u64, 1)).collect());
+    // That the ring offers them, too, says nobody any more.
+    let id = submit(&mut guest, 0, &header(GET_ID, 0), 20, usize::MAX);
+    assert_eq!(finish(&mut guest, &id).0, OK);
+    for ring in 1..5 {
+        requests.push((0..EACH).map(|n| put(&mut guest, ring, n as u64, 2)).collect());
+    }
+    wait_until_taken(&host, 1024);
+    guest.tell_memory();
+    queue.wait_until_seldom_asked();
+    queue.refuses.store(3, Ordering::Release);
+    queue.empty();
+    assert_eq!(guest.peer.base(0), 1 + EACH as u32);
+    requests.iter().for_each(|of_ring| all_end_well(&mut guest, of_ring));
+    assert_eq!(host.stats().controller.errors, 0);
 }
 
 /// Only its number is known, so all that can be done is to say so.
