@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -55,3 +56,10 @@ def test_one_that_does_not_end_is_killed_and_a_failure(
     monkeypatch.setattr(fuzz, "GRACE_S", 0)
     hangs = f"{WORKS.rstrip()}\nimport signal\nsignal.pause()"
     assert fuzz.run(target(folder, hangs), 1, 1).failure is not None
+
+
+def test_what_runs_by_day_and_by_night_are_the_same_targets() -> None:
+    listed = (fuzz.HERE / "src/lib.rs").read_text().split("pub const TARGETS", 1)[1]
+    by_day = re.findall(r'^    \("(\w+)", [\w:]+\),$', listed.split("];", 1)[0], re.MULTILINE)
+    programs = sorted(program.stem for program in (fuzz.HERE / "fuzz_targets").iterdir())
+    assert sorted(by_day) == sorted(fuzz.targets()) == programs
