@@ -95,7 +95,7 @@ def test_a_network_that_is_away_for_a_while_is_a_pause(
     # Why the guest stands still is said meanwhile.
     until(lambda: f"I/O of image rbd/{IMAGE} has not been answered" in found(host), "doctor", 60)
     assert "its monitors have not answered" in found(host)
-    log, words = host.paths.log, "cluster ceph0 does not answer: I/O of image"
+    log, words = host.paths.log, "images of cluster ceph0 wait: I/O of image"
     until(lambda: words in log.read_text(), "the log to say it, too")
     time.sleep(max(0.0, CUT_S - (time.monotonic() - begun)))
     link.mend()

@@ -50,8 +50,8 @@ IMAGES = 300
 CALLS = 48
 """At once: fewer than the target has connections for."""
 SAID = (
-    r"I/O of image rbd/{0} has not been answered for (\d+) s, and its guests wait for it"
-    r"; images: {0}"
+    r"I/O of image rbd/{0} has not been answered for (\d+) s, by its cluster or as a limit"
+    r" of librbd's own \(rbd_qos_\*\) holds it back, and its guests wait for it; images: {0}"
 )
 """What doctor finds of a cluster whose OSDs are away."""
 NOENT, ACCES, BUSY, EXIST, INVAL, NOTSUP = -2, -13, -16, -17, -22, -95
@@ -101,7 +101,7 @@ def cluster_of(target: Target) -> tuple[str, str]:
 
 def hangs(target: Target) -> int:
     """Returns how often the log says that I/O is not answered."""
-    return target.words().count("cluster ceph0 does not answer: I/O of image")
+    return target.words().count("images of cluster ceph0 wait: I/O of image")
 
 
 def number_of(value: int) -> bytes:
@@ -478,7 +478,7 @@ def test_an_osd_that_is_stopped_or_killed_delays_its_images_alone(
         ceph.start_osd()
         load.progress(50)
         until(lambda: cluster_of(target)[0] == "ok", "doctor to find nothing")
-        until(lambda: "cluster ceph0 answers again" in target.words(), "the log to say so")
+        until(lambda: "images of cluster ceph0 go on" in target.words(), "the log to say so")
     assert hangs(target) == before + 1
 
 

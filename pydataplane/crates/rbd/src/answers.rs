@@ -1,10 +1,10 @@
 //! Whether a cluster answers what images of it were asked, so that one that does not can be named while guests wait.
 //!
-//! I/O of guests waits for its OSDs for as long as it takes, without an error. A thread of each cluster looks
-//! every few seconds how long the oldest has waited, and says once that it does, and once that it is over. The
-//! I/O path only notes when a call begins. Monitors are asked when somebody wants to know: no I/O needs them.
+//! I/O of guests waits for its OSDs for as long as it takes, without an error; and for limits that librbd itself
+//! keeps an image to, which cannot be told apart from here. A thread of each cluster looks every few seconds how long
+//! the oldest has waited, and says once that it does, and once that it is over. The I/O path only notes when a call
+//! begins. Monitors are asked when somebody wants to know (`monitors`): no I/O needs them.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use crate::Error;
 use crate::cluster::{Client, spawn};
 use crate::image::Image;
+use crate::monitors::Monitors;
 
 /// How often it is looked.
 const LOOK: Duration = Duration::from_secs(5);
@@ -27,8 +28,7 @@ pub(crate) struct Answers {
     images: Mutex<Vec<Weak<Image>>>,
     /// Ends the thread when it is dropped.
     looking: Mutex<Option<mpsc::Sender<()>>>,
-    /// The monitors are being asked.
-    asking: Arc<AtomicBool>,
+    monitors: Arc<Monitors>,
 }
 
 /// I/O that is not answered.
@@ -50,7 +50,10 @@ impl Unanswered {
             _ => format!("{images} images (the longest of {longest})"),
         };
         let seconds = since.as_secs();
-        format!("I/O of {which} has not been answered for {seconds} s, and its guests wait for it")
+        format!(
+            "I/O of {which} has not been answered for {seconds} s, by its cluster or as a limit of librbd's own \
+             (rbd_qos_*) holds it back, and its guests wait for it"
+        )
     }
 }
 
@@ -88,30 +91,11 @@ impl Answers {
     pub(crate) fn problem(&self, client: &Arc<Client>) -> Option<String> {
         let io = self.unanswered().map(|late| late.sentence());
         let seconds = MONITORS.as_secs();
-        let monitors = (!self.monitors_answer(client))
+        let client = Arc::clone(client);
+        let monitors = (!self.monitors.answer(MONITORS, move || client.ask_monitors()))
             .then(|| format!("its monitors have not answered within {seconds} s"));
         let all: Vec<_> = io.into_iter().chain(monitors).collect();
         (!all.is_empty()).then(|| all.join("; "))
-    }
-
-    /// Whether they do. One call at a time: one that is not answered stays until they are back.
-    fn monitors_answer(&self, client: &Arc<Client>) -> bool {
-        if self.asking.swap(true, Ordering::AcqRel) {
-            return false;
-        }
-        let (client, asking) = (Arc::clone(client), Arc::clone(&self.asking));
-        let (tell, told) = mpsc::channel();
-        let asked = spawn("rbd monitors", move || {
-            client.ask_monitors();
-            drop(client);
-            asking.store(false, Ordering::Release);
-            _ = tell.send(());
-        });
-        if asked.is_err() {
-            self.asking.store(false, Ordering::Release);
-            return true;
-        }
-        told.recv_timeout(MONITORS).is_ok()
     }
 }
 
@@ -131,14 +115,14 @@ fn look_on(answers: &Weak<Answers>, cluster: &str, ended: &mpsc::Receiver<()>) {
             Some(late) if !said => {
                 said = true;
                 tracing::error!(
-                    "cluster {cluster} does not answer: {}; `ceph -s` says what it lacks",
+                    "images of cluster {cluster} wait: {}; `ceph -s` says what the cluster lacks",
                     late.sentence()
                 );
             }
             None if said => {
                 said = false;
                 tracing::info!(
-                    "cluster {cluster} answers again: no I/O of its images waits any more"
+                    "images of cluster {cluster} go on: none of their I/O waits any more"
                 );
             }
             _ => {}
@@ -155,7 +139,8 @@ mod tests {
         let of = |seconds, name: &str| (Duration::from_secs(seconds), name.to_owned());
         assert_eq!(of_late([].into_iter()), None);
         let one = of_late([of(7, "rbd/a")].into_iter()).unwrap().sentence();
-        let text = "has not been answered for 7 s, and its guests wait for it";
+        let text = "has not been answered for 7 s, by its cluster or as a limit of librbd's own (rbd_qos_*) \
+                    holds it back, and its guests wait for it";
         assert_eq!(one, format!("I/O of image rbd/a {text}"));
         let two = of_late([of(6, "rbd/b"), of(7, "rbd/a")].into_iter()).unwrap().sentence();
         assert_eq!(two, format!("I/O of 2 images (the longest of rbd/a) {text}"));

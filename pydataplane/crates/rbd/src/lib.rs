@@ -11,6 +11,7 @@
 //! | `clusters` | [`Clusters`]: those of a process |
 //! | `clients` | the addresses of clients, recorded for the next process |
 //! | `answers` | whether a cluster answers what its images were asked |
+//! | `monitors` | whether its monitors answer |
 //! | `image` | [`OpenedImage`], [`Source`]: an image, its lock, its size |
 //! | `close` | how an image is closed |
 //! | `hold` | whether an image may be written here, while its guest moves from host to host |
@@ -44,6 +45,7 @@ mod ffi;
 mod hold;
 mod image;
 mod lock;
+mod monitors;
 mod pool;
 mod ring;
 mod watchers;
