@@ -46,6 +46,11 @@ impl Driver {
         driver
     }
 
+    /// Another one in the same memory, before it has begun.
+    pub fn anew(&self) -> Driver {
+        Driver { memory: Arc::clone(&self.memory), config: self.config, idx: 0 }
+    }
+
     /// Starts both rings at `idx`.
     pub fn starting_at(mut self, idx: u16) -> Driver {
         self.idx = idx;
