@@ -12,10 +12,12 @@ use rustix::thread::CpuSet;
 use rustix::time::Timespec;
 
 use crate::waker::Sleeper;
-use crate::{Owner, Uring, Waker};
+use crate::{Owner, PollerId, Uring, Waker};
 
 /// Events taken from one epoll call; which they are does not matter, and the rest stay.
 const EVENTS_MAX: usize = 32;
+/// What is of no poller.
+const NOBODY: u64 = 0;
 
 struct Inner {
     // Dropped in this order: the ring before the epoll that watches it.
@@ -99,13 +101,14 @@ impl IoContext {
     }
 
     /// Wakes this thread when `fd` (an eventfd, a socket) becomes readable while it sleeps; edge
-    /// triggered, and nobody reads it.
+    /// triggered, and nobody reads it. It is woken for `of` then ([`IoContext::sleep`]).
     ///
     /// # Errors
     /// `fd` is watched already, or cannot be.
-    pub(crate) fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    pub(crate) fn watch(&self, fd: BorrowedFd<'_>, of: Option<PollerId>) -> io::Result<()> {
         let flags = EventFlags::IN | EventFlags::ET;
-        Ok(epoll::add(&self.inner.epoll, fd, EventData::new_u64(0), flags)?)
+        let data = EventData::new_u64(of.map_or(NOBODY, |id| id.0));
+        Ok(epoll::add(&self.inner.epoll, fd, data, flags)?)
     }
 
     /// Ends [`IoContext::wait`] when `fd` becomes readable; edge triggered. It stays open as long as
@@ -114,7 +117,7 @@ impl IoContext {
     /// # Errors
     /// `fd` is watched already, or cannot be.
     pub fn watch_always(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.watch(fd)?;
+        self.watch(fd, None)?;
         self.inner.watched.borrow_mut().push(fd.as_raw_fd());
         Ok(())
     }
@@ -183,24 +186,30 @@ impl IoContext {
     }
 
     /// Sleeps until the waker was used, a watched descriptor moved or the io_uring has something,
-    /// or not at all if the waker was used since [`Sleeper::take`]. Returns whether it slept.
-    pub(crate) fn sleep(&self, timeout: Option<&Timespec>) -> io::Result<bool> {
+    /// or not at all if the waker was used since [`Sleeper::take`]. Returns whose descriptor woke it, the first of
+    /// those that did.
+    pub(crate) fn sleep(&self, timeout: Option<&Timespec>) -> io::Result<Option<PollerId>> {
         let uring = self.inner.uring.get();
         if !self.sleeper().asleep() {
-            return Ok(false);
+            return Ok(None);
         }
         let quiet = uring.is_none_or(Uring::before_sleep);
-        let mut waited = Ok(());
+        let mut waited = Ok(None);
         if quiet {
             let mut events = [MaybeUninit::uninit(); EVENTS_MAX];
-            waited = epoll::wait(self.inner.epoll.as_fd(), &mut events, timeout).map(|_| ());
+            let woken = epoll::wait(self.inner.epoll.as_fd(), &mut events, timeout);
+            waited = woken.map(|(moved, _)| {
+                let of = moved.iter().map(|event| event.data.u64());
+                of.into_iter().find(|of| *of != NOBODY).map(PollerId)
+            });
         }
         if let Some(u) = uring {
             u.after_sleep();
         }
         self.sleeper().awake();
         match waited {
-            Ok(()) | Err(rustix::io::Errno::INTR) => Ok(quiet),
+            Ok(woken_for) => Ok(woken_for),
+            Err(rustix::io::Errno::INTR) => Ok(None),
             Err(e) => Err(e.into()),
         }
     }

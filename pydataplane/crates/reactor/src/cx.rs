@@ -106,7 +106,7 @@ impl Cx {
 
     /// Removes a poller and returns it.
     pub fn remove_poller(&mut self, id: PollerId) -> Option<Box<dyn Poller>> {
-        let at = self.places.iter().position(|p| p.id == id)?;
+        let at = self.place_of(id)?;
         // The others move up.
         self.with_work.retain(|place| *place != at);
         self.with_work.iter_mut().filter(|place| **place > at).for_each(|place| *place -= 1);
@@ -132,12 +132,17 @@ impl Cx {
     }
 
     /// Wakes this reactor when `fd` (an eventfd: a kick) becomes readable while it sleeps; edge
-    /// triggered, and the reactor does not read it.
+    /// triggered, and the reactor does not read it. The poller `of` has the first turn then.
     ///
     /// # Errors
     /// `fd` is watched already, or cannot be.
-    pub fn watch(&mut self, fd: RawFd) -> io::Result<()> {
-        self.io.watch(borrow(fd)?)
+    pub fn watch(&mut self, fd: RawFd, of: PollerId) -> io::Result<()> {
+        self.io.watch(borrow(fd)?, Some(of))
+    }
+
+    /// The place of a poller.
+    pub(crate) fn place_of(&self, id: PollerId) -> Option<usize> {
+        self.places.iter().position(|p| p.id == id)
     }
 
     /// Undoes [`Cx::watch`]; call before the fd is closed.

@@ -88,11 +88,15 @@ pub(crate) fn run(cx: &mut Cx, mailbox: &Mailbox, accounting: &Arc<Accounting>, 
                 (cx.look_at_all, looked_at_all, until_clock) = (true, true, 0);
                 continue;
             }
-            let slept = sleep(cx, accounting);
+            let (slept, found) = sleep(cx, accounting);
             idle_since = ticks::now();
             (cx.look_at_all, looked_at_all) = (true, false);
-            if slept {
-                spin.slept(spun, idle_since.saturating_sub(now));
+            if let Some(woke) = slept {
+                spin.slept(spun, woke.saturating_sub(now));
+            }
+            if found > 0 {
+                doing = Doing::Busy;
+                spin.found(0);
             }
             until_clock = 0;
         }
@@ -182,9 +186,11 @@ fn messages(cx: &mut Cx, mailbox: &Mailbox) -> u32 {
     1
 }
 
-/// Arms all pollers and sleeps, unless work came meanwhile; whether it slept.
+/// Arms all pollers and sleeps, unless work came meanwhile. Returns when it woke, if it slept, in ticks, and how many
+/// events the poller handled that it was woken for: that has its turn before the others are so much as looked
+/// at, as of what they have in memory little is in this processor's cache by then.
 #[cold]
-fn sleep(cx: &mut Cx, accounting: &Arc<Accounting>) -> bool {
+fn sleep(cx: &mut Cx, accounting: &Arc<Accounting>) -> (Option<u64>, u32) {
     let mut armed = 0;
     let mut quiet = true;
     let mut wake_at = u64::MAX;
@@ -196,21 +202,46 @@ fn sleep(cx: &mut Cx, accounting: &Arc<Accounting>) -> bool {
         }
         wake_at = wake_at.min(place.poller.wake_at());
     }
+    let (mut woke, mut found) = (None, 0);
     if quiet {
         let now = ticks::now();
         accounting.switch(Doing::Asleep, now);
         // Kicks, the io_uring and the waker are all in the epoll, and none of them can get lost (see
         // `waker`): time wakes it only where a poller waits for that.
         let timeout = (wake_at != u64::MAX).then(|| timespec(wake_at.saturating_sub(now)));
-        if let Err(e) = cx.io.sleep(timeout.as_ref()) {
+        let woken_for = cx.io.sleep(timeout.as_ref()).unwrap_or_else(|e| {
             tracing::error!(reactor = cx.index, "epoll_wait failed, so the reactor spins: {e}");
+            None
+        });
+        let now = ticks::now();
+        accounting.switch(Doing::Idle, now);
+        woke = Some(now);
+        if let Some(at) = woken_for.and_then(|id| cx.place_of(id)) {
+            found = first_turn(cx, at);
         }
-        accounting.switch(Doing::Idle, ticks::now());
+        if found > 0 {
+            accounting.switch(Doing::Busy, now);
+        }
     }
     for place in cx.places.iter_mut().take(armed) {
         place.poller.disarm();
     }
-    quiet
+    (woke, found)
+}
+
+/// The turn of the poller at that place, for which the reactor woke. Returns how many events it handled.
+fn first_turn(cx: &mut Cx, at: usize) -> u32 {
+    let place = &mut cx.places[at];
+    place.poller.disarm();
+    let found = poll(place, cx.turns, false);
+    if found > 0 {
+        if !place.listed {
+            place.listed = true;
+            cx.with_work.push(at);
+        }
+        cx.io.flush();
+    }
+    found
 }
 
 /// So many ticks, and up to a microsecond more: a sleep that long does not end before.

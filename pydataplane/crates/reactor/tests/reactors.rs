@@ -2,8 +2,8 @@
 
 use std::cell::Cell;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -159,8 +159,10 @@ fn no_kick_is_lost_between_arming_and_sleeping() {
     let (queue, taken) = (Queue::new(), Arc::new(AtomicU64::new(0)));
     let (q, t) = (queue.clone(), taken.clone());
     let id = h.call(move |cx| {
-        cx.watch(q.kick.as_raw_fd()).unwrap();
-        cx.add_poller(Box::new(Consumer { queue: q, taken: t }))
+        let kick = q.kick.as_raw_fd();
+        let id = cx.add_poller(Box::new(Consumer { queue: q, taken: t }));
+        cx.watch(kick, id).unwrap();
+        id
     });
     for i in 0..ITEMS {
         queue.produce();
@@ -176,7 +178,7 @@ fn no_kick_is_lost_between_arming_and_sleeping() {
     assert!(info[0].runs >= ITEMS);
     let fd = queue.kick.as_raw_fd();
     h.call(move |cx| {
-        assert!(cx.watch(fd).is_err(), "watched already");
+        assert!(cx.watch(fd, id).is_err(), "watched already");
         cx.unwatch(fd);
         assert!(cx.poller_mut::<Consumer>(id).is_some());
         assert!(cx.poller_mut::<Spinner>(id).is_none());
@@ -186,6 +188,68 @@ fn no_kick_is_lost_between_arming_and_sleeping() {
     queue.produce();
     h.call(|_| ());
     assert_eq!(taken.load(SeqCst), ITEMS);
+    r.stop();
+}
+
+/// Notes when it has its turn, once there is something to note.
+struct Noted {
+    place: usize,
+    order: Arc<Mutex<Vec<usize>>>,
+    notes: Arc<AtomicBool>,
+}
+
+impl Poller for Noted {
+    fn name(&self) -> &str {
+        "noted"
+    }
+    fn poll(&mut self) -> u32 {
+        let notes = self.notes.load(SeqCst);
+        if notes {
+            self.order.lock().unwrap().push(self.place);
+        }
+        // Those that had events have the turns that follow.
+        notes.into()
+    }
+}
+
+#[test]
+fn who_is_called_has_the_first_turn_of_a_reactor_that_slept() {
+    const POLLERS: usize = 6;
+    let r = start(1, SLEEPY);
+    let h = &r.handles()[0];
+    let (order, notes) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+    let kicks: Vec<_> = (0..POLLERS)
+        .map(|place| {
+            let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+            let (order, notes, fd) = (order.clone(), notes.clone(), kick.as_raw_fd());
+            h.call(move |cx| {
+                let id = cx.add_poller(Box::new(Noted { place, order, notes }));
+                cx.watch(fd, id).unwrap();
+            });
+            kick
+        })
+        .collect();
+    for called in [4, 1, POLLERS - 1, 0, 3] {
+        // Nothing but a kick wakes it: it sleeps once it has done nothing else for a while.
+        loop {
+            let before = r.stats()[0];
+            thread::sleep(Duration::from_millis(2));
+            let now = r.stats()[0];
+            if (before.busy_ns, before.idle_ns) == (now.busy_ns, now.idle_ns) {
+                break;
+            }
+        }
+        order.lock().unwrap().clear();
+        notes.store(true, SeqCst);
+        rustix::io::write(&kicks[called], &1u64.to_ne_bytes()).unwrap();
+        while order.lock().unwrap().len() < POLLERS {
+            thread::yield_now();
+        }
+        notes.store(false, SeqCst);
+        let order = order.lock().unwrap();
+        assert_eq!(order[0], called);
+        assert!((0..POLLERS).all(|place| order.contains(&place)), "{order:?}");
+    }
     r.stop();
 }
 

@@ -429,7 +429,7 @@ impl Worker {
         let watched = self.reactor.call(move |cx| {
             let kick =
                 cx.poller_mut::<DevicePoller>(poller).and_then(|p| p.add_queue(queue, slots));
-            let watched = kick.map_or(Ok(()), |fd| cx.watch(fd));
+            let watched = kick.map_or(Ok(()), |fd| cx.watch(fd, poller));
             if let Some(poller) = cx.poller_mut::<DevicePoller>(poller) {
                 if watched.is_err() {
                     poller.forget_kick(index);
