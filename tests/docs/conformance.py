@@ -39,10 +39,21 @@ def scsi_suite() -> str:
         "them can be changed, nor saved, as SPC-4 lets a device have it. What could be set there "
         "is of what there is not: a clock that a guest sets (TCMOS, SCSIP), priorities of "
         "commands, a limit of how long sense data is, and warnings of a disk's wear or heat "
-        "(DEXCPT says that there are none); how full a volume becomes its host watches. Of SBC-4's "
-        "pages of vital product data there is no B5h (a disk's utilization tells of its wear, "
-        "which is not the target's to tell) and no B6h (no zones). "
-        "WRITE ATOMIC is of one physical block.",
+        "(DEXCPT says that there are none, so that MRIE would have nothing to choose a way for, "
+        "and TEST would report one of a disk that has no trouble); how full a volume becomes its "
+        "host watches. Of SBC-4's pages of vital product data there is no B5h (a disk's "
+        "utilization tells of its wear, which is not the target's to tell) and no B6h (no zones).\n"
+        "\nWRITE ATOMIC is of one physical block. Of more no disk below says that a loss of power "
+        "leaves all of it or nothing, and a disk in memory, which has no such loss to survive, is "
+        "copied to while another reactor may read it.\n\nPower conditions are refused, as START "
+        "STOP UNIT's reserved ones are: nothing here stands by, so that there are neither mode "
+        "page 1Ah nor page 8Ah of vital product data.\n\nA removable disk's medium that its "
+        "guest has ejected (START STOP UNIT with LOEJ) is a volume that stays where it is: nothing "
+        "but INQUIRY and the like is answered until the guest loads it or its driver starts "
+        "afresh, and after a restart or an upgrade of the target it is in again. Who prevents the "
+        "removal, as Linux does while the disk is open, prevents the eject. "
+        "`vhost_get_controllers` shows `ejected`; to libvirt and virsh the disk is there as "
+        "before, as is the volume's user.",
     ]
     return "\n".join(parts) + "\n"
 

@@ -51,6 +51,12 @@ def test_linux_prevents_the_removal_of_a_mounted_disk(target: Target, boot: Boot
         guest.run("umount /mnt")
         assert not lun(target)["removal_prevented"]
     guest.run("sg_raw /dev/sg0 1b 00 00 00 02 00")
+    assert lun(target)["ejected"]
+    assert "No medium found" in guest.run(f"dd if=/dev/{name} count=1 2>&1", check=False)
+    guest.run("sg_raw /dev/sg0 1b 00 00 00 03 00")
+    assert not lun(target)["ejected"]
+    guest.run(f"mount /dev/{name} /mnt && test -f /mnt/file && umount /mnt")
+    guest.run("sg_raw /dev/sg0 1b 00 00 00 02 00")
     target.rpc("vhost_scsi_controller_remove_target", **removal)
     guest.agent.wait_for(f"! grep -q {name} /proc/partitions")
 

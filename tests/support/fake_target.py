@@ -657,7 +657,8 @@ class FakeTarget(WatchedClient):
         given = self.options.get((controller, number), {})
         times = dict.fromkeys(("event_at", "guest_seen_at", "resize_event_at"))
         told = own | {name: value for name, value in given.items() if name in own}
-        return told | {"removal_prevented": False, "attached_at": 1.0, **times}
+        told |= {"removal_prevented": False, "ejected": False}
+        return told | {"attached_at": 1.0, **times}
 
     def vhost_create_scsi_controller(
         self, ctrlr: str, delay: bool = False, own_folder: bool = False

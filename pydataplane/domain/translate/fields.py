@@ -146,7 +146,11 @@ FIELDS: tuple[Field, ...] = (
         "scsi virtio",
     ),
     same("target@tray", "a disk has no tray", "closed", "a disk has no tray; remove it"),
-    done("target@removable", "INQUIRY's RMB; its guest reads a new size only when it rescans"),
+    done(
+        "target@removable",
+        "INQUIRY's RMB; its guest reads a new size only when it rescans, and what it ejects is in"
+        " again when it loads that, boots anew or the target starts",
+    ),
     done("target@rotation_rate", "in VPD page B1h; 1, or 1025 to 65534"),
     done("driver", ""),
     done("driver@name", "shown where it is left out", "qemu", "use 'qemu', or remove it"),

@@ -2,7 +2,6 @@
 
 use crate::job::{Compare, Job, Kind};
 use crate::mode::Modes;
-use crate::nexus::Nexus;
 use crate::opcode::Cdb;
 use crate::response::{Fail, Status};
 use crate::sense::{Code, Key, Sense};
@@ -287,39 +286,6 @@ pub(crate) fn range(unit: &LunShared, at: Extent, op: Op, durable: bool) -> Resu
 /// A job of one flush.
 pub(crate) fn flush() -> Job {
     Job { flush_after: true, ..Job::IDLE }
-}
-
-/// START STOP UNIT (SBC-3 5.25): the unit never stops, but a stop promises that the cache was
-/// flushed unless NO_FLUSH is set. An eject (LOEJ without START) of a removable medium is refused
-/// while anybody prevents it; else it flushes, and the medium stays until its owner takes the unit
-/// away.
-pub(crate) fn start_stop(unit: &LunShared, cdb: &Cdb) -> Result<Job, Sense> {
-    let (start, eject_or_load, no_flush) = (cdb.bit(4, 0), cdb.bit(4, 1), cdb.bit(4, 2));
-    if eject_or_load && !unit.removable {
-        return Err(Sense::invalid_cdb(4, Some(1)));
-    }
-    if eject_or_load && !start {
-        if unit.removal_prevented() {
-            return Err(Sense::illegal(Code::MEDIUM_REMOVAL_PREVENTED));
-        }
-        return Ok(flush());
-    }
-    Ok(if start || no_flush { Job::IDLE } else { flush() })
-}
-
-/// PREVENT ALLOW MEDIUM REMOVAL (SBC-3 5.10) of one nexus. Without a removable medium there is
-/// nothing to prevent. ALLOW flushes (SBC-3 4.11): a unit is only taken away when that has ended.
-/// PREVENT is refused once it is decided that the unit goes.
-pub(crate) fn prevent_allow(unit: &LunShared, nexus: &Nexus, cdb: &Cdb) -> Result<Job, Sense> {
-    if !unit.removable {
-        return Ok(Job::IDLE);
-    }
-    if cdb.bit(4, 0) {
-        let refused = Sense::illegal(Code::LOGICAL_UNIT_NOT_SUPPORTED);
-        return if nexus.prevent() { Ok(Job::IDLE) } else { Err(refused) };
-    }
-    nexus.forget_prevention();
-    Ok(if unit.read_only { Job::IDLE } else { flush() })
 }
 
 /// VERIFY (SBC-3 5.29 to 5.31): the blocks are read; with BYTCHK they are compared, too.

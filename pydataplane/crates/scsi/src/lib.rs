@@ -20,7 +20,7 @@
 //! | --- | --- |
 //! | `lun`, `task` | one command from the CDB to the response: read them from top to bottom |
 //! | `opcode`, `block`, `protect` | the fields of a CDB; commands on blocks, with and without protection information |
-//! | `diagnostic` | the self-test |
+//! | `diagnostic`, `medium` | the self-test; a medium that can be removed |
 //! | `job` | the bdev I/Os that a command takes |
 //! | `inquiry`, `mode`, `log`, `report`, `ports`, `reply` | commands that answer from memory |
 //! | `sense`, `response`, `policy` | how a command ended; whether it is answered or waits |
@@ -81,6 +81,7 @@ mod interrupted;
 mod job;
 mod log;
 mod lun;
+mod medium;
 mod missing;
 mod mode;
 mod nexus;

@@ -29,11 +29,14 @@ pub enum UnitAttention {
     RegistrationsPreempted = 64,
     /// 2Ah/01h MODE PARAMETERS CHANGED.
     ModeChanged = 128,
+    /// 28h/00h NOT READY TO READY CHANGE, MEDIUM MAY HAVE CHANGED.
+    MediumChanged = 256,
 }
 
 impl UnitAttention {
-    const BY_PRECEDENCE: [UnitAttention; 8] = [
+    const BY_PRECEDENCE: [UnitAttention; 9] = [
         UnitAttention::Reset,
+        UnitAttention::MediumChanged,
         UnitAttention::LunsChanged,
         UnitAttention::CapacityChanged,
         UnitAttention::InquiryChanged,
@@ -52,6 +55,7 @@ impl UnitAttention {
             UnitAttention::ReservationsPreempted => Code::RESERVATIONS_PREEMPTED,
             UnitAttention::ReservationsReleased => Code::RESERVATIONS_RELEASED,
             UnitAttention::RegistrationsPreempted => Code::REGISTRATIONS_PREEMPTED,
+            UnitAttention::MediumChanged => Code::MEDIUM_MAY_HAVE_CHANGED,
             UnitAttention::ModeChanged => Code::MODE_PARAMETERS_CHANGED,
         };
         Sense::new(Key::UnitAttention, code)
@@ -60,8 +64,8 @@ impl UnitAttention {
 
 /// One initiator session (I_T nexus) of a logical unit.
 ///
-/// A removable unit has no unit attentions, against SAM-5. Linux takes each one from a removable
-/// unit as a changed medium (`scsi_io_completion_action`): it fails the command and drops what it
+/// A removable unit has no unit attentions but that its medium was loaded, against SAM-5. Linux takes each one
+/// from a removable unit as a changed medium (`scsi_io_completion_action`): it fails the command and drops what it
 /// has cached, or, since 6.6, shuts the mounted file system down; so growth, a restart of the
 /// target or a reset by the guest itself would take a mounted disk away from it (tests/guest has
 /// all but the restart). Growth reaches the driver by the transport's event, and who resets knows.

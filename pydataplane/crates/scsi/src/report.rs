@@ -1,5 +1,6 @@
 //! Commands that report: capacity, sense, LUNs, operation codes.
 
+use crate::medium::NOT_PRESENT;
 use crate::opcode::{Cdb, Command, Entry, TABLE, entries};
 use crate::protect::FIELD;
 use crate::reply::{Reply, send};
@@ -42,8 +43,7 @@ pub(crate) fn capacity16(unit: &LunShared, cdb: &Cdb, data_in: &Sg) -> Result<u3
 
 /// Address of the last block. A device of no blocks has no medium.
 fn last_block(unit: &LunShared) -> Result<u64, Fail> {
-    let no_medium = Sense::new(Key::NotReady, Code::MEDIUM_NOT_PRESENT);
-    unit.num_blocks().checked_sub(1).ok_or(Fail::Check(no_medium))
+    unit.num_blocks().checked_sub(1).ok_or(Fail::Check(NOT_PRESENT))
 }
 
 /// REQUEST SENSE (SPC-4 6.39): `sense` as parameter data, in the format that the DESC bit asks for.

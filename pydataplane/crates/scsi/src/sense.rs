@@ -69,6 +69,7 @@ impl Code {
     pub(crate) const WRITE_PROTECTED: Code = Code(0x2700);
     pub(crate) const SOFTWARE_WRITE_PROTECTED: Code = Code(0x2702);
     pub(crate) const SPACE_ALLOCATION_FAILED: Code = Code(0x2707);
+    pub(crate) const MEDIUM_MAY_HAVE_CHANGED: Code = Code(0x2800);
     pub(crate) const POWER_ON_OR_RESET: Code = Code(0x2900);
     pub(crate) const MODE_PARAMETERS_CHANGED: Code = Code(0x2A01);
     pub(crate) const RESERVATIONS_PREEMPTED: Code = Code(0x2A03);

@@ -44,6 +44,8 @@ pub(crate) enum Gate {
     Kept = 0x40,
     /// What is kept of the volume's modes cannot be read, so that nobody knows them.
     Modes = 0x80,
+    /// An initiator has ejected the medium.
+    Ejected = 0x100,
 }
 
 /// Bits of a unit's gates that are of [`access_of`].
@@ -362,9 +364,10 @@ impl LunShared {
     }
 
     /// Takes the place of the unit `before`, whose sessions have nothing in flight and
-    /// [follow](Nexus::follow): resets that were counted there are not forgotten.
+    /// [follow](Nexus::follow): resets that were counted there are not forgotten, nor that the medium is out.
     pub fn replace(&self, before: &LunShared) {
         self.epoch.store(before.epoch(), Ordering::Release);
+        self.set_gate(Gate::Ejected, before.is_at(Gate::Ejected));
     }
 
     /// Tells every session, unless the unit is removable, in what this unit differs from `before`, whose
@@ -386,11 +389,13 @@ impl LunShared {
     }
 
     /// A new session, with POWER ON pending unless the unit is removable ([`Nexus`] says why). It
-    /// ends when the last `Arc` of it is dropped. Takes a lock: for control threads.
+    /// ends when the last `Arc` of it is dropped. A medium that another has ejected is in again. Takes a lock:
+    /// for control threads.
     pub fn connect(&self) -> Arc<Nexus> {
         self.volume.reload();
         self.volume.reload_modes();
         self.volume.go_on_sanitizing();
+        self.load_medium(None);
         let first = (!self.removable).then_some(UnitAttention::Reset);
         let reserves = (Arc::clone(&self.volume), Arc::clone(&self.nexus_name));
         let (preventers, copies) = (Arc::clone(&self.preventers), Arc::clone(&self.copies));

@@ -70,6 +70,8 @@ pub struct TargetInfo {
     pub suspended: Option<Suspension>,
     /// Whether the guest prevents its removal: it is in use, mounted for instance.
     pub removal_prevented: bool,
+    /// Whether the guest has ejected its medium, and not loaded it.
+    pub ejected: bool,
     /// When it was put in place, in seconds since the epoch, as the times below.
     pub attached_at: f64,
     /// When the event that it came was put into the ring of the connected guest; none where the
@@ -94,6 +96,7 @@ impl From<&Target> for TargetInfo {
             error_policy: t.shared.error_policy(),
             suspended: t.suspended(),
             removal_prevented: t.shared.removal_prevented(),
+            ejected: t.shared.is_ejected(),
             attached_at: t.times.attached_at(),
             event_at: t.times.event_at(),
             guest_seen_at: t.shared.seen_at().map(|at| at.as_secs_f64()),

@@ -204,7 +204,8 @@ impl Party {
 pub(crate) fn may_use(unit: &LunShared, writes: bool) -> Result<(), Sense> {
     let (command, cdb) = (if writes { Command::Write16 } else { Command::Read16 }, Cdb([0; 32]));
     let reserved = unit.has_gates() && !is_allowed(unit.access(), command, &cdb);
-    if reserved || unit.is_at(Gate::Sanitize) || unit.is_at(Gate::Modes) {
+    let gates = [Gate::Sanitize, Gate::Ejected, Gate::Modes];
+    if reserved || gates.iter().any(|gate| unit.is_at(*gate)) {
         return Err(aborted(Code::COPY_TARGET_NOT_REACHABLE));
     }
     if writes { crate::block::check_writable(unit) } else { Ok(()) }

@@ -1,8 +1,10 @@
 //! What a task can wait for that is no I/O of its thread.
 
 use crate::response::Fail;
+use crate::shared::LunShared;
 use crate::volume::Settling;
-use crate::{copy, mode, sanitize};
+use crate::{copy, medium, mode, sanitize};
+use std::sync::Arc;
 
 /// One of them.
 pub(super) enum Awaited {
@@ -14,6 +16,8 @@ pub(super) enum Awaited {
     Modes(mode::Keeping),
     /// A copy, which has I/O of its own, or the making of a ROD token.
     Copy(copy::Copying),
+    /// A flush, after which the unit's medium goes.
+    Eject(Arc<LunShared>),
 }
 
 impl Awaited {
@@ -24,6 +28,7 @@ impl Awaited {
             Awaited::Sanitize(sanitize) => sanitize.is_over(),
             Awaited::Modes(keeping) => keeping.is_over(),
             Awaited::Copy(copying) => copying.is_over(stopped),
+            Awaited::Eject(unit) => Ok(medium::eject(unit).map(|()| true)?),
         }
     }
 

@@ -3,6 +3,7 @@
 use super::{Awaited, Lun, MAX_AWAITED, Plan};
 use crate::block::{self, Extent, PlanContext};
 use crate::job::{Job, Kind};
+use crate::medium::StartStop;
 use crate::mode::Modes;
 use crate::nexus::UnitAttention;
 use crate::opcode::{Cdb, Command, Decoded, decode};
@@ -12,7 +13,8 @@ use crate::response::{Fail, Status};
 use crate::sense::Sense;
 use crate::shared::{Gate, LunShared};
 use crate::task::Task;
-use crate::{copy, diagnostic, inquiry, log, mode, ports, report, sanitize};
+use crate::{copy, diagnostic, inquiry, log, medium, mode, ports, report, sanitize};
+use std::sync::Arc;
 
 impl Lun {
     /// Checks the command and says what it takes.
@@ -77,9 +79,9 @@ impl Lun {
                 block::write_same(&mut cx, Extent::of16(cdb), cdb, cdb.bit(1, 0), data_out)?
             }
             Command::Unmap => block::unmap(unit, cdb, data_out)?,
-            Command::StartStopUnit => block::start_stop(unit, cdb)?,
+            Command::StartStopUnit => return self.start_stop(task),
             Command::SendDiagnostic => diagnostic::send(&mut cx, cdb)?,
-            Command::PreventAllow => block::prevent_allow(unit, &self.nexus, cdb)?,
+            Command::PreventAllow => medium::prevent_allow(unit, &self.nexus, cdb)?,
             Command::TestUnitReady => Job::IDLE,
             Command::Inquiry => return inquiry::inquiry(unit, cdb, data_in).map(Plan::Done),
             Command::ModeSense6 => return mode::sense6(unit, cdb, data_in).map(Plan::Done),
@@ -138,6 +140,8 @@ impl Lun {
             Command::RequestSense => {
                 // A pending attention is reported as data and gone (SPC-4 6.39).
                 let pending = self.nexus.take().or_else(|| unit.volume.sanitize.sense());
+                let ejected = || unit.is_at(Gate::Ejected).then_some(medium::NOT_PRESENT);
+                let pending = pending.or_else(ejected);
                 return report::request_sense(pending, cdb, data_in).map(Plan::Done);
             }
             Command::ReportLuns => {
@@ -170,6 +174,23 @@ impl Lun {
             max_transfer: self.max_transfer,
         };
         protect::plan(&mut cx, decoded.command, task).map(Plan::Work)
+    }
+
+    /// START STOP UNIT (SBC-4 5.27): an eject waits until what was written is on the medium.
+    #[cold]
+    fn start_stop(&mut self, task: &Task) -> Result<Plan, Fail> {
+        match medium::start_stop(&self.shared, &task.cdb)? {
+            StartStop::Job(job) => Ok(Plan::Work(job)),
+            StartStop::Load => {
+                self.shared.load_medium(Some(&self.nexus));
+                Ok(Plan::Done(0))
+            }
+            StartStop::Eject(job) => {
+                self.check_can_wait()?;
+                self.waits_for(task, Awaited::Eject(Arc::clone(&self.shared)));
+                Ok(Plan::Work(job))
+            }
+        }
     }
 
     /// PERSISTENT RESERVE OUT (SPC-4 6.16): the change is made, and the task waits until it is saved, and
@@ -270,6 +291,9 @@ pub(super) fn check_gates(unit: &LunShared, command: Command, cdb: &Cdb) -> Resu
     }
     if unit.is_at(Gate::Sanitize) {
         unit.volume.sanitize.check(command)?;
+    }
+    if unit.is_at(Gate::Ejected) {
+        medium::check(command)?;
     }
     if unit.is_at(Gate::Modes) {
         unit.volume.check_modes(command)?;

@@ -1,8 +1,8 @@
 //! A removable medium: RMB, PREVENT ALLOW MEDIUM REMOVAL, eject (SBC-3 4.11, 5.10, 5.25).
 
 use crate::rig::*;
-use bdev::Op;
-use scsi::{LunOptions, UnitAttention};
+use bdev::{IoError, Op};
+use scsi::{LunOptions, LunShared, Outcome, Task, UnitAttention};
 use std::sync::atomic::Ordering;
 
 const PREVENT: [u8; 6] = [0x1E, 0, 0, 0, 1, 0];
@@ -12,6 +12,8 @@ const LOAD: [u8; 6] = [0x1B, 0, 0, 0, 0x03, 0];
 const FLUSHED: Asked = (Op::Flush, 0, 0, false);
 /// ILLEGAL REQUEST, MEDIUM REMOVAL PREVENTED.
 const PREVENTED: (u8, u16) = (0x5, 0x5302);
+/// NOT READY, MEDIUM NOT PRESENT.
+const NOT_PRESENT: (u8, u16) = (0x2, 0x3A00);
 
 fn removable() -> Rig {
     let options = LunOptions { removable: true, ..LunOptions::default() };
@@ -43,9 +45,115 @@ fn sbc3_5_10_what_is_prevented_is_not_ejected_until_it_is_allowed() {
     assert_eq!(rig.asked(), [FLUSHED], "SBC-3 4.11");
     rig.run(&EJECT).good();
     assert_eq!(rig.asked(), [FLUSHED]);
-    // The medium is still there: who owns the unit takes it away.
-    rig.input(&cdb10(0x28, 0, 0, 1), 512).good();
     rig.run(&[0x1E, 0, 0, 0, 2, 0]).invalid_cdb(4, Some(1)); // obsolete
+}
+
+#[test]
+fn sbc4_5_27_what_is_ejected_is_not_present_until_it_is_loaded() {
+    let mut rig = removable();
+    rig.run(&EJECT).good();
+    assert_eq!(rig.asked(), [FLUSHED]);
+    assert!(rig.shared.is_ejected());
+    let block = [0; 512];
+    let medium = rig.medium();
+    let (one, zeros) = (cdb10(0x28, 0, 0, 1), cdb16(0x93, 0x01, 0, 1));
+    let of_the_medium: [(&[u8], &[u8]); 9] = [
+        (&[0; 6], &[]),
+        (&one, &[]),
+        (&cdb10(0x2A, 0, 0, 1), &block),
+        (&zeros, &[]),
+        (&cdb10(0x35, 0, 0, 0), &[]),
+        (&cdb10(0x25, 0, 0, 0), &[]),
+        (&cdb16(0x9E, 0x10, 0, 32), &[]),
+        (&[0x04, 0, 0, 0, 0, 0], &[]),
+        (&[0x48, 0x9F, 0, 0, 0, 0, 0, 0, 0, 0], &[]),
+    ];
+    for (cdb, data) in of_the_medium {
+        assert_eq!(rig.io(cdb, data, 512).sense(), NOT_PRESENT, "{cdb:x?}");
+    }
+    assert_eq!(rig.asked(), []);
+    assert_eq!(rig.medium(), medium);
+    // What is of the unit, or of its initiators, is answered.
+    assert_eq!(rig.input(&[0x12, 0, 0, 0, 36, 0], 36).good()[1], 0x80);
+    let sense = rig.input(&[0x03, 0, 0, 0, 18, 0], 18);
+    let told = sense.good();
+    assert_eq!((told[2], told[12], told[13]), (0x02, 0x3A, 0));
+    rig.input(&[0x1A, 0, 0x08, 0, 64, 0], 64).good();
+    for stop_or_allow in [[0x1B, 0, 0, 0, 0, 0], ALLOW] {
+        rig.run(&stop_or_allow).good();
+    }
+    assert_eq!(rig.asked(), [], "there is nothing to flush");
+    rig.run(&EJECT).good();
+
+    // To load is no removal, so that nobody prevents it.
+    rig.run(&PREVENT).good();
+    rig.run(&LOAD).good();
+    assert!(!rig.shared.is_ejected());
+    rig.run(&[0; 6]).good();
+    rig.input(&one, 512).good();
+    assert_eq!(rig.run(&EJECT).sense(), PREVENTED);
+}
+
+#[test]
+fn sam5_5_14_the_others_are_told_that_the_medium_may_have_changed() {
+    let mut first = removable();
+    let mut second = first.another();
+    first.run(&EJECT).good();
+    assert_eq!(second.run(&[0; 6]).sense(), NOT_PRESENT);
+    first.run(&LOAD).good();
+    first.run(&[0; 6]).good();
+    assert_eq!(second.run(&[0; 6]).sense(), (0x6, 0x2800));
+    second.run(&[0; 6]).good();
+    first.run(&LOAD).good();
+    second.run(&[0; 6]).good();
+}
+
+#[test]
+fn an_eject_whose_flush_fails_or_that_is_prevented_meanwhile_leaves_the_medium() {
+    let mut first = removable();
+    let mut second = first.another();
+    first.fail(0, IoError::Flush);
+    assert_eq!(first.run(&EJECT).sense(), (0x4, 0x0300));
+    assert!(!first.shared.is_ejected());
+    first.run(&[0; 6]).good();
+
+    first.state.borrow_mut().mode = Mode::Later;
+    let nothing = Buffer::new(&[], 512);
+    let mut task = Task::new(9);
+    task.prepare(&pad(&EJECT), nothing.sg(), nothing.sg());
+    assert_eq!(first.lun.start(&mut task), Outcome::Pending);
+    second.run(&PREVENT).good();
+    let mut done = Vec::with_capacity(1);
+    assert_eq!(first.lun.poll(&mut done), 1);
+    let outcome = first.lun.resume(&mut task, done[0].result);
+    let Outcome::Done(response) = outcome else { panic!("{outcome:?}") };
+    assert_eq!((response.sense[2], response.sense[12], response.sense[13]), (5, 0x53, 2));
+    assert!(!first.shared.is_ejected());
+    second.input(&cdb10(0x28, 0, 0, 1), 512).good();
+}
+
+#[test]
+fn a_medium_is_in_again_for_another_session() {
+    let mut rig = removable();
+    rig.run(&EJECT).good();
+    let shared = rig.shared.clone();
+    drop(rig);
+    assert!(!shared.is_ejected());
+    let nexus = shared.connect();
+    assert!(!shared.is_ejected());
+    drop(nexus);
+}
+
+#[test]
+fn a_unit_that_takes_the_place_of_another_has_its_medium_out_as_well() {
+    let mut rig = removable();
+    rig.run(&EJECT).good();
+    let other = LunShared::new(rig.disk.clone(), rig.shared.options()).unwrap();
+    let nexus = other.connect();
+    other.replace(&rig.shared);
+    assert!(other.is_ejected());
+    other.load_medium(Some(&nexus));
+    assert!(!other.is_ejected());
 }
 
 #[test]

@@ -305,10 +305,13 @@ impl Device {
         }
     }
 
-    /// The driver started afresh, as after a reboot of the guest: what it prevented is over, and it
-    /// scans by itself.
+    /// The driver started afresh, as after a reboot of the guest: what it prevented is over, what it ejected is
+    /// in again, and it scans by itself.
     fn driver_restarted(&mut self) {
-        self.attached.iter().flatten().for_each(|target| target.nexus.forget_prevention());
+        for target in self.attached.iter().flatten() {
+            target.nexus.forget_prevention();
+            target.shared.load_medium(Some(&target.nexus));
+        }
         self.unheard = None;
     }
 

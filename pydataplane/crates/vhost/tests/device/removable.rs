@@ -48,7 +48,21 @@ fn prevention_is_shown_until_the_guest_allows_resets_or_leaves() {
     prevent(&mut guest);
     assert_eq!(guest.scsi(3, &ALLOW, &[], 0).status, 0);
     assert!(!lun(&host).removal_prevented);
-    assert_eq!(guest.scsi(3, &[0x1b, 0, 0, 0, 2, 0], &[], 0).status, 0);
+    let eject = |guest: &mut Guest| {
+        guest.ready(3);
+        assert!(!lun(&host).ejected);
+        assert_eq!(guest.scsi(3, &[0x1b, 0, 0, 0, 2, 0], &[], 0).status, 0);
+        assert!(lun(&host).ejected);
+        let absent = guest.scsi(3, &READ_CAPACITY, &[], 8);
+        assert_eq!((absent.sense[2] & 15, absent.sense[12], absent.sense[13]), (2, 0x3a, 0));
+    };
+    eject(&mut guest);
+    assert_eq!(guest.scsi(3, &[0x1b, 0, 0, 0, 3, 0], &[], 0).status, 0);
+    eject(&mut guest);
+    // A guest that boots anew finds its disk.
+    guest.peer.base(2);
+    guest.start_queue(2);
+    assert!(!lun(&host).ejected);
     for reset in [LOGICAL_UNIT_RESET, I_T_NEXUS_RESET] {
         prevent(&mut guest);
         assert_eq!(guest.control(&tmf(reset, flat(3), 0), 1), [0]);

@@ -153,6 +153,9 @@ pub(super) struct Lun {
     read_error_policy: &'static str,
     /// Whether the guest prevents its removal: Linux does while the disk is open or mounted.
     removal_prevented: bool,
+    /// Whether the guest has ejected the medium of a removable disk: it is in again when the guest loads it or
+    /// starts anew, and when the target does.
+    ejected: bool,
     /// When it was put in place, in seconds since the epoch, as all times.
     attached_at: f64,
     /// When the event that it came was put into the connected guest's ring; null if it was not:
@@ -187,6 +190,7 @@ impl From<TargetInfo> for Target {
                 write_error_policy: word(t.error_policy.write),
                 read_error_policy: word(t.error_policy.read),
                 removal_prevented: t.removal_prevented,
+                ejected: t.ejected,
                 attached_at: t.attached_at,
                 event_at: t.event_at,
                 guest_seen_at: t.guest_seen_at,
