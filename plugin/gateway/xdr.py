@@ -96,11 +96,11 @@ class Reader:
             raise XdrError("a string that is not UTF-8") from error
 
     def optional(self, read: Callable[[], T]) -> T | None:
-        """Reads a pointer: nothing, or what `read` reads."""
-        present = self.u32()
-        if present > 1:
-            raise XdrError(f"a pointer's flag is {present}")
-        return read() if present else None
+        """Reads a pointer: nothing, or what `read` reads.
+
+        Its flag is 0 or 1 (RFC 4506, 4.19); to libvirtd all but 0 is 1, and go-libvirt sends more.
+        """
+        return read() if self.u32() else None
 
     def array(self, read: Callable[[], T], limit: int) -> list[T]:
         """Reads at most `limit` values with `read`."""

@@ -46,6 +46,20 @@ CLIENTS = (
         "4.1.0",
         ("libvirt/test_pool_programs.py",),
     ),
+    Client(
+        "go-libvirt, as of Terraform's provider",
+        "github.com/digitalocean/go-libvirt",
+        "0.0.0-20261013170128",
+        ("libvirt/test_go_client.py",),
+        "libvirt/go_client/go.mod",
+    ),
+    Client(
+        "libvirtxml (Go)",
+        "libvirt.org/go/libvirtxml",
+        "1.12008.0",
+        ("libvirt/test_go_client.py",),
+        "libvirt/go_client/go.mod",
+    ),
     Client("virt-manager", "virt-manager", "4.1.0", ("libvirt/test_virt_manager.py",)),
     Client("Cockpit", "cockpit-ws", "287.1", ("libvirt/test_cockpit.py", "guest/test_cockpit.py")),
     Client("cockpit-machines", "cockpit-machines", "288", ("libvirt/test_cockpit.py",)),
@@ -102,7 +116,9 @@ def there() -> dict[str, str]:
     for each in CLIENTS:
         if each.pinned:
             text = (ROOT / "tests" / each.pinned).read_text()
-            pin = re.search(rf"^{re.escape(each.package)}==(\S+)$", text, re.M)
+            pin = re.search(
+                rf"^\t?{re.escape(each.package)}(?:==| v)([^\s-]+(?:-[\d.]+)?)", text, re.M
+            )
             assert pin is not None, f"{each.pinned} does not pin {each.package}"
             found[each.package] = pin[1]
         elif each.python:
