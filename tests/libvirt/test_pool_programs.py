@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from xml.etree import ElementTree
@@ -240,3 +241,46 @@ def test_libvirts_own_binding_does_all_of_it_and_hears_of_it(host: Host) -> None
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert host.volumes.all() == []
+
+
+def virsh(host: Host, *words: str, editor: str = "false") -> subprocess.Popen[str]:
+    """Starts virsh; `editor` is the program that it has a text edited with."""
+    return subprocess.Popen(
+        ["virsh", "--connect", host.uri, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "EDITOR": editor, "VISUAL": editor},
+    )
+
+
+def test_pool_event_tells_what_happens_to_a_pool(host: Host) -> None:
+    """virsh does not say that it listens, so each happens until it has heard of it."""
+    for event, *calls in (
+        ("refresh", ("pool-refresh", OURS)),
+        ("lifecycle", ("pool-destroy", OURS), ("pool-start", OURS)),
+    ):
+        words = ("pool-event", "--pool", OURS, "--event", event, "--timeout", "60")
+        with virsh(host, *words) as listening:
+            while listening.poll() is None:
+                for call in calls:
+                    host.virsh(*call)
+            assert listening.stdout is not None
+            said = listening.stdout.read()
+        assert f"event '{event}' for storage pool {OURS}" in said
+        assert "events received: 1" in said
+    assert "running" in host.virsh("pool-info", OURS)
+
+
+def test_pool_edit_takes_back_what_our_pool_is_and_nothing_else(host: Host) -> None:
+    before = host.virsh("pool-dumpxml", OURS)
+    for editor, says in (
+        ("true", "not changed"),
+        ("sed -i 's/<source>/<source><!-- seen -->/'", "configuration edited"),
+        # Without a terminal virsh cannot ask whether to try again, and then takes it for done.
+        ("sed -i 's/<name>lvs0</<name>other</'", "error: Failed."),
+    ):
+        with virsh(host, "pool-edit", OURS, editor=editor) as editing:
+            assert editing.stdout is not None
+            assert says in editing.stdout.read()
+        assert host.virsh("pool-dumpxml", OURS) == before
