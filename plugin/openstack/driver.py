@@ -245,7 +245,7 @@ class VirtlunDriver(driver.VolumeDriver):  # type: ignore[misc]
             return self._attach(f"volume {volume.name}", volume.name)
         with told(f"volume {volume.name}"):
             lvol = self._lvols.get(volume.name)
-        return connection.to_server(self._lvols.lvstore, lvol.name)
+        return connection.to_server(self._lvols.lvstore, lvol)
 
     def terminate_connection(
         self, volume: Any, connector: Mapping[str, Any] | None, **kwargs: Any

@@ -29,14 +29,18 @@ CHANGE_S = 240.0
 """The longest time that Nova takes for a change of a server."""
 
 
-def with_lvstore(host: Host) -> Callable[..., Cinder]:
-    """Makes an lvstore on a host; returns what starts a Cinder of it."""
+def with_lvstore(host: Host, more: str = "") -> Callable[..., Cinder]:
+    """Makes an lvstore on a host; returns what starts a Cinder of it.
+
+    `more` is for cinder.conf.
+    """
     host.volumes.create_lvstore(LVSTORE, host.scratch / "cinder0.img", 16 * GIB)
     return functools.partial(
         Cinder,
         rpc_socket=host.paths.rpc_socket,
         lvstore=LVSTORE,
         within=host.libvirtd.command(),
+        more=more,
     )
 
 
@@ -170,6 +174,11 @@ class Server:
         """Has Nova do something with it, and waits for its status."""
         self.cloud.api.post(f"servers/{self.uuid}/action", {action: words})
         self.wait(status)
+
+    def last_action(self) -> tuple[str, str | None]:
+        """Returns what Nova was last asked to do with it, and "Error" if that failed."""
+        last = self.cloud.api.get(f"servers/{self.uuid}/os-instance-actions")["instanceActions"][0]
+        return last["action"], last["message"]
 
     @property
     def host(self) -> Host:

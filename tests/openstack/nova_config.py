@@ -33,6 +33,14 @@ reserved_host_memory_mb = 0
 allow_resize_to_same_host = true
 # The test guest does not heed the power button.
 shutdown_timeout = 2
+volume_usage_poll_interval = 5
+
+[libvirt]
+# Times 20 seconds, for a guest that does not let go of a disk.
+device_detach_attempts = 3
+
+[oslo_messaging_notifications]
+driver = log
 
 [api_database]
 connection = {api}

@@ -6,12 +6,14 @@ Neutron: see nova_config.py and stand_ins.py.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.openstack.broker import Broker
 from tests.openstack.databases import Databases
@@ -141,6 +143,16 @@ class Services:
             for line in self.log(name).read_text().splitlines()
             if " ERROR " in line
         )[-8000:]
+
+    def told(self, event: str) -> list[dict[str, Any]]:
+        """Returns what the hosts' nova-computes have told whoever bills servers, of one event."""
+        word = f" oslo.messaging.notification.{event} "
+        return [
+            json.loads(line[line.index("{") :])["payload"]
+            for host in self._hosts
+            for line in self.log(host).read_text().splitlines()
+            if word in line
+        ]
 
     def close(self) -> None:
         """Ends them as a crash does."""

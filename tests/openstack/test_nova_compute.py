@@ -12,6 +12,16 @@ from collections.abc import Iterator
 import pytest
 
 from tests.openstack.cinder_process import HOST
+from tests.openstack.nova_checks import (
+    MARK,
+    check,
+    check_disks,
+    check_mark,
+    read,
+    seek,
+    source,
+    write,
+)
 from tests.openstack.nova_cloud import (
     CHANGE_S,
     GIB,
@@ -25,13 +35,11 @@ from tests.openstack.nova_cloud import (
 )
 from tests.openstack.nova_process import PROPERTIES
 from tests.openstack.rest import Refused
-from tests.support.agent import Agent
 from tests.support.host import Host, is_root
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm, pytest.mark.nightly, pytest.mark.timeout(900)]
 
-MARK = "the volume that it began with"
 TOLD_AT = MARK_AT + MIB
 RESCUE = f"""\
 export PATH=/tools:/sbin:/bin:/usr/sbin:/usr/bin
@@ -82,54 +90,6 @@ def second(cloud: Cloud, server: Server) -> Iterator[str]:
     yield volume
     server.detach(volume)
     cloud.cinder.delete(f"volumes/{volume}")
-
-
-def source(volume: str) -> str:
-    """Returns what a disk's source is to be."""
-    return f"virtlun/cinder0/volume-{volume}"
-
-
-def seek() -> str:
-    """Returns dd's words for the place of the mark."""
-    return f"bs=4096 seek={MARK_AT // 4096} count=1"
-
-
-def check_disks(server: Server, *more: str) -> None:
-    """Its disks are its volumes, in both definitions, and there is no other one."""
-    cloud, volumes = server.cloud, {server.volume, *more}
-    expected = {volume: source(volume) for volume in volumes}
-    assert server.disks() == server.disks("--inactive") == expected
-    assert cloud.lvols() == {f"volume-{volume}" for volume in volumes}
-    for volume in volumes:
-        assert cloud.cinder.get(f"volumes/{volume}")["volume"]["status"] == "in-use"
-
-
-def write(guest: Agent, volume: str, text: str) -> None:
-    """The guest writes a line to a disk, and it is durable."""
-    guest.run(f"echo '{text}' | dd of={disk_of(guest, volume)} conv=sync,fsync")
-
-
-def read(guest: Agent, volume: str) -> str:
-    """The line that the guest reads from a disk, past its cache."""
-    words = "bs=4096 count=1 iflag=direct 2>/dev/null | head -n 1"
-    return guest.run(f"dd if={disk_of(guest, volume)} {words}").rstrip("\n")
-
-
-def check_mark(server: Server, guest: Agent) -> None:
-    """The guest reads from its first disk what it wrote, past its cache."""
-    words = seek().replace("seek", "skip")
-    read = f"dd if={disk_of(guest, server.volume)} {words} iflag=direct 2>/dev/null"
-    assert guest.run(f"{read} | head -n 1") == f"{MARK}\n"
-
-
-def check(server: Server, *more: str) -> Agent:
-    """As `check_disks`, and the guest has them all; returns its command channel."""
-    check_disks(server, *more)
-    guest = server.guest()
-    check_mark(server, guest)
-    for volume in more:
-        disk_of(guest, volume)
-    return guest
 
 
 def test_the_scheduler_knows_what_the_host_has(cloud: Cloud, server: Server) -> None:
