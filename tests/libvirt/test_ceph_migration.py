@@ -1,7 +1,8 @@
 """A running guest moves between two hosts with its disk, an image of a pool that both have.
 
 Real libvirtds, virsh, QEMU, guest and Ceph; the guest verifies what it reads all the time. The
-image is locked for one host at a time, and the lock moves when the guest does.
+image is locked for one host at a time, and the lock moves when the guest does. libvirtd and QEMU of
+each host have a network of their own, and a cable to the other's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.agent import Agent
+from tests.support.cable import Cable
 from tests.support.ceph import POOL, lacks
 from tests.support.ceph_pair import Pair, pair
 from tests.support.frozen import freeze
@@ -40,9 +42,16 @@ WATCH_TIMEOUT_S = 5
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Pair]:
+def cable() -> Iterator[Cable]:
+    """What is between the two hosts."""
+    with Cable() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def hosts(cable: Cable) -> Iterator[Pair]:
     """Two hosts over one pool of a cluster that soon gives up who does not answer."""
-    with pair(watch_timeout_s=WATCH_TIMEOUT_S) as made:
+    with pair(watch_timeout_s=WATCH_TIMEOUT_S, cable=cable) as made:
         yield made
 
 
@@ -220,6 +229,31 @@ def test_a_cancelled_migration_leaves_all_as_it_was(moving: Moving) -> None:
     assert process.returncode != 0 and "cancel" in said, said
     moving.check()
     assert moving.owner() == source
+    moving.audit()
+
+
+@pytest.mark.nightly
+def test_a_cable_that_is_pulled_leaves_the_guest_where_it_was(moving: Moving, cable: Cable) -> None:
+    """Nobody is told; whoever gives the migration up has the guest at its source."""
+    source = moving.owner()
+    process = moving.begin()
+    cable.pull()
+    try:
+        for _ in range(2):  # the first count may be of before
+            moving.io.goes_on(moving.io.status().requests)
+        assert process.poll() is None, "who migrates waits"
+        assert moving.owner() == source
+        moving.here.virsh("domjobabort", NAME)
+        process.communicate(timeout=120)
+        assert process.returncode != 0
+        moving.check()
+        assert moving.owner() == source
+    finally:
+        cable.plug()
+    # And by the same cable it goes over later.
+    moving.let_finish(moving.begin())
+    moving.moved()
+    moving.check()
     moving.audit()
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.agent import Agent, GuestError
+from tests.support.cable import Cable
 from tests.support.ceph import POOL, WATCH_TIMEOUT_S, Ceph, cluster
 from tests.support.domain import domain_xml
 from tests.support.host import Host
@@ -26,6 +27,8 @@ DISK = (
     "<disk type='block' device='disk'><source dev='/dev/virtlun/ceph0/{image}'/>"
     "<target dev='sda' bus='{bus}'/></disk>"
 )
+HERE = ("127.0.0.1", "127.0.0.1")
+"""Where each host's QEMU is reached, as they have one network."""
 MOVED_S = 240.0
 """How long a migration may take."""
 
@@ -42,9 +45,12 @@ class Lock:
 class Pair:
     """The hosts; both have the pool as `ceph0`."""
 
-    def __init__(self, ceph: Ceph, first: Host, second: Host) -> None:
-        """Adds the pool on both."""
+    def __init__(
+        self, ceph: Ceph, first: Host, second: Host, addresses: tuple[str, str] = HERE
+    ) -> None:
+        """Adds the pool on both; QEMU of each is reached at its address."""
         self.ceph, self.first, self.second = ceph, first, second
+        self._addresses = addresses
         for host in (first, second):
             self.add_pool(host)
             folder = self._agents(host)
@@ -108,8 +114,9 @@ class Pair:
     def command(self, source: Host, name: str, *words: str) -> list[str]:
         """The words of virsh for a live migration from `source` to the other host."""
         port = free_port()
+        address = self._addresses[self.other(source) is self.second]
         to = ("migrate", name, self.other(source).uri, "--live", "--migrateuri")
-        return [*to, f"tcp://127.0.0.1:{port}", *words]
+        return [*to, f"tcp://{address}:{port}", *words]
 
     def migrate(self, source: Host, name: str, *words: str) -> None:
         """Migrates with plain virsh through both gateways."""
@@ -159,17 +166,22 @@ class Pair:
 
 
 @contextlib.contextmanager
-def hosts_over(ceph: Ceph) -> Iterator[Pair]:
-    """Two hosts over the pool of a cluster, for the duration of a block."""
+def hosts_over(ceph: Ceph, cable: Cable | None = None) -> Iterator[Pair]:
+    """Two hosts over the pool of a cluster, for the duration of a block.
+
+    With a `cable` libvirtd and QEMU of each are at one end of it; the targets have this network.
+    """
+    networks = cable.networks if cable is not None else ("", "")
+    addresses = cable.addresses if cable is not None else HERE
     with (
-        Host(keep=True, host_uuid=IDS[0], target_options=["--rbd"]) as first,
-        Host(keep=True, host_uuid=IDS[1], target_options=["--rbd"]) as second,
+        Host(keep=True, host_uuid=IDS[0], network=networks[0], target_options=["--rbd"]) as first,
+        Host(keep=True, host_uuid=IDS[1], network=networks[1], target_options=["--rbd"]) as second,
     ):
-        yield Pair(ceph, first, second)
+        yield Pair(ceph, first, second, addresses)
 
 
 @contextlib.contextmanager
-def pair(*, watch_timeout_s: int = WATCH_TIMEOUT_S) -> Iterator[Pair]:
+def pair(*, watch_timeout_s: int = WATCH_TIMEOUT_S, cable: Cable | None = None) -> Iterator[Pair]:
     """A cluster, which gives a client up after `watch_timeout_s`, and two hosts over its pool."""
-    with cluster(watch_timeout_s=watch_timeout_s) as ceph, hosts_over(ceph) as made:
+    with cluster(watch_timeout_s=watch_timeout_s) as ceph, hosts_over(ceph, cable) as made:
         yield made

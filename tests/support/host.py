@@ -74,14 +74,16 @@ class Host:
         keep: bool = False,
         host_uuid: str = HOST_UUID,
         hostname: str = "",
+        network: str = "",
         target_options: Sequence[str] = (),
         more_config: str = "",
     ) -> None:
         """Starts libvirtd, the target with an empty file-backed lvstore `lvs0`, and the gateway.
 
         Two hosts between which guests migrate need two `host_uuid`, and those of one cloud two of
-        what libvirt calls them (`hostname`, by default this machine's). `more_config` are further
-        sections of the configuration.
+        what libvirt calls them (`hostname`, by default this machine's). `network` is the network
+        namespace of libvirtd and its QEMUs, by default that of this process. `more_config` are
+        further sections of the configuration.
         """
         self.scratch = scratch or scratch_directory()
         self.keep = keep
@@ -99,7 +101,9 @@ class Host:
         self.target_options: list[str] = list(target_options)
         self._gateway: subprocess.Popen[bytes] | None = None
         self._holder: subprocess.Popen[bytes] | None = None
-        self.libvirtd = Libvirtd(self.scratch / "l", host_uuid=host_uuid, hostname=hostname)
+        self.libvirtd = Libvirtd(
+            self.scratch / "l", host_uuid=host_uuid, hostname=hostname, network=network
+        )
         try:
             self.config.write_text(
                 CONFIG.format(

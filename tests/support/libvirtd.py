@@ -87,13 +87,17 @@ class Libvirtd:
         host_uuid: str = HOST_UUID,
         max_clients: int = 200,
         hostname: str = "",
+        network: str = "",
     ) -> None:
         """Makes the namespace and starts libvirtd; `config` is added to libvirtd.conf.
 
-        `hostname` is what it calls its host, by default what that calls itself.
+        `hostname` is what it calls its host, by default what that calls itself, and `network` the
+        network namespace that it and its QEMUs are in, by default that of this process.
         """
         self.scratch = scratch
-        self._called = ("unshare", "--uts", "sh", "-ec", CALLED, hostname) if hostname else ()
+        joined = ("nsenter", f"--net=/run/netns/{network}") if network else ()
+        called = ("unshare", "--uts", "sh", "-ec", CALLED, hostname) if hostname else ()
+        self._in_its_own = (*joined, *called)
         self.run_dir = scratch / "run"
         self.log = scratch / "libvirtd.log"
         self.socket = self.run_dir / "libvirt-sock"
@@ -168,7 +172,7 @@ class Libvirtd:
             self._daemon = subprocess.Popen(
                 # Its core goes to its working directory, unless core_pattern says otherwise.
                 self.command(
-                    *self._called,
+                    *self._in_its_own,
                     *("env", f"--chdir={self.scratch}", "prlimit", "--core=unlimited", "--"),
                     *("/usr/sbin/libvirtd", "-p", str(self._pid_file)),
                 ),
