@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -39,6 +40,10 @@ NAME = "moving"
 IMAGE_MIB = 16
 SEED = 0x6D6F7665
 WATCH_TIMEOUT_S = 5
+MEMORY_MIB, LINK_MIB = 64, "24"
+"""What a guest writes to again and again, and what a second of a migration moves of it."""
+ROUNDS = 8
+"""In as many a migration has sent what its guest had changed, and is no nearer to its end."""
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +260,55 @@ def test_a_cable_that_is_pulled_leaves_the_guest_where_it_was(moving: Moving, ca
     moving.moved()
     moving.check()
     moving.audit()
+
+
+@pytest.mark.nightly
+def test_a_guest_that_writes_faster_than_it_moves_is_slowed_down_where_that_is_asked_for(
+    moving: Moving,
+) -> None:
+    """By `--auto-converge`: without it the migration has no end."""
+    moving.agent.run(
+        f"(memory_writes {MEMORY_MIB} > /tmp/memory 2>&1; echo ended >> /tmp/memory) &"
+    )
+    moving.agent.wait_for("grep -q 'pass 2 ' /tmp/memory")
+    source = moving.owner()
+    process = slow_migration(moving)
+    until(lambda: job(moving.here, "Iteration") > ROUNDS, "rounds that are all alike", 240)
+    assert process.poll() is None, process.communicate()[0]
+    assert moving.owner() == source
+    moving.here.virsh("domjobabort", NAME)
+    process.communicate(timeout=120)
+    moving.check()
+    process = slow_migration(moving, "--auto-converge")
+    said = process.communicate(timeout=420)[0]
+    assert process.returncode == 0, said
+    moving.moved()
+    moving.check()
+    print(f"downtime: {moving.hosts.downtime_ms(moving.here, NAME)} ms")
+    lines = moving.agent.run("cat /tmp/memory").splitlines()
+    assert lines and all(
+        line.startswith("memory pass") and line.endswith("lost 0") for line in lines
+    )
+    moving.agent.wait_for(f"[ $(wc -l < /tmp/memory) -gt {len(lines)} ]")
+    moving.audit()
+
+
+def slow_migration(moving: Moving, *words: str) -> subprocess.Popen[str]:
+    """Begins a migration by a link that is slower than what the guest writes to its memory."""
+    command = moving.hosts.command(moving.here, NAME, "--bandwidth", LINK_MIB, *words)
+    return subprocess.Popen(
+        ["virsh", "-q", "-c", moving.here.uri, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def job(host: Host, what: str) -> int:
+    """Returns a number of the migration that goes on; 0: it is not told yet."""
+    said = host.virsh("domjobinfo", NAME)
+    found = re.search(rf"^{what}:\s+(\d+)", said, re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 @pytest.mark.nightly
