@@ -687,3 +687,63 @@ def test_a_volume_moves_to_a_pool_and_back(target: Target, ceph: Ceph) -> None:
     done(target, "volume", "move", "ceph0/there", "lvs0/back")
     assert digest(target, "lvs0/back") == data
     assert not {"there", "there.move"} & set(ceph.rbd("ls", POOL).split())
+
+
+def copy_begun(target: Target, to: str, **given: Any) -> dict[str, Any]:
+    """The disk of vm-1 begins to be copied; returns what names it."""
+    of = {"ctrlr": "vm-1", "scsi_target_num": 0}
+    target.rpc("virtlun_lun_copy_start", **of, dst_bdev_name=to, **given)
+    return of
+
+
+def copy_state(target: Target) -> str:
+    """Returns how far the only copy is."""
+    (copy,) = target.rpc("virtlun_lun_copy_check")
+    return str(copy["state"])
+
+
+def test_a_disk_that_is_used_is_copied_to_an_image_and_back(target: Target, ceph: Ceph) -> None:
+    target.make_lvstore("lvs0", 128 * MIB)
+    target.make_thin("copied", 8)
+    create(target, "copy")
+    with guest_of(target, "lvs0/copied") as guest:
+        for number, (to, locked) in enumerate((("ceph0/copy", 1), ("lvs0/copied", 0)), 1):
+            guest.write(number, bytes([number]) * BLOCK)
+            of = copy_begun(target, to)
+            until(lambda: copy_state(target) == "ready", "the copy")
+            guest.write(2 + number, bytes([2 + number]) * BLOCK)
+            target.rpc("virtlun_lun_copy_pivot", **of)
+            assert owners(ceph, "copy") == locked
+            guest.ready()  # which is told that INQUIRY says something else of it
+            guest.write(4 + number, bytes([4 + number]) * BLOCK)
+        written = b"".join(bytes([number]) * BLOCK for number in (0, 1, 2, 3, 4, 5, 6))
+        assert guest.read(0, 7) == written
+        assert ceph.content("copy")[: 7 * BLOCK] == b"".join(
+            bytes([number]) * BLOCK for number in (0, 1, 2, 3, 4, 5, 0)
+        )
+
+
+@pytest.mark.parametrize("end", ["aborted", "its disk removed", "killed"])
+def test_an_image_that_is_copied_to_is_closed_when_that_is_given_up(
+    target: Target, ceph: Ceph, end: str
+) -> None:
+    target.make_lvstore("lvs0", 128 * MIB)
+    target.make_thin("copied", 8)
+    name = f"given-up-{end.split(maxsplit=1)[0]}"
+    create(target, name)
+    with guest_of(target, "lvs0/copied") as guest:
+        guest.write(1, bytes([1]) * BLOCK)
+        of = copy_begun(target, f"ceph0/{name}", bytes_per_second=BLOCK)
+        assert owners(ceph, name) == 1
+        if end == "aborted":
+            target.rpc("virtlun_lun_copy_abort", **of)
+        elif end == "killed":
+            # Whatever changes meanwhile has the open image recorded.
+            target.rpc("virtlun_bdev_set_limits", name="lvs0/copied", total_iops_sec=100_000)
+            target.kill9()
+            target.start()
+        else:
+            target.rpc("vhost_scsi_controller_remove_target", **of)
+        until(lambda: owners(ceph, name) == 0, "the image is closed")
+        target.rpc("bdev_lvol_delete", name=f"ceph0/{name}")
+    assert name not in ceph.rbd("ls", POOL).split()

@@ -233,6 +233,11 @@ pub fn recorded(app: &Arc<App>, methods: &Arc<Methods>, made: Made) {
     if configured != 0 {
         tracing::info!(restored = configured - failed, failed, "configuration restored");
     }
+    // Such as what a disk was copied to when the process before ended. Of what is not there yet nobody knows what
+    // it uses.
+    if failed == 0 && app.restoring().is_empty() {
+        app.close_unused_volumes();
+    }
 }
 
 /// Makes the controllers that are recorded, without targets, not started, and names their owners: what

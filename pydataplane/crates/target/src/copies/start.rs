@@ -34,6 +34,15 @@ fn claims(registry: &Registry, key: &Key, from: &str, to: &str) -> Result<(Claim
     Ok((destination, source))
 }
 
+/// Closes the volume of a pool that a copy had open, which is over. Who ends one that is told still does so.
+fn let_go(app: &App, copy: Arc<Copy>) {
+    let is_told = app.copies.all.lock().get(&copy.key).is_some_and(|told| Arc::ptr_eq(told, &copy));
+    drop(copy);
+    if !is_told {
+        app.close_unused_volumes();
+    }
+}
+
 /// Begins to copy the bdev of a target to another, `to`, with at most `limit` bytes a second (0: as many as
 /// the disks can).
 ///
@@ -100,8 +109,15 @@ pub fn start(app: &Arc<App>, ctrlr: &str, number: u8, to: &str, limit: u64) -> R
         .map_err(errors::controller)
         .and_then(|()| {
             let (its, controllers) = (copy.clone(), app.controllers.clone());
+            let its_app = Arc::downgrade(app);
             let thread = thread::Builder::new().name("lun-copy".into());
-            thread.spawn(move || its.run(&controllers)).map(drop).map_err(|e| {
+            let work = move || {
+                its.run(&controllers);
+                if let Some(app) = its_app.upgrade() {
+                    let_go(&app, its);
+                }
+            };
+            thread.spawn(work).map(drop).map_err(|e| {
                 copy.mirror.stop();
                 copy.give_back(&app.controllers);
                 Error::os(Errno::NoMem, format_args!("a thread cannot be started: {e}"))

@@ -150,7 +150,11 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             "End the copy of a target's bdev, one that failed as well: the target goes on with its bdev, and \
              the other is free.",
             Flags::READ,
-            move |p: Of| copies::abort(&a, &p.ctrlr, p.scsi_target_num).map(|()| true),
+            move |p: Of| {
+                copies::abort(&a, &p.ctrlr, p.scsi_target_num)?;
+                a.close_unused_volumes();
+                Ok(true)
+            },
         )
         .errors(&[Errno::NoDev, Errno::Busy]);
 }
