@@ -212,8 +212,9 @@ class Mover:
             notes.check_target(self._copying.client, source.uuid)
         if disks and any(self._volumes.lvstore(store).is_pool for store in stores):
             raise VolumeError(
-                f"{in_use} a VM ({names}), and moves from or to a pool: shut that down, or have"
-                " `virsh blockcopy` move its disk"
+                f"{in_use} a VM ({names}), and moves from or to a pool: shut that down; or have"
+                f" `virsh blockcopy DOMAIN DISK --dest /dev/virtlun/{to} --transient-job --wait"
+                " --pivot` move its disk, and delete the old volume then"
             )
         if self._domains is not None:
             self._domains.check_none_saved(source.path)

@@ -295,6 +295,13 @@ SHOWN = (
         },
     ),
     Row(
+        "`virsh blockcopy` of a disk that its guest writes to, from it and to it",
+        {
+            "thin": _yes("tests/libvirt/test_block_copies.py::test_progress_limit_abort_and_pivot"),
+            "rbd": _yes("tests/libvirt/test_ceph_copies.py::test_a_guest_writes_on"),
+        },
+    ),
+    Row(
         "another host is kept from writing",
         _of(_LOCAL, NEEDLESS)
         | {
