@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import time
 
 import pytest
 
@@ -52,10 +53,14 @@ def test_a_guest_goes_to_another_host_with_its_volume() -> None:
             run(f"{sent} | {volume(there, 'receive', 'lvs0/db', *new)}")
         agent.run("echo last | dd of=/dev/sda bs=512 seek=40000 conv=fsync,sync")
         agent.close()
+        begun = time.monotonic()
         here.virsh("destroy", NAME)
+        stopped = time.monotonic()
         run(volume(here, "snapshot", "lvs0/db", "three"))
         sent = volume(here, "send", "lvs0/db@three", "--since", "@two")
         run(f"{sent} | {volume(there, 'receive', 'lvs0/db')}")
+        pause = time.monotonic() - begun
+        print(f"stopped in {stopped - begun:.2f} s, the rest sent in {pause + begun - stopped:.2f}")
         sums = []
         for host in (here, there):
             path = host.volumes.export(made.uuid, read_only=True)
@@ -68,8 +73,11 @@ def test_a_guest_goes_to_another_host_with_its_volume() -> None:
         )
         path = there.scratch / "sent.xml"
         path.write_text(xml)
+        begun = time.monotonic()
         there.virsh("define", str(path))
         there.virsh("start", NAME)
+        pause += time.monotonic() - begun
+        print(f"defined and started in {time.monotonic() - begun:.2f} s; pause {pause:.2f} s")
         agent = there.agent(NAME)
         agent.wait_for("[ -b /dev/sda ]")
         assert agent.run(IDENTITY) == names
