@@ -160,9 +160,13 @@ impl Device {
         let of = |region: &Option<InflightRegion>| region.as_ref()?.queue(at as u16);
         let Some(inflight) = of(&self.inflight) else { return Ok(false) };
         match queue.track(inflight) {
-            // A driver that started afresh, whose peer kept the region of the one before.
-            Err(InflightError::OtherRing { used, avail, .. })
-                if used == avail && used == config.next_avail =>
+            // A driver that started afresh, whose peer kept the region of the one before, as QEMU's vhost-user-scsi
+            // does (8.2 and later). It may have asked for something already, as QEMU does not wait until the queue runs:
+            // then it is told by a used ring at 0 where the region knew an index that this cannot have come from.
+            Err(InflightError::OtherRing { used_idx, used, avail, .. })
+                if used == config.next_avail
+                    && (used == avail
+                        || used == 0 && used.wrapping_sub(used_idx) > config.size) =>
             {
                 self.forget_in_flight(at);
                 of(&self.inflight).map_or(Ok(false), |inflight| queue.track(inflight))

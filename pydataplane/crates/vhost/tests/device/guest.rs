@@ -150,13 +150,18 @@ impl Guest {
 
     /// Sets a queue up from scratch and starts it, as a driver does after a reset.
     pub fn start_queue(&mut self, queue: usize) {
+        self.make_queue(queue);
+        self.describe_queue(queue, 0, false);
+    }
+
+    /// Sets a queue up from scratch, which the target is not told.
+    pub fn make_queue(&mut self, queue: usize) {
         let rings = self.memory.range(Self::rings_at(queue), RINGS).unwrap();
         rings.fill(0);
         let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
         let (kick, call) = (eventfd(0, flags).unwrap(), eventfd(0, flags).unwrap());
         self.rings[queue] =
             Some(Ring { avail: 0, used: 0, free: (0..SIZE).rev().collect(), kick, call });
-        self.describe_queue(queue, 0, false);
     }
 
     /// Tells the target about a queue that goes on at `base`.

@@ -330,6 +330,22 @@ fn a_queue_stops_and_goes_on_with_its_region_and_starts_afresh_with_a_new_one() 
     assert!(new.marked(2).is_empty());
 }
 
+/// No target was there when it did, and the peer has kept the region of the driver before, as QEMU does.
+#[test]
+fn a_driver_that_started_afresh_is_served_though_it_has_asked_before_its_queue_starts() {
+    let first = Host::with_disk(1);
+    let (mut guest, region) = tracked(&first);
+    guest.ready(0);
+    guest.peer.shutdown();
+    first.wait_until_free();
+    guest.make_queue(2);
+    let early: Vec<_> = (0..3).map(|n| guest.submit(2, flat(0), n, &[0; 6], &[], 0)).collect();
+    let second = Host::with_disk(1);
+    go_on(&mut guest, &region, &second);
+    early.iter().for_each(|request| assert_eq!(guest.finish(request).response, 0));
+    assert_eq!((region.field(2, 14), region.marked(2)), (3, vec![]));
+}
+
 #[test]
 fn a_queue_whose_requests_were_half_submitted_again_is_stopped_behind_them() {
     let (first, gate) = Host::gated(2);
