@@ -208,14 +208,14 @@ class Mover:
                 " virtlun-gateway, or shut the VM down"
             )
         stores = (source.lvstore, to.split("/", maxsplit=1)[0])
-        if disks:
-            notes.check_target(self._copying.client, source.uuid)
         if disks and any(self._volumes.lvstore(store).is_pool for store in stores):
             raise VolumeError(
                 f"{in_use} a VM ({names}), and moves from or to a pool: shut that down; or have"
                 f" `virsh blockcopy DOMAIN DISK --dest /dev/virtlun/{to} --transient-job --wait"
                 " --pivot` move its disk, and delete the old volume then"
             )
+        if disks:
+            notes.check_target(self._copying.client, source.uuid)
         if self._domains is not None:
             self._domains.check_none_saved(source.path)
         return disks[0] if disks else None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.libvirt.test_block_copies import DEADLINE_S, DISK, SIZE, VCPUS, path
+from tests.libvirt.test_volume_moves import refused
 from tests.support.agent import Agent
 from tests.support.ceph import POOL, Ceph, cluster, lacks
 from tests.support.host import Host
@@ -126,6 +127,10 @@ def until_ready(host: Host) -> None:
 def test_a_guest_writes_on(host: Host, ceph: Ceph, load: VerifiedIo, was: str, to: str) -> None:
     begin_at(host, ceph, load, was)
     serial = lun(host)["serial"]
+    said = refused(host, was, to)
+    assert f"`virsh blockcopy DOMAIN DISK --dest {path(to)} --transient-job" in said, said
+    check_on(host, ceph, was)
+    assert [each.path for each in host.volumes.volumes()] == [was]
     copy(host, to)
     until_ready(host)
     done = load.status().requests
