@@ -1,9 +1,10 @@
 """`python -m tests.bench.attach`: from the libvirt call to the event in the guest's ring, and on.
 
 A real guest is attached to, resized and detached from through the gateway, again and again: by a
-virsh process each time, and by a program that stays connected, as Nova does. "event" is when the
-target has put the event into the guest's ring (its own counter), "guest" when the guest's kernel
-has acted on it; the guest runs in software where KVM does not work, so only the former is ours.
+virsh process each time, and by a program that stays connected, as Nova does; with --nova by Nova's
+own driver, too, which waits for libvirt's event that a disk is gone. "event" is when the target has
+put the event into the guest's ring (its own counter), "guest" when the guest's kernel has acted on
+it; the guest runs in software where KVM does not work, so only the former is ours.
 
 A second table is of the hook, which libvirtd waits for at each start of a domain, ours or not: of a
 domain that is not ours, of one of ours, and of the system's Python that does nothing.
@@ -12,11 +13,13 @@ domain that is not ours, of one of ours, and of the system's Python that does no
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -26,6 +29,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from tests.openstack.nova_process import Nova
 from tests.support.agent import Agent
 from tests.support.host import Host, is_root
 
@@ -47,20 +51,26 @@ def main() -> int:
         prog="python -m tests.bench.attach", description="Milliseconds from libvirt call to event."
     )
     parser.add_argument("--rounds", type=int, default=20, help="attach, resize, detach (20)")
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--nova", action="store_true", help="by Nova's driver as well")
+    words = parser.parse_args()
+    rounds = words.rounds
     out = Console(highlight=False)
     if not is_root():
         out.print("this runs a private libvirtd: run it as root")
         return 1
-    with Host() as host:
+    with Host() as host, contextlib.ExitStack() as ending:
         host.volumes.create("lvs0/bench", 64 * MIB)
         host.define(NAME)
         host.virsh("start", NAME)
         agent = host.agent(NAME)
         domain = libvirt.open(host.uri).lookupByName(NAME)
+        clients = {"virsh": by_virsh(host), "program": by_program(domain)}
+        if words.nova:
+            nova = ending.enter_context(contextlib.closing(Nova(host, domain.UUIDString())))
+            clients["Nova"] = by_nova(nova)
         found: dict[str, list[tuple[float, float, float]]] = {}
         for nth in track(range(rounds), "measuring", console=out, transient=True):
-            for client, calls in (("virsh", by_virsh(host)), ("program", by_program(domain))):
+            for client, calls in clients.items():
                 for what, (call, seen) in calls.items():
                     found.setdefault(f"{what}, {client}", []).append(
                         once(host, agent, partial(call, nth), seen(nth))
@@ -90,8 +100,8 @@ def by_virsh(host: Host) -> dict[str, tuple[Call, Callable[[int], str]]]:
             lambda _: "ls -d /sys/block/sd*",
         ),
         "resize": (
-            lambda nth: _void(host.virsh("blockresize", NAME, "sdb", f"{65 + 2 * nth}M")),
-            lambda nth: f'[ "$(cat /sys/block/sd*/size)" = {(65 + 2 * nth) * 2048} ]',
+            lambda nth: _void(host.virsh("blockresize", NAME, "sdb", f"{65 + 3 * nth}M")),
+            lambda nth: f'[ "$(cat /sys/block/sd*/size)" = {(65 + 3 * nth) * 2048} ]',
         ),
         "detach": (
             lambda _: _void(host.virsh("detach-disk", NAME, "sdb", "--live", "--config")),
@@ -110,11 +120,31 @@ def by_program(domain: Any) -> dict[str, tuple[Call, Callable[[int], str]]]:
             lambda _: "ls -d /sys/block/sd*",
         ),
         "resize": (
-            lambda nth: _void(domain.blockResize("sdb", (66 + 2 * nth) * MIB, bytes_)),
-            lambda nth: f'[ "$(cat /sys/block/sd*/size)" = {(66 + 2 * nth) * 2048} ]',
+            lambda nth: _void(domain.blockResize("sdb", (66 + 3 * nth) * MIB, bytes_)),
+            lambda nth: f'[ "$(cat /sys/block/sd*/size)" = {(66 + 3 * nth) * 2048} ]',
         ),
         "detach": (
             lambda _: _void(domain.detachDeviceFlags(DISK, flags)),
+            lambda _: "! ls -d /sys/block/sd*",
+        ),
+    }
+
+
+def by_nova(nova: Nova) -> dict[str, tuple[Call, Callable[[int], str]]]:
+    """The same by Nova's driver, as its compute service calls it."""
+    data = {"name": "virtlun/lvs0/bench", "hosts": [], "ports": [], "auth_enabled": False}
+    volume = {"driver_volume_type": "rbd", "serial": str(uuid.uuid4()), "data": data}
+    return {
+        "attach": (
+            lambda _: _void(nova.does("attach", volume, "sdb", "scsi")),
+            lambda _: "ls -d /sys/block/sd*",
+        ),
+        "resize": (
+            lambda nth: _void(nova.does("extend", volume, (67 + 3 * nth) * MIB)),
+            lambda nth: f'[ "$(cat /sys/block/sd*/size)" = {(67 + 3 * nth) * 2048} ]',
+        ),
+        "detach": (
+            lambda _: _void(nova.does("detach", volume, "sdb")),
             lambda _: "! ls -d /sys/block/sd*",
         ),
     }

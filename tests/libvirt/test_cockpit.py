@@ -13,10 +13,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.support.browser import Browser, Page
+from tests.support.browser import Browser, Page, PageError
 from tests.support.cockpit import ROOT, machines
 from tests.support.host import Host
 from tests.support.scratch import short_directory
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.root, pytest.mark.vm]
 
@@ -109,3 +110,39 @@ def test_our_page_names_vms_that_are_shut_off(host: Host, site: str, browser: Br
     host.virsh("destroy", "later")
     page.press("button", "Delete lvs0/c")
     page.until_says("later has it as a disk, and will not start without it.")
+
+
+def opens(page: Page, button: str, title: str) -> None:
+    """Presses a button until its dialog is there: what is above it may just have moved it."""
+
+    def there() -> bool:
+        if title not in page.text() and page.names("button").count(button):
+            page.press("button", button)
+        return title in page.text()
+
+    until(there, lambda: f"{title}, on the page:\n{page.text()}", not_yet=PageError)
+
+
+def test_import_vm_wants_a_file(host: Host, site: str, browser: Browser) -> None:
+    """It looks for the image among the host's files, and takes no path that it does not find."""
+    page = shown(browser, site + WHERE)
+    page.until_says("web", "Running", "Import VM")
+    opens(page, "Import VM", "Import a virtual machine")
+    page.write("Existing disk image on host's file system", "/dev/virtlun/lvs0/a")
+    page.until_says("No such file or directory")
+    page.press("button", "Cancel")
+
+
+def test_a_disk_has_no_size_to_edit(host: Host, site: str, browser: Browser) -> None:
+    """Cockpit grows none, of whatever kind; what grew elsewhere is shown."""
+    page = shown(browser, f"{site}{WHERE}#vm?name=web&connection=system")
+    page.until_says("/dev/virtlun/lvs0/a")
+    host.virsh("blockresize", "web", "sda", "2G")
+    page.until(r"/\b2\sGiB/.test(document.body.innerText)")
+    opens(page, "Edit", "Edit a attributes")
+    shows = page.run("document.querySelector('[role=dialog]').innerText")
+    assert "Access" in shows and "Cache" in shows
+    assert "size" not in shows.lower() and "capacity" not in shows.lower()
+    assert page.names("spinbutton") == page.names("textbox") == []
+    assert not [name for name in page.names("button") if "size" in name.lower()]
+    page.press("button", "Cancel")

@@ -135,10 +135,13 @@ PROPERTY = ("tests/unit", "tests/kubernetes/kubevirt", "tests/kubernetes/__init_
 SANITIZED = ("--locked", "--lib", "--tests", "--target", "x86_64-unknown-linux-gnu")
 
 
-def _bench(name: str, about: str, minutes: int, *words: str) -> Step:
-    """Returns the step that runs a module of the benchmark, or the whole if `name` is empty."""
+def _bench(name: str, about: str, minutes: int, *words: str, more: tuple[str, ...] = ()) -> Step:
+    """Returns the step that runs a module of the benchmark, or the whole if `name` is empty.
+
+    `more` are paths that it has beside the benchmark's.
+    """
     module = f"tests.bench.{name}" if name else "tests.bench"
-    paths = (*WITH_GUESTS, "tests/bench")
+    paths = (*WITH_GUESTS, "tests/bench", *more)
     return Step(about, minutes, Lane.MEASURING, _module(module, *words), paths)
 
 
@@ -360,7 +363,10 @@ STEPS = {
     "bench-limits": _bench(
         "limits", "how exactly limits of I/O are kept, and how soon", 2, "--goal"
     ),
-    "bench-attach": _bench("attach", "attach by libvirt", 5),
+    "bench-attach": _bench(
+        *("attach", "attach by libvirt, and by Nova's driver", 5, "--nova"),
+        more=("examples", "tests/openstack"),
+    ),
     "bench-controller": _bench("controller", "the memory that an empty controller costs a VM", 2),
     "bench-gateway": _bench(
         "gateway", "the calls of 2,000 domains, by the gateway and directly", 30

@@ -22,6 +22,8 @@ from tests.support.wait import serves
 SERVER = "/usr/lib/cockpit/cockpit-ws"
 PAGE = EXAMPLES / "cockpit"
 ROOT = EXAMPLES.parent
+#: Of services: their Python is Debian's, which has the modules of its packages.
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 #: What pip installs as `virtlun`, of this checkout.
 VIRTLUN = """\
@@ -75,7 +77,7 @@ def cockpit(
             env={
                 **os.environ,
                 "HOME": str(folder),
-                "PATH": f"{programs}:{os.environ['PATH']}",
+                "PATH": f"{programs}:{PATH}",
                 "XDG_DATA_DIRS": f"{folder / 'share'}:/usr/share",
                 "XDG_CONFIG_DIRS": str(folder),
                 "XDG_RUNTIME_DIR": str(folder),
