@@ -2,10 +2,12 @@
 //! uses them any more.
 
 use crate::app::App;
-use crate::methods::limits;
+use crate::errors;
+use crate::methods::{limits, rbd as images};
 use crate::openvolumes::{CLOSE_TIMEOUT, hold};
 use crate::restore::bdev_of;
 use crate::state::{self, Item};
+use bdev::Closed;
 use parking_lot::Mutex;
 use rbd::Disk;
 use rpc::{Errno, Error, Held};
@@ -109,16 +111,20 @@ impl GuestDisks {
 }
 
 impl App {
-    /// Holds a guest's disk for the call that is to use it. `None`: it is none.
+    /// Holds a guest's disk for the call that is to use it; `incoming`: for a VM that comes from another host.
+    /// `None`: it is none.
     ///
     /// # Errors
-    /// Somebody has it for himself alone.
-    pub fn hold_guest_disk(&self, name: &str) -> Result<Held, Error> {
+    /// Somebody has it for himself alone; it was opened for a VM that was to come, and cannot be locked now.
+    pub fn hold_guest_disk(&self, name: &str, incoming: bool) -> Result<Held, Error> {
         let Some(bdev) = self.registry.get(name).map(|bdev| bdev.name().to_owned()) else {
             return Ok(None);
         };
         if !self.guest_disks.has(&bdev) {
             return Ok(None);
+        }
+        if !incoming && let Some(item) = self.close_awaiting_guest_disk(&bdev) {
+            images::open_again(self, &item)?;
         }
         let held = hold(self, &bdev)?;
         self.guest_disks.add_used(&bdev);
@@ -135,9 +141,31 @@ impl App {
     }
 
     /// Tells when what a bdev is on has let go of it, where that takes its time.
-    pub fn closing(&self, bdev: &str) -> Option<bdev::Closed> {
+    pub fn closing(&self, bdev: &str) -> Option<Closed> {
         let image = self.registry.get_as::<Disk>(bdev).map(|disk| disk.closing());
         image.or_else(|| self.registry.get_as::<iscsi::Disk>(bdev).map(|disk| disk.closing()))
+    }
+
+    /// Closes an image that was opened for a VM that was to come from another host, and that nobody uses: it is not
+    /// locked, and what was known of who had it last may be out of date. What was recorded of it; `None`: it is none.
+    pub fn close_awaiting_guest_disk(&self, bdev: &str) -> Option<Item> {
+        let awaits = self.registry.get_as::<Disk>(bdev)?.is_locked() == Some(false);
+        let item = self.config().get(&state::bdev_key(bdev)).filter(|_| awaits).cloned()?;
+        let closing = self.unregister_guest_disk(bdev).ok()?;
+        wait_until_closed(bdev, closing);
+        Some(item)
+    }
+
+    /// Takes one that nobody uses out of what there is; what tells when it is closed, where that takes its time.
+    ///
+    /// # Errors
+    /// Somebody uses it.
+    fn unregister_guest_disk(&self, bdev: &str) -> Result<Option<Closed>, Error> {
+        let closing = self.closing(bdev);
+        self.registry.unregister_unused(bdev).map_err(errors::registry)?;
+        self.guest_disks.remove(bdev);
+        self.config().forget(|item| item.key == state::bdev_key(bdev));
+        Ok(closing)
     }
 
     /// Closes those that nobody uses any more; called after each call that may have let go of one.
@@ -156,17 +184,16 @@ impl App {
             if is_wanted || !self.registry.owners(&bdev).is_empty() {
                 continue;
             }
-            let closing = self.closing(&bdev);
-            if self.registry.unregister_unused(&bdev).is_err() {
-                continue;
-            }
-            self.guest_disks.remove(&bdev);
-            self.config().forget(|item| item.key == state::bdev_key(&bdev));
+            let Ok(closing) = self.unregister_guest_disk(&bdev) else { continue };
             limits::forget(self, &bdev);
-            if closing.is_some_and(|closing| !closing.wait(CLOSE_TIMEOUT)) {
-                tracing::warn!("bdev {bdev} is closed, but its server has not let go of it yet");
-            }
+            wait_until_closed(&bdev, closing);
         }
+    }
+}
+
+fn wait_until_closed(bdev: &str, closing: Option<Closed>) {
+    if closing.is_some_and(|closing| !closing.wait(CLOSE_TIMEOUT)) {
+        tracing::warn!("bdev {bdev} is closed, but its server has not let go of it yet");
     }
 }
 

@@ -187,8 +187,9 @@ impl App {
         let text = |name: &str| params.get(name).and_then(Value::as_str);
         let user = USERS.iter().find(|(name, _)| *name == method);
         let used = user.and_then(|(_, param)| text(param));
+        let flag = |name: &str| params.get(name).and_then(Value::as_bool).unwrap_or(false);
         if let Some(name) = used
-            && let Some(held) = self.hold_guest_disk(name)?
+            && let Some(held) = self.hold_guest_disk(name, flag("incoming"))?
         {
             return Ok(Some(held));
         }
@@ -202,7 +203,6 @@ impl App {
             return Ok(None);
         }
         let Some(name) = used else { return Ok(None) };
-        let flag = |name: &str| params.get(name).and_then(Value::as_bool).unwrap_or(false);
         let way = Way { shared: flag("shareable"), incoming: flag("incoming") };
         self.open_volume(name, way)
     }

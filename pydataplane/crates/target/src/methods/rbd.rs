@@ -421,10 +421,22 @@ pub fn open_volume(app: &App, pool: &Pool, volume: &Volume, way: Way) -> Result<
     create(app, p).map(drop)
 }
 
+/// Opens the image of `item`, one of [`is_image`], for another guest than that which it was opened for.
+///
+/// # Errors
+/// As those of the method.
+pub fn open_again(app: &App, item: &Item) -> Result<(), Error> {
+    let p = Create { generation: None, ..params_of(item)? };
+    create(app, p).map(drop)
+}
+
 fn create(app: &App, mut p: Create) -> Result<String, Error> {
     let name = name_of(app, &mut p)?;
     if p.is_guest_disk() {
         app.ask_for_guest_disk(&name)?;
+        if p.incoming == Some(true) {
+            app.close_awaiting_guest_disk(&name);
+        }
     }
     if app.registry.get(&name).is_some() {
         // Before the image is locked.

@@ -84,8 +84,8 @@ struct AddTarget {
     /// Default: the bdev's
     #[serde(default)]
     block_size: Option<u32>,
-    /// The VM comes from another host, which has the volume until the VM runs here: a volume of a pool of Ceph's
-    /// is locked for this target only then (ours). Default: false
+    /// The VM comes from another host, which has the volume until the VM runs here: an image of Ceph is
+    /// locked for this target only then (ours). Default: false
     #[serde(default, skip_serializing, rename = "incoming")]
     _incoming: Option<bool>,
     /// UUID as which the guest sees the disk: what follows of it where it was not chosen, serial and wwn

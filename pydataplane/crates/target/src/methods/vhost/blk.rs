@@ -60,8 +60,8 @@ pub(super) struct Create {
     /// Default: the bdev's
     #[serde(default, skip_serializing_if = "Option::is_none")]
     block_size: Option<u32>,
-    /// The VM comes from another host, which has the volume until the VM runs here: a volume of a pool of Ceph's
-    /// is locked for this target only then (ours). Default: false
+    /// The VM comes from another host, which has the volume until the VM runs here: an image of Ceph is
+    /// locked for this target only then (ours). Default: false
     #[serde(default, skip_serializing, rename = "incoming")]
     _incoming: Option<bool>,
     /// Let the guest discard blocks, where the bdev takes that (ours). Default: true
