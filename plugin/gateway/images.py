@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 from plugin.gateway import secrets
 from plugin.gateway.call import Call
@@ -96,7 +97,8 @@ def _refused(lun: LunPlan, why: str) -> Refused:
 async def opened(call: Call, plan: Plan, luns: list[LunPlan]) -> AsyncIterator[None]:
     """Opens the images of disks that the client's domain is to have, for the body to show them.
 
-    Also where an image is open already, the client has to have the right to read its secret. Those
+    Also where an image is open already, the client has to have the right to read its secret. For a
+    plan that is `incoming` an image of Ceph stays the other host's until the guest runs here. Those
     that were opened are closed again if the body fails. It is noted that they may be opened for
     this domain: see plugin.gateway.openings.
 
@@ -105,6 +107,7 @@ async def opened(call: Call, plan: Plan, luns: list[LunPlan]) -> AsyncIterator[N
             secret.
     """
     services, new = call.services, []
+    again = replace(plan, incoming=False)  # one that is asked for so stays as it is
     keys: dict[LunPlan, str | None] = {}
     try:
         for lun in luns:
@@ -113,7 +116,7 @@ async def opened(call: Call, plan: Plan, luns: list[LunPlan]) -> AsyncIterator[N
             if await services.target.open_image(plan, lun, key):
                 new.append(lun)
             for earlier, its in keys.items():  # else they go again while the others are opened
-                await services.target.open_image(plan, earlier, its)
+                await services.target.open_image(again, earlier, its)
             keys[lun] = key
         there = {
             lun.bdev_name: await services.target.identity_of(plan, lun) if is_lun(lun) else None

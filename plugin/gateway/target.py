@@ -497,10 +497,16 @@ class Target:
         lun: LunPlan,
         key: str | None,
         expected: LunIdentity | None = None,
+        *,
+        incoming: bool = False,
     ) -> bool:
         """Opens the image of a disk over the network; see `images.open_image`."""
         client = Client(self._client.path, OPEN_S)
-        return await self._run(lambda: images.open_image(client, controller, lun, key, expected))
+
+        def work() -> bool:
+            return images.open_image(client, controller, lun, key, expected, incoming=incoming)
+
+        return await self._run(work)
 
     async def close_image(self, lun: LunPlan) -> None:
         """Closes it unless somebody uses it; see `images.close_image`."""

@@ -448,7 +448,8 @@ class Targets:
         expected: LunIdentity | None = None,
     ) -> bool:
         """Opens it in the plan's target; False if it is open. See `Target.open_image`."""
-        return await self._of_plan(plan).open_image(plan.controller, lun, key, expected)
+        target, incoming = self._of_plan(plan), plan.incoming
+        return await target.open_image(plan.controller, lun, key, expected, incoming=incoming)
 
     async def close_image(self, plan: Plan, lun: LunPlan) -> None:
         """Closes it, unless somebody uses it."""

@@ -105,6 +105,10 @@ def _bring_up(rpc: Connection, plan: Plan, operation: str, config: Config) -> No
         PluginError, TargetError, VolumeError: it cannot be done; the sentence says why.
     """
     running = operation == "reconnect"
+    incoming = operation == "migrate" or (
+        operation == "prepare" and records.take_expected(config.state_dir, plan.controller)
+    )
+    plan = replace(plan, incoming=incoming)
     failed = images.open_without_secrets(rpc, plan, config.allowed, running)
     if not running:
         for error in failed.values():
@@ -123,8 +127,6 @@ def _bring_up(rpc: Connection, plan: Plan, operation: str, config: Config) -> No
         records.expect(config.state_dir, plan.controller)
     if operation in INCOMING:
         return
-    if operation == "prepare" and records.take_expected(config.state_dir, plan.controller):
-        there = replace(there, incoming=True)
     reconcile.ensure(rpc, there, whole=operation == "prepare")
     lacks = next((path for path in plan.sockets if not os.path.exists(path)), None)  # noqa: PTH110
     if lacks is not None:

@@ -92,12 +92,16 @@ def open_image(
     lun: LunPlan,
     key: str | None,
     expected: LunIdentity | None = None,
+    *,
+    incoming: bool = False,
 ) -> bool:
     """Makes the bdev of a disk over the network; False if it is there already, and stays.
 
     `controller` is the name of its domain's; `key` is the value of the source's secret, of Ceph as
-    that writes keys; `expected` is the LUN that it has to be, where a guest has it already. The
-    caller shows the bdev to a guest within a minute, or it goes again.
+    that writes keys; `expected` is the LUN that it has to be, where a guest has it already;
+    `incoming` is as of `Plan`: an image of Ceph is locked only when the guest runs here, and one
+    that was opened so for an earlier attempt is opened anew. The caller shows the bdev to a guest
+    within a minute, or it goes again.
 
     Raises:
         ImageError: the image cannot be had; one sentence.
@@ -109,7 +113,7 @@ def open_image(
     if source.protocol == "iscsi" and source.initiator is None:
         source = replace(source, initiator=QEMUS_INITIATOR + domain_of(controller))
     try:
-        _OPENERS[source.protocol](rpc, lun.uuid, source, key, expected)
+        _OPENERS[source.protocol](rpc, lun.uuid, source, _Way(key, expected, incoming))
     except RpcError as error:
         if error.code == EXISTS and look_up(rpc, lun.uuid) is not None:
             return False
@@ -135,6 +139,7 @@ def open_without_secrets(
 ) -> dict[LunPlan, ImageError]:
     """Makes the bdevs of a plan's disks over the network, for who cannot ask libvirt for secrets.
 
+    The images of a plan that is `incoming` are left to the other host until the guest runs here.
     Returns why which disks have none: it needs a secret, or its domain is `running` and nobody
     knows here which LUN it had, or as `open_image`.
 
@@ -150,7 +155,7 @@ def open_without_secrets(
             if source.secret is None and not is_open(rpc, lun):
                 if running and is_lun(lun) and not has_image(rpc, lun):
                     raise unknown_lun(lun)
-                open_image(rpc, plan.controller, lun, None)
+                open_image(rpc, plan.controller, lun, None, incoming=plan.incoming)
         except ImageError as error:
             failed[lun] = error
             continue
@@ -180,18 +185,21 @@ def close_image(rpc: Rpc, lun: LunPlan) -> None:
     rpc.call("virtlun_guest_disk_close", name=lun.bdev_name)
 
 
-def _open_rbd(
-    rpc: Rpc,
-    uuid: str,
-    source: NetworkSource,
-    key: str | None,
-    _expected: LunIdentity | None,
-) -> None:
+@dataclass(frozen=True)
+class _Way:
+    """How one is opened; see `open_image`."""
+
+    key: str | None
+    expected: LunIdentity | None
+    incoming: bool
+
+
+def _open_rbd(rpc: Rpc, uuid: str, source: NetworkSource, way: _Way) -> None:
     config = {}
     if source.hosts:
         config["mon_host"] = ",".join(host.text for host in source.hosts)
-    if key is not None:
-        config["key"] = key
+    if way.key is not None:
+        config["key"] = way.key
     rpc.call(
         "bdev_rbd_create",
         name=uuid,
@@ -204,18 +212,13 @@ def _open_rbd(
         config_file=source.config,
         read_only=source.read_only,
         shared=True if source.shared else None,
+        incoming=True if way.incoming else None,
         guest_disk=True,
     )
 
 
-def _open_nbd(
-    rpc: Rpc,
-    uuid: str,
-    source: NetworkSource,
-    key: str | None,
-    _expected: LunIdentity | None,
-) -> None:
-    assert key is None
+def _open_nbd(rpc: Rpc, uuid: str, source: NetworkSource, way: _Way) -> None:
+    assert way.key is None
 
     def make(uri: str) -> None:
         rpc.call(
@@ -231,15 +234,9 @@ def _open_nbd(
     _at_one_of(nbd_uris(source), make)
 
 
-def _open_iscsi(
-    rpc: Rpc,
-    uuid: str,
-    source: NetworkSource,
-    key: str | None,
-    expected: LunIdentity | None,
-) -> None:
+def _open_iscsi(rpc: Rpc, uuid: str, source: NetworkSource, way: _Way) -> None:
     assert source.initiator is not None
-    initiator = source.initiator
+    initiator, key, expected = source.initiator, way.key, way.expected
 
     def make(url: str) -> None:
         rpc.call(
@@ -283,9 +280,7 @@ def _at_one_of(addresses: Sequence[str], make: Callable[[str], None]) -> None:
 _ANSWERS = re.compile(r"uthenti|uthoriz|LUN [0-9]+ of|another LUN is there")
 """In what is said of a server that was reached, and would say the same at its other addresses."""
 
-_OPENERS: Mapping[
-    str, Callable[[Rpc, str, NetworkSource, str | None, LunIdentity | None], None]
-] = {
+_OPENERS: Mapping[str, Callable[[Rpc, str, NetworkSource, _Way], None]] = {
     "rbd": _open_rbd,
     "nbd": _open_nbd,
     "iscsi": _open_iscsi,

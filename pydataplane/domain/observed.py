@@ -42,7 +42,7 @@ class Bdev:
     limited: bool | None = None
     """Whether it has I/O limits; None where the target does not tell."""
     follows_guest: bool = False
-    """Whether it is of a pool that several hosts have, one at a time."""
+    """Whether it is an image that several hosts have, one at a time."""
     awaits_guest: bool = False
     """Whether it is open for a guest that is still to come from another host."""
 

@@ -311,7 +311,8 @@ class FakeTarget(WatchedClient):
             identity = str(uuid5(NAMESPACE_OID, self.renumbered.get(alias, alias)))
             told = {"lun_uuid": identity, "lun_block_size": 512}
             return {"iscsi": {"url": given["url"], **told}}
-        return {"rbd": {name: given[name] for name in ("pool_name", "rbd_name")}}
+        told = {name: given[name] for name in ("pool_name", "rbd_name")}
+        return {"rbd": {**told, "locked": not given.get("incoming", False)}}
 
     def bdev_rbd_create(self, name: str, pool_name: str, rbd_name: str, **given: Any) -> str:
         if name in self.uuids:

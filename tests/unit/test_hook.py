@@ -32,6 +32,7 @@ from plugin.gateway.journal import CopyEntry, Journal
 from plugin.hook import archive, config
 from pydataplane.domain import records
 from pydataplane.domain.errors import TranslateError
+from pydataplane.domain.model import ANY
 from pydataplane.domain.names import NAMESPACE
 from pydataplane.domain.translate import (
     Plan,
@@ -821,3 +822,28 @@ def test_an_image_that_cannot_be_had_keeps_no_other_disk_from_a_guest_that_runs(
         done = host.run("reconnect", "begin", "-", xml=xml)
         assert "disk sdz (image rbd:volumes/v): libvirt has the secret" in done.stderr
         assert host.target.controllers == {CONTROLLER: {1: "uuid-a"}}
+
+
+def test_an_image_of_a_guest_that_comes_is_left_to_the_other_host(host: Host) -> None:
+    image = (
+        "<disk type='network' device='disk'><source protocol='rbd' name='volumes/v'/>"
+        "<target dev='sda' bus='scsi'/></disk>"
+    )
+    vhost = str(host.folder / "vhost")
+    settings = Settings(vhost_dir=vhost, network=frozenset({"rbd"}), allowed=ANY)
+    xml = translated(domain(image), settings).xml
+    file = host.folder / "virtlun.toml"
+    file.write_text(file.read_text().replace("[disks]", "[disks]\nown_keyring = true"))
+    with host.serve():
+        for comes in (True, False):
+            if comes:
+                assert host.run("migrate", "begin", "-", xml=xml).stderr == ""
+                assert host.target.images["volumes/v"]["incoming"] is True
+            assert host.run("prepare", "begin", "-", xml=xml).stderr == ""
+            expected = True if comes else None
+            assert host.target.images["volumes/v"].get("incoming") is expected
+            assert host.target.options[CONTROLLER, 0].get("incoming") is expected
+            assert host.run("release", "end", "-", xml=xml).stderr == ""
+            # As the target does by itself.
+            host.target.virtlun_guest_disk_close(host.target.volumes["volumes/v"].uuid)
+    assert host.target.calls.count("bdev_rbd_create") == 2

@@ -246,6 +246,41 @@ def test_an_attach_that_fails_closes_what_it_has_opened_and_nothing_else(tmp_pat
     played(tmp_path, body)
 
 
+@pytest.mark.parametrize("serves", [["rbd"], []])
+def test_an_image_of_a_guest_that_comes_is_left_to_the_host_that_has_it(
+    tmp_path: Path, serves: list[str]
+) -> None:
+    """Also where this host's own disks of the kind are QEMU's."""
+    other = disk().replace(IMAGE, "volumes/other").replace("sdb", "sdc")
+    settings = Settings(network=frozenset({"rbd"}))
+    xml = translate.define(plain(devices=disk() + other), settings, new_uuid=UUID(UUID_1)).xml
+    params = pack_params([TypedParam("destination_xml", STRING, xml)])
+    sent = params + bytes(Writer().opaque(b"").u32(1))
+
+    async def body(world: World) -> None:
+        knows_secret(world.libvirtd)
+        client, proc, target = await world.client(), Proc.MIGRATE_PREPARE3_PARAMS, world.target
+        world.libvirtd.refuse[proc] = Refused(Code.OPERATION_FAILED, "no room")
+        with pytest.raises(ReplyError, match="no room"):
+            await client.call(proc, sent)
+        assert target.controllers == {}
+        for name in [each.uuid for alias, each in target.volumes.items() if alias in target.images]:
+            target.virtlun_guest_disk_close(name)  # as the target does by itself
+        target.requests.clear()
+        del world.libvirtd.refuse[proc]
+        world.libvirtd.answers[proc] = lambda _: b""
+        await client.call(proc, sent)
+        made = [given for name, given in target.requests if name == "bdev_rbd_create"]
+        # What is open already is asked for once more, as it is, so that it stays.
+        asked = [(given["rbd_name"], given.get("incoming")) for given in made]
+        assert asked == [("volume-1", True), ("other", True), ("volume-1", None)]
+        assert {given["config"]["key"] for given in made} == {KEY}
+        assert askers(world) == [os.getuid()] * 4
+        assert [each["incoming"] for each in target.options.values()] == [True, True]
+
+    play(tmp_path, body, serve_network=serves)
+
+
 def test_an_image_that_the_target_goes_on_to_try_is_not_lost() -> None:
     settings = Settings(network=frozenset({"rbd"}))
     made = translate.define(plain(devices=disk()), settings, new_uuid=UUID(UUID_1))
