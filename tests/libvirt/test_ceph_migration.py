@@ -14,19 +14,18 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 
-from tests.support.agent import Agent
 from tests.support.cable import Cable
 from tests.support.ceph import POOL, lacks
-from tests.support.ceph_pair import Pair, pair
+from tests.support.ceph_pair import DISK, Pair, pair
+from tests.support.cloud import CONFIG, Cloud
 from tests.support.frozen import freeze
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
+from tests.support.moving import IMAGE_MIB, NAME, Moving, running
 from tests.support.night import at_night
-from tests.support.verified_io import VerifiedIo, block
 from tests.support.wait import until
 
 pytestmark = [
@@ -36,14 +35,14 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-NAME = "moving"
-IMAGE_MIB = 16
-SEED = 0x6D6F7665
 WATCH_TIMEOUT_S = 5
 MEMORY_MIB, LINK_MIB = 64, "24"
 """What a guest writes to again and again, and what a second of a migration moves of it."""
 ROUNDS = 8
 """In as many a migration has sent what its guest had changed, and is no nearer to its end."""
+SECRET = "5ec2e700-0000-4000-8000-000000000001"
+ANY = ["scsi", at_night("network", id="network")]
+"""A volume of a pool, and a disk over the network; see `moving`."""
 
 
 @pytest.fixture(scope="module")
@@ -56,109 +55,37 @@ def cable() -> Iterator[Cable]:
 @pytest.fixture(scope="module")
 def hosts(cable: Cable) -> Iterator[Pair]:
     """Two hosts over one pool of a cluster that soon gives up who does not answer."""
-    with pair(watch_timeout_s=WATCH_TIMEOUT_S, cable=cable) as made:
+    with pair(watch_timeout_s=WATCH_TIMEOUT_S, key=True, more_config=CONFIG, cable=cable) as made:
         yield made
 
 
-@dataclass
-class Moving:
-    """A guest that verifies what it reads, and where it is."""
-
-    hosts: Pair
-    image: str
-    here: Host
-    agent: Agent
-    io: VerifiedIo
-
-    @property
-    def there(self) -> Host:
-        """The other host."""
-        return self.hosts.other(self.here)
-
-    def moved(self) -> None:
-        """The guest is on the other host now."""
-        self.here = self.there
-        self.agent.close()
-        self.agent = self.io.guest = self.hosts.agent(self.here, NAME)
-
-    def owner(self) -> str:
-        """The client that has the image locked."""
-        lock = self.hosts.lock(self.image)
-        assert lock is not None, "nobody has the image locked"
-        return lock.owner
-
-    def check(self) -> None:
-        """Checks that the guest's I/O goes on here, and that the other host has nothing of it."""
-        until(lambda: not self.hosts.disks(self.there), "the other host to let go")
-        for _ in range(2):  # the first count may be of before
-            self.io.goes_on(self.io.status().requests)
-        until(lambda: self.hosts.watchers(self.image) == {self.owner()}, "one client to be left")
-        (bdev,) = self.here.client.call("bdev_get_bdevs", name=f"ceph0/{self.image}")
-        assert bdev["driver_specific"]["rbd"]["locked"] is True
-
-    def audit(self) -> None:
-        """Ends the I/O; what the image holds is what the guest says, by Ceph's own command."""
-        ledger = self.io.finish()
-        self.here.virsh("destroy", NAME)
-        until(lambda: self.hosts.lock(self.image) is None, "the image to be closed")
-        held = self.hosts.ceph.content(self.image)
-        wrong = [
-            number
-            for number, generation in enumerate(ledger)
-            if held[number * 4096 : (number + 1) * 4096] != block(SEED, number, generation)
-        ]
-        assert not wrong, f"{len(wrong)} blocks are wrong, such as {wrong[:5]}"
-
-    def begin(self, *words: str) -> subprocess.Popen[str]:
-        """Begins a migration that does not end by itself, and waits until both have the image."""
-        source = self.owner()
-        command = self.hosts.command(self.here, NAME, "--bandwidth", "1", *words)
-        process = subprocess.Popen(
-            ["virsh", "-q", "-c", self.here.uri, *command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-        def sends() -> bool:
-            assert process.poll() is None, process.communicate()[0]
-            return "Memory processed" in self.here.virsh("domjobinfo", NAME)
-
-        until(sends, "memory to be sent")
-        assert len(self.hosts.watchers(self.image)) == 2
-        assert len(self.hosts.disks(self.there)) == 1
-        assert self.owner() == source
-        return process
-
-    def let_finish(self, process: subprocess.Popen[str]) -> None:
-        """Lets a migration go as fast as it can, and waits for its end."""
-        fast(self.here)
-        said = process.communicate(timeout=240)[0]
-        assert process.returncode == 0, said
+@pytest.fixture(scope="module")
+def cloud(hosts: Pair) -> Cloud:
+    """The same as a cloud's hosts, both of which have its secret."""
+    Cloud(hosts.ceph, hosts.second, SECRET)
+    return Cloud(hosts.ceph, hosts.first, SECRET)
 
 
 @pytest.fixture
-def moving(hosts: Pair, request: pytest.FixtureRequest) -> Iterator[Moving]:
-    """A guest on the first host, which writes."""
-    bus = getattr(request, "param", "scsi")
-    image = hosts.ceph.image(f"i{abs(hash(request.node.name)) % 10**8}", IMAGE_MIB)
-    hosts.define(NAME, image, bus=bus)
-    here = hosts.first
-    here.virsh("start", NAME)
-    agent = hosts.agent(here, NAME)
-    disk = "sda" if bus == "scsi" else "vda"
-    agent.wait_for(f"[ -b /dev/{disk} ]")
-    made = Moving(hosts, image, here, agent, VerifiedIo(agent, disk, seed=SEED, threads=1, depth=8))
-    made.io.goes_on(0)
-    yield made
-    made.agent.close()
-    for host in (hosts.first, hosts.second):
-        host.virsh("destroy", NAME, check=False)
-        host.virsh("undefine", NAME, check=False)
+def moving(hosts: Pair, cloud: Cloud, request: pytest.FixtureRequest) -> Iterator[Moving]:
+    """A guest on the first host, which writes.
+
+    Its disk is a volume of a pool on a bus (`scsi`, `virtio`), or one that a cloud has (`network`,
+    `network-virtio`).
+    """
+    kind: str = getattr(request, "param", "scsi")
+    bus = "virtio" if kind.endswith("virtio") else "scsi"
+    image = f"i{abs(hash(request.node.name)) % 10**8}"
+    disk = DISK.format(image=image, bus=bus)
+    if kind.startswith("network"):
+        disk = cloud.disk(image, "sda" if bus == "scsi" else "vda")
+    with running(hosts, image, disk=disk, bus=bus) as made:
+        yield made
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("ways", [1, at_night(2, id="and-back")])
+@pytest.mark.parametrize("moving", ANY, indirect=True)
 def test_a_running_guest_goes_to_another_host_and_its_lock_with_it(
     moving: Moving, ways: int
 ) -> None:
@@ -183,7 +110,7 @@ def test_a_running_guest_goes_to_another_host_and_its_lock_with_it(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("moving", ["virtio"], indirect=True)
+@pytest.mark.parametrize("moving", ["virtio", "network-virtio"], indirect=True)
 def test_so_does_a_virtio_blk_disk(moving: Moving) -> None:
     source = moving.owner()
     moving.let_finish(moving.begin())
@@ -209,6 +136,7 @@ def test_the_definition_goes_with_it(moving: Moving) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("moving", ANY, indirect=True)
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_target_that_a_guest_came_to_is_started_again_as_any(moving: Moving, how: str) -> None:
     moving.let_finish(moving.begin())
@@ -226,6 +154,7 @@ def test_a_target_that_a_guest_came_to_is_started_again_as_any(moving: Moving, h
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("moving", ANY, indirect=True)
 def test_a_cancelled_migration_leaves_all_as_it_was(moving: Moving) -> None:
     source = moving.owner()
     process = moving.begin()
@@ -312,6 +241,7 @@ def job(host: Host, what: str) -> int:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("moving", ANY, indirect=True)
 def test_so_does_one_whose_destination_dies(moving: Moving) -> None:
     source = moving.owner()
     process = moving.begin()
@@ -324,6 +254,43 @@ def test_so_does_one_whose_destination_dies(moving: Moving) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("moving", ANY, indirect=True)
+def test_a_target_that_is_killed_meanwhile_keeps_what_its_guest_has(moving: Moving) -> None:
+    """That of the source: it is the one that its guest still writes by."""
+    process = moving.begin()
+    moving.here.kill_target()
+    moving.here.start_target()
+    moving.io.goes_on(moving.io.status().requests)
+    assert moving.shown(moving.here)["locked"] is True
+    assert moving.shown(moving.there)["locked"] is False
+    moving.let_finish(process)
+    moving.moved()
+    moving.check()
+    moving.audit()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("moving", ANY, indirect=True)
+def test_a_gateway_that_is_killed_meanwhile_leaves_all_as_it_was(moving: Moving) -> None:
+    """That of the destination, to which virsh is connected."""
+    source = moving.owner()
+    process = moving.begin()
+    moving.there.stop_gateway(signal.SIGKILL)
+    moving.fast()
+    process.communicate(timeout=120)
+    assert process.returncode != 0
+    moving.there.start_gateway()
+    moving.check()
+    assert moving.owner() == source
+    # And then it does go.
+    moving.let_finish(moving.begin())
+    moving.moved()
+    moving.check()
+    moving.audit()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("moving", ANY, indirect=True)
 def test_a_guest_that_could_not_go_on_there_takes_its_lock_back(moving: Moving) -> None:
     """All of it was sent, and its source had let go."""
     process = moving.begin()
@@ -331,7 +298,7 @@ def test_a_guest_that_could_not_go_on_there_takes_its_lock_back(moving: Moving) 
     libvirtd = moving.there.libvirtd.pid
     freeze(libvirtd)
     try:
-        fast(moving.here)
+        moving.fast()
         until(lambda: moving.hosts.lock(moving.image) is None, "the source to let go", 120)
         os.kill(pid, signal.SIGKILL)
     finally:
@@ -353,7 +320,7 @@ def test_a_guest_that_goes_on_here_after_another_host_had_its_image_has_no_disk_
     libvirtd = moving.there.libvirtd.pid
     freeze(libvirtd)
     try:
-        fast(here)
+        moving.fast()
         until(lambda: hosts.lock(moving.image) is None, "the source to let go", 120)
         hosts.ceph.rbd("image-meta", "set", f"{POOL}/{moving.image}", "virtlun.generation", "other")
         os.kill(pid, signal.SIGKILL)
@@ -364,11 +331,7 @@ def test_a_guest_that_goes_on_here_after_another_host_had_its_image_has_no_disk_
     process.communicate(timeout=120)
     assert process.returncode != 0
 
-    def fenced() -> bool:
-        (bdev,) = here.client.call("bdev_get_bdevs", name=f"ceph0/{moving.image}")
-        return bool(bdev["driver_specific"]["rbd"]["fenced"])
-
-    until(fenced, "the source to know")
+    until(lambda: moving.shown(here)["fenced"], "the source to know")
     until(lambda: "I/O error" in here.console(NAME), "the guest to be told")
     said = f"image {POOL}/{moving.image} was locked by another host since its guest"
     assert said in here.paths.log.read_text(errors="replace")
@@ -410,6 +373,49 @@ def test_the_hook_alone_prepares_a_destination_as_well(moving: Moving) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("moving", ["network"], indirect=True)
+def test_a_destination_that_cannot_have_a_disk_over_the_network_says_why(
+    moving: Moving, cloud: Cloud
+) -> None:
+    hosts, here, there = moving.hosts, moving.here, moving.there
+    source, path = moving.owner(), here.scratch / "there.xml"
+
+    def refusal(uri: str, *words: str) -> str:
+        command = hosts.command(here, NAME, *words)
+        command[command.index(there.uri)] = uri
+        with pytest.raises(VirshError) as refused:
+            (here.virsh_direct if words else here.virsh)(*command, deadline_s=240)
+        moving.check()
+        assert moving.owner() == source
+        return str(refused.value)
+
+    there.virsh("secret-undefine", SECRET)
+    said = refusal(there.uri)
+    Cloud(hosts.ceph, there, SECRET)
+    assert "Secret not found" in said, said
+    said = refusal(there.libvirtd.uri())  # with the hook
+    assert "libvirt has the secret that it is opened with, which virtlun-gateway alone" in said
+    hook = there.libvirtd.hooks / "qemu.d/virtlun"
+    aside = hook.with_name("aside")
+    hook.rename(aside)
+    aside.chmod(0o644)
+    there.libvirtd.restart()  # it looks for hooks when it starts
+    # Both hosts are one machine: the controller's socket is to be where only the source has one.
+    xml = here.virsh_direct("dumpxml", "--migratable", NAME)
+    path.write_text(xml.replace(str(here.paths.vhost_dir), "/run/elsewhere"))
+    said = refusal(there.libvirtd.uri(), "--xml", str(path))
+    assert re.search("Failed to connect to '/run/elsewhere/.*': No such file", said), said
+    aside.rename(hook)
+    hook.chmod(0o755)
+    there.libvirtd.restart()
+    hosts.migrate(here, NAME)
+    moving.moved()
+    moving.check()
+    moving.audit()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("moving", ANY, indirect=True)
 def test_another_host_is_refused_an_image_while_a_guest_writes(moving: Moving) -> None:
     moving.hosts.define_on(moving.there, NAME)
     with pytest.raises(VirshError, match=r"is locked by the client at 127\.0\.0\.1") as refused:
@@ -466,11 +472,7 @@ def check_fenced(moving: Moving) -> None:
     """Checks that the first host, which goes on by now, writes no more, and knows why."""
     hosts, here = moving.hosts, moving.here
 
-    def fenced() -> bool:
-        (bdev,) = here.client.call("bdev_get_bdevs", name=f"ceph0/{moving.image}")
-        return bool(bdev["driver_specific"]["rbd"]["fenced"])
-
-    until(fenced, "the first host to know that it is fenced")
+    until(lambda: moving.shown(here)["fenced"], "the first host to know that it is fenced")
     until(lambda: "I/O error" in here.console(NAME), "the old guest to be told")
     assert "has fenced this host" in here.paths.log.read_text(errors="replace")
     assert hosts.ceph.content(moving.image) == b"mine\n".ljust(IMAGE_MIB << 20, b"\0")
@@ -499,9 +501,3 @@ def dead(host: Host, pids: list[int]) -> Iterator[None]:
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
-
-
-def fast(host: Host) -> None:
-    """Lets the migration from a host end whatever its guest dirties."""
-    host.virsh("migrate-setspeed", NAME, "10000")
-    host.virsh("migrate-setmaxdowntime", NAME, "5000")

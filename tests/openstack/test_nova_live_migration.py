@@ -16,8 +16,9 @@ from uuid import uuid4
 import pytest
 
 from tests.openstack.nova_process import Nova
-from tests.support.ceph import lacks
-from tests.support.ceph_pair import Pair, pair
+from tests.support.ceph import POOL, lacks
+from tests.support.ceph_pair import Pair, image_of, pair
+from tests.support.cloud import CONFIG, USER, Cloud
 from tests.support.host import Host
 from tests.support.verified_io import VerifiedIo, block
 from tests.support.wait import until
@@ -42,15 +43,26 @@ SSH = "qemu+ssh://nova@%s/system?socket=/run/virtlun/libvirt-sock"
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Pair]:
-    with pair(watch_timeout_s=WATCH_TIMEOUT_S) as made:
+    with pair(watch_timeout_s=WATCH_TIMEOUT_S, key=True, more_config=CONFIG) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def cloud(hosts: Pair) -> Cloud:
+    """The same as hosts of a cloud, both of which have the secret of Cinder's user."""
+    secret = str(uuid4())
+    Cloud(hosts.ceph, hosts.second, secret)
+    return Cloud(hosts.ceph, hosts.first, secret)
 
 
 class Instance:
     """An instance with a volume, and where it is."""
 
-    def __init__(self, hosts: Pair) -> None:
-        """Starts it on the first host, and has Nova attach the volume."""
+    def __init__(self, hosts: Pair, cinder: Cloud | None) -> None:
+        """Starts it on the first host, and has Nova attach the volume.
+
+        That is one of the pool `ceph0`, or one as Cinder's driver for Ceph has it.
+        """
         self.hosts, self.volume = hosts, str(uuid4())
         self.image = hosts.ceph.image(f"volume-{self.volume}", IMAGE_MIB)
         hosts.define(NAME, None)
@@ -58,7 +70,7 @@ class Instance:
         self.here.virsh("start", NAME)
         self.uuid = self.here.virsh("domuuid", NAME)
         self.novas = {host.scratch: self._nova(host) for host in (hosts.first, hosts.second)}
-        self.connection = {
+        self.connection: dict[str, Any] = {
             "driver_volume_type": "rbd",
             "serial": self.volume,
             "data": {
@@ -68,6 +80,7 @@ class Instance:
                 "auth_enabled": False,
                 "discard": True,
                 "qos_specs": {"total_iops_sec": "5000"},
+                **({} if cinder is None else self._of_cinder(cinder)),
             },
         }
         self.volumes = [{"connection": self.connection, "dev": "sda", "bus": "scsi"}]
@@ -75,6 +88,20 @@ class Instance:
         self.agent = hosts.agent(self.here, NAME)
         self.agent.wait_for("[ -b /dev/sda ]")
         self.io = VerifiedIo(self.agent, "sda", seed=SEED, threads=1, depth=8)
+
+    def _of_cinder(self, cloud: Cloud) -> dict[str, Any]:
+        """What cinder.volume.drivers.rbd.RBDDriver's initialize_connection says otherwise."""
+        return {
+            "name": f"{POOL}/{self.image}",
+            "hosts": ["127.0.0.1"],
+            "ports": [cloud.port],
+            "cluster_name": "ceph",
+            "auth_enabled": True,
+            "auth_username": USER,
+            "secret_type": "ceph",
+            "secret_uuid": cloud.secret,
+            "volume_id": self.volume,
+        }
 
     def _nova(self, host: Host) -> Nova:
         """Nova on a host, whose libvirtd reaches the other one's gateway by its address."""
@@ -170,13 +197,13 @@ class Instance:
         assert self.here.virsh("domstate", NAME) == "running"
         for side in ((), ("--inactive",)):
             listed = self.here.virsh("domblklist", NAME, *side).split()
-            assert listed == ["sda", f"virtlun/ceph0/{self.image}"]
+            assert listed == ["sda", self.connection["data"]["name"]]
             xml = self.here.virsh("dumpxml", NAME, *side).replace('"', "'")
             assert f"<serial>{self.volume}</serial>" in xml
             assert f"<alias name='ua-{self.volume}'/>" in xml
-        (bdev,) = self.here.client.call("bdev_get_bdevs", name=f"ceph0/{self.image}")
-        assert bdev["driver_specific"]["rbd"]["locked"] is True
-        limits = self.here.client.call("virtlun_bdev_get_limits", name=bdev["name"])
+        bdev, said = image_of(self.here, self.image)
+        assert said["locked"] is True
+        limits = self.here.client.call("virtlun_bdev_get_limits", name=bdev)
         assert limits["total_iops_sec"] == 5000
 
     def audit(self) -> None:
@@ -204,12 +231,13 @@ class Instance:
 
 
 @pytest.fixture
-def instance(hosts: Pair) -> Iterator[Instance]:
-    made = Instance(hosts)
+def instance(hosts: Pair, cloud: Cloud, request: pytest.FixtureRequest) -> Iterator[Instance]:
+    made = Instance(hosts, cloud if getattr(request, "param", "pool") == "cinder" else None)
     yield made
     made.close()
 
 
+@pytest.mark.parametrize("instance", ["pool", "cinder"], indirect=True)
 def test_nova_moves_a_running_instance_and_back_and_its_volume_with_it(instance: Instance) -> None:
     owners = [instance.owner()]
     for _ in range(2):
@@ -234,6 +262,7 @@ def test_what_nova_does_with_a_volume_after_the_instance_has_moved(instance: Ins
     assert instance.owner()
 
 
+@pytest.mark.parametrize("instance", ["pool", "cinder"], indirect=True)
 def test_a_migration_that_is_aborted_is_rolled_back_on_both_hosts(instance: Instance) -> None:
     source, data = instance.owner(), instance.prepared()
     instance.begin(data)

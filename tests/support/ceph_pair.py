@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.support.agent import Agent, GuestError
 from tests.support.cable import Cable
@@ -62,18 +63,18 @@ class Pair:
         name: str,
         image: str | None,
         *,
-        bus: str = "scsi",
+        disk: str = "",
         accel: str = "tcg",
         vcpus: int = 1,
     ) -> None:
-        """Defines a domain on the first host, with an image of the pool as its disk, or none."""
+        """Defines a domain on the first host, with an image of the pool as its disk, or `disk`."""
         xml = domain_xml(
             name,
             self.first.image,
             self.first.scratch,
             accel=accel,
             vcpus=vcpus,
-            devices=DISK.format(image=image, bus=bus) if image else "",
+            devices=DISK.format(image=image, bus="scsi") if image else disk,
             emulator=NEWER_QEMU,
         )
         xml = xml.replace(f"{self.first.scratch}/{name}-agent", f"{AGENTS}/{name}")
@@ -165,23 +166,48 @@ class Pair:
         return host.libvirtd.scratch / "lib" / AGENTS.name
 
 
+def image_of(host: Host, image: str) -> tuple[str, dict[str, Any]]:
+    """The bdev on an image that a host's target has open, and what that says of it."""
+    found = {
+        each["name"]: each["driver_specific"].get("rbd", {})
+        for each in host.client.call("bdev_get_bdevs")
+    }
+    # Its pool lists it, too, without a word of locks.
+    open_ones = {n: rbd for n, rbd in found.items() if "locked" in rbd}
+    (one,) = (each for each in open_ones.items() if each[1]["rbd_name"] == image)
+    return one
+
+
 @contextlib.contextmanager
-def hosts_over(ceph: Ceph, cable: Cable | None = None) -> Iterator[Pair]:
-    """Two hosts over the pool of a cluster, for the duration of a block.
+def hosts_over(ceph: Ceph, *, more_config: str = "", cable: Cable | None = None) -> Iterator[Pair]:
+    """Two hosts over the pool of a cluster, for the duration of a block; see `Host`.
 
     With a `cable` libvirtd and QEMU of each are at one end of it; the targets have this network.
     """
     networks = cable.networks if cable is not None else ("", "")
     addresses = cable.addresses if cable is not None else HERE
+    options: dict[str, Any] = {"target_options": ["--rbd"], "more_config": more_config}
     with (
-        Host(keep=True, host_uuid=IDS[0], network=networks[0], target_options=["--rbd"]) as first,
-        Host(keep=True, host_uuid=IDS[1], network=networks[1], target_options=["--rbd"]) as second,
+        Host(keep=True, host_uuid=IDS[0], network=networks[0], **options) as first,
+        Host(keep=True, host_uuid=IDS[1], network=networks[1], **options) as second,
     ):
         yield Pair(ceph, first, second, addresses)
 
 
 @contextlib.contextmanager
-def pair(*, watch_timeout_s: int = WATCH_TIMEOUT_S, cable: Cable | None = None) -> Iterator[Pair]:
-    """A cluster, which gives a client up after `watch_timeout_s`, and two hosts over its pool."""
-    with cluster(watch_timeout_s=watch_timeout_s) as ceph, hosts_over(ceph, cable) as made:
+def pair(
+    *,
+    watch_timeout_s: int = WATCH_TIMEOUT_S,
+    key: bool = False,
+    more_config: str = "",
+    cable: Cable | None = None,
+) -> Iterator[Pair]:
+    """A cluster, which gives a client up after `watch_timeout_s`, and two hosts over its pool.
+
+    `key`: its clients need one; `more_config`: see `Host`; `cable`: see `hosts_over`.
+    """
+    with (
+        cluster(watch_timeout_s=watch_timeout_s, key=key) as ceph,
+        hosts_over(ceph, more_config=more_config, cable=cable) as made,
+    ):
         yield made
