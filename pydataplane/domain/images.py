@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pydataplane.domain.errors import ImageError, ImageServerSilent
 from pydataplane.domain.model import Allowed, Host, LunPlan, NetworkSource, Plan
@@ -189,7 +189,7 @@ def close_image(rpc: Rpc, lun: LunPlan) -> None:
 class _Way:
     """How one is opened; see `open_image`."""
 
-    key: str | None
+    key: str | None = field(repr=False)
     expected: LunIdentity | None
     incoming: bool
 
