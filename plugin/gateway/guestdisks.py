@@ -80,11 +80,12 @@ class Names:
 def naa_of(lun: LunPlan) -> str | None:
     """Returns the NAA designator that a disk has in VPD page 83h; None: it cannot be known.
 
-    The target makes it of the volume's UUID where the client gives no wwn (crate scsi, `inquiry`).
+    The target makes it of the UUID that the guest knows it by, where the client gives no wwn
+    (crate scsi, `inquiry`).
     """
-    if lun.characteristics.wwn is not None or lun.uuid is None:
+    if lun.characteristics.wwn is not None or lun.identity is None:
         return lun.characteristics.wwn
-    number = UUID(lun.uuid).int
+    number = UUID(lun.identity).int
     halves = (number >> 64) ^ (number & (1 << 64) - 1)
     return f"3{halves & (1 << 60) - 1:015x}"
 

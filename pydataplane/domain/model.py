@@ -122,6 +122,7 @@ class NetworkSource:
     """IMAGE or IMAGE@SNAPSHOT; the number of a LUN; the name of an NBD export, which may be empty.
     """
     hosts: tuple[Host, ...]
+    """In an order of their own: that in which a client writes them means nothing."""
     config: str | None
     """Path of Ceph's configuration."""
     user: str | None
@@ -151,6 +152,18 @@ class VolumeRef:
     def alias(self) -> str:
         """Returns LVSTORE/LVOL, the bdev alias under which the target knows the volume."""
         return f"{self.lvstore}/{self.lvol}"
+
+    @property
+    def image(self) -> tuple[object, ...]:
+        """Returns what it is, by whichever way it is reached: equal for the same volume or image.
+
+        An export without a name of its own is known by its server alone.
+        """
+        if self.source is None:
+            return (self.lvstore, self.lvol)
+        named = (self.source.protocol, self.source.pool, self.source.image)
+        is_named = self.source.protocol != "nbd" or self.source.image != ""
+        return named if is_named else (*named, self.source.hosts)
 
     def path(self, prefix: str) -> str:
         """Returns the path by which libvirt's calls know it; `prefix` is that of volumes."""
@@ -202,6 +215,15 @@ ON_ERROR = ErrorPolicy()
 """As libvirt and QEMU have it where nothing was chosen."""
 
 
+class KnownAs(NamedTuple):
+    """As what a guest knows an image that is reached otherwise since it got it."""
+
+    uuid: str
+    """UUID of the bdev that the image was then: serial and designators follow of it."""
+    way: str
+    """How it was reached, of which that UUID is made: see domain.xml.network."""
+
+
 class Place(NamedTuple):
     """Where the target has a disk."""
 
@@ -243,6 +265,13 @@ class LunPlan:
     histograms: Histograms = ()
     """Which latencies are counted, and how they are put together."""
     front: FrontEnd = "scsi"
+    known_as: KnownAs | None = None
+    """None: as the volume is."""
+
+    @property
+    def identity(self) -> str | None:
+        """Returns the UUID that its guest knows it by, None if it is not known."""
+        return self.uuid if self.known_as is None else self.known_as.uuid
 
     @property
     def bdev_name(self) -> str:

@@ -133,11 +133,15 @@ def is_right(lun: LunPlan, shown: Shown | None, state: State) -> bool:
 
     Without a serial of the client's the target takes the volume's UUID, which is the bdev's name,
     or that of the volume whose copy took its place while the guest used it.
+    That of a disk over the network is known to its metadata.
     One that is read-only need not be so by our doing: the volume itself may be. Its blocks are
     never smaller than the volume's.
     """
     bdev = bdev_of(lun, state)
     if shown is None or shown.bdev != bdev.name:
+        return False
+    known_as, is_far = lun.identity or bdev.name, lun.volume.source is not None
+    if is_far and shown.serial is not None and (shown.identity or bdev.name) != known_as:
         return False
     writable = shown.read_only is False and lun.read_only
     return (

@@ -289,6 +289,7 @@ def _create_blk(rpc: Rpc, action: CreateBlk, bdev: Bdev) -> None:
             cpumask=mask,
             readonly=True if lun.read_only else None,
             serial=lun.serial,
+            uuid=lun.known_as.uuid if lun.known_as is not None else None,
             shareable=True if lun.shareable else None,
             block_size=lun.block_size if lun.block_size != bdev.block_size else None,
             discard=None if lun.characteristics.discard else False,
@@ -308,6 +309,7 @@ def _add_target(rpc: Rpc, action: AddTarget, bdev: Bdev) -> None:
     lun = action.lun
     extensions: dict[str, Any] = {
         "serial": lun.serial,
+        "uuid": lun.known_as.uuid if lun.known_as is not None else None,
         "read_only": True if lun.read_only else None,
         "shareable": True if lun.shareable else None,
         "block_size": lun.block_size if lun.block_size != bdev.block_size else None,

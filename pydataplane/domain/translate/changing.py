@@ -221,7 +221,8 @@ def update(
         front = fronts.choose(document.root, disk, ref, view.domain, settings, {})
     fields.check(document.root, disk, ref, front)
     uuid = (old.uuid if ref == old.volume else None) or (uuids or {}).get(ref.alias)
-    lun = fronts.planned(disk, ref, target=old.target, uuid=uuid, front=front)
+    known = fronts.known_as(ref, old, running=live)
+    lun = fronts.planned(disk, ref, target=old.target, uuid=uuid, front=front, known_as=known)
     if live:
         _check_kept(old, lun)
     rest = metadata.without(entry)
@@ -356,7 +357,7 @@ def _number(mine: Metadata | None, peer: Metadata | None, dev: str, ref: VolumeR
     """
     used = {e.lun.target for e in mine.entries} if mine is not None else set()
     there = peer.by_dev(dev) if peer is not None else None
-    if there is not None and there.lun.volume == ref and there.lun.target not in used:
+    if there is not None and there.lun.volume.image == ref.image and there.lun.target not in used:
         return there.lun.target
     elsewhere = {e.lun.target for e in peer.entries} if peer is not None else set()
     for taken in (used | elsewhere, used):

@@ -9,7 +9,6 @@ from uuid import UUID
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import (
     Definition,
-    FrontEnd,
     LunPlan,
     Plan,
     Settings,
@@ -19,6 +18,7 @@ from pydataplane.domain.model import (
 from pydataplane.domain.names import MAX_SOCKET_PATH_BYTES, MAX_TARGETS, controller_name
 from pydataplane.domain.translate import fields, fronts, memory
 from pydataplane.domain.translate.fronts import Fronts
+from pydataplane.domain.translate.numbering import Before, Ours, before, check_kept, numbered
 from pydataplane.domain.xml import blkdisk
 from pydataplane.domain.xml import boot as boots
 from pydataplane.domain.xml import carrier as carriers
@@ -58,7 +58,7 @@ class Kept:
 class Current:
     """What a domain that is defined again keeps."""
 
-    luns: tuple[LunPlan, ...] = ()
+    disks: tuple[Before, ...] = ()
     address: str | None = None
     """The carrier's PCI <address> as written."""
     marked: bool = False
@@ -69,6 +69,8 @@ class Current:
     """What its disks are."""
     kept: Kept | None = None
     """Of a guest that goes on: its carrier."""
+    running: bool = False
+    """Its guest goes on."""
 
     @classmethod
     def of(cls, view: View | None, *, running: bool = False) -> Current:
@@ -76,29 +78,18 @@ class Current:
         if view is None:
             return cls()
         found = cls.with_disks(view, view.salvaged)
-        return replace(found, kept=Kept.of(view)) if running else found
+        return replace(found, kept=Kept.of(view), running=True) if running else found
 
     @classmethod
     def with_disks(cls, view: View, metadata: Metadata | None) -> Current:
         """Takes it from libvirtd's XML, but for the disks, which are those of this metadata."""
         return cls(
-            tuple(e.lun for e in metadata.entries) if metadata is not None else (),
+            before(metadata),
             carriers.address(view.document, view.domain),
             metadata is not None,
             view.carrier is not None,
             fronts.of(metadata),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Ours:
-    """A disk of ours in the client's domain."""
-
-    node: Node
-    disk: Disk
-    volume: VolumeRef
-    order: int
-    front: FrontEnd
 
 
 def translate(
@@ -134,13 +125,15 @@ def translate(
     nodes = view.disk_nodes()
     read = [disks.read(node) for node in nodes]
     ours = [
-        _Ours(
+        Ours(
             node, disk, ref, order, fronts.choose(node, disk, ref, domain, settings, current.fronts)
         )
         for order, (node, disk) in enumerate(zip(nodes, read, strict=True))
         if (ref := disks.volume(node, _for_disk(settings, disk, served))) is not None
         and not (ref.source is not None and memory.is_private(domain))
     ]
+    if current.running:
+        check_kept(ours, current.disks, uuids)
     uuid = _uuid(domain, new_uuid)
     luns_of_it = [item for item in ours if item.front == "scsi"]
     carried = bool(luns_of_it) or (
@@ -164,7 +157,7 @@ def translate(
         if ours:
             raise
         return Definition(xml, None)
-    luns = _number(ours, current, uuids)
+    luns = numbered(ours, current.disks, uuids, running=current.running)
     num_queues = queues(domain, settings)
     entries = tuple(
         Entry(
@@ -220,7 +213,7 @@ def _for_disk(settings: Settings, disk: Disk, served: Mapping[str, str] | None) 
 
 def _take_out(
     view: View,
-    item: _Ours,
+    item: Ours,
     lun: LunPlan,
     socket: str,
     num_queues: int,
@@ -267,13 +260,13 @@ def check_new(
             )
 
 
-def _next_of_theirs(read: Sequence[Disk], luns: Sequence[_Ours], order: int) -> str | None:
+def _next_of_theirs(read: Sequence[Disk], luns: Sequence[Ours], order: int) -> str | None:
     """Returns the dev of the next disk after number `order` that is no LUN, None if none is."""
     mine = {item.order for item in luns}
     return next((d.dev for i, d in enumerate(read) if i > order and i not in mine), None)
 
 
-def _check_set(view: View, read: Sequence[Disk], ours: Sequence[_Ours]) -> None:
+def _check_set(view: View, read: Sequence[Disk], ours: Sequence[Ours]) -> None:
     """Refuses disks of ours that collide with other devices of the domain, and too many."""
     if len(ours) > MAX_TARGETS:
         raise TranslateError(
@@ -317,7 +310,7 @@ def _named(domain: Node) -> Node:
     return node
 
 
-def _socket(settings: Settings, controller: str, arch: str, ours: Sequence[_Ours]) -> str:
+def _socket(settings: Settings, controller: str, arch: str, ours: Sequence[Ours]) -> str:
     """Returns the controller's socket.
 
     Raises:
@@ -343,28 +336,6 @@ def queues(domain: Node, settings: Settings) -> int:
     node = domain.child("vcpu")
     text = node.text.strip() if node is not None else ""
     return max(1, min(number(text) or 1, settings.max_queues))
-
-
-def _number(ours: Sequence[_Ours], current: Current, uuids: Mapping[str, str]) -> list[LunPlan]:
-    """Gives each disk its target: the one it has, else the lowest free."""
-    before = {(lun.dev, lun.volume): lun for lun in current.luns}
-    known = {lun.volume: lun.uuid for lun in current.luns}
-    kept = {(o.disk.dev or "", o.volume) for o in ours} & before.keys()
-    used = {before[key].target for key in kept}
-    free = (n for n in range(MAX_TARGETS) if n not in used)
-    result = []
-    for item in ours:
-        key = (item.disk.dev or "", item.volume)
-        result.append(
-            fronts.planned(
-                item.disk,
-                item.volume,
-                target=before[key].target if key in kept else next(free),
-                uuid=uuids.get(item.volume.alias, known.get(item.volume)),
-                front=item.front,
-            )
-        )
-    return result
 
 
 def place(

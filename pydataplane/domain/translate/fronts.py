@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pydataplane.domain.errors import TranslateError
-from pydataplane.domain.model import FrontEnd, LunPlan, Settings, VolumeRef
+from pydataplane.domain.model import FrontEnd, KnownAs, LunPlan, Settings, VolumeRef
 from pydataplane.domain.translate import fields
+from pydataplane.domain.xml import network
 from pydataplane.domain.xml.carrier import qemu_of
 from pydataplane.domain.xml.disk import Disk
 from pydataplane.domain.xml.document import Node
 from pydataplane.domain.xml.metadata import Metadata
-from pydataplane.domain.xml.network import identity as identity_over_network
 
-Identity = tuple[str | None, VolumeRef, str]
-"""What makes a disk the same as before: target dev, volume and bus."""
+Identity = tuple[str | None, tuple[object, ...], str]
+"""What makes a disk the same as before: target dev, `VolumeRef.image` and bus."""
 
 Fronts = Mapping[Identity, FrontEnd]
 """What disks are that a domain has."""
@@ -22,7 +22,7 @@ Fronts = Mapping[Identity, FrontEnd]
 
 def identity(disk: Disk, ref: VolumeRef) -> Identity:
     """Returns by what a disk is known to be the same as before."""
-    return disk.dev, ref, disk.bus
+    return disk.dev, ref.image, disk.bus
 
 
 def of(metadata: Metadata | None) -> Fronts:
@@ -80,15 +80,42 @@ def check_any(node: Node, disk: Disk, ref: VolumeRef) -> None:
         fields.check(node, disk, ref, "scsi")
 
 
+def known_as(ref: VolumeRef, before: LunPlan | None, *, running: bool) -> KnownAs | None:
+    """Returns as what its guest goes on to know a disk over the network; None: as it is.
+
+    So what it sees of the disk does not hang on the way to a cluster or server. One that several
+    guests may have is taken anew where its guest does not run: reservations are of those that know
+    it as the same.
+
+    Args:
+        ref: what it is on now.
+        before: what it was, None if it is new.
+        running: its guest goes on.
+    """
+    was = before.volume if before is not None else None
+    if before is None or was is None or was.image != ref.image:
+        return None
+    if ref.source is None or was.source is None or (ref.source.shared and not running):
+        return None
+    known = before.known_as or network.known_as(was.source)
+    return None if known.uuid == network.identity(ref.source) else known
+
+
 def planned(
-    disk: Disk, ref: VolumeRef, *, target: int, uuid: str | None, front: FrontEnd
+    disk: Disk,
+    ref: VolumeRef,
+    *,
+    target: int,
+    uuid: str | None,
+    front: FrontEnd,
+    known_as: KnownAs | None = None,
 ) -> LunPlan:
     """Returns what a disk that was checked is planned to be."""
     return LunPlan(
         target=target,
         dev=disk.dev or "",
         volume=ref,
-        uuid=uuid if ref.source is None else identity_over_network(ref.source),
+        uuid=uuid if ref.source is None else network.identity(ref.source),
         serial=disk.serial,
         read_only=disk.read_only,
         shareable=disk.shareable,
@@ -98,4 +125,5 @@ def planned(
         limits=disk.limits,
         histograms=disk.histograms,
         front=front,
+        known_as=known_as,
     )

@@ -27,6 +27,7 @@ from pydataplane.domain.model import (
     Characteristics,
     ErrorPolicy,
     FrontEnd,
+    KnownAs,
     LunPlan,
     VolumeRef,
 )
@@ -40,7 +41,7 @@ from pydataplane.domain.xml.disk import (
     stored_network,
 )
 from pydataplane.domain.xml.document import Edits, Lines, Node, attributes, escape, number
-from pydataplane.domain.xml.network import identity
+from pydataplane.domain.xml.network import identity, known_by
 
 VERSION = "1"
 CONTROLLER = re.compile(CONTROLLER_PREFIX + r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -204,6 +205,7 @@ def _entry_of(given: tuple[tuple[str, str], ...], text: str) -> Entry:
         limits=_limits(attrs.get("limits")),
         histograms=_histograms(attrs.get("histograms")),
         front=_front(attrs.get("front", "scsi")),
+        known_as=_known_as(volume, attrs.get("knownby")),
     )
     return Entry(lun, order, attrs.get("before"), text)
 
@@ -216,6 +218,16 @@ def _volume(attrs: Mapping[str, str], text: str) -> VolumeRef | None:
         return far if protocol == attrs["network"] else None
     lvstore, lvol = attrs.get("lvstore"), attrs.get("lvol")
     return VolumeRef(sys.intern(lvstore), lvol) if lvstore and lvol else None
+
+
+def _known_as(volume: VolumeRef, way: str | None) -> KnownAs | None:
+    """Reads as what the guest knows a disk whose image is reached otherwise by now."""
+    if way is None:
+        return None
+    found = known_by(volume.source, way) if volume.source is not None else None
+    if found is None:
+        raise _damaged("what a disk is known by is none of its image")
+    return found
 
 
 def _characteristics(attrs: Mapping[str, str]) -> Characteristics:
@@ -341,6 +353,7 @@ def _text_of(entry: Entry, prefix: str) -> str:
             "limits": limits or None,
             "histograms": text_of(lun.histograms) or None,
             "front": lun.front if lun.front != "scsi" else None,
+            "knownby": lun.known_as.way if lun.known_as is not None else None,
         }
     )
     plain = "]]>" in entry.text or "\r" in entry.text

@@ -25,9 +25,18 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from pydataplane.domain.errors import Refusal, TranslateError
-from pydataplane.domain.model import ANY, Allowed, Host, NetworkSource, SecretRef, VolumeRef
+from pydataplane.domain.model import (
+    ANY,
+    Allowed,
+    Host,
+    KnownAs,
+    NetworkSource,
+    SecretRef,
+    VolumeRef,
+)
 from pydataplane.domain.portals import DEFAULT_PORT, includes
 from pydataplane.domain.xml.document import Node
 
@@ -60,14 +69,35 @@ def identity(source: NetworkSource) -> str:
     one where anything of that differs: no domain gets by it what its own secret is not for. It
     stands in domains' metadata, so what it is made of must stay as it is.
     """
-    from uuid import UUID, uuid5  # noqa: PLC0415 - slow to import, and most domains have none
+    return _identity(source, _way(source))
 
+
+def known_as(source: NetworkSource) -> KnownAs:
+    """Returns as what a guest knows the image of a source that it gets now."""
+    return KnownAs(identity(source), json.dumps(_way(source), sort_keys=True))
+
+
+def known_by(source: NetworkSource, way: str) -> KnownAs | None:
+    """Returns as what a guest knows the image of a source that it got by another way.
+
+    It is always one of an image of this name. None if `way` is none, as somebody changed it.
+    """
+    if source.protocol == "nbd" and not source.image:
+        return None
+    try:
+        given = json.loads(way)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(given, dict) or given.keys() != _way(source).keys():
+        return None
+    return KnownAs(_identity(source, given), way)
+
+
+def _way(source: NetworkSource) -> dict[str, Any]:
+    """Returns what a source is opened by, but for what it is."""
     secret = source.secret
     hosts = [{"name": host.name, "port": host.port} for host in source.hosts]
-    made_of = {
-        "protocol": source.protocol,
-        "pool": source.pool,
-        "image": source.image,
+    way: dict[str, Any] = {
         "hosts": sorted(hosts, key=lambda host: (host["name"], host["port"] or 0)),
         "config": source.config,
         "user": source.user,
@@ -76,8 +106,15 @@ def identity(source: NetworkSource) -> str:
         "shared": source.shared,
     }
     if source.protocol == "iscsi":
-        made_of["initiator"] = source.initiator
-    return str(uuid5(UUID(_SPACE), json.dumps(made_of, sort_keys=True)))
+        way["initiator"] = source.initiator
+    return way
+
+
+def _identity(source: NetworkSource, way: Mapping[str, Any]) -> str:
+    from uuid import UUID, uuid5  # noqa: PLC0415 - slow to import, and most domains have none
+
+    named = {"protocol": source.protocol, "pool": source.pool, "image": source.image}
+    return str(uuid5(UUID(_SPACE), json.dumps({**way, **named}, sort_keys=True)))
 
 
 def forbidden(source: NetworkSource, allowed: Allowed) -> str | None:
@@ -182,11 +219,14 @@ def _rbd(node: Node, source: Node) -> VolumeRef:
         )
     auth = source.child("auth") or node.child("auth")
     user, secret = _auth(auth, "rbd", name) if auth is not None else (None, None)
-    hosts = tuple(_tcp(host, name) for host in source.every("host"))
+    hosts = sorted(
+        (_tcp(host, name) for host in source.every("host")),
+        key=lambda host: (host.name, host.port or 0),
+    )
     path = "/".join(parts[:-1])
     image = parts[-1] if snapshot is None else f"{parts[-1]}@{snapshot}"
     found = NetworkSource(
-        "rbd", path, image, hosts, config, user, secret, read_only, _is_shared(node)
+        "rbd", path, image, tuple(hosts), config, user, secret, read_only, _is_shared(node)
     )
     return VolumeRef(f"rbd:{path}", image, found)
 
