@@ -200,7 +200,11 @@ async def _start(services: Services, admin: Upstream, entry: SnapshotEntry, dom:
 
     Where that fails, the reconcile loop takes the controller away.
     """
-    plan = translate.plan(await admin.xml(dom, XML_INACTIVE))
+    if entry.memory_file is None:
+        saved, xml = None, await admin.xml(dom, XML_INACTIVE)
+    else:  # its guest knows its disks by the numbers of then
+        xml = saved = await saved_xml(admin, dom, entry.memory_file)
+    plan = await services.parse(lambda: translate.plan(xml))
     if plan is not None:
         for error in (await images.bring_back(services, admin, plan)).values():
             raise error
@@ -212,9 +216,8 @@ async def _start(services: Services, admin: Upstream, entry: SnapshotEntry, dom:
         return
     how = RESTORE_PAUSED if flags & START_PAUSED else RESTORE_RUNNING
     # With its XML: should the file be another one by then, libvirtd refuses that.
-    xml = await saved_xml(admin, dom, entry.memory_file)
     writer = Writer().string(entry.memory_file)
-    args = bytes(writer.optional(xml, writer.string).u32(how))
+    args = bytes(writer.optional(saved, writer.string).u32(how))
     await admin.call(Proc.RESTORE_FLAGS, args, LONG_S)
 
 

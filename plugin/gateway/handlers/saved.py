@@ -276,19 +276,31 @@ async def _xml_of(call: Call, file: str) -> str | None:
 
 
 async def _translated(call: Call, xml: str, current: str | None) -> str:
+    """Translates a client's XML for a guest that goes on as `current` has it.
+
+    Without that, by which its disks are known, libvirtd gets what the client sent: it refuses a
+    domain that is not the guest's, or says why nobody could read it.
+    """
     services = call.services
-    if current is not None and not await services.parse(lambda: translate.has_devices(current)):
+    if current is None or not await services.parse(lambda: translate.has_devices(current)):
         return xml  # the guest was saved without a controller, so it is restored without one
-    carried = current is not None and await services.parse(
-        lambda: translate.has_controller(current)
-    )
-    made = await services.define(
+    carried = await services.parse(lambda: translate.has_controller(current))
+    define = partial(
+        services.define,
         xml,
         new_uuid=_NO_UUID,
         current_xml=current,
         controller=carried,
         client=call.parser,
-        served_in=current or "",
-        running=current is not None,
+        served_in=current,
+        running=True,
     )
+    made = await define()
+    plan = await services.parse(lambda: translate.plan(current))
+    had = {lun.volume.alias for lun in plan.luns} if plan is not None else set()
+    luns = made.plan.luns if made.plan is not None else ()
+    named = [lun.volume.alias for lun in luns if lun.volume.source is None]
+    new = [alias for alias in named if alias not in had]
+    if new:  # the same volumes by other names, or others, which is refused
+        made = await define(uuids=await services.target.uuids(new))
     return made.xml
