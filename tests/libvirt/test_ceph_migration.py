@@ -79,7 +79,7 @@ def moving(hosts: Pair, cloud: Cloud, request: pytest.FixtureRequest) -> Iterato
     disk = DISK.format(image=image, bus=bus)
     if kind.startswith("network"):
         disk = cloud.disk(image, "sda" if bus == "scsi" else "vda")
-    with running(hosts, image, disk=disk, bus=bus) as made:
+    with running(hosts, image, disk=disk, dev="sda" if bus == "scsi" else "vda") as made:
         yield made
 
 
@@ -370,6 +370,47 @@ def test_the_hook_alone_prepares_a_destination_as_well(moving: Moving) -> None:
     moving.moved()
     moving.check()
     moving.audit()
+
+
+@pytest.mark.nightly
+def test_xml_with_other_monitors_leaves_the_guests_disk_what_it_is(
+    hosts: Pair, cloud: Cloud
+) -> None:
+    """The first of two disks is detached before: the other one stays target 1, of the same name."""
+
+    def monitors(*names: str) -> str:
+        return "".join(f"<host name='{name}' port='{cloud.port}'/>" for name in names)
+
+    def shown(host: Host) -> tuple[int, str, str]:
+        (controller,) = host.client.call("vhost_get_controllers")
+        (target,) = controller["backend_specific"]["scsi"]
+        (lun,) = target["luns"]
+        return target["scsi_dev_num"], lun["serial"], lun["bdev_name"]
+
+    one, other = "127.0.0.1", "127.0.0.9"  # nobody listens at the latter
+    image, gone = (f"monitors-{n}" for n in "ab")
+    hosts.ceph.image(gone, 1)
+    disk = re.sub("<host [^>]*>", monitors(one, other), cloud.disk(image, "sdb"))
+    with running(hosts, image, disk=disk, dev="sdb", first=cloud.disk(gone, "sda")) as moving:
+        number, serial, bdev = shown(moving.here)
+        assert (number, serial) == (1, bdev)
+        for names in ((other, one), (one,), (one, other)):
+            xml = moving.here.virsh("dumpxml", "--migratable", "--security-info", NAME)
+            path = moving.here.scratch / "there.xml"
+            found = re.search("(<host [^>]*>\\s*)+", xml)
+            assert found is not None
+            path.write_text(xml.replace(found[0], monitors(*names)))
+            hosts.migrate(moving.here, NAME, "--xml", str(path))
+            moving.moved()
+            moving.check()
+            assert shown(moving.here)[:2] == (1, serial)
+            assert (shown(moving.here)[2] == bdev) == (len(names) == 2)
+        path.write_text(xml.replace(f"{POOL}/{image}", f"{POOL}/{gone}"))
+        says = f"source rbd:{POOL}/{gone} of disk sdb does not match rbd:{POOL}/{image}"
+        with pytest.raises(VirshError, match=says):
+            hosts.migrate(moving.here, NAME, "--xml", str(path))
+        moving.check()
+        moving.audit()
 
 
 @pytest.mark.nightly

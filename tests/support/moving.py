@@ -108,19 +108,29 @@ class Moving:
 
 
 @contextmanager
-def running(hosts: Pair, image: str, *, disk: str, bus: str = "scsi") -> Iterator[Moving]:
+def running(
+    hosts: Pair, image: str, *, disk: str, dev: str = "sda", first: str = ""
+) -> Iterator[Moving]:
     """A guest on the first host that writes, for the duration of a block.
 
-    `disk` is its <disk>, `image` the new image that it is on.
+    `disk` is its <disk>, `dev` the name of that, `image` the new image that it is on; `first` is
+    the <disk> of an sda that it has until `disk` is attached, if any.
     """
     hosts.ceph.image(image, IMAGE_MIB)
-    hosts.define(NAME, None, disk=disk)
+    hosts.define(NAME, None, disk=first or disk)
     here = hosts.first
-    source = here.virsh("domblklist", NAME).split()[1]
     here.virsh("start", NAME)
     agent = hosts.agent(here, NAME)
-    dev = "sda" if bus == "scsi" else "vda"
+    if first:
+        agent.wait_for("[ -b /dev/sda ]")
+        path = here.scratch / "disk.xml"
+        path.write_text(disk)
+        here.virsh("attach-device", NAME, str(path), "--live")
     agent.wait_for(f"[ -b /dev/{dev} ]")
+    if first:
+        here.virsh("detach-disk", NAME, "sda", "--live")
+        agent.wait_for("[ ! -b /dev/sda ]")
+    source = here.virsh("domblklist", NAME).split()[1]
     io = VerifiedIo(agent, dev, seed=SEED, threads=1, depth=8)
     made = Moving(hosts, image, source, here, agent, io)
     io.goes_on(0)

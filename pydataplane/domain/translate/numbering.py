@@ -93,6 +93,7 @@ def check_kept(ours: Sequence[Ours], had: Sequence[Before], uuids: Mapping[str, 
         TranslateError: UNSUPPORTED; names the disk, what it has and what it was to have.
     """
     given = {item.disk.dev or "": item for item in ours}
+    known = {b.lun.volume.alias: b.lun.uuid for b in had if b.lun.uuid is not None} | dict(uuids)
     for each in had:
         lun = each.lun
         item = given.pop(lun.dev, None)
@@ -101,7 +102,7 @@ def check_kept(ours: Sequence[Ours], had: Sequence[Before], uuids: Mapping[str, 
                 f"disk {lun.dev} ({lun.volume.alias}, target {lun.target}) of the guest is not in"
                 " the XML: give it all disks that the guest has"
             )
-        _check_same(each, item, uuids)
+        _check_same(each, item, known)
     for dev, item in given.items():
         raise _refused(
             f"disk {dev} ({item.volume.alias}) is none that the guest has: leave it out of the XML,"

@@ -86,11 +86,11 @@ def known_by(source: NetworkSource, way: str) -> KnownAs | None:
         return None
     try:
         given = json.loads(way)
+        if not isinstance(given, dict) or given.keys() != _way(source).keys():
+            return None
+        return KnownAs(_identity(source, given), way)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(given, dict) or given.keys() != _way(source).keys():
-        return None
-    return KnownAs(_identity(source, given), way)
 
 
 def _way(source: NetworkSource) -> dict[str, Any]:

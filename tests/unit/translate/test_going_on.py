@@ -295,6 +295,14 @@ def test_a_volume_is_known_by_its_uuid() -> None:
     assert "lvs0/renamed of disk sdb does not match lvs0/b" in refusal(unknown, other)
 
 
+def test_volumes_that_changed_places_are_refused() -> None:
+    uuids = {"lvs0/a": UUID.replace("1", "2"), "lvs0/b": UUID}
+    given = guest(lvol("sda", "a"), lvol("sdb", "b"))
+    now = define(given, SETTINGS, new_uuid=NEW_UUID, controller=True, uuids=uuids).xml
+    said = refusal(now, guest(lvol("sda", "b"), lvol("sdb", "a")))
+    assert f"source lvs0/b (UUID {UUID}) of disk sda does not match lvs0/a" in said
+
+
 def test_a_definition_keeps_what_its_guest_saw_but_where_several_have_the_image() -> None:
     """XML for the persistent side of a migration, or a define with other monitors."""
 
