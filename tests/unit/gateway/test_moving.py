@@ -104,6 +104,8 @@ def test_xml_among_words(
 ) -> None:
     async def body(world: World) -> None:
         dom = world.domain(disks=disk())
+        saved = pack_string(dom.live or "")
+        world.libvirtd.answers[Proc.MANAGED_SAVE_GET_XML_DESC] = lambda _: saved
         seen = Seen(world, proc)
         client = await world.client()
         sent = make(dom.ref, await clients_xml(client, dom.ref))
