@@ -271,6 +271,22 @@ def test_a_target_that_is_killed_meanwhile_keeps_what_its_guest_has(moving: Movi
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("moving", ANY, indirect=True)
+def test_so_does_that_of_the_destination_which_waits_on(moving: Moving) -> None:
+    source = moving.owner()
+    process = moving.begin()
+    moving.there.kill_target()
+    moving.there.start_target()
+    assert moving.shown(moving.there)["locked"] is False
+    assert moving.owner() == source
+    moving.let_finish(process)
+    moving.moved()
+    moving.check()
+    assert moving.owner() != source
+    moving.audit()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("moving", ANY, indirect=True)
 def test_a_gateway_that_is_killed_meanwhile_leaves_all_as_it_was(moving: Moving) -> None:
     """That of the destination, to which virsh is connected."""
     source = moving.owner()

@@ -444,6 +444,76 @@ def test_a_guests_disk_waits_for_the_host_that_has_it_and_for_one_attempt_alone(
     assert "incoming" not in json.dumps(other.configuration())
 
 
+def test_a_restart_forgets_neither_who_waits_nor_who_was_overtaken(
+    target: Target, make_target: MakeTarget, ceph: Ceph
+) -> None:
+    """Nor does an upgrade, of a disk over the network."""
+    image = ceph.image("kept", 8)
+    other = make_target("--rbd").start()
+    other.rpc("bdev_rbd_register_cluster", name="ceph0", config_file=str(ceph.conf))
+
+    def of_other(what: str) -> bool:
+        assert other.rpc("virtlun_get_status")["restore_problems"] == []
+        return bool(info(other, image)["driver_specific"]["rbd"][what])
+
+    disk(target, image, guest_disk=True)
+    other.rpc("vhost_create_scsi_controller", ctrlr="vm-2")
+    disk(other, image, guest_disk=True, incoming=True)
+    place = {"ctrlr": "vm-2", "scsi_target_num": 0}
+    other.rpc("vhost_scsi_controller_add_target", **place, bdev_name=image, incoming=True)
+    with guest_of(target, image) as here, ThreadPoolExecutor() as pool:
+        for again in (other.restart, other.upgrade):  # the note of a killed one stays for long
+            again()
+            assert not of_other("locked") and not of_other("fenced")
+        with connected(other, "vm-2") as there:
+            read = pool.submit(there.read, 1, 1)
+            here.write(1, bytes([2]) * BLOCK)
+            target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
+            assert read.result() == bytes([2]) * BLOCK
+    for again in (other.crash, other.upgrade):
+        again()
+        assert of_other("locked") and not of_other("fenced")
+    # Another host has it meanwhile, and lets it go: what a guest here has in mind is out of date.
+    assert other.stop() == 0
+    disk(target, image, guest_disk=True)
+    other.start()
+    assert not of_other("locked"), "that host has it"
+    target.rpc("bdev_rbd_delete", name=image)
+    for again in (other.crash, other.upgrade, other.restart):
+        again()
+        until(lambda: of_other("fenced"), "the disk to be refused")
+        with connected(other, "vm-2") as there, pytest.raises(AssertionError):
+            there.write(1, bytes([3]) * BLOCK)
+    assert json.loads(ceph.rbd("lock", "ls", "--format", "json", f"{POOL}/{image}")) == []
+    with pytest.raises(RpcError, match="somebody has it still: detach it from all guests"):
+        disk(other, image, guest_disk=True)
+    assert ceph.content(image)[BLOCK : 2 * BLOCK] == bytes([2]) * BLOCK
+    # Another guest has it as any.
+    other.rpc("vhost_scsi_controller_remove_target", **place)
+    disk(other, image, guest_disk=True)
+    other.rpc("vhost_scsi_controller_add_target", **place, bdev_name=image)
+    assert of_other("locked") and not of_other("fenced")
+
+
+def test_what_an_older_target_recorded_of_an_image_means_what_it_meant(
+    target: Target, ceph: Ceph
+) -> None:
+    """It did not say whether the image had been locked here."""
+    image = ceph.image("older", 8)
+    disk(target, image, guest_disk=True)
+    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+    target.add_lun("vm-1", image, 0)
+    assert target.stop() == 0
+    record = target.state_dir / "config.json"
+    text, count = re.subn(r'("generation": "[0-9a-f-]{36})[.]"', r'\1"', record.read_text())
+    assert count == 1, text
+    record.write_text(text)
+    ceph.rbd("image-meta", "set", f"{POOL}/{image}", "virtlun.generation", "other")
+    target.start()
+    said = info(target, image)["driver_specific"]["rbd"]
+    assert (said["locked"], said["fenced"]) == (True, False)
+
+
 def test_a_host_that_was_fenced_serves_the_image_no_more(target: Target, ceph: Ceph) -> None:
     image = ceph.image("fenced", 8)
     disk(target, image, guest_disk=True)

@@ -617,6 +617,15 @@ def test_a_guest_that_comes_reads_what_its_other_host_wrote_last(
     assert shown(other, "ceph0/comes")["locked"] is True
     with connected(other, "vm-2") as there:
         assert there.read(1, 1) == bytes([3]) * BLOCK
+    # Another host has it while this one is away.
+    assert other.stop() == 0
+    add(target, "ceph0/comes")
+    target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
+    other.start()
+    until(lambda: shown(other, "ceph0/comes")["fenced"], "the disk to be refused")
+    assert owners(ceph, "comes") == 0
+    with connected(other, "vm-2") as there, pytest.raises(AssertionError):
+        there.write(1, bytes([4]) * BLOCK)
 
 
 def test_a_guest_that_comes_too_late_is_refused_its_disk_for_good(

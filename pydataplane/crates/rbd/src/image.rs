@@ -19,6 +19,7 @@ use crate::Error;
 use crate::close;
 use crate::cluster::{Client, Cluster, News, check, failed, spawn, text};
 use crate::ffi::{EBLOCKLISTED, FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, IoCtx, Library};
+use crate::generation::{self, Origin};
 use crate::hold::{Hold, Wish};
 use crate::lock::Lock;
 use crate::pool::rollback::ROLLBACK;
@@ -46,6 +47,8 @@ pub struct Source {
     pub shared: bool,
     /// It is for a guest that comes from another host, which has the image locked until the guest runs here.
     pub incoming: bool,
+    /// Only guests use it, who wait where another host has it still when a later process goes on.
+    pub for_guests: bool,
     /// What says in the image that it is had here, of an earlier process that had it; `None`: something new.
     pub generation: Option<String>,
 }
@@ -98,6 +101,16 @@ pub struct OpenedImage {
 
 /// What the image's metadata said before it was locked.
 pub(crate) struct Before(Option<String>);
+
+/// What becomes of an image that one client at a time has.
+enum Begun {
+    /// It is locked.
+    Locked,
+    /// It is for a guest that waits for another host to let go of it.
+    Waits,
+    /// A host has had it since an earlier process had it here: it is not to be used.
+    Overtaken(Error),
+}
 
 /// What librbd tells changes of the header to.
 struct Watch {
@@ -157,7 +170,7 @@ impl OpenedImage {
             }
             return Err(failed(format!("image {} cannot be opened", source.path()), opened));
         }
-        let own = source.generation.clone().unwrap_or_else(|| Uuid::new_v4().to_string());
+        let own = source.generation.clone().unwrap_or_else(generation::locked);
         Ok(OpenedImage {
             cluster: Arc::clone(cluster),
             client,
@@ -189,18 +202,44 @@ impl OpenedImage {
         if features & FEATURE_EXCLUSIVE_LOCK == 0 { Err(Error::NoLock { image }) } else { Ok(()) }
     }
 
-    /// Locks it for whoever begins to use it, or goes on after this target's process before.
-    fn lock_anew(&self) -> Result<(), Error> {
+    /// Locks it for whoever begins to use it, or goes on after this target's process before, if it may be.
+    fn begin(&mut self) -> Result<Begun, Error> {
         self.check_lockable()?;
-        self.lock()?;
-        self.begin_generation()
+        match self.source.generation.as_deref().map(Origin::of) {
+            None if self.source.incoming => {
+                let seen = self.generation()?;
+                self.own = generation::waiting(seen.as_deref());
+                *self.seen.lock() = seen;
+                Ok(Begun::Waits)
+            }
+            None | Some(Origin::Unknown) => {
+                self.lock()?;
+                self.begin_generation().map(|()| Begun::Locked)
+            }
+            Some(Origin::Locked) => self.go_on(),
+            Some(Origin::Waited) => {
+                let seen = self.generation()?;
+                if seen.as_deref() == Some(&self.own) {
+                    return self.go_on();
+                }
+                // Whoever waited for something else does not get it: his own never was in the image, or is not any more.
+                let waits = generation::waited_for(&self.own, seen.as_deref());
+                *self.seen.lock() = if waits { seen } else { Some(self.own.clone()) };
+                Ok(Begun::Waits)
+            }
+        }
     }
 
-    /// Has it in mind that a guest comes from whoever has it now.
-    fn expect(&self) -> Result<(), Error> {
-        self.check_lockable()?;
-        *self.seen.lock() = self.generation()?;
-        Ok(())
+    /// Locks it again after a process before that had it locked, unless somebody else has had it since.
+    fn go_on(&self) -> Result<Begun, Error> {
+        *self.seen.lock() = Some(self.own.clone());
+        match self.lock_again() {
+            Ok(_) => Ok(Begun::Locked),
+            Err(why @ Error::Overtaken { .. }) => Ok(Begun::Overtaken(why)),
+            // Its guest goes on there, or is to go on here again.
+            Err(Error::Locked { .. }) if self.source.for_guests => Ok(Begun::Waits),
+            Err(why) => Err(why),
+        }
     }
 
     /// Locks it for a guest that had it here, or that comes from whoever had it when it was opened.
@@ -420,25 +459,23 @@ pub(crate) struct Image {
 
 impl Image {
     /// Takes an open image into use: locks it, unless it is shared, only read, or for a guest that is still to
-    /// come, and looks at its size from then on.
+    /// come, and looks at its size from then on. One that somebody else had since an earlier process had it here is
+    /// not served.
     ///
     /// # Errors
     /// Why not, with what to do.
     pub(crate) fn new(
-        opened: OpenedImage,
+        mut opened: OpenedImage,
         registry: &Registry,
         bdev: &str,
         block_size: u32,
     ) -> Result<Arc<Image>, Error> {
-        let Source { incoming, .. } = opened.source;
-        let waits = opened.source.is_locked() && incoming;
-        match opened.source.is_locked() {
-            true if incoming => opened.expect()?,
-            true => opened.lock_anew()?,
-            false => {}
-        }
+        let begun = match opened.source.is_locked() {
+            true => Some(opened.begin()?),
+            false => None,
+        };
         // A guest that comes from another host has it open there.
-        if !waits {
+        if matches!(begun, None | Some(Begun::Locked)) {
             opened.check_not_rolling_back()?;
         }
         let ((bytes, object_size), uuid) = (opened.stat()?, opened.uuid()?);
@@ -452,7 +489,7 @@ impl Image {
             object_size,
             uuid,
             fenced: AtomicBool::new(false),
-            hold: Hold::new(!waits),
+            hold: Hold::new(matches!(begun, None | Some(Begun::Locked))),
             news,
             locks,
             this: this.clone(),
@@ -461,8 +498,10 @@ impl Image {
         image.cluster().look_after(image.this.clone())?;
         // It may have changed before it was watched.
         image.look_again();
-        if waits {
-            image.wish(Wish::Inherit);
+        match begun {
+            Some(Begun::Waits) => image.wish(Wish::Inherit),
+            Some(Begun::Overtaken(why)) => image.overtaken(&why),
+            None | Some(Begun::Locked) => {}
         }
         Ok(image)
     }
@@ -632,8 +671,15 @@ mod tests {
     use super::*;
 
     fn source(pool: &str, image: &str) -> Source {
-        let (pool, image) = (pool.to_owned(), image.to_owned());
-        Source { pool, image, read_only: false, shared: false, incoming: false, generation: None }
+        Source {
+            pool: pool.to_owned(),
+            image: image.to_owned(),
+            read_only: false,
+            shared: false,
+            incoming: false,
+            for_guests: false,
+            generation: None,
+        }
     }
 
     #[test]

@@ -42,6 +42,7 @@ mod disk;
 mod errno;
 mod error;
 mod ffi;
+mod generation;
 mod hold;
 mod image;
 mod lock;

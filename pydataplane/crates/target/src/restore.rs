@@ -457,9 +457,10 @@ fn restore(app: &App, methods: &Methods, item: &Item) -> bool {
     if is_controller(item) {
         params["delay"] = json!(true);
     }
-    let restored = match is_limit(item) {
-        true => limits::restore(app, item),
-        false => methods.call(&item.call.method, params).map(drop),
+    let restored = match () {
+        () if is_limit(item) => limits::restore(app, item),
+        () if is_image(item) => image::again(app, item),
+        () => methods.call(&item.call.method, params).map(drop),
     };
     if let Err(e) = &restored {
         tracing::error!("{} could not be restored: {e}", item.key);

@@ -366,6 +366,7 @@ fn source(p: &Create) -> Source {
         read_only: p.read_only.unwrap_or(false),
         shared: p.shared.unwrap_or(false),
         incoming: p.incoming.unwrap_or(false),
+        for_guests: p.is_guest_disk() || p.pool.is_some(),
         generation: p.generation.clone(),
     }
 }
@@ -428,6 +429,14 @@ pub fn open_volume(app: &App, pool: &Pool, volume: &Volume, way: Way) -> Result<
 pub fn open_again(app: &App, item: &Item) -> Result<(), Error> {
     let p = Create { generation: None, ..params_of(item)? };
     create(app, p).map(drop)
+}
+
+/// Makes the bdev of `item`, one of [`is_image`], again in the process that made it.
+///
+/// # Errors
+/// As those of the method.
+pub fn again(app: &App, item: &Item) -> Result<(), Error> {
+    create(app, params_of(item)?).map(drop)
 }
 
 fn create(app: &App, mut p: Create) -> Result<String, Error> {
@@ -597,7 +606,8 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::LONG_WRITE,
             move |p: Create| {
                 let is_guest_disk = p.is_guest_disk();
-                let made = create(&a, p);
+                // What was recorded of another bdev says nothing of this one.
+                let made = create(&a, Create { generation: None, ..p });
                 if is_guest_disk {
                     guestdisks::watch(&a);
                 }
