@@ -465,6 +465,8 @@ def test_a_restart_forgets_neither_who_waits_nor_who_was_overtaken(
         for again in (other.restart, other.upgrade):  # the note of a killed one stays for long
             again()
             assert not of_other("locked") and not of_other("fenced")
+        with pytest.raises(RpcError, match="waits for a VM that comes from another host"):
+            other.rpc("virtlun_export_create", bdev_name=image)
         with connected(other, "vm-2") as there:
             read = pool.submit(there.read, 1, 1)
             here.write(1, bytes([2]) * BLOCK)

@@ -126,6 +126,13 @@ impl App {
         if !incoming && let Some(item) = self.close_awaiting_guest_disk(&bdev) {
             images::open_again(self, &item)?;
         }
+        if !incoming && self.awaits_guest(&bdev) {
+            let why = format!(
+                "bdev {bdev} waits for a VM that comes from another host, so no other can have it: try again when \
+                 that is here or given up"
+            );
+            return Err(Error::os(Errno::Busy, why));
+        }
         let held = hold(self, &bdev)?;
         self.guest_disks.add_used(&bdev);
         Ok(held)
@@ -149,11 +156,17 @@ impl App {
     /// Closes an image that was opened for a VM that was to come from another host, and that nobody uses: it is not
     /// locked, and what was known of who had it last may be out of date. What was recorded of it; `None`: it is none.
     pub fn close_awaiting_guest_disk(&self, bdev: &str) -> Option<Item> {
-        let awaits = self.registry.get_as::<Disk>(bdev)?.is_locked() == Some(false);
+        let awaits = self.awaits_guest(bdev);
         let item = self.config().get(&state::bdev_key(bdev)).filter(|_| awaits).cloned()?;
         let closing = self.unregister_guest_disk(bdev).ok()?;
         wait_until_closed(bdev, closing);
         Some(item)
+    }
+
+    /// Whether it is an image that is to be locked for this host, and is not.
+    fn awaits_guest(&self, bdev: &str) -> bool {
+        let disk = self.registry.get_as::<Disk>(bdev);
+        disk.is_some_and(|disk| disk.is_locked() == Some(false))
     }
 
     /// Takes one that nobody uses out of what there is; what tells when it is closed, where that takes its time.
@@ -224,17 +237,22 @@ pub fn watch(app: &Arc<App>) {
 
 impl App {
     /// Refuses to make a guest's disk that is being made again since the target's start; has one that is there
-    /// stay for whoever asks for it.
+    /// stay for whoever asks for it. What an earlier attempt left of an image that waits, or that somebody else has
+    /// had since, goes before one is opened for a VM that is `incoming`.
     ///
     /// # Errors
-    /// It is being opened again.
-    pub fn ask_for_guest_disk(&self, name: &str) -> Result<(), Error> {
+    /// It is being opened again; it was fenced, and somebody uses it.
+    pub fn ask_for_guest_disk(&self, name: &str, incoming: bool) -> Result<(), Error> {
         if self.restoring().contains(&state::bdev_key(name)) {
             let why =
                 format!("bdev {name} is being opened again since the target's start: try again");
             return Err(Error::os(Errno::Busy, why));
         }
-        if self.registry.get_as::<Disk>(name).is_some_and(|disk| disk.is_fenced()) {
+        let is_fenced = || self.registry.get_as::<Disk>(name).is_some_and(|disk| disk.is_fenced());
+        if (incoming || is_fenced()) && self.close_awaiting_guest_disk(name).is_some() {
+            limits::forget(self, name);
+        }
+        if is_fenced() {
             let why = format!(
                 "bdev {name} was fenced by its cluster, and somebody has it still: detach it from all guests, \
                  then try again"

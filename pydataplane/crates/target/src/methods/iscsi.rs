@@ -278,7 +278,7 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
         })?,
     };
     if is_guest_disk && item.is_none() {
-        app.ask_for_guest_disk(&p.name)?;
+        app.ask_for_guest_disk(&p.name, false)?;
     }
     if let (None, Some(lun)) = (item, p.lun_uuid) {
         p.check_free(app, &address, lun)?;

@@ -130,7 +130,7 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
     };
     let is_guest_disk = p.is_guest_disk();
     if is_guest_disk && item.is_none() {
-        app.ask_for_guest_disk(&p.name)?;
+        app.ask_for_guest_disk(&p.name, false)?;
         p.check_free(app)?;
     }
     if item.is_none() && app.registry.get(&p.name).is_some() {

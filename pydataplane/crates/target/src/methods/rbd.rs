@@ -442,10 +442,7 @@ pub fn again(app: &App, item: &Item) -> Result<(), Error> {
 fn create(app: &App, mut p: Create) -> Result<String, Error> {
     let name = name_of(app, &mut p)?;
     if p.is_guest_disk() {
-        app.ask_for_guest_disk(&name)?;
-        if p.incoming == Some(true) {
-            app.close_awaiting_guest_disk(&name);
-        }
+        app.ask_for_guest_disk(&name, p.incoming == Some(true))?;
     }
     if app.registry.get(&name).is_some() {
         // Before the image is locked.
