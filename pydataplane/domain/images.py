@@ -152,7 +152,8 @@ def open_without_secrets(
         assert source is not None
         try:
             check_allowed(lun, allowed)
-            if source.secret is None and not is_open(rpc, lun):
+            # What an earlier attempt left for a guest that comes is out of date, perhaps.
+            if source.secret is None and (plan.incoming or not is_open(rpc, lun)):
                 if running and is_lun(lun) and not has_image(rpc, lun):
                     raise unknown_lun(lun)
                 open_image(rpc, plan.controller, lun, None, incoming=plan.incoming)
