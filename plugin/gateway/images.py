@@ -116,7 +116,10 @@ async def opened(call: Call, plan: Plan, luns: list[LunPlan]) -> AsyncIterator[N
             if await services.target.open_image(plan, lun, key):
                 new.append(lun)
             for earlier, its in keys.items():  # else they go again while the others are opened
-                await services.target.open_image(again, earlier, its)
+                if await services.target.open_image(again, earlier, its):
+                    new.append(earlier)
+                    if plan.incoming:  # nor is it known any more who had it
+                        raise _refused(earlier, "was closed while others were opened: try again")
             keys[lun] = key
         there = {
             lun.bdev_name: await services.target.identity_of(plan, lun) if is_lun(lun) else None

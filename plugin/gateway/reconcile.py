@@ -126,7 +126,10 @@ class Reconciler:
                 except UpstreamError as error:
                     if error.code != Code.NO_DOMAIN:
                         raise
-                    if await services.target.release_idle(controller) == "released":
+                    outcome = await services.target.release_idle(controller)
+                    if outcome != "busy":
+                        services.openings.forget(controller)
+                    if outcome == "released":
                         _log.info("controller of a domain that is gone released", name=controller)
         except GatewayError as error:
             self._say(controller, str(error))

@@ -220,6 +220,9 @@ async def prepared(
         return
     copies.check_settled(services, uuid)
     known = await records.known(services.hook, plan.controller)
+    if of_plan(plan):
+        # What an earlier attempt left has images open that it would have to be opened anew.
+        await services.target.release_idle(plan.controller)
     async with images.opened(call, plan, of_plan(plan)):
         plan = await services.target.find_volumes(plan, known)
         for lun in plan.luns:
@@ -264,6 +267,7 @@ async def release_failed(services: Services, controller: str, uuid: bytes) -> No
             if await is_active(await services.admin(), uuid):
                 return
             if await services.target.release_idle(controller) != "busy":
+                services.openings.forget(controller)
                 return
             await asyncio.sleep(LEAVE_S)
 

@@ -277,8 +277,41 @@ def test_an_image_of_a_guest_that_comes_is_left_to_the_host_that_has_it(
         assert {given["config"]["key"] for given in made} == {KEY}
         assert askers(world) == [os.getuid()] * 4
         assert [each["incoming"] for each in target.options.values()] == [True, True]
+        # What is left of an attempt whose gateway was killed does not keep them open.
+        target.requests.clear()
+        await client.call(proc, sent)
+        called = [name for name, _ in target.requests]
+        assert called.index("vhost_delete_controller") < called.index("bdev_rbd_create")
 
     play(tmp_path, body, serve_network=serves)
+
+
+def test_an_image_of_a_guest_that_comes_which_is_closed_meanwhile_is_not_taken_for_it(
+    tmp_path: Path,
+) -> None:
+    other = disk().replace(IMAGE, "volumes/other").replace("sdb", "sdc")
+    settings = Settings(network=frozenset({"rbd"}))
+    xml = translate.define(plain(devices=disk() + other), settings, new_uuid=UUID(UUID_1)).xml
+    params = pack_params([TypedParam("destination_xml", STRING, xml)])
+
+    async def body(world: World) -> None:
+        target, client = world.target, await world.client()
+        create = target.bdev_rbd_create
+
+        def closes_the_first(name: str, pool_name: str, rbd_name: str, **given: object) -> str:
+            made = create(name, pool_name, rbd_name, **given)
+            if rbd_name == "other":
+                target.virtlun_guest_disk_close(target.volumes[IMAGE].uuid)
+            return made
+
+        target.bdev_rbd_create = closes_the_first  # type: ignore[method-assign]
+        with pytest.raises(ReplyError, match=r"volume-1 was closed while others were opened"):
+            await client.call(
+                Proc.MIGRATE_PREPARE3_PARAMS, params + bytes(Writer().opaque(b"").u32(1))
+            )
+        assert (target.images, target.controllers) == ({}, {})
+
+    played(tmp_path, body)
 
 
 def test_an_image_that_the_target_goes_on_to_try_is_not_lost() -> None:
