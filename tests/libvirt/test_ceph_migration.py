@@ -307,8 +307,11 @@ def test_a_gateway_that_is_killed_meanwhile_leaves_all_as_it_was(moving: Moving)
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("moving", ANY, indirect=True)
-def test_a_guest_that_could_not_go_on_there_takes_its_lock_back(moving: Moving) -> None:
-    """All of it was sent, and its source had let go."""
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_guest_that_could_not_go_on_there_takes_its_lock_back(
+    moving: Moving, killed: bool
+) -> None:
+    """All of it was sent, and its source had let go; `killed`: then its source's target was."""
     process = moving.begin()
     pid = moving.hosts.qemu(moving.there)
     libvirtd = moving.there.libvirtd.pid
@@ -316,6 +319,9 @@ def test_a_guest_that_could_not_go_on_there_takes_its_lock_back(moving: Moving) 
     try:
         moving.fast()
         until(lambda: moving.hosts.lock(moving.image) is None, "the source to let go", 120)
+        if killed:
+            moving.here.kill_target()
+            moving.here.start_target()
         os.kill(pid, signal.SIGKILL)
     finally:
         os.kill(libvirtd, signal.SIGCONT)

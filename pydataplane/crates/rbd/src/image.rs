@@ -219,12 +219,10 @@ impl OpenedImage {
             Some(Origin::Locked) => self.go_on(),
             Some(Origin::Waited) => {
                 let seen = self.generation()?;
-                if seen.as_deref() == Some(&self.own) {
+                if !generation::waited_for(&self.own, seen.as_deref()) {
                     return self.go_on();
                 }
-                // Whoever waited for something else does not get it: his own never was in the image, or is not any more.
-                let waits = generation::waited_for(&self.own, seen.as_deref());
-                *self.seen.lock() = if waits { seen } else { Some(self.own.clone()) };
+                *self.seen.lock() = seen;
                 Ok(Begun::Waits)
             }
         }
@@ -236,8 +234,13 @@ impl OpenedImage {
         match self.lock_again() {
             Ok(_) => Ok(Begun::Locked),
             Err(why @ Error::Overtaken { .. }) => Ok(Begun::Overtaken(why)),
-            // Its guest goes on there, or is to go on here again.
-            Err(Error::Locked { .. }) if self.source.for_guests => Ok(Begun::Waits),
+            Err(Error::Locked { .. }) if self.source.for_guests => {
+                // The same says it still where its guest is about to go on there, or here again.
+                Ok(match self.generation()?.as_deref() == Some(&self.own) {
+                    true => Begun::Waits,
+                    false => Begun::Overtaken(Error::Overtaken { image: self.source.path() }),
+                })
+            }
             Err(why) => Err(why),
         }
     }
