@@ -364,9 +364,14 @@ impl LunShared {
     }
 
     /// Takes the place of the unit `before`, whose sessions have nothing in flight and
-    /// [follow](Nexus::follow): resets that were counted there are not forgotten, nor that the medium is out.
+    /// [follow](Nexus::follow): resets that were counted there are not forgotten.
     pub fn replace(&self, before: &LunShared) {
         self.epoch.store(before.epoch(), Ordering::Release);
+    }
+
+    /// The medium is out or in as that of the unit `before` is, whose place this one takes. Called when nothing of
+    /// that is in flight any more, which could eject or load it, and after [`LunShared::connect`], which loads it.
+    pub fn follow_medium(&self, before: &LunShared) {
         self.set_gate(Gate::Ejected, before.is_at(Gate::Ejected));
     }
 

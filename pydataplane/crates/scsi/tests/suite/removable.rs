@@ -149,10 +149,15 @@ fn a_unit_that_takes_the_place_of_another_has_its_medium_out_as_well() {
     let mut rig = removable();
     rig.run(&EJECT).good();
     let other = LunShared::new(rig.disk.clone(), rig.shared.options()).unwrap();
-    let nexus = other.connect();
     other.replace(&rig.shared);
+    let nexus = other.connect();
+    other.follow_medium(&rig.shared);
     assert!(other.is_ejected());
     other.load_medium(Some(&nexus));
+    assert!(!other.is_ejected());
+    // It is in by then where that was loaded meanwhile.
+    rig.run(&LOAD).good();
+    other.follow_medium(&rig.shared);
     assert!(!other.is_ejected());
 }
 

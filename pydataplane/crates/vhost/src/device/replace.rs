@@ -32,7 +32,8 @@ impl Device {
             // This session did not get it.
             return between();
         };
-        let (before, nexus) = (Arc::clone(&before.nexus), shared.connect());
+        let (unit, before) = (Arc::clone(&before.shared), Arc::clone(&before.nexus));
+        let nexus = shared.connect();
         let replaced = self.prepare_unit(target, (shared, limits), &nexus).and_then(|()| {
             let countdown = Countdown::new(self.workers.len(), None);
             for worker in &self.workers {
@@ -46,6 +47,7 @@ impl Device {
             self.workers.iter().for_each(|w| w.call(move |p| p.settle_unit(target)));
             between()?;
             nexus.follow(&before);
+            shared.follow_medium(&unit);
             self.workers.iter().for_each(|w| w.call(move |p| p.switch_unit(target)));
             Ok(())
         });

@@ -86,6 +86,28 @@ fn prevention_is_shown_until_the_guest_allows_resets_or_leaves() {
 }
 
 #[test]
+fn what_is_ejected_stays_so_on_another_bdev() {
+    let host = with_removable();
+    host.malloc("other");
+    let mut guest = Guest::start(&host.socket(), LINUX, 2);
+    guest.ready(3);
+    let replace = |from: &str, to: &str| {
+        let bdev = |name| host.registry.get(name).unwrap();
+        let (from, to) = (bdev(from), bdev(to));
+        host.controllers.replace("vm0", 3, &from, to, None, Box::new(|| Ok(()))).unwrap();
+    };
+    assert_eq!(guest.scsi(3, &[0x1b, 0, 0, 0, 2, 0], &[], 0).status, 0);
+    replace("disk", "other");
+    assert!(lun(&host).ejected);
+    let absent = guest.scsi(3, &READ_CAPACITY, &[], 8);
+    assert_eq!((absent.sense[2] & 15, absent.sense[12], absent.sense[13]), (2, 0x3a, 0));
+    assert_eq!(guest.scsi(3, &[0x1b, 0, 0, 0, 3, 0], &[], 0).status, 0);
+    replace("other", "disk");
+    assert!(!lun(&host).ejected);
+    assert_eq!(guest.scsi(3, &READ_CAPACITY, &[], 8).status, 0);
+}
+
+#[test]
 fn a_disk_in_use_is_removed_only_by_force() {
     let host = with_removable();
     host.malloc("fixed");
