@@ -5,6 +5,7 @@ use crate::cli::Cli;
 use crate::holding;
 use crate::logging::{LogControl, LogFormat};
 use crate::methods;
+use crate::openvolumes::CLOSE_TIMEOUT;
 use crate::privilege;
 use crate::rpcsocket;
 use crate::schemas;
@@ -21,9 +22,12 @@ use std::fs;
 use std::process::{self, ExitCode};
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::{Duration, Instant};
 
 /// Exit status of a failure.
 const FAILED: u8 = 1;
+/// How often the end looks whether others have let go.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Runs the program; its exit status is documented in the help.
 pub fn run(cli: &Cli) -> ExitCode {
@@ -104,26 +108,43 @@ fn end(
     outcome: Result<(), Box<dyn Error>>,
 ) -> Result<(), Box<dyn Error>> {
     drop(methods);
-    match Arc::try_unwrap(app) {
+    // A thread that is late for its disk has it for who knows how long.
+    let most = if app.waits.long().is_empty() { CLOSE_TIMEOUT } else { Duration::ZERO };
+    match alone(app, most) {
         Ok(app) => app.stop(),
-        Err(app) if !app.waits.long().is_empty() => {
-            for wait in app.waits.long() {
+        Err(app) => {
+            let waits = app.waits.long();
+            for wait in &waits {
                 tracing::warn!(
                     "{} still waits for {}: that is left undone",
                     wait.name,
                     wait.waits_for
                 );
             }
+            if waits.is_empty() {
+                tracing::warn!(
+                    "a call, or what closes a volume, still goes on: that is left undone"
+                );
+            }
             app.stop_serving();
-        }
-        Err(_) => {
-            tracing::error!("a JSON-RPC client is still being served: not stopped in order");
         }
     }
     if outcome.is_ok() {
         tracing::info!("stopped");
     }
     outcome
+}
+
+/// What nobody else has any more; who has it may have to wait for a server himself, so that he gets `most` for it.
+fn alone<T>(mut shared: Arc<T>, most: Duration) -> Result<T, Arc<T>> {
+    let end = Instant::now() + most;
+    loop {
+        shared = match Arc::try_unwrap(shared) {
+            Err(shared) if Instant::now() < end => shared,
+            outcome => return outcome,
+        };
+        thread::sleep(LOOK_AGAIN);
+    }
 }
 
 /// Takes everything over from the target that serves, then as any other.
@@ -281,4 +302,22 @@ fn watch_signals(mut signals: Signals, ended: mpsc::Sender<End>) -> std::io::Res
         }
     })?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_about_to_let_go_is_waited_for() {
+        let shared = Arc::new(());
+        let other = shared.clone();
+        let shared = alone(shared, Duration::ZERO).unwrap_err();
+        let thread = thread::spawn(move || {
+            thread::sleep(2 * LOOK_AGAIN);
+            drop(other);
+        });
+        assert!(alone(shared, Duration::from_secs(60)).is_ok());
+        thread.join().unwrap();
+    }
 }
