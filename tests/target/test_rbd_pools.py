@@ -739,20 +739,23 @@ def test_an_image_that_is_copied_to_is_closed_when_that_is_given_up(
     target.make_lvstore("lvs0", 128 * MIB)
     target.make_thin("copied", 8)
     name = f"given-up-{end.split(maxsplit=1)[0]}"
-    create(target, name)
+    uuid = create(target, name)
     with guest_of(target, "lvs0/copied") as guest:
         guest.write(1, bytes([1]) * BLOCK)
         of = copy_begun(target, f"ceph0/{name}", bytes_per_second=BLOCK)
         assert owners(ceph, name) == 1
+        # Whatever changes meanwhile has the open image recorded.
+        target.rpc("virtlun_bdev_set_limits", name="lvs0/copied", total_iops_sec=100_000)
+        assert uuid in json.dumps(target.configuration())
         if end == "aborted":
             target.rpc("virtlun_lun_copy_abort", **of)
         elif end == "killed":
-            # Whatever changes meanwhile has the open image recorded.
-            target.rpc("virtlun_bdev_set_limits", name="lvs0/copied", total_iops_sec=100_000)
             target.kill9()
             target.start()
         else:
             target.rpc("vhost_scsi_controller_remove_target", **of)
         until(lambda: owners(ceph, name) == 0, "the image is closed")
+        # The next start opens it no more.
+        until(lambda: uuid not in json.dumps(target.configuration()), "that is recorded")
         target.rpc("bdev_lvol_delete", name=f"ceph0/{name}")
     assert name not in ceph.rbd("ls", POOL).split()

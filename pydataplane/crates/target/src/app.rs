@@ -279,6 +279,10 @@ impl App {
     pub fn initialise(self: &Arc<Self>) -> Result<(), String> {
         self.initialise_with(|methods| {
             restore::recorded(self, methods, restore::Made::default());
+            // What was closed then is not to be opened by the next start.
+            if let Err(e) = self.commit() {
+                tracing::error!("what was restored is not recorded as it is: {e}");
+            }
             if let Some(path) = &self.config_file {
                 restore::file(self, methods, path)?;
             }

@@ -308,6 +308,14 @@ impl App {
         }
     }
 
+    /// As [`App::close_unused_volumes`], where no call ends by which that is recorded.
+    pub fn close_unused_volumes_for_good(&self) {
+        self.close_unused_volumes();
+        if let Err(e) = self.commit() {
+            tracing::error!("volumes that were closed are not recorded as such: {e}");
+        }
+    }
+
     /// Looks at an open volume for what its pool says of it, where that answers soon.
     pub fn refresh_volume(&self, bdev: &str) {
         if self.pools.is_empty() || !self.pools.open().contains(bdev) {

@@ -39,7 +39,7 @@ fn let_go(app: &App, copy: Arc<Copy>) {
     let is_told = app.copies.all.lock().get(&copy.key).is_some_and(|told| Arc::ptr_eq(told, &copy));
     drop(copy);
     if !is_told {
-        app.close_unused_volumes();
+        app.close_unused_volumes_for_good();
     }
 }
 

@@ -152,7 +152,7 @@ pub fn add(methods: &mut Methods, app: &Arc<App>) {
             Flags::READ,
             move |p: Of| {
                 copies::abort(&a, &p.ctrlr, p.scsi_target_num)?;
-                a.close_unused_volumes();
+                a.close_unused_volumes_for_good();
                 Ok(true)
             },
         )
