@@ -759,3 +759,32 @@ def test_an_image_that_is_copied_to_is_closed_when_that_is_given_up(
         until(lambda: uuid not in json.dumps(target.configuration()), "that is recorded")
         target.rpc("bdev_lvol_delete", name=f"ceph0/{name}")
     assert name not in ceph.rbd("ls", POOL).split()
+
+
+def writes(target: Target, name: str) -> int:
+    """Returns how many writes a bdev has had."""
+    (bdev,) = target.rpc("bdev_get_iostat", name=name)["bdevs"]
+    return int(bdev["num_write_ops"])
+
+
+@pytest.mark.nightly(reason="an abort waits for 15 s")
+def test_an_image_that_did_not_answer_an_abort_is_closed_when_it_does(
+    target: Target, ceph: Ceph
+) -> None:
+    target.make_lvstore("lvs0", 128 * MIB)
+    target.make_thin("copied", 8)
+    uuid = create(target, "silent")
+    with guest_of(target, "lvs0/copied") as guest, ThreadPoolExecutor() as pool:
+        of = copy_begun(target, "ceph0/silent")
+        until(lambda: copy_state(target) == "ready", "the copy")
+        target.rpc("virtlun_bdev_set_limits", name="lvs0/copied", total_iops_sec=100_000)
+        with frozen(ceph.pid("osd.0")):
+            written = pool.submit(guest.write, 1, bytes([1]) * BLOCK)
+            until(lambda: writes(target, "lvs0/copied") == 1, "the write on the source")
+            refused(target, BUSY, "stays in use until", "virtlun_lun_copy_abort", **of)
+            assert uuid in json.dumps(target.configuration())
+        written.result()
+        until(lambda: owners(ceph, "silent") == 0, "the image is closed")
+        until(lambda: uuid not in json.dumps(target.configuration()), "that is recorded")
+        assert target.rpc("virtlun_lun_copy_check") == []
+        assert guest.read(1, 1) == bytes([1]) * BLOCK

@@ -201,7 +201,7 @@ pub fn set_limit(app: &App, ctrlr: &str, number: u8, limit: u64) -> Result<(), E
 ///
 /// # Errors
 /// There is none; a pivot that failed cannot be taken back: the copy goes on. The destination does not answer:
-/// the target goes on, and the rest follows.
+/// the target goes on, and the rest follows, by itself.
 pub fn abort(app: &App, ctrlr: &str, number: u8) -> Result<(), Error> {
     let _turn = app.copies.turn.lock();
     let copy = app.copies.get(ctrlr, number)?;
@@ -216,7 +216,7 @@ pub fn abort(app: &App, ctrlr: &str, number: u8) -> Result<(), Error> {
         )
     })?;
     copy.mirror.stop();
-    if !copy.wait_until_over(ABORT_TIMEOUT) {
+    if !copy.wait_until_over(ABORT_TIMEOUT) && !copy.give_up() {
         let to = copy.mirror.destination().name();
         return Err(Error::os(
             Errno::Busy,

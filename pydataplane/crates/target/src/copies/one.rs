@@ -7,6 +7,7 @@ use bdev::{Bdev, Claim};
 use mirror::Mirror;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 use vhost_scsi::{Controllers, TargetOptions};
@@ -31,6 +32,8 @@ pub(super) struct Copy {
     /// How it goes on.
     pub ending: Mutex<Ending>,
     pub changed: Condvar,
+    /// Who aborted it did not get to see its end: it is told no more when it is over.
+    pub given_up: AtomicBool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -59,6 +62,12 @@ impl Copy {
         let mut ending = self.ending.lock();
         let goes_on = |ending: &mut Ending| *ending != Ending::Over;
         !self.changed.wait_while_for(&mut ending, goes_on, most).timed_out()
+    }
+
+    /// Nobody waits for its end any more. Whether that has come meanwhile, so that its thread may not know.
+    pub fn give_up(&self) -> bool {
+        self.given_up.store(true, Ordering::SeqCst);
+        self.is(Ending::Over)
     }
 
     /// Whether nothing is left of a pivot that has failed.

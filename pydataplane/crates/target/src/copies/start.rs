@@ -10,6 +10,7 @@ use mirror::{Map, MapPage, Mirror, Options};
 use parking_lot::{Condvar, Mutex};
 use rpc::{Errno, Error};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 /// Ranges of one page of a map.
@@ -34,10 +35,16 @@ fn claims(registry: &Registry, key: &Key, from: &str, to: &str) -> Result<(Claim
     Ok((destination, source))
 }
 
-/// Closes the volume of a pool that a copy had open, which is over. Who ends one that is told still does so.
+/// Closes the volume of a pool that a copy had open, which is over. Who ends one that is told still does so, but
+/// for one that was given up.
 fn let_go(app: &App, copy: Arc<Copy>) {
-    let is_told = app.copies.all.lock().get(&copy.key).is_some_and(|told| Arc::ptr_eq(told, &copy));
-    drop(copy);
+    let mut all = app.copies.all.lock();
+    let mut is_told = all.get(&copy.key).is_some_and(|told| Arc::ptr_eq(told, &copy));
+    if is_told && copy.given_up.load(Ordering::SeqCst) {
+        all.remove(&copy.key);
+        is_told = false;
+    }
+    drop((all, copy));
     if !is_told {
         app.close_unused_volumes_for_good();
     }
@@ -100,6 +107,7 @@ pub fn start(app: &Arc<App>, ctrlr: &str, number: u8, to: &str, limit: u64) -> R
         stuck: Mutex::new(String::new()),
         ending: Mutex::new(Ending::Not),
         changed: Condvar::new(),
+        given_up: AtomicBool::new(false),
     });
     // Known before it begins: whatever happens to its bdevs ends it.
     app.copies.all.lock().insert(key.clone(), copy.clone());
