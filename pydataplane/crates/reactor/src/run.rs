@@ -90,7 +90,8 @@ pub(crate) fn run(cx: &mut Cx, mailbox: &Mailbox, accounting: &Arc<Accounting>, 
             }
             let (slept, found) = sleep(cx, accounting);
             idle_since = ticks::now();
-            (cx.look_at_all, looked_at_all) = (true, false);
+            // Where anything was found, all were looked at.
+            (cx.look_at_all, looked_at_all) = (found == 0, false);
             if let Some(woke) = slept {
                 spin.slept(spun, woke.saturating_sub(now));
             }
@@ -187,8 +188,8 @@ fn messages(cx: &mut Cx, mailbox: &Mailbox) -> u32 {
 }
 
 /// Arms all pollers and sleeps, unless work came meanwhile. Returns when it woke, if it slept, in ticks, and how many
-/// events the poller handled that it was woken for: that has its turn before the others are so much as looked
-/// at, as of what they have in memory little is in this processor's cache by then.
+/// events the poller handled that it was woken for, and the others then: that has its turn before the others are so
+/// much as looked at, as of what they have in memory little is in this processor's cache by then.
 #[cold]
 fn sleep(cx: &mut Cx, accounting: &Arc<Accounting>) -> (Option<u64>, u32) {
     let mut armed = 0;
@@ -202,7 +203,7 @@ fn sleep(cx: &mut Cx, accounting: &Arc<Accounting>) -> (Option<u64>, u32) {
         }
         wake_at = wake_at.min(place.poller.wake_at());
     }
-    let (mut woke, mut found) = (None, 0);
+    let (mut woke, mut found, mut first) = (None, 0, None);
     if quiet {
         let now = ticks::now();
         accounting.switch(Doing::Asleep, now);
@@ -218,6 +219,7 @@ fn sleep(cx: &mut Cx, accounting: &Arc<Accounting>) -> (Option<u64>, u32) {
         woke = Some(now);
         if let Some(at) = woken_for.and_then(|id| cx.place_of(id)) {
             found = first_turn(cx, at);
+            first = (found > 0).then_some(at);
         }
         if found > 0 {
             accounting.switch(Doing::Busy, now);
@@ -226,20 +228,43 @@ fn sleep(cx: &mut Cx, accounting: &Arc<Accounting>) -> (Option<u64>, u32) {
     for place in cx.places.iter_mut().take(armed) {
         place.poller.disarm();
     }
+    if let Some(at) = first {
+        found += turn_of_others(cx, at);
+    }
     (woke, found)
 }
 
-/// The turn of the poller at that place, for which the reactor woke. Returns how many events it handled.
+/// The turn of the poller at that place, for which the reactor woke. Returns how many events it handled. That
+/// others have no work is not known yet.
 fn first_turn(cx: &mut Cx, at: usize) -> u32 {
-    let place = &mut cx.places[at];
-    place.poller.disarm();
-    let found = poll(place, cx.turns, false);
+    cx.places[at].poller.disarm();
+    let contended = cx.places.len() > 1;
+    let found = poll_and_list(cx, at, contended);
     if found > 0 {
-        if !place.listed {
-            place.listed = true;
-            cx.with_work.push(at);
-        }
         cx.io.flush();
+    }
+    found
+}
+
+/// The turn of all others after that, as the reactor woke for one and more may have been called: none of them waits
+/// for two turns of that one. Returns how many events they handled.
+fn turn_of_others(cx: &mut Cx, first: usize) -> u32 {
+    cx.looked_at = ticks::now();
+    let others = (0..cx.places.len()).filter(|at| *at != first);
+    let found = others.map(|at| poll_and_list(cx, at, true)).sum();
+    if found > 0 {
+        cx.io.flush();
+    }
+    found
+}
+
+/// Polls the poller at that place, which counts as one with work if it had some.
+fn poll_and_list(cx: &mut Cx, at: usize, contended: bool) -> u32 {
+    let place = &mut cx.places[at];
+    let found = poll(place, cx.turns, contended);
+    if found > 0 && !place.listed {
+        place.listed = true;
+        cx.with_work.push(at);
     }
     found
 }

@@ -191,11 +191,12 @@ fn no_kick_is_lost_between_arming_and_sleeping() {
     r.stop();
 }
 
-/// Notes when it has its turn, once there is something to note.
+/// Notes when it has its turn, once there is something to note, and whether it was told of others then.
 struct Noted {
     place: usize,
-    order: Arc<Mutex<Vec<usize>>>,
+    order: Arc<Mutex<Vec<(usize, bool)>>>,
     notes: Arc<AtomicBool>,
+    contended: bool,
 }
 
 impl Poller for Noted {
@@ -205,10 +206,13 @@ impl Poller for Noted {
     fn poll(&mut self) -> u32 {
         let notes = self.notes.load(SeqCst);
         if notes {
-            self.order.lock().unwrap().push(self.place);
+            self.order.lock().unwrap().push((self.place, self.contended));
         }
         // Those that had events have the turns that follow.
         notes.into()
+    }
+    fn set_contended(&mut self, contended: bool) {
+        self.contended = contended;
     }
 }
 
@@ -223,7 +227,7 @@ fn who_is_called_has_the_first_turn_of_a_reactor_that_slept() {
             let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
             let (order, notes, fd) = (order.clone(), notes.clone(), kick.as_raw_fd());
             h.call(move |cx| {
-                let id = cx.add_poller(Box::new(Noted { place, order, notes }));
+                let id = cx.add_poller(Box::new(Noted { place, order, notes, contended: false }));
                 cx.watch(fd, id).unwrap();
             });
             kick
@@ -246,9 +250,11 @@ fn who_is_called_has_the_first_turn_of_a_reactor_that_slept() {
             thread::yield_now();
         }
         notes.store(false, SeqCst);
+        // Then each of the others, which may have been called as well, before it has another.
         let order = order.lock().unwrap();
-        assert_eq!(order[0], called);
-        assert!((0..POLLERS).all(|place| order.contains(&place)), "{order:?}");
+        assert_eq!(order[0], (called, true));
+        let all = &order[..POLLERS];
+        assert!((0..POLLERS).all(|place| all.contains(&(place, true))), "{order:?}");
     }
     r.stop();
 }
