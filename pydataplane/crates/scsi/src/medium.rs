@@ -27,7 +27,7 @@ pub(crate) enum StartStop {
 
 /// START STOP UNIT (SBC-4 5.27): the unit never stops, but a stop promises that the cache was flushed unless
 /// NO_FLUSH is set. LOEJ is of removable media: without START it ejects, after a flush, which is refused while
-/// anybody prevents it; with START it loads.
+/// anybody prevents it, unless the medium is out already; with START it loads.
 pub(crate) fn start_stop(unit: &LunShared, cdb: &Cdb) -> Result<StartStop, Sense> {
     let (start, eject_or_load, no_flush) = (cdb.bit(4, 0), cdb.bit(4, 1), cdb.bit(4, 2));
     if eject_or_load && !unit.removable {
@@ -35,6 +35,7 @@ pub(crate) fn start_stop(unit: &LunShared, cdb: &Cdb) -> Result<StartStop, Sense
     }
     match (eject_or_load, start) {
         (true, true) => Ok(StartStop::Load),
+        (true, false) if unit.is_at(Gate::Ejected) => Ok(StartStop::Job(Job::IDLE)),
         (true, false) if unit.removal_prevented() => Err(prevented()),
         (true, false) => {
             let flush_before = !unit.read_only;
@@ -47,10 +48,17 @@ pub(crate) fn start_stop(unit: &LunShared, cdb: &Cdb) -> Result<StartStop, Sense
 }
 
 /// Takes the medium out; refused if anybody has come to prevent it. What prevents it later, on whichever thread,
-/// is answered when it is out.
+/// is answered when it is out. Out already, as another has ejected it meanwhile, it stays so: to take it in again is
+/// what [`LunShared::load_medium`] does, with a word to all.
 pub(crate) fn eject(unit: &LunShared) -> Result<(), Sense> {
-    unit.set_gate(Gate::Ejected, true);
+    if unit.is_at(Gate::Ejected) {
+        return Ok(());
+    }
+    // First, so that nobody who prevents it already finds the medium out for a moment.
     if unit.removal_prevented() {
+        return Err(prevented());
+    }
+    if unit.shut(Gate::Ejected) && unit.removal_prevented() {
         unit.set_gate(Gate::Ejected, false);
         return Err(prevented());
     }

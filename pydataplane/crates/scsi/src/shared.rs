@@ -192,9 +192,14 @@ impl LunShared {
     /// Puts it there, or takes it away.
     pub(crate) fn set_gate(&self, gate: Gate, there: bool) {
         match there {
-            true => self.gates.fetch_or(gate as u32, Ordering::SeqCst),
-            false => self.gates.fetch_and(!(gate as u32), Ordering::SeqCst),
-        };
+            true => _ = self.shut(gate),
+            false => _ = self.gates.fetch_and(!(gate as u32), Ordering::SeqCst),
+        }
+    }
+
+    /// Puts it there. Whether it was not there before.
+    pub(crate) fn shut(&self, gate: Gate) -> bool {
+        self.gates.fetch_or(gate as u32, Ordering::SeqCst) & gate as u32 == 0
     }
 
     /// Whether that of [`Modes::bits`] is set.

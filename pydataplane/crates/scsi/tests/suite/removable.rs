@@ -2,7 +2,7 @@
 
 use crate::rig::*;
 use bdev::{IoError, Op};
-use scsi::{LunOptions, LunShared, Outcome, Task, UnitAttention};
+use scsi::{LunOptions, LunShared, Outcome, Status, Task, UnitAttention};
 use std::sync::atomic::Ordering;
 
 const PREVENT: [u8; 6] = [0x1E, 0, 0, 0, 1, 0];
@@ -85,8 +85,10 @@ fn sbc4_5_27_what_is_ejected_is_not_present_until_it_is_loaded() {
     assert_eq!(rig.asked(), [], "there is nothing to flush");
     rig.run(&EJECT).good();
 
-    // To load is no removal, so that nobody prevents it.
+    // What is out is not removed, and to load is no removal, so that nobody prevents either.
     rig.run(&PREVENT).good();
+    rig.run(&EJECT).good();
+    assert_eq!(rig.asked(), []);
     rig.run(&LOAD).good();
     assert!(!rig.shared.is_ejected());
     rig.run(&[0; 6]).good();
@@ -130,6 +132,29 @@ fn an_eject_whose_flush_fails_or_that_is_prevented_meanwhile_leaves_the_medium()
     assert_eq!((response.sense[2], response.sense[12], response.sense[13]), (5, 0x53, 2));
     assert!(!first.shared.is_ejected());
     second.input(&cdb10(0x28, 0, 0, 1), 512).good();
+}
+
+#[test]
+fn an_eject_that_finds_the_medium_out_leaves_it_so_though_that_is_prevented_by_now() {
+    let mut first = removable();
+    let mut second = first.another();
+    first.state.borrow_mut().mode = Mode::Later;
+    let nothing = Buffer::new(&[], 512);
+    let mut task = Task::new(9);
+    task.prepare(&pad(&EJECT), nothing.sg(), nothing.sg());
+    assert_eq!(first.lun.start(&mut task), Outcome::Pending);
+    first.state.borrow_mut().mode = Mode::AtOnce;
+    second.run(&EJECT).good();
+    second.run(&PREVENT).good();
+    let mut done = Vec::with_capacity(1);
+    assert_eq!(first.lun.poll(&mut done), 1);
+    let outcome = first.lun.resume(&mut task, done[0].result);
+    let Outcome::Done(response) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(response.status, Status::Good);
+    assert!(first.shared.is_ejected());
+    // Nobody has it in again without being told.
+    second.run(&LOAD).good();
+    assert_eq!(first.run(&[0; 6]).sense(), (0x6, 0x2800));
 }
 
 #[test]
