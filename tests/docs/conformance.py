@@ -51,7 +51,10 @@ def scsi_suite() -> str:
         "guest has ejected (START STOP UNIT with LOEJ) is a volume that stays where it is: nothing "
         "but INQUIRY and the like is answered until the guest loads it or its driver starts "
         "afresh, and after a restart or an upgrade of the target it is in again. Who prevents the "
-        "removal, as Linux does while the disk is open, prevents the eject. "
+        "removal, as Linux does while the disk is open, prevents the eject. A target that is "
+        "killed and a migration lose that, and Linux does not say it again: an eject takes the "
+        "medium from a mounted file system then, until the disk is closed and opened. A write in "
+        "flight when an eject is answered may end after it, and is not flushed. "
         "`vhost_get_controllers` shows `ejected`; to libvirt and virsh the disk is there as "
         "before, as is the volume's user.",
     ]
