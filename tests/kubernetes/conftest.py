@@ -14,6 +14,7 @@ from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import LEASE, NAMESPACE, Deployment
 from tests.kubernetes.kubevirt.installed import installed
 from tests.kubernetes.kubevirt.simulator import KubeVirt
+from tests.kubernetes.left import CONVERGE_S, wait_nothing
 from tests.kubernetes.tools import Tools, build
 
 
@@ -63,6 +64,28 @@ def second(cluster: Cluster, deployment: Deployment) -> Iterator[Deployment]:
     if led:
         cluster.kubectl("delete", "lease", LEASE, "-n", NAMESPACE)
     cluster.remove_node(node)
+
+
+@pytest.fixture
+def nothing_left(deployment: Deployment) -> Iterator[None]:
+    """Nothing is there before a test, and nothing after it."""
+    wait_nothing(deployment)
+    yield
+    deployment.sweep()
+    wait_nothing(deployment)
+
+
+@pytest.fixture
+def nothing_left_on_both(deployment: Deployment, second: Deployment) -> Iterator[None]:
+    """Nothing is there before a test, and nothing after it, on both nodes."""
+    for each in (deployment, second):
+        each.wait_ready()
+        wait_nothing(each)
+    yield
+    deployment.sweep()
+    for each in (deployment, second):
+        each.wait_ready()
+        wait_nothing(each, CONVERGE_S)
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from tests.kubernetes.cluster import NODE, Cluster
 from tests.kubernetes.driver import Deployment
 from tests.kubernetes.killed_driver import CSI, fuse, killed
 from tests.kubernetes.kubevirt.census import luns
+from tests.kubernetes.left import CONVERGE_S, wait_nothing
 from tests.kubernetes.sandbox import SandboxError
 from tests.kubernetes.test_volumes import (
     MIB,
@@ -29,7 +30,6 @@ from tests.kubernetes.test_volumes import (
     example,
     grow,
     read,
-    wait_nothing,
     write,
 )
 from tests.support.wait import until
@@ -38,7 +38,6 @@ __all__ = ["fuse"]
 
 HELPER = "virtlun-csi-helper"
 PUBLISH = "NodePublishVolume"
-CONVERGE_S = 120.0
 POD = documents_of(example("pod-filesystem"))[1]
 RAW = documents_of(example("pod-block"))[1]
 FILES = claim("data", "virtlun-immediate", "320Mi", "Filesystem")

@@ -20,12 +20,12 @@ from tests.kubernetes.kubevirt.examples import machine, nothing_left
 from tests.kubernetes.kubevirt.guest import OURS, disk_at, size, vendor, write
 from tests.kubernetes.kubevirt.simulator import KubeVirt, Machine
 from tests.kubernetes.kubevirt.wire import HookError
+from tests.kubernetes.left import CONVERGE_S
 from tests.support.wait import until
 
 __all__ = ["fuse"]
 
 ADD, REMOVE = "vhost_scsi_controller_add_target", "vhost_scsi_controller_remove_target"
-CONVERGE_S = 120.0
 
 #: A guest boots in software, on a machine that others may keep busy.
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]

@@ -11,9 +11,10 @@ from pydataplane.domain.limits import NONE, Limits
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import Deployment
 from tests.kubernetes.events import wait_event
-from tests.kubernetes.test_volumes import example, volume_of, wait_nothing
+from tests.kubernetes.test_volumes import example, volume_of
 from tests.support.wait import until
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
 MIB = 1 << 20
 SILVER = Limits(
     total_iops_sec=500,
@@ -64,15 +65,6 @@ def classes(cluster: Cluster, deployment: Deployment) -> Iterator[None]:
     """The classes of the example."""
     with cluster.applied(example("volumeattributesclasses")):
         yield
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(deployment: Deployment) -> Iterator[None]:
-    """Nothing is there before a test, and nothing after it."""
-    wait_nothing(deployment)
-    yield
-    deployment.sweep()
-    wait_nothing(deployment)
 
 
 def limits(deployment: Deployment, claim: str) -> Limits:

@@ -12,13 +12,17 @@ from tests.kubernetes import snapshots
 from tests.kubernetes.cluster import NODE, Cluster
 from tests.kubernetes.driver import LVSTORE, ROOT, Deployment
 from tests.kubernetes.events import wait_event
-from tests.kubernetes.test_nodes import CONVERGE_S, MANAGED_BY, free, names, node_of, uuids
+from tests.kubernetes.left import CONVERGE_S
+from tests.kubernetes.test_nodes import MANAGED_BY, free, names, node_of, uuids
 from tests.kubernetes.test_snapshots import SNAPSHOT, of_claim
-from tests.kubernetes.test_volumes import TOPOLOGY, claim, free_mib, grow, volume_of, wait_nothing
+from tests.kubernetes.test_volumes import TOPOLOGY, claim, free_mib, grow, volume_of
 from tests.support.target import binary
 from tests.support.wait import until
 
-pytestmark = pytest.mark.nightly(reason="a second node")
+pytestmark = [
+    pytest.mark.nightly(reason="a second node"),
+    pytest.mark.usefixtures("nothing_left_on_both"),
+]
 PAGE = ROOT / "docs/pages/how-to/move-a-claim.md"
 APP = """\
 apiVersion: apps/v1
@@ -91,19 +95,6 @@ class Operator:
                 *names,
             ]
         )
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(deployment: Deployment, second: Deployment) -> Iterator[None]:
-    """Nothing is there before a test, and nothing after it, on both nodes."""
-    for each in (deployment, second):
-        each.wait_ready()
-        wait_nothing(each)
-    yield
-    deployment.sweep()
-    for each in (deployment, second):
-        each.wait_ready()
-        wait_nothing(each, CONVERGE_S)
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ the driver beside it about every volume.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from pydataplane.domain.limits import NONE
@@ -15,6 +13,7 @@ from tests.kubernetes import snapshots
 from tests.kubernetes.cluster import NODE, Cluster
 from tests.kubernetes.driver import LVSTORE, NAMESPACE, Deployment
 from tests.kubernetes.events import wait_event
+from tests.kubernetes.left import CONVERGE_S
 from tests.kubernetes.test_limits import GOLD, SILVER, ask, has, limits
 from tests.kubernetes.test_snapshots import SNAPSHOT, of_claim, of_snapshot
 from tests.kubernetes.test_volumes import (
@@ -29,12 +28,11 @@ from tests.kubernetes.test_volumes import (
     quantity,
     read,
     volume_of,
-    wait_nothing,
     write,
 )
 from tests.support.wait import until
 
-CONVERGE_S = 120.0
+pytestmark = pytest.mark.usefixtures("nothing_left_on_both")
 MANAGED_BY = "snapshot.storage.kubernetes.io/managed-by"
 POD = """\
 apiVersion: v1
@@ -66,19 +64,6 @@ def pod(name: str, node: str | None = None, *, of: str | None = None, use: str =
 def both(name: str, node: str | None = None, size: str = "64Mi") -> str:
     """Returns the manifests of a claim for a block device that waits for its pod, and of that."""
     return f"{claim(name, 'virtlun-thick', size)}---\n{pod(name, node)}"
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(deployment: Deployment, second: Deployment) -> Iterator[None]:
-    """Nothing is there before a test, and nothing after it, on both nodes."""
-    for each in (deployment, second):
-        each.wait_ready()
-        wait_nothing(each)
-    yield
-    deployment.sweep()
-    for each in (deployment, second):
-        each.wait_ready()
-        wait_nothing(each, CONVERGE_S)
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from tests.kubernetes import snapshots
 from tests.kubernetes.ceph import KEY, ceph_of, with_pool
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import EXAMPLES, Deployment
+from tests.kubernetes.left import CONVERGE_S
 from tests.kubernetes.test_limits import GOLD, SILVER, ask, has, limits
-from tests.kubernetes.test_nodes import CONVERGE_S, DEVICE, pod
+from tests.kubernetes.test_nodes import DEVICE, pod
 from tests.kubernetes.test_snapshots import SNAPSHOT, of_claim, of_snapshot
 from tests.kubernetes.test_volumes import (
     claim,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from tests.kubernetes.kubevirt.census import luns
 from tests.support.csi import may_grow_ext4
 from tests.support.wait import until
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
 MIB = 1 << 20
 TOPOLOGY = "csi.virtlun.dev/node"
 CLAIM = """\
@@ -72,26 +72,6 @@ def claim(
 def example(name: str) -> str:
     """Returns an example's manifest."""
     return (EXAMPLES / f"{name}.yaml").read_text()
-
-
-def wait_nothing(deployment: Deployment, deadline_s: float = 60.0) -> None:
-    """Waits until nothing of any volume is left on a node, for pods or for virtual machines."""
-    deployment.wait_clean(deadline_s)
-    target = deployment.client
-    until(
-        lambda: not target.call("vhost_get_controllers"),
-        lambda: f"no controllers; left: {target.call('vhost_get_controllers')}",
-        deadline_s,
-    )
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(deployment: Deployment) -> Iterator[None]:
-    """Nothing is there before a test, and nothing after it."""
-    wait_nothing(deployment)
-    yield
-    deployment.sweep()
-    wait_nothing(deployment)
 
 
 def volume_of(cluster: Cluster, name: str) -> dict[str, Any]:
