@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import structlog
@@ -22,6 +23,7 @@ import structlog
 from csi.cluster import Change, Cluster
 from csi.clustererrors import ClusterError
 from csi.errors import Code, Failure, describe
+from csi.follow import follow
 from csi.kinds import VOLUME
 from csi.locks import VolumeLocks
 from csi.objects import PersistentVolume, is_released
@@ -38,8 +40,6 @@ sense; and at most between two attempts where something is away."""
 WORKERS = 4
 """Of volumes of lvstores, and as many of images: those that wait for a cluster of Ceph which hangs
 keep volumes of lvstores from nothing."""
-BROKEN_S = 5.0
-"""Seconds before the watch begins anew after an unexpected error."""
 TOLD_AFTER = 5
 """Failures in a row, half a second, after which the claim is told."""
 
@@ -84,15 +84,7 @@ class ClassWatch:
 
     def _watch(self, stopped: threading.Event) -> None:
         assert self._connect is not None
-        while not stopped.is_set():
-            try:
-                for change in self._connect().watch(VOLUME, stopped):
-                    self.note(change)
-            except ClusterError as error:
-                log.warning("cannot watch classes of volumes", reason=str(error))
-            except Exception:
-                log.exception("the watch of classes failed unexpectedly")
-            stopped.wait(BROKEN_S)
+        follow(self._connect, VOLUME, stopped, self.note)
         for queue in self._queues.values():
             queue.close()
 
@@ -105,16 +97,12 @@ class ClassWatch:
             self._found.pop(name, None)
             self._told.discard(name)
             return
-        try:
-            volume = PersistentVolume.of(change.object)
-        except (KeyError, TypeError, ValueError) as error:
-            log.error("a volume is not as it should be", name=name, reason=str(error))
-            return
+        volume = PersistentVolume.of(change.object)
         here = volume.in_pool or volume.node == self._volumes.lvols.node
         if not (volume.ours and here) or volume.attributes_class is None or volume.deleting:
             return
         before = self._found.get(name)
-        self._found[name] = volume
+        self._found[name] = replace(volume, context={})  # which nobody here asks for
         if before is None or before.attributes_class != volume.attributes_class:
             self._queues[volume.in_pool].put(name)
 

@@ -27,6 +27,7 @@ from prometheus_client import CollectorRegistry
 from csi.cluster import Change, Cluster
 from csi.clustererrors import ClusterError
 from csi.errors import Failure
+from csi.follow import follow
 from csi.hosterrors import HostError
 from csi.kinds import CLAIM, VM_VOLUME, VMI, Kind
 from csi.kubevirt.controllers import VmControllers
@@ -54,8 +55,6 @@ ORPHAN_S = 2.0
 """A claim with our finalizer and no VmVolume is looked at after so long."""
 REMIND = 30
 """A failure is a warning the first time, and then each so many times, which is 5 minutes."""
-BROKEN_S = 5.0
-"""Seconds before a watch begins anew after an unexpected error."""
 STOP_S = 5.0
 
 log = structlog.get_logger()
@@ -123,24 +122,13 @@ class VmVolumeController:
     def _watch(
         self, kind: Kind, labels: dict[str, str] | None, note: Callable[[Change], None]
     ) -> None:
-        while not self._stop.is_set():
-            try:
-                for change in self._cluster.watch(kind, self._stop, labels=labels):
-                    if change.what == "complete":
-                        if kind in self._known:
-                            self._known[kind].set()
-                    else:
-                        self._note(change, note)
-            except Exception:
-                log.exception("a watch failed unexpectedly", kind=kind.plural)
-                self._stop.wait(BROKEN_S)
+        def changed(change: Change) -> None:
+            if change.what != "complete":
+                note(change)
+            elif kind in self._known:
+                self._known[kind].set()
 
-    def _note(self, change: Change, note: Callable[[Change], None]) -> None:
-        """Takes one change; an object that cannot be read is left out, and the others go on."""
-        try:
-            note(change)
-        except (KeyError, TypeError, ValueError) as error:
-            log.error("an object is not as it should be", name=_name(change.object), reason=error)
+        follow(lambda: self._cluster, kind, self._stop, changed, labels=labels)
 
     def _volume_changed(self, change: Change) -> None:
         if change.what == "gone":

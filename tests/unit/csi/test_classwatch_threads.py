@@ -46,7 +46,7 @@ def test_no_volume_waits_for_images_and_no_worker_ends_by_a_bug(
     broken, last = [persistent("broken", "b")], [persistent("last", "l")]
     stopped = threading.Event()
 
-    def watch(kind: Kind, ends: threading.Event) -> Iterator[Change]:
+    def watch(kind: Kind, ends: threading.Event, **_: Any) -> Iterator[Change]:
         assert (kind, ends) == (VOLUME, stopped)
         for each in (*images, *broken * (WORKERS + 1), *last):
             yield Change("gone", each)  # it is looked at each time
