@@ -90,6 +90,7 @@ class ClassWatch:
 
     def note(self, change: Change) -> None:
         """Takes one change of a PersistentVolume."""
+        self._nodes.index.note(change)
         if change.what == "complete":
             return
         name = change.object["metadata"]["name"]

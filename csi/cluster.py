@@ -13,7 +13,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,7 +45,7 @@ from csi.objects import (
     PersistentVolume,
     StorageClass,
     Vmi,
-    is_ours,
+    handle_of,
 )
 
 ANSWER_S = 10.0
@@ -301,8 +301,12 @@ class Cluster:
 
     def _named(self, handle: str) -> list[PersistentVolume]:
         """Reads our volumes that had this handle when all were listed."""
+        return self.volumes_called(self._names.get(handle, ()), handle)
+
+    def volumes_called(self, names: Iterable[str], handle: str) -> list[PersistentVolume]:
+        """Returns those of these names that are ours and have this handle, in order of names."""
         found = []
-        for name in self._names.get(handle, ()):
+        for name in sorted(names):
             with suppress(NotFoundError):
                 found.append(self.volume(name))
         return [each for each in found if each.ours and each.handle == handle]
@@ -310,9 +314,8 @@ class Cluster:
     def _list_names(self) -> None:
         names: dict[str, list[str]] = {}
         for item in self.items(VOLUME):
-            if is_ours(item):  # those of others may have what we do not know
-                each = PersistentVolume.of(item)
-                names.setdefault(each.handle, []).append(each.name)
+            if handle := handle_of(item):
+                names.setdefault(handle, []).append(item["metadata"]["name"])
         self._names, self._named_at = names, time.monotonic()
 
     def storage_class(self, name: str) -> StorageClass:

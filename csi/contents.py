@@ -124,8 +124,9 @@ class Contents:
 
     def _missing(self, kind: str, identifier: str) -> Failure:
         """Returns why a source is not here."""
-        moved = kind == "volume" and self._moves.elsewhere(identifier) is not None
-        if moved or (handles.is_uuid(identifier) and not self._lvols.stores_of(identifier)):
+        away = handles.is_uuid(identifier) and not self._lvols.stores_of(identifier)
+        # The API server last: each node is asked for it, again and again.
+        if away or (kind == "volume" and self._moves.elsewhere(identifier) is not None):
             return Failure(
                 Code.RESOURCE_EXHAUSTED,
                 f"{kind} {identifier} is of an lvstore that node {self._lvols.node} does not have: "

@@ -81,7 +81,7 @@ class Moves:
         owned = Owned(volume, owner) if owner else None
         if self._nodes is None or not self._nodes.asks:
             return owned or self._restored(volume, noted), []
-        said = self._said(handle, owner.name if owner else "")
+        said = self._said(handle, owner.name if owner else "", certain=owned is not None)
         if said and said[0].node != self._node:
             return None, said
         if owned is not None:
@@ -100,7 +100,8 @@ class Moves:
 
     def _check_newest(self, handle: str, volume: Volume, said: list[PersistentVolume]) -> None:
         """Raises FAILED_PRECONDITION if a volume of the driver is older than another node's."""
-        here = self._lvstore_of(volume) if said else ""
+        asks = handles.tells_lvstore(handle) or any(each.lvstore for each in said)
+        here = self._lvstore_of(volume) if said and asks else ""
         for each in said:
             if not each.lvstore and not handles.may_be_in(handle, here):
                 raise precondition(
@@ -164,6 +165,7 @@ class Moves:
         """
         found, said = self._found(handle)
         if found is None:
+            said = said or self._said(handle, certain=True)
             self._check_here(handle, said)
             there = self._volumes.lvols.find(handle) is not None
             if said and not there and said[0].lvstore:
@@ -174,20 +176,21 @@ class Moves:
         self._volumes.delete(handle)
         return found
 
-    def _said(self, handle: str, name: str = "") -> list[PersistentVolume]:
-        """Returns what the API server says of a volume of an lvstore.
+    def _said(
+        self, handle: str, name: str = "", *, certain: bool = False
+    ) -> list[PersistentVolume]:
+        """Returns what the API server says of a volume of an lvstore (VolumeNodes.placing).
 
         Raises:
             Failure: FAILED_PRECONDITION, a PersistentVolume does not name one node; UNAVAILABLE.
         """
         if self._nodes is None or not handles.is_uuid(handle):
             return []
+        placed = self._nodes.placing(handle, name, certain=certain)
+        if here := [each for each in placed if self._nodes.is_here(each)]:
+            return here
         # One that names no node and was never moved, by hand perhaps, says nothing.
-        said = [
-            each
-            for each in self._nodes.placing(handle, name)
-            if each.node is not None or each.lvstore or each.received
-        ]
+        said = [each for each in placed if each.node is not None or each.lvstore or each.received]
         for each in said:
             if each.node is None:
                 raise precondition(

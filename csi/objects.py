@@ -36,6 +36,11 @@ def is_ours(volume: Object) -> bool:
     return ((volume.get("spec") or {}).get("csi") or {}).get("driver") == DRIVER_NAME
 
 
+def handle_of(volume: Object) -> str:
+    """Returns the handle of a core/v1 PersistentVolume of this driver; nothing of another's."""
+    return volume["spec"]["csi"].get("volumeHandle") or "" if is_ours(volume) else ""
+
+
 @dataclass(frozen=True)
 class PersistentVolume:
     """A volume as the cluster has it."""

@@ -24,6 +24,7 @@ from csi.clustererrors import ClusterError, NotFoundError
 from csi.errors import Code, Failure, invalid, precondition
 from csi.kinds import ATTRIBUTES_CLASS, CLAIM, STORAGE_CLASS, VOLUME
 from csi.objects import Object, PersistentVolume, quantity_bytes
+from csi.volumeindex import VolumeIndex
 from csi.volumes import Owned
 
 IN_POD = "KUBERNETES_SERVICE_HOST"
@@ -42,6 +43,8 @@ class VolumeNodes:
         self._node = node
         self._connect = connect or (Cluster.connect if IN_POD in os.environ else None)
         self._cluster: Cluster | None = None
+        self.index = VolumeIndex()
+        """Filled by whoever watches PersistentVolumes (csi.classwatch)."""
         self._mutex = threading.Lock()
 
     def node_of(self, handle: str) -> str | None:
@@ -67,12 +70,14 @@ class VolumeNodes:
         """Whether there is an API server to be asked."""
         return self._connect is not None
 
-    def placing(self, handle: str, name: str = "") -> list[PersistentVolume]:
+    def placing(
+        self, handle: str, name: str = "", *, certain: bool = False
+    ) -> list[PersistentVolume]:
         """Returns the PersistentVolumes of a volume of an lvstore, which say on which node it is.
 
-        Those of this node, if there are any: only an administrator, and this node's credentials,
-        can make one of it. Else those of others, and those that do not name one node. `name` is
-        looked at first.
+        `name` is that of one which may be among them. That there is none is `certain` if it has to
+        be: then all are listed, where the index has none. It may lack one that was just made, or
+        for as long as the watch is cut off.
 
         Raises:
             Failure: UNAVAILABLE, the API server does not say.
@@ -80,24 +85,32 @@ class VolumeNodes:
         if self._connect is None:
             return []
         try:
-            first = self._if_there(name)
-            if first is not None and first.handle == handle and self._is_here(first):
-                return [first]
             # What has a pool's affinity is no lvstore's, and any node may make it.
-            found = [each for each in self._api().volumes_of(handle) if not each.in_pool]
+            found = self._of(handle, name)
+            if certain and not found and self.index.names(handle) is not None:
+                found = self._api().volumes_of(handle)
+            return [each for each in found if not each.in_pool]
         except ClusterError as error:
             raise Failure(
                 Code.UNAVAILABLE, f"on which node volume {handle} is is not known: {error}"
             ) from error
-        return [each for each in found if self._is_here(each)] or found
 
-    def _if_there(self, name: str) -> PersistentVolume | None:
-        try:
-            return self._api().volume(name) if name else None
-        except NotFoundError:
-            return None
+    def _of(self, handle: str, name: str = "") -> list[PersistentVolume]:
+        """Returns all our PersistentVolumes with a handle, as they are now.
 
-    def _is_here(self, volume: PersistentVolume) -> bool:
+        Raises:
+            ClusterError: the API server does not say.
+        """
+        names = self.index.names(handle)
+        if names is None:
+            return self._api().volumes_of(handle)
+        return self._api().volumes_called({name, *names} - {""}, handle)
+
+    def is_here(self, volume: PersistentVolume) -> bool:
+        """Whether a PersistentVolume is of an lvstore of this node.
+
+        Only an administrator, and this node's credentials, can make such a one.
+        """
         return volume.ours and not volume.in_pool and volume.node == self._node
 
     def parameters_of(self, volume: PersistentVolume) -> dict[str, str]:
@@ -155,7 +168,7 @@ class VolumeNodes:
             ClusterError: it cannot be noted now, or somebody has just changed it.
         """
         present = self._api().get(VOLUME, volume.name)
-        if not self._is_here(PersistentVolume.of(present)):
+        if not self.is_here(PersistentVolume.of(present)):
             return False
         version = present["metadata"]["resourceVersion"]
         meta = {"resourceVersion": version, "annotations": {key: value}}
@@ -180,7 +193,7 @@ class VolumeNodes:
         else:
             if self._may_count(first, owned):
                 return first
-        found = self._api().volumes_of(owned.volume.uuid)
+        found = self._of(owned.volume.uuid)
         count = [each for each in found if self._may_count(each, owned)]
         return count[0] if len(count) == 1 else None
 
@@ -314,6 +327,8 @@ class VolumeNodes:
     def _volume(self, handle: str) -> PersistentVolume | None:
         if self._connect is None:
             return None
+        if self.index.names(handle) is not None:
+            return next(iter(self._of(handle)), None)
         try:
             return self._api().volume_by_handle(handle)
         except NotFoundError:

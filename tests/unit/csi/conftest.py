@@ -66,8 +66,8 @@ class World:
         volumes = OwnedVolumes(targets, NODE)
         snapshots = OwnedSnapshots(volumes, self.locks)
         limits = VolumeLimits(volumes.lvols, lambda owned: self.classes.get(owned.volume.uuid))
-        nodes = VolumeNodes(NODE, self.cluster.connect) if self.cluster else None
-        moves = Moves(volumes, nodes)
+        self.persistent = VolumeNodes(NODE, self.cluster.connect if self.cluster else None)
+        self.moves = moves = Moves(volumes, self.persistent)
         self.controller = Controller(
             *(volumes, snapshots, self.locks, NODE, self.nodes.get),
             limits=limits,

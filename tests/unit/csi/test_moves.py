@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from csi import LUN_FINALIZER, LVSTORE_KEY, RECEIVED_KEY, TOPOLOGY_KEY, handles
+from csi.cluster import Change
 from csi.clustererrors import UnreachableError
 from csi.errors import Code
 from csi.kinds import CLAIM, POD, STORAGE_CLASS, VM_VOLUME, VOLUME, Kind
@@ -46,6 +47,8 @@ def say(
     of: str = HANDLE,
     name: str = "pvc-1",
     received: str | None = None,
+    created: str = "",
+    phase: str = "Bound",
     **spec: Any,
 ) -> None:
     """Has the API server say on which node a volume is, and in which lvstore it was used last.
@@ -59,7 +62,7 @@ def say(
     source = {"driver": "csi.virtlun.dev", "volumeHandle": of, "volumeAttributes": context}
     notes = {LVSTORE_KEY: lvstore, RECEIVED_KEY: received}
     notes = {key: value for key, value in notes.items() if value}
-    meta: dict[str, Any] = {"name": name, "annotations": notes}
+    meta: dict[str, Any] = {"name": name, "annotations": notes, "creationTimestamp": created}
     told = {
         "csi": source,
         "nodeAffinity": {"required": terms},
@@ -67,7 +70,8 @@ def say(
         "storageClassName": "thin",
     }
     assert world.cluster is not None
-    world.cluster.put(VOLUME, {"metadata": meta, "spec": told | spec})
+    found = {"metadata": meta, "spec": told | spec, "status": {"phase": phase}}
+    world.cluster.put(VOLUME, found)
 
 
 def said(world: World, key: str = LVSTORE_KEY) -> str:
@@ -498,3 +502,77 @@ def test_without_an_answer_of_the_api_server_nothing_is_used(made: tuple[World, 
         assert "on which node volume" in why
     world.cluster.failure = None
     world.stage(handle)
+
+
+# What is asked
+
+
+MANY = 2000
+
+
+def watched(world: World) -> FakeCluster:
+    """Has the watch of PersistentVolumes tell all that there are; returns who is asked."""
+    assert world.cluster is not None
+    for (kind, _), each in world.cluster.objects.items():
+        if kind == VOLUME.name:
+            world.persistent.index.note(Change("present", each))
+    world.persistent.index.note(Change("complete", {}))
+    world.cluster.calls.clear()
+    return world.cluster
+
+
+def test_what_is_not_here_lists_no_persistent_volumes(made: tuple[World, str]) -> None:
+    """Of as many claims of another node each is asked for, and asked for again."""
+    world, _ = made
+    elsewhere = [handles.make(OTHER_LVSTORE, OTHER_NODE, f"pvc-{at}") for at in range(MANY)]
+    for at, handle in enumerate(elsewhere):
+        say(world, OTHER_NODE, of=handle, name=f"pvc-{at}", received="")
+    cluster = watched(world)
+    for handle in (*elsewhere[:50], *elsewhere[:50]):
+        refused(lambda handle=handle: clone(world, handle), Code.RESOURCE_EXHAUSTED)  # type: ignore[misc]
+    assert cluster.calls == []
+    for handle in elsewhere[:50]:
+        refused(lambda handle=handle: world.stage(handle), Code.FAILED_PRECONDITION)  # type: ignore[misc]
+    assert cluster.calls == ["get PersistentVolume"] * 50
+    cluster.calls.clear()
+    nobodys = handles.make(OTHER_LVSTORE, OTHER_NODE, "nobody's")
+    for _ in range(50):
+        refused(lambda: world.stage(nobodys), Code.UNAVAILABLE)
+    assert cluster.calls == []
+
+
+def test_a_volume_here_is_one_question_and_that_nobody_knows_it_is_made_certain(
+    made: tuple[World, str],
+) -> None:
+    world, handle = made
+    say(world, NODE, of=handle)
+    cluster = watched(world)
+    world.moves.get(handle)
+    assert cluster.calls == ["get PersistentVolume"]
+    # An object of another name, which the watch has not told of.
+    del cluster.objects["PersistentVolume", "pvc-1"]
+    world.persistent.index.note(Change("gone", {"metadata": {"name": "pvc-1"}}))
+    say(world, OTHER_NODE, of=handle, name="restored")
+    cluster.calls.clear()
+    refused(lambda: world.moves.get(handle), Code.FAILED_PRECONDITION)
+    assert cluster.calls[-1] == "list PersistentVolume"
+
+
+def test_the_lvstore_is_asked_for_only_where_the_handle_or_the_object_tells_one(
+    made: tuple[World, str],
+) -> None:
+    world, handle = made
+    before = handles.without_lvstore(NODE, "pvc-2")
+    owner = {OWNER_XATTR: Owner("csi.virtlun.dev", "pvc-2", "", "{}").written()}
+    world.target.volumes[f"{LVSTORE}/pvc-2"] = Volume(before, xattrs=owner)
+    say(world, NODE, of=before, name="pvc-2")
+    say(world, NODE, of=handle)
+
+    def stores_asked(of: str) -> int:
+        world.target.calls.clear()
+        world.moves.get(of)
+        return world.target.calls.count("bdev_lvol_get_lvstores")
+
+    assert stores_asked(before) == stores_asked(handle) - 1
+    say(world, NODE, LVSTORE_UUID, of=before, name="pvc-2")
+    assert stores_asked(before) == stores_asked(handle)
