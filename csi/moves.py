@@ -164,6 +164,7 @@ class Moves:
             Failure: as `get`, and `OwnedVolumes.delete`; a volume of another node is never gone.
         """
         found, said = self._found(handle)
+        self._check_last_use(handle, said)
         if found is None:
             said = said or self._said(handle, certain=True)
             self._check_here(handle, said)
@@ -182,12 +183,14 @@ class Moves:
         """Returns what the API server says of a volume of an lvstore (VolumeNodes.placing).
 
         Raises:
-            Failure: FAILED_PRECONDITION, a PersistentVolume does not name one node; UNAVAILABLE.
+            Failure: FAILED_PRECONDITION, a PersistentVolume does not name one node, or one of
+                another node is older; UNAVAILABLE.
         """
         if self._nodes is None or not handles.is_uuid(handle):
             return []
         placed = self._nodes.placing(handle, name, certain=certain)
         if here := [each for each in placed if self._nodes.is_here(each)]:
+            self._check_oldest(handle, here, placed)
             return here
         # One that names no node and was never moved, by hand perhaps, says nothing.
         said = [each for each in placed if each.node is not None or each.lvstore or each.received]
@@ -199,6 +202,40 @@ class Moves:
                     "has what counts; until then none uses or deletes the volume"
                 )
         return said
+
+    def _check_last_use(self, handle: str, said: list[PersistentVolume]) -> None:
+        """Raises FAILED_PRECONDITION if a volume is to go that another object has, too.
+
+        That is one with a claim, or that is to be retained: whoever asks has neither.
+        """
+        kept = sorted(each.name for each in said if each.retained or not each.released)
+        if kept and len(said) > 1:
+            raise precondition(
+                f"volume {handle} is not deleted: PersistentVolume {kept[0]} has it, too; set the "
+                "reclaimPolicy of the one that is to go to Retain, then delete that"
+            )
+
+    def _check_oldest(
+        self, handle: str, here: list[PersistentVolume], placed: list[PersistentVolume]
+    ) -> None:
+        """Raises FAILED_PRECONDITION if another node has a volume by an older PersistentVolume.
+
+        Both would be written otherwise. The older one counts, as any node's credentials can make a
+        new one of that node; of two of one second it is that of the node which made the volume.
+        """
+        since = min(each.created for each in [e for e in here if not e.released] or here)
+        for each in placed:
+            if each.node in (None, self._node) or each.released or each.created > since:
+                continue
+            if each.created == since and self._made_here(handle, here):
+                continue
+            why = "older" if each.created < since else "as old"
+            raise precondition(
+                f"volume {handle} is of two PersistentVolumes: {here[0].name} of node "
+                f"{self._node}, and {each.name} of node {each.node}, which is {why} and counts. "
+                f"Node {self._node} leaves what it has of it alone: set the reclaimPolicy of the "
+                "one that is not to count to Retain, then delete it and its claim"
+            )
 
     def _made_here(self, handle: str, said: list[PersistentVolume]) -> bool:
         """Whether a volume that is not there was made on this node, in an lvstore that is loaded.

@@ -67,6 +67,8 @@ class PersistentVolume:
     """Whether it is an image of a pool of Ceph, which every node that has the pool can use."""
     released: bool = False
     """Whether its claim is gone: it is Released, or Failed."""
+    retained: bool = False
+    """Whether its volume is to stay when its claim is gone."""
     lvstore: str = ""
     """UUID of the lvstore that a node's driver took it over in; nothing: the handle tells it."""
     received: str = ""
@@ -74,6 +76,8 @@ class PersistentVolume:
     claim_uid: str = ""
     """UID of the claim; nothing: the first one of that name."""
     storage_class: str = ""
+    created: str = ""
+    """When, as RFC 3339 in UTC and whole seconds has it, which sorts by time."""
     context: Mapping[str, str] = field(default_factory=dict, hash=False)
     """What CreateVolume said that nodes need to know."""
 
@@ -103,10 +107,12 @@ class PersistentVolume:
             claim=(claim.get("namespace", ""), claim.get("name", "")) if claim else None,
             deleting="deletionTimestamp" in found["metadata"],
             released=is_released(found),
+            retained=spec.get("persistentVolumeReclaimPolicy") == "Retain",
             lvstore=notes.get(LVSTORE_KEY, ""),
             received=notes.get(RECEIVED_KEY, ""),
             claim_uid=(claim or {}).get("uid", ""),
             storage_class=spec.get("storageClassName") or "",
+            created=found["metadata"].get("creationTimestamp") or "",
             context=csi.get("volumeAttributes") or {},
         )
 

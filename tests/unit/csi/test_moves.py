@@ -504,6 +504,99 @@ def test_without_an_answer_of_the_api_server_nothing_is_used(made: tuple[World, 
     world.stage(handle)
 
 
+# Two objects of one volume, made by hand or of a backup
+
+
+EARLIER, LATER = "2026-11-01T00:00:00Z", "2026-11-01T00:00:01Z"
+
+
+def say_of_both(world: World, handle: str, created: str, other_created: str, **other: Any) -> None:
+    """Has both nodes' objects there, each with the last snapshot that is sent, or none."""
+    say(world, NODE, of=handle, created=created)
+    say(world, OTHER_NODE, of=handle, name="restored", created=other_created, **other)
+
+
+@pytest.mark.parametrize(("other", "age"), [(EARLIER, "older"), (LATER, "as old")])
+def test_the_older_one_of_two_nodes_objects_counts_or_that_of_its_maker(
+    moved: World, other: str, age: str
+) -> None:
+    """What was received here, and is told to be taken over, is not, while another node has it."""
+    say_of_both(moved, HANDLE, LATER, other)
+    for call in (
+        lambda: moved.stage(HANDLE),
+        lambda: moved.delete(HANDLE),
+        lambda: snapshot(moved, HANDLE),
+        lambda: expand(moved, HANDLE, 128 * MIB),
+        lambda: clone(moved, HANDLE),
+    ):
+        why = refused(call, Code.FAILED_PRECONDITION)
+        assert f"of two PersistentVolumes: pvc-1 of node {NODE}, and restored" in why
+        assert f"of node {OTHER_NODE}, which is {age} and counts" in why
+    assert (xattrs(moved), said(moved), said(moved, RECEIVED_KEY)) == ({}, "", "two")
+    assert list(moved.target.volumes) == [ALIAS]
+
+
+def test_one_that_was_taken_over_is_left_alone_when_an_older_object_is_there(moved: World) -> None:
+    say(moved, NODE, created=LATER)
+    moved.stage(HANDLE)
+    moved.unstage(HANDLE)
+    say(moved, NODE, LVSTORE_UUID, received="", created=LATER)
+    say(moved, OTHER_NODE, name="restored", created=EARLIER)
+    for call in (moved.stage, moved.delete):
+        why = refused(lambda call=call: call(HANDLE), Code.FAILED_PRECONDITION)  # type: ignore[misc]
+        assert "which is older and counts" in why
+    assert moved.cluster is not None
+    del moved.cluster.objects["PersistentVolume", "restored"]
+    moved.stage(HANDLE)
+
+
+@pytest.mark.parametrize(
+    ("created", "other"), [(EARLIER, LATER), (LATER, LATER)], ids=["older", "as old"]
+)
+def test_the_node_whose_object_counts_goes_on(
+    made: tuple[World, str], created: str, other: str
+) -> None:
+    world, handle = made
+    say_of_both(world, handle, created, other)
+    world.stage(handle)
+    world.unstage(handle)
+    world.delete(handle)
+    assert world.target.volumes == {}
+
+
+def test_an_object_whose_claim_is_gone_takes_nothing_from_the_other(moved: World) -> None:
+    """As it is left by a move without the feature gate, with Retain."""
+    say_of_both(moved, HANDLE, LATER, EARLIER, phase="Released")
+    moved.stage(HANDLE)
+    moved.unstage(HANDLE)
+    # Nor does one of this node make another one older.
+    say(moved, NODE, name="before", created=EARLIER, phase="Released")
+    say(moved, NODE, LVSTORE_UUID, received="", created=LATER)
+    say(moved, OTHER_NODE, name="restored", created=EARLIER)
+    refused(lambda: moved.stage(HANDLE), Code.FAILED_PRECONDITION)
+
+
+def test_a_volume_that_a_second_object_of_the_node_has_is_not_deleted(
+    made: tuple[World, str],
+) -> None:
+    world, handle = made
+    say(world, NODE, of=handle, phase="Released")
+    retain: dict[str, Any] = {"persistentVolumeReclaimPolicy": "Retain"}
+    kept: list[tuple[str, dict[str, Any]]] = [
+        ("Bound", {}),
+        ("Available", {}),
+        ("Released", retain),
+    ]
+    for phase, spec in kept:
+        say(world, NODE, of=handle, name="second", phase=phase, **spec)
+        why = refused(lambda: world.delete(handle), Code.FAILED_PRECONDITION)
+        assert "is not deleted: PersistentVolume second has it, too" in why
+        assert ALIAS in world.target.volumes
+    say(world, NODE, of=handle, name="second", phase="Released")
+    world.delete(handle)
+    assert world.target.volumes == {}
+
+
 # What is asked
 
 
