@@ -27,7 +27,6 @@ from tests.kubernetes.cluster import API_PORT, Cluster
 from tests.kubernetes.daemonset import EMPTY_DIR, SECRET, Container, containers
 from tests.kubernetes.node import Node
 from tests.kubernetes.sandbox import Process, SandboxError
-from tests.support.frozen import freeze
 from tests.support.target import binary
 from tests.support.wait import until
 
@@ -319,14 +318,8 @@ class Deployment:
     @contextlib.contextmanager
     def frozen(self, name: str) -> Iterator[None]:
         """Stops a part's clock for the duration of a block: it neither answers nor ends."""
-        part = self.parts[name]
-        pid = part.process.inner()
-        assert pid is not None, f"{name} has ended"
-        freeze(pid)
-        try:
+        with self.parts[name].process.frozen():
             yield
-        finally:
-            part.process.send(signal.SIGCONT)
 
     def wait_ready(self) -> None:
         """Waits until the target answers and kubelet has the driver registered."""

@@ -13,12 +13,13 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from tests.support.frozen import freeze
 from tests.support.wait import until
 
 HOST_NAME = "node1"
@@ -110,6 +111,17 @@ class Process:
                 os.kill(pid, number)
         if number == signal.SIGCONT:
             self.process.send_signal(number)  # nsenter stops when its program does
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stops its clock for the duration of a block: it neither answers nor ends."""
+        pid = self.inner()
+        assert pid is not None, f"{self.name} has ended"
+        freeze(pid)
+        try:
+            yield
+        finally:
+            self.send(signal.SIGCONT)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Ends it, with SIGKILL in the end, and returns its exit status (negative: the signal)."""

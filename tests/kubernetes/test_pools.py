@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -174,3 +176,122 @@ def test_snapshots_and_clones_are_for_any_node(
                         assert device_bytes(cluster, name) == 64 * MIB
             until(lambda: len(cluster.items("pv")) == 1, "the copies' end", CONVERGE_S)
         until(lambda: not cluster.items("volumesnapshotcontent"), "the snapshot's end")
+
+
+UNREACHABLE = "node.kubernetes.io/unreachable"
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+TOLERATIONS = (
+    f"tolerations: [{{key: {UNREACHABLE}, operator: Exists, effect: NoExecute, "
+    "tolerationSeconds: 1}]"
+)
+"""Pods are deleted one second after their node is given up, not five minutes."""
+STATEFUL = f"""\
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {{name: ordered}}
+spec:
+  selector: {{matchLabels: {{app: ordered}}}}
+  template:
+    metadata: {{labels: {{app: ordered}}}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      {TOLERATIONS}
+      containers:
+        - name: shell
+          image: busybox:stable
+          imagePullPolicy: IfNotPresent
+          command: [sleep, "1000000"]
+          volumeMounts: [{{name: data, mountPath: /data}}]
+  volumeClaimTemplates:
+    - metadata: {{name: data}}
+      spec:
+        storageClassName: virtlun-rbd
+        accessModes: [ReadWriteOnce]
+        resources: {{requests: {{storage: 320Mi}}}}
+"""
+
+
+def _written(cluster: Cluster, pod: str, text: str, name: str = "file") -> None:
+    """Writes a file, and that alone: sync(1) waits for all disks, those of a dead node, too."""
+    cluster.shell(pod, f"echo {text} | dd of=/data/{name} conv=fsync 2>/dev/null")
+
+
+@contextmanager
+def _dead(place: Deployment) -> Iterator[ExitStack]:
+    """A node that does nothing: what Kubernetes runs there, the driver's parts and the target.
+
+    Closing what is yielded has the target alone go on; the rest does so after the block.
+    """
+    with ExitStack() as others, ExitStack() as target:
+        assert place.node.kubelet is not None and place.node.containerd is not None
+        for process in (place.node.kubelet, place.node.containerd):
+            others.enter_context(process.frozen())
+        for name in place.parts:
+            stack = target if name == "virtlun-target" else others
+            stack.enter_context(place.frozen(name))
+        yield target
+
+
+def _device_of(place: Deployment, handle: str) -> str:
+    """Returns the loop device over the file of a volume, which one node alone has."""
+    place.box.files.add(handle)
+    [device] = [dev for dev, file in place.box.loops().items() if Path(file).name == handle]
+    return device
+
+
+def test_the_volumes_of_a_node_that_died_go_to_another(
+    cluster: Cluster, deployment: Deployment, second: Deployment, pool: str, ceph: Ceph
+) -> None:
+    """As the page of pools says: a Deployment's by itself, a StatefulSet's after the taint."""
+    here, there = deployment.node.name, second.node.name
+    example = (EXAMPLES / "ceph/pod.yaml").read_text()
+    grace = "      terminationGracePeriodSeconds: 1\n"
+    assert grace in example
+    cluster.kubectl("cordon", here)
+    cluster.apply(example.replace(grace, f"{grace}      {TOLERATIONS}\n"))
+    cluster.apply(STATEFUL)
+    try:
+        until(lambda: cluster.items("pod", "-l", "app=ordered"), "the pod")
+        for app in ("wanderer", "ordered"):
+            _written(cluster, _pod(cluster, app, on={there}), "kept")
+        cluster.kubectl("uncordon", here)
+        handle = volume_of(cluster, "data-ordered-0")["spec"]["csi"]["volumeHandle"]
+        device = _device_of(second, handle)
+        with _dead(second) as target:
+            # Of a Deployment another pod is made at once; its volume comes when Ceph gives it up.
+            wanderer = _pod(cluster, "wanderer", on={here})
+            assert cluster.shell(wanderer, "cat /data/file").strip() == "kept"
+            # A StatefulSet's is to be deleted, and nobody there does so.
+            [left] = cluster.items("pod", "-l", "app=ordered")
+            assert (left["spec"]["nodeName"], "deletionTimestamp" in left["metadata"]) == (
+                there,
+                True,
+            )
+            assert cluster.items("volumeattachments") == []
+            cluster.kubectl("taint", "node", there, f"{OUT_OF_SERVICE}=nodeshutdown:NoExecute")
+            ordered = _pod(cluster, "ordered", on={here})
+            assert cluster.shell(ordered, "cat /data/file").strip() == "kept"
+            _written(cluster, ordered, "later")
+            # The old target is back, before anything else of its node, and nobody takes a write.
+            target.close()
+            into = ("dd", "if=/dev/zero", f"of={device}", "bs=4096", "count=1", "oflag=direct")
+            assert "No such device" in cluster.box.run(*into, check=False).stderr
+            log = second.parts["virtlun-target"].process.words
+            until(lambda: "has fenced this host" in log(5000), "the target to say why")
+            assert cluster.shell(ordered, "cat /data/file").strip() == "later"
+        # The node is well again, and lets go of what it had.
+        cluster.wait(f"node/{there}", "condition=Ready", CONVERGE_S)
+        cluster.kubectl("taint", "node", there, f"{OUT_OF_SERVICE}-")
+        until(lambda: handle not in second.exports(), "the old volume to be let go", CONVERGE_S)
+        cluster.kubectl("cordon", here)
+        cluster.delete("pod", ordered)
+        ordered = _pod(cluster, "ordered", on={there})
+        assert cluster.shell(ordered, "cat /data/file").strip() == "later"
+        _written(cluster, ordered, "at last")
+    finally:
+        cluster.kubectl("taint", "node", there, f"{OUT_OF_SERVICE}-", check=False)
+        cluster.kubectl("uncordon", here)
+        cluster.delete("statefulset", "ordered")
+        cluster.delete("pvc", "data-ordered-0")
+        cluster.api.delete_objects(example)
+    until(lambda: _images(ceph) == [], "the images to be deleted", deadline_s=CONVERGE_S)
