@@ -211,9 +211,9 @@ spec:
 """
 
 
-def _written(cluster: Cluster, pod: str, text: str, name: str = "file") -> None:
+def _written(cluster: Cluster, pod: str, text: str) -> None:
     """Writes a file, and that alone: sync(1) waits for all disks, those of a dead node, too."""
-    cluster.shell(pod, f"echo {text} | dd of=/data/{name} conv=fsync 2>/dev/null")
+    cluster.shell(pod, f"echo {text} | dd of=/data/file conv=fsync 2>/dev/null")
 
 
 @contextmanager
