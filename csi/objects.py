@@ -41,16 +41,6 @@ def handle_of(volume: Object) -> str:
     return volume["spec"]["csi"].get("volumeHandle") or "" if is_ours(volume) else ""
 
 
-def node_of(volume: Object) -> str | None:
-    """Returns the node of ours that a core/v1 PersistentVolume is tied to, if it is exactly one."""
-    return _tied_to(volume["spec"])
-
-
-def created_at(found: Object) -> str:
-    """Returns when an object was made, as RFC 3339 in UTC and whole seconds: it sorts by time."""
-    return found["metadata"].get("creationTimestamp") or ""
-
-
 @dataclass(frozen=True)
 class PersistentVolume:
     """A volume as the cluster has it."""
@@ -87,7 +77,7 @@ class PersistentVolume:
     """UID of the claim; nothing: the first one of that name."""
     storage_class: str = ""
     created: str = ""
-    """When it was made (`created_at`)."""
+    """When, as RFC 3339 in UTC and whole seconds has it, which sorts by time."""
     context: Mapping[str, str] = field(default_factory=dict, hash=False)
     """What CreateVolume said that nodes need to know."""
 
@@ -122,7 +112,7 @@ class PersistentVolume:
             received=notes.get(RECEIVED_KEY, ""),
             claim_uid=(claim or {}).get("uid", ""),
             storage_class=spec.get("storageClassName") or "",
-            created=created_at(found),
+            created=found["metadata"].get("creationTimestamp") or "",
             context=csi.get("volumeAttributes") or {},
         )
 

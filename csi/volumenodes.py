@@ -75,10 +75,9 @@ class VolumeNodes:
     ) -> list[PersistentVolume]:
         """Returns the PersistentVolumes of a volume of an lvstore, which say on which node it is.
 
-        `name` is that of one which may be among them; if it is, and of this node, those of others
-        that were made later are left out, of which there may be any number. That there is none is
-        `certain` if it has to be: then all are listed, where the index has none. It may lack one
-        that was just made, or for as long as the watch is cut off.
+        `name` is that of one which may be among them. That there is none is `certain` if it has to
+        be: then all are listed, where the index has none. It may lack one that was just made, or
+        for as long as the watch is cut off.
 
         Raises:
             Failure: UNAVAILABLE, the API server does not say.
@@ -87,8 +86,8 @@ class VolumeNodes:
             return []
         try:
             # What has a pool's affinity is no lvstore's, and any node may make it.
-            found = self._placing(handle, name)
-            if certain and not found and self.index.of(handle) is not None:
+            found = self._of(handle, name)
+            if certain and not found and self.index.names(handle) is not None:
                 found = self._api().volumes_of(handle)
             return [each for each in found if not each.in_pool]
         except ClusterError as error:
@@ -96,25 +95,16 @@ class VolumeNodes:
                 Code.UNAVAILABLE, f"on which node volume {handle} is is not known: {error}"
             ) from error
 
-    def _placing(self, handle: str, name: str) -> list[PersistentVolume]:
-        known = self.index.of(handle)
-        if known is None:
-            return self._api().volumes_of(handle)
-        first = self._api().volumes_called([name] if name else [], handle)
-        since = min((each.created for each in first if self.is_here(each)), default=None)
-        others = (
-            each.name
-            for each in known
-            if since is None or each.node == self._node or each.created <= since
-        )
-        return [*first, *self._api().volumes_called({*others} - {name}, handle)]
+    def _of(self, handle: str, name: str = "") -> list[PersistentVolume]:
+        """Returns all our PersistentVolumes with a handle, as they are now.
 
-    def _of(self, handle: str) -> list[PersistentVolume]:
-        """Returns all our PersistentVolumes with a handle, as they are now."""
-        known = self.index.of(handle)
-        if known is None:
+        Raises:
+            ClusterError: the API server does not say.
+        """
+        names = self.index.names(handle)
+        if names is None:
             return self._api().volumes_of(handle)
-        return self._api().volumes_called([each.name for each in known], handle)
+        return self._api().volumes_called({name, *names} - {""}, handle)
 
     def is_here(self, volume: PersistentVolume) -> bool:
         """Whether a PersistentVolume is of an lvstore of this node.
@@ -337,7 +327,7 @@ class VolumeNodes:
     def _volume(self, handle: str) -> PersistentVolume | None:
         if self._connect is None:
             return None
-        if self.index.of(handle) is not None:
+        if self.index.names(handle) is not None:
             return next(iter(self._of(handle)), None)
         try:
             return self._api().volume_by_handle(handle)
