@@ -27,6 +27,7 @@ from pydantic import ValidationError
 
 from csi import DRIVER_NAME, LVSTORE_KEY, RECEIVED_KEY, TOPOLOGY_KEY, handles
 from csi.clustererrors import ClusterError
+from csi.counting import disputed, node_that_counts
 from csi.errors import Code, Failure, precondition
 from csi.lvols import RETAIN
 from csi.objects import PersistentVolume
@@ -180,17 +181,21 @@ class Moves:
     def _said(
         self, handle: str, name: str = "", *, certain: bool = False
     ) -> list[PersistentVolume]:
-        """Returns what the API server says of a volume of an lvstore (VolumeNodes.placing).
+        """Returns the PersistentVolumes of the node whose volume of an lvstore counts.
 
         Raises:
-            Failure: FAILED_PRECONDITION, a PersistentVolume does not name one node, or one of
-                another node is older; UNAVAILABLE.
+            Failure: FAILED_PRECONDITION, a PersistentVolume does not name one node, or which of
+                several nodes' counts is not certain; UNAVAILABLE.
         """
         if self._nodes is None or not handles.is_uuid(handle):
             return []
         placed = self._nodes.placing(handle, name, certain=certain)
-        if here := [each for each in placed if self._nodes.is_here(each)]:
-            self._check_oldest(handle, here, placed)
+        here = [each for each in placed if self._nodes.is_here(each)]
+        rivals = disputed(placed)
+        counts = node_that_counts(handle, rivals)
+        if rivals and counts is None and any(each in here for each in rivals):
+            raise self._undecided(handle, rivals)
+        if here and (not rivals or counts == self._node):
             return here
         # One that names no node and was never moved, by hand perhaps, says nothing.
         said = [each for each in placed if each.node is not None or each.lvstore or each.received]
@@ -201,7 +206,17 @@ class Moves:
                     f"volume {handle}: let it be `{TOPOLOGY_KEY} In [NODE]` with the node that "
                     "has what counts; until then none uses or deletes the volume"
                 )
-        return said
+        others = [each for each in rivals if each.node == counts] or rivals
+        return others or said
+
+    def _undecided(self, handle: str, rivals: list[PersistentVolume]) -> Failure:
+        named = ", ".join(sorted(f"{each.name} of node {each.node}" for each in rivals))
+        return precondition(
+            f"volume {handle} is of several PersistentVolumes, {named}, and which of them has "
+            "what counts is not certain, so that each node leaves what it has of it alone: set the "
+            "reclaimPolicy of all but the one that is to count to Retain, then delete them and "
+            "their claims"
+        )
 
     def _check_last_use(self, handle: str, said: list[PersistentVolume]) -> None:
         """Raises FAILED_PRECONDITION if a volume is to go that another object has, too.
@@ -213,28 +228,6 @@ class Moves:
             raise precondition(
                 f"volume {handle} is not deleted: PersistentVolume {kept[0]} has it, too; set the "
                 "reclaimPolicy of the one that is to go to Retain, then delete that"
-            )
-
-    def _check_oldest(
-        self, handle: str, here: list[PersistentVolume], placed: list[PersistentVolume]
-    ) -> None:
-        """Raises FAILED_PRECONDITION if another node has a volume by an older PersistentVolume.
-
-        Both would be written otherwise. The older one counts, as any node's credentials can make a
-        new one of that node; of two of one second it is that of the node which made the volume.
-        """
-        since = min(each.created for each in [e for e in here if not e.released] or here)
-        for each in placed:
-            if each.node in (None, self._node) or each.released or each.created > since:
-                continue
-            if each.created == since and self._made_here(handle, here):
-                continue
-            why = "older" if each.created < since else "as old"
-            raise precondition(
-                f"volume {handle} is of two PersistentVolumes: {here[0].name} of node "
-                f"{self._node}, and {each.name} of node {each.node}, which is {why} and counts. "
-                f"Node {self._node} leaves what it has of it alone: set the reclaimPolicy of the "
-                "one that is not to count to Retain, then delete it and its claim"
             )
 
     def _made_here(self, handle: str, said: list[PersistentVolume]) -> bool:

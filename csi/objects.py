@@ -65,6 +65,8 @@ class PersistentVolume:
     """The VolumeAttributesClass that csi-provisioner or csi-resizer has had the driver apply."""
     in_pool: bool = False
     """Whether it is an image of a pool of Ceph, which every node that has the pool can use."""
+    bound: bool = False
+    """Whether it is bound to its claim, which no node's credentials say."""
     released: bool = False
     """Whether its claim is gone: it is Released, or Failed."""
     retained: bool = False
@@ -76,8 +78,6 @@ class PersistentVolume:
     claim_uid: str = ""
     """UID of the claim; nothing: the first one of that name."""
     storage_class: str = ""
-    created: str = ""
-    """When, as RFC 3339 in UTC and whole seconds has it, which sorts by time."""
     context: Mapping[str, str] = field(default_factory=dict, hash=False)
     """What CreateVolume said that nodes need to know."""
 
@@ -106,13 +106,13 @@ class PersistentVolume:
             in_pool=any(each["key"].startswith(POOL_KEY) for each in _places(spec)),
             claim=(claim.get("namespace", ""), claim.get("name", "")) if claim else None,
             deleting="deletionTimestamp" in found["metadata"],
+            bound=(found.get("status") or {}).get("phase") == "Bound",
             released=is_released(found),
             retained=spec.get("persistentVolumeReclaimPolicy") == "Retain",
             lvstore=notes.get(LVSTORE_KEY, ""),
             received=notes.get(RECEIVED_KEY, ""),
             claim_uid=(claim or {}).get("uid", ""),
             storage_class=spec.get("storageClassName") or "",
-            created=found["metadata"].get("creationTimestamp") or "",
             context=csi.get("volumeAttributes") or {},
         )
 

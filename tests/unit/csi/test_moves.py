@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,7 +48,6 @@ def say(
     of: str = HANDLE,
     name: str = "pvc-1",
     received: str | None = None,
-    created: str = "",
     phase: str = "Bound",
     **spec: Any,
 ) -> None:
@@ -62,7 +62,7 @@ def say(
     source = {"driver": "csi.virtlun.dev", "volumeHandle": of, "volumeAttributes": context}
     notes = {LVSTORE_KEY: lvstore, RECEIVED_KEY: received}
     notes = {key: value for key, value in notes.items() if value}
-    meta: dict[str, Any] = {"name": name, "annotations": notes, "creationTimestamp": created}
+    meta: dict[str, Any] = {"name": name, "annotations": notes}
     told = {
         "csi": source,
         "nodeAffinity": {"required": terms},
@@ -483,16 +483,6 @@ def test_an_old_copy_counts_again_when_somebody_says_so(made: tuple[World, str])
     world.stage(handle)
 
 
-def test_an_object_that_another_node_has_made_takes_no_volume_away(made: tuple[World, str]) -> None:
-    world, handle = made
-    say(world, NODE, of=handle)
-    say(world, OTHER_NODE, OTHER_LVSTORE, of=handle, name="forged")
-    world.stage(handle)
-    world.unstage(handle)
-    world.delete(handle)
-    assert world.target.volumes == {}
-
-
 def test_without_an_answer_of_the_api_server_nothing_is_used(made: tuple[World, str]) -> None:
     world, handle = made
     assert world.cluster is not None
@@ -507,73 +497,125 @@ def test_without_an_answer_of_the_api_server_nothing_is_used(made: tuple[World, 
 # Two objects of one volume, made by hand or of a backup
 
 
-EARLIER, LATER = "2026-11-01T00:00:00Z", "2026-11-01T00:00:01Z"
+def calls_of(world: World, handle: str) -> dict[str, Callable[[], object]]:
+    """Returns all that a driver is called for of a volume."""
+    return {
+        "stage": lambda: world.stage(handle),
+        "delete": lambda: world.delete(handle),
+        "snapshot": lambda: snapshot(world, handle),
+        "expand": lambda: expand(world, handle, 128 * MIB),
+        "clone": lambda: clone(world, handle),
+    }
 
 
-def say_of_both(world: World, handle: str, created: str, other_created: str, **other: Any) -> None:
-    """Has both nodes' objects there, each with the last snapshot that is sent, or none."""
-    say(world, NODE, of=handle, created=created)
-    say(world, OTHER_NODE, of=handle, name="restored", created=other_created, **other)
-
-
-@pytest.mark.parametrize(("other", "age"), [(EARLIER, "older"), (LATER, "as old")])
-def test_the_older_one_of_two_nodes_objects_counts_or_that_of_its_maker(
-    moved: World, other: str, age: str
+def test_the_object_that_a_handle_was_made_for_counts_and_the_other_node_leaves_its_own(
+    moved: World,
 ) -> None:
-    """What was received here, and is told to be taken over, is not, while another node has it."""
-    say_of_both(moved, HANDLE, LATER, other)
-    for call in (
-        lambda: moved.stage(HANDLE),
-        lambda: moved.delete(HANDLE),
-        lambda: snapshot(moved, HANDLE),
-        lambda: expand(moved, HANDLE, 128 * MIB),
-        lambda: clone(moved, HANDLE),
-    ):
-        why = refused(call, Code.FAILED_PRECONDITION)
-        assert f"of two PersistentVolumes: pvc-1 of node {NODE}, and restored" in why
-        assert f"of node {OTHER_NODE}, which is {age} and counts" in why
-    assert (xattrs(moved), said(moved), said(moved, RECEIVED_KEY)) == ({}, "", "two")
-    assert list(moved.target.volumes) == [ALIAS]
+    """What was received, and is told to be taken over, is not: the maker's node still has it."""
+    say(moved, NODE, name="restored")
+    say(moved, OTHER_NODE, received="")
+    moved.nodes[HANDLE] = OTHER_NODE
+    calls = calls_of(moved, HANDLE)
+    for name in ("stage", "snapshot"):
+        why = refused(calls[name], Code.FAILED_PRECONDITION)
+        assert f"is of node {OTHER_NODE}, says the nodeAffinity of PersistentVolume pvc-1" in why
+    refused(calls["delete"], Code.FAILED_PRECONDITION)
+    # Growth is left to the other node, and a clone's pod is placed there.
+    assert expand(moved, HANDLE, 128 * MIB).node_expansion_required
+    refused(calls["clone"], Code.RESOURCE_EXHAUSTED)
+    assert (xattrs(moved), moved.target.volumes[ALIAS].mib) == ({}, 64)
 
 
-def test_one_that_was_taken_over_is_left_alone_when_an_older_object_is_there(moved: World) -> None:
-    say(moved, NODE, created=LATER)
-    moved.stage(HANDLE)
-    moved.unstage(HANDLE)
-    say(moved, NODE, LVSTORE_UUID, received="", created=LATER)
-    say(moved, OTHER_NODE, name="restored", created=EARLIER)
-    for call in (moved.stage, moved.delete):
-        why = refused(lambda call=call: call(HANDLE), Code.FAILED_PRECONDITION)  # type: ignore[misc]
-        assert "which is older and counts" in why
-    assert moved.cluster is not None
-    del moved.cluster.objects["PersistentVolume", "restored"]
-    moved.stage(HANDLE)
-
-
-@pytest.mark.parametrize(
-    ("created", "other"), [(EARLIER, LATER), (LATER, LATER)], ids=["older", "as old"]
-)
-def test_the_node_whose_object_counts_goes_on(
-    made: tuple[World, str], created: str, other: str
+@pytest.mark.parametrize("earlier", [False, True], ids=["handle", "handle of version 5"])
+def test_what_another_node_has_made_of_a_handle_takes_no_volume_away(
+    made: tuple[World, str], earlier: bool
 ) -> None:
     world, handle = made
-    say_of_both(world, handle, created, other)
+    if earlier:
+        handle = handles.without_lvstore(NODE, "pvc-1")
+        world.target.volumes[ALIAS].uuid = handle
+    say(world, NODE, of=handle)
+    # With its credentials alone, even before the object of the node; or with a claim of its own.
+    forged = {"Available": OTHER_LVSTORE, "Bound": ""}
+    for phase, lvstore in forged.items():
+        say(world, OTHER_NODE, lvstore, of=handle, name="forged", phase=phase)
+        world.stage(handle)
+        world.unstage(handle)
+    assert list(world.target.volumes) == [ALIAS]
+
+
+def test_what_another_node_has_made_of_the_handle_of_what_was_moved_takes_nothing_away(
+    moved: World,
+) -> None:
+    say(moved, NODE)
+    say(moved, OTHER_NODE, OTHER_LVSTORE, name="forged", phase="Available")
+    moved.stage(HANDLE)
+    moved.unstage(HANDLE)
+    say(moved, OTHER_NODE, name="forged")
+    moved.stage(HANDLE)
+
+
+def test_where_the_newer_one_was_used_last_none_counts_before_somebody_has_decided(
+    made: tuple[World, str],
+) -> None:
+    """The object that was retained is used anew while the other node's pods write."""
+    world, handle = made
+    say(world, OTHER_NODE, OTHER_LVSTORE, of=handle, name="restored")
+    for phase in ("Released", "Available"):
+        say(world, NODE, of=handle, phase=phase)
+        why = refused(lambda: world.stage(handle), Code.FAILED_PRECONDITION)
+        assert f"is of node {OTHER_NODE}" in why
+    say(world, NODE, of=handle)
+    for name, call in calls_of(world, handle).items():
+        why = refused(call, Code.FAILED_PRECONDITION)
+        if name != "delete":
+            assert f"pvc-1 of node {NODE}, restored of node {OTHER_NODE}, and which of them" in why
+            assert "set the reclaimPolicy of all but the one" in why
+    assert (world.target.volumes[ALIAS].mib, list(world.target.volumes)) == (64, [ALIAS])
+    assert world.cluster is not None
+    del world.cluster.objects["PersistentVolume", "restored"]
     world.stage(handle)
-    world.unstage(handle)
-    world.delete(handle)
-    assert world.target.volumes == {}
+
+
+def test_what_was_used_last_stops_too_while_it_is_not_decided(moved: World) -> None:
+    say(moved, NODE, name="restored")
+    moved.stage(HANDLE)
+    moved.unstage(HANDLE)
+    say(moved, NODE, LVSTORE_UUID, name="restored", received="")
+    say(moved, OTHER_NODE, received="", phase="Available")
+    moved.stage(HANDLE)
+    moved.unstage(HANDLE)
+    say(moved, OTHER_NODE, received="")
+    why = refused(lambda: moved.stage(HANDLE), Code.FAILED_PRECONDITION)
+    assert f"pvc-1 of node {OTHER_NODE}, restored of node {NODE}, and which" in why
+
+
+def test_a_node_that_has_none_of_those_that_are_not_decided_has_its_pod_placed_elsewhere(
+    moved: World,
+) -> None:
+    moved.target.volumes.clear()
+    for node in ("node3", OTHER_NODE):
+        say(moved, node, name=f"of-{node}")
+    refused(lambda: clone(moved, HANDLE), Code.RESOURCE_EXHAUSTED)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_two_nodes_never_both_count(made: tuple[World, str], used: bool) -> None:
+    """Nor where the one that the handle was made for is of the past, and each has another."""
+    world, handle = made
+    say(world, NODE, of=handle, phase="Released")
+    say(world, OTHER_NODE, OTHER_LVSTORE if used else "", of=handle, name="restored")
+    say(world, NODE, of=handle, name="second")
+    watched(world)
+    why = refused(lambda: world.stage(handle), Code.FAILED_PRECONDITION)
+    assert (f"is of node {OTHER_NODE}" if used else "is of several PersistentVolumes") in why
 
 
 def test_an_object_whose_claim_is_gone_takes_nothing_from_the_other(moved: World) -> None:
     """As it is left by a move without the feature gate, with Retain."""
-    say_of_both(moved, HANDLE, LATER, EARLIER, phase="Released")
+    say(moved, NODE, name="restored")
+    say(moved, OTHER_NODE, received="", phase="Released")
     moved.stage(HANDLE)
-    moved.unstage(HANDLE)
-    # Nor does one of this node make another one older.
-    say(moved, NODE, name="before", created=EARLIER, phase="Released")
-    say(moved, NODE, LVSTORE_UUID, received="", created=LATER)
-    say(moved, OTHER_NODE, name="restored", created=EARLIER)
-    refused(lambda: moved.stage(HANDLE), Code.FAILED_PRECONDITION)
 
 
 def test_a_volume_that_a_second_object_of_the_node_has_is_not_deleted(

@@ -1,0 +1,48 @@
+"""Which of the PersistentVolumes of one volume of an lvstore count, where they name several nodes.
+
+Each node's driver asks this for itself, so all have to come to the same answer, and none may when
+that is not certain: two nodes that both count would both write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from csi import handles
+from csi.objects import PersistentVolume
+
+
+def disputed(placed: Sequence[PersistentVolume]) -> list[PersistentVolume]:
+    """Returns those with a node of which one is to count; of one node, if it is not disputed.
+
+    That are the bound ones; where there is none, those whose claim is not gone.
+    """
+    live = [each for each in placed if each.node is not None and not each.released]
+    return [each for each in live if each.bound] or live
+
+
+def node_that_counts(handle: str, rivals: Sequence[PersistentVolume]) -> str | None:
+    """Returns the node whose PersistentVolume counts; None: it is not decided.
+
+    Of several it is the one with that which the handle was made for, or with the one that was used
+    last. Credentials of a node can make neither for another node's volume, but where a claim is
+    bound to what they have made.
+    """
+    nodes = {each.node for each in rivals}
+    if len(nodes) > 1:
+        nodes = {each.node for each in rivals if was_made_for(handle, each) or is_used(each)}
+    return nodes.pop() if len(nodes) == 1 else None
+
+
+def was_made_for(handle: str, volume: PersistentVolume) -> bool:
+    """Whether a driver made a handle for the PersistentVolume of this name and node."""
+    if volume.node is None or not handles.is_made(handle):
+        return False
+    if handles.tells_lvstore(handle):
+        return handles.make(handle, volume.node, volume.name) == handle
+    return handles.without_lvstore(volume.node, volume.name) == handle
+
+
+def is_used(volume: PersistentVolume) -> bool:
+    """Whether a volume was taken over for a PersistentVolume that still has its claim."""
+    return volume.bound and bool(volume.lvstore)
