@@ -60,6 +60,8 @@ RETRY_S = (0.2, 10.0)
 """Waits of a watch that failed: the first, and the longest, seconds."""
 NAMES_S = 5.0
 """For so many seconds volumes are not listed again where one that is looked for was among them."""
+READ_MAX = 8
+"""More volumes of one handle are not read one by one: all are listed."""
 COMPONENT = "virtlun-csi"
 EVENT_BYTES_MAX = 1024  # of an Event's message; core/v1 refuses more
 #: A peer that went away without a word is noticed after 30 s + 3 * 10 s: a watch has no deadline.
@@ -286,18 +288,17 @@ class Cluster:
             )
         return found[-1]
 
-    def volumes_of(self, handle: str) -> list[PersistentVolume]:
+    def volumes_of(self, handle: str, *, fresh: bool = False) -> list[PersistentVolume]:
         """Returns all our persistent volumes with this handle.
 
-        One that was made in the last `NAMES_S` may be missing beside others.
+        One that was made in the last `NAMES_S` may be missing beside others, unless they are to be
+        `fresh`: then all are listed.
         """
-        listed = self._named_at
-        fresh = listed is not None and time.monotonic() - listed < NAMES_S
-        found = self._named(handle) if fresh else []
-        if not found:
-            self._list_names()
-            found = self._named(handle)
-        return found
+        listed, names = self._named_at, self._names.get(handle, ())
+        soon = listed is not None and time.monotonic() - listed < NAMES_S
+        if soon and not fresh and len(names) <= READ_MAX and (found := self._named(handle)):
+            return found
+        return self._list_names(handle)
 
     def _named(self, handle: str) -> list[PersistentVolume]:
         """Reads our volumes that had this handle when all were listed."""
@@ -311,12 +312,17 @@ class Cluster:
                 found.append(self.volume(name))
         return [each for each in found if each.ours and each.handle == handle]
 
-    def _list_names(self) -> None:
+    def _list_names(self, handle: str = "") -> list[PersistentVolume]:
+        """Lists all volumes, and returns ours with this handle, in order of names."""
         names: dict[str, list[str]] = {}
+        found = []
         for item in self.items(VOLUME):
-            if handle := handle_of(item):
-                names.setdefault(handle, []).append(item["metadata"]["name"])
+            if its := handle_of(item):
+                names.setdefault(its, []).append(item["metadata"]["name"])
+                if its == handle:
+                    found.append(PersistentVolume.of(item))
         self._names, self._named_at = names, time.monotonic()
+        return sorted(found, key=lambda each: each.name)
 
     def storage_class(self, name: str) -> StorageClass:
         """Returns a class."""

@@ -46,3 +46,24 @@ def was_made_for(handle: str, volume: PersistentVolume) -> bool:
 def is_used(volume: PersistentVolume) -> bool:
     """Whether a volume was taken over for a PersistentVolume that still has its claim."""
     return volume.bound and bool(volume.lvstore)
+
+
+def keepers(named: Sequence[PersistentVolume], node: str) -> list[PersistentVolume]:
+    """Returns those of a handle for which a volume of a node, or an image, is not to be deleted.
+
+    Whoever asks for that has an object whose claim is gone: the one that names the node, or no
+    node, unless there are several. Another one is of the past when its claim is gone, too; it
+    keeps the volume nonetheless if it is to be retained and may be of this very volume, or if it is
+    that of another node which was used last.
+    """
+    mine = [each for each in named if each.in_pool or each.node in (None, node)]
+    if not mine:
+        return []
+    used_here = any(each.lvstore for each in mine)
+
+    def keeps(each: PersistentVolume) -> bool:
+        if not each.released:
+            return True
+        return each.retained if each in mine else bool(each.lvstore) and not used_here
+
+    return [each for each in named if (len(mine) > 1 or each not in mine) and keeps(each)]

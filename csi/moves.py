@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from csi import DRIVER_NAME, LVSTORE_KEY, RECEIVED_KEY, TOPOLOGY_KEY, handles
 from csi.clustererrors import ClusterError
-from csi.counting import disputed, node_that_counts
+from csi.counting import disputed, keepers, node_that_counts
 from csi.errors import Code, Failure, precondition
 from csi.lvols import RETAIN
 from csi.objects import PersistentVolume
@@ -71,18 +71,24 @@ class Moves:
             return None
         return self._found(handle)[0]
 
-    def _found(self, handle: str) -> tuple[Owned | None, list[PersistentVolume]]:
-        """Returns the same, and what the API server says of it: one answer decides."""
+    def _found(
+        self, handle: str, named: list[PersistentVolume] | None = None
+    ) -> tuple[Owned | None, list[PersistentVolume]]:
+        """Returns the same, and what the API server says of it: one answer decides.
+
+        It is not asked where its answer is given, of all that have the handle.
+        """
         volume = self._volumes.lvols.find(handle)
         if volume is None:
-            return None, self._said(handle)
+            return None, self._said(handle, named)
         if volume.pool or volume.snapshot:
             return self._volumes.find(handle), []
         owner, noted = self._volumes.noted(volume)
         owned = Owned(volume, owner) if owner else None
         if self._nodes is None or not self._nodes.asks:
             return owned or self._restored(volume, noted), []
-        said = self._said(handle, owner.name if owner else "", certain=owned is not None)
+        name = owner.name if owner else ""
+        said = self._said(handle, named, name=name, certain=owned is not None)
         if said and said[0].node != self._node:
             return None, said
         if owned is not None:
@@ -164,10 +170,10 @@ class Moves:
         Raises:
             Failure: as `get`, and `OwnedVolumes.delete`; a volume of another node is never gone.
         """
-        found, said = self._found(handle)
-        self._check_last_use(handle, said)
+        named = self._named(handle)
+        self._check_last_use(handle, named)
+        found, said = self._found(handle, named)
         if found is None:
-            said = said or self._said(handle, certain=True)
             self._check_here(handle, said)
             there = self._volumes.lvols.find(handle) is not None
             if said and not there and said[0].lvstore:
@@ -178,8 +184,24 @@ class Moves:
         self._volumes.delete(handle)
         return found
 
+    def _named(self, handle: str) -> list[PersistentVolume]:
+        """Returns all that have a handle, of a volume of an lvstore or of an image, at this moment.
+
+        What has a pool's affinity is no lvstore's, and any node may make it.
+        """
+        if self._nodes is None or not handles.is_uuid(handle):
+            return []
+        volume = self._volumes.lvols.find(handle)
+        image = volume is not None and volume.pool is not None
+        return [each for each in self._nodes.naming(handle) if image or not each.in_pool]
+
     def _said(
-        self, handle: str, name: str = "", *, certain: bool = False
+        self,
+        handle: str,
+        named: list[PersistentVolume] | None = None,
+        *,
+        name: str = "",
+        certain: bool = False,
     ) -> list[PersistentVolume]:
         """Returns the PersistentVolumes of the node whose volume of an lvstore counts.
 
@@ -189,7 +211,8 @@ class Moves:
         """
         if self._nodes is None or not handles.is_uuid(handle):
             return []
-        placed = self._nodes.placing(handle, name, certain=certain)
+        if (placed := named) is None:
+            placed = self._nodes.placing(handle, name, certain=certain)
         here = [each for each in placed if self._nodes.is_here(each)]
         rivals = disputed(placed)
         counts = node_that_counts(handle, rivals)
@@ -218,16 +241,12 @@ class Moves:
             "their claims"
         )
 
-    def _check_last_use(self, handle: str, said: list[PersistentVolume]) -> None:
-        """Raises FAILED_PRECONDITION if a volume is to go that another object has, too.
-
-        That is one with a claim, or that is to be retained: whoever asks has neither.
-        """
-        kept = sorted(each.name for each in said if each.retained or not each.released)
-        if kept and len(said) > 1:
+    def _check_last_use(self, handle: str, named: list[PersistentVolume]) -> None:
+        """Raises FAILED_PRECONDITION if a volume is to go that another object still stands for."""
+        if kept := sorted(each.name for each in keepers(named, self._node)):
             raise precondition(
-                f"volume {handle} is not deleted: PersistentVolume {kept[0]} has it, too; set the "
-                "reclaimPolicy of the one that is to go to Retain, then delete that"
+                f"volume {handle} is not deleted: PersistentVolume {', '.join(kept)} has it, too; "
+                "set the reclaimPolicy of the one that is to go to Retain, then delete that"
             )
 
     def _made_here(self, handle: str, said: list[PersistentVolume]) -> bool:

@@ -19,7 +19,7 @@ import structlog
 
 from csi import DRIVER_NAME, LVSTORE_KEY, RECEIVED_KEY, attributes
 from csi.attributes import Attributes
-from csi.cluster import Cluster
+from csi.cluster import READ_MAX, Cluster
 from csi.clustererrors import ClusterError, NotFoundError
 from csi.errors import Code, Failure, invalid, precondition
 from csi.kinds import ATTRIBUTES_CLASS, CLAIM, STORAGE_CLASS, VOLUME
@@ -95,6 +95,21 @@ class VolumeNodes:
                 Code.UNAVAILABLE, f"on which node volume {handle} is is not known: {error}"
             ) from error
 
+    def naming(self, handle: str) -> list[PersistentVolume]:
+        """Returns all our PersistentVolumes with a handle, as a list of this moment has them.
+
+        Raises:
+            Failure: UNAVAILABLE, the API server does not say.
+        """
+        if self._connect is None:
+            return []
+        try:
+            return self._api().volumes_of(handle, fresh=True)
+        except ClusterError as error:
+            raise Failure(
+                Code.UNAVAILABLE, f"on which node volume {handle} is is not known: {error}"
+            ) from error
+
     def _of(self, handle: str, name: str = "") -> list[PersistentVolume]:
         """Returns all our PersistentVolumes with a handle, as they are now.
 
@@ -102,7 +117,7 @@ class VolumeNodes:
             ClusterError: the API server does not say.
         """
         names = self.index.names(handle)
-        if names is None:
+        if names is None or len(names) > READ_MAX:
             return self._api().volumes_of(handle)
         return self._api().volumes_called({name, *names} - {""}, handle)
 

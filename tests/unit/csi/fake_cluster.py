@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from csi.cluster import Cluster
 from csi.clustererrors import ConflictError, NotFoundError, UnreachableError
-from csi.kinds import VOLUME, Kind
+from csi.kinds import Kind
 from csi.objects import Object, PersistentVolume
 
 
@@ -40,6 +40,7 @@ class FakeCluster(Cluster):
         self.conflicts = 0
         self.connected = 0
         self.version = 100
+        self.forget_names()
 
     def connect(self) -> FakeCluster:  # type: ignore[override]
         """What the driver calls to have a cluster."""
@@ -99,11 +100,15 @@ class FakeCluster(Cluster):
             raise NotFoundError(f"no PersistentVolume has the handle {handle}")
         return self.volumes[handle]
 
-    def volumes_of(self, handle: str) -> list[PersistentVolume]:
+    def volumes_of(self, handle: str, *, fresh: bool = False) -> list[PersistentVolume]:
         self._answers()
-        put = (PersistentVolume.of(each) for each in self.items(VOLUME))
-        found = {each.name: each for each in (*put, *self.volumes.values())}
-        return [each for each in found.values() if each.ours and each.handle == handle]
+        found = {each.name: each for each in super().volumes_of(handle, fresh=fresh)}
+        found |= {each.name: each for each in self.volumes.values() if each.handle == handle}
+        return [each for each in found.values() if each.ours]
+
+    def forget_names(self) -> None:
+        """As some seconds later: PersistentVolumes are listed anew where all were listed before."""
+        self._names, self._named_at = {}, None
 
     def event(
         self,

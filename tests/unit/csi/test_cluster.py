@@ -21,7 +21,7 @@ from lightkube.config.models import User
 import csi.apitransport
 import csi.cluster
 from csi.apitransport import MetadataOnly, PacedWatches
-from csi.cluster import NAMES_S, Change, Cluster
+from csi.cluster import NAMES_S, READ_MAX, Change, Cluster
 from csi.clustererrors import (
     ClusterError,
     ConflictError,
@@ -395,22 +395,27 @@ def test_all_volumes_of_a_handle_are_found(monkeypatch: pytest.MonkeyPatch) -> N
         return httpx2.Response(200, json={"metadata": {}, "items": list(found)})
 
     one, two, three = _volume("pv1", "h1"), _volume("pv2", "h1", "Released"), _volume("pv3", "h3")
-    server = Server(everything(one, two), *(httpx2.Response(200, json=each) for each in (one, two)))
+    server = Server(everything(two, one))
     asking = cluster(server)
 
-    def found(handle: str) -> list[tuple[str, bool]]:
-        return [(each.name, each.released) for each in asking.volumes_of(handle)]
+    def found(handle: str, *, fresh: bool = False) -> list[tuple[str, bool]]:
+        return [(each.name, each.released) for each in asking.volumes_of(handle, fresh=fresh)]
 
     assert found("h1") == [("pv1", False), ("pv2", True)]
     # Soon after nothing is listed that was there.
     server.answers += [httpx2.Response(200, json=one), status(404, "gone")]
     assert found("h1") == [("pv1", False)]
     # What was not there is looked for.
-    server.answers += [everything(one, three), httpx2.Response(200, json=three)]
+    server.answers += [everything(one, three)]
     assert found("h3") == [("pv3", False)]
-    # Later one may have come beside what is known.
+    # One may have come beside what is known: that is seen later, or where it has to be.
+    server.answers += [everything(one, two, three)]
+    assert found("h3", fresh=True) == [("pv3", False)]
     now[0] += NAMES_S
     server.answers += [everything(one, two)]
-    server.answers += [httpx2.Response(200, json=each) for each in (one, two)]
     assert found("h1") == [("pv1", False), ("pv2", True)]
+    # Of very many each costs a question: all are listed.
+    many = [_volume(f"pv{at}", "h1") for at in range(READ_MAX + 1)]
+    server.answers += [everything(*many), everything(*many)]
+    assert len(found("h1", fresh=True)) == len(found("h1")) == READ_MAX + 1
     assert server.answers == []
