@@ -62,25 +62,43 @@ def _listed(answer: httpx2.Response) -> httpx2.Response:
 
 
 class PacedWatches(httpx2.BaseTransport):
-    """Lets a watch begin no sooner than SHORT_S after the last one of its kind.
+    """Lets a watch begin no sooner than SHORT_S after the last one of its kind, and end.
 
     The library takes a watch up again as soon as the server has ended it, so a server or proxy that
-    ends each at once would be asked without a pause.
+    ends each at once would be asked without a pause. One that says nothing for longer than a watch
+    takes, and keeps the connection, would not be noticed: the library waits without end.
     """
 
-    def __init__(self, transport: httpx2.BaseTransport) -> None:
-        """Sends with `transport`."""
+    def __init__(
+        self, transport: httpx2.BaseTransport, silence_s: float, heard: dict[str, float]
+    ) -> None:
+        """Sends with `transport`, and waits for each part of a watch for `silence_s` seconds.
+
+        In `heard` is noted when a watch began, in seconds of the monotonic clock, by plural.
+        """
         self._transport = transport
+        self._silence_s = silence_s
+        self._heard = heard
         self._begun: dict[str, float] = {}  # by path, monotonic; of the size of the kinds
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Sends a request, if need be after a wait."""
-        if "watch" in request.url.params:
-            last = self._begun.get(request.url.path)
-            if last is not None:
-                time.sleep(max(0.0, last + SHORT_S - time.monotonic()))
-            self._begun[request.url.path] = time.monotonic()
-        return self._transport.handle_request(request)
+        if "watch" not in request.url.params:
+            return self._transport.handle_request(request)
+        path = request.url.path
+        last = self._begun.get(path)
+        if last is not None:
+            time.sleep(max(0.0, last + SHORT_S - time.monotonic()))
+        self._begun[path] = time.monotonic()
+        waits = request.extensions.get("timeout") or {}
+        request.extensions = {
+            **request.extensions,
+            "timeout": {**waits, "read": self._silence_s},
+        }
+        answer = self._transport.handle_request(request)
+        if answer.status_code == 200:
+            self._heard[path.rsplit("/", 1)[1]] = time.monotonic()
+        return answer
 
     def close(self) -> None:
         """Closes the connections."""

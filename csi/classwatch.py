@@ -83,10 +83,16 @@ class ClassWatch:
             threading.Thread(target=work, name="classes of volumes", daemon=True).start()
 
     def _watch(self, stopped: threading.Event) -> None:
-        assert self._connect is not None
-        follow(self._connect, VOLUME, stopped, self.note)
+        follow(self._watched, VOLUME, stopped, self.note)
         for queue in self._queues.values():
             queue.close()
+
+    def _watched(self) -> Cluster:
+        """Returns who watches, of whom the index hears whether that goes on."""
+        assert self._connect is not None
+        cluster = self._connect()
+        self._nodes.index.heard = partial(cluster.heard, VOLUME)
+        return cluster
 
     def note(self, change: Change) -> None:
         """Takes one change of a PersistentVolume."""

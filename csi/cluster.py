@@ -56,6 +56,8 @@ IDLE_S = 300.0
 """A connection is kept so long for the next call, which then needs no TLS handshake."""
 LIST_CHUNK = 500
 """Objects that the server sends at a time."""
+SILENCE_S = WATCH_S + 30.0
+"""A watch that says nothing for so many seconds, and does not end, has failed."""
 RETRY_S = (0.2, 10.0)
 """Waits of a watch that failed: the first, and the longest, seconds."""
 NAMES_S = 5.0
@@ -91,11 +93,12 @@ class Change(NamedTuple):
 class Cluster:
     """The API server, asked with this program's own account."""
 
-    def __init__(self, client: Client) -> None:
-        """Uses a client; `connect` makes one."""
+    def __init__(self, client: Client, heard: dict[str, float] | None = None) -> None:
+        """Uses a client, which notes in `heard` when it began a watch; `connect` makes one."""
         self._client: Any = client  # its types go by classes that are known before it runs
         self._names: dict[str, list[str]] = {}  # handle -> names of our volumes, when last listed
         self._named_at: float | None = None  # monotonic seconds
+        self._heard = heard if heard is not None else {}  # of watches, by plural; also monotonic
 
     @classmethod
     def connect(cls, kubeconfig: Path | None = None) -> Cluster:
@@ -117,11 +120,12 @@ class Cluster:
                 limits=httpx2.Limits(keepalive_expiry=IDLE_S),
                 socket_options=KEEPALIVE,
             )
+            heard: dict[str, float] = {}
             client = Client(
                 config._replace(user=config.user or User()),
                 timeout=httpx2.Timeout(ANSWER_S),
                 field_manager=COMPONENT,
-                transport=PacedWatches(MetadataOnly(transport)),
+                transport=PacedWatches(MetadataOnly(transport), SILENCE_S, heard),
             )
         except (ConfigError, OSError, KeyError, ValueError, TypeError) as error:
             where = kubeconfig or "in a pod, $KUBECONFIG or ~/.kube/config"
@@ -129,7 +133,7 @@ class Cluster:
                 f"no Kubernetes API server is configured ({where}: {error}): give the pod a "
                 "service account, or name a file with --kubeconfig"
             ) from error
-        return cls(client)
+        return cls(client, heard)
 
     def close(self) -> None:
         """Closes the connections; watches end with an error."""
@@ -167,6 +171,7 @@ class Cluster:
         stop: threading.Event,
         *,
         labels: Mapping[str, str] | None = None,
+        known: set[tuple[str, str]] | None = None,
     ) -> Iterator[Change]:
         """Yields the objects of a kind in all namespaces, then every change, until `stop` is set.
 
@@ -174,11 +179,30 @@ class Cluster:
         lists anew when the server no longer knows what happened since.
 
         It never ends by itself; what goes wrong is logged, and tried again after 0.2 to 10 s.
-        It sees `stop` at the next change.
+        It sees `stop` at the next change. In `known` is kept what it has told of, by namespace and
+        name: another watch which is given that tells what has vanished since.
         """
+        try:
+            yield from self._watch(kind, stop, labels, set() if known is None else known)
+        finally:
+            self._heard.pop(kind.plural, None)
+
+    def heard(self, kind: Kind) -> float | None:
+        """Returns when a watch of a kind told something last, or that it goes on.
+
+        In seconds of the monotonic clock; None: it is cut off, or there is none.
+        """
+        return self._heard.get(kind.plural)
+
+    def _watch(
+        self,
+        kind: Kind,
+        stop: threading.Event,
+        labels: Mapping[str, str] | None,
+        known: set[tuple[str, str]],
+    ) -> Iterator[Change]:
         bound = log.bind(kind=kind.plural)
         selected = {**_all(kind, None), "labels": dict(labels) if labels else None}
-        known: set[tuple[str, str]] = set()
         version, failed = "", 0
         while not stop.is_set():
             try:
@@ -193,8 +217,10 @@ class Cluster:
                             known.add(_name(each))  # now: this list may break in the middle
                             yield Change("present", _plain(each))
                         version = objects.resourceVersion
-                    yield from (Change("gone", _named(*name)) for name in known - listed)
-                    known = listed
+                    gone_since = known - listed
+                    yield from (Change("gone", _named(*name)) for name in gone_since)
+                    known -= gone_since
+                    self._heard[kind.plural] = time.monotonic()
                     yield Change("complete", {})
                 with sentences("watch", kind):
                     for what, each in self._client.watch(
@@ -206,6 +232,7 @@ class Cluster:
                         if failed:
                             bound.info("watching again", failures=failed)
                         failed = 0
+                        self._heard[kind.plural] = time.monotonic()
                         version = each["metadata"]["resourceVersion"]
                         if stop.is_set():
                             return
@@ -213,10 +240,12 @@ class Cluster:
                         (known.discard if gone else known.add)(_name(each))
                         yield Change("gone" if gone else "present", _plain(each))
             except ExpiredError:
+                self._heard.pop(kind.plural, None)
                 version = ""
                 failed += 1
                 stop.wait(backoff(failed, *RETRY_S))
             except ClusterError as error:
+                self._heard.pop(kind.plural, None)
                 if stop.is_set():
                     return
                 failed += 1

@@ -30,12 +30,14 @@ def follow(
 ) -> None:
     """Calls `note` with each change of a kind, those of `labels` alone, until `stop` is set.
 
-    `connect` is called as often as the watch begins anew. An object that `note` cannot read (a
+    `connect` is called as often as the watch begins anew; what vanished before that is told, too.
+    An object that `note` cannot read (a
     KeyError, TypeError or ValueError) is left out, and the others go on.
     """
+    known: set[tuple[str, str]] = set()
     while not stop.is_set():
         try:
-            for change in connect().watch(kind, stop, labels=labels):
+            for change in connect().watch(kind, stop, labels=labels, known=known):
                 _note(kind, change, note)
         except ClusterError as error:
             log.warning("cannot watch", kind=kind.plural, reason=str(error))

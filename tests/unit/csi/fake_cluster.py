@@ -41,6 +41,7 @@ class FakeCluster(Cluster):
         self.connected = 0
         self.version = 100
         self.forget_names()
+        self._heard = {}
 
     def connect(self) -> FakeCluster:  # type: ignore[override]
         """What the driver calls to have a cluster."""

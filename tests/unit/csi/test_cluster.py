@@ -314,7 +314,7 @@ def test_watches_that_end_at_once_do_not_come_thick_and_fast(
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
     server = Server(listed(5), told(), told(), told(("ADDED", volume("a", 6))))
-    paced = cluster(server, PacedWatches(httpx2.MockTransport(server)))
+    paced = cluster(server, PacedWatches(httpx2.MockTransport(server), 7.0, {}))
     found = []
     for change in paced.watch(VM_VOLUME, threading.Event()):
         found.append(_short(change))
@@ -324,6 +324,52 @@ def test_watches_that_end_at_once_do_not_come_thick_and_fast(
     assert len(waits) == 2
     assert all(0.5 < wait <= 1.0 for wait in waits)
     paced.close()
+
+
+def test_a_watch_is_heard_while_it_goes_on_and_waits_for_no_silence_without_end() -> None:
+    heard: dict[str, float] = {}
+    waits: list[float] = []
+    server = Server(
+        listed(5, "a"), told(), told(("ADDED", volume("b", 6)), then=httpx2.ReadTimeout("silent"))
+    )
+    server.answers += [status(500, "away"), told(("ADDED", volume("c", 7)))]
+    failing: list[float | None] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        waits.append(request.extensions["timeout"]["read"])
+        if len(waits) > 3:
+            failing.append(asking.heard(VM_VOLUME))
+        return server(request)
+
+    paced = PacedWatches(httpx2.MockTransport(answer), 7.0, heard)
+    config = KubeConfig.from_one(cluster=ServerConfig(server="http://server"), user=User()).get()
+    assert config is not None
+    asking = Cluster(Client(config, transport=paced), heard)
+    changes = asking.watch(VM_VOLUME, threading.Event())
+    assert asking.heard(VM_VOLUME) is None
+    assert [_short(next(changes)) for _ in range(2)] == [("present", "a"), ("complete", "")]
+    first = asking.heard(VM_VOLUME)
+    assert first is not None
+    assert _short(next(changes)) == ("present", "b")
+    assert (asking.heard(VM_VOLUME) or 0) > first
+    assert _short(next(changes)) == ("present", "c")
+    assert asking.heard(VM_VOLUME) is not None
+    assert failing == [None, None]
+    assert waits[1:] == [7.0] * 4
+    changes.close()  # type: ignore[attr-defined]
+    assert asking.heard(VM_VOLUME) is None
+
+
+def test_what_vanished_between_two_watches_is_told() -> None:
+    known: set[tuple[str, str]] = set()
+    server = Server(listed(5, "a", "b"), listed(9, "b"))
+    for expected in (
+        [("present", "a"), ("present", "b"), ("complete", "")],
+        [("present", "b"), ("gone", "a"), ("complete", "")],
+    ):
+        changes = cluster(server).watch(VM_VOLUME, threading.Event(), known=known)
+        assert [_short(next(changes)) for _ in range(3)] == expected
+    assert [name for _, name in known] == ["b"]
 
 
 def test_a_kind_that_comes_later_is_waited_for() -> None:

@@ -28,9 +28,15 @@ def test_it_begins_anew_and_leaves_out_what_cannot_be_read(
     cluster, stop, seen = FakeCluster(), threading.Event(), []
 
     def watch(
-        kind: Kind, ends: threading.Event, *, labels: Mapping[str, str] | None
+        kind: Kind,
+        ends: threading.Event,
+        *,
+        labels: Mapping[str, str] | None,
+        known: set[tuple[str, str]],
     ) -> Iterator[Change]:
         assert (kind, ends, labels) == (VOLUME, stop, {"a": "b"})
+        assert len(known) == cluster.connected - 1  # what was told before
+        known.add(("", f"right{cluster.connected}"))
         yield from (present("wrong"), present(f"right{cluster.connected}"))
         if cluster.connected == 1:
             raise failure

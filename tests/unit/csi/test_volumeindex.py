@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
-from csi.cluster import Change
+from csi.cluster import SILENCE_S, Change
 from csi.volumeindex import VolumeIndex
 
 COMPLETE = Change("complete", {})
@@ -37,3 +38,14 @@ def test_names_come_and_go_and_other_drivers_have_none() -> None:
     for name in ("a", "c", "never"):
         index.note(Change("gone", {"metadata": {"name": name}}))
     assert (index.names("h1"), index.names("h2")) == ((), ())
+
+
+def test_nothing_is_known_while_the_watch_is_cut_off_or_silent() -> None:
+    index = VolumeIndex()
+    for change in (Change("present", volume("a", "h1")), COMPLETE):
+        index.note(change)
+    for silence, known in ((0.0, ("a",)), (SILENCE_S + 1, None), (0.0, ("a",))):
+        index.heard = lambda silence=silence: time.monotonic() - silence  # type: ignore[misc]
+        assert index.names("h1") == known
+    index.heard = lambda: None
+    assert index.names("h1") is None
