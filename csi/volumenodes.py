@@ -21,6 +21,7 @@ from csi import DRIVER_NAME, LVSTORE_KEY, RECEIVED_KEY, attributes
 from csi.attributes import Attributes
 from csi.cluster import READ_MAX, Cluster
 from csi.clustererrors import ClusterError, NotFoundError
+from csi.counting import disputed, node_that_counts
 from csi.errors import Code, Failure, invalid, precondition
 from csi.kinds import ATTRIBUTES_CLASS, CLAIM, STORAGE_CLASS, VOLUME
 from csi.objects import Object, PersistentVolume, quantity_bytes
@@ -55,15 +56,20 @@ class VolumeNodes:
         Raises:
             Failure: UNAVAILABLE, the API server does not say.
         """
+        if self._connect is None:
+            return None
         try:
-            found = self._volume(handle)
+            found = self._of(handle)
+            if not found and self.index.names(handle) is not None:
+                found = self._api().volumes_of(handle)
         except ClusterError as error:
             raise Failure(
                 Code.UNAVAILABLE, f"which node has volume {handle} is not known: {error}"
             ) from error
-        if found is None:
-            return None
-        return "" if found.in_pool else found.node
+        placed = _of_lvstores(found)
+        if not placed:
+            return "" if found else None
+        return node_that_counts(handle, disputed(placed)) or placed[0].node
 
     @property
     def asks(self) -> bool:
@@ -85,11 +91,10 @@ class VolumeNodes:
         if self._connect is None:
             return []
         try:
-            # What has a pool's affinity is no lvstore's, and any node may make it.
-            found = self._of(handle, name)
+            found = _of_lvstores(self._of(handle, name))
             if certain and not found and self.index.names(handle) is not None:
-                found = self._api().volumes_of(handle)
-            return [each for each in found if not each.in_pool]
+                found = _of_lvstores(self._api().volumes_of(handle, fresh=True))
+            return found
         except ClusterError as error:
             raise Failure(
                 Code.UNAVAILABLE, f"on which node volume {handle} is is not known: {error}"
@@ -339,18 +344,13 @@ class VolumeNodes:
         except NotFoundError:
             return None
 
-    def _volume(self, handle: str) -> PersistentVolume | None:
-        if self._connect is None:
-            return None
-        if self.index.names(handle) is not None:
-            return next(iter(self._of(handle)), None)
-        try:
-            return self._api().volume_by_handle(handle)
-        except NotFoundError:
-            return None
-
     def _api(self) -> Cluster:
         assert self._connect is not None
         with self._mutex:
             self._cluster = self._cluster or self._connect()
         return self._cluster
+
+
+def _of_lvstores(found: list[PersistentVolume]) -> list[PersistentVolume]:
+    """What has a pool's affinity is no lvstore's, and any node may make it."""
+    return [each for each in found if not each.in_pool]

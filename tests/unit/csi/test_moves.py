@@ -795,3 +795,28 @@ def test_the_lvstore_is_asked_for_only_where_the_handle_or_the_object_tells_one(
     assert stores_asked(before) == stores_asked(handle) - 1
     say(world, NODE, LVSTORE_UUID, of=before, name="pvc-2")
     assert stores_asked(before) == stores_asked(handle)
+
+
+def test_what_has_a_pool_s_affinity_does_not_keep_the_others_from_being_asked_for(
+    made: tuple[World, str],
+) -> None:
+    world, handle = made
+    place = {"key": f"{POOL_KEY}0", "operator": "In", "values": ["true"]}
+    affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [place]}]}}
+    say(world, NODE, of=handle, name="forged", nodeAffinity=affinity)
+    watched(world)
+    say(world, OTHER_NODE, of=handle, name="restored")  # which the watch has not told of
+    why = refused(lambda: world.stage(handle), Code.FAILED_PRECONDITION)
+    assert f"is of node {OTHER_NODE}" in why
+
+
+def test_the_node_is_asked_for_where_the_watch_has_told_nothing_yet(world: World) -> None:
+    world.cluster = FakeCluster()
+    world.restart()
+    assert watched(world).calls == []
+    assert world.persistent.node_of(HANDLE) is None
+    say(world, NODE, name="restored", phase="Available")
+    say(world, OTHER_NODE, received="")
+    assert world.persistent.node_of(HANDLE) == OTHER_NODE
+    watched(world)
+    assert world.persistent.node_of(HANDLE) == OTHER_NODE
