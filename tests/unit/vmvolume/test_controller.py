@@ -44,7 +44,12 @@ class WatchedCluster(FakeCluster):
         """The labels that each watch asks for."""
 
     def watch(
-        self, kind: Kind, stop: threading.Event, *, labels: Mapping[str, str] | None = None
+        self,
+        kind: Kind,
+        stop: threading.Event,
+        *,
+        labels: Mapping[str, str] | None = None,
+        known: set[tuple[str, str]] | None = None,
     ) -> Iterator[Change]:
         self.selected[kind.plural] = labels
         while not stop.is_set():
