@@ -251,6 +251,7 @@ class Reconciler:
         try:
             with self._locks.hold(action.handle):
                 wanted = pb.CapacityRange(required_bytes=action.size)
+                self._moves.get(action.handle)  # what does not count is left alone
                 self._volumes.grow(action.handle, wanted)
         except (Failure, RpcError) as error:
             if isinstance(error, Failure) and error.code is Code.ABORTED:

@@ -413,6 +413,11 @@ def test_growth_that_fails_is_told_and_tried_again(world: World) -> None:
     assert "it does not grow: lvstore lvs0 is full" in world.status()["message"]
     assert world.status()["phase"] == "Attached"
     world.volumes.fail = None
+    world.moves.older = True
+    assert world.reconcile().retry
+    assert "it does not grow: volume x is of node node2" in world.status()["message"]
+    assert world.volumes.size == 64 * MIB
+    world.moves.older = False
     assert not world.reconcile().retry
     assert world.volumes.size == 128 * MIB
 
