@@ -302,7 +302,7 @@ class Cluster:
         return PersistentVolume.of(self.get(VOLUME, name))
 
     def volume_by_handle(self, handle: str) -> PersistentVolume:
-        """Returns our persistent volume with this handle; of several, one.
+        """Returns our persistent volume with this handle; of several, one that is bound if any is.
 
         The first time it lists all volumes, later it reads the one.
         """
@@ -315,7 +315,7 @@ class Cluster:
                 f"no PersistentVolume of {DRIVER_NAME} has the handle {handle}: "
                 "was it deleted meanwhile?"
             )
-        return found[-1]
+        return next((each for each in found if each.bound), found[-1])
 
     def volumes_of(self, handle: str, *, fresh: bool = False) -> list[PersistentVolume]:
         """Returns all our persistent volumes with this handle.

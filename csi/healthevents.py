@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from csi import handles
 from csi.cluster import Cluster
 from csi.clustererrors import ClusterError, NotFoundError
 from csi.hosterrors import HostError
@@ -122,6 +123,8 @@ class HealthEvents:
 
     def _tell(self, volume: str, entries: list[Entry]) -> bool:
         """Makes the event; False if the API server does not take it now."""
+        if not handles.is_made(volume):
+            return True  # inline, or somebody else's: there is no claim
         assert self._connect is not None
         reason, message = HEALTHY, "the volume is in order again"
         if entries:
@@ -137,7 +140,7 @@ class HealthEvents:
             self._cluster.event(about, reason, said, warning=warning, node=self._node)
             log.info("told the claim", volume=volume, reason=reason, claim="/".join(claim))
         except NotFoundError:
-            pass  # inline volumes have no claim; and a loop device may be of somebody else
+            pass  # it was made for no claim, or that is gone
         except ClusterError as error:
             log.warning("cannot tell a claim of its volume's health", reason=str(error))
             return False

@@ -11,7 +11,7 @@ from csi.kinds import CLAIM
 from csi.objects import PersistentVolume
 from csi.targets import Targets
 from csi.vhostface import VhostFace
-from csi.volumehealth import VolumeHealth
+from csi.volumehealth import Entry, VolumeHealth
 from pydataplane.errors import TargetUnavailable
 from tests.unit.csi.conftest import NODE, World
 from tests.unit.csi.fake_cluster import FakeCluster
@@ -121,6 +121,18 @@ def test_what_has_no_claim_is_told_to_nobody(watched: Watched) -> None:
     assert watched.look(5, away=True) == []
     watched.cluster.failure = None
     assert watched.look(5, away=True) == []
+
+
+def test_of_what_no_driver_made_no_object_is_looked_for(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That would list all PersistentVolumes."""
+    other = "4b1d6e9e-94f4-4a5c-8a2b-1f2f3a4b5c6d"
+    away = [Entry(reason="TargetAway", message="I/O waits")]
+    monkeypatch.setattr(watched.health, "volumes", lambda: ["csi-0a1b", other])
+    monkeypatch.setattr(watched.health, "entries_of", lambda found: dict.fromkeys(found, away))
+    assert watched.look(20) == []
+    assert watched.cluster.connected == 0
 
 
 def test_a_volume_that_has_left_the_node_is_forgotten(of_any_face: Watched) -> None:
