@@ -213,13 +213,14 @@ class Cluster:
                         )
                         listed: set[tuple[str, str]] = set()
                         for each in objects:
-                            listed.add(_name(each))
-                            known.add(_name(each))  # now: this list may break in the middle
+                            listed.add(name := _name(each))
+                            known.add(name)  # now: this list may break in the middle
                             yield Change("present", _plain(each))
                         version = objects.resourceVersion
                     gone_since = known - listed
                     yield from (Change("gone", _named(*name)) for name in gone_since)
                     known -= gone_since
+                    listed.clear()
                     self._heard[kind.plural] = time.monotonic()
                     yield Change("complete", {})
                 with sentences("watch", kind):

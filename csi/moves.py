@@ -14,6 +14,8 @@ what the old node has is older, also if the affinity is set back: it counts agai
 received what is newer, by which the volume is nobody's (plugin.streams.receiving), and is taken
 over there.
 
+Where several PersistentVolumes name a volume, csi.counting says which node's counts.
+
 Outside of a pod, where no API server is asked, what is on this node counts, also after it has
 received what is newer.
 """

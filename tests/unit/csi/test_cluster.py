@@ -326,7 +326,10 @@ def test_watches_that_end_at_once_do_not_come_thick_and_fast(
     paced.close()
 
 
-def test_a_watch_is_heard_while_it_goes_on_and_waits_for_no_silence_without_end() -> None:
+def test_a_watch_is_heard_while_it_goes_on_and_waits_for_no_silence_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     heard: dict[str, float] = {}
     waits: list[float] = []
     server = Server(
