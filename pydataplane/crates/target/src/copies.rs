@@ -26,6 +26,7 @@ use one::{Copy, Ending};
 use parking_lot::{Mutex, MutexGuard};
 use rpc::{Errno, Error};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -59,6 +60,8 @@ pub struct Copies {
     left: Mutex<Vec<Weak<Copy>>>,
     /// Held while one begins or ends.
     turn: Mutex<()>,
+    /// The process is about to end, or gives what it has to the next one.
+    ended: AtomicBool,
 }
 
 impl Copies {
@@ -137,6 +140,7 @@ impl Copies {
     /// In one sentence: one has not ended in [`END_TIMEOUT`], and why. It goes on trying, and is known still in case
     /// that this process goes on: no other copy begins beside it.
     pub fn end_all(&self, why: &str) -> Result<(), String> {
+        self.ended.store(true, Ordering::SeqCst);
         let mut all: Vec<_> = self.all.lock().values().cloned().collect();
         let left: Vec<_> = self.left.lock().iter().filter_map(Weak::upgrade).collect();
         // Others do not end for one that is known not to.
@@ -168,6 +172,11 @@ impl Copies {
         }
         self.all.lock().retain(|_, copy| !copy.is(Ending::Over));
         outcome
+    }
+
+    /// Whether [`Copies::end_all`] was called, and none has begun since.
+    pub fn are_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
     }
 
     fn get(&self, ctrlr: &str, number: u8) -> Result<Arc<Copy>, Error> {

@@ -311,6 +311,10 @@ impl App {
     /// As [`App::close_unused_volumes`], where no call ends by which that is recorded.
     pub fn close_unused_volumes_for_good(&self) {
         self.close_unused_volumes();
+        // The record may be the next process's by now, which closes it once more.
+        if self.copies.are_ended() {
+            return;
+        }
         if let Err(e) = self.commit() {
             tracing::error!("volumes that were closed are not recorded as such: {e}");
         }

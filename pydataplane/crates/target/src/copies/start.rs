@@ -111,6 +111,7 @@ pub fn start(app: &Arc<App>, ctrlr: &str, number: u8, to: &str, limit: u64) -> R
     });
     // Known before it begins: whatever happens to its bdevs ends it.
     app.copies.all.lock().insert(key.clone(), copy.clone());
+    app.copies.ended.store(false, Ordering::SeqCst);
     let begun = app
         .controllers
         .replace(ctrlr, number, &source, mirror, None, Box::new(|| Ok(())))
