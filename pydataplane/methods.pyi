@@ -575,6 +575,10 @@ class Lun(TypedDict):
     """Bytes of a logical block, as the guest sees it."""
     discard: bool
     """Whether the guest may discard blocks, where the bdev takes that."""
+    ejected: bool
+    """Whether the guest has ejected the medium of a removable disk: it is in again when the guest
+    loads it or starts anew, and when the target does.
+    """
     event_at: float | None
     """When the event that it came was put into the connected guest's ring; null if it was not: the
     guest gave no buffers yet, or started later and scans by itself.

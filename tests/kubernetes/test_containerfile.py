@@ -136,17 +136,16 @@ def test_every_program_answers(buildah: Buildah, container: str) -> None:
 def test_the_target_serves_a_volume(buildah: Buildah, container: str) -> None:
     """As the image's own user, by the image's own command line."""
     script = (
-        "virtlun-target --rpc-socket /tmp/rpc.sock --vhost-dir /tmp & "
-        "until [ -S /tmp/rpc.sock ]; do sleep 0.1; done; "
+        "virtlun-target --rpc-socket /tmp/rpc.sock --vhost-dir /tmp --state-dir /tmp/state & "
+        "until [ -S /tmp/rpc.sock ] || ! kill -0 $!; do sleep 0.1; done; "
         "virtlun --socket /tmp/rpc.sock target status --json; kill $!"
     )
     assert '"version"' in buildah("run", "--user", "virtlun", container, "--", "sh", "-c", script)
 
 
 def test_the_helper_has_the_programs_that_it_runs(buildah: Buildah, container: str) -> None:
-    script = "command -v blkid e2fsck mkfs.ext4 mkfs.xfs mount resize2fs xfs_growfs; id virtlun"
+    programs = ["blkid", "e2fsck", "mkfs.ext4", "mkfs.xfs", "mount", "resize2fs", "xfs_growfs"]
+    script = f"for each in {' '.join(programs)}; do command -v $each; done; id virtlun"
     said = buildah("run", container, "--", "sh", "-c", script).splitlines()
-    assert [Path(line).name for line in said[:-1]] == [
-        *("blkid", "e2fsck", "mkfs.ext4", "mkfs.xfs", "mount", "resize2fs", "xfs_growfs")
-    ]
+    assert [Path(line).name for line in said[:-1]] == programs
     assert "uid=64100(virtlun)" in said[-1] and "(disk)" in said[-1]
