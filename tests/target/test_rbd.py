@@ -25,6 +25,7 @@ from tests.support.ceph import POOL, Ceph, cluster, lacks
 from tests.support.frozen import frozen
 from tests.support.initiator import Initiator, connected
 from tests.support.load import Load
+from tests.support.night import at_night
 from tests.support.target import Target, TargetFailed
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
@@ -497,23 +498,29 @@ def test_a_restart_forgets_neither_who_waits_nor_who_was_overtaken(
     assert of_other("locked") and not of_other("fenced")
 
 
-def test_what_an_older_target_recorded_of_an_image_means_what_it_meant(
-    target: Target, ceph: Ceph
+@pytest.mark.parametrize(
+    "becomes",
+    [pytest.param(r"\1..b007b007", id="boot"), at_night(r"\1", id="older-target")],
+)
+def test_what_an_older_target_or_another_boot_recorded_of_an_image_keeps_nobody_from_it(
+    target: Target, ceph: Ceph, becomes: str
 ) -> None:
-    """It did not say whether the image had been locked here."""
-    image = ceph.image("older", 8)
+    """An older one did not say whether it had been locked here, and who used it is gone."""
+    image = ceph.image(f"older-{len(becomes)}", 8)
     disk(target, image, guest_disk=True)
     target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
     target.add_lun("vm-1", image, 0)
     assert target.stop() == 0
     record = target.state_dir / "config.json"
-    text, count = re.subn(r'("generation": "[0-9a-f-]{36})[.]"', r'\1"', record.read_text())
+    recorded = r'(?<="generation": ")([0-9a-f-]{36})[.][.][0-9a-f]{8}(?=")'
+    text, count = re.subn(recorded, becomes, record.read_text())
     assert count == 1, text
     record.write_text(text)
     ceph.rbd("image-meta", "set", f"{POOL}/{image}", "virtlun.generation", "other")
-    target.start()
-    said = info(target, image)["driver_specific"]["rbd"]
-    assert (said["locked"], said["fenced"]) == (True, False)
+    for again in (target.start, target.restart):
+        again()
+        said = info(target, image)["driver_specific"]["rbd"]
+        assert (said["locked"], said["fenced"]) == (True, False)
 
 
 def test_a_host_that_was_fenced_serves_the_image_no_more(target: Target, ceph: Ceph) -> None:

@@ -32,7 +32,7 @@ const GENERATION: &CStr = c"virtlun.generation";
 /// What Ceph answers where there is no room for a value.
 const RANGE: c_int = -libc::ERANGE;
 /// Longest value of it, in bytes.
-const GENERATION_MAX: usize = 64;
+pub(crate) const GENERATION_MAX: usize = 64;
 
 /// Which image, and for whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +51,8 @@ pub struct Source {
     pub for_guests: bool,
     /// What says in the image that it is had here, of an earlier process that had it; `None`: something new.
     pub generation: Option<String>,
+    /// Id of this host's boot, a UUID.
+    pub boot: String,
 }
 
 impl Source {
@@ -170,7 +172,7 @@ impl OpenedImage {
             }
             return Err(failed(format!("image {} cannot be opened", source.path()), opened));
         }
-        let own = source.generation.clone().unwrap_or_else(generation::locked);
+        let own = source.generation.clone().unwrap_or_else(|| generation::locked(&source.boot));
         Ok(OpenedImage {
             cluster: Arc::clone(cluster),
             client,
@@ -205,14 +207,19 @@ impl OpenedImage {
     /// Locks it for whoever begins to use it, or goes on after this target's process before, if it may be.
     fn begin(&mut self) -> Result<Begun, Error> {
         self.check_lockable()?;
-        match self.source.generation.as_deref().map(Origin::of) {
+        match self.source.generation.as_deref().map(|own| Origin::of(own, &self.source.boot)) {
             None if self.source.incoming => {
                 let seen = self.generation()?;
-                self.own = generation::waiting(seen.as_deref());
+                self.own = generation::waiting(seen.as_deref(), &self.source.boot);
                 *self.seen.lock() = seen;
                 Ok(Begun::Waits)
             }
             None | Some(Origin::Unknown) => {
+                self.lock()?;
+                self.begin_generation().map(|()| Begun::Locked)
+            }
+            Some(Origin::Gone) => {
+                self.own = generation::locked(&self.source.boot);
                 self.lock()?;
                 self.begin_generation().map(|()| Begun::Locked)
             }
@@ -682,6 +689,7 @@ mod tests {
             incoming: false,
             for_guests: false,
             generation: None,
+            boot: String::new(),
         }
     }
 

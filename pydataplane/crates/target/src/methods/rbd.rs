@@ -368,6 +368,7 @@ fn source(p: &Create) -> Source {
         incoming: p.incoming.unwrap_or(false),
         for_guests: p.is_guest_disk() || p.pool.is_some(),
         generation: p.generation.clone(),
+        boot: peer::boot_id().to_owned(),
     }
 }
 
