@@ -220,8 +220,8 @@ async def prepared(
         return
     copies.check_settled(services, uuid)
     known = await records.known(services.hook, plan.controller)
-    if of_plan(plan):
-        # What an earlier attempt left has images open that it would have to be opened anew.
+    if plan.incoming or of_plan(plan):
+        # What an earlier attempt left has images open, which would have to be opened anew.
         await services.target.release_idle(plan.controller)
     async with images.opened(call, plan, of_plan(plan)):
         plan = await services.target.find_volumes(plan, known)

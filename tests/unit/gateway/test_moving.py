@@ -237,6 +237,12 @@ def test_the_destination_is_ready_before_libvirtd_is_asked(tmp_path: Path, proc:
         assert seen.luns == {0: world.target.volumes["lvs0/data"].uuid}
         assert b"/elsewhere/" not in seen.payload
         assert f"/run/virtlun/vhost/{CONTROLLER}".encode() in seen.payload
+        # What was left of the guest, which went on elsewhere since, is made anew.
+        world.target.requests.clear()
+        await client.call(proc, prepare(world, proc, xml))
+        called = [name for name, _ in world.target.requests]
+        made = called.index("vhost_create_scsi_controller")
+        assert called.index("vhost_delete_controller") < made
         seen.payload = b""
         world.target.controllers.clear()
         del world.target.volumes["lvs0/data"]
