@@ -51,10 +51,11 @@ def is_used(volume: PersistentVolume) -> bool:
 def keepers(named: Sequence[PersistentVolume], node: str) -> list[PersistentVolume]:
     """Returns those of a handle for which a volume of a node, or an image, is not to be deleted.
 
-    Whoever asks for that has an object whose claim is gone: the one that names the node, or no
-    node, unless there are several. Another one is of the past when its claim is gone, too; it
-    keeps the volume nonetheless if it is to be retained and may be of this very volume, or if it is
-    that of another node which was used last.
+    Whoever asks for that has an object whose claim is gone, and which is not retained: it names the
+    node, or none. Where the only such one is not so, who asks is of the past, and that one not.
+    Another is of the past when its claim is gone, too; it keeps the volume nonetheless if it is to
+    be retained and may be of this very volume, or if it is that of another node which was used
+    last.
     """
     mine = [each for each in named if each.in_pool or each.node in (None, node)]
     if not mine:
@@ -66,4 +67,4 @@ def keepers(named: Sequence[PersistentVolume], node: str) -> list[PersistentVolu
             return True
         return each.retained if each in mine else bool(each.lvstore) and not used_here
 
-    return [each for each in named if (len(mine) > 1 or each not in mine) and keeps(each)]
+    return [each for each in named if keeps(each)]

@@ -45,6 +45,7 @@ class Place:
     def __init__(self, name: str, target: Target, cluster: FakeCluster) -> None:
         self.name = name
         self.target = target
+        self._cluster = cluster
         target.make_lvstore("lvs0", 64 * MIB)
         client = WatchedClient(target.rpc_socket)
         self.volumes = Volumes(client)
@@ -76,7 +77,18 @@ class Place:
         return self.controller.create_snapshot(request).snapshot.snapshot_id
 
     def delete(self, handle: str) -> None:
-        self.controller.delete_volume(pb.DeleteVolumeRequest(volume_id=handle))
+        """Deletes a volume as csi-provisioner does: while the claim of PV is gone, if PV is there.
+
+        It has its claim again afterwards, as no test deletes that for good.
+        """
+        found = self._cluster.objects.get(("PersistentVolume", PV))
+        if found is not None:
+            found["status"] = {"phase": "Released"}
+        try:
+            self.controller.delete_volume(pb.DeleteVolumeRequest(volume_id=handle))
+        finally:
+            if found is not None:
+                found["status"] = {"phase": "Bound"}
 
     def names(self) -> list[str]:
         return sorted(volume.name for volume in self.volumes.volumes())

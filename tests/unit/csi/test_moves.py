@@ -76,6 +76,21 @@ def say(
     world.cluster.forget_names()
 
 
+def deleting(world: World) -> Callable[[str], None]:
+    """Returns what deletes a volume as csi-provisioner does: once the claim of pvc-1 is gone."""
+
+    def delete(handle: str) -> None:
+        assert world.cluster is not None
+        found = world.cluster.objects["PersistentVolume", "pvc-1"]
+        before, found["status"] = found["status"], {"phase": "Released"}
+        try:
+            world.delete(handle)
+        finally:
+            found["status"] = before
+
+    return delete
+
+
 def said(world: World, key: str = LVSTORE_KEY) -> str:
     """Returns what an annotation of the PersistentVolume says."""
     assert world.cluster is not None
@@ -132,10 +147,10 @@ def test_growth_before_the_first_pod_is_of_what_was_received(moved: World) -> No
 def test_a_claim_that_is_deleted_at_once_takes_its_volume_with_it(moved: World) -> None:
     say(moved, NODE)
     for _ in range(2):
-        moved.delete(HANDLE)
+        deleting(moved)(HANDLE)
     assert ALIAS not in moved.target.volumes
     moved.target.loaded = False
-    refused(lambda: moved.delete(HANDLE), Code.UNAVAILABLE)
+    refused(lambda: deleting(moved)(HANDLE), Code.UNAVAILABLE)
 
 
 NOT_WHOLE = {"virtlun.receive": json.dumps({"since": None, "to": "one", "was": 0})}
@@ -157,7 +172,7 @@ def test_what_is_not_whole_or_somebody_else_s_is_not_taken_over(
 ) -> None:
     say(moved, NODE)
     xattrs(moved).update(noted)
-    for call in (moved.stage, moved.delete):
+    for call in (moved.stage, deleting(moved)):
         assert words in refused(lambda call=call: call(HANDLE), Code.FAILED_PRECONDITION)  # type: ignore[misc]
     assert (said(moved), xattrs(moved)) == ("", noted)
     assert ALIAS in moved.target.volumes
@@ -170,7 +185,7 @@ def test_what_no_object_says_is_here_is_not_taken_over(moved: World) -> None:
             Code.UNAVAILABLE,
         )
     say(moved, OTHER_NODE)
-    for act in (moved.stage, moved.delete):
+    for act in (moved.stage, deleting(moved)):
         assert f"is of node {OTHER_NODE}" in refused(
             lambda act=act: act(HANDLE),  # type: ignore[misc]
             Code.FAILED_PRECONDITION,
@@ -185,7 +200,7 @@ def test_an_lvol_whose_uuid_no_driver_made_is_nobody_s_claim(moved: World) -> No
     say(moved, NODE, of=disk)
     refused(lambda: moved.stage(disk), Code.NOT_FOUND)
     assert "is not of csi.virtlun.dev" in refused(
-        lambda: moved.delete(disk), Code.FAILED_PRECONDITION
+        lambda: deleting(moved)(disk), Code.FAILED_PRECONDITION
     )
 
 
@@ -246,17 +261,17 @@ def test_pods_of_a_claim_that_was_made_anew_do_not_keep_the_old_volume(moved: Wo
     say(moved, NODE, claimRef={"namespace": "default", "name": "data", "uid": "one"})
     put_user(moved, CLAIM, "data", {}, meta={"uid": "two"})
     put_user(moved, POD, "other", {"nodeName": OTHER_NODE, "volumes": BY_NAME})
-    moved.delete(HANDLE)
+    deleting(moved)(HANDLE)
     assert ALIAS not in moved.target.volumes
 
 
 def test_only_what_has_the_last_snapshot_is_taken_over(moved: World) -> None:
     say(moved, NODE, received="")
-    for call in (moved.stage, moved.delete):
+    for call in (moved.stage, deleting(moved)):
         why = refused(lambda call=call: call(HANDLE), Code.FAILED_PRECONDITION)  # type: ignore[misc]
         assert f"`kubectl annotate pv pvc-1 {RECEIVED_KEY}=SNAPSHOT`" in why
     say(moved, NODE, received="three")
-    for call in (moved.stage, moved.delete):
+    for call in (moved.stage, deleting(moved)):
         why = refused(lambda call=call: call(HANDLE), Code.FAILED_PRECONDITION)  # type: ignore[misc]
         assert "its last snapshot is pvc-1@two, and @three is to be" in why
     assert (said(moved), xattrs(moved)) == ("", {})
@@ -292,7 +307,7 @@ def test_what_is_received_anew_while_it_is_taken_over_is_not(
 def test_an_affinity_that_was_set_before_the_data_came_is_one_sentence(moved: World) -> None:
     del moved.target.volumes[ALIAS]
     say(moved, NODE)
-    for call in (moved.stage, moved.delete):
+    for call in (moved.stage, deleting(moved)):
         why = refused(lambda call=call: call(HANDLE), Code.UNAVAILABLE)  # type: ignore[misc]
         assert f"receive it there (`virtlun volume receive --uuid {HANDLE}`)" in why
     moved.target.volumes[ALIAS] = Volume(HANDLE, parent="pvc-1@two")
@@ -334,7 +349,7 @@ def test_what_was_sent_away_is_left_alone(made: tuple[World, str]) -> None:
     world, handle = made
     say(world, OTHER_NODE, of=handle)
     world.nodes[handle] = OTHER_NODE
-    for call in (world.stage, world.delete):
+    for call in (world.stage, deleting(world)):
         why = refused(lambda call=call: call(handle), Code.FAILED_PRECONDITION)  # type: ignore[misc]
         assert f"is of node {OTHER_NODE}, says the nodeAffinity of PersistentVolume pvc-1" in why
     refused(lambda: snapshot(world, handle), Code.FAILED_PRECONDITION)
@@ -351,7 +366,7 @@ def test_what_was_sent_away_is_left_alone(made: tuple[World, str]) -> None:
 def test_an_old_copy_does_not_count_when_the_affinity_is_set_back(made: tuple[World, str]) -> None:
     world, handle = made
     say(world, NODE, OTHER_LVSTORE, of=handle, received="two")
-    for call in (world.stage, world.delete):
+    for call in (world.stage, deleting(world)):
         why = refused(lambda call=call: call(handle), Code.FAILED_PRECONDITION)  # type: ignore[misc]
         assert "is older than the one" in why
         assert f"kubectl annotate pv pvc-1 {LVSTORE_KEY}-" in why
@@ -371,7 +386,7 @@ def test_what_changes_at_the_volume_is_seen_at_once(made: tuple[World, str]) -> 
     world.stage(handle)
     world.unstage(handle)
     xattrs(world)["virtlun.receive"] = "{}"
-    for call in (world.stage, world.delete):
+    for call in (world.stage, deleting(world)):
         why = refused(lambda call=call: call(handle), Code.FAILED_PRECONDITION)  # type: ignore[misc]
         assert "is being received, and not whole" in why
     del xattrs(world)["virtlun.receive"]
@@ -400,12 +415,12 @@ def test_an_affinity_that_does_not_name_one_node_lets_nobody_have_the_volume(
 ) -> None:
     world, handle = made
     say(world, OTHER_NODE, OTHER_LVSTORE, of=handle, nodeAffinity=affinity)
-    for call in (world.stage, world.delete):
+    for call in (world.stage, deleting(world)):
         why = refused(lambda call=call: call(handle), Code.FAILED_PRECONDITION)  # type: ignore[misc]
         assert "PersistentVolume pvc-1 does not name one node" in why
     assert ALIAS in world.target.volumes
     world.target.volumes.clear()
-    refused(lambda: world.delete(handle), Code.FAILED_PRECONDITION)
+    refused(lambda: deleting(world)(handle), Code.FAILED_PRECONDITION)
 
 
 @pytest.mark.parametrize("expression", [HOSTNAME, BOTH, None], ids=["other key", "both", "none"])
@@ -418,7 +433,7 @@ def test_a_volume_that_was_never_moved_needs_no_affinity_of_the_drivers(
     say(world, NODE, of=handle, nodeAffinity={"required": terms} if expression else {})
     world.stage(handle)
     world.unstage(handle)
-    world.delete(handle)
+    deleting(world)(handle)
     assert ALIAS not in world.target.volumes
 
 
@@ -428,7 +443,7 @@ def test_an_owned_copy_that_lacks_the_last_snapshot_does_not_count(moved: World)
     moved.unstage(HANDLE)
     # It goes on at the other node, is to come here again, and nothing has come yet.
     say(moved, NODE, LVSTORE_UUID, received="three")
-    for call in (moved.stage, moved.delete):
+    for call in (moved.stage, deleting(moved)):
         why = refused(lambda call=call: call(HANDLE), Code.FAILED_PRECONDITION)  # type: ignore[misc]
         assert "is to have snapshot @three" in why and "its last one is pvc-1@two" in why
     assert said(moved, RECEIVED_KEY) == "three"
@@ -457,9 +472,9 @@ def test_a_handle_of_an_earlier_driver_is_gone_only_where_it_was_made(world: Wor
     world.restart()
     own, other = (handles.without_lvstore(node, "pvc-1") for node in (NODE, OTHER_NODE))
     say(world, NODE, of=other)
-    assert "receive it there" in refused(lambda: world.delete(other), Code.UNAVAILABLE)
+    assert "receive it there" in refused(lambda: deleting(world)(other), Code.UNAVAILABLE)
     say(world, NODE, of=own)
-    world.delete(own)
+    deleting(world)(own)
 
 
 def test_where_no_api_server_is_asked_what_came_back_is_what_it_was(world: World) -> None:
@@ -637,6 +652,46 @@ def test_a_volume_that_a_second_object_of_the_node_has_is_not_deleted(
         assert "is not deleted: PersistentVolume second has it, too" in why
         assert ALIAS in world.target.volumes
     say(world, NODE, of=handle, name="second", phase="Released")
+    world.delete(handle)
+    assert world.target.volumes == {}
+
+
+def test_a_deletion_that_was_on_its_way_when_its_object_went_takes_nothing_from_the_second(
+    made: tuple[World, str],
+) -> None:
+    """An administrator has set the first to Retain, and deleted it: the second is the only one."""
+    world, handle = made
+    retain: dict[str, Any] = {"persistentVolumeReclaimPolicy": "Retain"}
+    kept: list[tuple[str, dict[str, Any]]] = [
+        ("Bound", {}),
+        ("Available", {}),
+        ("Released", retain),
+        ("Failed", retain),
+    ]
+    for phase, spec in kept:
+        say(world, NODE, of=handle, name="second", phase=phase, **spec)
+        why = refused(lambda: world.delete(handle), Code.FAILED_PRECONDITION)
+        assert "is not deleted: PersistentVolume second has it, too" in why
+        assert ALIAS in world.target.volumes
+
+
+@pytest.mark.parametrize("phase", ["Released", "Failed"])
+def test_the_only_object_does_not_keep_its_volume_once_its_claim_is_gone(
+    made: tuple[World, str], phase: str
+) -> None:
+    """Also where it is being deleted, or could not be deleted before."""
+    world, handle = made
+    say(world, NODE, of=handle, phase=phase)
+    assert world.cluster is not None
+    meta = world.cluster.objects["PersistentVolume", "pvc-1"]["metadata"]
+    meta |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["csi.example.org/keep"]}
+    world.delete(handle)
+    assert world.target.volumes == {}
+
+
+def test_what_nobody_has_an_object_of_is_deleted(made: tuple[World, str]) -> None:
+    """As csi-provisioner does where it could not make the object."""
+    world, handle = made
     world.delete(handle)
     assert world.target.volumes == {}
 
