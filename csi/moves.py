@@ -172,7 +172,9 @@ class Moves:
         Raises:
             Failure: as `get`, and `OwnedVolumes.delete`; a volume of another node is never gone.
         """
-        named = self._named(handle)
+        volume = self._volumes.lvols.find(handle)
+        image = volume is not None and volume.pool is not None
+        named = self._named(handle, image=image)
         self._check_last_use(handle, named)
         found, said = self._found(handle, named)
         if found is None:
@@ -183,18 +185,16 @@ class Moves:
                 return None
             if said and not there and not self._made_here(handle, said):
                 raise self._missing(handle, said)
-        self._volumes.delete(handle)
+        self._volumes.delete(handle, absent=volume is None)
         return found
 
-    def _named(self, handle: str) -> list[PersistentVolume]:
+    def _named(self, handle: str, *, image: bool) -> list[PersistentVolume]:
         """Returns all that have a handle, of a volume of an lvstore or of an image, at this moment.
 
         What has a pool's affinity is no lvstore's, and any node may make it.
         """
         if self._nodes is None or not handles.is_uuid(handle):
             return []
-        volume = self._volumes.lvols.find(handle)
-        image = volume is not None and volume.pool is not None
         return [each for each in self._nodes.naming(handle) if image or not each.in_pool]
 
     def _said(

@@ -259,12 +259,14 @@ class OwnedVolumes:
                 raise
             return volumes.create(path, size, thin=thin, uuid=uuid)
 
-    def delete(self, handle: str) -> None:
+    def delete(self, handle: str, *, absent: bool = False) -> None:
         """Deletes a volume. Idempotent, also for a handle that never was one of ours.
+
+        `absent` says that it was not there when it was decided that it may go.
 
         Raises:
             Failure: FAILED_PRECONDITION, it is in use, or an lvol of another owner; UNAVAILABLE,
-                its lvstore is not loaded, so that it may be there.
+                its lvstore is not loaded, so that it may be there, or it was `absent`.
         """
         volume = self.lvols.find(handle)
         if volume is None:
@@ -274,6 +276,12 @@ class OwnedVolumes:
             ):
                 self._delete_in_pool(handle)
             return
+        if absent:
+            raise Failure(
+                Code.UNAVAILABLE,
+                f"volume {handle} has just come: whether it may go is asked when it is to be "
+                "deleted the next time",
+            )
         if self._owner(handle) is None:
             raise precondition(
                 f"lvol {volume.path} is not of {DRIVER_NAME}: delete it with `virtlun volume`"

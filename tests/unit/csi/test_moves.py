@@ -13,6 +13,7 @@ from csi.cluster import Change
 from csi.clustererrors import UnreachableError
 from csi.errors import Code
 from csi.kinds import CLAIM, POD, STORAGE_CLASS, VM_VOLUME, VOLUME, Kind
+from csi.lvols import Lvols
 from csi.proto import csi_pb2 as pb
 from csi.volumeindex import VolumeIndex
 from csi.volumes import BEFORE_XATTR, OWNER_XATTR, Owner
@@ -728,6 +729,34 @@ def test_an_image_that_a_second_object_has_is_not_deleted(world: World) -> None:
     say(world, NODE, of=handle, nodeAffinity=affinity, name="second", phase="Released")
     world.delete(handle)
     assert world.target.volumes == {}
+
+
+@pytest.mark.parametrize("absent", [1, 2, 3])
+@pytest.mark.parametrize("pool", [True], ids=["pool"])
+def test_what_comes_while_it_is_deleted_is_looked_at_anew(
+    world: World, pool: bool, absent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a pool that is added at this moment: the second object of it was not asked for."""
+    world.cluster = FakeCluster()
+    if pool:
+        world.target.pools.add(LVSTORE)
+    world.restart()
+    handle = world.create().volume_id
+    place = {"key": f"{POOL_KEY}0", "operator": "In", "values": ["true"]}
+    terms = {"required": {"nodeSelectorTerms": [{"matchExpressions": [place]}]}}
+    spec: dict[str, Any] = {"nodeAffinity": terms} if pool else {}
+    for name, phase in (("pvc-1", "Released"), ("second", "Bound")):
+        say(world, NODE, of=handle, name=name, phase=phase, **spec)
+    find, looks = Lvols.find, []
+
+    def comes(lvols: Lvols, of: str) -> object:
+        looks.append(of)
+        return find(lvols, of) if len(looks) > absent else None
+
+    monkeypatch.setattr(Lvols, "find", comes)
+    refused(lambda: world.delete(handle), Code.UNAVAILABLE)
+    refused(lambda: world.delete(handle), Code.FAILED_PRECONDITION)
+    assert ALIAS in world.target.volumes
 
 
 def test_a_deletion_asks_for_what_no_watch_has_told_yet(made: tuple[World, str]) -> None:
