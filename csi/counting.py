@@ -48,8 +48,10 @@ def is_used(volume: PersistentVolume) -> bool:
     return volume.bound and bool(volume.lvstore)
 
 
-def keepers(named: Sequence[PersistentVolume], node: str) -> list[PersistentVolume]:
-    """Returns those of a handle for which a volume of a node, or an image, is not to be deleted.
+def keepers(named: Sequence[PersistentVolume], node: str | None) -> list[PersistentVolume]:
+    """Returns those of a handle for which a volume of a node is not to be deleted.
+
+    Without a node it is an image of a pool, which is the very volume of all that have its handle.
 
     Whoever asks for that has an object whose claim is gone, and which is not retained: it names the
     node, or none. Where the only such one is not so, who asks is of the past, and that one not.
@@ -57,7 +59,7 @@ def keepers(named: Sequence[PersistentVolume], node: str) -> list[PersistentVolu
     be retained and may be of this very volume, or if it is that of another node which was used
     last.
     """
-    mine = [each for each in named if each.in_pool or each.node in (None, node)]
+    mine = [each for each in named if node is None or each.node in (None, node)]
     if not mine:
         return []
     used_here = any(each.lvstore for each in mine)

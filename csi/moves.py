@@ -175,7 +175,7 @@ class Moves:
         volume = self._volumes.lvols.find(handle)
         image = volume is not None and volume.pool is not None
         named = self._named(handle, image=image)
-        self._check_last_use(handle, named)
+        self._check_last_use(handle, keepers(named, None if image else self._node))
         found, said = self._found(handle, named)
         if found is None:
             self._check_here(handle, said)
@@ -243,11 +243,11 @@ class Moves:
             "their claims"
         )
 
-    def _check_last_use(self, handle: str, named: list[PersistentVolume]) -> None:
+    def _check_last_use(self, handle: str, kept: list[PersistentVolume]) -> None:
         """Raises FAILED_PRECONDITION if a volume is to go that another object still stands for."""
-        if kept := sorted(each.name for each in keepers(named, self._node)):
+        if names := sorted(each.name for each in kept):
             raise precondition(
-                f"volume {handle} is not deleted: PersistentVolume {', '.join(kept)} has it, too; "
+                f"volume {handle} is not deleted: PersistentVolume {', '.join(names)} has it, too; "
                 "set the reclaimPolicy of the one that is to go to Retain, then delete that"
             )
 

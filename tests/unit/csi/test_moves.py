@@ -726,6 +726,12 @@ def test_an_image_that_a_second_object_has_is_not_deleted(world: World) -> None:
     say(world, NODE, of=handle, nodeAffinity=affinity, name="second")
     refused(lambda: world.delete(handle), Code.FAILED_PRECONDITION)
     assert ALIAS in world.target.volumes
+    # Nor where that was made by hand, for one node, and is to be retained: it is the same image.
+    retain: dict[str, Any] = {"persistentVolumeReclaimPolicy": "Retain"}
+    say(world, OTHER_NODE, of=handle, name="second", phase="Released", **retain)
+    why = refused(lambda: world.delete(handle), Code.FAILED_PRECONDITION)
+    assert "PersistentVolume second has it, too" in why
+    assert ALIAS in world.target.volumes
     say(world, NODE, of=handle, nodeAffinity=affinity, name="second", phase="Released")
     world.delete(handle)
     assert world.target.volumes == {}
