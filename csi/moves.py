@@ -310,6 +310,7 @@ class Moves:
                 )
             owner = self._owner(volume, pv)
             self._nodes.note_lvstore(pv, self._lvstore_of(volume))
+            self._check_counts(volume.uuid, pv)
         except ClusterError as error:
             raise Failure(
                 Code.UNAVAILABLE, f"volume {volume.uuid} is not taken over yet: {error}"
@@ -318,6 +319,18 @@ class Moves:
         self._nodes.end_received(pv)
         log.info("taken over", volume_id=volume.uuid, lvol=volume.path, of=pv.name)
         return owned
+
+    def _check_counts(self, handle: str, pv: PersistentVolume) -> None:
+        """Raises a Failure unless this node counts still, now that it is noted at its object.
+
+        Of two nodes that look after they have noted it, one at least sees the other's note.
+        """
+        said = self._said(handle, self._named(handle, image=False))
+        self._check_here(handle, said)
+        if pv.name not in {each.name for each in said}:
+            raise Failure(
+                Code.ABORTED, f"PersistentVolume {pv.name} of volume {handle} has just gone"
+            )
 
     def _made_ours(self, volume: Volume, owner: Owner, pv: PersistentVolume) -> Owned:
         """Notes the owner, unless somebody has begun with the volume since it was looked at."""

@@ -14,8 +14,10 @@ from csi.clustererrors import UnreachableError
 from csi.errors import Code
 from csi.kinds import CLAIM, POD, STORAGE_CLASS, VM_VOLUME, VOLUME, Kind
 from csi.lvols import Lvols
+from csi.objects import PersistentVolume
 from csi.proto import csi_pb2 as pb
 from csi.volumeindex import VolumeIndex
+from csi.volumenodes import VolumeNodes
 from csi.volumes import BEFORE_XATTR, OWNER_XATTR, Owner
 from pydataplane.errors import RpcError
 from tests.support.fake_target import LVSTORE, LVSTORE_UUID, MIB, Volume
@@ -333,6 +335,54 @@ def test_an_object_that_is_given_away_meanwhile_is_not_noted_at(moved: World) ->
     refused(lambda: moved.stage(HANDLE), Code.UNAVAILABLE)
     assert (said(moved), xattrs(moved)) == ("", {})
     moved.stage(HANDLE)
+
+
+def noting(world: World, monkeypatch: pytest.MonkeyPatch, also: Callable[[], None]) -> None:
+    """Has something happen just after the driver has noted its lvstore."""
+    note = VolumeNodes.note_lvstore
+
+    def notes(nodes: VolumeNodes, volume: PersistentVolume, lvstore: str) -> None:
+        note(nodes, volume, lvstore)
+        also()
+
+    monkeypatch.setattr(VolumeNodes, "note_lvstore", notes)
+
+
+def test_of_two_nodes_that_take_over_at_once_none_goes_on(
+    moved: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them was the only one when it looked first."""
+    say(moved, NODE)
+    with monkeypatch.context() as patch:
+        noting(moved, patch, lambda: say(moved, OTHER_NODE, OTHER_LVSTORE, name="restored"))
+        for _ in range(2):
+            why = refused(lambda: moved.stage(HANDLE), Code.FAILED_PRECONDITION)
+            assert f"pvc-1 of node {NODE}, restored of node {OTHER_NODE}, and which of them" in why
+            assert xattrs(moved) == {}
+    assert said(moved) == LVSTORE_UUID
+    assert moved.cluster is not None
+    del moved.cluster.objects["PersistentVolume", "restored"]
+    moved.cluster.forget_names()
+    moved.stage(HANDLE)
+    assert OWNER_XATTR in xattrs(moved)
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["given away", "gone"])
+def test_an_object_that_goes_once_it_is_noted_at_has_nothing_taken_over(
+    moved: World, gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(moved, NODE)
+
+    def goes() -> None:
+        assert moved.cluster is not None
+        if gone:
+            del moved.cluster.objects["PersistentVolume", "pvc-1"]
+        else:
+            say(moved, OTHER_NODE, LVSTORE_UUID)
+
+    noting(moved, monkeypatch, goes)
+    refused(lambda: moved.stage(HANDLE), Code.ABORTED if gone else Code.FAILED_PRECONDITION)
+    assert xattrs(moved) == {}
 
 
 # On the node that it was sent from
