@@ -13,7 +13,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +36,7 @@ from csi.clustererrors import (
     NotFoundError,
     sentences,
 )
+from csi.gathered import Gathered
 from csi.kinds import CLAIM, EVENT, NODE, POD, STORAGE_CLASS, VM_VOLUME, VMI, VOLUME, Kind
 from csi.objects import (
     RESIZE_CONDITIONS,
@@ -98,6 +99,7 @@ class Cluster:
         self._client: Any = client  # its types go by classes that are known before it runs
         self._names: dict[str, list[str]] = {}  # handle -> names of our volumes, when last listed
         self._named_at: float | None = None  # monotonic seconds
+        self._lists = Gathered(self._list_names)
         self._heard = heard if heard is not None else {}  # of watches, by plural; also monotonic
 
     @classmethod
@@ -155,6 +157,17 @@ class Cluster:
         fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
         """Returns the objects of a kind, in one namespace or (None) in all."""
+        return list(self._each(kind, namespace, labels=labels, fields=fields))
+
+    def _each(
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
+    ) -> Iterator[Object]:
+        """Yields the same, of which no more than LIST_CHUNK are here at a time."""
         with sentences("list", kind):
             objects = self._client.list(
                 kind.resource,
@@ -163,7 +176,8 @@ class Cluster:
                 labels=dict(labels) if labels else None,
                 fields=dict(fields) if fields else None,
             )
-            return [_plain(each) for each in objects]
+            for each in objects:
+                yield _plain(each)
 
     def watch(
         self,
@@ -309,7 +323,7 @@ class Cluster:
         """
         found = self._named(handle)
         if not found:
-            self._list_names()
+            self._lists.ask(handle)
             found = self._named(handle)
         if not found:
             raise NotFoundError(
@@ -322,13 +336,13 @@ class Cluster:
         """Returns all our persistent volumes with this handle.
 
         One that was made in the last `NAMES_S` may be missing beside others, unless they are to be
-        `fresh`: then all are listed.
+        `fresh`: then all are listed, once for all who wait for that.
         """
         listed, names = self._named_at, self._names.get(handle, ())
         soon = listed is not None and time.monotonic() - listed < NAMES_S
         if soon and not fresh and len(names) <= READ_MAX and (found := self._named(handle)):
             return found
-        return self._list_names(handle)
+        return self._lists.ask(handle)
 
     def _named(self, handle: str) -> list[PersistentVolume]:
         """Reads our volumes that had this handle when all were listed."""
@@ -342,17 +356,17 @@ class Cluster:
                 found.append(self.volume(name))
         return [each for each in found if each.ours and each.handle == handle]
 
-    def _list_names(self, handle: str = "") -> list[PersistentVolume]:
-        """Lists all volumes, and returns ours with this handle, in order of names."""
+    def _list_names(self, handles: Set[str]) -> dict[str, list[PersistentVolume]]:
+        """Lists all volumes, and returns ours with each of these handles, in order of names."""
         names: dict[str, list[str]] = {}
-        found = []
-        for item in self.items(VOLUME):
+        found: dict[str, list[PersistentVolume]] = {handle: [] for handle in handles}
+        for item in self._each(VOLUME):
             if its := handle_of(item):
                 names.setdefault(its, []).append(item["metadata"]["name"])
-                if its == handle:
-                    found.append(PersistentVolume.of(item))
+                if its in found:
+                    found[its].append(PersistentVolume.of(item))
         self._names, self._named_at = names, time.monotonic()
-        return sorted(found, key=lambda each: each.name)
+        return {its: sorted(each, key=lambda one: one.name) for its, each in found.items()}
 
     def storage_class(self, name: str) -> StorageClass:
         """Returns a class."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from csi.cluster import Cluster
 from csi.clustererrors import ConflictError, NotFoundError, UnreachableError
+from csi.gathered import Gathered
 from csi.kinds import Kind
 from csi.objects import Object, PersistentVolume
 
@@ -42,6 +44,7 @@ class FakeCluster(Cluster):
         self.version = 100
         self.forget_names()
         self._heard = {}
+        self._lists = Gathered(self._list_names)
 
     def connect(self) -> FakeCluster:  # type: ignore[override]
         """What the driver calls to have a cluster."""
@@ -86,9 +89,9 @@ class FakeCluster(Cluster):
             raise ConflictError("the object has been modified")
         return self.put(kind, merged(found, change))
 
-    def items(self, kind: Kind, namespace: str | None = None, **_: Any) -> list[Object]:
+    def _each(self, kind: Kind, namespace: str | None = None, **_: Any) -> Iterator[Object]:
         self.calls.append(f"list {kind.name}")
-        return [each for (name, _), each in self.objects.items() if name == kind.name]
+        yield from [each for (name, _), each in self.objects.items() if name == kind.name]
 
     def volume(self, name: str) -> PersistentVolume:
         self._answers()

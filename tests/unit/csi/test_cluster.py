@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from csi.clustererrors import (
     UnreachableError,
 )
 from csi.kinds import CLAIM, VM_VOLUME, VMI
+from tests.support.wait import until
 
 Answer = httpx2.Response | Exception
 
@@ -468,3 +470,27 @@ def test_all_volumes_of_a_handle_are_found(monkeypatch: pytest.MonkeyPatch) -> N
     server.answers += [everything(*many), everything(*many)]
     assert len(found("h1", fresh=True)) == len(found("h1")) == READ_MAX + 1
     assert server.answers == []
+
+
+def test_volumes_are_listed_once_for_all_who_ask_meanwhile() -> None:
+    everything = {"metadata": {}, "items": [_volume(f"pv{at}", f"h{at}") for at in range(9)]}
+    go, asked = threading.Event(), threading.Event()
+
+    def answer(_: httpx2.Request) -> httpx2.Response:
+        lists.append(len(lists))
+        asked.set()
+        assert go.wait(30)
+        return httpx2.Response(200, json=everything)
+
+    lists: list[int] = []
+    asking = cluster(Server(), httpx2.MockTransport(answer))
+    with ThreadPoolExecutor(9) as pool:
+        first = pool.submit(asking.volumes_of, "h0", fresh=True)
+        assert asked.wait(30)
+        rest = [pool.submit(asking.volumes_of, f"h{at}", fresh=True) for at in range(1, 9)]
+        until(lambda: asking._lists._next and len(asking._lists._next[1]) == 8, "all to wait")
+        go.set()
+        assert [each.name for each in first.result()] == ["pv0"]
+        names = [each.name for found in rest for each in found.result()]
+    assert names == [f"pv{at}" for at in range(1, 9)]
+    assert lists == [0, 1]
