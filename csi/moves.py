@@ -173,9 +173,11 @@ class Moves:
             Failure: as `get`, and `OwnedVolumes.delete`; a volume of another node is never gone.
         """
         volume = self._volumes.lvols.find(handle)
-        image = volume is not None and volume.pool is not None
-        named = self._named(handle, image=image)
-        self._check_last_use(handle, keepers(named, None if image else self._node))
+        named = None
+        if volume is not None:  # else there is nothing to keep, and nothing to list all objects for
+            image = volume.pool is not None
+            named = self._named(handle, image=image)
+            self._check_last_use(handle, keepers(named, None if image else self._node))
         found, said = self._found(handle, named)
         if found is None:
             self._check_here(handle, said)

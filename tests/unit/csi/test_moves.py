@@ -788,7 +788,7 @@ def test_an_image_that_a_second_object_has_is_not_deleted(world: World) -> None:
 
 
 @pytest.mark.parametrize("absent", [1, 2, 3])
-@pytest.mark.parametrize("pool", [True], ids=["pool"])
+@pytest.mark.parametrize("pool", [False, True], ids=["lvstore", "pool"])
 def test_what_comes_while_it_is_deleted_is_looked_at_anew(
     world: World, pool: bool, absent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -898,6 +898,18 @@ def test_what_is_not_here_lists_no_persistent_volumes(made: tuple[World, str]) -
     for _ in range(50):
         refused(lambda: world.stage(nobodys), Code.UNAVAILABLE)
     assert cluster.calls == []
+
+
+def test_what_is_gone_is_deleted_again_without_a_list(made: tuple[World, str]) -> None:
+    world, handle = made
+    say(world, NODE, of=handle, phase="Released")
+    cluster = watched(world)
+    world.delete(handle)
+    assert cluster.calls.count("list PersistentVolume") == 1
+    cluster.calls.clear()
+    for _ in range(50):
+        world.delete(handle)
+    assert "list PersistentVolume" not in cluster.calls
 
 
 def test_a_volume_here_is_one_question_and_that_nobody_knows_it_is_made_certain(
