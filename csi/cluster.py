@@ -217,7 +217,7 @@ class Cluster:
     ) -> Iterator[Change]:
         bound = log.bind(kind=kind.plural)
         selected = {**_all(kind, None), "labels": dict(labels) if labels else None}
-        version, failed = "", 0
+        version, failed, failed_at = "", 0, 0.0
         while not stop.is_set():
             try:
                 if not version:
@@ -257,13 +257,15 @@ class Cluster:
             except ExpiredError:
                 self._heard.pop(kind.plural, None)
                 version = ""
-                failed += 1
+                failed, failed_at = failed + 1, time.monotonic()
                 stop.wait(backoff(failed, *RETRY_S))
             except ClusterError as error:
-                self._heard.pop(kind.plural, None)
+                begun, now = self._heard.pop(kind.plural, None) is not None, time.monotonic()
                 if stop.is_set():
                     return
-                failed += 1
+                if begun and now - failed_at > 2 * RETRY_S[1]:
+                    failed = 0  # it went on since, though it had nothing to tell
+                failed, failed_at = failed + 1, now
                 if failed == 1 or failed % 100 == 0:
                     bound.warning("cannot watch", reason=str(error), failures=failed)
                 if isinstance(error, NotFoundError):

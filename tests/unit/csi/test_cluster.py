@@ -365,6 +365,31 @@ def test_a_watch_is_heard_while_it_goes_on_and_waits_for_no_silence_without_end(
     assert asking.heard(VM_VOLUME) is None
 
 
+@pytest.mark.parametrize(("longest_s", "counted"), [(0.0, 1), (100.0, 3)])
+def test_failures_are_counted_anew_once_a_watch_went_on_that_had_nothing_to_tell(
+    longest_s: float, counted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not those of one that begins and breaks at once, over and over."""
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(csi.cluster, "RETRY_S", (0.0, longest_s))
+    failures: list[int] = []
+
+    def backoff(failed: int, *_: float) -> float:
+        failures.append(failed)
+        return 0.0
+
+    monkeypatch.setattr(csi.cluster, "backoff", backoff)
+    away = status(500, "away")
+    server = Server(listed(5), away, away, told(), away, told(("ADDED", volume("a", 6))))
+    heard: dict[str, float] = {}
+    paced = PacedWatches(httpx2.MockTransport(server), 7.0, heard)
+    config = KubeConfig.from_one(cluster=ServerConfig(server="http://server"), user=User()).get()
+    assert config is not None
+    changes = Cluster(Client(config, transport=paced), heard).watch(VM_VOLUME, threading.Event())
+    assert [next(changes).what for _ in range(2)] == ["complete", "present"]
+    assert failures == [1, 2, counted]
+
+
 def test_what_vanished_between_two_watches_is_told() -> None:
     known: set[tuple[str, str]] = set()
     server = Server(listed(5, "a", "b"), listed(9, "b"))
