@@ -449,7 +449,7 @@ def test_a_restart_forgets_neither_who_waits_nor_who_was_overtaken(
     target: Target, make_target: MakeTarget, ceph: Ceph
 ) -> None:
     """Nor does an upgrade, of a disk over the network."""
-    image = ceph.image("kept", 8)
+    image = ceph.image("waits-on", 8)
     other = make_target("--rbd").start()
     other.rpc("bdev_rbd_register_cluster", name="ceph0", config_file=str(ceph.conf))
 

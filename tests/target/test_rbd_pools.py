@@ -17,6 +17,7 @@ from pydataplane.volumes import Volumes
 from tests.support.ceph import POOL, Ceph, cluster, lacks
 from tests.support.frozen import frozen
 from tests.support.initiator import Initiator, connected
+from tests.support.night import at_night
 from tests.support.target import Target
 from tests.support.together import GO_BACK, TAKE, back, begin_rollback, wanted
 from tests.support.wait import until
@@ -714,25 +715,28 @@ def copy_state(target: Target) -> str:
 def test_a_disk_that_is_used_is_copied_to_an_image_and_back(target: Target, ceph: Ceph) -> None:
     target.make_lvstore("lvs0", 128 * MIB)
     target.make_thin("copied", 8)
-    create(target, "copy")
+    create(target, "of-used")
     with guest_of(target, "lvs0/copied") as guest:
-        for number, (to, locked) in enumerate((("ceph0/copy", 1), ("lvs0/copied", 0)), 1):
+        for number, (to, locked) in enumerate((("ceph0/of-used", 1), ("lvs0/copied", 0)), 1):
             guest.write(number, bytes([number]) * BLOCK)
             of = copy_begun(target, to)
             until(lambda: copy_state(target) == "ready", "the copy")
             guest.write(2 + number, bytes([2 + number]) * BLOCK)
             target.rpc("virtlun_lun_copy_pivot", **of)
-            assert owners(ceph, "copy") == locked
+            assert owners(ceph, "of-used") == locked
             guest.ready()  # which is told that INQUIRY says something else of it
             guest.write(4 + number, bytes([4 + number]) * BLOCK)
         written = b"".join(bytes([number]) * BLOCK for number in (0, 1, 2, 3, 4, 5, 6))
         assert guest.read(0, 7) == written
-        assert ceph.content("copy")[: 7 * BLOCK] == b"".join(
+        assert ceph.content("of-used")[: 7 * BLOCK] == b"".join(
             bytes([number]) * BLOCK for number in (0, 1, 2, 3, 4, 5, 0)
         )
 
 
-@pytest.mark.parametrize("end", ["aborted", "its disk removed", "killed"])
+@pytest.mark.parametrize(
+    "end",
+    ["aborted", at_night("its disk removed", id="removed"), at_night("killed", id="killed")],
+)
 def test_an_image_that_is_copied_to_is_closed_when_that_is_given_up(
     target: Target, ceph: Ceph, end: str
 ) -> None:
