@@ -31,8 +31,8 @@ def follow(
     """Calls `note` with each change of a kind, those of `labels` alone, until `stop` is set.
 
     `connect` is called as often as the watch begins anew; what vanished before that is told, too.
-    An object that `note` cannot read (a
-    KeyError, TypeError or ValueError) is left out, and the others go on.
+    An object that `note` cannot read (a KeyError, TypeError or ValueError) is left out, and the
+    others go on.
     """
     known: set[tuple[str, str]] = set()
     while not stop.is_set():

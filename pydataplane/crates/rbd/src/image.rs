@@ -214,14 +214,10 @@ impl OpenedImage {
                 *self.seen.lock() = seen;
                 Ok(Begun::Waits)
             }
-            None | Some(Origin::Unknown) => {
-                self.lock()?;
-                self.begin_generation().map(|()| Begun::Locked)
-            }
+            None | Some(Origin::Unknown) => self.lock_anew(),
             Some(Origin::Gone) => {
                 self.own = generation::locked(&self.source.boot);
-                self.lock()?;
-                self.begin_generation().map(|()| Begun::Locked)
+                self.lock_anew()
             }
             Some(Origin::Locked) => self.go_on(),
             Some(Origin::Waited) => {
@@ -233,6 +229,12 @@ impl OpenedImage {
                 Ok(Begun::Waits)
             }
         }
+    }
+
+    /// Locks it, whoever has had it before.
+    fn lock_anew(&self) -> Result<Begun, Error> {
+        self.lock()?;
+        self.begin_generation().map(|()| Begun::Locked)
     }
 
     /// Locks it again after a process before that had it locked, unless somebody else has had it since.
@@ -484,8 +486,9 @@ impl Image {
             true => Some(opened.begin()?),
             false => None,
         };
+        let is_usable = matches!(begun, None | Some(Begun::Locked));
         // A guest that comes from another host has it open there.
-        if matches!(begun, None | Some(Begun::Locked)) {
+        if is_usable {
             opened.check_not_rolling_back()?;
         }
         let ((bytes, object_size), uuid) = (opened.stat()?, opened.uuid()?);
@@ -499,7 +502,7 @@ impl Image {
             object_size,
             uuid,
             fenced: AtomicBool::new(false),
-            hold: Hold::new(matches!(begun, None | Some(Begun::Locked))),
+            hold: Hold::new(is_usable),
             news,
             locks,
             this: this.clone(),
