@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import structlog
 
@@ -90,15 +91,11 @@ class VolumeNodes:
         """
         if self._connect is None:
             return []
-        try:
+        with _asked_where(handle):
             found = _of_lvstores(self._of(handle, name))
             if certain and not found and self.index.names(handle) is not None:
                 found = _of_lvstores(self._api().volumes_of(handle, fresh=True))
             return found
-        except ClusterError as error:
-            raise Failure(
-                Code.UNAVAILABLE, f"on which node volume {handle} is is not known: {error}"
-            ) from error
 
     def naming(self, handle: str) -> list[PersistentVolume]:
         """Returns all our PersistentVolumes with a handle, as a list of this moment has them.
@@ -108,12 +105,8 @@ class VolumeNodes:
         """
         if self._connect is None:
             return []
-        try:
+        with _asked_where(handle):
             return self._api().volumes_of(handle, fresh=True)
-        except ClusterError as error:
-            raise Failure(
-                Code.UNAVAILABLE, f"on which node volume {handle} is is not known: {error}"
-            ) from error
 
     def _of(self, handle: str, name: str = "") -> list[PersistentVolume]:
         """Returns all our PersistentVolumes with a handle, as they are now.
@@ -349,6 +342,17 @@ class VolumeNodes:
         with self._mutex:
             self._cluster = self._cluster or self._connect()
         return self._cluster
+
+
+@contextmanager
+def _asked_where(handle: str) -> Iterator[None]:
+    """Raises UNAVAILABLE where the API server does not say on which node a volume is."""
+    try:
+        yield
+    except ClusterError as error:
+        raise Failure(
+            Code.UNAVAILABLE, f"on which node volume {handle} is is not known: {error}"
+        ) from error
 
 
 def _of_lvstores(found: list[PersistentVolume]) -> list[PersistentVolume]:
