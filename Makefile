@@ -95,7 +95,7 @@ test-rust: $(CACHE)/apt.stamp toolchain ## The data plane's own tests, and the i
 	@$(CARGO) test --doc --locked --manifest-path $(MANIFEST)
 
 .PHONY: test-python
-test-python: setup $(if $(ARGS),,kubernetes) ## The Python tests; with ARGS='tests/unit -k name' some of them
+test-python: setup $(if $(ARGS),,$(CACHE)/apt-kubernetes.stamp) ## The Python tests; with ARGS='tests/unit -k name' some of them
 	$(call say,pytest)
 	@# Each worker would compile all tests, with their assertions, at the same time: now two do for all.
 	@$(if $(ARGS),:,for half in "tests/unit tests/libvirt" "tests --ignore tests/unit --ignore tests/libvirt"; do \

@@ -6,7 +6,8 @@ idle cluster takes a gigabyte.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.kubernetes.driver import LEASE, NAMESPACE, Deployment
 from tests.kubernetes.kubevirt.installed import installed
 from tests.kubernetes.kubevirt.simulator import KubeVirt
 from tests.kubernetes.left import CONVERGE_S, wait_nothing
-from tests.kubernetes.tools import Tools, build
+from tests.kubernetes.tools import Tools, ToolsError, build
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,9 +26,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.kubernetes)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    """Builds the programs where they are not there, before the time of a test of them runs."""
+    if "tools" in getattr(item, "fixturenames", ()):
+        with contextlib.suppress(ToolsError):  # the test says why
+            build()
+    return (yield)
+
+
 @pytest.fixture(scope="session")
 def tools() -> Tools:
-    """The programs; built now where they are not there."""
+    """The programs."""
     return build()
 
 

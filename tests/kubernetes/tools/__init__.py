@@ -221,7 +221,8 @@ def go(
     process = subprocess.Popen(
         ["go", *arguments],
         cwd=module,
-        env={**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", **env},
+        # The compiler's own memory is collected less often: that is a tenth of its time.
+        env={**os.environ, "CGO_ENABLED": "0", "GOGC": "400", "GOTOOLCHAIN": "local", **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
