@@ -19,6 +19,7 @@ from plugin.gateway import copies, empty, overtaken, polkit
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import Code, GatewayError, Refused
+from plugin.gateway.handlers import continued
 from plugin.gateway.handlers.start import begun, prepared, startable
 from plugin.gateway.messages import STRING, Domain, TypedParam
 from plugin.gateway.procs import Proc
@@ -71,7 +72,7 @@ async def _with_xml(call: Call) -> None:
     if xml is None:
         xml = await _without_target(call, dom)
     else:
-        xml = await _translated(call, xml, await _current(call, dom, XML_SECURE), running=True)
+        xml = await continued.translated(call, xml, await _current(call, dom, XML_SECURE))
         xml = await _standing_in(call, xml) or xml
     if xml is None:
         await call.pass_on()
@@ -119,8 +120,8 @@ async def _with_params(call: Call, dom: Domain, reader: Reader, before: bytes) -
         if item.field in given & sides.keys() and item.kind == STRING:
             current = await _current(call, dom, sides[item.field])
             running = item.field == DEST_XML
-            xml = await _translated(call, str(item.value), current, running=running)
-            if item.field == DEST_XML:
+            xml = await continued.translated(call, str(item.value), current, running=running)
+            if running:
                 xml = await _standing_in(call, xml) or xml
             item = replace(item, value=xml)  # noqa: PLW2901
         item.write(writer)
@@ -258,20 +259,3 @@ async def _current(call: Call, dom: Domain, flags: int) -> str | None:
         return await (await call.caller.own()).xml(dom, flags)
     except GatewayError:
         return None
-
-
-async def _translated(call: Call, xml: str, current: str | None, *, running: bool) -> str:
-    services = call.services
-    if current is None or not await services.parse(lambda: translate.has_devices(current)):
-        return xml  # without a controller on the source there is none on the destination
-    carried = await services.parse(lambda: translate.has_controller(current))
-    made = await services.define(
-        xml,
-        new_uuid=_NO_UUID,
-        current_xml=current,
-        controller=carried,
-        client=call.parser,
-        served_in=current,
-        running=running,
-    )
-    return made.xml

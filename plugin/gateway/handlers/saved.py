@@ -19,6 +19,7 @@ from plugin.gateway import copies, empty, overtaken, polkit
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import Code, GatewayError, Refused
+from plugin.gateway.handlers import continued
 from plugin.gateway.handlers.start import begun, prepared, startable
 from plugin.gateway.messages import STRING, Domain, TypedParam, read_string
 from plugin.gateway.procs import Proc
@@ -33,8 +34,6 @@ PARAMS_MAX = 16
 _FILE, _XML = "file", "dxml"
 """VIR_DOMAIN_SAVE_PARAM_FILE and _DXML."""
 
-_NO_UUID = UUID(int=0)
-
 _RIGHTS = (polkit.START, polkit.WRITE)
 """What libvirt asks of whoever restores a domain (remote_protocol.x, DOMAIN_RESTORE)."""
 
@@ -45,7 +44,7 @@ async def define_image(call: Call) -> None:
     """SAVE_IMAGE_DEFINE_XML: {file, xml, flags}."""
     reader = Reader(call.payload)
     file, xml, flags = reader.string(), reader.string(), reader.u32()
-    xml = await _translated(call, xml, await _xml_of(call, file))
+    xml = await continued.translated(call, xml, await _xml_of(call, file))
     xml = await _alone(call, xml) or xml
     await call.respond(await call.forward(bytes(Writer().string(file).string(xml).u32(flags))))
 
@@ -61,7 +60,7 @@ async def define_managed(call: Call) -> None:
             current = read_string(await own.call(Proc.MANAGED_SAVE_GET_XML_DESC, args))
         except GatewayError:
             current = None  # libvirtd's answer to the call itself says why
-        xml = await _translated(call, xml, current)
+        xml = await continued.translated(call, xml, current)
         xml = await _alone(call, xml) or xml
     writer = dom.write(Writer())
     await call.respond(await call.forward(bytes(writer.optional(xml, writer.string).u32(flags))))
@@ -92,7 +91,7 @@ async def save(call: Call) -> None:
             current = await (await call.caller.own()).xml(dom, XML_SECURE)
         except GatewayError:
             current = None
-        saving = replace(saving, xml=await _translated(call, saving.xml, current))
+        saving = replace(saving, xml=await continued.translated(call, saving.xml, current))
         payload = bytes(saving.write(dom.write(Writer())))
     reply = await call.forward(payload)
     if reply.ok and saving.file is not None:
@@ -165,7 +164,7 @@ async def _restore(call: Call, saving: _Saving, image: str, uuid: bytes) -> Repl
     if saving.xml is not None:
         if await _uuid_of(call, saving.xml) != uuid:
             return await call.forward()  # libvirtd refuses XML of another domain
-        saving = replace(saving, xml=await _translated(call, saving.xml, image))
+        saving = replace(saving, xml=await continued.translated(call, saving.xml, image))
         payload = bytes(saving.write(Writer()))
     xml = saving.xml or image
     plan = await call.parse(partial(translate.plan, xml), xml)
@@ -273,34 +272,3 @@ async def _xml_of(call: Call, file: str) -> str | None:
         return await _Image(await call.caller.own(), file).xml()
     except GatewayError:
         return None
-
-
-async def _translated(call: Call, xml: str, current: str | None) -> str:
-    """Translates a client's XML for a guest that goes on as `current` has it.
-
-    Without that, by which its disks are known, libvirtd gets what the client sent: it refuses a
-    domain that is not the guest's, or says why nobody could read it.
-    """
-    services = call.services
-    if current is None or not await services.parse(lambda: translate.has_devices(current)):
-        return xml  # the guest was saved without a controller, so it is restored without one
-    carried = await services.parse(lambda: translate.has_controller(current))
-    define = partial(
-        services.define,
-        xml,
-        new_uuid=_NO_UUID,
-        current_xml=current,
-        controller=carried,
-        client=call.parser,
-        served_in=current,
-        running=True,
-    )
-    made = await define()
-    plan = await services.parse(lambda: translate.plan(current))
-    had = {lun.volume.alias for lun in plan.luns} if plan is not None else set()
-    luns = made.plan.luns if made.plan is not None else ()
-    named = [lun.volume.alias for lun in luns if lun.volume.source is None]
-    new = [alias for alias in named if alias not in had]
-    if new:  # the same volumes by other names, or others, which is refused
-        made = await define(uuids=await services.target.uuids(new))
-    return made.xml

@@ -87,7 +87,7 @@ def _key(dev: str, ref: VolumeRef, running: bool) -> tuple[object, ...]:
 def check_kept(ours: Sequence[Ours], had: Sequence[Before], uuids: Mapping[str, str]) -> None:
     """Refuses disks that are not those of the guest that is to go on with them.
 
-    Arguments as of `numbered`.
+    Arguments as of `numbered`; `uuids` has "" for a volume that nobody knows.
 
     Raises:
         TranslateError: UNSUPPORTED; names the disk, what it has and what it was to have.
@@ -143,9 +143,8 @@ def _check_volume(lun: LunPlan, wanted: VolumeRef, uuids: Mapping[str, str]) -> 
         uuid = uuids.get(wanted.alias, lun.uuid)
         if uuid == lun.uuid:
             return
-        raise _mismatch(
-            lun, "source", f"{wanted.alias} (UUID {uuid})", f"{lun.volume.alias} (UUID {lun.uuid})"
-        )
+        named = f"{wanted.alias} (UUID {uuid or 'not known'})"
+        raise _mismatch(lun, "source", named, f"{lun.volume.alias} (UUID {lun.uuid})")
     raise _mismatch(lun, "source", wanted.alias, lun.volume.alias)
 
 

@@ -183,31 +183,38 @@ def test_xml_of_an_image_that_nobody_may_read_is_libvirtds_to_refuse(tmp_path: P
     play(tmp_path, body)
 
 
-@pytest.mark.parametrize("other", [False, True], ids=["renamed", "another"])
-def test_a_restore_takes_a_volume_by_another_name_and_no_other_volume(
-    tmp_path: Path, other: bool
+@pytest.mark.parametrize("which", ["renamed", "another", "unknown"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_volume_may_have_another_name_and_no_other_volume_is_taken(
+    tmp_path: Path, way: str, which: str
 ) -> None:
+    proc, make = WAYS[way]
+
     async def body(world: World) -> None:
         own = world.target.volumes["lvs0/data"].uuid
         xml = client_xml(devices=lvol())
         uuids = {"lvs0/data": own}
         now = translate.define(xml, SERVED, new_uuid=UUID(UUID_1), controller=True, uuids=uuids).xml
-        made = world.target.add_volume("lvs0/new", uuid="" if other else own)
-        if not other:
+        made = "not known"
+        if which == "renamed":
             del world.target.volumes["lvs0/data"]
-        world.libvirtd.answers[Proc.SAVE_IMAGE_GET_XML_DESC] = lambda _: pack_string(now)
-        seen = Seen(world, Proc.SAVE_IMAGE_DEFINE_XML)
+        if which != "unknown":
+            made = world.target.add_volume("lvs0/new", uuid=own if which == "renamed" else "")
+        for saved in (Proc.SAVE_IMAGE_GET_XML_DESC, Proc.MANAGED_SAVE_GET_XML_DESC):
+            world.libvirtd.answers[saved] = lambda _: pack_string(now)
+        dom = world.libvirtd.add("one", config=now, live=now.replace("<domain ", "<domain id='1' "))
+        seen = Seen(world, proc)
         client = await world.client()
-        sent = image(xml.replace("lvs0/data", "lvs0/new"))
-        if other:
-            says = rf"lvs0/new \(UUID {made}\) of disk sd. does not match lvs0/data \(UUID {own}\)"
-            with pytest.raises(ReplyError, match=says):
-                await client.call(Proc.SAVE_IMAGE_DEFINE_XML, sent)
-            assert seen.payload == b""
-        else:
-            await client.call(Proc.SAVE_IMAGE_DEFINE_XML, sent)
+        sent = make(dom.ref, xml.replace("lvs0/data", "lvs0/new"))
+        if which == "renamed":
+            await client.call(proc, sent)
             (lun,) = luns(sent_xml(seen.payload)).values()
             assert (lun.uuid, lun.volume.alias) == (own, "lvs0/new")
+        else:
+            says = rf"lvs0/new \(UUID {made}\) of disk sd. does not match lvs0/data \(UUID {own}\)"
+            with pytest.raises(ReplyError, match=says):
+                await client.call(proc, sent)
+            assert seen.payload == b""
 
     play(tmp_path, body)
 

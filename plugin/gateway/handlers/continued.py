@@ -1,0 +1,51 @@
+"""XML that a client gives for a guest that goes on: migrated, saved, or restored.
+
+Its disks have other names there at most: the same volume under a new one is known by its UUID.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from uuid import UUID
+
+from plugin.gateway.call import Call
+from pydataplane.domain import translate
+
+_NO_UUID = UUID(int=0)
+
+
+async def translated(call: Call, xml: str, current: str | None, *, running: bool = True) -> str:
+    """Translates a client's XML for a guest that goes on as `current` has it.
+
+    Without that, by which its disks are known, libvirtd gets what the client sent: it refuses a
+    domain that is not the guest's, or says why nobody could read it. `running` is False for the
+    definition that a guest has when it is started anew.
+
+    Raises:
+        TranslateError: as `translate.define`; UNSUPPORTED where a volume is another, or no target
+            says that it is the same.
+    """
+    services = call.services
+    if current is None or not await services.parse(lambda: translate.has_devices(current)):
+        return xml  # the guest has no controller, so it goes on without one
+    carried = await services.parse(lambda: translate.has_controller(current))
+    define = partial(
+        services.define,
+        xml,
+        new_uuid=_NO_UUID,
+        current_xml=current,
+        controller=carried,
+        client=call.parser,
+        served_in=current,
+        running=running,
+    )
+    made = await define()
+    plan = await services.parse(lambda: translate.plan(current))
+    had = {lun.volume.alias for lun in plan.luns} if plan is not None else set()
+    luns = made.plan.luns if made.plan is not None else ()
+    named = [lun.volume.alias for lun in luns if lun.volume.source is None]
+    new = [alias for alias in named if alias not in had]
+    if running and new:  # the same volumes by other names, or others, which is refused
+        found = await services.target.uuids(new)
+        made = await define(uuids={alias: found.get(alias, "") for alias in new})
+    return made.xml
