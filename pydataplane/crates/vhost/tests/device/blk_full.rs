@@ -134,8 +134,12 @@ fn a_device_whose_queue_others_have_is_asked_again_though_nothing_ends() {
     let mut guest = start(&host, BLK, 2);
     for round in 1..=3u8 {
         queue.fill();
-        let requests: Vec<_> =
-            (0..6u8).map(|n| put(&mut guest, usize::from(n % 2), 7, 6 * round + n)).collect();
+        let mut requests = Vec::new();
+        for n in 0..6u8 {
+            requests.push(put(&mut guest, usize::from(n % 2), 7, 6 * round + n));
+            // Two queues have no order among them but that in which their requests were taken.
+            wait_until_taken(&host, 6 * (u64::from(round) - 1) + u64::from(n) + 1);
+        }
         queue.wait_until_asked_again();
         assert!((0..2).all(|queue| guest.try_used(queue).is_none()));
         queue.empty();
