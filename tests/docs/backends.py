@@ -50,6 +50,8 @@ TRIED = {
     "encryption": "encryption, [by a bdev on it](../how-to/encryption.md#any-bdev)",
     "checksums": "checksums, [by a bdev on it](../how-to/checksums.md#any-bdev)",
     "protection": "protection information, [by a volume](../how-to/protection.md#on-any-disk)",
+    "upgrade": "I/O goes on over an upgrade of the target",
+    "kill": "I/O goes on after a kill -9 of the target, and what was written is there",
 }
 """What a guest tries, by the names of tests/target/test_backends.py."""
 
@@ -109,15 +111,6 @@ SHOWN = (
             "iscsi": _yes(f"{_ISCSI}verified_io_goes_on_over_kills_and_stops_of_the_target"),
             "nbd": _yes(f"{_NBD}verified_io_goes_on_over_kills_and_stops_of_the_server"),
             "nvme": _yes(f"{_NVME}verified_io_goes_on_over_losses_of_connections"),
-        },
-    ),
-    Row(
-        "an upgrade of the target takes it along under load",
-        {
-            "thick": _yes(
-                "tests/target/test_upgrade.py::test_ten_upgrades_in_a_row_under_verified_io"
-            ),
-            "rbd": _yes(f"{_RBD}an_upgrade_takes_images_along_under_load"),
         },
     ),
     Row(
@@ -266,8 +259,8 @@ SHOWN = (
             "iscsi": _yes(f"{_ISCSI_DISKS}luns_of_a_pool_are_attached_by_plain_virsh"),
             "thick": _yes("tests/libvirt/test_blk.py::test_attach_and_detach_with_plain_virsh"),
             "thin": _yes(
-                "tests/libvirt/test_iotune.py::"
-                "test_an_attached_disk_brings_them_and_takes_them_along"
+                "tests/libvirt/test_block_calls.py::"
+                "test_who_listens_is_told_once_that_a_thin_volume_grows"
             ),
             "rbd": _yes(
                 "tests/libvirt/test_ceph.py::"

@@ -17,6 +17,7 @@ from tests.docs.backends import BACKENDS, PAGE, TRIED, page
 from tests.support.ceph import POOL, Ceph, cluster, lacks
 from tests.support.encryption import KEY, KEY2
 from tests.support.initiator import Initiator, connected
+from tests.support.load import Load
 from tests.support.nbdkit import Nbdkit
 from tests.support.nvme_target import Namespace, NvmeTarget
 from tests.support.target import Target
@@ -34,6 +35,7 @@ pytestmark = [
 MIB = 1 << 20
 BLOCK = 512
 SIZE_MIB, LARGER_MIB = 48, 64
+LOADED = 32 * MIB
 GOOD, CHECK, MISCOMPARE, ILLEGAL = 0, 2, 0xE, 5
 PARAM_CHANGE, CAPACITY_CHANGED = 3, 0x2A | 9 << 8
 UNMAP = bytes([0x42, *bytes(6), 0, 24, 0])
@@ -259,9 +261,13 @@ def lvstore(target: Target, bdev: str) -> str:
 
 
 def encryption(target: Target, bdev: str) -> str:
+    """Its key is in memory alone: each target that was started has to be given it."""
+    given = {"cipher": "AES_XTS", "key": KEY, "key2": KEY2, "name": "key"}
+    target.rpc("accel_crypto_key_create", **given)
     target.rpc("bdev_crypto_create", base_bdev_name=bdev, name="crypted", key_name="key")
     done = holds(target, "crypted")
     target.rpc("bdev_crypto_delete", name="crypted")
+    target.rpc("accel_crypto_key_destroy", key_name="key")
     return done
 
 
@@ -284,11 +290,38 @@ def protection(target: Target, bdev: str) -> str:
         return holds(target, f"{store}/p")
 
 
+def upgrade(target: Target, bdev: str) -> str:
+    with target.exported(bdev) as path, Load(path, LOADED, seed=1, threads=2).running() as load:
+        load.progress(50)
+        target.upgrade()
+        load.progress(50)
+    return "yes"
+
+
+def kill(target: Target, bdev: str) -> str:
+    """First without I/O, for it goes on only where what was written is there."""
+    data = random_data("kill", 64)
+    with guest_of(target, bdev) as guest:
+        guest.write(0, data)
+        assert guest.cdb(FLUSH)["status"] == GOOD
+    target.crash()
+    with guest_of(target, bdev) as guest:
+        if guest.read(0, 64) != data:
+            return "no"
+    with target.exported(bdev) as path, Load(path, LOADED, seed=2, threads=2).running() as load:
+        load.progress(50)
+        target.crash()
+        load.progress(50)
+    return "yes"
+
+
 LAYERS = {
     "lvstore": lvstore,
     "encryption": encryption,
     "checksums": checksums,
     "protection": protection,
+    "upgrade": upgrade,
+    "kill": kill,
 }
 
 
@@ -325,8 +358,6 @@ def test_a_guest_has_of_each_backend_what_the_page_says(
     model = NvmeTarget({1: Namespace(SIZE_MIB * MIB // BLOCK, BLOCK)})
     with cluster() as ceph, Tgt(scratch) as tgt, server, model:
         target = make_target("--rbd", "--iscsi", "--network").start()
-        given = {"cipher": "AES_XTS", "key": KEY, "key2": KEY2, "name": "key"}
-        target.rpc("accel_crypto_key_create", **given)
         makers = Makers(target, ceph, tgt, server, model)
         found = {
             (name, backend): outcome

@@ -15,6 +15,7 @@ from plugin.cli.main import main
 from pydataplane.errors import RpcError
 from pydataplane.volumes import Volumes
 from tests.support.ceph import POOL, Ceph, cluster, lacks
+from tests.support.encryption import KEY, KEY2
 from tests.support.frozen import frozen
 from tests.support.initiator import Initiator, connected
 from tests.support.night import at_night
@@ -281,9 +282,16 @@ def test_a_call_about_a_pool_that_hangs_ends(target: Target, ceph: Ceph) -> None
 def test_what_a_pool_does_not_do_is_refused_in_a_sentence(target: Target, ceph: Ceph) -> None:
     create(target, "v")
     ceph.image("without-lock", 8, "--image-feature", "layering")
+    target.rpc("accel_crypto_key_create", cipher="AES_XTS", key=KEY, key2=KEY2, name="key")
     new = {"lvs_name": "ceph0", "lvol_name": "w", "size_in_mib": 8}
     for code, words, method, params in (
         (NOTSUP, "ask for a thin one", "bdev_lvol_create", new),
+        (
+            NOTSUP,
+            "not encrypted by the target",
+            "bdev_lvol_create",
+            {**new, "thin_provision": True, "key_name": "key"},
+        ),
         (
             EXIST,
             "File exists",
