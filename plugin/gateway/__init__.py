@@ -29,7 +29,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     events, journal              device events; changes under way, on disk
     blockjobs                    jobs of disks of ours
     redefined                    the events of definitions that we replace, held back
-    domains, shown, known        a domain's XML: questions to it, as clients see it, what is ours
+    domains, xmlcache, known     a domain's XML: questions to it, as clients see it, what is ours
     thresholds                   what disks may have allocated before clients want to hear of it
     domstats                     statistics of domains, as clients see them
     openings                     which images clients with the right to had opened

@@ -141,7 +141,7 @@ class DomainStats:
         finally:
             self._rounds.release()
 
-    def known(self, payload: bytes) -> bytes | None:
+    def at_once(self, payload: bytes) -> bytes | None:
         """Returns what to answer with, at once; None: ask `translated`.
 
         That is `payload` itself, where it has no domain of ours.

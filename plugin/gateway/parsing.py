@@ -81,7 +81,7 @@ class Parsers:
         self._clients = ThreadPoolExecutor(1, "xml of clients")
         self.domains = ThreadPoolExecutor(DOMAINS, "xml of domains")
         """For what libvirtd gave us."""
-        self.shown = ThreadPoolExecutor(1, "xml to show")
+        self.replies = ThreadPoolExecutor(1, "xml of replies")
         """For replies that are translated."""
         self._users: WeakValueDictionary[int, _User] = WeakValueDictionary()
 
@@ -94,5 +94,5 @@ class Parsers:
 
     def close(self) -> None:
         """Lets the threads go; what waits for one is cancelled."""
-        for threads in (self._clients, self.domains, self.shown):
+        for threads in (self._clients, self.domains, self.replies):
             threads.shutdown(wait=False, cancel_futures=True)

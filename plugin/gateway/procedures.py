@@ -240,7 +240,7 @@ PROCEDURES = {row.proc.value: row for row in _ROWS}
 class Showing(Protocol):
     """How clients are to see the payload of a reply."""
 
-    def known(self, payload: bytes) -> bytes | None:
+    def at_once(self, payload: bytes) -> bytes | None:
         """Returns it at once; None: ask `translated`."""
 
     async def translated(self, payload: bytes) -> bytes:
@@ -248,7 +248,7 @@ class Showing(Protocol):
 
 
 def _xml(services: Services) -> Showing:
-    return services.shown
+    return services.xml_cache
 
 
 def _stats(services: Services) -> Showing:

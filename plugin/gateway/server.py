@@ -29,11 +29,11 @@ from plugin.gateway.procs import Proc
 from plugin.gateway.roomreturns import RoomReturns
 from plugin.gateway.services import Services
 from plugin.gateway.session import Session
-from plugin.gateway.shown import Shown
 from plugin.gateway.storage.pools import Pools
 from plugin.gateway.targets import Targets
 from plugin.gateway.thresholds import Thresholds
 from plugin.gateway.thresholdwatch import ThresholdWatch
+from plugin.gateway.xmlcache import XmlCache
 
 STOP_S = 15.0
 """How long calls begun are given to finish at a stop, seconds."""
@@ -57,8 +57,8 @@ class Gateway:
         self._parsers = Parsers()
         paused: dict[bytes, dict[str, str]] = {}
         block_jobs = BlockJobs(self.announce)
-        shown = Shown(self._parsers.shown, block_jobs)
-        known = Known(self.admin.get, self.asking.get, self._parsers.domains, shown.ahead)
+        xml_cache = XmlCache(self._parsers.replies, block_jobs)
+        known = Known(self.admin.get, self.asking.get, self._parsers.domains, xml_cache.prefetch)
         thresholds = Thresholds(config.gateway.state_dir)
         self.services = Services(
             config=config.gateway,
@@ -66,7 +66,7 @@ class Gateway:
             settings=settings,
             budget=Budget(),
             parsers=self._parsers,
-            shown=shown,
+            xml_cache=xml_cache,
             known=known,
             domain_stats=DomainStats(
                 known, target, locks, settings.path_prefix, paused, thresholds

@@ -23,11 +23,11 @@ from plugin.gateway.locks import Locks
 from plugin.gateway.openings import Openings
 from plugin.gateway.parsing import ClientParser, Parsers
 from plugin.gateway.roomreturns import RoomReturns
-from plugin.gateway.shown import Shown
 from plugin.gateway.storage.pools import Pools
 from plugin.gateway.targets import Targets
 from plugin.gateway.thresholds import Thresholds
 from plugin.gateway.upstream import Upstream
+from plugin.gateway.xmlcache import XmlCache
 from pydataplane.domain import translate
 from pydataplane.domain.translate import Definition, Settings
 
@@ -52,7 +52,7 @@ class Services:
     """Memory for calls that are read whole."""
     parsers: Parsers
     """The threads in which XML is read."""
-    shown: Shown
+    xml_cache: XmlCache
     known: Known
     domain_stats: DomainStats
     admin: Callable[[], Awaitable[Upstream]]

@@ -2,10 +2,10 @@
 
 Two pumps run beside each other: calls towards libvirtd, replies and events back. A message nobody
 looks into passes in the event loop's callback, by its header alone, and so does a reply that shows
-a domain's XML, unless it was never seen before (plugin.gateway.shown), or statistics that have none
-of our domains (plugin.gateway.domstats). A call of
-plugin.gateway.procedures with a handler is read whole and becomes a task of its own (libvirtd too
-works on several calls of a client at a time); the pump goes on meanwhile.
+a domain's XML, unless it is to be translated first (plugin.gateway.xmlcache), or statistics that
+have none of our domains (plugin.gateway.domstats). A call of plugin.gateway.procedures with a
+handler is read whole and becomes a task of its own (libvirtd too works on several calls of a client
+at a time); the pump goes on meanwhile.
 
 Until libvirtd knows who the client is, nothing but what leads to CONNECT_OPEN is passed on
 (plugin.gateway.admission).
@@ -116,7 +116,7 @@ class Session:
         self._showing = asyncio.Semaphore(SHOWN_MAX)
         self._to_client = Pass(self.client)
         self._shown = {
-            number: Pass(self.client, showing(services).known)
+            number: Pass(self.client, showing(services).at_once)
             for number, showing in SHOWING.items()
         }
         self._tasks: set[asyncio.Task[None]] = set()

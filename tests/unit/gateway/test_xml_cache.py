@@ -10,11 +10,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from plugin.gateway import shown as module
+from plugin.gateway import xmlcache
 from plugin.gateway.blockjobs import BlockJobs
 from plugin.gateway.messages import pack_string
 from plugin.gateway.procs import Proc
-from plugin.gateway.shown import Shown
+from plugin.gateway.xmlcache import XmlCache
 from pydataplane.domain import translate
 from tests.unit.gateway.world import World, disk, play, until
 
@@ -48,7 +48,7 @@ def test_what_the_gateway_has_read_is_translated_before_a_client_asks(
     async def body(world: World) -> None:
         dom = world.domain(disks=disk())
         await world.gateway.services.known.current(dom.ref)
-        await until(lambda: bool(world.gateway.services.shown._made))
+        await until(lambda: bool(world.gateway.services.xml_cache._made))
         assert presented.call_count == 1
         client = await world.client()
         assert "vhostuser" not in await client.xml(dom.ref)
@@ -61,10 +61,10 @@ def test_a_reply_that_is_being_made_is_made_once(presented: Mock, tmp_path: Path
     async def body(world: World) -> None:
         dom = world.domain(disks=disk())
         assert dom.live is not None
-        shown = world.gateway.services.shown
-        ahead = shown.ahead(dom.live)
+        cache = world.gateway.services.xml_cache
+        prefetching = cache.prefetch(dom.live)
         made = await asyncio.gather(
-            ahead, *(shown.translated(pack_string(dom.live)) for _ in range(5))
+            prefetching, *(cache.translated(pack_string(dom.live)) for _ in range(5))
         )
         assert len(set(made[1:])) == 1 and presented.call_count == 1
 
@@ -98,21 +98,21 @@ def test_a_domain_without_anything_of_ours_is_not_parsed(tmp_path: Path, present
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEPT_BYTES", 10_000)
+    monkeypatch.setattr(xmlcache, "MAX_BYTES", 10_000)
     with ThreadPoolExecutor(1) as workers:
-        shown = Shown(workers, BlockJobs(Mock()))
+        cache = XmlCache(workers, BlockJobs(Mock()))
         for n in range(50):
-            shown._keep(bytes([n]), bytes(1000))
-            assert shown._size == sum(len(made) for made in shown._made.values()) <= 10_000
-        assert list(shown._made) == [bytes([n]) for n in range(40, 50)], "the last ones"
-        shown._keep(b"big", bytes(5000))
-        assert b"big" not in shown._made, "one reply does not take the room of all"
+            cache._store(bytes([n]), bytes(1000))
+            assert cache._size == sum(len(made) for made in cache._made.values()) <= 10_000
+        assert list(cache._made) == [bytes([n]) for n in range(40, 50)], "the last ones"
+        cache._store(b"big", bytes(5000))
+        assert b"big" not in cache._made, "one reply does not take the room of all"
 
 
 def test_a_reply_that_is_known_is_not_waited_for(presented: Mock) -> None:
     with ThreadPoolExecutor(1) as workers:
-        shown = Shown(workers, BlockJobs(Mock()))
+        cache = XmlCache(workers, BlockJobs(Mock()))
         plain = pack_string("<domain/>")
-        assert shown.known(plain) is plain
-        assert shown.known(pack_string("<domain>virtlun</domain>")) is None
+        assert cache.at_once(plain) is plain
+        assert cache.at_once(pack_string("<domain>virtlun</domain>")) is None
         assert not presented.called

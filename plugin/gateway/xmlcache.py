@@ -1,10 +1,10 @@
-"""Replies that are a domain's XML, as clients are to see them.
+"""Caches replies with a domain's XML as clients are to see it, as each translation costs a parse.
 
-What a client sees is a function of libvirtd's bytes alone, but while a disk is being copied: the
-same reply always gives the same answer. So translated replies are kept by a digest of what they
-were made of, and nothing has to tell that a domain changed: libvirtd formats it anew for each call,
-and judges each call. What the gateway itself reads of a domain is translated before anybody asks:
-who asks for all domains first, as monitoring does, waits no longer than who asks next.
+What a client sees is a function of libvirtd's bytes alone, except while a disk is being copied: the
+same reply always gives the same answer. So the key is a digest of libvirtd's reply, and nothing
+invalidates an entry: libvirtd formats the XML anew for each call, and judges each call. What the
+gateway itself reads of a domain is translated before a client asks, so that a client that asks for
+all domains first, as monitoring does, waits no longer than one that asks later.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from plugin.gateway.messages import pack_string, read_string
 from pydataplane.domain import translate
 from pydataplane.domain.translate import PREFIX, Mirror
 
-KEPT_BYTES = 32 << 20
-"""Translated replies kept, bytes; those not asked for longest go first."""
+MAX_BYTES = 32 << 20
+"""Most bytes of translated replies; the least recently used goes first."""
 
 DIGEST_BYTES = 16
 
 _TRACE = PREFIX.encode()
 
 
-class Shown:
-    """The translation of replies, and the last ones that were made."""
+class XmlCache:
+    """Translates replies, and keeps the results of the last ones."""
 
     def __init__(self, workers: ThreadPoolExecutor, block_jobs: BlockJobs) -> None:
-        """`workers` are the threads for what is not known yet."""
+        """`workers` are the threads that translate what is not cached."""
         self._workers = workers
         self._block_jobs = block_jobs
         self._made: OrderedDict[bytes, bytes] = OrderedDict()
         self._size = 0
         self._making: dict[bytes, asyncio.Task[bytes]] = {}
-        self._ahead = asyncio.Lock()
+        self._prefetching = asyncio.Lock()
 
-    def known(self, payload: bytes) -> bytes | None:
+    def at_once(self, payload: bytes) -> bytes | None:
         """Returns what to answer with, at once; None: ask `translated`.
 
         `payload` itself where nothing of ours is in it.
         """
         if _TRACE not in payload:
             return payload
-        return None if self._mirrors(payload) else self._kept(_digest(payload))
+        return None if self._mirrors(payload) else self._cached(_digest(payload))
 
     async def translated(self, payload: bytes) -> bytes:
         """Returns what to answer with, made in a thread if need be.
@@ -60,7 +60,7 @@ class Shown:
         key, mirrors = _digest(payload), self._mirrors(payload)
         if mirrors:
             return await self._in_thread(payload, mirrors)
-        found = self._kept(key)
+        found = self._cached(key)
         if found is not None:
             return found
         making = self._making.get(key)
@@ -70,20 +70,20 @@ class Shown:
         # One who leaves must not take it from others who want the same.
         return await asyncio.shield(making)
 
-    async def ahead(self, xml: str) -> None:
-        """Translates what libvirtd said of a domain, for who will ask.
+    async def prefetch(self, xml: str) -> None:
+        """Translates what libvirtd said of a domain before a client asks for it.
 
         One at a time: a client that asks meanwhile waits for one of them at most.
         """
         payload = pack_string(xml)
-        async with self._ahead:
-            if self.known(payload) is None:
+        async with self._prefetching:
+            if self.at_once(payload) is None:
                 await self.translated(payload)
 
     async def _make(self, key: bytes, payload: bytes) -> bytes:
         try:
             made = await self._in_thread(payload, {})
-            self._keep(key, made)
+            self._store(key, made)
             return made
         finally:
             del self._making[key]
@@ -106,18 +106,18 @@ class Shown:
             if job.dom.uuid_text.encode() in payload
         }
 
-    def _kept(self, key: bytes) -> bytes | None:
+    def _cached(self, key: bytes) -> bytes | None:
         found = self._made.get(key)
         if found is not None:
             self._made.move_to_end(key)
         return found
 
-    def _keep(self, key: bytes, made: bytes) -> None:
-        if key in self._made or len(made) > KEPT_BYTES // 8:
+    def _store(self, key: bytes, made: bytes) -> None:
+        if key in self._made or len(made) > MAX_BYTES // 8:
             return
         self._made[key] = made
         self._size += len(made)
-        while self._size > KEPT_BYTES:
+        while self._size > MAX_BYTES:
             self._size -= len(self._made.popitem(last=False)[1])
 
 
