@@ -29,7 +29,8 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     events, journal              device events; changes under way, on disk
     blockjobs                    jobs of disks of ours
     redefined                    the events of definitions that we replace, held back
-    domains, xmlcache, known     a domain's XML: questions to it, as clients see it, what is ours
+    domains                      questions to a domain's XML
+    xmlcache, domaincache        caches: XML as clients see it; which disks of ours domains have
     thresholds                   what disks may have allocated before clients want to hear of it
     domstats                     statistics of domains, as clients see them
     openings                     which images clients with the right to had opened

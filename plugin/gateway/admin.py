@@ -2,8 +2,8 @@
 
 For questions that no client asked, and to finish or take back what a client began: never for what
 a client wants done. It is opened when it is needed and again after libvirtd went away. There are
-two: on one the changes and libvirtd's events, on the other what is read to keep the account of the
-domains (plugin.gateway.known), so that neither waits for the other in libvirtd's queue.
+two: on one the changes and libvirtd's events, on the other what is read for the cache of domains
+(plugin.gateway.domaincache), so that neither waits for the other in libvirtd's queue.
 """
 
 from __future__ import annotations

@@ -345,7 +345,7 @@ async def _rename(services: Services, dom: Domain, entry: CopyEntry, target: Tar
     change = await _change(services, live, entry, live=True)
     if change is not None and is_running(live):
         await admin.set_metadata(dom, change.metadata_xml, AFFECT_LIVE)
-    services.known.changed(dom.uuid)
+    services.domain_cache.changed(dom.uuid)
 
 
 async def _change(

@@ -52,7 +52,7 @@ async def of_domain(services: Services, dom: Domain) -> list[Checkpoint]:
     Raises:
         GatewayError: libvirtd or the target does not say.
     """
-    luns = (await services.known.current(dom)).luns
+    luns = (await services.domain_cache.current(dom)).luns
     lvstores = {lun.volume.lvstore for lun in luns if lun.volume.source is None}
     return await services.target.checkpoints(lvstores, dom.uuid_text) if lvstores else []
 

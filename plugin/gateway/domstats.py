@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from plugin.gateway.domaincache import NOTHING, CachedDomain, DomainCache
 from plugin.gateway.errors import GatewayError
-from plugin.gateway.known import NOTHING, Known, Seen
 from plugin.gateway.latencies import Latencies, Room, Wanted
 from plugin.gateway.locks import Locks
 from plugin.gateway.messages import Domain
@@ -74,7 +74,7 @@ class Numbers:
     usages: Mapping[Unit, Usage]
     sizes: Mapping[str, Sizes]
     latencies: Mapping[Wanted, tuple[Latencies, ...]]
-    about: Mapping[bytes, Seen] = field(default_factory=dict)
+    about: Mapping[bytes, CachedDomain] = field(default_factory=dict)
     """The domains that it was asked about, by UUID, and what was known of them."""
 
     def and_of(self, others: Numbers) -> Numbers:
@@ -93,7 +93,7 @@ NONE = Numbers({}, {}, {})
 class _Last:
     """The disks of a domain that does not run, as they were put together the last time."""
 
-    seen: Seen
+    seen: CachedDomain
     sizes: list[Sizes | None]
     blocks: Blocks
 
@@ -103,7 +103,7 @@ class DomainStats:
 
     def __init__(
         self,
-        known: Known,
+        cache: DomainCache,
         target: Targets,
         locks: Locks,
         path_prefix: str,
@@ -114,7 +114,7 @@ class DomainStats:
 
         `paused` are the domains (UUIDs) that are paused because of I/O errors, at any time.
         """
-        self._known = known
+        self._cache = cache
         self._target = target
         self._locks = locks
         self._prefix = path_prefix
@@ -153,7 +153,7 @@ class DomainStats:
         if len(payload) > LONG_BYTES:
             return None
         try:
-            seen = [self._known.at_once(uuid) for uuid in uuids(payload)]
+            seen = [self._cache.cached(uuid) for uuid in uuids(payload)]
         except XdrError:
             return None
         return None if any(item is None or item.ours for item in seen) else payload
@@ -186,7 +186,7 @@ class DomainStats:
 
     async def ahead(self, *, running: bool) -> Numbers:
         """Asks the target about all domains that are known to be ours, or those that run."""
-        about = {u: item for u, item in self._known.ours().items() if item.running or not running}
+        about = {u: item for u, item in self._cache.ours().items() if item.running or not running}
         return replace(await self._numbers(about.values()), about=about)
 
     @asynccontextmanager
@@ -198,14 +198,14 @@ class DomainStats:
         async with self._locks.hold("statistics"):
             yield
 
-    async def _disks(self, payload: bytes) -> tuple[list[Record], list[Seen]]:
+    async def _disks(self, payload: bytes) -> tuple[list[Record], list[CachedDomain]]:
         """Returns the records, and what each domain has of ours."""
         every = []
         for record in each_record(payload):
             every.append(record)
             if len(every) % FOUND == 0:
                 await asyncio.sleep(0)
-        seen = [self._known.at_once(record.uuid) for record in every]
+        seen = [self._cache.cached(record.uuid) for record in every]
         missing = [nth for nth, item in enumerate(seen) if item is None]
         asked = (self._seen(every[nth].domain(payload)) for nth in missing)
         for nth, item in zip(missing, await asyncio.gather(*asked), strict=True):
@@ -216,7 +216,7 @@ class DomainStats:
         self,
         payload: bytes,
         every: Sequence[Record],
-        disks: Sequence[Seen],
+        disks: Sequence[CachedDomain],
         numbers: Numbers,
     ) -> bytes:
         """Adds to each domain's record what its disks of ours did."""
@@ -234,12 +234,12 @@ class DomainStats:
             if room.left != before:  # bins take longer than all else
                 await asyncio.sleep(0)
         if len(self._last) > self._most:  # half may be of domains that changed or are gone
-            still = self._known.at_once
+            still = self._cache.cached
             self._last = {u: last for u, last in self._last.items() if still(u) is last.seen}
             self._most = 2 * len(self._last) + TURN
         return b"".join(parts)
 
-    def _blocks(self, uuid: bytes, item: Seen, numbers: Numbers, room: Room) -> Blocks:
+    def _blocks(self, uuid: bytes, item: CachedDomain, numbers: Numbers, room: Room) -> Blocks:
         """Returns a domain's disks; those of the last time where nothing of them changed."""
         names = [lun.bdev_name for lun in item.luns]
         now = [numbers.sizes.get(name) for name in names]
@@ -256,7 +256,7 @@ class DomainStats:
     def _block(
         self,
         uuid: bytes,
-        item: Seen,
+        item: CachedDomain,
         lun: LunPlan,
         size: Sizes | None,
         numbers: Numbers,
@@ -275,17 +275,17 @@ class DomainStats:
         threshold = self._thresholds.of(uuid, dev)
         return None if threshold is None else threshold.allocated
 
-    async def _seen(self, dom: Domain) -> Seen:
+    async def _seen(self, dom: Domain) -> CachedDomain:
         """Returns what a domain has of ours, which the client may know: libvirtd listed it.
 
         One domain that goes in between must not spoil the others' numbers.
         """
         try:
-            return await self._known.current(dom)
+            return await self._cache.current(dom)
         except GatewayError:
             return NOTHING
 
-    async def _numbers(self, disks: Collection[Seen]) -> Numbers:
+    async def _numbers(self, disks: Collection[CachedDomain]) -> Numbers:
         """Asks the target once for all; without one there are names alone, as libvirt does it."""
         used = [item.unit(lun) for item in disks if item.running for lun in item.luns]
         names = [lun.bdev_name for item in disks for lun in item.luns]

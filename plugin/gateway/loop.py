@@ -130,7 +130,7 @@ class ReconcileLoop:
     async def _release_disks(self, dom: Domain) -> None:
         """Releases the controllers of disks that a running guest has let go."""
         try:
-            if not (await self._services.known.current(dom)).ours:
+            if not (await self._services.domain_cache.current(dom)).ours:
                 return
             async with self._services.domain_lock(dom.uuid):
                 await reconcile_domain(self._services, dom)

@@ -16,8 +16,8 @@ from uuid import UUID
 import structlog
 
 from plugin.gateway import copies, images, records
+from plugin.gateway.domaincache import CachedDomain
 from plugin.gateway.errors import Code, GatewayError, LunNotReleased, UpstreamError
-from plugin.gateway.known import Seen
 from plugin.gateway.messages import Domain
 from plugin.gateway.services import Services
 from plugin.gateway.targets import Observed
@@ -42,8 +42,8 @@ KEPT = "LUN kept on a running domain"
 class Reconciler:
     """Goes through all domains and controllers; remembers what it has said and seen.
 
-    What each domain needs is known (plugin.gateway.known) and what the targets have is asked once a
-    round, so a domain that is right costs no call.
+    What each domain needs is cached (plugin.gateway.domaincache) and what the targets have is asked
+    once a round, so a domain that is right costs no call.
     """
 
     def __init__(self, services: Services) -> None:
@@ -51,7 +51,7 @@ class Reconciler:
         self._services = services
         self._said: dict[str, str] = {}
         self._strays: set[str] = set()
-        self._recorded: dict[bytes, Seen] = {}
+        self._recorded: dict[bytes, CachedDomain] = {}
         """The domains whose metadata says all, and as what they were known then."""
 
     async def run(self) -> None:
@@ -74,7 +74,7 @@ class Reconciler:
             if nth % TURN == TURN - 1:
                 await asyncio.sleep(0)
             try:
-                seen = await services.known.current(dom)
+                seen = await services.domain_cache.current(dom)
                 if not self._is_right(dom, seen, observed):
                     silent = services.target.silence_at(seen.plan) if seen.plan else None
                     if silent is not None:  # others are not to wait for it
@@ -94,7 +94,7 @@ class Reconciler:
             await self._remove_stray(name)
         self._strays = strays
 
-    def _is_right(self, dom: Domain, seen: Seen, observed: Observed) -> bool:
+    def _is_right(self, dom: Domain, seen: CachedDomain, observed: Observed) -> bool:
         """Whether there is nothing to do for a domain, as far as can be told without a call."""
         if not seen.running:
             recorded = all(lun.uuid is not None for lun in seen.luns)
@@ -108,7 +108,7 @@ class Reconciler:
         async with services.domain_lock(dom.uuid):
             recorded = await records.take_over(services, dom)
             await reconcile_domain(services, dom, unopened=unopened)
-        seen = await services.known.current(dom)
+        seen = await services.domain_cache.current(dom)
         if recorded:
             self._recorded[dom.uuid] = seen
 

@@ -15,11 +15,11 @@ from plugin.gateway import libvirtdconf, runningbackups
 from plugin.gateway.admin import AdminConnection
 from plugin.gateway.blockjobs import BlockJobs
 from plugin.gateway.budget import Budget
+from plugin.gateway.domaincache import DomainCache
 from plugin.gateway.domstats import DomainStats
 from plugin.gateway.events import Announced
 from plugin.gateway.ioerrors import IoErrors
 from plugin.gateway.journal import Journal
-from plugin.gateway.known import Known
 from plugin.gateway.listen import Admission, Listener, as_at, handed_over, in_place_of, listen
 from plugin.gateway.locks import Locks
 from plugin.gateway.loop import ReconcileLoop
@@ -58,7 +58,9 @@ class Gateway:
         paused: dict[bytes, dict[str, str]] = {}
         block_jobs = BlockJobs(self.announce)
         xml_cache = XmlCache(self._parsers.replies, block_jobs)
-        known = Known(self.admin.get, self.asking.get, self._parsers.domains, xml_cache.prefetch)
+        domain_cache = DomainCache(
+            self.admin.get, self.asking.get, self._parsers.domains, xml_cache.prefetch
+        )
         thresholds = Thresholds(config.gateway.state_dir)
         self.services = Services(
             config=config.gateway,
@@ -67,9 +69,9 @@ class Gateway:
             budget=Budget(),
             parsers=self._parsers,
             xml_cache=xml_cache,
-            known=known,
+            domain_cache=domain_cache,
             domain_stats=DomainStats(
-                known, target, locks, settings.path_prefix, paused, thresholds
+                domain_cache, target, locks, settings.path_prefix, paused, thresholds
             ),
             target=target,
             locks=locks,
@@ -91,7 +93,7 @@ class Gateway:
         self.thresholds = ThresholdWatch(self.services, self.is_heard)
         events = {
             Proc.CALLBACK_LIFECYCLE.value: self._lifecycle_event,
-            Proc.CALLBACK_METADATA_CHANGE.value: self.services.known.event,
+            Proc.CALLBACK_METADATA_CHANGE.value: self.services.domain_cache.event,
             Proc.CALLBACK_DEVICE_REMOVED.value: self._device_removed,
         }
         self.admin.watch(events, self._connection_lost)
@@ -100,17 +102,17 @@ class Gateway:
         self._listeners: list[Listener] = []
 
     def _lifecycle_event(self, payload: bytes) -> None:
-        self.services.known.event(payload)
+        self.services.domain_cache.event(payload)
         self.loop.lifecycle_event(payload)
         self.io_errors.lifecycle_event(payload)
         self.thresholds.lifecycle_event(payload)
 
     def _device_removed(self, payload: bytes) -> None:
-        self.services.known.event(payload)
+        self.services.domain_cache.event(payload)
         self.loop.device_removed(payload)
 
     def _connection_lost(self) -> None:
-        self.services.known.forget()
+        self.services.domain_cache.forget()
         self.loop.connection_lost()
         self.thresholds.connection_lost()
 

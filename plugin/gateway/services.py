@@ -15,10 +15,10 @@ from plugin.gateway.backup.job import Backup
 from plugin.gateway.backup.progress import Progress
 from plugin.gateway.blockjobs import BlockJobs
 from plugin.gateway.budget import Budget
+from plugin.gateway.domaincache import DomainCache
 from plugin.gateway.domstats import DomainStats
 from plugin.gateway.events import Announced
 from plugin.gateway.journal import Journal
-from plugin.gateway.known import Known
 from plugin.gateway.locks import Locks
 from plugin.gateway.openings import Openings
 from plugin.gateway.parsing import ClientParser, Parsers
@@ -53,7 +53,7 @@ class Services:
     parsers: Parsers
     """The threads in which XML is read."""
     xml_cache: XmlCache
-    known: Known
+    domain_cache: DomainCache
     domain_stats: DomainStats
     admin: Callable[[], Awaitable[Upstream]]
     """The gateway's own connection to libvirtd; raises UpstreamGone, UpstreamError."""
@@ -89,7 +89,7 @@ class Services:
             try:
                 yield
             finally:
-                self.known.changed(uuid)
+                self.domain_cache.changed(uuid)
 
     async def redefine(self, upstream: Upstream, uuid: bytes, xml: str) -> None:
         """Replaces a definition for a change of disks, of which libvirt has no event.

@@ -86,7 +86,7 @@ class ThresholdWatch:
                 if await self._running(uuid, run) is None:
                     return ()
                 run.checked = True
-            seen = await self._services.known.current(run.dom)
+            seen = await self._services.domain_cache.current(run.dom)
         except UpstreamError as error:  # others are not to wait for it
             self._say(run.dom.name, str(error))
             return ()

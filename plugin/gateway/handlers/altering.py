@@ -118,7 +118,7 @@ async def admin_if_ours(call: Call, dom: Domain) -> Upstream | None:
     """
     try:
         admin = await call.services.admin()
-        ours = (await call.services.known.current(dom)).ours or (
+        ours = (await call.services.domain_cache.current(dom)).ours or (
             await admin.persistent(dom) and await admin.metadata(dom, AFFECT_CONFIG) is not None
         )
     except GatewayError:

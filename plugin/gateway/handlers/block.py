@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from plugin.gateway.call import Call, Reply
+from plugin.gateway.domaincache import NOTHING, CachedDomain
 from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
-from plugin.gateway.known import NOTHING, Seen
 from plugin.gateway.messages import (
     LLONG,
     DiskNumberCall,
@@ -29,7 +29,7 @@ RESIZE_EXTEND = 4
 U64_MAX = (1 << 64) - 1
 
 
-async def seen(call: Call, dom: Domain, *, judged_later: bool = False) -> Seen:
+async def seen(call: Call, dom: Domain, *, judged_later: bool = False) -> CachedDomain:
     """Returns what a domain has of ours, if the client may read it.
 
     With `judged_later` that is not asked: for calls that need another right, which libvirtd judges
@@ -38,7 +38,7 @@ async def seen(call: Call, dom: Domain, *, judged_later: bool = False) -> Seen:
     try:
         if not judged_later:
             await call.caller.check_may_read(dom)
-        return await call.services.known.current(dom)
+        return await call.services.domain_cache.current(dom)
     except GatewayError:
         return NOTHING  # libvirtd's answer to the call itself says why
 
@@ -52,7 +52,7 @@ async def find(call: Call, dom: Domain, path: str, *, judged_later: bool = False
     return named(call, await seen(call, dom, judged_later=judged_later), path)
 
 
-def named(call: Call, domain: Seen, path: str) -> LunPlan | None:
+def named(call: Call, domain: CachedDomain, path: str) -> LunPlan | None:
     """Returns the disk of ours that `path` means in a domain.
 
     Raises:

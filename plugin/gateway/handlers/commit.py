@@ -69,7 +69,7 @@ def _check_flags(dev: str, top: str | None, flags: int, *, active: bool) -> None
 
 async def _check_possible(services: Services, dom: Domain, lun: LunPlan) -> None:
     """Raises Refused if the domain is off, or has another job in the way."""
-    if not (await services.known.current(dom)).running:
+    if not (await services.domain_cache.current(dom)).running:
         raise Refused(Code.OPERATION_INVALID, "domain is not running")
     services.block_jobs.check_free(dom, lun)
     if runningbackups.job_of(services, dom) is not None:

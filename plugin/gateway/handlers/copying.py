@@ -176,7 +176,7 @@ async def _check_possible(services: Services, wanted: Wanted, lun: LunPlan) -> D
         GatewayError: it does not, or has something in the way of a copy.
     """
     dom = wanted.dom
-    if not (await services.known.current(dom)).running:
+    if not (await services.domain_cache.current(dom)).running:
         raise Refused(Code.OPERATION_INVALID, "domain is not running")
     services.block_jobs.check_free(dom, lun)
     admin = await services.admin()
@@ -210,7 +210,7 @@ async def _check_possible(services: Services, wanted: Wanted, lun: LunPlan) -> D
 
 async def _check_home(services: Services, dom: Domain, lun: LunPlan, ref: VolumeRef) -> None:
     """Refuses a destination in another target than the domain's controller."""
-    plan = (await services.known.current(dom)).plan
+    plan = (await services.domain_cache.current(dom)).plan
     if plan is not None:
         await services.target.check_home(plan, replace(lun, volume=ref, uuid=None))
 

@@ -57,7 +57,7 @@ async def define(call: Call) -> None:
             _, definition = await _translated(call, args.xml, new=new, new_uuid=uuid4())
             reply = await call.forward(replace(args, xml=definition.xml).pack())
         if uuid is not None:
-            services.known.changed(uuid)
+            services.domain_cache.changed(uuid)
         if new and uuid is not None and reply.ok:
             await records.forget(services.hook, controller_name(UUID(bytes=uuid)))
     await call.respond(reply)

@@ -50,7 +50,7 @@ async def _names(call: Call, payload: bytes, *, all_disks: bool) -> Names | None
     """Returns what is known of the guest's disks; None if the carrier is not named."""
     dom = Domain.read(Reader(call.payload))
     try:
-        seen = await call.services.known.current(dom)
+        seen = await call.services.domain_cache.current(dom)
     except GatewayError:
         return None  # gone meanwhile
     if seen.carrier is None or seen.carrier.encode() not in payload:

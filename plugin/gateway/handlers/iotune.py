@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import structlog
 
-from plugin.gateway import known
+from plugin.gateway import domaincache
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import Sides, check_may_change, running_as, sides
 from plugin.gateway.errors import Code, Refused
@@ -67,7 +67,7 @@ async def _get(call: Call, args: TuneQuery) -> Reply | bytes:
         return judged
     if to_config and domain.running:
         xml = await (await services.admin()).xml(args.dom, XML_INACTIVE)
-        domain = await services.parse(lambda: known.read(xml))
+        domain = await services.parse(lambda: domaincache.read(xml))
     lun = named(call, domain, args.disk)
     if lun is None:
         return await call.forward()
@@ -98,7 +98,7 @@ async def _set(call: Call, args: TuneCall) -> Reply | None:
     live, config = await _luns(call, both, args.disk)
     lun = live or config
     if lun is None:
-        named(call, await services.known.current(args.dom), args.disk)
+        named(call, await services.domain_cache.current(args.dom), args.disk)
         return await call.forward()
     wanted = _values(lun, args)
     _check_alone(lun, limits_of(wanted))

@@ -104,7 +104,7 @@ async def has_controller(call: Call, dom: Domain) -> bool:
         GatewayError: libvirtd does not say: what would lack a disk is not to pass.
     """
     try:
-        return bool((await call.services.known.current(dom)).hidden)
+        return bool((await call.services.domain_cache.current(dom)).hidden)
     except UpstreamError:
         return False
 

@@ -466,9 +466,9 @@ def test_the_target_is_asked_about_all_domains_while_libvirtd_answers(tmp_path: 
             (2, (0, 2), 0, 2),
         ):
             services = world.gateway.services
-            services.known.forget()
+            services.domain_cache.forget()
             for dom in (first, late)[:known]:
-                await services.known.current(dom.ref)
+                await services.domain_cache.current(dom.ref)
             world.target.requests.clear()
             gate = world.libvirtd.gate[Proc.GET_ALL_DOMAIN_STATS] = asyncio.Event()
             call = bytes(Writer().u32(0).u32(args[0]).u32(args[1]))
@@ -571,7 +571,7 @@ def test_what_is_kept_of_a_domain_that_does_not_run_is_never_old(tmp_path: Path)
         del world.target.volumes["lvs0/v7"]
         assert (await sizes("ubda"))[6:9] == [64 * MIB, None, 64 * MIB]
         for turn in range(1, 5):  # others come and go
-            world.gateway.services.known.forget()
+            world.gateway.services.domain_cache.forget()
             for number in range(1, 40):
                 uuid = f"{turn:04d}{number:04d}-1111-4111-8111-111111111111"
                 doms[number] = world.domain(

@@ -210,7 +210,7 @@ def test_what_cannot_be_is_one_sentence(tmp_path: Path) -> None:
         await scene.set(0)
         scene.volume.thin = True
         scene.dom.live = None
-        scene.world.gateway.services.known.forget()
+        scene.world.gateway.services.domain_cache.forget()
         with pytest.raises(ReplyError, match="not running"):
             await scene.set(4)
         await scene.is_none()
@@ -265,7 +265,7 @@ def test_it_ends_with_a_run_whose_end_nobody_told(tmp_path: Path, there: bool) -
         scene.dom.run = 2
         if not there:
             del scene.world.libvirtd.domains[scene.dom.uuid]
-        scene.world.gateway.services.known.forget()
+        scene.world.gateway.services.domain_cache.forget()
         scene.world.gateway.thresholds.connection_lost()
         await scene.look()
         scene.world.libvirtd.domains[scene.dom.uuid] = scene.dom

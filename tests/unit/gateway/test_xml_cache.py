@@ -47,7 +47,7 @@ def test_what_the_gateway_has_read_is_translated_before_a_client_asks(
 ) -> None:
     async def body(world: World) -> None:
         dom = world.domain(disks=disk())
-        await world.gateway.services.known.current(dom.ref)
+        await world.gateway.services.domain_cache.current(dom.ref)
         await until(lambda: bool(world.gateway.services.xml_cache._made))
         assert presented.call_count == 1
         client = await world.client()

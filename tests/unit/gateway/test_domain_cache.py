@@ -1,4 +1,4 @@
-"""What is known of the domains: read once, forgotten when it changes, never served when stale."""
+"""The cache of domains: read once, invalidated by a change, never served when stale."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def rename(dom: FakeDomain, dev: str) -> None:
 def test_a_domain_is_read_once_for_all_who_ask(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         dom = world.domain(disks=disk())
-        known = world.gateway.services.known
-        found = await asyncio.gather(*(known.current(dom.ref) for _ in range(10)))
+        cache = world.gateway.services.domain_cache
+        found = await asyncio.gather(*(cache.current(dom.ref) for _ in range(10)))
         assert all(item is found[0] for item in found)
         assert (found[0].running, found[0].carrier, len(found[0].luns)) == (True, "ubda", 1)
-        await known.current(dom.ref)
+        await cache.current(dom.ref)
         assert reads(world) == 1
 
     play(tmp_path, body)
@@ -60,15 +60,15 @@ def test_a_domain_is_read_once_for_all_who_ask(tmp_path: Path) -> None:
 def test_libvirtds_events_make_it_read_again(tmp_path: Path, proc: Proc, event: object) -> None:
     async def body(world: World) -> None:
         dom, other = world.domain(disks=disk()), world.domain("two", UUID_2)
-        known = world.gateway.services.known
-        assert (await known.current(dom.ref)).luns[0].dev == "sdb"
-        await known.current(other.ref)
+        cache = world.gateway.services.domain_cache
+        assert (await cache.current(dom.ref)).luns[0].dev == "sdb"
+        await cache.current(other.ref)
         rename(dom, "sdq")
         assert callable(event)
         await world.libvirtd.event(proc, event(dom.ref))
-        await until(lambda: dom.uuid not in known._seen)
-        assert (await known.current(dom.ref)).luns[0].dev == "sdq"
-        await known.current(other.ref)
+        await until(lambda: dom.uuid not in cache._domains)
+        assert (await cache.current(dom.ref)).luns[0].dev == "sdq"
+        await cache.current(other.ref)
         assert reads(world) == 3, "the other one did not change"
 
     play(tmp_path, body)
@@ -77,14 +77,14 @@ def test_libvirtds_events_make_it_read_again(tmp_path: Path, proc: Proc, event: 
 def test_what_changes_while_it_is_read_is_not_kept(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         dom = world.domain(disks=disk())
-        known = world.gateway.services.known
+        cache = world.gateway.services.domain_cache
         world.libvirtd.delay_s[Proc.GET_XML_DESC] = 0.2
-        reading = asyncio.create_task(known.current(dom.ref))
+        reading = asyncio.create_task(cache.current(dom.ref))
         await until(lambda: reads(world) == 1)
-        known.event(metadata_changed(dom.ref))
+        cache.event(metadata_changed(dom.ref))
         rename(dom, "sdq")
         await reading
-        assert (await known.current(dom.ref)).luns[0].dev == "sdq"
+        assert (await cache.current(dom.ref)).luns[0].dev == "sdq"
         assert reads(world) == 2
 
     play(tmp_path, body)
@@ -93,12 +93,12 @@ def test_what_changes_while_it_is_read_is_not_kept(tmp_path: Path) -> None:
 def test_all_is_forgotten_with_the_connection_of_the_events(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         dom = world.domain(disks=disk())
-        known = world.gateway.services.known
-        await known.current(dom.ref)
+        cache = world.gateway.services.domain_cache
+        await cache.current(dom.ref)
         await world.libvirtd.stop()
-        await until(lambda: not known._seen)
+        await until(lambda: not cache._domains)
         await world.libvirtd.start()
-        await known.current(dom.ref)
+        await cache.current(dom.ref)
         events = [
             item
             for item in world.libvirtd.connections
@@ -125,15 +125,15 @@ def test_a_change_of_ours_is_seen_by_the_next_call_without_an_event(tmp_path: Pa
 
 def test_a_domain_that_is_not_there_is_not_remembered(tmp_path: Path) -> None:
     async def body(world: World) -> None:
-        known = world.gateway.services.known
+        cache = world.gateway.services.domain_cache
         dom = world.libvirtd.add("one", config=plain())
         ref = dom.ref
         del world.libvirtd.domains[ref.uuid]
         with pytest.raises(GatewayError, match="not found"):
-            await known.current(ref)
-        assert not known._seen
+            await cache.current(ref)
+        assert not cache._domains
         world.domain("one", UUID_1, disks=disk())
-        assert (await known.current(ref)).ours
+        assert (await cache.current(ref)).ours
 
     play(tmp_path, body)
 

@@ -1,12 +1,12 @@
-"""What each domain has of ours, read once and kept until libvirtd tells that the domain changed.
+"""Caches which disks of ours each domain has, so that few calls need a question to libvirtd.
 
-What can change it makes an event: definition, start, stop and removal are lifecycle events, a
+libvirtd's events invalidate an entry: definition, start, stop and removal are lifecycle events, a
 change of our metadata is one of its own. They come on the gateway's own connection, which is open
-before a domain is read; when it ends, all is forgotten. A domain that changes while it is read is
-read again by the next who asks. What an operation of ours changes is forgotten at its end, for the
-event may come after the client's next call.
+before a domain is read; when it ends, the cache is cleared. A domain that changes while it is read
+is read again for the next caller. What an operation of ours changes is invalidated at its end, as
+the event may come after the client's next call.
 
-It is no way around libvirtd's permission: whoever shows a client what is known here asks first.
+It does not replace libvirtd's permission: code that shows a client what is cached asks first.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ AT_A_TIME = 5
 """Domains read at a time: libvirtd's own limit for one client (max_client_requests)."""
 
 AGE_S = 600.0
-"""What is known is read again after so many seconds, should an event have been missed."""
+"""An entry is read again after so many seconds, should an event have been missed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CachedDomain:
     """What libvirtd's XML of a domain says: of the running one if it runs."""
 
     ours: bool = False
@@ -63,10 +63,10 @@ class Seen:
         return translate.meant(self.luns, path, settings)
 
 
-NOTHING = Seen()
+NOTHING = CachedDomain()
 
 
-def read(xml: str) -> Seen:
+def read(xml: str) -> CachedDomain:
     """Returns what libvirtd's XML of a domain says of us; parses it only if it has our name."""
     view = views.parse(xml) if PREFIX in xml else None
     metadata = view.salvaged if view is not None else None
@@ -78,7 +78,7 @@ def read(xml: str) -> Seen:
     except TranslateError:
         plan = None
     entries = sorted(metadata.entries, key=lambda entry: entry.lun.target)
-    return Seen(
+    return CachedDomain(
         ours=True,
         running=is_running(xml),
         carrier=None if node is None else node.value("target", "dev"),
@@ -89,7 +89,7 @@ def read(xml: str) -> Seen:
     )
 
 
-class Known:
+class DomainCache:
     """The domains of one libvirtd."""
 
     def __init__(
@@ -97,30 +97,30 @@ class Known:
         watching: Callable[[], Awaitable[Upstream]],
         reading: Callable[[], Awaitable[Upstream]],
         workers: ThreadPoolExecutor,
-        show: Callable[[str], Coroutine[None, None, None]],
+        prefetch: Callable[[str], Coroutine[None, None, None]],
     ) -> None:
         """`watching` returns the connection with the events, `reading` the one to ask on.
 
         Two, so that many questions do not hold up what finishes a change. XML is parsed in
-        `workers`. `show` is given each XML that has something of ours, and is not waited for.
+        `workers`. `prefetch` is given each XML that has something of ours, and is not waited for.
         """
         self._watching, self._asking = watching, reading
         self._workers = workers
-        self._show = show
-        self._showing: set[asyncio.Task[None]] = set()
-        self._seen: dict[bytes, tuple[Seen, float]] = {}
-        self._reading: dict[bytes, asyncio.Task[Seen]] = {}
+        self._prefetch = prefetch
+        self._prefetching: set[asyncio.Task[None]] = set()
+        self._domains: dict[bytes, tuple[CachedDomain, float]] = {}
+        self._reading: dict[bytes, asyncio.Task[CachedDomain]] = {}
         self._slots = asyncio.Semaphore(AT_A_TIME)
 
-    async def current(self, dom: Domain) -> Seen:
+    async def current(self, dom: Domain) -> CachedDomain:
         """Returns what a domain has of ours now.
 
         Raises:
             GatewayError: libvirtd has no such domain, or cannot be asked.
         """
-        known = self.at_once(dom.uuid)
-        if known is not None:
-            return known
+        found = self.cached(dom.uuid)
+        if found is not None:
+            return found
         task = self._reading.get(dom.uuid)
         if task is None:
             task = asyncio.create_task(self._read(dom))
@@ -128,39 +128,39 @@ class Known:
             task.add_done_callback(lambda done: self._done(dom.uuid, done))
         return await asyncio.shield(task)
 
-    def at_once(self, uuid: bytes) -> Seen | None:
-        """Returns what is known of a domain already; None: ask `current`."""
-        known = self._seen.get(uuid)
-        return known[0] if known is not None and time.monotonic() - known[1] < AGE_S else None
+    def cached(self, uuid: bytes) -> CachedDomain | None:
+        """Returns the entry of a domain, None where there is none: ask `current`."""
+        found = self._domains.get(uuid)
+        return found[0] if found is not None and time.monotonic() - found[1] < AGE_S else None
 
-    def ours(self) -> dict[bytes, Seen]:
-        """Returns the domains that are known to have something of ours, by UUID."""
+    def ours(self) -> dict[bytes, CachedDomain]:
+        """Returns the cached domains that have something of ours, by UUID."""
         oldest = time.monotonic() - AGE_S
-        return {u: seen for u, (seen, at) in self._seen.items() if seen.ours and at > oldest}
+        return {u: seen for u, (seen, at) in self._domains.items() if seen.ours and at > oldest}
 
-    async def _read(self, dom: Domain) -> Seen:
+    async def _read(self, dom: Domain) -> CachedDomain:
         async with self._slots:
             await self._watching()
             xml = await (await self._asking()).xml(dom, 0)
         if PREFIX not in xml:
             return NOTHING
         seen = await asyncio.get_running_loop().run_in_executor(self._workers, read, xml)
-        showing = asyncio.create_task(self._show(xml))
-        self._showing.add(showing)
-        showing.add_done_callback(self._showing.discard)
+        task = asyncio.create_task(self._prefetch(xml))
+        self._prefetching.add(task)
+        task.add_done_callback(self._prefetching.discard)
         return seen
 
-    def _done(self, uuid: bytes, task: asyncio.Task[Seen]) -> None:
+    def _done(self, uuid: bytes, task: asyncio.Task[CachedDomain]) -> None:
         """Keeps what was read, unless the domain changed meanwhile."""
         if self._reading.get(uuid) is not task:
             return
         del self._reading[uuid]
         if not task.cancelled() and task.exception() is None:
-            self._seen[uuid] = (task.result(), time.monotonic())
+            self._domains[uuid] = (task.result(), time.monotonic())
 
     def changed(self, uuid: bytes) -> None:
         """Forgets a domain; what is being read of it is not kept."""
-        self._seen.pop(uuid, None)
+        self._domains.pop(uuid, None)
         self._reading.pop(uuid, None)
 
     def event(self, payload: bytes) -> None:
@@ -174,5 +174,5 @@ class Known:
 
     def forget(self) -> None:
         """Forgets all: events may be missing."""
-        self._seen.clear()
+        self._domains.clear()
         self._reading.clear()
