@@ -12,10 +12,10 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     sasl                         who we are for a libvirtd that asks for it
     upstream, admin              a small libvirt client, for calls of our own
     secrets                      values of libvirt's secrets
-    joined                       what many ask at the same time, asked once
+    batching                     questions of many callers at the same time, asked in batches
     usage                        what guests did with disks
     latencies                    how long it took
-    planned                      what a domain needs, made in a target
+    domaindisks                  a domain's controllers and disks in one target
     lvolsnapshots                what snapshots of domains need of a target
     lvolcheckpoints              their checkpoints, which are lvol snapshots, too
     lvolchain                    the snapshots that a volume is made of, merged
@@ -28,17 +28,17 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     parsing, budget              threads for XML, and memory for calls: whose turn it is
     events, journal              device events; changes under way, on disk
     blockjobs                    jobs of disks of ours
-    redefined                    the events of definitions that we replace, held back
+    eventfilter                  suppresses the events of definitions that we replace
     domains                      questions to a domain's XML
     xmlcache, domaincache        caches: XML as clients see it; which disks of ours domains have
     thresholds                   what disks may have allocated before clients want to hear of it
     domstats                     statistics of domains, as clients see them
-    openings                     which images clients with the right to had opened
-    roomreturns                  which of those that found no room go on when there is some
+    imagegrants                  which images a client with the right to them had opened
+    autoresume                   domains that resume when an lvstore has space again
     streams                      data of a call, after its reply
     caller, services, call       what handlers get: the client, the gateway's parts, one call
     ioerrors                     domains paused because a disk of ours cannot go on
-    overtaken                    those that are not to be saved meanwhile
+    inflight                     refuses to save those whose in-flight requests would be lost
     thresholdwatch               clients are told when disks have more than that
     records                      which volumes a domain has had
     images                       images of other hosts, opened for the domains that have them
@@ -46,7 +46,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     domsnapshots, freezing       libvirtd's snapshots; guests' file systems, frozen for them
     snapshotsteps                their steps, which are done again
     domcheckpoints               checkpoints of a domain
-    empty                        controllers of domains without a disk of ours
+    emptycontrollers             controllers of domains without a disk of ours
     reconcile, recovery          the target follows the domains; interrupted changes
     runningbackups               backups, one for each domain
     loop                         what is done again and again, and when domains stop

@@ -65,13 +65,13 @@ async def bring_back(
                 raise _refused(lun, "is not open yet; the target goes on to try")
             source = lun.volume.source
             secret = source.secret if source is not None else None
-            if secret is not None and not services.openings.has(plan.controller, lun.bdev_name):
+            if secret is not None and not services.image_grants.has(plan.controller, lun.bdev_name):
                 raise _refused(
                     lun,
                     "was not opened for this domain by a client that may read its secret: stop the"
                     " domain, and start it through the gateway",
                 )
-            expected = services.openings.lun(plan.controller, lun.bdev_name)
+            expected = services.image_grants.lun(plan.controller, lun.bdev_name)
             if is_lun(lun) and expected is None:
                 raise Refused(Refusal.NOT_POSSIBLE_NOW, str(unknown_lun(lun)))
             _check_allowed(services, lun)
@@ -100,7 +100,7 @@ async def opened(call: Call, plan: Plan, luns: list[LunPlan]) -> AsyncIterator[N
     Also where an image is open already, the client has to have the right to read its secret. For a
     plan that is `incoming` an image of Ceph stays the other host's until the guest runs here. Those
     that were opened are closed again if the body fails. It is noted that they may be opened for
-    this domain: see plugin.gateway.openings.
+    this domain: see plugin.gateway.imagegrants.
 
     Raises:
         GatewayError: one cannot be opened; what libvirtd says where the client may not read its
@@ -125,7 +125,7 @@ async def opened(call: Call, plan: Plan, luns: list[LunPlan]) -> AsyncIterator[N
             lun.bdev_name: await services.target.identity_of(plan, lun) if is_lun(lun) else None
             for lun in luns
         }
-        services.openings.add(plan.controller, there)
+        services.image_grants.add(plan.controller, there)
         yield
     except BaseException:
         for lun in new:

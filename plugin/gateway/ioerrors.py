@@ -10,7 +10,7 @@ events that QEMU would have sent.
 QEMU stops its rings with the domain, upon which the target has the guest send again what it kept,
 or takes it again when they go on; so whoever resumes the domain, through us or not, has it tried
 again. If it fails again, so does all of this. We do it where it was for want of room and there is
-some again, unless when_room_returns of virtlun.toml says otherwise (plugin.gateway.roomreturns).
+some again, unless when_room_returns of virtlun.toml says otherwise (plugin.gateway.autoresume).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from uuid import UUID
 
 import structlog
 
+from plugin.gateway.autoresume import failures
 from plugin.gateway.errors import Code, GatewayError, UpstreamError
 from plugin.gateway.events import DEFINED, SUSPENDED, UNDEFINED, IoErrorEvent, lifecycle
-from plugin.gateway.roomreturns import failures
 from plugin.gateway.services import NO_SPACE, Services
 from plugin.gateway.target import Room, Suspended
 from plugin.gateway.upstream import PAUSED, PAUSED_BY_USER, RUNNING
@@ -152,7 +152,7 @@ class IoErrors:
             self.paused.pop(uuid, None)
             raise
         if rooms:
-            services.room_returns.paused(uuid, items, rooms, time.monotonic())
+            services.auto_resume.paused(uuid, items, rooms, time.monotonic())
         _log.warning("domain paused: I/O errors", domain=dom.name, disks=disks)
 
     async def _rooms(self, failed: list[tuple[Suspended, Entry]]) -> dict[str, Room]:
@@ -173,7 +173,7 @@ class IoErrors:
         Raises:
             GatewayError: no target answers.
         """
-        services, returns = self._services, self._services.room_returns
+        services, returns = self._services, self._services.auto_resume
         if not returns.waiting:
             return
         for uuid, note in list(returns.waiting.items()):
@@ -200,7 +200,7 @@ class IoErrors:
         Raises:
             GatewayError: libvirtd cannot be asked, or refuses.
         """
-        returns = self._services.room_returns
+        returns = self._services.auto_resume
         async with self._services.domain_lock(uuid):
             admin = await self._services.admin()
             try:
@@ -240,7 +240,7 @@ class IoErrors:
         told = lifecycle(payload)
         if told is not None and told[1] not in STILL_PAUSED:
             self.paused.pop(told[0].uuid, None)
-            self._services.room_returns.forget(told[0].uuid)
+            self._services.auto_resume.forget(told[0].uuid)
 
     def _say(self, what: str, text: str) -> None:
         """Logs a sentence once, until it is another."""

@@ -128,7 +128,7 @@ class Reconciler:
                         raise
                     outcome = await services.target.release_idle(controller)
                     if outcome != "busy":
-                        services.openings.forget(controller)
+                        services.image_grants.forget(controller)
                     if outcome == "released":
                         _log.info("controller of a domain that is gone released", name=controller)
         except GatewayError as error:
@@ -178,7 +178,7 @@ async def reconcile_domain(
             return True
         outcome = await services.target.release_idle(controller)
         if outcome != "busy":
-            services.openings.forget(controller)
+            services.image_grants.forget(controller)
         if outcome == "released":
             _log.info("controller of a stopped domain released", domain=dom.name)
         return outcome != "busy"

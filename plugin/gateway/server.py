@@ -13,20 +13,20 @@ import structlog
 from plugin.config import LIBVIRTDS_PLACES, AuthSetting, Config
 from plugin.gateway import libvirtdconf, runningbackups
 from plugin.gateway.admin import AdminConnection
+from plugin.gateway.autoresume import AutoResume
 from plugin.gateway.blockjobs import BlockJobs
 from plugin.gateway.budget import Budget
 from plugin.gateway.domaincache import DomainCache
 from plugin.gateway.domstats import DomainStats
 from plugin.gateway.events import Announced
+from plugin.gateway.imagegrants import ImageGrants
 from plugin.gateway.ioerrors import IoErrors
 from plugin.gateway.journal import Journal
 from plugin.gateway.listen import Admission, Listener, as_at, handed_over, in_place_of, listen
 from plugin.gateway.locks import Locks
 from plugin.gateway.loop import ReconcileLoop
-from plugin.gateway.openings import Openings
 from plugin.gateway.parsing import Parsers
 from plugin.gateway.procs import Proc
-from plugin.gateway.roomreturns import RoomReturns
 from plugin.gateway.services import Services
 from plugin.gateway.session import Session
 from plugin.gateway.storage.pools import Pools
@@ -83,8 +83,8 @@ class Gateway:
             backups={},
             ended_backups={},
             paused=paused,
-            room_returns=RoomReturns(config.gateway.state_dir),
-            openings=Openings(config.gateway.state_dir),
+            auto_resume=AutoResume(config.gateway.state_dir),
+            image_grants=ImageGrants(config.gateway.state_dir),
             thresholds=thresholds,
             pools=Pools(target, settings, config.gateway.state_dir),
         )
@@ -269,6 +269,6 @@ class Gateway:
         """Keeps the next event of a definition that is replaced from all clients of now."""
         for session in self.sessions:
             if begins:
-                session.held_back.begin(uuid)
+                session.event_filter.expect(uuid)
             else:
-                session.held_back.cancel(uuid)
+                session.event_filter.cancel(uuid)

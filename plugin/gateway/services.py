@@ -11,6 +11,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from plugin.config import GatewaySection, HookSection
+from plugin.gateway.autoresume import AutoResume
 from plugin.gateway.backup.job import Backup
 from plugin.gateway.backup.progress import Progress
 from plugin.gateway.blockjobs import BlockJobs
@@ -18,11 +19,10 @@ from plugin.gateway.budget import Budget
 from plugin.gateway.domaincache import DomainCache
 from plugin.gateway.domstats import DomainStats
 from plugin.gateway.events import Announced
+from plugin.gateway.imagegrants import ImageGrants
 from plugin.gateway.journal import Journal
 from plugin.gateway.locks import Locks
-from plugin.gateway.openings import Openings
 from plugin.gateway.parsing import ClientParser, Parsers
-from plugin.gateway.roomreturns import RoomReturns
 from plugin.gateway.storage.pools import Pools
 from plugin.gateway.targets import Targets
 from plugin.gateway.thresholds import Thresholds
@@ -70,9 +70,9 @@ class Services:
     paused: dict[bytes, dict[str, str]]
     """Domains that are paused because of I/O errors, by UUID: target dev to the target's word for
     the error; see plugin.gateway.ioerrors."""
-    room_returns: RoomReturns
+    auto_resume: AutoResume
     """Which of them go on by themselves."""
-    openings: Openings
+    image_grants: ImageGrants
     thresholds: Thresholds
     """Of what disks have allocated; see plugin.gateway.thresholdwatch."""
     pools: Pools

@@ -33,6 +33,7 @@ from plugin.gateway.errors import (
     UpstreamGone,
     error_payload,
 )
+from plugin.gateway.eventfilter import EventFilter
 from plugin.gateway.events import (
     Announced,
     Subscriptions,
@@ -47,7 +48,6 @@ from plugin.gateway.outgoing import PeerGone
 from plugin.gateway.peer import peer_of
 from plugin.gateway.procedures import PROCEDURES, SHOWING, Access, Procedure
 from plugin.gateway.procs import Proc, name_of
-from plugin.gateway.redefined import HeldBack
 from plugin.gateway.services import Services
 from plugin.gateway.storage.events import PoolEvent
 from plugin.gateway.storage.rights import pool_action, pool_details
@@ -102,7 +102,7 @@ class Session:
         self.peer = peer_of(sock)
         self.client = Channel(sock, STALL_S)
         self.subscriptions = Subscriptions()
-        self.held_back = HeldBack(self.subscriptions)
+        self.event_filter = EventFilter(self.subscriptions)
         self._listener = listener
         self._upstream: Channel | None = None
         self._caller = Caller(self.peer, listener.upstream, services.config)
@@ -382,7 +382,7 @@ class Session:
                     return self._shown.get(header.procedure, self._to_client)
             elif (
                 is_event_of_metadata(header)
-                or self.held_back.may_be(header)
+                or self.event_filter.may_match(header)
                 or (self._services.paused and is_lifecycle(header))
             ):
                 return None
@@ -409,8 +409,8 @@ class Session:
         is_reply = header.program == REMOTE_PROGRAM and header.type in REPLIES
         if is_event_of_metadata(header):
             await self._pass_event(header, upstream, is_ours)
-        elif self.held_back.may_be(header):
-            await self._pass_event(header, upstream, self.held_back.is_one)
+        elif self.event_filter.may_match(header):
+            await self._pass_event(header, upstream, self.event_filter.consume)
         elif self._services.paused and is_lifecycle(header):
             await self._pass_event(header, upstream, lambda _: False)
         elif is_reply and reply is not None and not reply.done():

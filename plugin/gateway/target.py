@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from plugin.gateway import (
+    domaindisks,
     latencies,
     lvolchain,
     lvolcheckpoints,
     lvolcopies,
     lvolsnapshots,
-    planned,
     usage,
 )
 from plugin.gateway.errors import LunNotReleased, NoAnswer, Refused, ServerSilent
@@ -94,7 +94,7 @@ class Suspended:
     since: float
     """Seconds since the epoch; with the rest of it the name of this failure."""
     overtaken: bool = field(default=False, compare=False)
-    """See plugin.gateway.overtaken."""
+    """See plugin.gateway.inflight."""
 
 
 @dataclass(frozen=True)
@@ -476,7 +476,7 @@ class Target:
 
     async def find_volumes(self, plan: Plan, known: dict[str, str]) -> Plan:
         """Returns the plan with the UUIDs of the volumes that are there; see `missing`."""
-        return await self._run(lambda: planned.find(self._client, plan, known))
+        return await self._run(lambda: domaindisks.find(self._client, plan, known))
 
     async def is_open(self, lun: LunPlan) -> bool:
         """Whether the image of a disk over the network is open."""
@@ -514,7 +514,7 @@ class Target:
 
     async def make_volumes(self, plan: Plan, mib: int) -> Plan:
         """Makes those volumes of the plan that have no UUID; returns it with all of them."""
-        return await self._run(lambda: planned.make(self._client, plan, mib))
+        return await self._run(lambda: domaindisks.make(self._client, plan, mib))
 
     async def ensure(self, plan: Plan, *, whole: bool = True) -> list[LunPlan]:
         """Makes the controllers exist with exactly the plan's disks; safe to repeat.
@@ -522,11 +522,11 @@ class Target:
         Returns the disks that had to be added. If it fails, what it added is taken away again. With
         `whole` false the domain runs: it keeps what it has, and gets what it lacks.
         """
-        return await self._run(lambda: planned.ensure(self._client, plan, whole=whole))
+        return await self._run(lambda: domaindisks.ensure(self._client, plan, whole=whole))
 
     async def add(self, plan: Plan, lun: LunPlan, volume: Lvol) -> bool:
         """Adds one disk, of this volume, to the plan's; False if it is there already."""
-        return await self._run(lambda: planned.add(self._client, plan, lun, volume))
+        return await self._run(lambda: domaindisks.add(self._client, plan, lun, volume))
 
     async def remove(self, place: Place, limited: str | None) -> None:
         """Removes one disk; its I/O has ended when this returns. Safe to repeat.
@@ -534,7 +534,7 @@ class Target:
         The controller of a virtio-blk disk goes with it, unless a QEMU is connected to it. So do
         the limits that it has brought to its volume, `limited`.
         """
-        await self._run(lambda: planned.remove(self._client, place, limited))
+        await self._run(lambda: domaindisks.remove(self._client, place, limited))
 
     async def limits(self, volume: str) -> Limits:
         """Returns how much I/O is allowed with a volume."""
@@ -562,4 +562,4 @@ class Target:
 
     async def release_leftovers(self, plan: Plan) -> set[str]:
         """Deletes a running domain's idle controllers that its plan lacks; returns their names."""
-        return await self._run(lambda: planned.release_leftovers(self._client, plan))
+        return await self._run(lambda: domaindisks.release_leftovers(self._client, plan))

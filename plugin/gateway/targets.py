@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from plugin.config import Config
 from plugin.gateway.answers import Answers, Member, answers_of
+from plugin.gateway.batching import Batcher
 from plugin.gateway.errors import GatewayError, NoAnswer, Refused
-from plugin.gateway.joined import Joined
 from plugin.gateway.latencies import Latencies, Wanted
 from plugin.gateway.lvolcheckpoints import Checkpoint
 from plugin.gateway.target import Room, Suspended, Target
@@ -91,9 +91,9 @@ class Targets:
         """Looks anew at each call for what targets there are, as `config` says."""
         self._config = config
         self._made: dict[Path, Target] = {}
-        self._usage = Joined(self._usage_of)
-        self._sizes = Joined(self._sizes_of)
-        self._latencies = Joined(self._latencies_of)
+        self._usage = Batcher(self._usage_of)
+        self._sizes = Batcher(self._sizes_of)
+        self._latencies = Batcher(self._latencies_of)
 
     def _members(self) -> list[Member]:
         there = addresses(self._config)
@@ -306,11 +306,11 @@ class Targets:
         return Loaded(stores, [*answers.silent, *answers.refused])
 
     async def sizes(self, references: list[str]) -> Mapping[str, Sizes]:
-        """Returns the sizes of those of these volumes that are there; see `Joined.about`.
+        """Returns the sizes of those of these volumes that are there; see `Batcher.get`.
 
         Of a target that is silent no volume is there.
         """
-        return await self._sizes.about(references)
+        return await self._sizes.get(references)
 
     async def _sizes_of(self, references: list[str]) -> dict[str, Sizes]:
         answers = await self._ask(lambda t: t.sizes(references), wait_for_silent=False)
@@ -375,16 +375,16 @@ class Targets:
         return await having[0].checkpoints(lvstores, domain) if having else []
 
     async def usage(self, units: list[Unit]) -> Mapping[Unit, Usage]:
-        """Returns what guests did with LUNs; unknown ones lack. See `Joined.about`."""
-        return await self._usage.about(units)
+        """Returns what guests did with LUNs; unknown ones lack. See `Batcher.get`."""
+        return await self._usage.get(units)
 
     async def _usage_of(self, units: list[Unit]) -> dict[Unit, Usage]:
         answers = await self._ask(lambda t: t.usage(units), wait_for_silent=False)
         return {unit: item for _, found in answers.given for unit, item in found.items()}
 
     async def latencies(self, wanted: list[Wanted]) -> Mapping[Wanted, tuple[Latencies, ...]]:
-        """Returns how long operations of volumes took; see `Joined.about`."""
-        return await self._latencies.about(wanted)
+        """Returns how long operations of volumes took; see `Batcher.get`."""
+        return await self._latencies.get(wanted)
 
     async def _latencies_of(self, wanted: list[Wanted]) -> dict[Wanted, tuple[Latencies, ...]]:
         answers = await self._ask(lambda t: t.latencies(wanted), wait_for_silent=False)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from plugin.gateway import ioerrors, roomreturns
+from plugin.gateway import autoresume, ioerrors
 from tests.support.agent import Agent
 from tests.support.failing_disk import FailingDisk, failing_disk
 from tests.support.host import Host
@@ -233,7 +233,7 @@ def test_a_guest_goes_on_when_the_file_system_below_its_lvstore_has_room(
         until(lambda: is_paused(host, name), "it is paused", DEADLINE_S)
         assert host.volumes.lvstore("small").free > SIZE_MIB * MIB
         # Perhaps it is tried once more before it is known what it waits for.
-        time.sleep(roomreturns.AGAIN_S + 4 * ioerrors.POLL_S)
+        time.sleep(autoresume.AGAIN_S + 4 * ioerrors.POLL_S)
         until(lambda: is_paused(host, name), "it stays paused", DEADLINE_S)
         (small / "filler").unlink()
         subprocess.run(["mount", "-o", f"remount,size={4 * SIZE_MIB}m", str(small)], check=True)

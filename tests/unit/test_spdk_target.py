@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from plugin.cli import main
-from plugin.gateway import planned
+from plugin.gateway import domaindisks
 from plugin.gateway.usage import Unit, ask
 from plugin.hook.rpc import Connection
 from plugin.metrics.sample import sample
@@ -146,8 +146,8 @@ def test_an_lvstore_is_made_on_a_file(client: Client, spdk: FakeSpdk, tmp_path: 
 def test_a_disk_that_is_attached_twice_is_there(client: Client) -> None:
     ensure(client, plan(), whole=True)
     volume = Lvol("lvs0", "a", VOLUME, 64 * MIB, True, 512)
-    assert planned.add(client, plan(), lun(), volume)
-    assert not planned.add(client, plan(), lun(), volume)
+    assert domaindisks.add(client, plan(), lun(), volume)
+    assert not domaindisks.add(client, plan(), lun(), volume)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_limits_that_are_there_are_not_set_again(client: Client, spdk: FakeSpdk)
 def test_a_detach_takes_limits_before_the_disk(client: Client, spdk: FakeSpdk) -> None:
     ensure(client, plan(lun(SLOW)), whole=True)
     spdk.connected.add(A)
-    planned.remove(client, Place(A, 0), VOLUME)
+    domaindisks.remove(client, Place(A, 0), VOLUME)
     assert spdk.controllers == {A: {}}
     assert found(client, VOLUME) == NONE
 

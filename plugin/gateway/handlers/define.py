@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from uuid import UUID, uuid4
 
-from plugin.gateway import empty, polkit, records
+from plugin.gateway import emptycontrollers, polkit, records
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import current_xml, identity_at_once, identity_of
 from plugin.gateway.errors import Code, GatewayError, UpstreamError
@@ -115,8 +115,8 @@ async def _create_without_disks(
 ) -> Reply:
     """Creates a domain that has no disk of ours, with a controller if it is to have one."""
     services = call.services
-    if empty.is_wanted(services, definition.xml) and not call.header.with_fds:
-        made = await empty.with_controller(services, args.xml, new_uuid, call.parser)
+    if emptycontrollers.is_wanted(services, definition.xml) and not call.header.with_fds:
+        made = await emptycontrollers.with_controller(services, args.xml, new_uuid, call.parser)
         rights = (polkit.WRITE, polkit.START)
         found = await startable(call, made.plan, made.xml, rights) if made is not None else None
         if made is not None and found is not None:

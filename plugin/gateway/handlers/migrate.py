@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
 
-from plugin.gateway import copies, empty, overtaken, polkit
+from plugin.gateway import copies, emptycontrollers, inflight, polkit
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import Code, GatewayError, Refused
@@ -136,7 +136,7 @@ async def _check_possible(call: Call, dom: Domain, flags: int) -> None:
         Refused: says what, and what to do instead.
     """
     await copies.check_none(call, dom)
-    await overtaken.check_none_of(call, dom)
+    await inflight.check_call(call, dom)
     if flags & (POST_COPY | COPY_ALL | COPY_CHANGED):
         async with call.for_who_sees(dom):
             await _check_flags(call, dom, flags)
@@ -234,7 +234,7 @@ async def _prepare_without_disks(
 ) -> Reply:
     """Makes the destination ready for a guest that has a controller and no disk of ours."""
     plan, uuid = found
-    made = await empty.make(call.services, plan)
+    made = await emptycontrollers.make(call.services, plan)
     given = xml if made else await _standing_in(call, xml) or xml
     return await begun(call.services, plan if made else None, uuid, call.forward(payload(given)))
 

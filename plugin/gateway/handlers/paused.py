@@ -34,7 +34,7 @@ async def suspend(call: Call) -> None:
     dom = Domain.read(Reader(call.payload))
     reply = await call.forward()
     if reply.ok:
-        call.services.room_returns.forget(dom.uuid)
+        call.services.auto_resume.forget(dom.uuid)
     await call.respond(reply)
 
 

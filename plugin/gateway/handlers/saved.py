@@ -15,7 +15,7 @@ from uuid import UUID
 
 import structlog
 
-from plugin.gateway import copies, empty, overtaken, polkit
+from plugin.gateway import copies, emptycontrollers, inflight, polkit
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import Code, GatewayError, Refused
@@ -102,7 +102,7 @@ async def save(call: Call) -> None:
 async def _check_saved(call: Call, dom: Domain) -> None:
     """Raises Refused where a domain cannot be saved now."""
     await copies.check_none(call, dom)
-    await overtaken.check_none_of(call, dom)
+    await inflight.check_call(call, dom)
 
 
 async def _alone(call: Call, xml: str) -> str | None:
@@ -189,7 +189,7 @@ async def _restore_without_disks(call: Call, saving: _Saving, xml: str) -> Reply
     name, uuid = await call.parse(lambda: identity_of(xml), xml)
     if uuid is None or not await call.caller.may(_RIGHTS, name or "", str(UUID(bytes=uuid))):
         return await call.forward()
-    fitted = await empty.fit(services, xml)
+    fitted = await emptycontrollers.fit(services, xml)
     given = replace(saving, flags=saving.flags or 0).with_xml(fitted.xml or saving.xml)
     if given.xml is None:
         starting = call.forward()

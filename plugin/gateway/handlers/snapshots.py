@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import structlog
 
-from plugin.gateway import domsnapshots, overtaken, snapshotsteps
+from plugin.gateway import domsnapshots, inflight, snapshotsteps
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import is_running
 from plugin.gateway.domsnapshots import (
@@ -140,7 +140,7 @@ async def _create(call: Call, args: DomainCall) -> Reply | bytes:
     active = is_running(xml)
     whole = active and not args.flags & DISK_ONLY
     if whole:
-        await overtaken.check_none(services, dom)
+        await inflight.check(services, dom)
     if not request.luns:
         if whole and request.memory in (None, "internal"):
             raise _inside(dom, request)

@@ -1,9 +1,10 @@
 """Starting a domain: its volumes, controller and LUNs exist before QEMU looks for them.
 
 libvirt's `prepare` hook does the same where it is installed; both are safe to repeat. A domain
-without a disk of ours starts whatever becomes of its controller: see plugin.gateway.empty. Nothing
-is done for a client that libvirtd is going to refuse: where libvirtd asks polkit about each call,
-the gateway asks first. The controller is taken away again if the start fails.
+without a disk of ours starts whatever becomes of its controller: see
+plugin.gateway.emptycontrollers. Nothing is done for a client that libvirtd is going to refuse:
+where libvirtd asks polkit about each call, the gateway asks first. The controller is taken away
+again if the start fails.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from uuid import UUID
 
 import structlog
 
-from plugin.gateway import copies, empty, images, polkit, records
+from plugin.gateway import copies, emptycontrollers, images, polkit, records
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of, is_active
 from plugin.gateway.errors import GatewayError, Refused, UpstreamError
@@ -110,10 +111,10 @@ async def _start_without_disks(
 ) -> Reply:
     """Starts a domain that has no disk of ours, with a controller if it is to have one."""
     definition = None
-    if empty.is_wanted(call.services, xml) and await _can_create(call, args, admin, dom):
+    if emptycontrollers.is_wanted(call.services, xml) and await _can_create(call, args, admin, dom):
         with suppress(GatewayError):  # without it, then: libvirtd says what is wrong
             secure = await admin.xml(dom, XML_INACTIVE | XML_SECURE)
-            definition = await empty.with_controller(call.services, secure)
+            definition = await emptycontrollers.with_controller(call.services, secure)
     if definition is not None and not await is_active(admin, dom.uuid):
         payload = XmlCall(definition.xml, args.flags & CREATE_FLAGS).pack()
         reply = await create_empty(call, definition, dom.uuid, payload)
@@ -134,7 +135,7 @@ async def create_empty(
     """
     services, plan = call.services, definition.plan
     assert plan is not None
-    if not await empty.make(services, plan):
+    if not await emptycontrollers.make(services, plan):
         return None
     reply = await begun(services, plan, uuid, call.forward_as(Proc.CREATE_XML, payload))
     if reply.ok:
@@ -166,7 +167,7 @@ async def _restore(call: Call, admin: Upstream, dom: Domain) -> Reply:
     """Starts a domain without a disk of ours from its saved state."""
     flags = dom.write(Writer()).u32(XML_SECURE)
     xml = read_string(await admin.call(Proc.MANAGED_SAVE_GET_XML_DESC, bytes(flags)))
-    fitted = await empty.fit(call.services, xml)
+    fitted = await emptycontrollers.fit(call.services, xml)
     if fitted.xml is not None:
         writer = dom.write(Writer())
         writer.optional(fitted.xml, writer.string).u32(0)
@@ -267,7 +268,7 @@ async def release_failed(services: Services, controller: str, uuid: bytes) -> No
             if await is_active(await services.admin(), uuid):
                 return
             if await services.target.release_idle(controller) != "busy":
-                services.openings.forget(controller)
+                services.image_grants.forget(controller)
                 return
             await asyncio.sleep(LEAVE_S)
 

@@ -109,7 +109,7 @@ def translate(
     domain has it already; with a QEMU that has none it gets what a virtio-blk disk needs, shared
     memory. Otherwise, without any disk of ours, what is kept of it is our metadata, empty, if it
     had any: the mark of a domain that is to have a controller whenever it can be given one (see
-    plugin.gateway.empty).
+    plugin.gateway.emptycontrollers).
 
     `served`: the disks over the network that are ours, as `served_by`; None: those of `settings`.
 

@@ -425,7 +425,7 @@ def test_what_a_client_had_opened_comes_back_with_the_target_and_ends_with_the_d
         await (await world.client()).attach(dom.ref, disk(), LIVE)
         (given,) = world.target.images.values()
         name = f"vm-{UUID_1}"
-        assert services.openings.has(name, given["uuid"])
+        assert services.image_grants.has(name, given["uuid"])
         world.target.controllers.clear()
         world.target.virtlun_guest_disk_close(given["uuid"])
         assert world.target.images == {}
@@ -433,7 +433,7 @@ def test_what_a_client_had_opened_comes_back_with_the_target_and_ends_with_the_d
         assert list(world.target.controllers[name].values()) == [given["uuid"]]
         dom.live = None
         await reconcile_domain(services, dom.ref)
-        assert not services.openings.has(name, given["uuid"])
+        assert not services.image_grants.has(name, given["uuid"])
 
     played(tmp_path, body)
 
@@ -451,7 +451,7 @@ def test_a_running_guest_has_the_lun_that_it_had_or_none(tmp_path: Path) -> None
         await (await world.client()).attach(dom.ref, xml, LIVE)
         (given,) = world.target.images.values()
         name, own = f"vm-{UUID_1}", given["uuid"]
-        noted = services.openings.lun(name, own)
+        noted = services.image_grants.lun(name, own)
         assert noted is not None and noted.block_size == 512
 
         def lose() -> None:
@@ -468,7 +468,7 @@ def test_a_running_guest_has_the_lun_that_it_had_or_none(tmp_path: Path) -> None
             await reconcile_domain(services, dom.ref)
         assert world.target.images == {}
         del world.target.renumbered[url]
-        services.openings.forget(name)
+        services.image_grants.forget(name)
         with pytest.raises(GatewayError, match="its number may be another one's by now"):
             await reconcile_domain(services, dom.ref)
         assert world.target.images == {}
@@ -496,7 +496,7 @@ def test_of_a_cluster_that_is_silent_one_image_is_asked_for(tmp_path: Path) -> N
         dom = world.libvirtd.add("one", live=served(plain(devices=disk() + far)))
         named = translate.plan(dom.live or "")
         assert named is not None
-        services.openings.add(named.controller, {lun.bdev_name: None for lun in named.luns})
+        services.image_grants.add(named.controller, {lun.bdev_name: None for lun in named.luns})
         for error, tries in ((RpcError(-110, "no answer"), 1), (RpcError(-2, "no image"), 2)):
             world.target.refuse["bdev_rbd_create"] = error
             world.target.calls.clear()

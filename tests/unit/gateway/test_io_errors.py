@@ -9,11 +9,11 @@ from uuid import UUID
 
 import pytest
 
+from plugin.gateway.autoresume import AGAIN_MAX_S, AGAIN_S, CALM_S, AutoResume, Waiting
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.events import IO_ERROR, IO_ERROR_REASON
 from plugin.gateway.messages import INT, ULLONG, Domain, DomainCall, TypedParam, TypedValue
 from plugin.gateway.procs import Proc
-from plugin.gateway.roomreturns import AGAIN_MAX_S, AGAIN_S, CALM_S, RoomReturns, Waiting
 from plugin.gateway.target import Room, Suspended
 from plugin.gateway.xdr import Reader, Writer
 from tests.unit.gateway.decoded import StatsRecord
@@ -360,7 +360,7 @@ def test_the_next_gateway_resumes_what_the_one_before_has_paused(
 ) -> None:
     """Unless the guest has run meanwhile, and what waits now is something else."""
     items = [Suspended(f"vm-{UUID_1}", 0, "no_space", 1.0)]
-    RoomReturns(tmp_path / "notes").paused(
+    AutoResume(tmp_path / "notes").paused(
         UUID(UUID_1).bytes, items, {"lvs0": Room(0, 1 << 20, None)}, 0.0
     )
     (tmp_path / "notes/x.no-room").write_text("{")
@@ -388,7 +388,7 @@ def test_a_libvirtd_that_refuses_is_asked_again(tmp_path: Path) -> None:
         world.libvirtd.refuse[Proc.RESUME] = Refused(Code.OPERATION_FAILED, "not now")
         await machine.look()
         del world.libvirtd.refuse[Proc.RESUME]
-        returns = world.gateway.services.room_returns
+        returns = world.gateway.services.auto_resume
         ((uuid, note),) = returns.waiting.items()
         assert note.not_before > 0
         returns.waiting[uuid] = replace(note, not_before=0)
@@ -449,7 +449,7 @@ def test_room_has_come_where_there_is_a_cluster_more(
 
 def test_one_that_fails_again_and_again_is_tried_less_and_less_often(tmp_path: Path) -> None:
     """As where the file system below the lvstore is full, and what is free there goes to others."""
-    returns, uuid = RoomReturns(tmp_path), bytes(16)
+    returns, uuid = AutoResume(tmp_path), bytes(16)
     there = {"lvs0": Room(5 * MIB, MIB, 0)}
     now = 1000.0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plugin.gateway import empty
+from plugin.gateway import emptycontrollers
 from plugin.gateway.journal import Entry
 from plugin.gateway.messages import DomainCall
 from plugin.gateway.procs import Proc
@@ -100,7 +100,7 @@ def test_neither_statistics_nor_a_domain_without_a_disk_of_ours_wait_for_the_onl
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(silence, "SILENT_S", 1.0)
-    monkeypatch.setattr(empty, "MAKE_S", FOREVER_S)
+    monkeypatch.setattr(emptycontrollers, "MAKE_S", FOREVER_S)
 
     async def body(world: World) -> None:
         dom, other = world.domain(disks=disk()), world.domain("two", UUID_2, running=False)

@@ -1,4 +1,4 @@
-"""Questions that many ask at the same time, put as one."""
+"""Batches questions that many callers ask at the same time, so that a target is asked once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class Joined(Generic[K, T]):
-    """One question about names at a time; who asks meanwhile shares the next one.
+class Batcher(Generic[K, T]):
+    """Asks one batch of names at a time; callers that come meanwhile share the next batch.
 
-    So however many ask, two questions are under way or wait, and nobody gets an answer to what was
-    asked before it came.
+    So at most two batches are under way or wait, and no caller gets an answer to a question that
+    was asked before it came.
     """
 
     def __init__(self, ask: Callable[[list[K]], Awaitable[dict[K, T]]]) -> None:
@@ -24,7 +24,7 @@ class Joined(Generic[K, T]):
         self._names: set[K] = set()
         self._next: asyncio.Task[dict[K, T]] | None = None
 
-    async def about(self, names: Iterable[K]) -> Mapping[K, T]:
+    async def get(self, names: Iterable[K]) -> Mapping[K, T]:
         """Returns what is known of `names` now, and of what others asked for at the same time.
 
         It is one mapping for all of them, so that thousands of names are not sorted out for each.

@@ -1,4 +1,7 @@
-"""A domain's plan carried out at a target; each failure names the domain. All of it blocks."""
+"""Makes, adds and removes a domain's controllers and disks in one target.
+
+A failure names the domain. All functions block.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Events of definitions that the gateway writes anew for a change of disks.
+"""Suppresses libvirtd's event of a definition that the gateway replaced for a change of disks.
 
 libvirtd tells of a definition that is replaced (`Defined Updated`), but not of one to which a disk
 is attached. Where a disk of ours changes what the domain boots, the gateway replaces the definition
 for what its client sees as an attach or detach, so that client's event, and everybody else's, is
-not passed on. Nothing in the event says who replaced the definition: of each callback that is
-registered when the gateway begins, one such event is held back.
+not passed on. Nothing in the event says who replaced the definition: for each callback that is
+registered when the gateway begins, one such event is suppressed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Key = tuple[int, bytes]
 """The callback, and the domain's UUID."""
 
 
-class HeldBack:
+class EventFilter:
     """The events that one client is not to be sent."""
 
     def __init__(self, subscriptions: Subscriptions) -> None:
@@ -38,7 +38,7 @@ class HeldBack:
         self._awaited: dict[Key, deque[float]] = {}
         """Until when each is waited for, seconds of the monotonic clock."""
 
-    def begin(self, uuid: bytes) -> None:
+    def expect(self, uuid: bytes) -> None:
         """Expects an event of a domain at each callback of the client's that it comes to."""
         self._expire()
         for callback, (event, only) in self._subscriptions.callbacks.items():
@@ -51,15 +51,15 @@ class HeldBack:
         for key in [key for key in self._awaited if key[1] == uuid]:
             self._take(key)
 
-    def may_be(self, header: Header) -> bool:
-        """Whether a message of libvirtd's may be one of these; `is_one` is to judge it."""
+    def may_match(self, header: Header) -> bool:
+        """Whether a message of libvirtd's may be one of these; `consume` is to judge it."""
         return bool(self._awaited) and (header.program, header.type, header.procedure) == (
             REMOTE_PROGRAM,
             MessageType.MESSAGE,
             Proc.CALLBACK_LIFECYCLE,
         )
 
-    def is_one(self, payload: bytes) -> bool:
+    def consume(self, payload: bytes) -> bool:
         """Whether a lifecycle event is one of these, which then is expected no longer."""
         self._expire()
         reader = Reader(payload)

@@ -1,10 +1,10 @@
-"""What many ask at the same time is asked once."""
+"""What many callers ask at the same time is asked once."""
 
 from __future__ import annotations
 
 import asyncio
 
-from plugin.gateway.joined import Joined
+from plugin.gateway.batching import Batcher
 
 
 def test_who_asks_meanwhile_shares_the_next_question() -> None:
@@ -18,10 +18,10 @@ def test_who_asks_meanwhile_shares_the_next_question() -> None:
         return {name: len(asked) for name in names if name != "gone"}
 
     async def body() -> None:
-        joined: Joined[str, int] = Joined(ask)
-        first = asyncio.create_task(joined.about(["a"]))
+        batcher: Batcher[str, int] = Batcher(ask)
+        first = asyncio.create_task(batcher.get(["a"]))
         await begun.wait()
-        more = [asyncio.create_task(joined.about([name, "gone"])) for name in ("a", "b", "b")]
+        more = [asyncio.create_task(batcher.get([name, "gone"])) for name in ("a", "b", "b")]
         await asyncio.sleep(0)
         more[2].cancel()
         gate.set()
@@ -29,7 +29,7 @@ def test_who_asks_meanwhile_shares_the_next_question() -> None:
         assert await first == {"a": 1}
         assert [await task for task in more[:2]] == [{"a": 2, "b": 2}] * 2
         assert [sorted(names) for names in asked] == [["a"], ["a", "b", "gone"]]
-        assert await joined.about(["c"]) == {"c": 3}
+        assert await batcher.get(["c"]) == {"c": 3}
 
     asyncio.run(body())
 
@@ -44,12 +44,12 @@ def test_an_error_is_for_all_who_asked_and_none_who_asks_later() -> None:
 
     async def body() -> None:
         nonlocal failing
-        joined: Joined[str, int] = Joined(ask)
+        batcher: Batcher[str, int] = Batcher(ask)
         outcomes = await asyncio.gather(
-            *(joined.about([name]) for name in "ab"), return_exceptions=True
+            *(batcher.get([name]) for name in "ab"), return_exceptions=True
         )
         assert [type(item) for item in outcomes] == [ValueError, ValueError]
         failing = False
-        assert await joined.about(["a"]) == {"a": 1}
+        assert await batcher.get(["a"]) == {"a": 1}
 
     asyncio.run(body())

@@ -1,8 +1,8 @@
-"""Domains that the gateway paused for want of room, and that are to go on when there is some again.
+"""Records domains that the gateway paused for lack of space (ENOSPC), to resume them later.
 
 Only those: not one that an administrator paused, before or after that, nor one with another error.
-Each is noted in a file, for the gateway that comes after this one. What is noted there counts only
-while the target still has the same requests: the guest may have run meanwhile.
+Each is recorded in a file, for the gateway that comes after this one. A record counts only while
+the target still has the same requests: the guest may have run meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Waiting:
-    """A domain that the gateway paused."""
+    """The record of a domain that the gateway paused."""
 
     failures: frozenset[tuple[str, int, float]]
     """Controller, target and time of what waits at the target."""
@@ -67,7 +67,7 @@ def failures(items: Iterable[Suspended]) -> frozenset[tuple[str, int, float]]:
     return frozenset((item.controller, item.target, item.since) for item in items)
 
 
-class RoomReturns:
+class AutoResume:
     """By domain (its UUID, 16 bytes)."""
 
     def __init__(self, folder: Path) -> None:

@@ -1,10 +1,10 @@
-"""Which images a domain's disks were opened on with the right of a client to read their secrets.
+"""Records which images a client with the right to read their secrets opened for a domain.
 
-A domain's metadata does not say that: whoever may change a domain at libvirtd itself can name any
-secret there. So what the gateway opens again in its own name, after the target has lost it, is only
-what is noted here. With it, which LUN a disk is on: a running guest goes on with that one alone,
-whatever has its number by then. One file a domain; they are lost with the host's memory, as the
-running domains are.
+A domain's metadata does not say that: any client that may change a domain at libvirtd itself can
+name any secret there. So the gateway opens again in its own name, after the target has lost them,
+only the images that are recorded here. With each, which LUN it is on: a running guest goes on with
+that one alone, whatever has its number by then. One file a domain; they are lost with the host's
+memory, as the running domains are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydataplane.domain.images import LunIdentity
 SUFFIX = ".images"
 
 
-class Openings:
+class ImageGrants:
     """By the name of a domain's controller."""
 
     def __init__(self, folder: Path) -> None:

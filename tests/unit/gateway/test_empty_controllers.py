@@ -108,7 +108,7 @@ def test_a_target_that_hangs_costs_a_start_little(
 ) -> None:
     import threading  # noqa: PLC0415
 
-    monkeypatch.setattr("plugin.gateway.empty.MAKE_S", 0.05)
+    monkeypatch.setattr("plugin.gateway.emptycontrollers.MAKE_S", 0.05)
 
     async def body(world: World) -> None:
         dom = world.domain(running=False)

@@ -1,4 +1,4 @@
-"""Domains that are not to be saved or migrated now: what waits at the target would not go along.
+"""Refuses to save or migrate a domain whose in-flight virtio-blk requests would be lost.
 
 Requests of a virtio-blk disk that wait because an I/O failed are in the guest's rings, and so in
 its memory. But where later requests had ended before them, only QEMU's in-flight region tells of
@@ -17,7 +17,7 @@ from plugin.gateway.services import Services
 from pydataplane.domain.names import domain_of
 
 
-async def check_none(services: Services, dom: Domain) -> None:
+async def check(services: Services, dom: Domain) -> None:
     """Refuses what would save a domain's memory.
 
     Raises:
@@ -37,11 +37,11 @@ async def check_none(services: Services, dom: Domain) -> None:
         )
 
 
-async def check_none_of(call: Call, dom: Domain) -> None:
-    """As `check_none`, for a call that libvirtd is to judge.
+async def check_call(call: Call, dom: Domain) -> None:
+    """As `check`, for a call that libvirtd is to judge.
 
     Raises:
         Refused: requests would be lost. Who may not see the domain is told by libvirtd.
     """
     async with call.for_who_sees(dom):
-        await check_none(call.services, dom)
+        await check(call.services, dom)

@@ -1,12 +1,12 @@
-"""Controllers of domains without a disk of ours: who gets one, and what happens without a target.
+"""Makes controllers for domains without a disk of ours, for a first attach while they run.
 
-An empty controller is there for the first attach to a running domain, and never a condition of
-anything else. So it is in no persistent definition: a start through the gateway gives it to the
-domain for that run only (virDomainCreateXML with the definition and the controller), and where that
-does not work, for whatever reason, the domain starts as its client defined it. With a QEMU that has
-no vhost-user-scsi it gets shared memory alone, for a first virtio-blk disk. A guest that has run
-with a controller and is restored, or comes from another host, needs a device there: without a
-target that is QEMU's own virtio-scsi (see pydataplane.domain.xml.carrier).
+An empty controller is never a condition of anything else. So it is in no persistent definition: a
+start through the gateway gives it to the domain for that run only (virDomainCreateXML with the
+definition and the controller), and where that does not work, for whatever reason, the domain starts
+as its client defined it. With a QEMU that has no vhost-user-scsi it gets shared memory alone, for a
+first virtio-blk disk. A guest that has run with a controller and is restored, or comes from another
+host, needs a device there: without a target that is QEMU's own virtio-scsi (see
+pydataplane.domain.xml.carrier).
 """
 
 from __future__ import annotations
