@@ -9,7 +9,7 @@ from plugin.gateway.messages import Domain, DomainCall, read_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.upstream import XML_SECURE, Upstream
 from plugin.gateway.xdr import Reader, Writer
-from pydataplane.domain.translate.taken import Taken, taken
+from pydataplane.domain.translate.snapshotxml import SnapshotXml, parse_snapshot
 
 REDEFINE, CURRENT, NO_METADATA, HALT, DISK_ONLY, REUSE_EXT, QUIESCE, ATOMIC, LIVE, VALIDATE = (
     1 << bit for bit in range(10)
@@ -71,14 +71,14 @@ async def xml_of(upstream: Upstream, snapshot: Snapshot) -> str:
     return read_string(await upstream.call(Proc.SNAPSHOT_GET_XML_DESC, args))
 
 
-async def read(upstream: Upstream, snapshot: Snapshot) -> Taken | None:
+async def read(upstream: Upstream, snapshot: Snapshot) -> SnapshotXml | None:
     """Returns what it holds; None if libvirtd has no such snapshot.
 
     Raises:
         GatewayError: it does not say.
     """
     try:
-        return taken(await xml_of(upstream, snapshot))
+        return parse_snapshot(await xml_of(upstream, snapshot))
     except UpstreamError as error:
         if error.code in (Code.NO_DOMAIN_SNAPSHOT, Code.NO_DOMAIN):
             return None

@@ -27,7 +27,7 @@ from plugin.gateway.peer import start_time
 from pydataplane.domain.model import FrontEnd, Place, disk_place
 from pydataplane.domain.names import JOURNAL_VERSION
 from pydataplane.domain.translate import controller_name
-from pydataplane.domain.translate.taken import Held
+from pydataplane.domain.translate.snapshotxml import DiskSnapshot
 
 Operation = Literal["attach", "detach", "update", "tune", "remove"]
 """`tune`: other limits. `remove`: libvirtd's part of an attach or detach is settled, and the LUN is
@@ -95,7 +95,7 @@ class SnapshotEntry:
     """Of the domain, for messages."""
     snapshot: str
     """The snapshot's name, or the checkpoint's; empty where there is none, or more than one."""
-    held: tuple[Held, ...]
+    held: tuple[DiskSnapshot, ...]
     """Its lvol snapshots; of a backup those that go with it."""
     metadata: bool = True
     """Whether libvirtd is to know of a snapshot that is taken."""
@@ -247,7 +247,7 @@ def _read(path: Path) -> AnyEntry | None:
         if "disk_xml" in values:
             entry = CopyEntry(**values)
         elif "snapshot" in values:
-            values["held"] = tuple(Held(**each) for each in values["held"])
+            values["held"] = tuple(DiskSnapshot(**each) for each in values["held"])
             values["exported"] = tuple(values.get("exported", ()))
             values["files"] = tuple(values.get("files", ()))
             entry = SnapshotEntry(**values)

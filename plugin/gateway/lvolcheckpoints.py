@@ -15,7 +15,7 @@ from uuid import UUID
 
 from plugin.gateway import lvolsnapshots
 from pydataplane import methods
-from pydataplane.domain.translate.taken import Held
+from pydataplane.domain.translate.snapshotxml import DiskSnapshot
 from pydataplane.errors import NO_DEVICE, RpcError
 from pydataplane.volumes import Volumes
 
@@ -34,7 +34,7 @@ class Checkpoint:
     created_ns: int
     """Since the epoch; no two of a domain have the same."""
     description: str | None
-    held: tuple[Held, ...]
+    held: tuple[DiskSnapshot, ...]
     """What the disks had then."""
 
     @property
@@ -42,7 +42,7 @@ class Checkpoint:
         """When it was taken, seconds since the epoch."""
         return self.created_ns // 1_000_000_000
 
-    def of(self, volume: str) -> Held | None:
+    def of(self, volume: str) -> DiskSnapshot | None:
         """Returns what a volume (its UUID) had then."""
         return next((each for each in self.held if each.volume == volume), None)
 
@@ -52,7 +52,7 @@ def snapshot_name(volume: str, checkpoint: str) -> str:
     return f"{volume}{MARK}{checkpoint}"
 
 
-def take(volumes: Volumes, checkpoint: Checkpoint, besides: Sequence[Held] = ()) -> None:
+def take(volumes: Volumes, checkpoint: Checkpoint, besides: Sequence[DiskSnapshot] = ()) -> None:
     """Takes the lvol snapshots of a checkpoint, and others at the same instant, all or none.
 
     Raises:
@@ -81,7 +81,7 @@ def found(volumes: Volumes, lvstores: Iterable[str], domain: str) -> list[Checkp
     return sorted(by_name.values(), key=lambda each: each.created_ns)
 
 
-def forget(volumes: Volumes, held: Sequence[Held]) -> None:
+def forget(volumes: Volumes, held: Sequence[DiskSnapshot]) -> None:
     """Has lvol snapshots that are there be of no checkpoint any more; safe to repeat."""
     for each in held:
         try:
@@ -97,7 +97,7 @@ def define(volumes: Volumes, checkpoint: Checkpoint) -> None:
         volumes.set_xattr(each.uuid, XATTR, _text(checkpoint, each))
 
 
-def domains(volumes: Volumes, held: Sequence[Held]) -> dict[str, str]:
+def domains(volumes: Volumes, held: Sequence[DiskSnapshot]) -> dict[str, str]:
     """Returns the domains (UUIDs) whose checkpoints lvol snapshots are of, by their UUID.
 
     Those that are of none are left out.
@@ -113,7 +113,7 @@ def domains(volumes: Volumes, held: Sequence[Held]) -> dict[str, str]:
     return found
 
 
-def changed(volumes: Volumes, held: Held) -> int:
+def changed(volumes: Volumes, held: DiskSnapshot) -> int:
     """Returns the bytes in which a volume may differ from what a checkpoint has of it."""
     pages = volumes.ranges(held.volume, held.uuid)
     return sum(length for page in pages for _, length in page)
@@ -130,7 +130,7 @@ def _marked(volumes: Volumes, lvstores: Iterable[str]) -> list[methods.Lvol]:
     return [item for item in items if MARK in item["name"] and item["is_snapshot"]]
 
 
-def _text(checkpoint: Checkpoint, held: Held) -> str:
+def _text(checkpoint: Checkpoint, held: DiskSnapshot) -> str:
     return json.dumps(
         {
             "domain": checkpoint.domain,
@@ -149,7 +149,7 @@ def _read(text: str | None, item: methods.Lvol) -> Checkpoint | None:
     if values is None:
         return None
     try:
-        held = Held(
+        held = DiskSnapshot(
             dev=str(values["dev"]),
             volume=str(values["volume"]),
             lvstore=item["lvs"]["name"],

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from pydataplane.domain.translate.taken import Held
+from pydataplane.domain.translate.snapshotxml import DiskSnapshot
 from pydataplane.errors import EXISTS, RpcError, VolumeError, VolumeNotFoundError
 from pydataplane.volumes import Volumes
 
@@ -48,7 +48,7 @@ class Moment:
 
 def take(
     volumes: Volumes,
-    wanted: Sequence[Held],
+    wanted: Sequence[DiskSnapshot],
     xattrs: Mapping[str, dict[str, str]] | None = None,
 ) -> None:
     """Takes lvol snapshots under the names and UUIDs of `wanted`.
@@ -60,7 +60,7 @@ def take(
         VolumeError: a name is taken.
         TargetError: the target refuses.
     """
-    done: list[Held] = []
+    done: list[DiskSnapshot] = []
     stores = {each.lvstore: [h for h in wanted if h.lvstore == each.lvstore] for each in wanted}
     try:
         for together in stores.values():
@@ -88,7 +88,7 @@ def take(
         raise
 
 
-def delete(volumes: Volumes, held: Sequence[Held]) -> None:
+def delete(volumes: Volumes, held: Sequence[DiskSnapshot]) -> None:
     """Deletes lvol snapshots, those that are there; what their one clone needs of them it gets.
 
     Where a volume and one other lvol need a snapshot, the volume gets a copy of what it needs.
@@ -109,7 +109,7 @@ def delete(volumes: Volumes, held: Sequence[Held]) -> None:
         volumes.client.call("bdev_lvol_delete", name=snapshot.uuid)
 
 
-def roll_back(volumes: Volumes, held: Sequence[Held]) -> None:
+def roll_back(volumes: Volumes, held: Sequence[DiskSnapshot]) -> None:
     """Has volumes that nobody uses read as snapshots of them; safe to repeat.
 
     Those of one lvstore do at one instant, all or none, whatever ends meanwhile.
@@ -139,7 +139,7 @@ class Owner:
 
 
 def owners(
-    volumes: Volumes, held: Sequence[Held], name: str, disks: Collection[str]
+    volumes: Volumes, held: Sequence[DiskSnapshot], name: str, disks: Collection[str]
 ) -> dict[str, Owner]:
     """Returns whose lvol snapshots are, by UUID: those that are there, of a snapshot `name`.
 
@@ -171,7 +171,9 @@ def mark(volumes: Volumes, snapshots: Sequence[str], moment: Moment) -> None:
         volumes.set_xattr(uuid, XATTR, moment.text)
 
 
-def check_deletable(volumes: Volumes, snapshots: Sequence[tuple[str, Sequence[Held]]]) -> None:
+def check_deletable(
+    volumes: Volumes, snapshots: Sequence[tuple[str, Sequence[DiskSnapshot]]]
+) -> None:
     """Refuses to delete domain snapshots (name and what they hold) that something else needs.
 
     Raises:
@@ -198,7 +200,7 @@ def check_deletable(volumes: Volumes, snapshots: Sequence[tuple[str, Sequence[He
                 )
 
 
-def missing(volumes: Volumes, held: Sequence[Held]) -> list[Held]:
+def missing(volumes: Volumes, held: Sequence[DiskSnapshot]) -> list[DiskSnapshot]:
     """Returns those whose lvol snapshot, or volume, is not there."""
     there = volumes.some([uuid for each in held for uuid in (each.uuid, each.volume)])
     return [each for each in held if not {each.uuid, each.volume} <= there.keys()]

@@ -29,7 +29,12 @@ from plugin.gateway.xdr import Writer
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.translate import controller_name
-from pydataplane.domain.translate.taken import Held, domain_of, noted, taken
+from pydataplane.domain.translate.snapshotxml import (
+    DiskSnapshot,
+    domain_of,
+    parse_snapshot,
+    with_note,
+)
 
 START_PAUSED, FORCE_BOOT = 1, 8
 """VIR_DOMAIN_START_PAUSED, _FORCE_BOOT: what was saved of another run is not to come back."""
@@ -96,7 +101,7 @@ async def delete_held(services: Services, entry: SnapshotEntry) -> None:
         await target.delete_snapshots(entry.held)
 
 
-async def forget_checkpoints(services: Services, held: Sequence[Held]) -> None:
+async def forget_checkpoints(services: Services, held: Sequence[DiskSnapshot]) -> None:
     """Has lvol snapshots be of no checkpoint any more; safe to repeat.
 
     Raises:
@@ -140,9 +145,9 @@ async def note(services: Services, entry: SnapshotEntry, dom: Domain) -> None:
     """
     admin = await services.admin()
     xml = await domsnapshots.xml_of(admin, Snapshot(entry.snapshot, dom))
-    was = taken(xml)
+    was = parse_snapshot(xml)
     state = "running" if entry.resume and was is not None and was.state == "paused" else None
-    text = await services.parse(lambda: noted(xml, entry.held, state=state))
+    text = await services.parse(lambda: with_note(xml, entry.held, state=state))
     await domsnapshots.redefine(admin, dom, text)
 
 

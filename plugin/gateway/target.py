@@ -46,7 +46,7 @@ from pydataplane.domain.names import domain_controller, domain_of
 from pydataplane.domain.observed import State, is_hidden, observe
 from pydataplane.domain.reconcile import Release
 from pydataplane.domain.translate import LunPlan, Plan
-from pydataplane.domain.translate.taken import Held
+from pydataplane.domain.translate.snapshotxml import DiskSnapshot
 from pydataplane.errors import (
     METHOD_NOT_FOUND,
     NO_SPACE,
@@ -278,13 +278,13 @@ class Target:
 
         await self._run(work)
 
-    async def snapshot(self, wanted: Sequence[Held], moment: Moment | None = None) -> None:
+    async def snapshot(self, wanted: Sequence[DiskSnapshot], moment: Moment | None = None) -> None:
         """Takes lvol snapshots, of a domain's snapshot or of none; see `lvolsnapshots.take`."""
         xattrs = {each.uuid: {XATTR: moment.text} for each in wanted} if moment else None
         await self._run(lambda: lvolsnapshots.take(self._copying, wanted, xattrs))
 
     async def snapshot_owners(
-        self, held: Sequence[Held], name: str, disks: Collection[str]
+        self, held: Sequence[DiskSnapshot], name: str, disks: Collection[str]
     ) -> dict[str, Owner]:
         """Returns whose lvol snapshots are that a snapshot `name` of a domain names."""
         return await self._run(lambda: lvolsnapshots.owners(self._volumes, held, name, disks))
@@ -293,15 +293,17 @@ class Target:
         """Has lvol snapshots (UUIDs) be of a domain's snapshot."""
         await self._run(lambda: lvolsnapshots.mark(self._volumes, snapshots, moment))
 
-    async def delete_snapshots(self, held: Sequence[Held]) -> None:
+    async def delete_snapshots(self, held: Sequence[DiskSnapshot]) -> None:
         """Deletes lvol snapshots that are there; see `lvolsnapshots.delete`."""
         await self._run(lambda: lvolsnapshots.delete(self._copying, held))
 
-    async def check_deletable(self, snapshots: Sequence[tuple[str, Sequence[Held]]]) -> None:
+    async def check_deletable(
+        self, snapshots: Sequence[tuple[str, Sequence[DiskSnapshot]]]
+    ) -> None:
         """Refuses domain snapshots that something else needs."""
         await self._run(lambda: lvolsnapshots.check_deletable(self._volumes, snapshots))
 
-    async def missing_snapshots(self, held: Sequence[Held]) -> list[Held]:
+    async def missing_snapshots(self, held: Sequence[DiskSnapshot]) -> list[DiskSnapshot]:
         """Returns those whose lvol snapshot, or volume, is not there."""
         return await self._run(lambda: lvolsnapshots.missing(self._volumes, held))
 
@@ -313,11 +315,13 @@ class Target:
         """Deletes snapshots (UUIDs) that are there; what is above each gets what it had."""
         await self._run(lambda: lvolchain.merge(self._copying, snapshots))
 
-    async def roll_back(self, held: Sequence[Held]) -> None:
+    async def roll_back(self, held: Sequence[DiskSnapshot]) -> None:
         """Has volumes that nobody uses read as their snapshots; safe to repeat."""
         await self._run(lambda: lvolsnapshots.roll_back(self._copying, held))
 
-    async def take_checkpoint(self, checkpoint: Checkpoint, besides: Sequence[Held]) -> None:
+    async def take_checkpoint(
+        self, checkpoint: Checkpoint, besides: Sequence[DiskSnapshot]
+    ) -> None:
         """Takes a checkpoint, and other lvol snapshots at the same instant, all or none."""
         await self._run(lambda: lvolcheckpoints.take(self._copying, checkpoint, besides))
 
@@ -325,11 +329,11 @@ class Target:
         """Returns what checkpoints a domain (its UUID) has in these lvstores, oldest first."""
         return await self._run(lambda: lvolcheckpoints.found(self._volumes, lvstores, domain))
 
-    async def forget_checkpoints(self, held: Sequence[Held]) -> None:
+    async def forget_checkpoints(self, held: Sequence[DiskSnapshot]) -> None:
         """Has lvol snapshots that are there be of no checkpoint any more."""
         await self._run(lambda: lvolcheckpoints.forget(self._volumes, held))
 
-    async def checkpoint_domains(self, held: Sequence[Held]) -> dict[str, str]:
+    async def checkpoint_domains(self, held: Sequence[DiskSnapshot]) -> dict[str, str]:
         """Returns whose checkpoints lvol snapshots are of; see `lvolcheckpoints.domains`."""
         return await self._run(lambda: lvolcheckpoints.domains(self._volumes, held))
 
@@ -337,11 +341,11 @@ class Target:
         """Has lvol snapshots that are there be a checkpoint."""
         await self._run(lambda: lvolcheckpoints.define(self._volumes, checkpoint))
 
-    async def changed_since(self, held: Held) -> int:
+    async def changed_since(self, held: DiskSnapshot) -> int:
         """Returns the bytes in which a volume may differ from what a checkpoint has of it."""
         return await self._run(lambda: lvolcheckpoints.changed(self._copying, held), poll=True)
 
-    async def export_snapshots(self, held: Sequence[Held]) -> list[Path]:
+    async def export_snapshots(self, held: Sequence[DiskSnapshot]) -> list[Path]:
         """Exports lvol snapshots, read-only; returns the file of each."""
 
         def work() -> list[Path]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pydataplane.domain.translate.taken import Held, noted
+from pydataplane.domain.translate.snapshotxml import DiskSnapshot, with_note
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
 
@@ -72,11 +72,13 @@ class Forged:
     lvol: str
     says: str
 
-    def held(self, host: Host) -> Held:
-        return Held("sda", uuid(host, self.volume), "lvs0", self.lvol, uuid(host, self.lvol))
+    def held(self, host: Host) -> DiskSnapshot:
+        return DiskSnapshot(
+            "sda", uuid(host, self.volume), "lvs0", self.lvol, uuid(host, self.lvol)
+        )
 
 
-def forge(host: Host, name: str, snapshot: str, held: Held, memory: str = "") -> None:
+def forge(host: Host, name: str, snapshot: str, held: DiskSnapshot, memory: str = "") -> None:
     """Tells libvirtd itself of a snapshot of a domain that has this lvol as its own."""
     xml = host.virsh_direct("dumpxml", "--inactive", name)
     text = (
@@ -84,7 +86,7 @@ def forge(host: Host, name: str, snapshot: str, held: Held, memory: str = "") ->
         f"</state><creationTime>1</creationTime>{memory}{xml}</domainsnapshot>"
     )
     path = host.scratch / "forged.xml"
-    path.write_text(noted(text, [held]))
+    path.write_text(with_note(text, [held]))
     host.virsh_direct("snapshot-create", name, str(path), "--redefine")
 
 
@@ -130,7 +132,7 @@ def test_a_copy_of_a_domain_has_none_of_its_snapshots(host: Host) -> None:
     path.write_text(domain("copy", VICTIM))
     host.virsh("define", str(path))
     try:
-        held = Held("sda", uuid(host, VICTIM), "lvs0", "victim@s", uuid(host, "victim@s"))
+        held = DiskSnapshot("sda", uuid(host, VICTIM), "lvs0", "victim@s", uuid(host, "victim@s"))
         forge(host, "copy", "s", held)
         says = "lvs0/victim@s, which is of snapshot s of domain victim"
         for words in (("snapshot-delete", "copy", "s"), ("snapshot-revert", "copy", "s")):
@@ -148,7 +150,7 @@ def test_a_copy_of_a_domain_has_none_of_its_snapshots(host: Host) -> None:
 def test_what_has_no_mark_is_whose_disk_it_is_of(host: Host) -> None:
     """Of `virtlun volume snapshot`, or of an earlier version."""
     taken = host.volumes.snapshot(["lvs0/own"], "by-hand")[0]
-    held = Held("sda", uuid(host, OWN), "lvs0", "own@by-hand", taken.uuid)
+    held = DiskSnapshot("sda", uuid(host, OWN), "lvs0", "own@by-hand", taken.uuid)
     forge(host, PLAIN, "by-hand", held)
     says = "names lvs0/own@by-hand, which is not of a disk that plain has"
     assert says in refused(host, "snapshot-delete", PLAIN, "by-hand")
@@ -203,7 +205,7 @@ def test_the_memory_of_another_domain_is_not_restored(host: Host) -> None:
     host.virsh("start", PLAIN, "--paused")
     host.virsh("save", PLAIN, str(image))
     host.virsh("snapshot-create-as", OWN, "m", "--disk-only")
-    held = Held("sda", uuid(host, OWN), "lvs0", "own@m", uuid(host, "own@m"))
+    held = DiskSnapshot("sda", uuid(host, OWN), "lvs0", "own@m", uuid(host, "own@m"))
     host.virsh("snapshot-delete", OWN, "m", "--metadata")
     forge(host, OWN, "m", held, f"<memory snapshot='external' file='{image}'/>")
     said = refused(host, "snapshot-revert", OWN, "m", "--force")

@@ -23,7 +23,7 @@ from plugin.gateway.backup.progress import Progress, Status
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.target import Target
 from pydataplane.domain.translate.backups import BackupDisk, BackupRequest, Server, show_backup
-from pydataplane.domain.translate.taken import Held
+from pydataplane.domain.translate.snapshotxml import DiskSnapshot
 
 GRANULARITY = 65_536
 """Bytes of one bit of a dirty bitmap."""
@@ -34,9 +34,9 @@ class Part:
     """One disk of a backup."""
 
     disk: BackupDisk
-    frozen: Held
+    frozen: DiskSnapshot
     """The lvol snapshot that is copied."""
-    since: Held | None
+    since: DiskSnapshot | None
     """What it is compared with; None: all is copied."""
     size: int
     """Bytes of the disk."""
@@ -198,7 +198,7 @@ class BackupJob:
         return await worker.close()
 
     @property
-    def _frozen(self) -> list[Held]:
+    def _frozen(self) -> list[DiskSnapshot]:
         return [part.frozen for part in self._parts]
 
     def _socket(self, name: str) -> Path:

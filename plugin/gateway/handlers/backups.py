@@ -12,7 +12,7 @@ from plugin.gateway import domcheckpoints, runningbackups
 from plugin.gateway.backup.job import Part
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.errors import Code, Refused
-from plugin.gateway.handlers import checkpoints, leftout
+from plugin.gateway.handlers import checkpoints, disklists
 from plugin.gateway.handlers.snapshots import UNKNOWN, has_controller, judge
 from plugin.gateway.lvolcheckpoints import Checkpoint
 from plugin.gateway.messages import Domain, pack_string
@@ -26,7 +26,7 @@ from pydataplane.domain.translate.backups import (
     backup_requested,
     checkpoint_requested,
 )
-from pydataplane.domain.translate.taken import Held
+from pydataplane.domain.translate.snapshotxml import DiskSnapshot
 
 REUSE_EXTERNAL = 1
 """VIR_DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL."""
@@ -55,13 +55,13 @@ async def _begin(
     settings = services.settings
     request = await call.parse(lambda: backup_requested(xml, current, settings), xml)
     if request is None or not request.disks:
-        return await leftout.backup(call, dom, xml, checkpoint, flags)
+        return await disklists.backup(call, dom, xml, checkpoint, flags)
     wanted: CheckpointRequest | None = None
     if checkpoint is not None:
         text = checkpoint
         wanted = await call.parse(lambda: checkpoint_requested(text, current, settings), text)
     if checkpoint is not None and wanted is None:
-        return await leftout.backup(call, dom, xml, checkpoint, flags)
+        return await disklists.backup(call, dom, xml, checkpoint, flags)
     writer = dom.write(Writer()).string(xml)
     writer.optional(checkpoint, writer.string).u32(flags | UNKNOWN)
     refusal = await judge(call, bytes(writer))
@@ -131,7 +131,7 @@ async def _part(
         GatewayError: its checkpoint is not there.
     """
     volume = await call.services.target.lvol(disk.lun.bdev_name)
-    since: Held | None = None
+    since: DiskSnapshot | None = None
     if disk.incremental is not None:
         at = domcheckpoints.position(known, disk.incremental)
         if at is None:
@@ -150,7 +150,7 @@ async def _part(
     if frozen is None:
         uuid = str(uuid4())
         name = f"{volume.name}@backup-{uuid[:8]}"
-        frozen = Held(disk.lun.dev, volume.uuid, volume.lvstore, name, uuid)
+        frozen = DiskSnapshot(disk.lun.dev, volume.uuid, volume.lvstore, name, uuid)
     return Part(disk, frozen, since, volume.size)
 
 
@@ -162,4 +162,4 @@ async def xml(call: Call) -> None:
     if not reply.ok and backup is not None and runningbackups.has_no_backup(reply):
         await call.answer(pack_string(backup.job.xml))
     else:
-        await leftout.show(call, dom, reply)
+        await disklists.show(call, dom, reply)

@@ -27,7 +27,7 @@ from plugin.gateway.domcheckpoints import (
     Named,
 )
 from plugin.gateway.errors import Code, Refused, UpstreamError
-from plugin.gateway.handlers import leftout, owned
+from plugin.gateway.handlers import disklists, snapshotowners
 from plugin.gateway.handlers.snapshots import UNKNOWN, has_controller, judge
 from plugin.gateway.journal import SnapshotEntry
 from plugin.gateway.lvolcheckpoints import Checkpoint, snapshot_name
@@ -41,7 +41,7 @@ from pydataplane.domain.translate.backups import (
     checkpoint_requested,
     show_checkpoint,
 )
-from pydataplane.domain.translate.taken import Held
+from pydataplane.domain.translate.snapshotxml import DiskSnapshot
 from pydataplane.volumenames import VOLUME_NAME
 
 CREATE_FLAGS = REDEFINE | QUIESCE | REDEFINE_VALIDATE
@@ -68,7 +68,7 @@ async def _create(call: Call, args: DomainCall) -> Reply | bytes:
         lambda: checkpoint_requested(args.text, xml, services.settings), args.text
     )
     if request is None or not request.luns:
-        return await leftout.checkpoint(call, args)
+        return await disklists.checkpoint(call, args)
     asked = replace(args, flags=args.flags | UNKNOWN).pack(text=True, flags=True)
     refusal = await judge(call, asked, QUIESCE)  # libvirt 9.0 has none for its own disks
     if refusal is not None:
@@ -120,7 +120,7 @@ async def new(
                 f"invalid checkpoint name '{name}': {lvol}, under which the target has it, may have"
                 " up to 64 letters, digits, dots, hyphens and underscores of ASCII",
             )
-        held.append(Held(lun.dev, volume.uuid, volume.lvstore, lvol, str(uuid4())))
+        held.append(DiskSnapshot(lun.dev, volume.uuid, volume.lvstore, lvol, str(uuid4())))
     return Checkpoint(name, dom.uuid_text, created_ns, request.description, tuple(held))
 
 
@@ -164,7 +164,7 @@ async def _define(call: Call, dom: Domain, request: CheckpointRequest) -> None:
         volume = await services.target.lvol(lun.bdev_name)
         lvol = snapshot_name(volume.name, name)
         there = await services.target.volume(f"{volume.lvstore}/{lvol}")
-        held.append(Held(lun.dev, volume.uuid, volume.lvstore, lvol, there.uuid))
+        held.append(DiskSnapshot(lun.dev, volume.uuid, volume.lvstore, lvol, there.uuid))
     created_ns = request.created_s * 1_000_000_000 if request.created_s else time.time_ns()
     parent = domcheckpoints.position(known, request.parent or "")
     if parent is not None:  # of several in one second its time does not tell which was first
@@ -172,7 +172,7 @@ async def _define(call: Call, dom: Domain, request: CheckpointRequest) -> None:
     while any(each.created_ns == created_ns for each in known):
         created_ns += 1
     target = await services.target.of_volume(held[0].volume)
-    await owned.check_checkpoint(call, target, dom, name, held)
+    await snapshotowners.check_checkpoint(call, target, dom, name, held)
     await target.define_checkpoint(
         Checkpoint(name, dom.uuid_text, created_ns, request.description, tuple(held))
     )
@@ -244,7 +244,7 @@ async def xml(call: Call) -> None:
     reply = await call.forward()
     ours = await _known(call, reply, of)
     if ours is None:
-        await leftout.show(call, of.dom, reply)
+        await disklists.show(call, of.dom, reply)
         return
     known, at = ours
     checkpoint = known[at]

@@ -22,7 +22,7 @@ from plugin.gateway.domsnapshots import (
     Snapshot,
 )
 from plugin.gateway.errors import Code, GatewayError, Refused, UpstreamError
-from plugin.gateway.handlers import owned
+from plugin.gateway.handlers import snapshotowners
 from plugin.gateway.handlers.snapshots import UNKNOWN, judge, memory_file
 from plugin.gateway.handlers.start import check_free
 from plugin.gateway.journal import SnapshotEntry
@@ -36,7 +36,7 @@ from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.images import of_plan
 from pydataplane.domain.translate import LunPlan, Plan
-from pydataplane.domain.translate.taken import Held, Taken, domain_of
+from pydataplane.domain.translate.snapshotxml import DiskSnapshot, SnapshotXml, domain_of
 
 RESET_NVRAM = 32
 """VIR_DOMAIN_START_RESET_NVRAM."""
@@ -67,7 +67,7 @@ async def delete(call: Call) -> None:
 
 
 async def _revert_theirs(
-    call: Call, snapshot: Snapshot, flags: int, found: Taken | None
+    call: Call, snapshot: Snapshot, flags: int, found: SnapshotXml | None
 ) -> Reply | None:
     """Has libvirtd revert to a snapshot without a disk of ours, or that it does not have.
 
@@ -94,7 +94,7 @@ async def _judged(call: Call, snapshot: Snapshot, flags: int) -> Reply | None:
     return await judge(call, bytes(snapshot.write(Writer()).u32(flags | UNKNOWN)))
 
 
-async def _revert(call: Call, snapshot: Snapshot, flags: int, found: Taken) -> Reply | None:
+async def _revert(call: Call, snapshot: Snapshot, flags: int, found: SnapshotXml) -> Reply | None:
     """Reverts a domain whose lock is held; returns libvirtd's refusal, or None if it is done."""
     refusal = await _judged(call, snapshot, flags)
     if refusal is not None:
@@ -156,7 +156,7 @@ async def _opened(call: Call, plan: Plan | None, far: list[LunPlan]) -> AsyncIte
 
 
 async def _check_revert(
-    call: Call, admin: Upstream, snapshot: Snapshot, flags: int, found: Taken
+    call: Call, admin: Upstream, snapshot: Snapshot, flags: int, found: SnapshotXml
 ) -> Plan | None:
     """Refuses what libvirt refuses, and what would leave the domain without its disks.
 
@@ -204,18 +204,18 @@ async def _check_revert(
             f"snapshot {found.name}: {', '.join(f'{h.path} of disk {h.dev}' for h in gone)} is not"
             " there any more",
         )
-    await owned.check(call, target, snapshot, found.held)
+    await snapshotowners.check(call, target, snapshot, found.held)
     xml = await domsnapshots.xml_of(admin, snapshot)
     plan = await services.parse(lambda: translate.plan(domain_of(xml) or ""))
     if plan is not None:
         for lun in (lun for lun in plan.luns if lun.volume.source is None):
             await check_free(call, plan, lun, await services.target.volume(lun.bdev_name))
     for each in found.held:  # the running domain may have had more than its definition
-        await owned.check_unused(services, dom, each)
+        await snapshotowners.check_unused(services, dom, each)
     return plan
 
 
-async def _going(call: Call, snapshot: Snapshot, flags: int) -> dict[Snapshot, Taken | None]:
+async def _going(call: Call, snapshot: Snapshot, flags: int) -> dict[Snapshot, SnapshotXml | None]:
     """Returns what a deletion is of, each behind its children; nothing where libvirtd has none."""
     try:
         admin = await call.services.admin()
@@ -231,7 +231,7 @@ async def _going(call: Call, snapshot: Snapshot, flags: int) -> dict[Snapshot, T
 
 
 async def _delete(
-    call: Call, snapshot: Snapshot, flags: int, going: dict[Snapshot, Taken | None]
+    call: Call, snapshot: Snapshot, flags: int, going: dict[Snapshot, SnapshotXml | None]
 ) -> Reply | None:
     """Deletes snapshots one by one; returns libvirtd's refusal, or None if it is done."""
     refusal = await _judged(call, snapshot, flags)
@@ -246,21 +246,21 @@ async def _delete(
     for each, item in going.items():
         if item is not None and item.held:
             having = await services.target.of_volume(item.held[0].volume)
-            await owned.check(call, having, each, item.held)
+            await snapshotowners.check(call, having, each, item.held)
     await target.check_deletable(held)
     for each, item in going.items():
         await _delete_one(call, each, item)
     return None
 
 
-async def _delete_one(call: Call, snapshot: Snapshot, found: Taken | None) -> None:
+async def _delete_one(call: Call, snapshot: Snapshot, found: SnapshotXml | None) -> None:
     """Deletes one snapshot: libvirtd's part of it, if it has one, and its lvol snapshots.
 
     Of disks of ours alone libvirtd knows to the end, so that the same call again goes on there.
     """
     services = call.services
     own = await call.caller.own()
-    held: tuple[Held, ...] = found.held if found is not None else ()
+    held: tuple[DiskSnapshot, ...] = found.held if found is not None else ()
     entry = SnapshotEntry(
         operation="delete",
         uuid=snapshot.dom.uuid_text,

@@ -31,8 +31,8 @@ from plugin.gateway.domsnapshots import (
     Snapshot,
 )
 from plugin.gateway.errors import Code, Refused, UpstreamError
-from plugin.gateway.handlers import owned
-from plugin.gateway.handlers.leftout import settings_of
+from plugin.gateway.handlers import snapshotowners
+from plugin.gateway.handlers.disklists import settings_of
 from plugin.gateway.journal import SnapshotEntry
 from plugin.gateway.messages import Domain, DomainCall
 from plugin.gateway.recovery import recover
@@ -42,8 +42,8 @@ from plugin.gateway.upstream import RUNNING, XML_INACTIVE, XML_SECURE
 from plugin.gateway.xdr import Writer
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.translate import LunPlan, listing
-from pydataplane.domain.translate.requested import Request, compose, requested
-from pydataplane.domain.translate.taken import Held, noted
+from pydataplane.domain.translate.snapshotrequests import Request, compose, snapshot_requested
+from pydataplane.domain.translate.snapshotxml import DiskSnapshot, with_note
 from pydataplane.volumenames import VOLUME_NAME
 
 CREATE_FLAGS = 2 * VALIDATE - 1
@@ -132,7 +132,9 @@ async def _create(call: Call, args: DomainCall) -> Reply | bytes:
     admin = await services.admin()
     dom = await admin.lookup(args.dom.uuid)
     xml = await admin.xml(dom, XML_SECURE)
-    request = await call.parse(lambda: requested(args.text, xml, services.settings), args.text)
+    request = await call.parse(
+        lambda: snapshot_requested(args.text, xml, services.settings), args.text
+    )
     if request is None:
         return await call.forward()
     if request.luns:
@@ -276,7 +278,9 @@ async def _carry_out(wish: _Wish, entry: SnapshotEntry, target: Target) -> Reply
     services, dom = wish.call.services, wish.dom
     await snapshotsteps.hold_still(services, entry, dom)
     snapshot = Snapshot(entry.snapshot, dom)
-    await target.snapshot(entry.held, owned.moment_of(snapshot) if entry.metadata else None)
+    await target.snapshot(
+        entry.held, snapshotowners.moment_of(snapshot) if entry.metadata else None
+    )
     name = bytes(snapshot.write(Writer()))
     if wish.libvirtds:
         flags = wish.flags & ~QUIESCE
@@ -315,7 +319,7 @@ async def _tell(wish: _Wish, entry: SnapshotEntry) -> None:
     await domsnapshots.redefine(admin, wish.dom, text)
 
 
-async def held_by(call: Call, luns: tuple[LunPlan, ...], name: str) -> list[Held]:
+async def held_by(call: Call, luns: tuple[LunPlan, ...], name: str) -> list[DiskSnapshot]:
     """Returns the lvol snapshots that a domain snapshot of this name has of these disks.
 
     Raises:
@@ -325,7 +329,9 @@ async def held_by(call: Call, luns: tuple[LunPlan, ...], name: str) -> list[Held
     for lun in luns:
         volume = await call.services.target.lvol(lun.bdev_name)
         held.append(
-            Held(lun.dev, volume.uuid, volume.lvstore, f"{volume.name}@{name}", str(uuid4()))
+            DiskSnapshot(
+                lun.dev, volume.uuid, volume.lvstore, f"{volume.name}@{name}", str(uuid4())
+            )
         )
     return held
 
@@ -345,12 +351,14 @@ async def _define(call: Call, args: DomainCall) -> Reply | bytes:
             return refusal
         snapshot = Snapshot(made.name, await admin.lookup(args.dom.uuid))
         held = await _present(call, snapshot, made.luns)
-        await owned.adopt(call, await services.target.of_volume(held[0].volume), snapshot, held)
-        text = await services.parse(lambda: noted(made.xml, held))
+        await snapshotowners.adopt(
+            call, await services.target.of_volume(held[0].volume), snapshot, held
+        )
+        text = await services.parse(lambda: with_note(made.xml, held))
     return await call.forward(replace(args, text=text).pack(text=True, flags=True))
 
 
-async def _present(call: Call, snapshot: Snapshot, luns: tuple[LunPlan, ...]) -> list[Held]:
+async def _present(call: Call, snapshot: Snapshot, luns: tuple[LunPlan, ...]) -> list[DiskSnapshot]:
     """Returns the lvol snapshots that are there of these disks.
 
     Raises:

@@ -14,8 +14,8 @@ from typing import Literal
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import LunPlan, Settings
 from pydataplane.domain.translate.recognising import check_encoding
-from pydataplane.domain.translate.requested import listed, names_of
-from pydataplane.domain.translate.taken import text_of
+from pydataplane.domain.translate.snapshotrequests import listed, names_of
+from pydataplane.domain.translate.snapshotxml import text_of
 from pydataplane.domain.xml import view as views
 from pydataplane.domain.xml.disk import read
 from pydataplane.domain.xml.document import Document, Node, NotXmlError, escape

@@ -17,8 +17,8 @@ from pydataplane.domain.model import LunPlan, Settings
 from pydataplane.domain.translate.operations import define, has_controller
 from pydataplane.domain.translate.presenting import take_out
 from pydataplane.domain.translate.recognising import check_encoding
-from pydataplane.domain.translate.requested import check_inside, listed, names_of
-from pydataplane.domain.translate.taken import taken, without_note
+from pydataplane.domain.translate.snapshotrequests import check_inside, listed, names_of
+from pydataplane.domain.translate.snapshotxml import parse_snapshot, without_note
 from pydataplane.domain.xml import view as views
 from pydataplane.domain.xml.disk import read
 from pydataplane.domain.xml.document import Document, Edits, Node, NotXmlError, escape
@@ -151,7 +151,7 @@ def present_listing(xml: str, settings: Settings, *, domain_xml: str | None = No
     inside of their volumes, or as left out. A document without a domain inside needs `domain_xml`.
     Never fails.
     """
-    snapshot = taken(xml)
+    snapshot = parse_snapshot(xml)
     document = _parse(without_note(xml))
     if document is None:
         return xml

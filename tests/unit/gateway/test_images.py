@@ -23,7 +23,7 @@ from plugin.gateway.targets import Targets
 from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import images, translate
 from pydataplane.domain.translate import Settings
-from pydataplane.domain.translate.taken import Held, Taken
+from pydataplane.domain.translate.snapshotxml import DiskSnapshot, SnapshotXml
 from pydataplane.errors import RpcError
 from tests.support.fake_socket import SocketTarget
 from tests.support.fake_target import FakeTarget
@@ -512,7 +512,9 @@ def test_a_revert_does_nothing_before_it_has_the_images(
 ) -> None:
     done: list[str] = []
     plan = translate.plan(served(plain(devices=disk())))
-    held = Taken("s", "running", None, (), (), (), (Held("sda", "v", "lvs0", "a@s", "u"),))
+    held = SnapshotXml(
+        "s", "running", None, (), (), (), (DiskSnapshot("sda", "v", "lvs0", "a@s", "u"),)
+    )
 
     async def returned(value: object) -> object:
         return value

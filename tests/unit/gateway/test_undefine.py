@@ -17,10 +17,10 @@ from plugin.gateway.recovery import recover_all
 from plugin.gateway.services import Services
 from plugin.gateway.xdr import Writer
 from pydataplane.domain.errors import Refusal
-from pydataplane.domain.translate.taken import Held
+from pydataplane.domain.translate.snapshotxml import DiskSnapshot
 from tests.unit.gateway.world import ReplyError, World, disk, play
 
-HELD = Held("sdb", "V", "lvs0", "data@checkpoint-c", "S")
+HELD = DiskSnapshot("sdb", "V", "lvs0", "data@checkpoint-c", "S")
 AWAY = NoAnswer(Refusal.NO_TARGET, "no target answers")
 
 
@@ -32,7 +32,7 @@ class Scene:
             Checkpoint("c", "11111111-1111-4111-8111-111111111111", 1, None, (HELD,))
         ]
         self.forgets: GatewayError | None = None
-        self.forgotten: list[tuple[Held, ...]] = []
+        self.forgotten: list[tuple[DiskSnapshot, ...]] = []
         self.asked: list[tuple[str, ...]] = []
         self.allowed = True
         self.snapshots = 0
@@ -45,7 +45,7 @@ class Scene:
             raise self.known
         return self.known
 
-    async def _forget(self, _services: Services, held: tuple[Held, ...]) -> None:
+    async def _forget(self, _services: Services, held: tuple[DiskSnapshot, ...]) -> None:
         if self.forgets is not None:
             raise self.forgets
         self.forgotten.append(held)

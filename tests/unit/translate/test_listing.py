@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydataplane.domain import translate
 from pydataplane.domain.errors import TranslateError
 from pydataplane.domain.translate import Settings, listing
-from pydataplane.domain.translate.requested import requested
+from pydataplane.domain.translate.snapshotrequests import snapshot_requested
 from tests.unit.translate.domains import domain, translated
 
 SETTINGS = Settings()
@@ -137,7 +137,7 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=8).map("".join))
 def test_nothing_makes_it_fail_otherwise(xml: str) -> None:
     for current in (WITH, WITHOUT, xml):
-        for change in (listing.leave_out, listing.define_inside, requested):
+        for change in (listing.leave_out, listing.define_inside, snapshot_requested):
             try:
                 change(xml, current, SETTINGS)
             except TranslateError as error:

@@ -12,22 +12,28 @@ from lxml import etree
 from pydataplane.domain import translate
 from pydataplane.domain.errors import TranslateError
 from pydataplane.domain.translate import Settings, listing
-from pydataplane.domain.translate.requested import Request, compose, requested
-from pydataplane.domain.translate.taken import Held, domain_of, noted, taken, without_note
+from pydataplane.domain.translate.snapshotrequests import Request, compose, snapshot_requested
+from pydataplane.domain.translate.snapshotxml import (
+    DiskSnapshot,
+    domain_of,
+    parse_snapshot,
+    with_note,
+    without_note,
+)
 from tests.unit.translate.domains import domain, lvol
 from tests.unit.translate.test_listing import CDROM, OURS, THEIRS, libvirts, names
 
 ROOT = Path(__file__).parents[3]
 NOTE_RNG = etree.RelaxNG(etree.parse(ROOT / "schemas/snapshot-metadata.rng"))
 SETTINGS = Settings()
-HELD = (Held("sdc", str(UUID(int=1)), "lvs0", "v@s", str(UUID(int=2))),)
+HELD = (DiskSnapshot("sdc", str(UUID(int=1)), "lvs0", "v@s", str(UUID(int=2))),)
 READ_ONLY = OURS.replace("</disk>", "<readonly/></disk>")
 
 
 def asked(disks: str, *, there: str = "", more: str = "") -> Request:
     """Returns what is asked for with this list of disks, of a domain with `there`."""
     xml = f"<domainsnapshot><name>s</name>{more}<disks>{disks}</disks></domainsnapshot>"
-    found = requested(xml, there or libvirts(THEIRS, CDROM, OURS), SETTINGS)
+    found = snapshot_requested(xml, there or libvirts(THEIRS, CDROM, OURS), SETTINGS)
     assert found is not None
     return found
 
@@ -94,10 +100,13 @@ def test_memory(memory: str, found: tuple[str | None, str | None]) -> None:
 
 
 def test_a_name_that_is_chosen_stands_in_the_xml() -> None:
-    request = requested("<domainsnapshot><name/></domainsnapshot>", libvirts(OURS), SETTINGS)
+    request = snapshot_requested(
+        "<domainsnapshot><name/></domainsnapshot>", libvirts(OURS), SETTINGS
+    )
     assert request is not None
     named = request.named("17").with_memory("/m&m")
-    assert taken(named.xml) is not None and taken(named.xml).name == "17"  # type: ignore[union-attr]
+    snapshot = parse_snapshot(named.xml)
+    assert snapshot is not None and snapshot.name == "17"
     assert named.xml.count("<name") == 1 and "file='/m&amp;m'" in named.xml
 
 
@@ -105,8 +114,8 @@ def test_a_name_that_is_chosen_stands_in_the_xml() -> None:
     "xml", ["", "<domain/>", "<domainsnapshot", "<a:domainsnapshot xmlns:a='b'/>"]
 )
 def test_what_is_no_snapshot_is_libvirtds_to_refuse(xml: str) -> None:
-    assert requested(xml, libvirts(OURS), SETTINGS) is None
-    assert taken(xml) is None and domain_of(xml) is None and noted(xml, HELD) == xml
+    assert snapshot_requested(xml, libvirts(OURS), SETTINGS) is None
+    assert parse_snapshot(xml) is None and domain_of(xml) is None and with_note(xml, HELD) == xml
 
 
 def composed(live: str, inactive: str | None) -> str:
@@ -124,7 +133,7 @@ def composed(live: str, inactive: str | None) -> str:
 def test_a_snapshot_of_disks_of_ours_alone() -> None:
     live, inactive = libvirts(THEIRS, OURS), libvirts(OURS)
     xml = composed(live, inactive)
-    found = taken(xml)
+    found = parse_snapshot(xml)
     assert found is not None
     assert (found.name, found.state, found.memory_file) == ("s", "disk-snapshot", None)
     assert (found.external, found.internal, found.left) == ((), (), ("vda",))
@@ -138,7 +147,9 @@ def test_a_snapshot_of_disks_of_ours_alone() -> None:
 
 def test_what_of_ours_a_guest_can_write_and_is_not_in_it() -> None:
     there = libvirts(OURS + lvol("sdy", "w") + lvol("sdz", "r", more="<readonly/>"))
-    found = taken(noted(f"<domainsnapshot><name>s</name>{there}</domainsnapshot>", HELD))
+    found = parse_snapshot(
+        with_note(f"<domainsnapshot><name>s</name>{there}</domainsnapshot>", HELD)
+    )
     assert found is not None
     assert (found.left, found.left_of_ours) == (("sdy",), ("sdy",))
     assert not found.has_memory
@@ -147,18 +158,18 @@ def test_what_of_ours_a_guest_can_write_and_is_not_in_it() -> None:
 def test_a_note_is_taken_out_again_and_no_client_sees_it() -> None:
     live = libvirts(THEIRS, OURS)
     plain = f"<domainsnapshot><name>s</name><state>paused</state><disks/>{live}</domainsnapshot>"
-    with_note = noted(plain, HELD, state="running")
-    assert noted(with_note, HELD) == with_note
-    assert without_note(with_note) == plain.replace("paused", "running")
-    shown = listing.present_listing(with_note, SETTINGS)
+    annotated = with_note(plain, HELD, state="running")
+    assert with_note(annotated, HELD) == annotated
+    assert without_note(annotated) == plain.replace("paused", "running")
+    shown = listing.present_listing(annotated, SETTINGS)
     assert "virtlun.dev" not in shown and "virtlun-snapshot" not in shown
     bare = f"<domainsnapshot>{domain('')}</domainsnapshot>"
-    assert without_note(noted(bare, HELD)) == bare, "with <metadata> of the note's own"
+    assert without_note(with_note(bare, HELD)) == bare, "with <metadata> of the note's own"
 
 
 def test_a_damaged_note_is_of_no_disk() -> None:
-    xml = noted(f"<domainsnapshot>{libvirts(OURS)}</domainsnapshot>", HELD)
-    found = taken(xml.replace(' uuid="', ' other="'))
+    xml = with_note(f"<domainsnapshot>{libvirts(OURS)}</domainsnapshot>", HELD)
+    found = parse_snapshot(xml.replace(' uuid="', ' other="'))
     assert found is not None and found.held == ()
 
 
@@ -168,7 +179,7 @@ def test_a_snapshot_that_is_shown_and_defined_again() -> None:
     assert carrier is not None
     names_of = re.search(r"<target dev='(\w+)' bus='virtio'/>\s*(?:<boot[^>]*>\s*)?<alias", live)
     assert names_of is not None
-    xml = noted(
+    xml = with_note(
         f"<domainsnapshot><name>s</name><disks><disk name='vda' snapshot='no'/>"
         f"<disk name='{names_of[1]}' snapshot='no'/></disks>{live}</domainsnapshot>",
         HELD,

@@ -1,4 +1,4 @@
-"""A snapshot as libvirtd has it, and which lvol snapshots hold its disks of ours.
+"""Reads libvirtd's XML of a snapshot, and which lvol snapshots hold its disks of ours.
 
 libvirtd keeps the snapshot's XML and, in it, the domain as it was. Which lvol snapshots belong to
 it is noted in the metadata of that domain, in a namespace of its own, so that it lasts as long as
@@ -26,7 +26,7 @@ from pydataplane.domain.xml.document import (
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class DiskSnapshot:
     """A disk of ours in a snapshot: the lvol snapshot that holds what it had."""
 
     dev: str
@@ -46,7 +46,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class SnapshotXml:
     """What libvirtd's XML of a snapshot says."""
 
     name: str
@@ -60,7 +60,7 @@ class Taken:
     """Of those that it holds inside of their files."""
     left: tuple[str, ...]
     """Target devs of the disks that a guest can write, of ours or not, and that it lacks."""
-    held: tuple[Held, ...]
+    held: tuple[DiskSnapshot, ...]
     """Its disks of ours."""
     has_memory: bool = False
     """Wherever that is."""
@@ -68,7 +68,7 @@ class Taken:
     """Those of `left` that are ours: volumes, and disks over the network."""
 
 
-def taken(xml: str) -> Taken | None:
+def parse_snapshot(xml: str) -> SnapshotXml | None:
     """Reads libvirtd's XML of a snapshot; None if it is none. Never fails."""
     document = _parse(xml)
     if document is None:
@@ -96,7 +96,7 @@ def taken(xml: str) -> Taken | None:
     )
     theirs = tuple(dev for dev in by_way.get("no", ()) if dev in writable)
     file, memory = root.value("memory", "file"), root.value("memory", "snapshot")
-    return Taken(
+    return SnapshotXml(
         name=text_of(root, "name") or "",
         state=text_of(root, "state") or "",
         memory_file=file,
@@ -109,7 +109,7 @@ def taken(xml: str) -> Taken | None:
     )
 
 
-def noted(xml: str, held: Sequence[Held], *, state: str | None = None) -> str:
+def with_note(xml: str, held: Sequence[DiskSnapshot], *, state: str | None = None) -> str:
     """Returns libvirtd's XML of a snapshot with a note of its lvol snapshots, for a redefinition.
 
     `state` is put in the place of the one it has. What is no snapshot comes back as it is.
@@ -166,7 +166,7 @@ def renamed(document: Document, node: Node, name: str) -> str:
     return f"<{name}{inner}</{name}>"
 
 
-def note(held: Sequence[Held]) -> Lines:
+def note(held: Sequence[DiskSnapshot]) -> Lines:
     """Returns the note as text."""
     prefix = SNAPSHOT_PREFIX
     body = [
@@ -194,7 +194,7 @@ def text_of(node: Node, name: str) -> str | None:
     return None if child is None else child.text.strip()
 
 
-def _held(domain: Node) -> list[Held]:
+def _held(domain: Node) -> list[DiskSnapshot]:
     """Reads the note in a domain; entries that somebody damaged are left out."""
     metadata = domain.child("metadata")
     node = metadata.child("volumes", SNAPSHOT_NAMESPACE) if metadata is not None else None
@@ -203,7 +203,7 @@ def _held(domain: Node) -> list[Held]:
         values = [each.attrs.get(key) for key in ("dev", "volume", "lvstore", "snapshot", "uuid")]
         texts = [value for value in values if value]
         if len(texts) == len(values):
-            found.append(Held(*texts))
+            found.append(DiskSnapshot(*texts))
     return found
 
 

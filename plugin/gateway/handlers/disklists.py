@@ -1,7 +1,7 @@
-"""Checkpoints and backups of libvirtd's own disks, with ours left out; and lists of disks in XML.
+"""Edits the <disks> of checkpoints, backups and snapshots that libvirtd makes: ours are left out.
 
-libvirtd does these alone, and knows nothing of the disks of ours: it gets none of them, and what it
-shows has them as left out.
+libvirtd makes checkpoints and backups of its own disks alone, and knows nothing of ours. So what it
+is sent lists none of ours, and what a client is shown lists ours as left out.
 """
 
 from __future__ import annotations

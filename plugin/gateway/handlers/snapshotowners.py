@@ -1,4 +1,4 @@
-"""Whether lvol snapshots are of the domain's snapshot, or checkpoint, that names them.
+"""Checks that lvol snapshots belong to the domain's snapshot, or checkpoint, that names them.
 
 What libvirtd knows of a snapshot its clients can write (`snapshot-create --redefine`, at libvirtd
 itself, too), or copy to another domain: that is no reason to delete an lvol or to roll a volume
@@ -23,7 +23,7 @@ from plugin.gateway.upstream import XML_INACTIVE
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.translate import controller_name
-from pydataplane.domain.translate.taken import Held
+from pydataplane.domain.translate.snapshotxml import DiskSnapshot
 
 
 def moment_of(snapshot: Snapshot) -> Moment:
@@ -31,7 +31,9 @@ def moment_of(snapshot: Snapshot) -> Moment:
     return Moment(snapshot.dom.uuid_text, snapshot.name)
 
 
-async def check(call: Call, target: Target, snapshot: Snapshot, held: Sequence[Held]) -> None:
+async def check(
+    call: Call, target: Target, snapshot: Snapshot, held: Sequence[DiskSnapshot]
+) -> None:
     """Refuses lvol snapshots that are not of this snapshot; those that are gone are nobody's.
 
     The caller holds the domain's lock.
@@ -47,7 +49,9 @@ async def check(call: Call, target: Target, snapshot: Snapshot, held: Sequence[H
         await check_unused(call.services, snapshot.dom, each)
 
 
-async def adopt(call: Call, target: Target, snapshot: Snapshot, held: Sequence[Held]) -> None:
+async def adopt(
+    call: Call, target: Target, snapshot: Snapshot, held: Sequence[DiskSnapshot]
+) -> None:
     """Marks lvol snapshots that are there as of a snapshot that is defined anew.
 
     Also those of a domain that libvirtd has no more. The caller holds the domain's lock.
@@ -69,7 +73,7 @@ async def adopt(call: Call, target: Target, snapshot: Snapshot, held: Sequence[H
 
 
 async def check_checkpoint(
-    call: Call, target: Target, dom: Domain, name: str, held: Sequence[Held]
+    call: Call, target: Target, dom: Domain, name: str, held: Sequence[DiskSnapshot]
 ) -> None:
     """Refuses lvol snapshots that a checkpoint `name`, defined anew, would take from others.
 
@@ -93,7 +97,7 @@ async def check_checkpoint(
         await check_unused(services, dom, each)
 
 
-async def check_unused(services: Services, dom: Domain, held: Held) -> None:
+async def check_unused(services: Services, dom: Domain, held: DiskSnapshot) -> None:
     """Refuses a volume that another domain's controller has.
 
     Raises:
@@ -112,14 +116,16 @@ async def check_unused(services: Services, dom: Domain, held: Held) -> None:
 
 
 async def _owners(
-    services: Services, target: Target, snapshot: Snapshot, held: Sequence[Held]
-) -> list[tuple[Held, Owner]]:
+    services: Services, target: Target, snapshot: Snapshot, held: Sequence[DiskSnapshot]
+) -> list[tuple[DiskSnapshot, Owner]]:
     disks = await _disks(services, snapshot.dom)
     found = await target.snapshot_owners(held, snapshot.name, disks)
     return [(each, found[each.uuid]) for each in held if each.uuid in found]
 
 
-async def _foreign(services: Services, snapshot: Snapshot, held: Held, owner: Owner) -> Refused:
+async def _foreign(
+    services: Services, snapshot: Snapshot, held: DiskSnapshot, owner: Owner
+) -> Refused:
     """Says that an lvol snapshot is not of the snapshot that names it."""
     what = f"is not of a disk that {snapshot.dom.name} has"
     if owner.moment is not None:

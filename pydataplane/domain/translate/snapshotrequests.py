@@ -1,4 +1,4 @@
-"""The snapshot that a client asks for: which disks of ours are in it, and what libvirtd does of it.
+"""Reads a client's request for a snapshot: which disks of ours it takes, and what libvirtd takes.
 
 libvirtd knows nothing of the disks of ours: what it gets lists none of them. Where there is nothing
 in a snapshot but them, libvirtd has nothing to take; it is told of the snapshot then by a
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import LunPlan, Settings
 from pydataplane.domain.translate.recognising import check_encoding
-from pydataplane.domain.translate.taken import Held, note, renamed, text_of
+from pydataplane.domain.translate.snapshotxml import DiskSnapshot, note, renamed, text_of
 from pydataplane.domain.xml import metadata as metadatas
 from pydataplane.domain.xml import view as views
 from pydataplane.domain.xml.disk import parse_device, read
@@ -60,7 +60,7 @@ class Request:
         return replace(self, memory="external", memory_file=file, xml=edits.apply())
 
 
-def requested(xml: str, domain_xml: str, settings: Settings) -> Request | None:
+def snapshot_requested(xml: str, domain_xml: str, settings: Settings) -> Request | None:
     """Reads what a client asks for.
 
     Args:
@@ -128,7 +128,7 @@ def check_inside(node: Node, dev: str) -> None:
 
 def compose(
     request: Request,
-    held: Sequence[Held],
+    held: Sequence[DiskSnapshot],
     *,
     state: str,
     parent: str | None,

@@ -1,4 +1,4 @@
-"""Saved guests: the definition in a save image is the client's to see and to change, too.
+"""Saves and restores domains, and lets clients read and change the definition in a save image.
 
 libvirt keeps a domain's whole XML in the image. A guest that is restored has its controller and
 LUNs before libvirtd is asked, as one that is started; of an image that the client may not read,
