@@ -13,7 +13,7 @@ what is unmounted or made read-only a mount of ours.
 
 | module | noun |
 | --- | --- |
-| `places` | where is mounted: paths, opened part by part |
+| `rootedpaths` | paths below a root, opened part by part |
 | `local` | the operations |
 | `records` | which volume kubelet made a path for |
 | `confined` | which of them may be asked for |

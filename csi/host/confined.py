@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from csi.host.local import LocalHost
-from csi.host.places import CSI_VOLUMES, Places, SeveralPlaces
 from csi.host.records import Records
+from csi.host.rootedpaths import CSI_VOLUMES, RootedPaths, SeveralRoots
 from csi.hostdevice import loopctl, ublkctl
 from csi.hosterrors import HostError
 from csi.mounts import Mount
@@ -50,11 +50,11 @@ class Confined:
         self._vhost = vhost
         self._exports = exports
         self._records = Records(kubelet)
-        self._places = Places(kubelet, CSI_VOLUMES, ours=self._is_ours)
+        self._mount_points = RootedPaths(kubelet, CSI_VOLUMES, ours=self._is_ours)
         self._local = LocalHost(
-            self._places,
-            SeveralPlaces({root: Places(root, (), fs_type=EXPORT_TYPE) for root in exports}),
-            SeveralPlaces({root: Places(root, ()) for root in vhost}),
+            self._mount_points,
+            SeveralRoots({root: RootedPaths(root, (), fs_type=EXPORT_TYPE) for root in exports}),
+            SeveralRoots({root: RootedPaths(root, ()) for root in vhost}),
             disks=exports,
         )
         device: Checks = {"device": _device}
@@ -108,7 +108,7 @@ class Confined:
         if name == "attach" and not self._is_export(given["file"], handle):
             raise HostError(f"{given['file']} is not the export of volume {handle}")
         if name in MAKE_MOUNTS:
-            self._places.check(given["target"])
+            self._mount_points.check(given["target"])
             self._records.check(given["target"], handle)
         if name == "bind_folder":
             self._check_folder(handle, given["folder"], given["target"])

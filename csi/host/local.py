@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from csi import filesystems, kernel, mounts, sysblock
-from csi.host.places import Places, SeveralPlaces, descriptor_path
+from csi.host.rootedpaths import RootedPaths, SeveralRoots, descriptor_path
 from csi.hostdevice import loopctl, ublkctl
 from csi.hostdevice.loopctl import DEAD, Loop
 from csi.hosterrors import HostError
@@ -26,20 +26,20 @@ class LocalHost:
 
     def __init__(
         self,
-        places: Places | None = None,
-        exports: Places | SeveralPlaces | None = None,
-        folders: Places | SeveralPlaces | None = None,
+        mount_points: RootedPaths | None = None,
+        exports: RootedPaths | SeveralRoots | None = None,
+        folders: RootedPaths | SeveralRoots | None = None,
         disks: Sequence[Path] | None = None,
     ) -> None:
-        """Mounts in `places` the files of `exports` and what is in `folders`; None: of anywhere.
+        """Mounts at `mount_points` files of `exports` and what is in `folders`; None: at any path.
 
         Devices of ublk are those that holders have noted in `disks`; None: what the target says.
         """
         self._links = ublkctl.Links([EXPORT_DIR] if disks is None else disks)
         self._checks_links = disks is not None
-        self._places = places or Places()
-        self._exports = exports or Places()
-        self._folders = folders or Places()
+        self._mount_points = mount_points or RootedPaths()
+        self._exports = exports or RootedPaths()
+        self._folders = folders or RootedPaths()
 
     def check(self) -> str | None:
         """Returns None: this process is there."""
@@ -122,16 +122,16 @@ class LocalHost:
         self, volume: str, device: Path, target: Path, fs_type: str, options: list[str]
     ) -> None:
         """Mounts a device's file system, and grows it to the device."""
-        with self._own(volume, device), self._places.point(target, folder=True) as place:
+        with self._own(volume, device), self._mount_points.point(target, folder=True) as place:
             filesystems.mount(
                 *(device, target, fs_type, options, place),
-                unmount=lambda: self._places.unmount(target),
+                unmount=lambda: self._mount_points.unmount(target),
             )
 
     def grow(self, volume: str, device: Path, target: Path, fs_type: str) -> None:
         """Grows the file system of a device, mounted at `target`."""
         with self._own(volume, device):
-            with self._places.present(target) as place:
+            with self._mount_points.present(target) as place:
                 _check_is_on(device, place, target)
             filesystems.grow(device, target, fs_type)
 
@@ -139,7 +139,7 @@ class LocalHost:
 
     def bind_device(self, volume: str, device: Path, target: Path) -> None:
         """Makes a device appear at a path."""
-        with self._own(volume, device), self._places.point(target, folder=False) as place:
+        with self._own(volume, device), self._mount_points.point(target, folder=False) as place:
             _bind(str(device), place, target)
 
     def bind_mount(
@@ -149,9 +149,9 @@ class LocalHost:
 
         A read-only one is writable for a moment: who finds one, after a crash perhaps, seals it.
         """
-        with self._own(volume, device), self._places.present(staging) as source:
+        with self._own(volume, device), self._mount_points.present(staging) as source:
             _check_is_on(device, source, staging)
-            with self._places.point(target, folder=True) as place:
+            with self._mount_points.point(target, folder=True) as place:
                 _bind(source, place, target)
         if read_only:
             self._seal_or_unmount(volume, target)
@@ -160,7 +160,7 @@ class LocalHost:
         """Makes the folder of a controller appear at a path, read-only, in the same way."""
         with (
             self._folders.folder(folder) as source,
-            self._places.point(target, folder=True) as place,
+            self._mount_points.point(target, folder=True) as place,
         ):
             _bind(descriptor_path(source), place, target)
         self._seal_or_unmount(volume, target)
@@ -170,9 +170,9 @@ class LocalHost:
         present = mounts.at(target)
         if present is None or present.read_only:
             return
-        self._places.check_ours(present)
+        self._mount_points.check_ours(present)
         flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
-        with self._places.present(target) as place:
+        with self._mount_points.present(target) as place:
             try:
                 kept = os.statvfs(place).f_flag & KEPT
                 kernel.mount("none", place, "", flags | kept)
@@ -181,12 +181,12 @@ class LocalHost:
 
     def unmount(self, volume: str, target: Path) -> None:
         """Unmounts every mount at a path."""
-        self._places.unmount(target)
+        self._mount_points.unmount(target)
 
     def remove(self, volume: str, target: Path) -> None:
         """Unmounts a path and removes its mount point."""
         self.unmount(volume, target)
-        self._places.remove(target)
+        self._mount_points.remove(target)
 
     def _seal_or_unmount(self, volume: str, target: Path) -> None:
         try:

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from csi import DRIVER_NAME
-from csi.host.places import Places
+from csi.host.rootedpaths import RootedPaths
 from csi.hosterrors import HostError
 
 NAME = "vol_data.json"
@@ -27,12 +27,12 @@ class Records:
 
     def __init__(self, kubelet: Path) -> None:
         """Reads below kubelet's folder, without following links."""
-        self._places = Places(kubelet, ())
+        self._mount_points = RootedPaths(kubelet, ())
 
     def check(self, target: Path, volume: str) -> None:
         """Raises HostError for a mount point that kubelet did not make for this volume of ours."""
         path = _beside(target)
-        with self._places.folder(path.parent) as folder:
+        with self._mount_points.folder(path.parent) as folder:
             try:
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
                 number = os.open(NAME, flags, dir_fd=folder)

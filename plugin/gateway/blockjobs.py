@@ -109,9 +109,9 @@ class BlockJobs:
 
     def copies(self) -> Iterator[tuple[BlockJob, bool]]:
         """Yields the copies of disks, and whether each is ready."""
-        for place, job in self._jobs.items():
+        for key, job in self._jobs.items():
             if job.kind is Kind.COPY:
-                yield job, place in self._ready
+                yield job, key in self._ready
 
     def runs(self, job: BlockJob) -> bool:
         """Whether it is a job still."""

@@ -59,7 +59,7 @@ def entry_of(job: BlockJob) -> CopyEntry:
 
 def disk_of(entry: CopyEntry) -> Disk:
     """Returns the disk as the target knows it."""
-    return Disk(entry.place.controller, entry.place.target)
+    return Disk(entry.address.controller, entry.address.target)
 
 
 async def home(services: Services, entry: CopyEntry) -> Target:
@@ -131,7 +131,7 @@ async def _stopped(services: Services, dom: Domain, xml: str, entry: CopyEntry) 
     if side == "destination":
         await _rename(services, dom, entry, target)
         _log.info("a pivot is followed by its stopped domain", domain=entry.name, dev=entry.dev)
-    elif side == "gone" and (entry.asked or await target.hides(entry.place, entry.front)):
+    elif side == "gone" and (entry.asked or await target.hides(entry.address, entry.front)):
         raise _nobody_knows(entry)
 
 
@@ -258,10 +258,10 @@ async def look(services: Services, job: BlockJob) -> Copy | None:
         _over(services, job, Status.FAILED)
         _log.warning("block copy failed", domain=entry.name, dev=entry.dev, error=copy.error)
         return None
-    place = await _side(target, entry)
-    if place == "destination":
+    side = await _side(target, entry)
+    if side == "destination":
         await finish(services, job)
-    elif place == "source":
+    elif side == "source":
         _over(services, job, Status.FAILED)
         _log.warning(
             "block copy is lost",
@@ -278,8 +278,8 @@ async def look(services: Services, job: BlockJob) -> Copy | None:
 async def _side(target: Target, entry: CopyEntry) -> Side:
     """Returns which of the two volumes the disk is on."""
     state = await target.state()
-    place = entry.place
-    shown = state.controllers.get(place.controller, {}).get(place.target)
+    address = entry.address
+    shown = state.controllers.get(address.controller, {}).get(address.target)
     places: dict[str, Side] = {entry.source: "source", entry.destination: "destination"}
     return places.get(shown.bdev, "gone") if shown is not None else "gone"
 

@@ -56,7 +56,7 @@ class CachedDomain:
 
     def unit(self, lun: LunPlan) -> Unit:
         """Returns what a disk of the running domain is in the target."""
-        return lun.place(self.controller)
+        return lun.address(self.controller)
 
     def find(self, path: str, settings: translate.Settings) -> LunPlan | None:
         """Returns the disk of ours that `path` means, or None; see `translate.find`."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pydataplane.client import Client
 from pydataplane.domain import limiting, missing, reconcile
 from pydataplane.domain.errors import ReconcileError
-from pydataplane.domain.model import Place
+from pydataplane.domain.model import DiskAddress
 from pydataplane.domain.names import domain_controller
 from pydataplane.domain.observed import Bdev, State, is_right, observe
 from pydataplane.domain.reconcile import RemoveTarget
@@ -53,26 +53,26 @@ def add(client: Client, plan: Plan, lun: LunPlan, volume: Lvol) -> bool:
     """Adds one disk, of this volume, to the plan's; False if it is there already.
 
     Raises:
-        VolumeError: its place is taken, or there is no controller.
+        VolumeError: another disk has its address, or there is no controller.
         TargetError: the target refuses or does not answer.
     """
     bdev = Bdev(volume.uuid, volume.block_size, volume.limited)
-    action, place = reconcile.addition(plan, lun), lun.place(plan.controller)
+    action, address = reconcile.addition(plan, lun), lun.address(plan.controller)
     if lun.front == "blk":
         # What an earlier disk of the same number has left behind is not this one's.
-        reconcile.release(client, place.controller)
+        reconcile.release(client, address.controller)
     try:
         reconcile.perform(client, action, _EMPTY.with_bdev(lun.bdev_name, bdev))
     except RpcError as error:
         # What there is tells why, or that it was done before.
         state = observe(client).with_bdev(lun.bdev_name, bdev)
-        disks = state.controllers.get(place.controller)
+        disks = state.controllers.get(address.controller)
         if disks is None and lun.front == "scsi":
             raise VolumeError(
                 f"domain {plan.domain} has no controller in the target: "
                 "was the target started after it? Stop and start the domain"
             ) from None
-        present = (disks or {}).get(place.target)
+        present = (disks or {}).get(address.target)
         if error.code not in (EXISTS, BUSY):
             raise
         idle = reconcile.leftovers(plan, state)
@@ -82,21 +82,21 @@ def add(client: Client, plan: Plan, lun: LunPlan, volume: Lvol) -> bool:
             return False
         if present is not None:
             raise VolumeError(
-                f"domain {plan.domain}: target {place.target} of controller {place.controller} is"
-                f" taken by {present.bdev}: restart virtlun-gateway, which puts this right"
+                f"domain {plan.domain}: target {address.target} of controller {address.controller}"
+                f" is taken by {present.bdev}: restart virtlun-gateway, which puts this right"
             ) from None
         raise
     return True
 
 
-def remove(client: Client, place: Place, limited: str | None) -> None:
+def remove(client: Client, address: DiskAddress, limited: str | None) -> None:
     """Removes one disk, and what it has limited of a volume; see `Target.remove`."""
-    domain = domain_controller(place.controller)
+    domain = domain_controller(address.controller)
     if limited is not None:
         limiting.gone_before(client, limited, domain)
-    if place.controller == domain:
-        reconcile.perform(client, RemoveTarget(*place), _EMPTY)
-    elif reconcile.release(client, place.controller) == "busy":
+    if address.controller == domain:
+        reconcile.perform(client, RemoveTarget(*address), _EMPTY)
+    elif reconcile.release(client, address.controller) == "busy":
         return  # the guest has it still
     if limited is not None:
         limiting.gone(client, [limited], domain, observe(client))

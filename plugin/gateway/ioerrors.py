@@ -28,7 +28,7 @@ from plugin.gateway.events import DEFINED, SUSPENDED, UNDEFINED, IoErrorEvent, l
 from plugin.gateway.services import NO_SPACE, Services
 from plugin.gateway.target import Room, Suspended
 from plugin.gateway.upstream import PAUSED, PAUSED_BY_USER, RUNNING
-from pydataplane.domain.model import Place
+from pydataplane.domain.model import DiskAddress
 from pydataplane.domain.names import domain_of
 from pydataplane.domain.xml import view as views
 from pydataplane.domain.xml.metadata import Entry
@@ -130,7 +130,7 @@ class IoErrors:
             raise
         xml = await admin.xml(dom, 0)
         entries, aliases = await services.parse(lambda: _entries(xml))
-        failed = [(item, entries[_place(item)]) for item in items if _place(item) in entries]
+        failed = [(item, entries[_address(item)]) for item in items if _address(item) in entries]
         disks = {entry.lun.dev: item.error for item, entry in failed}
         state, _ = await admin.state(dom)
         if state not in (RUNNING, PAUSED) or not disks:
@@ -144,7 +144,7 @@ class IoErrors:
                 self._told.add(item)
                 path = entry.lun.volume.path(services.settings.path_prefix)
                 reason = "enospc" if item.error == NO_SPACE else ""
-                services.announce(IoErrorEvent(dom, path, aliases[_place(item)], reason))
+                services.announce(IoErrorEvent(dom, path, aliases[_address(item)], reason))
         rooms = await self._rooms(failed)
         try:
             await admin.suspend(dom)
@@ -249,18 +249,18 @@ class IoErrors:
             _log.warning("I/O errors not dealt with", of=what, error=text)
 
 
-def _entries(xml: str) -> tuple[dict[Place, Entry], dict[Place, str]]:
+def _entries(xml: str) -> tuple[dict[DiskAddress, Entry], dict[DiskAddress, str]]:
     """Returns the disks of ours in libvirtd's XML of a domain, and the aliases that clients see."""
     view = views.parse(xml)
     metadata = view.salvaged if view is not None else None
     if view is None or metadata is None:
         return {}, {}
-    entries = {entry.lun.place(metadata.controller): entry for entry in metadata.entries}
-    return entries, {place: view.alias(entry) for place, entry in entries.items()}
+    entries = {entry.lun.address(metadata.controller): entry for entry in metadata.entries}
+    return entries, {address: view.alias(entry) for address, entry in entries.items()}
 
 
-def _place(item: Suspended) -> Place:
-    return Place(item.controller, item.target)
+def _address(item: Suspended) -> DiskAddress:
+    return DiskAddress(item.controller, item.target)
 
 
 def _uuid(controller: str) -> bytes | None:

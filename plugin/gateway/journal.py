@@ -24,7 +24,7 @@ from uuid import UUID
 
 from plugin.gateway.errors import noting
 from plugin.gateway.peer import start_time
-from pydataplane.domain.model import FrontEnd, Place, disk_place
+from pydataplane.domain.model import DiskAddress, FrontEnd, disk_address
 from pydataplane.domain.names import JOURNAL_VERSION
 from pydataplane.domain.translate import controller_name
 from pydataplane.domain.translate.snapshotxml import DiskSnapshot
@@ -65,9 +65,9 @@ class Entry:
     """What of its I/O was limited in the target, where that changes."""
 
     @property
-    def place(self) -> Place:
-        """Where the target has the disk."""
-        return disk_place(self.controller, self.target, self.front)
+    def address(self) -> DiskAddress:
+        """The address of the disk in the target."""
+        return disk_address(self.controller, self.target, self.front)
 
     @property
     def controller(self) -> str:
@@ -153,9 +153,9 @@ class CopyEntry:
     """Whether a pivot was asked for: then a disk that the target has no more may be on either."""
 
     @property
-    def place(self) -> Place:
-        """Where the target has the disk."""
-        return disk_place(controller_name(self.uuid), self.target, self.front)
+    def address(self) -> DiskAddress:
+        """The address of the disk in the target."""
+        return disk_address(controller_name(self.uuid), self.target, self.front)
 
     @property
     def dom_uuid(self) -> bytes:

@@ -109,7 +109,7 @@ async def _recover(services: Services, entry: Entry, *, roll_back: bool) -> bool
         if entry.operation == "detach":
             return True
         with suppress(GatewayError):  # without a target it is not there
-            if await services.target.has_disk(entry.place, entry.bdev):
+            if await services.target.has_disk(entry.address, entry.bdev):
                 return True
     if changed:
         await _restore(admin, dom, entry.live, AFFECT_LIVE)
@@ -166,8 +166,8 @@ async def _remove_lun(services: Services, entry: Entry) -> None:
     target, bdev = services.target, entry.bdev
     if "/" in bdev:
         bdev = (await target.uuids([bdev])).get(bdev, bdev)
-    if await target.has_disk(entry.place, bdev):
-        await target.remove(entry.place, bdev)
+    if await target.has_disk(entry.address, bdev):
+        await target.remove(entry.address, bdev)
     else:
         await target.unlimit(bdev, entry.controller)
 

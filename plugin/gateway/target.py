@@ -41,7 +41,7 @@ from pydataplane.domain.errors import (
 )
 from pydataplane.domain.images import LunIdentity
 from pydataplane.domain.limits import Limits
-from pydataplane.domain.model import FrontEnd, Place
+from pydataplane.domain.model import DiskAddress, FrontEnd
 from pydataplane.domain.names import domain_controller, domain_of
 from pydataplane.domain.observed import State, is_hidden, observe
 from pydataplane.domain.reconcile import Release
@@ -468,14 +468,14 @@ class Target:
         """Returns all controllers with their LUNs, and which of them a QEMU is connected to."""
         return await self._run(lambda: observe(self._client))
 
-    async def hides(self, place: Place, front: FrontEnd) -> bool:
+    async def hides(self, address: DiskAddress, front: FrontEnd) -> bool:
         """Whether a disk is recorded and cannot be shown, as what it is on is not there."""
-        return await self._run(lambda: is_hidden(self._client, place, front))
+        return await self._run(lambda: is_hidden(self._client, address, front))
 
-    async def has_disk(self, place: Place, bdev: str) -> bool:
-        """Whether a controller shows this bdev in this place."""
+    async def has_disk(self, address: DiskAddress, bdev: str) -> bool:
+        """Whether a controller shows this bdev at this address."""
         state = await self._run(lambda: observe(self._client))
-        shown = state.controllers.get(place.controller, {}).get(place.target)
+        shown = state.controllers.get(address.controller, {}).get(address.target)
         return shown is not None and shown.bdev == bdev
 
     async def find_volumes(self, plan: Plan, known: dict[str, str]) -> Plan:
@@ -532,13 +532,13 @@ class Target:
         """Adds one disk, of this volume, to the plan's; False if it is there already."""
         return await self._run(lambda: domaindisks.add(self._client, plan, lun, volume))
 
-    async def remove(self, place: Place, limited: str | None) -> None:
+    async def remove(self, address: DiskAddress, limited: str | None) -> None:
         """Removes one disk; its I/O has ended when this returns. Safe to repeat.
 
         The controller of a virtio-blk disk goes with it, unless a QEMU is connected to it. So do
         the limits that it has brought to its volume, `limited`.
         """
-        await self._run(lambda: domaindisks.remove(self._client, place, limited))
+        await self._run(lambda: domaindisks.remove(self._client, address, limited))
 
     async def limits(self, volume: str) -> Limits:
         """Returns how much I/O is allowed with a volume."""

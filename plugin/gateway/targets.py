@@ -27,7 +27,7 @@ from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.images import LunIdentity
 from pydataplane.domain.limits import Limits
-from pydataplane.domain.model import Place
+from pydataplane.domain.model import DiskAddress
 from pydataplane.domain.names import domain_controller
 from pydataplane.domain.observed import State
 from pydataplane.domain.reconcile import Release, actions, leftovers, unasked
@@ -62,7 +62,7 @@ class Observed:
     def is_right(self, plan: Plan) -> bool:
         """Whether a running domain's controller has exactly its LUNs, as far as this tells."""
         folder = Path(plan.socket).parent
-        at = [state for place, state in self.states if place == folder]
+        at = [state for where, state in self.states if where == folder]
         if len(at) != 1:
             return False
         if actions(plan, at[0], whole=False) or unasked(plan, at[0]):
@@ -410,9 +410,9 @@ class Targets:
         answers = await self._ask(Target.state)
         return Observed([(member.address.vhost_dir, state) for member, state in answers.given])
 
-    async def has_disk(self, place: Place, bdev: str) -> bool:
-        """Whether a controller shows this bdev in this place."""
-        answers = await self._ask(lambda t: t.has_disk(place, bdev))
+    async def has_disk(self, address: DiskAddress, bdev: str) -> bool:
+        """Whether a controller shows this bdev at this address."""
+        answers = await self._ask(lambda t: t.has_disk(address, bdev))
         if any(found for _, found in answers.given):
             return True
         if answers.silent:
@@ -468,11 +468,11 @@ class Targets:
         await self._check_home(plan, (lun,))
         return await self._of_plan(plan).add(plan, lun, volume)
 
-    async def remove(self, place: Place, limited: str | None) -> None:
+    async def remove(self, address: DiskAddress, limited: str | None) -> None:
         """Removes one disk; its I/O has ended when this returns. Safe to repeat."""
-        found = await self._of_controller(place.controller)
+        found = await self._of_controller(address.controller)
         for having in found:
-            await having.remove(place, limited)
+            await having.remove(address, limited)
         if not found:
             self._check_heard()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydataplane import methods
 from pydataplane.client import Client
-from pydataplane.domain.model import Place
+from pydataplane.domain.model import DiskAddress
 from pydataplane.domain.observed import observe
 from pydataplane.errors import BAD_PARAMETERS, METHOD_NOT_FOUND, NO_DEVICE, RpcError
 
@@ -25,7 +25,7 @@ CONTROLLERS_MAX = 8
 """Controllers that are asked for by name, in one exchange; of more all are asked for at once."""
 
 
-Unit = Place
+Unit = DiskAddress
 """A disk that a domain has while it runs."""
 
 

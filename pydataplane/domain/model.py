@@ -224,19 +224,19 @@ class KnownAs(NamedTuple):
     """How it was reached, of which that UUID is made: see domain.xml.network."""
 
 
-class Place(NamedTuple):
-    """Where the target has a disk."""
+class DiskAddress(NamedTuple):
+    """Which disk of the target: its controller, and its SCSI target there."""
 
     controller: str
     target: int
     """SCSI target number; 0 of a virtio-blk controller, which has one disk."""
 
 
-def disk_place(controller: str, number: int, front: FrontEnd) -> Place:
-    """Returns where the target has a disk of the domain that has this controller."""
+def disk_address(controller: str, number: int, front: FrontEnd) -> DiskAddress:
+    """Returns the address in the target of a disk of the domain that has this controller."""
     if front == "scsi":
-        return Place(controller, number)
-    return Place(blk_controller_name(controller, number), 0)
+        return DiskAddress(controller, number)
+    return DiskAddress(blk_controller_name(controller, number), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,9 +278,9 @@ class LunPlan:
         """Returns the name to give to the target: the UUID where known, else LVSTORE/LVOL."""
         return self.uuid or self.volume.alias
 
-    def place(self, controller: str) -> Place:
-        """Returns where the target has it; `controller` is the name of the domain's."""
-        return disk_place(controller, self.target, self.front)
+    def address(self, controller: str) -> DiskAddress:
+        """Returns its address in the target; `controller` is the name of the domain's."""
+        return disk_address(controller, self.target, self.front)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,7 @@ class Plan:
         """Returns all controllers by name, each with its disks."""
         found: dict[str, tuple[LunPlan, ...]] = {self.controller: ()} if self.has_scsi else {}
         for lun in self.luns:
-            name = lun.place(self.controller).controller
+            name = lun.address(self.controller).controller
             found[name] = (*found.get(name, ()), lun)
         return found
 

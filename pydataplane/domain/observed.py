@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from pydataplane.domain.model import OWN, Characteristics, FrontEnd, LunPlan, Place
+from pydataplane.domain.model import OWN, Characteristics, DiskAddress, FrontEnd, LunPlan
 from pydataplane.domain.names import domain_controller
 from pydataplane.errors import NO_DEVICE, RpcError
 from pydataplane.methods import Rpc
@@ -187,13 +187,13 @@ def observe(rpc: Rpc, luns: Iterable[LunPlan] = ()) -> State:
     return State({c["ctrlr"]: disks_of(c) for c in controllers}, bdevs, connected)
 
 
-def is_hidden(rpc: Rpc, place: Place, front: FrontEnd) -> bool:
+def is_hidden(rpc: Rpc, address: DiskAddress, front: FrontEnd) -> bool:
     """Whether a disk is recorded and cannot be shown, as what it is on is not there.
 
     Raises:
         TargetError: the target refuses or does not answer.
     """
-    of = f"controller {place.controller}"
-    own = of if front == "blk" else f"target {place.target} of {of}"
+    of = f"controller {address.controller}"
+    own = of if front == "blk" else f"target {address.target} of {of}"
     problems = rpc.call("virtlun_get_status")["restore_problems"]
     return any(problem.startswith(f"{own} is not restored: ") for problem in problems)

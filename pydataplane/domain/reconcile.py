@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydataplane.domain import histograms, limiting, reactors
 from pydataplane.domain.errors import LunKept, ReconcileError
 from pydataplane.domain.limits import NONE
-from pydataplane.domain.model import ON_ERROR, OWN, Characteristics, LunPlan, Place, Plan
+from pydataplane.domain.model import ON_ERROR, OWN, Characteristics, DiskAddress, LunPlan, Plan
 from pydataplane.domain.names import domain_controller
 from pydataplane.domain.observed import Bdev, Shown, State, bdev_of, is_right, observe
 from pydataplane.errors import (
@@ -134,15 +134,15 @@ def addition(plan: Plan, lun: LunPlan) -> AddTarget | CreateBlk:
     return CreateBlk(plan.controller, lun, plan.cpus, plan.incoming)
 
 
-def _wanted(plan: Plan) -> dict[Place, LunPlan]:
+def _wanted(plan: Plan) -> dict[DiskAddress, LunPlan]:
     """Returns the plan's disks by where the target is to have them."""
-    return {lun.place(plan.controller): lun for lun in plan.luns}
+    return {lun.address(plan.controller): lun for lun in plan.luns}
 
 
-def _shown(plan: Plan, state: State) -> dict[Place, Shown]:
+def _shown(plan: Plan, state: State) -> dict[DiskAddress, Shown]:
     """Returns what the target has under the controllers that the plan names."""
     return {
-        Place(name, number): shown
+        DiskAddress(name, number): shown
         for name in plan.controllers
         for number, shown in state.controllers.get(name, {}).items()
     }
@@ -170,7 +170,7 @@ def actions(plan: Plan, state: State, *, whole: bool) -> list[Action]:
             result += [ReleaseController(name)] if whole and not is_scsi else []
             result += new
             continue
-        numbers = {lun.place(plan.controller).target: lun for lun in luns}
+        numbers = {lun.address(plan.controller).target: lun for lun in luns}
         right = {
             n
             for n, lun in numbers.items()
@@ -188,16 +188,16 @@ def actions(plan: Plan, state: State, *, whole: bool) -> list[Action]:
     return result
 
 
-def unasked(plan: Plan, state: State) -> dict[Place, Shown]:
-    """Returns the disks that a running domain has otherwise than its metadata says, by place.
+def unasked(plan: Plan, state: State) -> dict[DiskAddress, Shown]:
+    """Returns the disks that a running domain has otherwise than its metadata says, by address.
 
     They stay as they are: a guest may be writing to them, and nobody has asked for a detach.
     """
     wanted = _wanted(plan)
     return {
-        place: shown
-        for place, shown in sorted(_shown(plan, state).items())
-        if place not in wanted or not is_right(wanted[place], shown, state)
+        address: shown
+        for address, shown in sorted(_shown(plan, state).items())
+        if address not in wanted or not is_right(wanted[address], shown, state)
     }
 
 
@@ -284,7 +284,7 @@ def _create_blk(rpc: Rpc, action: CreateBlk, bdev: Bdev) -> None:
     def create(policy: Mapping[str, Any]) -> None:
         rpc.call(
             "vhost_create_blk_controller",
-            ctrlr=lun.place(action.controller).controller,
+            ctrlr=lun.address(action.controller).controller,
             dev_name=bdev.name,
             cpumask=mask,
             readonly=True if lun.read_only else None,
@@ -420,25 +420,25 @@ def ensure(rpc: Rpc, plan: Plan, *, whole: bool) -> list[LunPlan]:
 def _undo(rpc: Rpc, plan: Plan, made: list[str], added: list[LunPlan], state: State) -> None:
     """Takes away what a start that failed has added."""
     for lun in added:
-        place = lun.place(plan.controller)
+        address = lun.address(plan.controller)
         if lun.front == "blk":
-            release(rpc, place.controller)
+            release(rpc, address.controller)
         elif plan.controller not in made:
-            perform(rpc, RemoveTarget(*place), state)
+            perform(rpc, RemoveTarget(*address), state)
     for name in made:
         release(rpc, name)
     limited = [bdev_of(lun, state).name for lun in plan.luns if lun.limits != NONE]
     limiting.gone(rpc, limited, plan.controller, state)
 
 
-def _kept(plan: Plan, place: Place, shown: Shown) -> str:
+def _kept(plan: Plan, address: DiskAddress, shown: Shown) -> str:
     """Says that a running domain keeps a disk that its metadata does not have so."""
-    lun = _wanted(plan).get(place)
+    lun = _wanted(plan).get(address)
     other = f"says disk {lun.dev} otherwise" if lun is not None else "has no such disk"
     return (
-        f"target {place.target} of controller {place.controller} is kept, with bdev {shown.bdev},"
-        f" though the metadata of the running domain {other}: only a detach takes a disk from a"
-        " running guest; a stop and start of the domain puts it right"
+        f"target {address.target} of controller {address.controller} is kept, with bdev"
+        f" {shown.bdev}, though the metadata of the running domain {other}: only a detach takes a"
+        " disk from a running guest; a stop and start of the domain puts it right"
     )
 
 

@@ -36,7 +36,7 @@ LONGEST = 1 << 20
 """Bytes of a request."""
 NUMBER = struct.Struct("i")
 """What is answered: the process id, and how it ended, as `Popen.returncode` has it."""
-Place: TypeAlias = IO[Any] | int
+Stream: TypeAlias = IO[Any] | int
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ def begin(
     program: Program,
     words: Sequence[str],
     *,
-    stdin: Place = subprocess.DEVNULL,
-    stdout: Place = subprocess.DEVNULL,
-    stderr: Place = subprocess.DEVNULL,
+    stdin: Stream = subprocess.DEVNULL,
+    stdout: Stream = subprocess.DEVNULL,
+    stderr: Stream = subprocess.DEVNULL,
     mounts_of: int | None = None,
 ) -> Begun:
     """Begins a program with `words`, in the folder of the checkout.

@@ -39,7 +39,7 @@ SIZE = 8 * MIB
 PV = "pvc-1"
 
 
-class Place:
+class Node:
     """A node with an lvstore `lvs0`, and the controller part of its driver."""
 
     def __init__(self, name: str, target: Target, cluster: FakeCluster) -> None:
@@ -100,13 +100,13 @@ def cluster() -> FakeCluster:
 
 
 @pytest.fixture
-def places(make_target: MakeTarget, cluster: FakeCluster) -> tuple[Place, Place]:
+def nodes(make_target: MakeTarget, cluster: FakeCluster) -> tuple[Node, Node]:
     """Two nodes."""
-    first, second = (Place(name, make_target().start(), cluster) for name in ("node1", "node2"))
+    first, second = (Node(name, make_target().start(), cluster) for name in ("node1", "node2"))
     return first, second
 
 
-def give(cluster: FakeCluster, node: Place, handle: str, received: str = "") -> None:
+def give(cluster: FakeCluster, node: Node, handle: str, received: str = "") -> None:
     """Gives the volume's object the affinity of a node, as an administrator does.
 
     And the name of the last snapshot that is sent there.
@@ -127,9 +127,9 @@ def lvstore_of(cluster: FakeCluster) -> str:
 
 
 def test_a_volume_goes_to_another_node_and_comes_back(
-    places: tuple[Place, Place], cluster: FakeCluster
+    nodes: tuple[Node, Node], cluster: FakeCluster
 ) -> None:
-    first, second = places
+    first, second = nodes
     handle = first.create(PV)
     give(cluster, first, handle)
     change(first.target, f"lvs0/{PV}", MIB)
@@ -138,8 +138,8 @@ def test_a_volume_goes_to_another_node_and_comes_back(
     taken(second.target, sent(first.target, f"lvs0/{PV}@one"), "lvs0/x", "--uuid", handle, "--thin")
     refused(lambda: second.delete(handle), Code.FAILED_PRECONDITION)
     give(cluster, second, handle, "two")  # the old node writes no more
-    for place, words in ((first, "is of node node2"), (second, "is x@one, and @two is to be")):
-        for act in (place.moves.get, place.delete):
+    for node, words in ((first, "is of node node2"), (second, "is x@one, and @two is to be")):
+        for act in (node.moves.get, node.delete):
             why = refused(lambda act=act: act(handle), Code.FAILED_PRECONDITION)  # type: ignore[misc]
             assert words in why
     change(first.target, f"lvs0/{PV}", 3 * MIB)
@@ -184,9 +184,9 @@ def test_a_volume_goes_to_another_node_and_comes_back(
 
 
 def test_deletion_on_the_new_node_is_repeated_and_waits_for_its_lvstore(
-    places: tuple[Place, Place], cluster: FakeCluster
+    nodes: tuple[Node, Node], cluster: FakeCluster
 ) -> None:
-    first, second = places
+    first, second = nodes
     handle = first.create(PV)
     give(cluster, first, handle)
     done(first.target, "volume", "snapshot", f"lvs0/{PV}", "one")
@@ -213,9 +213,9 @@ def test_deletion_on_the_new_node_is_repeated_and_waits_for_its_lvstore(
 
 
 def test_what_a_stream_leaves_at_a_volume_keeps_it_from_nothing_but_the_claim_before(
-    places: tuple[Place, Place],
+    nodes: tuple[Node, Node],
 ) -> None:
-    first, second = places
+    first, second = nodes
     handle = first.create(PV)
     done(first.target, "volume", "snapshot", f"lvs0/{PV}", "one")
     taken(second.target, sent(first.target, f"lvs0/{PV}@one"), f"lvs0/{PV}", "--uuid", handle)

@@ -443,7 +443,7 @@ def test_a_domain_that_starts_has_what_it_names_though_what_its_disk_was_on_is_l
     with pytest.raises(ReconcileError, match="by what is recorded, and cannot be shown"):
         reconcile.ensure(moved.client, after, whole=False)
     assert [each.dev for each in reconcile.ensure(moved.client, after, whole=True)] == ["sda"]
-    place = after.luns[0].place("vm-0")
-    shown = observe(moved.client).controllers[place.controller][place.target]
+    address = after.luns[0].address("vm-0")
+    shown = observe(moved.client).controllers[address.controller][address.target]
     assert shown.bdev == uuid_of(moved, "lvs1/w")
     assert reconcile.ensure(moved.client, after, whole=True) == []

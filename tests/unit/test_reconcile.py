@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydataplane.domain.errors import ReconcileError
-from pydataplane.domain.model import ErrorPolicy, FrontEnd, Place
+from pydataplane.domain.model import DiskAddress, ErrorPolicy, FrontEnd
 from pydataplane.domain.observed import Bdev, Shown, State, observe
 from pydataplane.domain.reconcile import (
     AddTarget,
@@ -164,13 +164,13 @@ def test_from_a_domain_that_runs_nothing_is_taken() -> None:
         state = State({A: luns}, names, connected)
         assert actions(wanted, state, whole=False) == [AddTarget(A, lun(2, "v2"))]
         assert unasked(wanted, state) == {
-            Place(A, 1): Shown("uuid-9"),
-            Place(A, 7): Shown("uuid-3"),
+            DiskAddress(A, 1): Shown("uuid-9"),
+            DiskAddress(A, 7): Shown("uuid-3"),
         }
         named = replace(wanted, luns=(lun(0, "v0", serial="S"),))
         shown = State({A: {0: Shown("uuid-0", serial="T")}}, names, connected)
         assert actions(named, shown, whole=False) == []
-        assert unasked(named, shown).keys() == {Place(A, 0)}
+        assert unasked(named, shown).keys() == {DiskAddress(A, 0)}
 
 
 def test_what_a_running_domain_keeps_is_said(target: FakeTarget) -> None:
@@ -246,8 +246,8 @@ def test_an_image_of_a_guest_that_comes_is_left_to_the_host_that_has_it(
     assert ensured(target, coming, whole=True) is None
 
     def given(number: int) -> bool | None:
-        place = luns[number].place(A)
-        options = target.options[place] if front == "scsi" else target.blk[place.controller]
+        address = luns[number].address(A)
+        options = target.options[address] if front == "scsi" else target.blk[address.controller]
         return options.get("incoming")
 
     assert (given(0), given(1)) == (True, None), "SPDK's own target knows nothing of it"
@@ -467,17 +467,17 @@ def test_a_start_alone_goes_past_what_is_recorded_of_a_volume_that_is_lost(
     target: FakeTarget, front: FrontEnd, whole: bool
 ) -> None:
     wanted = replace(plan(A, lun(0, "v0", front=front)), has_scsi=front == "scsi")
-    (place,) = (each.place(A) for each in wanted.luns)
+    (address,) = (each.address(A) for each in wanted.luns)
     target.controllers = {A: {}} if front == "scsi" else {}
-    target.hidden[place] = "lost"
+    target.hidden[address] = "lost"
     for _ in range(2):
         why = ensured(target, wanted, whole=whole)
         if whole:
             assert (why, target.hidden) == (None, {})
-            assert target.controllers == {place.controller: {place.target: "uuid-0"}}
+            assert target.controllers == {address.controller: {address.target: "uuid-0"}}
         else:
             assert why is not None and "by what is recorded" in why
-            assert target.hidden == {place: "lost"}
+            assert target.hidden == {address: "lost"}
 
 
 def test_a_start_that_fails_leaves_no_controller(target: FakeTarget) -> None:

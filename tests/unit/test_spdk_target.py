@@ -20,7 +20,7 @@ from pydataplane.client import Client
 from pydataplane.domain.errors import ReconcileError
 from pydataplane.domain.limiting import found, put
 from pydataplane.domain.limits import NONE, Limits
-from pydataplane.domain.model import LunPlan, Place, Plan, VolumeRef
+from pydataplane.domain.model import DiskAddress, LunPlan, Plan, VolumeRef
 from pydataplane.domain.reconcile import ensure, release_domain
 from pydataplane.errors import (
     AGAIN,
@@ -180,7 +180,7 @@ def test_limits_that_are_there_are_not_set_again(client: Client, spdk: FakeSpdk)
 def test_a_detach_takes_limits_before_the_disk(client: Client, spdk: FakeSpdk) -> None:
     ensure(client, plan(lun(SLOW)), whole=True)
     spdk.connected.add(A)
-    domaindisks.remove(client, Place(A, 0), VOLUME)
+    domaindisks.remove(client, DiskAddress(A, 0), VOLUME)
     assert spdk.controllers == {A: {}}
     assert found(client, VOLUME) == NONE
 

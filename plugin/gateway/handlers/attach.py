@@ -212,7 +212,7 @@ async def _detach(call: Call, args: DomainCall, compute: Compute) -> None:
     async def remove(change: Change) -> None:
         lun = change.lun
         limited = lun.bdev_name if lun.limits != NONE else None
-        await services.target.remove(lun.place(controller), limited)
+        await services.target.remove(lun.address(controller), limited)
         if lun.histograms and not lun.shareable:
             with suppress(GatewayError):  # the disk is gone; that its volume counts hurts nobody
                 await services.target.count(lun.bdev_name, controller, counted=False)

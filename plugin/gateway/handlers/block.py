@@ -87,8 +87,8 @@ async def check_shown(call: Call, dom: Domain, lun: LunPlan) -> Lvol:
     """
     target = call.services.target
     volume = await target.volume(lun.bdev_name)
-    place = lun.place(controller_name(dom.uuid_text))
-    if not await target.has_disk(place, volume.uuid):
+    address = lun.address(controller_name(dom.uuid_text))
+    if not await target.has_disk(address, volume.uuid):
         raise Refused(
             Refusal.NOT_POSSIBLE_NOW,
             f"disk {lun.dev}: the controller of {dom.name} does not show volume {volume.path} now:"

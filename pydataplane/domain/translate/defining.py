@@ -33,8 +33,8 @@ from pydataplane.domain.xml.view import View
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """The carrier of a guest that goes on with it: libvirt refuses one of another name or place."""
+class RunningCarrier:
+    """The carrier that a running guest has: libvirt refuses one of another name or position."""
 
     carrier: Carrier
     dev: str
@@ -43,7 +43,7 @@ class Kept:
     """The target dev of the disk that stands behind it."""
 
     @classmethod
-    def of(cls, view: View) -> Kept | None:
+    def of(cls, view: View) -> RunningCarrier | None:
         """Reads it from libvirtd's XML, None if there is no carrier."""
         carrier, devices = view.carrier, view.domain.child("devices")
         if carrier is None or devices is None:
@@ -67,7 +67,7 @@ class Current:
     """It has the controller."""
     fronts: Fronts = field(default_factory=dict)
     """What its disks are."""
-    kept: Kept | None = None
+    running_carrier: RunningCarrier | None = None
     """Of a guest that goes on: its carrier."""
     running: bool = False
     """Its guest goes on."""
@@ -78,7 +78,9 @@ class Current:
         if view is None:
             return cls()
         found = cls.with_disks(view, view.salvaged)
-        return replace(found, kept=Kept.of(view), running=True) if running else found
+        if not running:
+            return found
+        return replace(found, running_carrier=RunningCarrier.of(view), running=True)
 
     @classmethod
     def with_disks(cls, view: View, metadata: Metadata | None) -> Current:
@@ -178,8 +180,8 @@ def translate(
         mine = {id(item.disk) for item in luns_of_it}
         boot = boots.choose([(disk, id(disk) in mine) for disk in read])
         boot_target = next((lun.target for lun in luns if lun.dev == boot.dev), 0)
-        if current.kept is not None:
-            boot, boot_target = current.kept.carrier.boot, current.kept.carrier.boot_target
+        if (running := current.running_carrier) is not None:
+            boot, boot_target = running.carrier.boot, running.carrier.boot_target
         carrier = Carrier(socket, num_queues, boot_target, boot)
         place(view, nodes, carrier, read, current, settings, edits)
         carriers.add_override(domain, carrier, edits)
@@ -349,9 +351,11 @@ def place(
 ) -> None:
     """Writes the carrier's <disk> before or behind the client's disks."""
     document, domain = view.document, view.domain
-    kept = current.kept
-    dev = kept.dev if kept else boots.carrier_dev(carrier.boot.first, (disk.dev for disk in read))
-    behind = kept.before if kept else None
+    running = current.running_carrier
+    if running is not None:
+        dev, behind = running.dev, running.before
+    else:
+        dev, behind = boots.carrier_dev(carrier.boot.first, (disk.dev for disk in read)), None
     following = [node for node in nodes if behind and node.value("target", "dev") == behind]
     if not following and carrier.boot.front:
         following = list(nodes)

@@ -57,7 +57,7 @@ class Told(WaitingClaims):
         self.said.append((claim, reason, message))
 
 
-class Kept(Queue[str]):
+class RecordingQueue(Queue[str]):
     """Writes down what is put into it."""
 
     def __init__(self, into: list[tuple[str, float]]) -> None:
@@ -80,7 +80,7 @@ class Watched:
         self.define("silver", iops="500")
         self.queued: list[tuple[str, float]] = []
         self.pool = {"node": "true", "key": f"csi.virtlun.dev/pool-{LVSTORE_UUID}"}
-        self.watch = self.made(ClassWatch, lambda: Kept(self.queued))
+        self.watch = self.made(ClassWatch, lambda: RecordingQueue(self.queued))
 
     def made(self, kind: type[Watch], queue: Callable[[], Queue[str]] = Queue) -> Watch:
         """Returns a watch that has seen nothing."""
@@ -260,7 +260,7 @@ def test_a_driver_that_begins_anew_looks_at_all(watched: Watched) -> None:
     watched.asked("silver")
     watched.noted("silver")
     watched.world.target.volume(watched.handle).limits.clear()
-    watched.watch = watched.made(ClassWatch, lambda: Kept(watched.queued))
+    watched.watch = watched.made(ClassWatch, lambda: RecordingQueue(watched.queued))
     watched.noted("silver")
     assert watched.limits == LIMITED
 

@@ -21,8 +21,8 @@ from csi import DRIVER_NAME, kernel, mountoptions, mounts
 from csi.host import server, wire
 from csi.host.confined import Confined
 from csi.host.local import LocalHost
-from csi.host.places import CSI_VOLUMES, Places
 from csi.host.remote import Helper
+from csi.host.rootedpaths import CSI_VOLUMES, RootedPaths
 from csi.host.server import Server
 from csi.hostdevice import loopctl
 from csi.hosterrors import HelperUnavailable, HostError, OfflineOnly
@@ -416,9 +416,9 @@ def test_places_without_a_shape_are_as_the_path_says(tmp_path: Path) -> None:
     real = tmp_path / "real"
     real.mkdir()
     (tmp_path / "link").symlink_to(real)
-    with Places().point(tmp_path / "link/a/b", folder=True) as place:
+    with RootedPaths().point(tmp_path / "link/a/b", folder=True) as place:
         assert Path(place).samefile(real / "a/b")
-    confined = Places(tmp_path, CSI_VOLUMES).folder(tmp_path / "link")
+    confined = RootedPaths(tmp_path, CSI_VOLUMES).folder(tmp_path / "link")
     with pytest.raises(HostError, match="without following links"), confined:
         pass
 

@@ -83,7 +83,7 @@ def test_libvirtd_gets_what_is_its_own_to_do() -> None:
     assert not made.plan.has_scsi
     assert made.plan.sockets == [f"{SOCKET}.0"]
     (lun,) = made.plan.luns
-    assert lun.place(CONTROLLER) == (f"{CONTROLLER}.0", 0)
+    assert lun.address(CONTROLLER) == (f"{CONTROLLER}.0", 0)
     assert (lun.front, lun.dev, lun.serial) == ("blk", "vdb", "abc")
     assert lun.read_only and lun.shareable and not lun.characteristics.discard
 

@@ -1,4 +1,4 @@
-"""Mount points: paths that are opened part by part, so that no link leads a mount elsewhere."""
+"""Opens paths below a root part by part, so that no link leads a mount elsewhere."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MOUNTS_MAX = 64
 """Mounts at one path on top of each other."""
 
 
-class Places:
-    """Where may be mounted. Without `shapes`: anywhere below `root`, links above it followed."""
+class RootedPaths:
+    """Paths to mount at below a root. Without `shapes`: all of them, links above it followed."""
 
     def __init__(
         self,
@@ -182,27 +182,27 @@ class Places:
             os.close(number)
 
 
-class SeveralPlaces:
-    """Places below one of several roots, each in its own way; without any, nowhere."""
+class SeveralRoots:
+    """Paths below several roots, each with its own rules; without a root there are none."""
 
-    def __init__(self, places: Mapping[Path, Places]) -> None:
-        """`places` are those of each root."""
-        self._places = places
+    def __init__(self, roots: Mapping[Path, RootedPaths]) -> None:
+        """`roots` has the paths below each root."""
+        self._roots = roots
 
     def folder(self, path: Path) -> AbstractContextManager[int]:
-        """As `Places.folder` of the root that the path is below; HostError without one."""
+        """As `RootedPaths.folder` of the root that the path is below; HostError without one."""
         return self._of(path).folder(path)
 
     def file(self, path: Path) -> AbstractContextManager[int]:
-        """As `Places.file` of the root that the path is below; HostError without one."""
+        """As `RootedPaths.file` of the root that the path is below; HostError without one."""
         return self._of(path).file(path)
 
-    def _of(self, path: Path) -> Places:
-        """Returns the places of the innermost root."""
-        found = [root for root in self._places if path.is_relative_to(root)]
+    def _of(self, path: Path) -> RootedPaths:
+        """Returns the paths of the innermost root."""
+        found = [root for root in self._roots if path.is_relative_to(root)]
         if not found:
-            raise HostError(f"{path} is not below {' or '.join(map(str, self._places))}")
-        return self._places[max(found, key=lambda root: len(root.parts))]
+            raise HostError(f"{path} is not below {' or '.join(map(str, self._roots))}")
+        return self._roots[max(found, key=lambda root: len(root.parts))]
 
 
 def _mount_of(number: int) -> str:
