@@ -130,14 +130,14 @@ class ClassWatch:
             return
         queue = self._queues[volume.in_pool]
         try:
-            if not self._settle(volume):
+            if not self._limit(volume):
                 queue.put(name, AGAIN_S)
             queue.done(name)
             self._told.discard(name)
         except Exception as error:
             self._fail(name, volume, error)
 
-    def _settle(self, volume: PersistentVolume) -> bool:
+    def _limit(self, volume: PersistentVolume) -> bool:
         """Limits a volume; False if its claim is to be asked again.
 
         Raises:

@@ -95,7 +95,7 @@ async def recover(services: Services, stored: StoredEntry) -> None:
     entry = stored.entry
     assert isinstance(entry, CopyEntry)
     if not stored.path.exists():
-        return  # it was settled while the lock was waited for
+        return  # it was resolved while the lock was waited for
     admin = await services.admin()
     try:
         dom = await admin.lookup(entry.dom_uuid)
@@ -136,7 +136,7 @@ async def _stopped(services: Services, dom: Domain, xml: str, entry: CopyEntry) 
 
 
 def domain_stopped(services: Services, uuid: bytes) -> None:
-    """Has no job go on of a domain (its UUID) that runs no more; recovery settles its copies."""
+    """Has no job go on of a domain (its UUID) that runs no more; recovery resolves its copies."""
     for job in [job for job, _ in services.block_jobs.copies() if job.dom.uuid == uuid]:
         _leave(services, job)
     services.block_jobs.domain_stopped(uuid)
@@ -161,31 +161,31 @@ def _leave(services: Services, job: BlockJob) -> None:
     services.journal.pending.append(job.copy)
 
 
-async def settle(services: Services, uuid: bytes) -> None:
-    """Finds out what became of the copies of a domain (its UUID) that runs no more, if it can be.
+async def resolve(services: Services, uuid: bytes) -> None:
+    """Resolves copies of a domain (its UUID) that has stopped: which volume counts, if known.
 
     The caller holds the domain's lock.
 
     Raises:
         GatewayError: libvirtd does not say whether it runs.
     """
-    if not unsettled(services, uuid) or await is_active(await services.admin(), uuid):
+    if not unresolved(services, uuid) or await is_active(await services.admin(), uuid):
         return
     domain_stopped(services, uuid)
-    for stored in unsettled(services, uuid):
+    for stored in unresolved(services, uuid):
         with suppress(GatewayError, TranslateError):
             await recover(services, stored)
             if stored in services.journal.pending:
                 services.journal.pending.remove(stored)
 
 
-def check_settled(services: Services, uuid: bytes) -> None:
+def check_resolved(services: Services, uuid: bytes) -> None:
     """Refuses to start a domain (its UUID) of which nobody knows which volume a disk went on with.
 
     Raises:
         Refused: names the disk.
     """
-    for stored in unsettled(services, uuid):
+    for stored in unresolved(services, uuid):
         assert isinstance(stored.entry, CopyEntry)
         raise _nobody_knows(stored.entry)
 
@@ -200,7 +200,7 @@ def _nobody_knows(entry: CopyEntry) -> Refused:
     )
 
 
-def unsettled(services: Services, uuid: bytes) -> list[StoredEntry]:
+def unresolved(services: Services, uuid: bytes) -> list[StoredEntry]:
     """Returns what the journal has of copies of a domain (its UUID) that has stopped.
 
     Those of this gateway, followed still or not, and of earlier ones.
@@ -209,7 +209,7 @@ def unsettled(services: Services, uuid: bytes) -> list[StoredEntry]:
     live = [job.copy for job, _ in jobs if job.dom.uuid == uuid and job.copy is not None]
     entries = [*live, *services.journal.pending, *services.journal.orphans()]
     copies = (each for each in entries if isinstance(each.entry, CopyEntry))
-    # One whose file is gone was settled while it waited.
+    # One whose file is gone was resolved while it waited.
     return [each for each in copies if each.entry.dom_uuid == uuid and each.path.exists()]
 
 
@@ -271,7 +271,7 @@ async def look(services: Services, job: BlockJob) -> Copy | None:
             f" {entry.source_path}; begin the copy anew",
         )
     else:
-        await settle(services, job.dom.uuid)
+        await resolve(services, job.dom.uuid)
     return None
 
 

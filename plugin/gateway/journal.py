@@ -30,8 +30,8 @@ from pydataplane.domain.translate import controller_name
 from pydataplane.domain.translate.snapshotxml import DiskSnapshot
 
 Operation = Literal["attach", "detach", "update", "tune", "remove"]
-"""`tune`: other limits. `remove`: libvirtd's part of an attach or detach is settled, and the LUN is
-still to go."""
+"""`tune`: other limits. `remove`: libvirtd's part of an attach or detach is done or undone, and the
+LUN is still to go."""
 
 _numbers = itertools.count(1)
 

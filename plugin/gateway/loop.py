@@ -148,7 +148,7 @@ class ReconcileLoop:
         done = tries <= 1
         try:
             async with services.domain_lock(dom.uuid):
-                await copies.settle(services, dom.uuid)
+                await copies.resolve(services, dom.uuid)
                 done = await reconcile_domain(services, dom, only_stopped=True) or done
         except (GatewayError, TranslateError) as error:
             _log.warning("not released", domain=dom.name, error=str(error))

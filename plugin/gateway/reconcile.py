@@ -154,8 +154,8 @@ async def reconcile_domain(
     now would stay. A disk whose image cannot be opened keeps no other one away; `unopened` has what
     was found of clusters before.
 
-    Of a domain that has stopped, and of which a copy is not settled, all stays: what the target has
-    recorded of the disk says which volume counts.
+    Of a domain that has stopped, and of which a copy is not resolved, all stays: what the target
+    has recorded of the disk says which volume counts.
 
     Returns False if the domain has stopped, or runs again without a controller of ours, and its
     QEMU is connected still.
@@ -174,7 +174,7 @@ async def reconcile_domain(
     controller = controller_name(dom.uuid_text)
     # It may run again by now, and without virtlun: nothing of it names the controller then.
     if controller not in xml:
-        if copies.unsettled(services, dom.uuid):
+        if copies.unresolved(services, dom.uuid):
             return True
         outcome = await services.target.release_idle(controller)
         if outcome != "busy":

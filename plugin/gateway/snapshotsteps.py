@@ -188,8 +188,8 @@ async def _released(services: Services, dom: Domain) -> None:
     Raises:
         Refused: it does not, or what the target has recorded of them is needed still.
     """
-    await copies.settle(services, dom.uuid)
-    copies.check_settled(services, dom.uuid)
+    await copies.resolve(services, dom.uuid)
+    copies.check_resolved(services, dom.uuid)
     for _ in range(LEAVE_TRIES):
         if await services.target.release_idle(controller_name(dom.uuid_text)) != "busy":
             return

@@ -27,9 +27,9 @@ def asked(folder: str, controller: str) -> str | None:
                 with open(f"{folder}/{name}", "rb") as stream:  # noqa: PTH123
                     entry = json.load(stream)
                 if entry.get("version") != JOURNAL_VERSION:
-                    continue  # no gateway that is here settles it
+                    continue  # no gateway that is here resolves it
                 if entry.get("asked") is True and entry["uuid"] == uuid:
                     return str(entry["dev"])
             except (OSError, ValueError, AttributeError, KeyError):
-                continue  # it was just settled, or is damaged
+                continue  # it was just resolved, or is damaged
     return None

@@ -165,7 +165,7 @@ class Receiver:
             if (named := self._find(self._path)) is not None:
                 self._clear(named)
             if (partial := self._find(self._partial)) is not None:
-                self._settle(partial.uuid)
+                self._complete_or_undo(partial.uuid)
 
     def _clear(self, named: Volume) -> None:
         """Clears a volume that has its name of the note of a command that was killed.
@@ -198,7 +198,7 @@ class Receiver:
             and not any(self._volumes.ranges(volume.uuid, snapshot.uuid))
         )
 
-    def _settle(self, uuid: str) -> Volume | None:
+    def _complete_or_undo(self, uuid: str) -> Volume | None:
         """Completes what only lacks its name, and returns it; takes back what is not whole.
 
         Raises:
@@ -360,7 +360,7 @@ class Receiver:
             try:
                 if XATTR not in self._volumes.xattrs(volume.uuid):
                     raise why  # nothing has begun
-                done = self._settle(volume.uuid)
+                done = self._complete_or_undo(volume.uuid)
             except (TargetError, VolumeError) as error:
                 raise VolumeError(
                     f"{str(why) or 'interrupted'}. What there is of it stays as {self._partial}: "
@@ -385,7 +385,7 @@ class Receiver:
         try:
             yield self._volumes.export(volume.uuid)
         except BaseException:
-            # What has begun is known by its note, and its export is ended where it is settled.
+            # A begun one is known by its note: `_complete_or_undo` ends its export.
             if self._find(self._partial) is None:
                 with uninterrupted(), suppress(TargetError):
                     self._volumes.remove_xattr(volume.uuid, XATTR)

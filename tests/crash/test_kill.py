@@ -160,7 +160,7 @@ def found(target: Target) -> State:
     return state
 
 
-def settled(state: State, worker: Worker) -> State:
+def check_outcome(state: State, worker: Worker) -> State:
     """Checks that `state` is one of the two that the worker leaves possible."""
     new = [volume for uuid, volume in state.items() if uuid not in worker.sure]
     if worker.created is not None and new:
@@ -192,7 +192,7 @@ def test_each_operation_happened_or_did_not_when_the_target_is_killed(target: Ta
         assert worker.failure is None, worker.failure
         target.start()
         assert target.rpc("virtlun_get_status")["restore_problems"] == []
-        state = settled(found(target), worker)
+        state = check_outcome(found(target), worker)
         answered += worker.answered
         unanswered += worker.maybe is not None or worker.created is not None
     print(f"{TARGET_KILLS} kills, {answered} operations answered, {unanswered} cut off")

@@ -90,7 +90,7 @@ def programs(host: Host) -> list[Path]:
     return found
 
 
-def settled(host: Host) -> bool:
+def has_checkpoint_at_rest(host: Host) -> bool:
     """Whether the checkpoint is there, once nothing is under way; nothing else is."""
     until(lambda: not list((host.scratch / "notes").glob("*")), "the journal is empty")
     names = host.virsh("checkpoint-list", NAME, "--name").split()
@@ -124,17 +124,17 @@ def test_killed_in_mid_change(host: Host, relay: Relay, command: str, step: Step
     until(lambda: not host.has_gateway, "the step")
     assert relay.hit()
     host.start_gateway()
-    there = settled(host)
+    there = has_checkpoint_at_rest(host)
     assert copies(host) == [], "a backup whose end nobody was told of is none"
     if command == "checkpoint-delete":
         if there:
             host.virsh(*words)  # of which what is left is done
     elif there:
         host.virsh("checkpoint-delete", NAME, "c")
-    assert not settled(host)
+    assert not has_checkpoint_at_rest(host)
     if command != "checkpoint-delete":
         host.virsh(*words)
-        until(lambda: settled(host), "it is done")
+        until(lambda: has_checkpoint_at_rest(host), "it is done")
         host.virsh("checkpoint-delete", NAME, "c")
     assert len(copies(host)) == (2 if command == BACKUP else 0)
     for file in copies(host):
@@ -153,7 +153,7 @@ def test_files_stay_whose_backup_ended_while_the_target_did(host: Host, relay: R
     host.stop_gateway(signal.SIGKILL)
     host.start_target()
     host.start_gateway()
-    assert not settled(host)
+    assert not has_checkpoint_at_rest(host)
     assert len(copies(host)) == 2
     for file in copies(host):
         file.unlink()

@@ -53,7 +53,7 @@ def relay(host: Host) -> Iterator[Relay]:
     host.virsh("destroy", NAME)
 
 
-def settled(host: Host) -> set[str]:
+def snapshots_at_rest(host: Host) -> set[str]:
     """Returns the snapshots that libvirtd lists, once nothing is under way."""
     until(lambda: not list((host.scratch / "notes").glob("*")), "the journal is empty")
     names = set(host.virsh("snapshot-list", NAME, "--name").split())
@@ -99,17 +99,17 @@ def test_killed_in_mid_change(
         until(lambda: host.has_gateway, "the gateway is back")
         if "s" in host.virsh("snapshot-list", NAME, "--name").split():
             host.virsh(*words)  # of which what is left is done
-        assert settled(host) == set()
+        assert snapshots_at_rest(host) == set()
     elif command == "snapshot-create-as":
-        if "s" not in settled(host):
+        if "s" not in snapshots_at_rest(host):
             host.virsh(*words)
-        assert settled(host) == {"s"}
+        assert snapshots_at_rest(host) == {"s"}
     else:
-        assert settled(host) == {"s"}
+        assert snapshots_at_rest(host) == {"s"}
         assert host.virsh("snapshot-current", NAME, "--name") == "s"
         host.virsh(*words)
     until(lambda: host.virsh("domstate", NAME) == "running", "it runs")
-    if settled(host):
+    if snapshots_at_rest(host):
         host.virsh("snapshot-delete", NAME, "s")
-    assert settled(host) == set()
+    assert snapshots_at_rest(host) == set()
     assert not list((host.scratch / "memory").glob("*"))

@@ -36,11 +36,11 @@ def identity(ceph: Ceph, image: str) -> str:
     return told
 
 
-def begin_rollback(ceph: Ceph, snapshot: str, *images: str, settled: bool, token: str) -> None:
+def begin_rollback(ceph: Ceph, snapshot: str, *images: str, decided: bool, token: str) -> None:
     """Leaves what a host leaves that ends before it has copied anything of the images."""
     ids = [identity(ceph, image) for image in images]
     for number, image in enumerate(images):
-        others = ids[1:] if settled and number == 0 else None
+        others = ids[1:] if decided and number == 0 else None
         mark = {"token": token, "first": ids[0], "snapshot": snapshot, "others": others}
         key = f"virtlun.rollback.{ids[number]}"
         ceph.rbd("image-meta", "set", f"{POOL}/{image}", key, json.dumps(mark))

@@ -125,7 +125,7 @@ class Load:
         request.head = answer["head"]
         return request
 
-    def settle(self) -> None:
+    def wait_all(self) -> None:
         """Waits for every request, and looks at what it brought."""
         while self.pending:
             request = self.pending.pop(0)
@@ -288,7 +288,7 @@ def survive(
                 target.start()
                 if not kept:
                     guest.until_connected(keep=True)
-            load.settle()
+            load.wait_all()
             if region:
                 load.check_region()
         load.audit()

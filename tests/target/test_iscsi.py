@@ -207,7 +207,7 @@ def test_an_lvstore_on_a_lun_survives_a_cut_of_both(target: Target, tgt: Tgt) ->
             tgt.start()
             target.start()
             guest.until_connected(keep=True)
-            load.settle()
+            load.wait_all()
         guest.ready()
         load.audit()
     assert target.rpc("virtlun_lvstore_check", lvs_name="lvs0")["problems"] == []
@@ -234,12 +234,12 @@ def test_verified_io_goes_on_over_kills_and_stops_of_the_target(
             tgt.kill9()
             load.submit(4)
             tgt.start()
-            load.settle()
+            load.wait_all()
             # It has heard of some, and answers none.
             with tgt.frozen():
                 load.submit(IN_FLIGHT)
                 time.sleep(rng.random() * 0.01)
-            load.settle()
+            load.wait_all()
         load.audit()
     assert shown(target)["connected"] is True
     assert shown(target)["sessions"] == 1 + rounds
@@ -348,10 +348,10 @@ def test_a_target_that_is_killed_takes_its_session_over_from_itself(
             if again == target.start:
                 target.kill9()
             else:
-                load.settle()
+                load.wait_all()
             again()
             guest.until_connected(keep=True)
-            load.settle()
+            load.wait_all()
         guest.ready()
         load.audit()
     there = shown(target)

@@ -177,16 +177,16 @@ def test_verified_io_goes_on_over_kills_and_stops_of_the_server(
                 server.kill9()
                 load.submit(4)
                 server.start()
-                load.settle()
+                load.wait_all()
                 # It has heard of some, and answers none.
                 server.freeze()
                 load.submit(IN_FLIGHT)
                 server.kill9()
                 server.start()
-                load.settle()
+                load.wait_all()
                 with server.frozen():
                     load.submit(IN_FLIGHT)
-                load.settle()
+                load.wait_all()
             load.audit()
         assert shown(target)["connected"] is True
 
@@ -322,7 +322,7 @@ def test_an_lvstore_on_a_server_survives_a_cut_of_both(target: Target, scratch: 
                 server.start()
                 target.start()
                 guest.until_connected(keep=True)
-                load.settle()
+                load.wait_all()
             load.audit()
         assert target.rpc("virtlun_lvstore_check", lvs_name="lvs0")["problems"] == []
         # One that is unloaded at the stop does not wait for long for a server that is gone.

@@ -240,7 +240,7 @@ def test_verified_io_goes_on_over_losses_of_connections(
                     time.sleep(rng.random() * 0.01)
                     lose()
                     load.submit(4)
-                    load.settle()
+                    load.wait_all()
             load.audit()
         until(lambda: shown(target)["connected"], "it is connected")
 

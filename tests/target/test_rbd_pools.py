@@ -412,7 +412,7 @@ def test_several_images_are_taken_and_go_back_together(target: Target, ceph: Cep
     assert contents() == [b"1", b"1"]
     # What a host has begun that ended is noticed, and done by the next call for one of them.
     write(b"3")
-    begin_rollback(ceph, "s", *images, settled=True, token="t")
+    begin_rollback(ceph, "s", *images, decided=True, token="t")
     with pytest.raises(RpcError, match="is half of each"):
         guest_of(target, "ceph0/two")
     target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)

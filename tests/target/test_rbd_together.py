@@ -208,22 +208,22 @@ def test_a_rollback_that_was_cut_off_is_noticed_and_finished(
             guest.write(0, bytes([9]) * BLOCK)
         target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
 
-    def begin(*, settled: bool, token: str) -> None:
-        begin_rollback(ceph, "s", *images, settled=settled, token=token)
+    def begin(*, decided: bool, token: str) -> None:
+        begin_rollback(ceph, "s", *images, decided=decided, token=token)
 
     def contents() -> list[int]:
         return [ceph.content(image)[0] for image in images]
 
-    begin(settled=False, token="t1")
+    begin(decided=False, token="t1")
     with pytest.raises(RpcError) as half:
         guest_of(target, "ceph0/two")
     assert (half.value.code, "is half of each" in half.value.message) == (BUSY, True)
     refused(target, BUSY, "is half of each", TAKE, **wanted("x", *images))
-    # It had not been settled that they go back.
+    # It had not been decided that they go back.
     with_pool(make_target, ceph)
     until(lambda: marks(ceph, *images) == 0, "the end of what was begun")
     assert contents() == [9, 9]
-    begin(settled=True, token="t2")
+    begin(decided=True, token="t2")
     target.kill9()
     target.start()
     until(lambda: marks(ceph, *images) == 0, "the end of what was begun")
@@ -233,7 +233,7 @@ def test_a_rollback_that_was_cut_off_is_noticed_and_finished(
         with guest_of(target, f"ceph0/{image}", "vm-3") as guest:
             guest.write(0, bytes([8]) * BLOCK)
         target.rpc("vhost_delete_controller", ctrlr="vm-3", force=True)
-    begin(settled=True, token="t3")
+    begin(decided=True, token="t3")
     target.rpc("virtlun_lvol_roll_back", lvol_name="ceph0/two", snapshot_name="ceph0/two@s")
     assert (contents(), marks(ceph, *images)) == ([1, 2], 0)
     # A snapshot goes when what needs it is done.
@@ -241,7 +241,7 @@ def test_a_rollback_that_was_cut_off_is_noticed_and_finished(
         with guest_of(target, f"ceph0/{image}", "vm-4") as guest:
             guest.write(0, bytes([7]) * BLOCK)
         target.rpc("vhost_delete_controller", ctrlr="vm-4", force=True)
-    begin(settled=True, token="t4")
+    begin(decided=True, token="t4")
     remove(target, "two@s")
     assert (contents(), marks(ceph, *images)) == ([1, 2], 0)
     refused(target, INVAL, "is not a snapshot of", GO_BACK, **crossed())
@@ -308,5 +308,5 @@ def test_a_target_that_is_killed_at_any_time_leaves_all_or_none(
                 method, **(wanted("s", *images) if method == TAKE else back("base", *images))
             )
         assert state() == {True}
-    assert False in found, "the first kill came before it was settled"
+    assert False in found, "the first kill came before it was decided"
     remove(target, *(name for name in names(target) if name[0] == "k" and "@" in name), *images)

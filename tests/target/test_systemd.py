@@ -158,7 +158,7 @@ class Disk:
             driver.ready()
             load = Load(driver, rng, self.held)
             yield load
-            load.settle()
+            load.wait_all()
             load.check_region()
             driver.ready()  # a new target has unit attentions
             load.audit()
@@ -240,14 +240,14 @@ def test_reload_makes_the_new_process_the_main_one_and_the_guest_goes_on(
             }
             gone = partial(has_ended, machine, old)
             until(gone, "the old one's end")
-            driver.settle()
+            driver.wait_all()
             assert int(machine.status(new)["CapBnd"], 16) == 0
         # systemd has not started this one itself, and sees its end all the same.
         driver.submit(EXTENTS - 4)
         shell(machine, f"systemctl kill -s KILL {TARGET}")
         comes_back(machine, TARGET, new)
         driver.guest.until_connected(keep=True)
-        driver.settle()
+        driver.wait_all()
 
 
 def test_upgrade_from_outside_of_the_service_is_refused(machine: Machine) -> None:
@@ -300,7 +300,7 @@ def test_what_is_in_flight_survives_restarts_by_systemd(
             shell(machine, f"systemctl start {TARGET}")
         new = comes_back(machine, TARGET, old)
         driver.guest.until_connected(keep=True)
-        driver.settle()
+        driver.wait_all()
         assert rpc(machine, "virtlun_get_status")["pid"] == new
 
 
@@ -317,7 +317,7 @@ def test_crashes_in_a_row_end_neither_target_nor_holder(machine: Machine, disk: 
             for unit, pid in old.items():
                 comes_back(machine, unit, pid)
             driver.guest.until_connected(keep=True)
-            driver.settle()
+            driver.wait_all()
 
 
 @pytest.mark.parametrize("unit", [TARGET, "virtlun-holder"])
@@ -417,11 +417,11 @@ def test_tenants_have_processes_users_and_sockets_of_their_own(machine: Machine)
     with disks["tenant-2"].load() as driver:
         driver.submit(8)
         shell(machine, "systemctl stop virtlun-target@tenant-1")
-        driver.settle()
+        driver.wait_all()
         driver.submit(8)
         shell(machine, "systemctl reload virtlun-target@tenant-2")
         assert main_pid(machine, "virtlun-target@tenant-2") != pids["tenant-2"]
-        driver.settle()
+        driver.wait_all()
     listed = shell(machine, "virtlun target list")
     assert "tenant-1" not in listed and "tenant-2" in listed, listed
     shell(machine, "systemctl start virtlun-target@tenant-1")

@@ -79,7 +79,7 @@ def test_an_upgrade_in_which_programs_are_ended_loses_nothing(target: Target, ki
         begun = time.monotonic()
         target.upgrade()
         latest_s = LATEST * (time.monotonic() - begun)
-        load.settle()
+        load.wait_all()
         came = {"old": 0, "new": 0, "nobody": 0}
         for turn in range(kills):
             load.submit(EXTENTS - 4)
@@ -102,7 +102,7 @@ def test_an_upgrade_in_which_programs_are_ended_loses_nothing(target: Target, ki
             for process in both:
                 if process is not target.process:
                     process.wait()
-            load.settle()
+            load.wait_all()
             load.check_region()
         load.audit()
         print(f"{load.answered} requests answered; served then: {came}")
@@ -110,7 +110,7 @@ def test_an_upgrade_in_which_programs_are_ended_loses_nothing(target: Target, ki
         # It is as good as any other: the next upgrade succeeds.
         target.upgrade()
         load.submit(4)
-        load.settle()
+        load.wait_all()
         guest.send("disconnect")
     words = target.words()
     assert "broke virtio's rules" not in words

@@ -271,7 +271,7 @@ def test_what_is_recorded_of_a_pivot_stays_for_the_gateway(host: Host) -> None:
         # One that cannot have been pivoted yet, and one of another domain.
         noted = journal.replace(noted, entry)
         journal.append(replace(entry, asked=True, uuid=str(UUID(int=1))))
-        # And one that no gateway of this version settles.
+        # And one that no gateway of this version resolves.
         other = json.dumps(dataclasses.asdict(replace(entry, asked=True)) | {"version": 2})
         (folder / "other.json").write_text(other)
         assert host.run("prepare", "begin", "-").stderr == ""

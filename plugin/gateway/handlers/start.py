@@ -71,7 +71,7 @@ async def _start(call: Call, args: DomainCall) -> Reply:
         dom = await admin.lookup(args.dom.uuid)
         if not await call.caller.may((polkit.START,), dom.name, dom.uuid_text):
             raise Refused(Refusal.DENIED, "libvirtd is going to say so")
-        await copies.settle(call.services, dom.uuid)  # its definition may become another by that
+        await copies.resolve(call.services, dom.uuid)  # its definition may become another by that
         # Whoever may start a domain need not be allowed to read it, and is not shown this.
         xml, saved = await _xml_to_start(admin, dom, force=bool(args.flags & FORCE_BOOT))
     except GatewayError:
@@ -219,7 +219,7 @@ async def prepared(
     if await is_active(await services.admin(), uuid):
         yield Attempt(plan)  # libvirtd refuses to start it again
         return
-    copies.check_settled(services, uuid)
+    copies.check_resolved(services, uuid)
     known = await records.known(services.hook, plan.controller)
     if plan.incoming or of_plan(plan):
         # What an earlier attempt left has images open, which would have to be opened anew.
@@ -314,8 +314,8 @@ async def _taken_by(services: Services, holder: str, lun: LunPlan, volume: Lvol)
     async with services.domain_lock(dom.uuid):  # which is free, so that this does not wait
         if await is_active(admin, dom.uuid):
             return dom.name if await _keeps(services, admin, dom, volume) else None
-        await copies.settle(services, dom.uuid)
-        if copies.unsettled(services, dom.uuid):
+        await copies.resolve(services, dom.uuid)
+        if copies.unresolved(services, dom.uuid):
             return dom.name
         busy = await services.target.release_idle(controller_name(holder)) == "busy"
         return dom.name if busy else None

@@ -316,7 +316,7 @@ def test_a_copy_that_an_earlier_run_left_does_not_end_that_of_this_one(tmp_path:
     act(tmp_path, body)
 
 
-def test_a_target_that_does_not_answer_settles_nothing(tmp_path: Path) -> None:
+def test_a_target_that_does_not_answer_resolves_nothing(tmp_path: Path) -> None:
     async def body(scene: Scene) -> None:
         await scene.begin()
         scene.dom.live = None

@@ -217,7 +217,7 @@ def test_a_controller_that_is_gone_says_nothing_of_a_pivot_that_was_asked_for(
     act(tmp_path, body)
 
 
-async def unsettled(scene: Scene, *others: str) -> tuple[str, Volume]:
+async def unresolved(scene: Scene, *others: str) -> tuple[str, Volume]:
     """Stops the domain, which has other disks, too, with its copy on a volume that is away.
 
     Returns that volume, and its UUID before.
@@ -235,9 +235,9 @@ async def unsettled(scene: Scene, *others: str) -> tuple[str, Volume]:
     return made, away
 
 
-def test_another_domains_start_takes_away_nothing_that_is_not_settled(tmp_path: Path) -> None:
+def test_another_domains_start_takes_away_nothing_that_is_not_resolved(tmp_path: Path) -> None:
     async def body(scene: Scene) -> None:
-        made, away = await unsettled(scene, "lvs0/other")
+        made, away = await unresolved(scene, "lvs0/other")
         target = scene.target
         second = scene.world.domain("two", UUID_2, running=False, disks=disk("lvs0/other"))
         starts = bytes(second.ref.write(Writer()))
@@ -252,7 +252,7 @@ def test_another_domains_start_takes_away_nothing_that_is_not_settled(tmp_path: 
     act(tmp_path, body)
 
 
-def test_a_revert_takes_away_nothing_that_is_not_settled(
+def test_a_revert_takes_away_nothing_that_is_not_resolved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To a snapshot that was taken since."""
@@ -261,7 +261,7 @@ def test_a_revert_takes_away_nothing_that_is_not_settled(
         return ""
 
     async def body(scene: Scene) -> None:
-        made, away = await unsettled(scene)
+        made, away = await unresolved(scene)
         entry = SnapshotEntry("revert", UUID_1, "one", "s", ())
         with pytest.raises(Refused, match=UNKNOWN):
             await snapshotsteps.revert(scene.world.gateway.services, entry, scene.dom.ref)
@@ -312,7 +312,7 @@ def test_a_pivot_that_cannot_be_noted_is_not_asked_for(tmp_path: Path) -> None:
     act(tmp_path, body)
 
 
-def test_a_domain_that_stops_in_the_pivot_is_not_created_anew_before_it_is_settled(
+def test_a_domain_that_stops_in_the_pivot_is_not_created_anew_before_it_is_resolved(
     tmp_path: Path,
 ) -> None:
     async def body(scene: Scene) -> None:

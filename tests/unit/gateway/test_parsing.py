@@ -70,7 +70,7 @@ def test_hostile_definitions_of_one_client_hold_up_no_other(
     play(tmp_path, body)
 
 
-async def settled() -> None:
+async def run_waiting_tasks() -> None:
     """Lets all tasks come to where they wait."""
     for _ in range(20):
         await asyncio.sleep(0)
@@ -99,7 +99,7 @@ def test_users_have_their_turns_and_then_their_connections() -> None:
             (other, "other 2"),
         ):
             tasks.append(asyncio.create_task(client.parse(partial(work, name), LONG)))
-            await settled()
+            await run_waiting_tasks()
         gate.set()
         await asyncio.gather(*tasks)
         parsers.close()
@@ -117,10 +117,10 @@ def test_who_leaves_keeps_its_turn_until_the_thread_is_done() -> None:
         parsers = Parsers()
         client = parsers.of_client(1)
         first = asyncio.create_task(client.parse(lambda: gate.wait(60), LONG))
-        await settled()
+        await run_waiting_tasks()
         first.cancel()
         next_one = asyncio.create_task(client.parse(second.set, LONG))
-        await settled()
+        await run_waiting_tasks()
         # Were the turn free, the work would be in the only thread's queue by now.
         assert not first.done() and not parsers._clients._work_queue.qsize()
         gate.set()
