@@ -15,7 +15,7 @@ from csi.parameters import Parameters
 from csi.proto import csi_pb2 as pb
 from csi.sizes import size_within
 from csi.snapshots import OwnedSnapshots, missing
-from csi.volumes import FORMATTING_XATTR, OWNER_XATTR, Owned, OwnedVolumes, Owner, lvol_name
+from csi.volumes import FORMATTING_XATTR, OWNER_XATTR, OwnedVolume, OwnedVolumes, Owner, lvol_name
 from pydataplane.errors import BUSY, EXISTS, NO_DEVICE, NO_SPACE, RpcError
 from pydataplane.lvols import Volume
 from pydataplane.lvstores import Lvstore
@@ -68,7 +68,7 @@ class Contents:
         self._snapshots = snapshots
         self._locks = locks
 
-    def create(self, owner: Owner, wanted: pb.CapacityRange, store: Lvstore) -> Owned:
+    def create(self, owner: Owner, wanted: pb.CapacityRange, store: Lvstore) -> OwnedVolume:
         """Makes the volume of `owner`, or completes one begun before; its lock is held.
 
         Raises:

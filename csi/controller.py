@@ -26,7 +26,7 @@ from csi.sizes import size_within, wanted_bytes
 from csi.snapshotcontroller import SnapshotController, check_name
 from csi.snapshots import OwnedSnapshots
 from csi.volumelimits import VolumeLimits
-from csi.volumes import Owned, OwnedVolumes, Owner
+from csi.volumes import OwnedVolume, OwnedVolumes, Owner
 from csi.waiting import WaitingClaims
 from pydataplane.errors import TargetError
 from pydataplane.lvols import Volume
@@ -64,8 +64,8 @@ class Controller(SnapshotController):
         node_of: Callable[[str], str | None] | None = None,
         waiting: WaitingClaims | None = None,
         limits: VolumeLimits | None = None,
-        check_counts: Callable[[str, Owned], None] | None = None,
-        asked_of: Callable[[Owned], int | None] | None = None,
+        check_counts: Callable[[str, OwnedVolume], None] | None = None,
+        asked_of: Callable[[OwnedVolume], int | None] | None = None,
         moves: Moves | None = None,
     ) -> None:
         """Serves the volumes of `node`; the locks are shared with the Node service.
@@ -175,7 +175,7 @@ class Controller(SnapshotController):
 
     def _create_empty(
         self, handle: str, owner: Owner, wanted: pb.CapacityRange, store: Lvstore
-    ) -> Owned:
+    ) -> OwnedVolume:
         size = size_within(wanted, store)
         found = self._volumes.find(handle)
         if found is None:
@@ -349,7 +349,7 @@ class Controller(SnapshotController):
                 self._check_elsewhere(request.volume_id)
         return pb.ControllerModifyVolumeResponse()
 
-    def _describe(self, owned: Owned) -> pb.Volume:
+    def _describe(self, owned: OwnedVolume) -> pb.Volume:
         place = {TOPOLOGY_KEY: self._node}
         if owned.volume.pool:
             place = {f"{POOL_KEY}{owned.volume.pool}": POOL_VALUE}
@@ -367,7 +367,7 @@ def _check_id(handle: str) -> None:
         raise invalid("volume_id is missing")
 
 
-def _check_same(found: Owned, owner: Owner, wanted: pb.CapacityRange) -> None:
+def _check_same(found: OwnedVolume, owner: Owner, wanted: pb.CapacityRange) -> None:
     """Raises ALREADY_EXISTS if a volume is not what a repeated call asks for."""
     size = found.volume.size
     wrong = ""

@@ -18,7 +18,7 @@ from csi.moves import Moves
 from csi.proto import csi_pb2 as pb
 from csi.snapshotcontroller import check_name, check_parameters, described
 from csi.snapshots import OwnedSnapshot, OwnedSnapshots
-from csi.volumes import Owned, OwnedVolumes
+from csi.volumes import OwnedVolume, OwnedVolumes
 from pydataplane.lvstores import Lvstore
 
 Rpc = pb.GroupControllerServiceCapability.RPC
@@ -93,7 +93,7 @@ class GroupController:
             numbered = [(f"{name}-{number}", each) for number, each in enumerate(sources, 1)]
             return self._snapshots.take_together(numbered, group)
 
-    def _lvstore_of(self, sources: list[Owned]) -> Lvstore:
+    def _lvstore_of(self, sources: list[OwnedVolume]) -> Lvstore:
         """Returns the lvstore that all volumes are in.
 
         Raises:

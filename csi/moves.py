@@ -36,7 +36,7 @@ from csi.objects import PersistentVolume
 from csi.parameters import Parameters
 from csi.volumelimits import LIMITS_XATTR
 from csi.volumenodes import VolumeNodes
-from csi.volumes import BEFORE_XATTR, OWNER_XATTR, Owned, OwnedVolumes, Owner, read_owner
+from csi.volumes import BEFORE_XATTR, OWNER_XATTR, OwnedVolume, OwnedVolumes, Owner, read_owner
 from pydataplane.domain import limiting
 from pydataplane.lvols import Volume
 
@@ -61,7 +61,7 @@ class Moves:
     def _node(self) -> str:
         return self._volumes.lvols.node
 
-    def find(self, handle: str) -> Owned | None:
+    def find(self, handle: str) -> OwnedVolume | None:
         """Returns the volume with this handle; None: this node's does not count, or is not there.
 
         Raises:
@@ -75,7 +75,7 @@ class Moves:
 
     def _found(
         self, handle: str, named: list[PersistentVolume] | None = None
-    ) -> tuple[Owned | None, list[PersistentVolume]]:
+    ) -> tuple[OwnedVolume | None, list[PersistentVolume]]:
         """Returns the same, and what the API server says of it: one answer decides.
 
         It is not asked where its answer is given, of all that have the handle.
@@ -86,7 +86,7 @@ class Moves:
         if volume.pool or volume.snapshot:
             return self._volumes.find(handle), []
         owner, noted = self._volumes.noted(volume)
-        owned = Owned(volume, owner) if owner else None
+        owned = OwnedVolume(volume, owner) if owner else None
         if self._nodes is None or not self._nodes.asks:
             return owned or self._restored(volume, noted), []
         name = owner.name if owner else ""
@@ -137,7 +137,7 @@ class Moves:
                     )
                 self._nodes.end_received(each)
 
-    def _restored(self, volume: Volume, noted: Mapping[str, str]) -> Owned | None:
+    def _restored(self, volume: Volume, noted: Mapping[str, str]) -> OwnedVolume | None:
         """Gives a volume back the owner that it had before it received what is newer.
 
         None: it had none.
@@ -146,9 +146,9 @@ class Moves:
         if before is None or any(each not in HARMLESS for each in noted):
             return None
         self._volumes.own(volume, before)
-        return Owned(volume, before)
+        return OwnedVolume(volume, before)
 
-    def get(self, handle: str) -> Owned:
+    def get(self, handle: str) -> OwnedVolume:
         """Returns the volume with this handle.
 
         Raises:
@@ -166,7 +166,7 @@ class Moves:
         said = self._said(handle)
         return said[0].node if said and said[0].node != self._node else None
 
-    def delete(self, handle: str) -> Owned | None:
+    def delete(self, handle: str) -> OwnedVolume | None:
         """Deletes a volume, idempotent, and returns what it was; None: it was gone.
 
         Raises:
@@ -288,7 +288,7 @@ class Moves:
 
     def _taken_over(
         self, volume: Volume, noted: Mapping[str, str], said: list[PersistentVolume]
-    ) -> Owned:
+    ) -> OwnedVolume:
         """Makes the driver's what this node has received of the PersistentVolume that names it.
 
         Raises:
@@ -334,7 +334,7 @@ class Moves:
                 Code.ABORTED, f"PersistentVolume {pv.name} of volume {handle} has just gone"
             )
 
-    def _made_ours(self, volume: Volume, owner: Owner, pv: PersistentVolume) -> Owned:
+    def _made_ours(self, volume: Volume, owner: Owner, pv: PersistentVolume) -> OwnedVolume:
         """Notes the owner, unless somebody has begun with the volume since it was looked at."""
         self._volumes.own(volume, owner)
         try:
@@ -345,7 +345,7 @@ class Moves:
         except Failure:
             self._volumes.disown(volume)
             raise
-        return Owned(now, found or owner)
+        return OwnedVolume(now, found or owner)
 
     def _check_free(self, volume: Volume, noted: Mapping[str, str], said: PersistentVolume) -> None:
         """Raises FAILED_PRECONDITION if a volume is not whole, or is somebody's."""

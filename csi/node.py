@@ -28,7 +28,7 @@ from csi.underway import Underway
 from csi.vhostface import VhostFace
 from csi.volumehealth import VolumeHealth
 from csi.volumelimits import VolumeLimits
-from csi.volumes import Owned, OwnedVolumes
+from csi.volumes import OwnedVolume, OwnedVolumes
 from pydataplane.errors import NO_DEVICE, RpcError
 from pydataplane.volumes import Volumes
 
@@ -59,8 +59,8 @@ class Node:
         node: str,
         max_volumes: int,
         inline: InlineVolumes,
-        capacity_of: Callable[[Owned], int] | None = None,
-        asked_of: Callable[[Owned], int | None] | None = None,
+        capacity_of: Callable[[OwnedVolume], int] | None = None,
+        asked_of: Callable[[OwnedVolume], int | None] | None = None,
         host: Host | None = None,
         pools_file: Path | None = None,
         limits: VolumeLimits | None = None,
@@ -318,7 +318,7 @@ class Node:
         key = what, request.SerializeToString(deterministic=True)
         return self._jobs.run(key, f"{what} volume {volume}", work)
 
-    def _grown(self, owned: Owned) -> Owned:
+    def _grown(self, owned: OwnedVolume) -> OwnedVolume:
         """Returns a volume, grown if another node's driver was asked to while nobody used it.
 
         Now its file system can grow in any case; the kernel may refuse to grow a mounted one.
@@ -333,7 +333,7 @@ class Node:
             log.warning("not grown before it is staged", volume_id=handle, reason=str(error))
         return self._volumes.get(handle)
 
-    def _stage(self, owned: Owned, staging: Path, capability: pb.VolumeCapability) -> Path:
+    def _stage(self, owned: OwnedVolume, staging: Path, capability: pb.VolumeCapability) -> Path:
         """Makes sure that the volume has a working device, mounted at `staging` if it is to be."""
         handle, parameters = owned.volume.uuid, owned.parameters
         present = self._devices.device(handle)
@@ -351,7 +351,7 @@ class Node:
         return device
 
     def _mount(
-        self, owned: Owned, device: Path, staging: Path, capability: pb.VolumeCapability
+        self, owned: OwnedVolume, device: Path, staging: Path, capability: pb.VolumeCapability
     ) -> None:
         """Makes sure that the file system of a device is mounted at `staging`."""
         fs_type = capability.mount.fs_type or owned.parameters.fs_type
@@ -369,7 +369,7 @@ class Node:
         self._format(owned, device, fs_type)
         self._host.mount(handle, device, staging, fs_type, options)
 
-    def _format(self, owned: Owned, device: Path, fs_type: str) -> None:
+    def _format(self, owned: OwnedVolume, device: Path, fs_type: str) -> None:
         """Makes the file system on an empty volume, or anew where an earlier mkfs was cut off."""
         handle = owned.volume.uuid
         begun = self._volumes.formatting(handle)
@@ -386,7 +386,9 @@ class Node:
         self._host.make(handle, device, fs_type)
         self._volumes.set_formatting(handle, begun=False)
 
-    def _publish_block(self, owned: Owned, target: Path, *, read_only: bool, shared: bool) -> None:
+    def _publish_block(
+        self, owned: OwnedVolume, target: Path, *, read_only: bool, shared: bool
+    ) -> None:
         """Makes the device appear at a path, in place of a dead one if need be."""
         handle, block_size = owned.volume.uuid, int(owned.parameters.block_size)
         device = self._devices.attach(
@@ -401,7 +403,7 @@ class Node:
         self._host.unmount(handle, target)
         self._host.bind_device(handle, device, target)
 
-    def _publish_folder(self, owned: Owned, target: Path) -> None:
+    def _publish_folder(self, owned: OwnedVolume, target: Path) -> None:
         """Makes the folder of the volume's socket appear at a path."""
         handle, size = owned.volume.uuid, int(owned.parameters.block_size)
         folder = self._vhost.attach(handle, block_size=size)
@@ -412,7 +414,7 @@ class Node:
         self._host.bind_folder(handle, folder, target)
 
     def _publish_mount(
-        self, owned: Owned, device: Path, staging: Path, target: Path, *, read_only: bool
+        self, owned: OwnedVolume, device: Path, staging: Path, target: Path, *, read_only: bool
     ) -> None:
         """Binds a mounted file system to a path, in place of a dead one if need be."""
         handle, present = owned.volume.uuid, mounts.at(target)
@@ -425,7 +427,9 @@ class Node:
         self._host.unmount(handle, target)
         self._host.bind_mount(handle, device, staging, target, read_only=read_only)
 
-    def _check_staged(self, owned: Owned, staging: Path, capability: pb.VolumeCapability) -> None:
+    def _check_staged(
+        self, owned: OwnedVolume, staging: Path, capability: pb.VolumeCapability
+    ) -> None:
         handle = owned.volume.uuid
         if owned.parameters.face == "vhost":
             staged = self._vhost.attached(handle)

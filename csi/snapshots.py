@@ -25,7 +25,7 @@ from csi.errors import Code, Failure, not_found, precondition
 from csi.locks import VolumeLocks
 from csi.noted import Noted
 from csi.parameters import Parameters
-from csi.volumes import FORMATTING_XATTR, Owned, OwnedVolumes, lvol_name, may_be_ours
+from csi.volumes import FORMATTING_XATTR, OwnedVolume, OwnedVolumes, lvol_name, may_be_ours
 from pydataplane import methods
 from pydataplane.client import Client
 from pydataplane.errors import (
@@ -49,7 +49,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
-class Taken(Noted):
+class SnapshotRecord(Noted):
     """What stands in SNAPSHOT_XATTR."""
 
     driver: str
@@ -74,16 +74,16 @@ class OwnedSnapshot:
     """A snapshot and what the driver knows of it."""
 
     volume: Volume
-    taken: Taken
+    taken: SnapshotRecord
     formatting: bool
     """Whether mkfs was begun on its source then and not finished."""
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _FixedXattrs:
     """What the xattrs of a snapshot say and never say otherwise."""
 
-    taken: Taken
+    taken: SnapshotRecord
     formatting: bool
 
 
@@ -95,7 +95,7 @@ class OwnedSnapshots:
         self._volumes = volumes
         self._lvols = volumes.lvols
         self._locks = locks
-        self._known: dict[str, _Kept | None] = {}  # of the size of the lvstores
+        self._known: dict[str, _FixedXattrs | None] = {}  # of the size of the lvstores
         self._deleted: set[str] = set()
 
     def find(self, handle: str) -> OwnedSnapshot | None:
@@ -143,7 +143,7 @@ class OwnedSnapshots:
             return None
         return OwnedSnapshot(lvol, kept.taken, kept.formatting)
 
-    def _kept(self, handle: str, volumes: Volumes) -> _Kept | None:
+    def _kept(self, handle: str, volumes: Volumes) -> _FixedXattrs | None:
         """Returns what a snapshot's xattrs say, or None where it is not the driver's."""
         if handle in self._known:
             return self._known[handle]
@@ -153,10 +153,10 @@ class OwnedSnapshots:
             if error.code != NO_DEVICE:
                 raise
             return None
-        taken = Taken.parse(xattrs[SNAPSHOT_XATTR]) if SNAPSHOT_XATTR in xattrs else None
+        taken = SnapshotRecord.parse(xattrs[SNAPSHOT_XATTR]) if SNAPSHOT_XATTR in xattrs else None
         kept = None
         if taken is not None and taken.driver == DRIVER_NAME:
-            kept = _Kept(taken, FORMATTING_XATTR in xattrs)
+            kept = _FixedXattrs(taken, FORMATTING_XATTR in xattrs)
         if DELETED_XATTR in xattrs:
             self._deleted.add(handle)
         self._known[handle] = kept
@@ -164,7 +164,7 @@ class OwnedSnapshots:
 
     # Taken
 
-    def take(self, name: str, source: Owned) -> OwnedSnapshot:
+    def take(self, name: str, source: OwnedVolume) -> OwnedSnapshot:
         """Takes a snapshot of a volume, in use or not.
 
         Nobody may begin to make a file system on it meanwhile: its lock is held.
@@ -177,7 +177,7 @@ class OwnedSnapshots:
         return taken
 
     def take_together(
-        self, wanted: Sequence[tuple[str, Owned]], group: str = ""
+        self, wanted: Sequence[tuple[str, OwnedVolume]], group: str = ""
     ) -> list[OwnedSnapshot]:
         """Takes snapshots of volumes of one lvstore at one instant, all or none; as `take`."""
         handle_of = [self._free_handle(name, source) for name, source in wanted]
@@ -190,7 +190,7 @@ class OwnedSnapshots:
         found = [self.find(handle) for handle in handle_of]
         return [each for each in found if each is not None]
 
-    def take_hidden(self, handle: str, source: Owned) -> Volume:
+    def take_hidden(self, handle: str, source: OwnedVolume) -> Volume:
         """Takes a snapshot that is deleted from the beginning: for a clone of a volume; as `take`.
 
         `handle` is what `hidden_handle` returned, and held.
@@ -199,25 +199,29 @@ class OwnedSnapshots:
         self._take([source], [self._wanted(handle, taken, deleted=True)])
         return self._lvols.at(handle).volume(handle)
 
-    def hidden_handle(self, source: Owned) -> str:
+    def hidden_handle(self, source: OwnedVolume) -> str:
         """Returns a new handle of a snapshot beside a volume."""
         return self._handle(str(uuid.uuid4()), source)
 
-    def _free_handle(self, name: str, source: Owned) -> str:
+    def _free_handle(self, name: str, source: OwnedVolume) -> str:
         """Returns the handle of a snapshot of this name, unless a deleted one still has that."""
         handle = self._handle(name, source)
         return handle if self._lvols.find(handle) is None else self.hidden_handle(source)
 
-    def _handle(self, name: str, source: Owned) -> str:
+    def _handle(self, name: str, source: OwnedVolume) -> str:
         volume = source.volume
         store = self._lvols.at(volume.uuid).lvstore(volume.lvstore)
         return handles.make(store.uuid, self._lvols.node_in(store), name, handles.SNAPSHOTS)
 
-    def _taken(self, name: str, source: Owned, now_ns: int, group: str = "") -> Taken:
+    def _taken(
+        self, name: str, source: OwnedVolume, now_ns: int, group: str = ""
+    ) -> SnapshotRecord:
         of = source.volume.uuid
-        return Taken(DRIVER_NAME, name, of, source.owner.parameters, now_ns, group)
+        return SnapshotRecord(DRIVER_NAME, name, of, source.owner.parameters, now_ns, group)
 
-    def _wanted(self, handle: str, taken: Taken, *, deleted: bool = False) -> methods.SnapshotOf:
+    def _wanted(
+        self, handle: str, taken: SnapshotRecord, *, deleted: bool = False
+    ) -> methods.SnapshotOf:
         """Returns what the target is asked for."""
         xattrs = {SNAPSHOT_XATTR: taken.written()}
         if self._volumes.formatting(taken.source):
@@ -231,7 +235,7 @@ class OwnedSnapshots:
             "xattrs": xattrs,
         }
 
-    def _free_name(self, handle: str, taken: Taken) -> str:
+    def _free_name(self, handle: str, taken: SnapshotRecord) -> str:
         """Returns what the lvol can be called."""
         name = lvol_name(taken.name, handle)
         source = self._lvols.at(handle).volume(taken.source)
@@ -240,7 +244,7 @@ class OwnedSnapshots:
         there = self._lvols.in_lvstore_of(handle, path)
         return name if there is None else f"csi-{handle}"
 
-    def _take(self, sources: list[Owned], wanted: list[methods.SnapshotOf]) -> None:
+    def _take(self, sources: list[OwnedVolume], wanted: list[methods.SnapshotOf]) -> None:
         """Has the target take snapshots; those of a class that may not promise more are refused."""
         first = sources[0]
         volumes = self._lvols.at(first.volume.uuid)
@@ -357,7 +361,7 @@ def missing(handle: str) -> Failure:
     return not_found(f"there is no snapshot {handle} of {DRIVER_NAME}")
 
 
-def _explained(error: RpcError, source: Owned, node: str) -> Exception:
+def _explained(error: RpcError, source: OwnedVolume, node: str) -> Exception:
     """Returns what a caller is told of a snapshot that the target did not take."""
     volume = source.volume
     if error.code == NO_SPACE:

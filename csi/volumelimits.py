@@ -17,7 +17,7 @@ import structlog
 from csi.attributes import Attributes
 from csi.errors import Failure, precondition
 from csi.lvols import Lvols
-from csi.volumes import Owned
+from csi.volumes import OwnedVolume
 from pydataplane.domain import limiting
 from pydataplane.domain.errors import ReconcileError
 from pydataplane.domain.limits import NONE, Limits, limits_of
@@ -38,7 +38,7 @@ class VolumeLimits:
     """
 
     def __init__(
-        self, lvols: Lvols, wished: Callable[[Owned], Attributes | None] | None = None
+        self, lvols: Lvols, wished: Callable[[OwnedVolume], Attributes | None] | None = None
     ) -> None:
         """Of `lvols`; `wished` tells the class that a volume is to have, None for none."""
         self._lvols = lvols
@@ -73,7 +73,7 @@ class VolumeLimits:
             self._noted(volume.uuid)
 
     @contextmanager
-    def in_use(self, owned: Owned) -> Iterator[None]:
+    def in_use(self, owned: OwnedVolume) -> Iterator[None]:
         """Gives a volume its limits before the body, which has this node use it; idempotent."""
         volume = owned.volume
         self._before_use(volume, self._wished(owned))

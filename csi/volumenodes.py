@@ -27,7 +27,7 @@ from csi.errors import Code, Failure, invalid, precondition
 from csi.kinds import ATTRIBUTES_CLASS, CLAIM, STORAGE_CLASS, VOLUME
 from csi.objects import Object, PersistentVolume, quantity_bytes
 from csi.volumeindex import VolumeIndex
-from csi.volumes import Owned
+from csi.volumes import OwnedVolume
 
 IN_POD = "KUBERNETES_SERVICE_HOST"
 
@@ -188,7 +188,7 @@ class VolumeNodes:
         self._api().patch(VOLUME, volume.name, None, {"metadata": meta})
         return True
 
-    def of(self, owned: Owned) -> PersistentVolume | None:
+    def of(self, owned: OwnedVolume) -> PersistentVolume | None:
         """Returns the PersistentVolume whose word counts for a volume of this node, or None.
 
         Of those that fit and are not released it is the one that has the volume's name, as
@@ -210,7 +210,7 @@ class VolumeNodes:
         count = [each for each in found if self._may_count(each, owned)]
         return count[0] if len(count) == 1 else None
 
-    def fits(self, volume: PersistentVolume, owned: Owned) -> bool:
+    def fits(self, volume: PersistentVolume, owned: OwnedVolume) -> bool:
         """Whether a PersistentVolume is of a volume of this node, and says rightly where that is.
 
         That is: whether it is of a pool, and where it is not, that it is of this node: one of an
@@ -221,7 +221,7 @@ class VolumeNodes:
         of_pool = owned.volume.pool is not None
         return volume.in_pool == of_pool and (of_pool or volume.node == self._node)
 
-    def counts(self, volume: PersistentVolume, owned: Owned) -> bool:
+    def counts(self, volume: PersistentVolume, owned: OwnedVolume) -> bool:
         """Whether a PersistentVolume is the one whose word counts for a volume of this node.
 
         Raises:
@@ -234,10 +234,10 @@ class VolumeNodes:
         found = self.of(owned)
         return found is not None and found.name == volume.name
 
-    def _may_count(self, volume: PersistentVolume, owned: Owned) -> bool:
+    def _may_count(self, volume: PersistentVolume, owned: OwnedVolume) -> bool:
         return self.fits(volume, owned) and not volume.released
 
-    def check_counts(self, name: str, owned: Owned) -> None:
+    def check_counts(self, name: str, owned: OwnedVolume) -> None:
         """Checks that the PersistentVolume of this name is the one whose word counts for a volume.
 
         Raises:
@@ -261,7 +261,7 @@ class VolumeNodes:
                 "should not be there, set its reclaimPolicy to Retain, then delete it"
             )
 
-    def capacity_of(self, owned: Owned) -> int:
+    def capacity_of(self, owned: OwnedVolume) -> int:
         """Returns the bytes that a volume of this node is to have; 0 where nobody says."""
         try:
             found = self.of(owned)
@@ -273,7 +273,7 @@ class VolumeNodes:
             return 0
         return found.capacity if asked is None else min(found.capacity, asked)
 
-    def asked_of(self, owned: Owned) -> int | None:
+    def asked_of(self, owned: OwnedVolume) -> int | None:
         """Returns the bytes that the claim of a volume here asks for; None if it has no claim.
 
         Raises:
@@ -287,7 +287,7 @@ class VolumeNodes:
                 Code.UNAVAILABLE, f"how large volume {handle} is to be is not known: {error}"
             ) from error
 
-    def class_of(self, owned: Owned) -> Attributes | None:
+    def class_of(self, owned: OwnedVolume) -> Attributes | None:
         """Returns what the class of a volume of this node says; None where nobody does."""
         try:
             found = self.of(owned)

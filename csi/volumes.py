@@ -66,7 +66,7 @@ class Owner(Noted):
 
 
 @dataclass(frozen=True)
-class Owned:
+class OwnedVolume:
     """A volume and what the driver knows of it."""
 
     volume: Volume
@@ -83,7 +83,7 @@ class Held:
     """An lvstore, and the driver's volumes in it."""
 
     store: Lvstore
-    volumes: list[Owned]
+    volumes: list[OwnedVolume]
     mismatches: int | None
     """Reads that met other data than was written; None: it has no checksums."""
 
@@ -115,13 +115,13 @@ class OwnedVolumes:
         owners = list(self._owners.items())
         return [handle for handle, owner in owners if owner.name == name]
 
-    def find(self, handle: str) -> Owned | None:
+    def find(self, handle: str) -> OwnedVolume | None:
         """Returns the volume with this handle, or None; also None for an lvol of another owner."""
         volume = self.lvols.find(handle)
         owner = volume and self._owner(volume.uuid)
-        return Owned(volume, owner) if volume and owner else None
+        return OwnedVolume(volume, owner) if volume and owner else None
 
-    def get(self, handle: str) -> Owned:
+    def get(self, handle: str) -> OwnedVolume:
         """Returns the volume with this handle.
 
         Raises:
@@ -139,7 +139,7 @@ class OwnedVolumes:
             return self.lvols.not_loaded(handle)
         return not_found(f"volume {handle} is not one of {DRIVER_NAME} on node {self.lvols.node}")
 
-    def all(self) -> Iterator[Owned]:
+    def all(self) -> Iterator[OwnedVolume]:
         """Yields the volumes in the order of their handles."""
         found = self.targets.gather(self._of_target)
         present = {owned.volume.uuid for owned in found}
@@ -164,14 +164,14 @@ class OwnedVolumes:
 
         return self.targets.ask(stores)
 
-    def _of_target(self, client: Client) -> list[Owned]:
+    def _of_target(self, client: Client) -> list[OwnedVolume]:
         """Returns the driver's volumes on one target, those that wait for their key, too."""
         volumes = Volumes(client)
         lvols = (lvol for lvol in volumes.all() if not lvol.snapshot and may_be_ours(lvol))
         found = ((lvol, self._owner(lvol.uuid, volumes)) for lvol in lvols)
-        return [Owned(volume, owner) for volume, owner in found if owner is not None]
+        return [OwnedVolume(volume, owner) for volume, owner in found if owner is not None]
 
-    def create(self, owner: Owner, size: int, store: Lvstore, *, thin: bool) -> Owned:
+    def create(self, owner: Owner, size: int, store: Lvstore, *, thin: bool) -> OwnedVolume:
         """Makes a volume of `size` bytes, whole clusters, or completes one begun before.
 
         Raises:
@@ -297,7 +297,9 @@ class OwnedVolumes:
         with suppress(VolumeNotFoundError):
             self.lvols.at(handle).delete(handle)
 
-    def grow_as_asked(self, owned: Owned, wanted: pb.CapacityRange, asked: int | None) -> Volume:
+    def grow_as_asked(
+        self, owned: OwnedVolume, wanted: pb.CapacityRange, asked: int | None
+    ) -> Volume:
         """Grows a volume into a range, but to no more bytes than its claim asks for, if it has one.
 
         Raises:

@@ -19,7 +19,7 @@ BLOCK_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ObservedDisk:
     """A disk as the target has it; what a target that is SPDK's own does not tell is None."""
 
     bdev: str
@@ -57,7 +57,7 @@ class State:
     not tell.
     """
 
-    controllers: Mapping[str, Mapping[int, Shown]]
+    controllers: Mapping[str, Mapping[int, ObservedDisk]]
     bdevs: Mapping[str, Bdev] = field(default_factory=dict)
     """By the name (UUID or LVSTORE/LVOL) that was asked for."""
     connected: frozenset[str] = frozenset()
@@ -81,7 +81,7 @@ class State:
         return replace(self, bdevs={**self.bdevs, asked: bdev})
 
 
-def disks_of(controller: Mapping[str, Any]) -> dict[int, Shown]:
+def disks_of(controller: Mapping[str, Any]) -> dict[int, ObservedDisk]:
     """Reads the disks of one of vhost_get_controllers' controllers, by target number."""
     result = {}
     specific = controller.get("backend_specific", {})
@@ -90,7 +90,7 @@ def disks_of(controller: Mapping[str, Any]) -> dict[int, Shown]:
     for target in specific.get("scsi", ()):
         luns = target.get("luns", ())
         lun = luns[0] if luns else {}
-        result[int(target["scsi_dev_num"])] = Shown(
+        result[int(target["scsi_dev_num"])] = ObservedDisk(
             str(lun.get("bdev_name", "")),
             lun.get("serial"),
             lun.get("read_only"),
@@ -101,9 +101,9 @@ def disks_of(controller: Mapping[str, Any]) -> dict[int, Shown]:
     return result
 
 
-def _blk(disk: Mapping[str, Any]) -> Shown:
+def _blk(disk: Mapping[str, Any]) -> ObservedDisk:
     """Reads a virtio-blk controller's disk, of which it has one."""
-    return Shown(
+    return ObservedDisk(
         str(disk.get("bdev") or ""),
         disk.get("serial"),
         disk.get("readonly"),
@@ -128,7 +128,7 @@ def bdev_of(lun: LunPlan, state: State) -> Bdev:
     return state.bdevs.get(lun.bdev_name) or Bdev(lun.bdev_name, BLOCK_BYTES)
 
 
-def is_right(lun: LunPlan, shown: Shown | None, state: State) -> bool:
+def is_right(lun: LunPlan, shown: ObservedDisk | None, state: State) -> bool:
     """Whether the target shows the LUN as it is wanted, as far as it tells.
 
     Without a serial of the client's the target takes the volume's UUID, which is the bdev's name,

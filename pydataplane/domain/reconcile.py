@@ -20,7 +20,7 @@ from pydataplane.domain.errors import LunKept, ReconcileError
 from pydataplane.domain.limits import NONE
 from pydataplane.domain.model import ON_ERROR, OWN, Characteristics, DiskAddress, LunPlan, Plan
 from pydataplane.domain.names import domain_controller
-from pydataplane.domain.observed import Bdev, Shown, State, bdev_of, is_right, observe
+from pydataplane.domain.observed import Bdev, ObservedDisk, State, bdev_of, is_right, observe
 from pydataplane.errors import (
     BAD_PARAMETERS,
     BUSY,
@@ -139,7 +139,7 @@ def _wanted(plan: Plan) -> dict[DiskAddress, LunPlan]:
     return {lun.address(plan.controller): lun for lun in plan.luns}
 
 
-def _shown(plan: Plan, state: State) -> dict[DiskAddress, Shown]:
+def _shown(plan: Plan, state: State) -> dict[DiskAddress, ObservedDisk]:
     """Returns what the target has under the controllers that the plan names."""
     return {
         DiskAddress(name, number): shown
@@ -188,7 +188,7 @@ def actions(plan: Plan, state: State, *, whole: bool) -> list[Action]:
     return result
 
 
-def unasked(plan: Plan, state: State) -> dict[DiskAddress, Shown]:
+def unasked(plan: Plan, state: State) -> dict[DiskAddress, ObservedDisk]:
     """Returns the disks that a running domain has otherwise than its metadata says, by address.
 
     They stay as they are: a guest may be writing to them, and nobody has asked for a detach.
@@ -431,7 +431,7 @@ def _undo(rpc: Rpc, plan: Plan, made: list[str], added: list[LunPlan], state: St
     limiting.gone(rpc, limited, plan.controller, state)
 
 
-def _kept(plan: Plan, address: DiskAddress, shown: Shown) -> str:
+def _kept(plan: Plan, address: DiskAddress, shown: ObservedDisk) -> str:
     """Says that a running domain keeps a disk that its metadata does not have so."""
     lun = _wanted(plan).get(address)
     other = f"says disk {lun.dev} otherwise" if lun is not None else "has no such disk"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pydataplane.domain.errors import ReconcileError
 from pydataplane.domain.model import DiskAddress, ErrorPolicy, FrontEnd
-from pydataplane.domain.observed import Bdev, Shown, State, observe
+from pydataplane.domain.observed import Bdev, ObservedDisk, State, observe
 from pydataplane.domain.reconcile import (
     AddTarget,
     CreateBlk,
@@ -59,7 +59,7 @@ def ensured(target: FakeTarget, wanted: Plan, *, whole: bool = False) -> str | N
 
 
 def test_nothing_to_do_is_no_action() -> None:
-    state = State({A: {0: Shown("uuid-0")}}, {"lvs0/v0": Bdev("uuid-0", 512)})
+    state = State({A: {0: ObservedDisk("uuid-0")}}, {"lvs0/v0": Bdev("uuid-0", 512)})
     # At a start, what an earlier run has left of limits is looked for.
     limits = SetLimits(A, lun(0, "v0"))
     assert actions(plan(A, lun(0, "v0")), state, whole=True) == [SetOwner(A, None), limits]
@@ -141,7 +141,10 @@ def test_what_is_missing_is_made() -> None:
 
 def test_a_domain_that_starts_gets_a_new_controller_in_the_place_of_a_wrong_one() -> None:
     names = {f"lvs0/v{n}": Bdev(f"uuid-{n}", 512) for n in range(4)}
-    state = State({A: {0: Shown("uuid-0"), 1: Shown("uuid-9"), 7: Shown("uuid-3")}}, names)
+    state = State(
+        {A: {0: ObservedDisk("uuid-0"), 1: ObservedDisk("uuid-9"), 7: ObservedDisk("uuid-3")}},
+        names,
+    )
     zero, one = lun(0, "v0"), lun(1, "v1")
     # Whoever is connected is a stranger then, and has to go first.
     owner = SetOwner(A, None)
@@ -158,17 +161,17 @@ def test_a_domain_that_starts_gets_a_new_controller_in_the_place_of_a_wrong_one(
 def test_from_a_domain_that_runs_nothing_is_taken() -> None:
     """Neither a LUN that is not in the metadata, nor one that it says otherwise."""
     names = {f"lvs0/v{n}": Bdev(f"uuid-{n}", 512) for n in range(4)}
-    luns = {0: Shown("uuid-0"), 1: Shown("uuid-9"), 7: Shown("uuid-3")}
+    luns = {0: ObservedDisk("uuid-0"), 1: ObservedDisk("uuid-9"), 7: ObservedDisk("uuid-3")}
     wanted = plan(A, lun(0, "v0"), lun(1, "v1"), lun(2, "v2"))
     for connected in (frozenset({A}), frozenset[str]()):  # its QEMU may be about to come back
         state = State({A: luns}, names, connected)
         assert actions(wanted, state, whole=False) == [AddTarget(A, lun(2, "v2"))]
         assert unasked(wanted, state) == {
-            DiskAddress(A, 1): Shown("uuid-9"),
-            DiskAddress(A, 7): Shown("uuid-3"),
+            DiskAddress(A, 1): ObservedDisk("uuid-9"),
+            DiskAddress(A, 7): ObservedDisk("uuid-3"),
         }
         named = replace(wanted, luns=(lun(0, "v0", serial="S"),))
-        shown = State({A: {0: Shown("uuid-0", serial="T")}}, names, connected)
+        shown = State({A: {0: ObservedDisk("uuid-0", serial="T")}}, names, connected)
         assert actions(named, shown, whole=False) == []
         assert unasked(named, shown).keys() == {DiskAddress(A, 0)}
 
@@ -315,7 +318,7 @@ def test_a_refusal_takes_all_back_or_does_not_stop_the_rest(
 
 
 def test_what_somebody_else_took_away_is_no_failure(target: FakeTarget) -> None:
-    stale = State({A: {0: Shown("uuid-0")}, B: {1: Shown("uuid-1")}})
+    stale = State({A: {0: ObservedDisk("uuid-0")}, B: {1: ObservedDisk("uuid-1")}})
     target.controllers = {A: {}}
     for controller in (A, B):
         for action in clearance(controller, stale):

@@ -15,6 +15,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("plugin", "csi", "pydataplane")
 DOMAIN = "pydataplane.domain"
+METAPHORS = {
+    *("care", "desk", "happening", "parcel", "seat"),
+    *("settle", "settled", "settles", "unsettled", "whereabouts"),
+}
+"""Words that no module, class or function has in its name: each hides a word of the field."""
+VAGUE_NAMES = {
+    *("empty", "joined", "kept", "known", "leftout", "openings", "overtaken", "owned"),
+    *("place", "places", "planned", "redefined", "requested", "shown", "taken"),
+}
+"""Whole names of modules and classes that do not say of what."""
 
 
 def modules(*packages: str) -> dict[str, Path]:
@@ -124,6 +134,28 @@ def test_the_gateways_modules_stand_in_the_order_that_its_header_tells(
             assert package not in each or theirs <= (own or 0), (
                 f"{name} uses {each}, which is above it"
             )
+
+
+def test_names_say_what_a_thing_is(trees: dict[str, ast.Module]) -> None:
+    """A storage or libvirt engineer need not ask what a name of ours means."""
+    for module, tree in trees.items():
+        named = [module.rpartition(".")[2]]
+        functions = []
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                named.append(node.name)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                functions.append(node.name)
+        vague = VAGUE_NAMES.intersection(name.lower().removeprefix("_") for name in named)
+        assert not vague, f"{module}: {', '.join(sorted(vague))}: say of what"
+        for name in named + functions:
+            metaphors = METAPHORS.intersection(words_of(name))
+            assert not metaphors, f"{module}: {name}: take the word of the field"
+
+
+def words_of(name: str) -> set[str]:
+    """Returns the words of a name with capitals or underscores, in lower case."""
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
 
 
 def test_the_map_of_crates_is_that_of_their_manifests() -> None:

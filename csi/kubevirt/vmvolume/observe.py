@@ -16,7 +16,7 @@ from csi.kubevirt.vmvolume.model import VmVolume
 from csi.locks import VolumeLocks
 from csi.moves import Moves
 from csi.objects import Claim, StorageClass, Vmi
-from csi.volumes import Owned, OwnedVolumes
+from csi.volumes import OwnedVolume, OwnedVolumes
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Observer:
             not_grown=work.not_grown,
         )
 
-    def _owned(self, handle: str, *, new: bool) -> Owned | None:
+    def _owned(self, handle: str, *, new: bool) -> OwnedVolume | None:
         """Returns the volume of a claim of this node, if it is there.
 
         What was received is taken over for a `new` LUN. Whether it counts is asked before that is

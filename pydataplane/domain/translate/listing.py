@@ -178,7 +178,7 @@ def present_listing(xml: str, settings: Settings, *, domain_xml: str | None = No
 
 
 @dataclass(frozen=True, slots=True)
-class Redefined:
+class Redefinition:
     """A snapshot or checkpoint that a client defines anew, as libvirtd gets it."""
 
     xml: str
@@ -187,7 +187,7 @@ class Redefined:
     """The disks of ours that it is to have, inside of their volumes."""
 
 
-def define_inside(xml: str, current_xml: str, settings: Settings) -> Redefined:
+def define_inside(xml: str, current_xml: str, settings: Settings) -> Redefinition:
     """Translates the domains inside what a client defines anew, as `define` does.
 
     Raises:
@@ -195,7 +195,7 @@ def define_inside(xml: str, current_xml: str, settings: Settings) -> Redefined:
     """
     document = _parse(xml)
     if document is None:
-        return Redefined(xml, "", ())
+        return Redefinition(xml, "", ())
     edits = Edits(document)
     for view in views.domains(document):
         node = view.domain
@@ -212,11 +212,11 @@ def define_inside(xml: str, current_xml: str, settings: Settings) -> Redefined:
         edits.replace(node.start, node.end, f"<{node.raw_name}{made}</{node.raw_name}>")
     text = without_note(edits.apply())
     if document.root.name != "domainsnapshot":
-        return Redefined(leave_out(text, current_xml, settings), "", ())
+        return Redefinition(leave_out(text, current_xml, settings), "", ())
     return _without_ours(Document(text), current_xml, settings)
 
 
-def _without_ours(document: Document, current_xml: str, settings: Settings) -> Redefined:
+def _without_ours(document: Document, current_xml: str, settings: Settings) -> Redefinition:
     """Takes the disks of ours out of the list of a snapshot, whose domain is translated."""
     inside = [view for view in views.domains(document) if view.domain.name == "domain"]
     domain = inside[0] if inside else views.required(current_xml)
@@ -231,7 +231,7 @@ def _without_ours(document: Document, current_xml: str, settings: Settings) -> R
                 luns.append(entry.lun)
             edits.remove(node)
     name = document.root.child("name")
-    return Redefined(edits.apply(), name.text.strip() if name is not None else "", tuple(luns))
+    return Redefinition(edits.apply(), name.text.strip() if name is not None else "", tuple(luns))
 
 
 def _parse(xml: str) -> Document | None:

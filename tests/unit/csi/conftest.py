@@ -28,7 +28,7 @@ from csi.targets import Targets
 from csi.vhostface import VhostFace
 from csi.volumelimits import VolumeLimits
 from csi.volumenodes import VolumeNodes
-from csi.volumes import Owned, OwnedVolumes
+from csi.volumes import OwnedVolume, OwnedVolumes
 from tests.support.fake_target import LVSTORE, MIB, FakeTarget
 from tests.unit.csi.fake_cluster import FakeCluster
 from tests.unit.csi.fakes import FakeHost
@@ -89,7 +89,7 @@ class World:
             moves=moves,
         )
 
-    def _check_counts(self, name: str, _: Owned) -> None:
+    def _check_counts(self, name: str, _: OwnedVolume) -> None:
         if name in self.forged:
             raise precondition(f"{name} has no say")
 

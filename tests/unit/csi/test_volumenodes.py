@@ -13,12 +13,12 @@ from csi.errors import Code
 from csi.kinds import ATTRIBUTES_CLASS, CLAIM
 from csi.objects import PersistentVolume
 from csi.volumenodes import IN_POD, VolumeNodes
-from csi.volumes import Owned, Owner
+from csi.volumes import OwnedVolume, Owner
 from pydataplane.lvols import Volume
 from tests.unit.csi.conftest import refused
 from tests.unit.csi.fake_cluster import FakeCluster
 
-THERE = Owned(
+THERE = OwnedVolume(
     Volume("lvs0", "pvc-1", "there", 4096, thin=True, block_size=512, allocated=0),
     Owner("csi.virtlun.dev", "pvc-1", "", "{}"),
 )

@@ -12,7 +12,7 @@ from lxml import etree
 
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import ANY
-from pydataplane.domain.observed import Bdev, Shown, State, is_right
+from pydataplane.domain.observed import Bdev, ObservedDisk, State, is_right
 from pydataplane.domain.reconcile import actions, perform
 from pydataplane.domain.translate import LunPlan, define, detach, plan, present, update
 from pydataplane.domain.xml import network
@@ -381,5 +381,5 @@ def test_a_disk_that_is_shown_as_another_is_not_right() -> None:
     assert is_right(replace(lun, known_as=None), shown(lun.uuid, None), state)
 
 
-def shown(bdev: str, identity: str | None) -> Shown:
-    return Shown(bdev, identity or bdev, read_only=False, block_size=512, identity=identity)
+def shown(bdev: str, identity: str | None) -> ObservedDisk:
+    return ObservedDisk(bdev, identity or bdev, read_only=False, block_size=512, identity=identity)
