@@ -21,8 +21,9 @@ METAPHORS = {
 }
 """Words that no module, class or function has in its name: each hides a word of the field."""
 VAGUE_NAMES = {
-    *("empty", "joined", "kept", "known", "leftout", "openings", "overtaken", "owned"),
-    *("place", "places", "planned", "redefined", "requested", "shown", "taken"),
+    *("begun", "continued", "empty", "joined", "kept", "known", "leftout", "openings"),
+    *("overtaken", "owned", "place", "places", "planned", "redefined", "requested"),
+    *("shown", "taken"),
 }
 """Whole names of modules and classes that do not say of what."""
 

@@ -19,7 +19,7 @@ from plugin.gateway import copies, emptycontrollers, inflight, polkit
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import Code, GatewayError, Refused
-from plugin.gateway.handlers import continued
+from plugin.gateway.handlers import guestxml
 from plugin.gateway.handlers.start import begun, prepared, startable
 from plugin.gateway.messages import STRING, Domain, TypedParam
 from plugin.gateway.procs import Proc
@@ -72,7 +72,7 @@ async def _with_xml(call: Call) -> None:
     if xml is None:
         xml = await _without_target(call, dom)
     else:
-        xml = await continued.translated(call, xml, await _current(call, dom, XML_SECURE))
+        xml = await guestxml.translated(call, xml, await _current(call, dom, XML_SECURE))
         xml = await _standing_in(call, xml) or xml
     if xml is None:
         await call.pass_on()
@@ -120,7 +120,7 @@ async def _with_params(call: Call, dom: Domain, reader: Reader, before: bytes) -
         if item.field in given & sides.keys() and item.kind == STRING:
             current = await _current(call, dom, sides[item.field])
             running = item.field == DEST_XML
-            xml = await continued.translated(call, str(item.value), current, running=running)
+            xml = await guestxml.translated(call, str(item.value), current, running=running)
             if running:
                 xml = await _standing_in(call, xml) or xml
             item = replace(item, value=xml)  # noqa: PLW2901

@@ -19,7 +19,7 @@ from plugin.gateway import copies, emptycontrollers, inflight, polkit
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import Code, GatewayError, Refused
-from plugin.gateway.handlers import continued
+from plugin.gateway.handlers import guestxml
 from plugin.gateway.handlers.start import begun, prepared, startable
 from plugin.gateway.messages import STRING, Domain, TypedParam, read_string
 from plugin.gateway.procs import Proc
@@ -44,7 +44,7 @@ async def define_image(call: Call) -> None:
     """SAVE_IMAGE_DEFINE_XML: {file, xml, flags}."""
     reader = Reader(call.payload)
     file, xml, flags = reader.string(), reader.string(), reader.u32()
-    xml = await continued.translated(call, xml, await _xml_of(call, file))
+    xml = await guestxml.translated(call, xml, await _xml_of(call, file))
     xml = await _alone(call, xml) or xml
     await call.respond(await call.forward(bytes(Writer().string(file).string(xml).u32(flags))))
 
@@ -60,7 +60,7 @@ async def define_managed(call: Call) -> None:
             current = read_string(await own.call(Proc.MANAGED_SAVE_GET_XML_DESC, args))
         except GatewayError:
             current = None  # libvirtd's answer to the call itself says why
-        xml = await continued.translated(call, xml, current)
+        xml = await guestxml.translated(call, xml, current)
         xml = await _alone(call, xml) or xml
     writer = dom.write(Writer())
     await call.respond(await call.forward(bytes(writer.optional(xml, writer.string).u32(flags))))
@@ -91,7 +91,7 @@ async def save(call: Call) -> None:
             current = await (await call.caller.own()).xml(dom, XML_SECURE)
         except GatewayError:
             current = None
-        saving = replace(saving, xml=await continued.translated(call, saving.xml, current))
+        saving = replace(saving, xml=await guestxml.translated(call, saving.xml, current))
         payload = bytes(saving.write(dom.write(Writer())))
     reply = await call.forward(payload)
     if reply.ok and saving.file is not None:
@@ -164,7 +164,7 @@ async def _restore(call: Call, saving: _Saving, image: str, uuid: bytes) -> Repl
     if saving.xml is not None:
         if await _uuid_of(call, saving.xml) != uuid:
             return await call.forward()  # libvirtd refuses XML of another domain
-        saving = replace(saving, xml=await continued.translated(call, saving.xml, image))
+        saving = replace(saving, xml=await guestxml.translated(call, saving.xml, image))
         payload = bytes(saving.write(Writer()))
     xml = saving.xml or image
     plan = await call.parse(partial(translate.plan, xml), xml)

@@ -1,15 +1,15 @@
 """Each lvstore, and each pool of Ceph or of an array's LUNs, as a storage pool of libvirt's.
 
-    refs       how libvirt's protocol names pools and volumes
-    states     which of our pools are stopped or undefined
-    begun      a volume shown as a file: begun and ended in a target
-    leftovers  what was begun, noted: what is cut off is ended later
-    pools      what our pools are, found by name and UUID
-    xml        their XML and that of their volumes, shown and read
-    exports    volumes as files
-    volumes    what is done to volumes, in a target
-    rights     what polkit is asked about them
-    events     what clients are told of pools
+    refs        how libvirt's protocol names pools and volumes
+    states      which of our pools are stopped or undefined
+    openexport  a volume that is exported as a file: its begin and end in a target
+    leftovers   notes of open exports: those that are cut off are ended later
+    pools       what our pools are, found by name and UUID
+    xml         their XML and that of their volumes, shown and read
+    exports     volumes as files
+    volumes     what is done to volumes, in a target
+    rights      what polkit is asked about them
+    events      what clients are told of pools
 
 Such a pool is named as `<source pool=>` of a domain's disk names it: the prefix of the
 configuration (`virtlun-`) and the lvstore's name; its UUID is the lvstore's. So a pool is known as

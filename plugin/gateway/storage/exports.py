@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 
 from plugin.gateway.errors import Code, GatewayError, Refused
-from plugin.gateway.storage.begun import Begun
 from plugin.gateway.storage.leftovers import Leftovers
+from plugin.gateway.storage.openexport import OpenExport
 from plugin.gateway.storage.pools import Pool
 from pydataplane.lvols import Volume
 
@@ -28,11 +28,15 @@ async def opened(
     Raises:
         GatewayError: it cannot be opened, or what is written is not at its end.
     """
-    begun = Begun.of(pool.store.uuid, volume, snapshot=not write and pool.store.makes_volumes)
-    await pool.target.do(begun.check_free)
-    note = leftovers.add(begun)
+    open_export = OpenExport.of(
+        pool.store.uuid, volume, snapshot=not write and pool.store.makes_volumes
+    )
+    await pool.target.do(open_export.check_free)
+    note = leftovers.add(open_export)
     opening = asyncio.ensure_future(
-        pool.target.do(lambda volumes: _open(begun.begin(volumes, write=write), volume, write))
+        pool.target.do(
+            lambda volumes: _open(open_export.begin(volumes, write=write), volume, write)
+        )
     )
     try:
         yield await asyncio.shield(opening)
@@ -42,7 +46,7 @@ async def opened(
             os.close(opening.result())
         # Who has written may not be told that all is well; who has read is done.
         with nullcontext() if write else suppress(GatewayError):
-            await leftovers.end(pool.target, note, begun)
+            await leftovers.end(pool.target, note, open_export)
 
 
 def _open(path: Path, volume: Volume, write: bool) -> int:

@@ -16,7 +16,7 @@ import structlog
 
 from plugin.gateway.errors import GatewayError, noting
 from plugin.gateway.locks import Locks
-from plugin.gateway.storage.begun import Begun
+from plugin.gateway.storage.openexport import OpenExport
 from plugin.gateway.target import Target
 from plugin.gateway.targets import Targets
 
@@ -40,14 +40,14 @@ class Leftovers:
         if self._left:
             self._some.set()
 
-    def _read(self) -> Iterator[tuple[Path, Begun]]:
+    def _read(self) -> Iterator[tuple[Path, OpenExport]]:
         for note in sorted(self._folder.glob(f"*{SUFFIX}")):
             with suppress(OSError, UnicodeError):
-                begun = Begun.read(note.read_text())
-                if begun is not None:
-                    yield note, begun
+                export = OpenExport.read(note.read_text())
+                if export is not None:
+                    yield note, export
 
-    def add(self, begun: Begun) -> Path:
+    def add(self, export: OpenExport) -> Path:
         """Notes what is to begin; returns the note.
 
         Raises:
@@ -56,10 +56,10 @@ class Leftovers:
         note = self._folder / f"{uuids.uuid4().hex}{SUFFIX}"
         with noting(note):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            note.write_text(begun.text)
+            note.write_text(export.text)
         return note
 
-    async def end(self, target: Target, note: Path, begun: Begun) -> None:
+    async def end(self, target: Target, note: Path, export: OpenExport) -> None:
         """Ends what was noted.
 
         Raises:
@@ -67,9 +67,9 @@ class Leftovers:
         """
         try:
             await target.ping()  # one that is silent is not waited for as one that copies
-            await target.do(begun.end, copies=True)
+            await target.do(export.end, copies=True)
         except BaseException:
-            self._left[note] = begun
+            self._left[note] = export
             self._some.set()
             raise
         self._forget(note)
@@ -85,9 +85,9 @@ class Leftovers:
         Raises:
             GatewayError: it could not be ended now.
         """
-        for note, begun in list(self._left.items()):
-            if (begun.store, begun.name) == (store, name):
-                await self.end(target, note, begun)
+        for note, export in list(self._left.items()):
+            if (export.store, export.name) == (store, name):
+                await self.end(target, note, export)
                 _log.info("ended what was left of a volume read or written", volume=name)
 
     async def clean(self, targets: Targets, locks: Locks) -> None:
@@ -95,13 +95,13 @@ class Leftovers:
         while True:
             await self._some.wait()
             self._some.clear()
-            for begun in list(self._left.values()):
+            for export in list(self._left.values()):
                 # Who has the lock ends it, or will be waited for the next time.
                 with suppress(GatewayError, TimeoutError):
-                    async with locks.hold(begun.lock, wait_s=RETRY_S):
+                    async with locks.hold(export.lock, wait_s=RETRY_S):
                         for target, store in (await targets.stores()).stores:
-                            if store.uuid == begun.store:
-                                await self.end_of(target, begun.store, begun.name)
+                            if store.uuid == export.store:
+                                await self.end_of(target, export.store, export.name)
             if self._left:
                 self._some.set()
                 await asyncio.sleep(RETRY_S)

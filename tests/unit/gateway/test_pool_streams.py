@@ -15,8 +15,8 @@ from plugin.gateway.errors import Code, Refused
 from plugin.gateway.handlers import storage
 from plugin.gateway.procs import Proc
 from plugin.gateway.storage import exports, leftovers
-from plugin.gateway.storage.begun import Begun
 from plugin.gateway.storage.leftovers import Leftovers
+from plugin.gateway.storage.openexport import OpenExport
 from plugin.gateway.storage.pools import Pool
 from plugin.gateway.target import FILES_MAX
 from plugin.gateway.wire import Header, MessageType, Status, message
@@ -371,10 +371,10 @@ def test_volumes_of_a_target_that_is_away_keep_nothing_else_waiting(tmp_path: Pa
     play(tmp_path, body)
 
 
-def begin(world: World, *, snapshot: bool) -> Begun:
+def begin(world: World, *, snapshot: bool) -> OpenExport:
     """Begins what a gateway that is killed leaves, and notes it as that does."""
     volumes = Volumes(world.target)
-    begun = Begun.of(LVSTORE_UUID, volumes.volume("lvs0/data"), snapshot=snapshot)
+    begun = OpenExport.of(LVSTORE_UUID, volumes.volume("lvs0/data"), snapshot=snapshot)
     begun.begin(volumes, write=not snapshot)
     Leftovers(world.gateway.services.config.state_dir).add(begun)
     return begun

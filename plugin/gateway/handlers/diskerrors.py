@@ -1,4 +1,4 @@
-"""What is said of a domain that is paused because of I/O errors: see plugin.gateway.ioerrors."""
+"""Answers calls about domains that are paused because of I/O errors (plugin.gateway.ioerrors)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A volume shown as a file, or an lvol snapshot of it: begun, and ended, in a target.
+"""Exports a volume, or an lvol snapshot of it, as a file, and ends the export.
 
-Ended it can be at whatever point it was cut off, as it is noted before (`leftovers`): what it is
-called is chosen first.
+The export can be ended at whatever point it was cut off, as it is noted before it begins
+(`leftovers`): the name of its snapshot is chosen first.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pydataplane.volumes import Volumes
 
 
 @dataclass(frozen=True)
-class Begun:
-    """One of them."""
+class OpenExport:
+    """A volume that is exported, or about to be."""
 
     store: str
     """UUID of the volume's lvstore."""
@@ -33,16 +33,16 @@ class Begun:
     """Whether the volume is thick: the snapshot makes it thin, which ends with the snapshot."""
 
     @staticmethod
-    def of(store: str, volume: Volume, *, snapshot: bool) -> Begun:
+    def of(store: str, volume: Volume, *, snapshot: bool) -> OpenExport:
         """Returns what is to begin with a volume of an lvstore (its UUID)."""
         moment = f"vol-download-{uuids.uuid4().hex[:12]}" if snapshot else None
-        return Begun(store, volume.name, volume.uuid, moment, not volume.thin)
+        return OpenExport(store, volume.name, volume.uuid, moment, not volume.thin)
 
     @staticmethod
-    def read(text: str) -> Begun | None:
+    def read(text: str) -> OpenExport | None:
         """Reads what `text` returns; None: it is not that."""
         try:
-            return Begun(**json.loads(text))
+            return OpenExport(**json.loads(text))
         except (ValueError, TypeError):
             return None
 

@@ -1,4 +1,4 @@
-"""XML that a client gives for a guest that goes on: migrated, saved, or restored.
+"""Translates XML that a client gives for a running guest: migrated, saved, or restored.
 
 Its disks have other names there at most: the same volume under a new one is known by its UUID.
 """
@@ -15,7 +15,7 @@ _NO_UUID = UUID(int=0)
 
 
 async def translated(call: Call, xml: str, current: str | None, *, running: bool = True) -> str:
-    """Translates a client's XML for a guest that goes on as `current` has it.
+    """Translates a client's XML for a running guest, which `current` describes.
 
     Without that, by which its disks are known, libvirtd gets what the client sent: it refuses a
     domain that is not the guest's, or says why nobody could read it. `running` is False for the
