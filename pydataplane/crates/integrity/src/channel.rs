@@ -16,7 +16,7 @@
 mod part;
 mod polling;
 
-use crate::layout::{PAGE, place};
+use crate::layout::{PAGE, locate};
 use crate::sparse::{clipped, on_base};
 use crate::table::{Got, Table, Want};
 use bdev::{
@@ -255,11 +255,11 @@ impl IntegrityChannel {
         let from = io.lba * u64::from(self.shape.block_size) + cursor;
         let left = io.bytes(self.shape.block_size) - cursor;
         let (block, skip) = (from / PAGE as u64, (from % PAGE as u64) as usize);
-        let place = place(block);
-        let mut part = Part::cut(io.op, place, skip, left, self.shape.longest);
-        let page_at = match self.table.pin(place.region) {
+        let location = locate(block);
+        let mut part = Part::cut(io.op, location, skip, left, self.shape.longest);
+        let page_at = match self.table.pin(location.region) {
             Got::Page(at) => at,
-            Got::Absent => return self.ask(at, Want { region: place.region, write: false }),
+            Got::Absent => return self.ask(at, Want { region: location.region, write: false }),
             Got::Failed(e) => return Next::Failed(e),
         };
         let page = self.table.page(page_at);
@@ -269,7 +269,7 @@ impl IntegrityChannel {
             return match refused {
                 Some(e) => Next::Failed(e),
                 None if self.table.wants.is_closed() => Next::Failed(IoError::Removed),
-                None => self.ask(at, Want { region: place.region, write: true }),
+                None => self.ask(at, Want { region: location.region, write: true }),
             };
         }
         part.page = page_at;
@@ -321,7 +321,7 @@ impl IntegrityChannel {
         let io = Io {
             op: part.op(),
             fua,
-            lba: part.place.page * per,
+            lba: part.location.page * per,
             blocks: u64::from(part.count) * per,
             ..*io
         };
@@ -359,7 +359,7 @@ impl IntegrityChannel {
             }
             (Kind::Read, Some(_)) => self.recheck(piece),
             (_, Some(nth)) => {
-                self.table.note_mismatch(crate::layout::block_at(part.place.page) + nth as u64);
+                self.table.note_mismatch(crate::layout::block_at(part.location.page) + nth as u64);
                 self.over(piece, Err(IoError::ReadMedium));
             }
             (_, None) => self.over(piece, Ok(())),

@@ -255,7 +255,7 @@ impl Keeper {
     fn log_found(&mut self) {
         while let Some(block) = self.table.found.pop() {
             if self.logged.len() < LOGGED && self.logged.insert(block) {
-                let page = layout::place(block).page;
+                let page = layout::locate(block).page;
                 self.table.damaged.lock().insert(block);
                 tracing::error!(
                     "block {block} of 4096 bytes, at byte {} of bdev {}, is damaged: it is not what \

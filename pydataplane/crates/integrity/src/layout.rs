@@ -23,7 +23,7 @@ const _: () = assert!(SUMS_AT + REGIONS as u64 == HEAD);
 
 /// Where a block of data is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct BlockLocation {
     /// Its region, counted over all zones.
     pub region: u32,
     /// Which block of that.
@@ -34,10 +34,10 @@ pub(crate) struct Place {
 
 /// Where block `block` of the data is; it is below [`ZONES_MAX`] * [`ZONE_BLOCKS`].
 #[inline]
-pub(crate) fn place(block: u64) -> Place {
+pub(crate) fn locate(block: u64) -> BlockLocation {
     let (zone, within) = (block / ZONE_BLOCKS, block % ZONE_BLOCKS);
     let blocks = u64::from(REGION_BLOCKS);
-    Place {
+    BlockLocation {
         region: zone as u32 * REGIONS + (within / blocks) as u32,
         index: (within % blocks) as u16,
         page: zone * ZONE_PAGES + HEAD + within,
@@ -78,15 +78,15 @@ mod tests {
     fn each_page_of_data_belongs_to_one_block_and_none_of_metadata_does() {
         let mut next = HEAD;
         for block in [0, 1, 1007, 1008, ZONE_BLOCKS - 1, ZONE_BLOCKS, 3 * ZONE_BLOCKS + 5] {
-            let p = place(block);
+            let p = locate(block);
             assert_eq!(block_at(p.page), block);
             assert!(p.page % ZONE_PAGES >= HEAD && p.index < REGION_BLOCKS);
             assert!(p.page >= next);
             next = p.page + 1;
         }
-        let last = place(ZONE_BLOCKS - 1);
+        let last = locate(ZONE_BLOCKS - 1);
         assert_eq!((last.region, last.index, last.page), (239, 1007, ZONE_PAGES - 1));
-        assert_eq!(place(ZONE_BLOCKS).page, ZONE_PAGES + HEAD);
+        assert_eq!(locate(ZONE_BLOCKS).page, ZONE_PAGES + HEAD);
         assert_eq!(sums_page(240), ZONE_PAGES + SUMS_AT);
         assert_eq!(map_page(1), ZONE_PAGES + MAP_AT);
     }

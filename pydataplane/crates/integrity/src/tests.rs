@@ -8,7 +8,7 @@ mod silent;
 
 use crate::disk::{How, Integrity};
 use crate::keeper::Times;
-use crate::layout::{PAGE, REGION_BLOCKS, place};
+use crate::layout::{PAGE, REGION_BLOCKS, locate};
 use bdev::testing::FaultBdev;
 use bdev::{AlignedBuf, Registry, SyncChannel};
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl Host {
 
     /// Bytes of block `block` of the data, on the base.
     fn at(block: u64) -> usize {
-        place(block).page as usize * PAGE
+        locate(block).page as usize * PAGE
     }
 }
 

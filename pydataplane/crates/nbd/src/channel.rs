@@ -17,7 +17,7 @@ use rustix::net::{Shutdown, shutdown};
 use crate::connect::say_goodbye;
 use crate::conversation::{Conversation, Note, RUNS};
 use crate::disk::{Life, Shared};
-use crate::keeper::Seat;
+use crate::keeper::ChannelState;
 
 /// What an entry of the io_uring is.
 const SEND: u32 = 0;
@@ -71,7 +71,7 @@ pub(crate) struct NbdChannel {
     given_up: bool,
     /// Listens although nothing is in flight.
     listens: bool,
-    seat: Arc<Seat>,
+    state: Arc<ChannelState>,
     stats: Option<ChannelStats>,
     shared: Arc<Shared>,
     geometry: Geometry,
@@ -89,8 +89,8 @@ impl NbdChannel {
         life: Option<Arc<Life>>,
     ) -> std::io::Result<Self> {
         let uring = io.uring()?.client_of(io.owner(), ENTRIES);
-        let seat = shared.seat(io.waker());
-        shared.ask_for_connection(&seat, None);
+        let state = shared.register(io.waker());
+        shared.ask_for_connection(&state, None);
         Ok(NbdChannel {
             uring,
             link: Link::Down,
@@ -100,7 +100,7 @@ impl NbdChannel {
             cancels: false,
             given_up: false,
             listens: life.is_none(),
-            seat,
+            state,
             stats,
             geometry: shared.geometry(),
             shared: shared.clone(),
@@ -172,7 +172,7 @@ impl NbdChannel {
         }
         if let Link::Ending(fd) = std::mem::replace(&mut self.link, Link::Down) {
             self.cancels = false;
-            self.shared.ask_for_connection(&self.seat, Some(fd));
+            self.shared.ask_for_connection(&self.state, Some(fd));
         }
         match self.given_up {
             true => self.talk.fail_all(),
@@ -228,8 +228,8 @@ impl NbdChannel {
     /// The keeper has seen no answer for too long.
     #[cold]
     fn expired(&mut self) {
-        self.seat.expired.store(false, std::sync::atomic::Ordering::Relaxed);
-        if !self.seat.is_late(self.shared.give_up_ticks()) {
+        self.state.expired.store(false, std::sync::atomic::Ordering::Relaxed);
+        if !self.state.is_late(self.shared.give_up_ticks()) {
             return;
         }
         self.given_up = true;
@@ -247,14 +247,14 @@ impl NbdChannel {
 
     /// Sees to the connection; before anything else of a poll.
     fn look(&mut self) {
-        if self.seat.expired.load(std::sync::atomic::Ordering::Relaxed) {
+        if self.state.expired.load(std::sync::atomic::Ordering::Relaxed) {
             self.expired();
         }
         match self.link {
             Link::Up(_) => {}
             Link::Ending(_) => self.end(),
             Link::Down => {
-                if let Some(fd) = self.seat.arrived.pop() {
+                if let Some(fd) = self.state.arrived.pop() {
                     self.link = Link::Up(fd);
                     self.given_up = false;
                 }
@@ -301,7 +301,7 @@ impl Channel for NbdChannel {
             return Submit::Full;
         }
         if is_first {
-            self.seat.waits_since(begun);
+            self.state.waits_since(begun);
         }
         if !self.sends.out {
             self.pump();
@@ -334,10 +334,10 @@ impl Channel for NbdChannel {
             done.push(Completion { tag: ended.io.tag, result, ticks: took, ended: now });
         }
         if self.talk.in_flight() == 0 {
-            self.seat.waits_since(0);
+            self.state.waits_since(0);
         } else if self.talk.answers() != self.answers {
             self.answers = self.talk.answers();
-            self.seat.waits_since(now.unwrap_or_else(ticks::now));
+            self.state.waits_since(now.unwrap_or_else(ticks::now));
         }
         self.pump();
         (done.len() - before) as u32

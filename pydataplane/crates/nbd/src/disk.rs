@@ -19,7 +19,7 @@ use crate::carrier::{CarriedChannel, Carrier};
 use crate::channel::NbdChannel;
 use crate::connect::{CONNECT_TIMEOUT, ConnectError, establish};
 use crate::conversation::Rules;
-use crate::keeper::{Keeper, Orders, Seat, tell_late};
+use crate::keeper::{ChannelState, Keeper, Orders, tell_late};
 use crate::wire::flag;
 use crate::{Address, Terms};
 
@@ -77,7 +77,7 @@ pub(crate) struct Shared {
     ending: AtomicBool,
     pub(crate) latch: FlushLatch,
     pub(crate) orders: Orders,
-    seats: Mutex<Vec<Weak<Seat>>>,
+    states: Mutex<Vec<Weak<ChannelState>>>,
     /// A connection that nobody has used.
     pub(crate) spare: Mutex<Option<OwnedFd>>,
     /// All that want a connection have one.
@@ -156,21 +156,21 @@ impl Shared {
     }
 
     /// A place for a channel of the thread that `waker` wakes.
-    pub(crate) fn seat(&self, waker: Waker) -> Arc<Seat> {
-        let seat = Arc::new(Seat::new(waker));
-        let mut seats = self.seats.lock();
-        seats.retain(|seat| seat.strong_count() > 0);
-        seats.push(Arc::downgrade(&seat));
-        seat
+    pub(crate) fn register(&self, waker: Waker) -> Arc<ChannelState> {
+        let state = Arc::new(ChannelState::new(waker));
+        let mut states = self.states.lock();
+        states.retain(|state| state.strong_count() > 0);
+        states.push(Arc::downgrade(&state));
+        state
     }
 
     /// Has the keeper bring a connection, after the end of the `old` one.
-    pub(crate) fn ask_for_connection(&self, seat: &Arc<Seat>, old: Option<OwnedFd>) {
-        self.orders.want(seat, old);
+    pub(crate) fn ask_for_connection(&self, state: &Arc<ChannelState>, old: Option<OwnedFd>) {
+        self.orders.want(state, old);
     }
 
     pub(crate) fn find_late(&self) {
-        tell_late(&self.seats.lock(), self.give_up_ticks());
+        tell_late(&self.states.lock(), self.give_up_ticks());
     }
 }
 
@@ -250,7 +250,7 @@ impl Nbd {
             ending: AtomicBool::new(false),
             latch: FlushLatch::default(),
             orders: Orders::new().map_err(os)?,
-            seats: Mutex::default(),
+            states: Mutex::default(),
             spare: Mutex::default(),
             connected: AtomicBool::new(true),
             connections: AtomicU64::new(0),

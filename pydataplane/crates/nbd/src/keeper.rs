@@ -27,8 +27,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of a connection that ends, read at once.
 const DRAIN: usize = 64 << 10;
 
-/// A channel, as the keeper sees it.
-pub(crate) struct Seat {
+/// What a channel and the keeper share.
+pub(crate) struct ChannelState {
     waker: Waker,
     /// A connection for it.
     pub(crate) arrived: ArrayQueue<OwnedFd>,
@@ -40,9 +40,9 @@ pub(crate) struct Seat {
     since: AtomicU64,
 }
 
-impl Seat {
-    pub(crate) fn new(waker: Waker) -> Seat {
-        Seat {
+impl ChannelState {
+    pub(crate) fn new(waker: Waker) -> ChannelState {
+        ChannelState {
             waker,
             arrived: ArrayQueue::new(1),
             expired: AtomicBool::new(false),
@@ -65,7 +65,7 @@ impl Seat {
 
 /// A channel that wants a connection.
 struct Wanted {
-    seat: Weak<Seat>,
+    state: Weak<ChannelState>,
     /// The one before, whose end at the server's side has not been seen.
     old: Option<OwnedFd>,
     /// Not before that: the one before was of no use for long.
@@ -91,8 +91,8 @@ impl Orders {
         Ok(Orders { wanted: SegQueue::new(), stop: AtomicBool::new(false), event })
     }
 
-    pub(crate) fn want(&self, seat: &Arc<Seat>, old: Option<OwnedFd>) {
-        self.wanted.push(Wanted { seat: Arc::downgrade(seat), old, from: Instant::now() });
+    pub(crate) fn want(&self, state: &Arc<ChannelState>, old: Option<OwnedFd>) {
+        self.wanted.push(Wanted { state: Arc::downgrade(state), old, from: Instant::now() });
         self.wake();
     }
 
@@ -155,7 +155,7 @@ impl Keeper {
                 wanted.from += self.pause_of(&wanted);
                 self.waiting.push(wanted);
             }
-            self.waiting.retain(|wanted| wanted.seat.strong_count() > 0);
+            self.waiting.retain(|wanted| wanted.state.strong_count() > 0);
             self.look_at_own();
             self.drain();
             self.connect();
@@ -170,7 +170,7 @@ impl Keeper {
     /// How long one that had a connection a moment ago waits for the next: a server that ends each at once is
     /// not to be connected to all the time.
     fn pause_of(&self, wanted: &Wanted) -> Duration {
-        let given = wanted.seat.upgrade().map_or(0, |seat| seat.given.load(Relaxed));
+        let given = wanted.state.upgrade().map_or(0, |state| state.given.load(Relaxed));
         if given == 0 {
             return Duration::ZERO;
         }
@@ -255,11 +255,11 @@ impl Keeper {
         }
         let Some(at) = self.waiting.iter().position(Wanted::is_due) else { return };
         let wanted = self.waiting.swap_remove(at);
-        if let Some(seat) = wanted.seat.upgrade() {
+        if let Some(state) = wanted.state.upgrade() {
             self.shared.connections.fetch_add(1, Relaxed);
-            seat.given.store(ticks::now(), Relaxed);
-            _ = seat.arrived.push(fd);
-            seat.waker.wake();
+            state.given.store(ticks::now(), Relaxed);
+            _ = state.arrived.push(fd);
+            state.waker.wake();
         }
     }
 
@@ -297,12 +297,12 @@ impl Keeper {
     }
 }
 
-/// Tells the channels of `seats` that have waited for too long.
-pub(crate) fn tell_late(seats: &[Weak<Seat>], give_up: u64) {
-    for seat in seats.iter().filter_map(Weak::upgrade) {
-        if seat.is_late(give_up) {
-            seat.expired.store(true, Relaxed);
-            seat.waker.wake();
+/// Tells the channels of `states` that have waited for too long.
+pub(crate) fn tell_late(states: &[Weak<ChannelState>], give_up: u64) {
+    for state in states.iter().filter_map(Weak::upgrade) {
+        if state.is_late(give_up) {
+            state.expired.store(true, Relaxed);
+            state.waker.wake();
         }
     }
 }

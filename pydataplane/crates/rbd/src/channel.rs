@@ -203,22 +203,22 @@ impl RbdChannel {
 
     /// Gives the next part of an I/O to librbd; its end comes through the ring.
     fn start(&mut self, at: u16) {
-        let place = self.ring.begin(at);
+        let context = self.ring.begin(at);
         let mut aio: Aio = ptr::null_mut();
         let library = self.image.library();
-        // SAFETY: `place` goes to the callback once, or back below.
-        let made = unsafe { (library.rbd_aio_create_completion)(place, ended, &mut aio) };
+        // SAFETY: `context` goes to the callback once, or back below.
+        let made = unsafe { (library.rbd_aio_create_completion)(context, ended, &mut aio) };
         if made < 0 {
             // SAFETY: nobody else has it.
-            return unsafe { Ring::end(place, Outcome::from(made)) };
+            return unsafe { Ring::end(context, Outcome::from(made)) };
         }
         let taken = self.call(at, aio);
         if taken < 0 {
-            // SAFETY: a call that was not taken has no callback: the completion is released and `place`
+            // SAFETY: a call that was not taken has no callback: the completion is released and `context`
             // given back by nobody else.
             unsafe {
                 (library.rbd_aio_release)(aio);
-                Ring::end(place, Outcome::from(taken));
+                Ring::end(context, Outcome::from(taken));
             }
         }
     }
@@ -236,7 +236,7 @@ impl RbdChannel {
                 flight.part = left;
                 let (expected, written) = (of.expected.as_ptr(), of.written.as_ptr());
                 // SAFETY: an open image; buffers of that many bytes, which stay until the I/O has ended, as
-                // does where the place is to be told.
+                // does where the context is to be told.
                 let taken = unsafe {
                     (library.rbd_aio_compare_and_write)(
                         image,
@@ -431,12 +431,12 @@ impl Drop for RbdChannel {
 }
 
 /// Called by librbd, on a thread of its own, when a call has ended.
-extern "C" fn ended(aio: Aio, place: *mut c_void) {
+extern "C" fn ended(aio: Aio, context: *mut c_void) {
     let Ok(library) = crate::Library::loaded() else { return };
     // SAFETY: a completion that has ended.
     let outcome = unsafe { (library.rbd_aio_get_return_value)(aio) };
     // SAFETY: as above, released once.
     unsafe { (library.rbd_aio_release)(aio) };
     // SAFETY: of `Ring::begin`, given to one call.
-    unsafe { Ring::end(place, outcome as Outcome) };
+    unsafe { Ring::end(context, outcome as Outcome) };
 }

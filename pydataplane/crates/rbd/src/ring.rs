@@ -17,21 +17,21 @@ pub(crate) type Outcome = i64;
 pub(crate) struct Ring {
     ended: ArrayQueue<(u16, Outcome)>,
     waker: Waker,
-    places: Box<[Place]>,
+    contexts: Box<[IoContext]>,
 }
 
 /// What a thread of librbd's knows of an I/O.
-struct Place {
+struct IoContext {
     ring: *const Ring,
     slot: u16,
     /// Since when it is with librbd, in ticks; 0: it is not. For whoever looks how long that is.
     since: AtomicU64,
 }
 
-// SAFETY: the pointer is to the ring that the place is a part of, and is used by `Ring::end` alone.
-unsafe impl Send for Place {}
-// SAFETY: as above; nothing else of a place changes but an atomic.
-unsafe impl Sync for Place {}
+// SAFETY: the pointer is to the ring that the context is a part of, and is used by `Ring::end` alone.
+unsafe impl Send for IoContext {}
+// SAFETY: as above; nothing else of a context changes but an atomic.
+unsafe impl Sync for IoContext {}
 
 impl Ring {
     /// For a channel with so many slots.
@@ -39,8 +39,8 @@ impl Ring {
         Arc::new_cyclic(|ring| Ring {
             ended: ArrayQueue::new(usize::from(slots)),
             waker,
-            places: (0..slots)
-                .map(|slot| Place { ring: ring.as_ptr(), slot, since: 0.into() })
+            contexts: (0..slots)
+                .map(|slot| IoContext { ring: ring.as_ptr(), slot, since: 0.into() })
                 .collect(),
         })
     }
@@ -48,18 +48,18 @@ impl Ring {
     /// An I/O begins: what its callback is to give to [`Ring::end`], once. The ring stays until then.
     pub(crate) fn begin(self: &Arc<Ring>, slot: u16) -> *mut c_void {
         std::mem::forget(Arc::clone(self));
-        let place = &self.places[usize::from(slot)];
-        place.since.store(ticks::now().max(1), Ordering::Relaxed);
-        ptr::from_ref(place).cast_mut().cast()
+        let context = &self.contexts[usize::from(slot)];
+        context.since.store(ticks::now().max(1), Ordering::Relaxed);
+        ptr::from_ref(context).cast_mut().cast()
     }
 
     /// An I/O that was begun has ended, or was not taken.
     ///
     /// # Safety
-    /// `place` is what [`Ring::begin`] gave, and was not given here before.
-    pub(crate) unsafe fn end(place: *mut c_void, outcome: Outcome) {
+    /// `context` is what [`Ring::begin`] gave, and was not given here before.
+    pub(crate) unsafe fn end(context: *mut c_void, outcome: Outcome) {
         // SAFETY: a part of the ring, which stays as long as `begin`'s reference.
-        let Place { ring, slot, since } = unsafe { &*place.cast::<Place>() };
+        let IoContext { ring, slot, since } = unsafe { &*context.cast::<IoContext>() };
         // Before the slot is free for the next.
         since.store(0, Ordering::Relaxed);
         // SAFETY: the reference of `begin`, taken back once.
@@ -76,7 +76,7 @@ impl Ring {
 
     /// For how long the oldest I/O is with librbd; `None`: none is. Looks at every slot.
     pub(crate) fn unanswered(&self) -> Option<Duration> {
-        let begun = self.places.iter().map(|place| place.since.load(Ordering::Relaxed));
+        let begun = self.contexts.iter().map(|context| context.since.load(Ordering::Relaxed));
         let oldest = begun.filter(|since| *since != 0).min()?;
         Some(Duration::from_nanos(ticks::to_ns(ticks::now().saturating_sub(oldest))))
     }
@@ -101,14 +101,14 @@ mod tests {
         let io = IoContext::new().unwrap();
         let ring = Ring::new(SLOTS, io.waker());
         for round in 0..ROUNDS {
-            let places: Vec<usize> = (0..SLOTS).map(|slot| ring.begin(slot) as usize).collect();
-            let (left, right) = places.split_at(usize::from(SLOTS / 2));
+            let contexts: Vec<usize> = (0..SLOTS).map(|slot| ring.begin(slot) as usize).collect();
+            let (left, right) = contexts.split_at(usize::from(SLOTS / 2));
             let ended = std::thread::scope(|scope| {
                 for part in [left, right] {
                     scope.spawn(move || {
-                        for (n, place) in part.iter().enumerate() {
+                        for (n, context) in part.iter().enumerate() {
                             // SAFETY: of `begin`, each once.
-                            unsafe { Ring::end(*place as *mut c_void, round * 1000 + n as i64) };
+                            unsafe { Ring::end(*context as *mut c_void, round * 1000 + n as i64) };
                         }
                     });
                 }

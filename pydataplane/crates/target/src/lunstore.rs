@@ -17,10 +17,10 @@ pub struct LunStore {
 impl LunStore {
     /// What is done at the array; `what` says it.
     fn refused<T>(&self, name: &str, what: &str) -> Result<T, Error> {
-        let Pool { name: pool, place, .. } = &*self.pool;
+        let Pool { name: pool, backend, .. } = &*self.pool;
         let why = format!(
             "{name} is of the pool {pool} {}, whose array {what}: do it there",
-            place.what()
+            backend.what()
         );
         Err(Error::os(Errno::NotSup, why))
     }
@@ -42,7 +42,7 @@ impl Store for LunStore {
 
     fn cancel(&self, name: &str) -> Result<(), Error> {
         let why =
-            format!("{name} is of a pool {}, where nothing is zeroed", self.pool.place.what());
+            format!("{name} is of a pool {}, where nothing is zeroed", self.pool.backend.what());
         Err(Error::os(Errno::NoDev, why))
     }
 

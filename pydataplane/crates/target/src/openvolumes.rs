@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::errors;
 use crate::methods::iscsi as luns;
 use crate::methods::rbd::{self as images, Way};
-use crate::pools::{ALL_TIMEOUT, Place, Pool, Volume, lun_number};
+use crate::pools::{ALL_TIMEOUT, Backend, Pool, Volume, lun_number};
 use crate::restore::bdev_of;
 use crate::state;
 use bdev::{Bdev, Channel, ClaimMode, Features, Geometry, OpenError};
@@ -91,8 +91,8 @@ impl Bdev for Closed {
 
 fn closed(pool: &Pool, volume: Volume) -> Arc<dyn Bdev> {
     let mut specific = json!({"lvol": pool.specific(&volume)});
-    let product = match &pool.place {
-        Place::Ceph { cluster, path, .. } => {
+    let product = match &pool.backend {
+        Backend::Ceph { cluster, path, .. } => {
             specific["rbd"] = json!({
                 "pool_name": path,
                 "rbd_name": volume.name(),
@@ -101,7 +101,7 @@ fn closed(pool: &Pool, volume: Volume) -> Arc<dyn Bdev> {
             });
             Disk::PRODUCT
         }
-        Place::Array { address, initiator } => {
+        Backend::Array { address, initiator } => {
             let lun = lun_number(&volume.image).unwrap_or_default();
             specific["iscsi"] =
                 json!({"url": address.at(lun).to_string(), "initiator_iqn": initiator});
@@ -174,7 +174,7 @@ impl App {
         let disk = self.registry.get_as::<iscsi::Disk>(bdev)?;
         let alias = disk.aliases().into_iter().next()?;
         let pool = self.pools.of(&alias)?;
-        let Place::Array { address, .. } = &pool.place else { return None };
+        let Backend::Array { address, .. } = &pool.backend else { return None };
         let volume = Volume::lun_of(address.target(), disk.found());
         Some((pool, volume))
     }
@@ -328,9 +328,11 @@ impl App {
         // Nothing of it need be known, after the target's start for instance.
         let Some(disk) = self.registry.get_as::<Disk>(bdev) else { return };
         let (source, cluster) = (disk.source(), disk.cluster().name());
-        let its = |pool: &Arc<Pool>| match &pool.place {
-            Place::Ceph { cluster: its, path, .. } => *path == source.pool && its.name() == cluster,
-            Place::Array { .. } => false,
+        let its = |pool: &Arc<Pool>| match &pool.backend {
+            Backend::Ceph { cluster: its, path, .. } => {
+                *path == source.pool && its.name() == cluster
+            }
+            Backend::Array { .. } => false,
         };
         if let Some(pool) = self.pools.list().into_iter().find(its) {
             let image = source.image.split('@').next().unwrap_or_default();

@@ -170,9 +170,9 @@ pub fn lun_number(name: &str) -> Option<u16> {
 /// Bytes of a block where nothing is known of it.
 const BLOCK_SIZE: u32 = 512;
 
-/// Where a pool is.
+/// Where the data of a pool is.
 #[derive(Clone)]
-pub enum Place {
+pub enum Backend {
     /// A pool of Ceph.
     Ceph {
         /// Its cluster.
@@ -193,28 +193,28 @@ pub enum Place {
     },
 }
 
-impl Place {
+impl Backend {
     /// Which kind of pool is there, as the methods call it.
     pub fn kind(&self) -> &'static str {
         match self {
-            Place::Ceph { .. } => "rbd",
-            Place::Array { .. } => "iscsi",
+            Backend::Ceph { .. } => "rbd",
+            Backend::Array { .. } => "iscsi",
         }
     }
 
     /// As that, for people.
     pub fn what(&self) -> &'static str {
         match self {
-            Place::Ceph { .. } => "of Ceph",
-            Place::Array { .. } => "of LUNs of an iSCSI target",
+            Backend::Ceph { .. } => "of Ceph",
+            Backend::Array { .. } => "of LUNs of an iSCSI target",
         }
     }
 
     /// Which one it is, without passwords: the pool of Ceph, or the target and where it is.
     pub fn path(&self) -> String {
         match self {
-            Place::Ceph { path, .. } => path.clone(),
-            Place::Array { address, .. } => address.shown_target(),
+            Backend::Ceph { path, .. } => path.clone(),
+            Backend::Array { address, .. } => address.shown_target(),
         }
     }
 }
@@ -229,7 +229,7 @@ pub struct Pool {
     /// Name for people, which the aliases of its volumes begin with.
     pub name: String,
     /// Where it is.
-    pub place: Place,
+    pub backend: Backend,
     /// Identity, the same on every host.
     pub uuid: Uuid,
     space: Arc<Asked<Space>>,
@@ -251,11 +251,11 @@ impl Drop for Call {
 }
 
 impl Pool {
-    /// The pool at `place`, as it is known from earlier on.
-    pub fn new(name: String, place: Place, uuid: Uuid) -> Pool {
+    /// The pool at `backend`, as it is known from earlier on.
+    pub fn new(name: String, backend: Backend, uuid: Uuid) -> Pool {
         Pool {
             name,
-            place,
+            backend,
             uuid,
             space: Arc::default(),
             listed: Arc::default(),
@@ -267,15 +267,15 @@ impl Pool {
 
     /// Bytes of a cluster, as an lvstore has them: of an object.
     pub fn cluster_size(&self) -> u64 {
-        match &self.place {
-            Place::Ceph { object_size, .. } => *object_size,
-            Place::Array { .. } => LUN_CLUSTER,
+        match &self.backend {
+            Backend::Ceph { object_size, .. } => *object_size,
+            Backend::Array { .. } => LUN_CLUSTER,
         }
     }
 
     /// Whether it is one of Ceph.
     pub fn is_ceph(&self) -> bool {
-        matches!(self.place, Place::Ceph { .. })
+        matches!(self.backend, Backend::Ceph { .. })
     }
 
     /// What asks the open pool of Ceph, where a thread may wait for it.
@@ -286,7 +286,7 @@ impl Pool {
         &self,
         ask: impl FnOnce(&rbd::Pool) -> Result<T, rbd::Error> + Send + 'static,
     ) -> Result<Asking<T>, Error> {
-        let Place::Ceph { cluster, path, .. } = &self.place else {
+        let Backend::Ceph { cluster, path, .. } = &self.backend else {
             let why = format!("pool {} is none of Ceph", self.name);
             return Err(Error::os(Errno::NotSup, why));
         };
@@ -349,7 +349,7 @@ impl Pool {
 
     /// What lists it, where a thread may wait for it.
     fn listing(&self) -> Result<Listing, Error> {
-        if let Place::Array { address, initiator } = &self.place {
+        if let Backend::Array { address, initiator } = &self.backend {
             let (address, initiator) = (address.clone(), initiator.clone());
             let (name, known) = (self.name.clone(), Arc::clone(&self.known));
             return Ok(Box::new(move || {
@@ -367,9 +367,9 @@ impl Pool {
 
     /// Bytes of a block of new volumes.
     fn block_size(&self) -> u32 {
-        match &self.place {
-            Place::Ceph { block_size, .. } => *block_size,
-            Place::Array { .. } => BLOCK_SIZE,
+        match &self.backend {
+            Backend::Ceph { block_size, .. } => *block_size,
+            Backend::Array { .. } => BLOCK_SIZE,
         }
     }
 
@@ -391,7 +391,7 @@ impl Pool {
     /// There is no such image; what the cluster says; it does not answer in time.
     pub fn look(&self, image: &str, timeout: Duration) -> Result<Vec<Volume>, Error> {
         let no_such = || errors::no_volume(&format!("{}/{image}", self.name));
-        if let Place::Array { address, initiator } = &self.place {
+        if let Backend::Array { address, initiator } = &self.backend {
             let lun = lun_number(image).ok_or_else(no_such)?;
             return self.look_at_lun(&address.at(lun), initiator, timeout).map(|lun| vec![lun]);
         }
@@ -504,7 +504,7 @@ impl Pool {
 
     /// Notes what an open LUN is, where nothing need be known of it yet.
     pub fn note_lun(&self, found: iscsi::Found) {
-        let Place::Array { address, .. } = &self.place else { return };
+        let Backend::Array { address, .. } = &self.backend else { return };
         let volume = Volume::lun_of(address.target(), found);
         let mut known = self.known.lock();
         known.retain(|other| other.image != volume.image && other.uuid != volume.uuid);
@@ -556,7 +556,7 @@ impl Pool {
         LvstoreInfo {
             uuid: self.uuid,
             name: self.name.clone(),
-            base_bdev: self.place.path(),
+            base_bdev: self.backend.path(),
             total_data_clusters: total / self.cluster_size(),
             free_clusters: free / self.cluster_size(),
             block_size: self.block_size(),
@@ -595,7 +595,7 @@ impl Pool {
     pub fn specific(&self, volume: &Volume) -> Value {
         let mut lvol = json!({
             "lvol_store_uuid": self.uuid,
-            "base_bdev": self.place.path(),
+            "base_bdev": self.backend.path(),
             "thin_provision": volume.thin,
             // Of clusters as long as those that the pool says it has.
             "num_allocated_clusters": volume.allocated.div_ceil(self.cluster_size()),
@@ -708,7 +708,7 @@ fn check_new(all: &[Arc<Pool>], pool: &Pool) -> Result<(), Error> {
     match all.iter().find(|p| p.name == pool.name || p.uuid == pool.uuid) {
         None => Ok(()),
         Some(there) => {
-            let (name, path) = (&there.name, there.place.path());
+            let (name, path) = (&there.name, there.backend.path());
             let why = format!("pool {name} is there already, with the volumes of {path}");
             Err(Error::os(Errno::Exist, why))
         }

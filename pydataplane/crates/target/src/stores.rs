@@ -232,7 +232,7 @@ impl App {
         match self.pools.get(name) {
             None => Ok(()),
             Some(pool) => {
-                let what = pool.place.what();
+                let what = pool.backend.what();
                 let why = format!("there is a pool {name} {what}: choose another name");
                 Err(Error::os(Errno::Exist, why))
             }
@@ -251,7 +251,7 @@ impl App {
                     true => instead,
                     false => "virtlun_iscsi_pool_delete lets go of it, and the array does the rest",
                 };
-                let (name, what) = (&pool.name, pool.place.what());
+                let (name, what) = (&pool.name, pool.backend.what());
                 let why = format!("{name} is a pool {what}, not an lvstore: {instead}");
                 Err(Error::os(Errno::NotSup, why))
             }

@@ -1,7 +1,7 @@
 //! A part of an I/O: blocks of one region, that are read or changed together.
 
 use crate::format;
-use crate::layout::{PAGE, Place, REGION_BLOCKS};
+use crate::layout::{BlockLocation, PAGE, REGION_BLOCKS};
 use crate::table::{Page, Table};
 use bdev::{COPY_AT_ONCE, Io, Op, Pieces};
 use std::sync::atomic::Ordering;
@@ -37,7 +37,7 @@ pub(super) struct Part {
     /// The cache page of its region, pinned.
     pub page: u16,
     /// Where its first block is.
-    pub place: Place,
+    pub location: BlockLocation,
     /// Blocks.
     pub count: u16,
     /// Bytes of the first block before what it is about.
@@ -62,7 +62,7 @@ impl Default for Part {
             kind: Kind::Read,
             slot: 0,
             page: 0,
-            place: Place { region: 0, index: 0, page: 0 },
+            location: BlockLocation { region: 0, index: 0, page: 0 },
             count: 0,
             skip: 0,
             from: 0,
@@ -76,11 +76,12 @@ impl Default for Part {
 }
 
 impl Part {
-    /// What can be done at a time of `left` bytes that begin `skip` bytes into the block at `place`; the base
-    /// takes `longest` blocks. A block that is changed in part is a part of its own.
-    pub fn cut(op: Op, place: Place, skip: usize, left: u64, longest: u64) -> Part {
+    /// What can be done at a time of `left` bytes that begin `skip` bytes into the block at `location`; the
+    /// base takes `longest` blocks. A block that is changed in part is a part of its own.
+    pub fn cut(op: Op, location: BlockLocation, skip: usize, left: u64, longest: u64) -> Part {
         let block = PAGE as u64;
-        let within = (REGION_BLOCKS - place.index).min(u16::try_from(longest).unwrap_or(u16::MAX));
+        let within =
+            (REGION_BLOCKS - location.index).min(u16::try_from(longest).unwrap_or(u16::MAX));
         let data = within.min(PART_BLOCKS as u16);
         let in_part = skip != 0 || left < block;
         let (kind, count) = match op {
@@ -94,7 +95,7 @@ impl Part {
             Op::Write | Op::Flush => (Kind::Write, (left / block).min(u64::from(data))),
         };
         let bytes = (count * block - skip as u64).min(left) as usize;
-        Part { kind, place, count: count as u16, skip, bytes, used: true, ..Part::default() }
+        Part { kind, location, count: count as u16, skip, bytes, used: true, ..Part::default() }
     }
 
     /// Memory that it needs, in bytes; a piece has some in any case.
@@ -153,7 +154,7 @@ impl Part {
     ) -> Result<(), usize> {
         pieces.each(piece, |begin, block| {
             let nth = begin / PAGE;
-            let entry = page.entry(usize::from(self.place.index) + nth);
+            let entry = page.entry(usize::from(self.location.index) + nth);
             if entry != 0 && entry != format::entry(block) {
                 return Err(nth);
             }
@@ -181,13 +182,13 @@ impl Part {
                 Kind::Unmap if unmap_zeroes => ZEROS,
                 _ => 0,
             };
-            page.set_entry(usize::from(self.place.index + nth), entry);
+            page.set_entry(usize::from(self.location.index + nth), entry);
         }
     }
 
     /// Takes its blocks for a change, if nobody has one of them.
     pub fn hold(&self, page: &Page) -> bool {
-        page.holds.hold(u32::from(self.place.index), u32::from(self.count))
+        page.holds.hold(u32::from(self.location.index), u32::from(self.count))
     }
 
     /// Lets go of its blocks and its page.
@@ -197,7 +198,7 @@ impl Part {
         }
         let page = table.page(self.page);
         if std::mem::take(&mut self.held) {
-            page.holds.let_go(u32::from(self.place.index), u32::from(self.count));
+            page.holds.let_go(u32::from(self.location.index), u32::from(self.count));
         }
         if std::mem::take(&mut self.admitted) {
             page.gate.leave();
@@ -216,12 +217,12 @@ fn within(begin: usize, skip: usize, bytes: usize) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::place;
+    use crate::layout::locate;
 
     #[test]
     fn a_part_ends_with_its_region_and_a_block_changed_in_part_is_alone() {
         let cut = |op, block, skip, left, longest| {
-            let part = Part::cut(op, place(block), skip, left, longest);
+            let part = Part::cut(op, locate(block), skip, left, longest);
             (part.kind, part.count, part.bytes)
         };
         let all = u64::MAX;

@@ -36,8 +36,8 @@ impl Keeper {
                 return true;
             }
             let mut bytes = AlignedBuf::zeroed(usize::from(count) * PAGE);
-            let place = layout::place(first_block(region) + u64::from(from)).page;
-            match self.medium.read(place, &mut bytes) {
+            let at = layout::locate(first_block(region) + u64::from(from)).page;
+            match self.medium.read(at, &mut bytes) {
                 Ok(()) => {
                     for (block, nth) in bytes.chunks_exact(PAGE).zip(usize::from(from)..) {
                         if page.entry(nth) == 0 {

@@ -167,13 +167,13 @@ impl Channel for AreaChannel {
 
     fn sparse_run(&mut self, lba: u64, blocks: u64) -> Run {
         let most = within_zone(&self.shared.layout, lba, blocks);
-        self.pieces.sparse_run(self.shared.layout.place(lba).lba, most)
+        self.pieces.sparse_run(self.shared.layout.locate(lba).lba, most)
     }
 }
 
 /// Blocks from `lba` on that lie one after the other below.
 pub(super) fn within_zone(layout: &Layout, lba: u64, blocks: u64) -> u64 {
-    blocks.min(layout.zone_blocks() - layout.place(lba).within)
+    blocks.min(layout.zone_blocks() - layout.locate(lba).within)
 }
 
 impl AreaChannel {
@@ -362,8 +362,8 @@ impl AreaChannel {
         }
         let Slot { io, cursor, till, .. } = self.slots[at];
         let layout = self.shared.layout;
-        let place = layout.place(io.lba + cursor);
-        let (zone, within) = (place.zone, place.within);
+        let location = layout.locate(io.lba + cursor);
+        let (zone, within) = (location.zone, location.within);
         let found = self.shared.zone(zone);
         if !found.is_some_and(super::shared::Zone::is_known) {
             return match found.and_then(super::shared::Zone::take_failed) {
@@ -388,7 +388,7 @@ impl AreaChannel {
             slot: at,
             zone,
             within,
-            lba: place.lba,
+            lba: location.lba,
             blocks,
             cursor,
             ..Part::default()

@@ -25,7 +25,7 @@ pub struct Layout {
 
 /// Where a block of data is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct BlockLocation {
     pub zone: u64,
     /// Which block of its zone.
     pub within: u64,
@@ -120,9 +120,9 @@ impl Layout {
 
     /// Where block `lba` of the data is.
     #[inline]
-    pub(crate) fn place(&self, lba: u64) -> Place {
+    pub(crate) fn locate(&self, lba: u64) -> BlockLocation {
         let (zone, within) = (lba / self.zone_blocks(), lba % self.zone_blocks());
-        Place { zone, within, lba: (zone * (self.data + 1) + 1) * self.cluster + within }
+        BlockLocation { zone, within, lba: (zone * (self.data + 1) + 1) * self.cluster + within }
     }
 
     /// The block on the device where the map of a zone begins.
@@ -173,8 +173,8 @@ mod tests {
                         assert_eq!((cluster, layout.cluster_at(cluster)), (data, at));
                         data += 1;
                         assert_eq!(layout.clusters(data), at + 1);
-                        let place = layout.place(cluster * layout.cluster);
-                        assert_eq!(place.lba, at * layout.cluster);
+                        let location = layout.locate(cluster * layout.cluster);
+                        assert_eq!(location.lba, at * layout.cluster);
                     }
                     None => assert_eq!(
                         layout.map(layout.zones(data * layout.cluster)),

@@ -106,7 +106,7 @@ impl Area {
         let most = within_zone(&self.shared.layout, lba, blocks);
         match self.below.sparse() {
             Some(sparse) if most > 0 => {
-                let run = sparse.run(self.shared.layout.place(lba).lba);
+                let run = sparse.run(self.shared.layout.locate(lba).lba);
                 Run { blocks: run.blocks.min(most), ..run }
             }
             _ => Run { hole: false, blocks },

@@ -90,9 +90,9 @@ impl Host {
     /// Byte of the device where block `lba` lies, and its tuple.
     fn at(&self, lba: u64) -> (usize, usize) {
         let (layout, block) = (self.layout(), self.block as usize);
-        let place = layout.place(lba);
-        let page = layout.page(place.zone, place.within / 512) as usize * block;
-        (place.lba as usize * block, page + (place.within % 512) as usize * TUPLE_LEN)
+        let location = layout.locate(lba);
+        let page = layout.page(location.zone, location.within / 512) as usize * block;
+        (location.lba as usize * block, page + (location.within % 512) as usize * TUPLE_LEN)
     }
 
     fn data(&self, lba: u64, seed: u64) -> Vec<u8> {

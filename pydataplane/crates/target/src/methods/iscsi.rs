@@ -6,7 +6,7 @@ use super::rbd::Way;
 use super::{BdevName, NotMade, UuidText, check_name};
 use crate::app::App;
 use crate::guestdisks;
-use crate::pools::{Place, Pool, Volume, lun_name, lun_number};
+use crate::pools::{Backend, Pool, Volume, lun_name, lun_number};
 use crate::privilege;
 use crate::state::{Call, Item};
 use bdev::Bdev;
@@ -218,9 +218,9 @@ pub fn logging_in(
 /// The LUN at `address` with the login of the pool that it is of.
 fn of_pool(app: &App, name: &str, address: &Address) -> Result<Address, String> {
     let pool = app.pools.get(name);
-    let its = pool.as_ref().and_then(|pool| match &pool.place {
-        Place::Array { address, .. } => Some(address),
-        Place::Ceph { .. } => None,
+    let its = pool.as_ref().and_then(|pool| match &pool.backend {
+        Backend::Array { address, .. } => Some(address),
+        Backend::Ceph { .. } => None,
     });
     let its = its.filter(|its| its.target() == address.target());
     its.map(|its| its.at(address.lun())).ok_or_else(|| format!("its LUN is of no pool {name}"))
@@ -358,7 +358,7 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
 pub fn open_volume(app: &App, pool: &Pool, volume: &Volume, way: Way) -> Result<(), Error> {
     let alias = pool.alias(volume);
     let lun = lun_number(&volume.image);
-    let (Place::Array { address, initiator }, Some(lun)) = (&pool.place, lun) else {
+    let (Backend::Array { address, initiator }, Some(lun)) = (&pool.backend, lun) else {
         return Err(Error::internal(format!("{alias} is no LUN")));
     };
     if let Some(problem) = &volume.problem {

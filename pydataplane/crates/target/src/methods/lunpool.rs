@@ -4,7 +4,7 @@
 use super::iscsi::{check_initiator, logging_in};
 use super::pool::{self, Name, check_new};
 use crate::app::App;
-use crate::pools::{LIST_TIMEOUT, Place, Pool};
+use crate::pools::{Backend, LIST_TIMEOUT, Pool};
 use crate::state::Item;
 use iscsi::Address;
 use rpc::{Errno, Error, Flags, Methods};
@@ -49,8 +49,8 @@ fn pool_of(p: &Create) -> Result<Pool, Error> {
     let address = address.map_err(wrong)?;
     // The same on every host, by whatever portal.
     let uuid = Uuid::new_v5(&Uuid::NAMESPACE_OID, p.target_iqn.as_bytes());
-    let place = Place::Array { address, initiator: p.initiator_iqn.clone() };
-    Ok(Pool::new(p.name.clone(), place, uuid))
+    let backend = Backend::Array { address, initiator: p.initiator_iqn.clone() };
+    Ok(Pool::new(p.name.clone(), backend, uuid))
 }
 
 fn create(app: &App, p: &Create) -> Result<String, Error> {

@@ -377,7 +377,7 @@ fn create_lvstore(app: &App, p: &CreateLvstore) -> Result<String, Error> {
 fn get_lvstores(app: &App, p: LvstoreRef) -> Result<Vec<Lvstore>, Error> {
     let name = either(p.uuid, p.lvs_name)?;
     let store =
-        |pool: &Pool| Lvstore { kind: Some(pool.place.kind()), ..Lvstore::from(pool.info()) };
+        |pool: &Pool| Lvstore { kind: Some(pool.backend.kind()), ..Lvstore::from(pool.info()) };
     if let Some(pool) = name.as_ref().and_then(|name| app.pools.get(name)) {
         return Ok(vec![store(&pool)]);
     }

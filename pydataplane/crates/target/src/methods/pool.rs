@@ -5,7 +5,7 @@ use super::lunpool;
 use super::{UuidText, check_name_of};
 use crate::app::App;
 use crate::errors;
-use crate::pools::{DATA_TIMEOUT, LIST_TIMEOUT, Place, Pool, lun_name};
+use crate::pools::{Backend, DATA_TIMEOUT, LIST_TIMEOUT, Pool, lun_name};
 use crate::state::{self, Item};
 use bdev::Geometry;
 use rpc::{Errno, Error, Flags, Methods};
@@ -89,8 +89,8 @@ fn create(app: &App, mut p: Create) -> Result<String, Error> {
     let cluster = app.clusters.get(&p.cluster_name).map_err(errors::rbd)?;
     let pool = |(uuid, object_size): (Uuid, u64)| {
         let (cluster, path) = (Arc::clone(&cluster), p.pool_name.clone());
-        let place = Place::Ceph { cluster, path, block_size, object_size };
-        Pool::new(p.name.clone(), place, uuid)
+        let backend = Backend::Ceph { cluster, path, block_size, object_size };
+        Pool::new(p.name.clone(), backend, uuid)
     };
     let _wait = app.waits.begin(format!("pool {}", p.name), "its cluster to answer".into());
     let known = asked(&p, pool((Uuid::nil(), 1)))?;
@@ -139,8 +139,8 @@ pub fn restore(app: &App, item: &Item) -> Result<(), Error> {
 /// # Errors
 /// One is; there is no such pool.
 pub fn delete(app: &App, name: &str, kind: &str) -> Result<bool, Error> {
-    if let Some(pool) = app.pools.get(name).filter(|pool| pool.place.kind() != kind) {
-        let (is, what) = (pool.place.kind(), pool.place.what());
+    if let Some(pool) = app.pools.get(name).filter(|pool| pool.backend.kind() != kind) {
+        let (is, what) = (pool.backend.kind(), pool.backend.what());
         let why = format!("{name} is a pool {what}: virtlun_{is}_pool_delete lets go of it");
         return Err(Error::os(Errno::NoDev, why));
     }

@@ -8,7 +8,7 @@ use crate::app::App;
 use crate::cpumask::CpuMask;
 use crate::errors;
 use crate::guestdisks;
-use crate::pools::{Place, Pool, Volume};
+use crate::pools::{Backend, Pool, Volume};
 use crate::privilege;
 use crate::state::Item;
 use bdev::Bdev;
@@ -400,7 +400,7 @@ pub struct Way {
 /// # Errors
 /// As those of the method.
 pub fn open_volume(app: &App, pool: &Pool, volume: &Volume, way: Way) -> Result<(), Error> {
-    let Place::Ceph { cluster, path, block_size, .. } = &pool.place else {
+    let Backend::Ceph { cluster, path, block_size, .. } = &pool.backend else {
         return Err(Error::internal(format!("{} is no image of Ceph", pool.alias(volume))));
     };
     let p = Create {

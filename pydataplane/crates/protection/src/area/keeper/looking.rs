@@ -193,7 +193,7 @@ impl Keeper {
         mut lost: Option<&mut Vec<u64>>,
     ) -> Result<(), IoError> {
         let (layout, block) = (self.shared.layout, self.shared.layout.block_size() as usize);
-        let read = self.with(|channel| channel.read(layout.place(lba).lba, bytes));
+        let read = self.with(|channel| channel.read(layout.locate(lba).lba, bytes));
         let Some(lost) = lost.as_mut().filter(|_| read == Err(IoError::ReadMedium)) else {
             return read;
         };
