@@ -11,8 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import zlib
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
 from plugin.gateway.blockjobs import BlockJobs
 from plugin.gateway.domains import is_running
@@ -20,12 +24,14 @@ from plugin.gateway.messages import pack_string, read_string
 from pydataplane.domain import translate
 from pydataplane.domain.translate import PREFIX, Mirror
 
-MAX_BYTES = 32 << 20
-"""Most bytes of translated replies; the least recently used goes first."""
+MAX_BYTES = 8 << 20
+"""Most bytes of translated replies, as compressed; the least recently used goes first."""
 
 DIGEST_BYTES = 16
 
 _TRACE = PREFIX.encode()
+
+_Result = TypeVar("_Result")
 
 
 class XmlCache:
@@ -59,7 +65,7 @@ class XmlCache:
             return payload
         key, mirrors = _digest(payload), self._mirrors(payload)
         if mirrors:
-            return await self._in_thread(payload, mirrors)
+            return await self._in_thread(partial(self._translate, payload, mirrors))
         found = self._cached(key)
         if found is not None:
             return found
@@ -82,15 +88,19 @@ class XmlCache:
 
     async def _make(self, key: bytes, payload: bytes) -> bytes:
         try:
-            made = await self._in_thread(payload, {})
-            self._store(key, made)
+            made, compressed = await self._in_thread(partial(self._compressed, payload))
+            self._store(key, compressed)
             return made
         finally:
             del self._making[key]
 
-    async def _in_thread(self, payload: bytes, mirrors: dict[str, Mirror]) -> bytes:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, self._translate, payload, mirrors)
+    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+
+    def _compressed(self, payload: bytes) -> tuple[bytes, bytes]:
+        """Returns what to answer with, and that as it is kept."""
+        made = self._translate(payload, {})
+        return made, zlib.compress(made, 1)
 
     def _translate(self, payload: bytes, mirrors: dict[str, Mirror]) -> bytes:
         text = read_string(payload)
@@ -108,15 +118,16 @@ class XmlCache:
 
     def _cached(self, key: bytes) -> bytes | None:
         found = self._made.get(key)
-        if found is not None:
-            self._made.move_to_end(key)
-        return found
+        if found is None:
+            return None
+        self._made.move_to_end(key)
+        return zlib.decompress(found)
 
-    def _store(self, key: bytes, made: bytes) -> None:
-        if key in self._made or len(made) > MAX_BYTES // 8:
+    def _store(self, key: bytes, compressed: bytes) -> None:
+        if key in self._made or len(compressed) > MAX_BYTES // 8:
             return
-        self._made[key] = made
-        self._size += len(made)
+        self._made[key] = compressed
+        self._size += len(compressed)
         while self._size > MAX_BYTES:
             self._size -= len(self._made.popitem(last=False)[1])
 

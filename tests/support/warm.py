@@ -71,7 +71,7 @@ KILLED_DRIVER = Program(
 )
 
 
-class Begun(subprocess.Popen[bytes]):
+class ForkedProgram(subprocess.Popen[bytes]):
     """A process that was forked for a test, which only the one that forked it can wait for."""
 
     def __init__(self, pid: int, words: Sequence[str], answer: socket.socket) -> None:
@@ -106,7 +106,7 @@ def begin(
     stdout: Stream = subprocess.DEVNULL,
     stderr: Stream = subprocess.DEVNULL,
     mounts_of: int | None = None,
-) -> Begun:
+) -> ForkedProgram:
     """Begins a program with `words`, in the folder of the checkout.
 
     With `mounts_of` it is in the mount namespace of the process with that id, whose root is its
@@ -120,7 +120,7 @@ def begin(
         numbers = [each if isinstance(each, int) else each.fileno() for each in files]
         request = json.dumps(asdict(job)).encode()
         socket.send_fds(_server(program), [request], [*numbers, theirs.fileno()])
-    return Begun(NUMBER.unpack(mine.recv(NUMBER.size))[0], (repr(program), *words), mine)
+    return ForkedProgram(NUMBER.unpack(mine.recv(NUMBER.size))[0], (repr(program), *words), mine)
 
 
 @functools.cache
