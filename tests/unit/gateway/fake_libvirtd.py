@@ -2,7 +2,7 @@
 
 It speaks the real wire protocol and keeps libvirt's rules where the gateway leans on them: calls
 before CONNECT_OPEN are refused, SET_METADATA puts elements into the call's namespace, an identity
-counts from CONNECT_SET_IDENTITY on.
+counts from CONNECT_SET_IDENTITY on, few calls of a connection are served at a time.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ from plugin.gateway.xdr import Reader, Writer
 
 INACTIVE = 2
 
+REQUESTS_MAX = 5
+"""Calls of one connection that are served at a time: libvirtd's max_client_requests."""
+
 
 @dataclass
 class Hang:
@@ -82,6 +85,7 @@ class Connection:
     identity: dict[str, object] = field(default_factory=dict)
     calls: list[tuple[int, dict[str, object]]] = field(default_factory=list)
     """Procedure and the identity it ran under."""
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(REQUESTS_MAX))
 
 
 class FakeLibvirtd:
@@ -96,6 +100,8 @@ class FakeLibvirtd:
         self.delay_s: dict[int, float] = {}
         self.gate: dict[int, asyncio.Event] = {}
         """What the answer to a call that came waits for."""
+        self.slow: dict[bytes, asyncio.Event] = {}
+        """What the answer with the XML of a domain waits for, by UUID."""
         self.answers: dict[int, Callable[[bytes], bytes]] = {}
         self.dropped_fds: list[int] = []
         self.hang: Hang | None = None
@@ -179,13 +185,25 @@ class FakeLibvirtd:
             channel.close()
 
     async def _answer(self, connection: Connection, header: Header, payload: bytes) -> None:
+        async with connection.slots:
+            await self._served(connection, header, payload)
+
+    async def _wait(self, proc: int, payload: bytes) -> None:
+        """Returns when a call may be answered: see `gate` and `slow`."""
+        if proc in self.gate:
+            await self.gate[proc].wait()
+        if proc == Proc.GET_XML_DESC and self.slow:
+            uuid = Domain.read(Reader(payload)).uuid
+            if uuid in self.slow:
+                await self.slow[uuid].wait()
+
+    async def _served(self, connection: Connection, header: Header, payload: bytes) -> None:
         status, body = Status.OK, b""
         proc = header.procedure
         if proc in self.delay_s:
             await asyncio.sleep(self.delay_s[proc])
         connection.calls.append((proc, dict(connection.identity)))
-        if proc in self.gate:
-            await self.gate[proc].wait()
+        await self._wait(proc, payload)
         if header.type == MessageType.CALL_WITH_FDS:
             payload = payload[4:]
         hang = self.hang

@@ -11,7 +11,7 @@ from plugin.gateway.errors import GatewayError
 from plugin.gateway.messages import Domain, DomainCall
 from plugin.gateway.procs import Proc
 from plugin.gateway.xdr import Writer
-from tests.unit.gateway.fake_libvirtd import FakeDomain
+from tests.unit.gateway.fake_libvirtd import REQUESTS_MAX, FakeDomain
 from tests.unit.gateway.world import UUID_1, UUID_2, World, disk, plain, play, until
 
 STARTED, DEFINED = 2, 0
@@ -119,6 +119,34 @@ def test_a_change_of_ours_is_seen_by_the_next_call_without_an_event(tmp_path: Pa
         await client.call(Proc.BLOCK_STATS, DomainCall(dom.ref, "sdb").pack(text=True))
         await client.attach(dom.ref, disk("lvs0/more", "sdc"), 1)
         assert await client.call(Proc.BLOCK_STATS, args)
+
+    play(tmp_path, body)
+
+
+def test_reads_that_hang_hold_up_no_change(tmp_path: Path) -> None:
+    """libvirtd serves few calls of a connection at a time, so they have one of their own."""
+
+    async def body(world: World) -> None:
+        dom = world.domain(disks=disk())
+        world.target.add_volume("lvs0/more")
+        client = await world.client()
+        end = asyncio.Event()
+        slow = [
+            world.domain(f"slow{n}", f"33333333-3333-4333-8333-33333333333{n}")
+            for n in range(REQUESTS_MAX)
+        ]
+        world.libvirtd.slow = {item.uuid: end for item in slow}
+        known = world.gateway.services.known
+        reading = [asyncio.create_task(known.current(item.ref)) for item in slow]
+        try:
+            await until(lambda: reads(world) == len(slow))
+            async with asyncio.timeout(30):
+                await client.attach(dom.ref, disk("lvs0/more", "sdc"), 1)
+            assert not any(task.done() for task in reading)
+        finally:
+            end.set()
+            await asyncio.gather(*reading)
+        assert "lvs0/more" in str(dom.live)
 
     play(tmp_path, body)
 
