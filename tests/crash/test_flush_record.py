@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import pytest
 
@@ -94,12 +94,15 @@ def set_up(target: Target, disk: LossyDisk) -> None:
     assert not is_told(target)
 
 
-def flush_for_ever(guest: Initiator) -> None:
-    """Flushes until the guest ends."""
-    with suppress(Refused, ValueError, OSError, AssertionError):
+def flush_until(killed: threading.Event, guest: Initiator) -> None:
+    """Flushes until the guest ends, which is after `killed`."""
+    try:
         while True:
             guest.cdb(FLUSH)
             time.sleep(0.01)
+    except (Refused, json.JSONDecodeError, BrokenPipeError):
+        # No answer, or the end of the process that would give it.
+        assert killed.is_set(), "the target was not killed yet"
 
 
 @pytest.mark.parametrize(("call", "file", "is_new"), STEPS)
@@ -111,9 +114,11 @@ def test_a_failure_is_known_as_soon_as_it_is_recorded(
         disk.lose()
         guest.write(0, bytes([7]) * MIB)
         # Whether the guest has its answer before the target is killed is not known.
-        flush = threading.Thread(target=flush_for_ever, args=(guest,))
+        killed = threading.Event()
+        flush = threading.Thread(target=flush_until, args=(killed, guest))
         with killed_at(target, call, file):
             flush.start()
+        killed.set()
         os.kill(guest.pid, signal.SIGKILL)  # it would wait for the answer
         flush.join()
     recorded = is_recorded(target)

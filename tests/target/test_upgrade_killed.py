@@ -24,7 +24,7 @@ from tests.support.wait import until
 from tests.target.test_inflight import DEADLINE_S, EXTENTS, MIB, QUEUES, Load, prepare
 
 KILLS = 6
-"""In `make test`."""
+"""Of the short run: two of each kind."""
 LATEST = 1.5
 """When a program is ended at the latest, in times that an upgrade takes here."""
 
