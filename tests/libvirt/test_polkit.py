@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.libvirt.test_foreign_domains import MADE_UP
 from tests.support.domain import domain_xml
 from tests.support.gateway import GatewayProcess
 from tests.support.host import Host, is_root, scratch_directory
@@ -71,6 +72,9 @@ polkit.addRule(function(action, subject) {{
 }});
 """
 
+DENIED = "access denied|authentication (failed|unavailable)|failed to get domain"
+"""What virsh says then."""
+
 LIBVIRTD_CONF = (
     'unix_sock_rw_perms = "0777"\nauth_unix_rw = "polkit"\naccess_drivers = ["polkit"]\n'
 )
@@ -95,20 +99,7 @@ class Policed:
 
     def do(self, user: str, direct: bool, *words: str) -> str | None:
         """Runs virsh as `user`; returns None if it worked, else what it said."""
-        name = self.uri(direct)
-        done = subprocess.run(
-            [
-                *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"),
-                *("--reset-env", "virsh", "-q", "-c", name, *words),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=120,
-            check=False,
-            start_new_session=True,
-        )
+        done = as_user(user, self.uri(direct), *words)
         return None if done.returncode == 0 else done.stdout.strip()
 
     def state(self, *names: str) -> Any:
@@ -125,6 +116,23 @@ class Policed:
             },
             self.host.virsh_direct("; ".join(["list --all", *asked]), check=False),
         )
+
+
+def as_user(user: str, uri: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs virsh as `user`; all that it says is in `stdout`."""
+    return subprocess.run(
+        [
+            *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"),
+            *("--reset-env", "virsh", "-q", "-c", uri, *words),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+        start_new_session=True,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -193,9 +201,8 @@ def same(policed: Policed, user: str, direct: list[str], through: list[str]) -> 
         assert gateways is None, f"{user} may {direct} at libvirtd; the gateway says {gateways}"
         return True
     assert gateways is not None, f"{user} got {through} from the gateway; libvirtd says {libvirts}"
-    denied = "access denied|authentication (failed|unavailable)|failed to get domain"
-    assert re.search(denied, libvirts), libvirts
-    assert re.search(denied, gateways), gateways
+    assert re.search(DENIED, libvirts), libvirts
+    assert re.search(DENIED, gateways), gateways
     assert policed.state(*names) == before, (
         f"{user} was denied {through}, and yet something changed"
     )
@@ -234,6 +241,38 @@ def test_who_may_not_connect_gets_no_connection(policed: Policed) -> None:
     """libvirtd judges the opening of the connection itself: connect.getattr."""
     for words in (["domstate", "mine"], ["destroy", "mine"], ["list", "--all"]):
         assert not same(policed, SHUT_OUT, words, words)
+
+
+@by_day("man")
+@pytest.mark.parametrize("user", ["man", SHUT_OUT, "www-data"])
+def test_whoever_is_denied_changes_nothing_by_another_driver(policed: Policed, user: str) -> None:
+    """test:///default asks no polkit: whoever gets in has a domain of the victim's UUID there."""
+    host, victim = policed.host, "other"
+    uuid = host.virsh_direct("domuuid", victim)
+    host.volumes.create("lvs0/foreign", 8 * MIB)
+    files = {name: host.scratch / f"foreign-{name}.xml" for name in ("had", "more", "domain")}
+    files["had"].write_text(ours(victim, "sda"))
+    files["more"].write_text(ours("foreign", "sdb"))
+    files["domain"].write_text(MADE_UP.format(uuid=uuid, devices=ours(victim, "sda")))
+    for path in files.values():
+        path.chmod(0o644)
+    attack = [
+        *(f"attach-device {uuid} {files['more']} {side}" for side in ("--live", "--config")),
+        *(f"detach-device {uuid} {files['had']} {side}" for side in ("--live", "--config")),
+        *(f"blockresize {uuid} {path} 64M" for path in ("sda", f"/dev/virtlun/lvs0/{victim}")),
+    ]
+    before = policed.state(victim)
+    for command in attack:
+        assert re.search(DENIED, policed.do(user, False, *command.split()) or ""), command
+    beside = [f"define {files['domain']}", "start made-up", *attack, f"dominfo {uuid}"]
+    uri = f"test+unix:///default?socket={policed.gateway}"
+    said = as_user(user, uri, "; ".join([*beside, "destroy made-up", "undefine made-up"])).stdout
+    if RIGHTS.get(user) == "":
+        assert re.search(DENIED, said), said
+    else:
+        assert re.search(r"Name: +made-up", said) and re.search(r"State: +running", said), said
+    assert policed.state(victim) == before
+    host.volumes.delete("lvs0/foreign")
 
 
 PLACES = [("mine", "--live"), ("mine", "--config"), ("other", "--live")]
