@@ -547,6 +547,8 @@ class BlockDisk(TypedDict):
     """Bytes of a logical block, as the guest sees it."""
     discard: bool
     """Whether the guest may discard blocks, where the bdev takes that."""
+    physical_block_size: int | None
+    """Bytes of a physical block, null where none was chosen: the bdev's."""
     read_error_policy: str
     """The same of reads."""
     readonly: bool
@@ -586,6 +588,8 @@ class Lun(TypedDict):
     guest_seen_at: float | None
     """When the connected guest first asked for its capacity; null if it did not."""
     id: int
+    physical_block_size: int | None
+    """Bytes of a physical block, null where none was chosen: the bdev's."""
     product: str | None
     read_error_policy: str
     """The same of reads."""
@@ -2401,6 +2405,7 @@ class Rpc(ABC):
         owner_uid: int | None = ...,
         packed_ring: bool | None = ...,
         packed_ring_recovery: bool | None = ...,
+        physical_block_size: int | None = ...,
         read_error_policy: Literal["report", "stop"] | None = ...,
         readonly: bool | None = ...,
         serial: str | None = ...,
@@ -2461,6 +2466,7 @@ class Rpc(ABC):
         ctrlr: str,
         discard: bool | None = ...,
         incoming: bool | None = ...,
+        physical_block_size: int | None = ...,
         product: str | None = ...,
         read_error_policy: Literal["report", "stop"] | None = ...,
         read_only: bool | None = ...,

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from pydataplane.errors import RpcError
 from tests.guest.conftest import BootGuest, add, disk
 from tests.support.qemu import Guest
 from tests.support.target import Target
@@ -66,3 +67,38 @@ def test_discard_and_the_write_cache_are_as_chosen(target: Target, boot: BootGue
         assert (most > 0) == discards
         assert guest.run(f"cat /sys/block/{name}/queue/write_cache").strip() == cache
     guest.run(f"dd if=/dev/zero of=/dev/{chosen} bs=4k count=8 oflag=direct")
+
+
+@pytest.mark.nightly
+def test_the_physical_block_is_as_chosen(target: Target, boot: BootGuest) -> None:
+    target.make_lvstore()
+    for name in ("v0", "v1", "v2"):
+        target.rpc("bdev_lvol_create", lvol_name=name, size_in_mib=8, lvs_name="lvs0")
+    add(target, 0, "lvs0/v0", physical_block_size=65536)
+    add(target, 1, "lvs0/v1", block_size=4096, physical_block_size=4096)
+    target.rpc(
+        "vhost_create_blk_controller", ctrlr="b0", dev_name="lvs0/v2", physical_block_size=8192
+    )
+    guest = boot()
+
+    def seen() -> list[int]:
+        words = "physical_block_size minimum_io_size"
+        return [
+            int(size)
+            for number in (0, 1)
+            for size in guest.run(f"cd /sys/block/{disk(guest, number)}/queue; cat {words}").split()
+        ]
+
+    assert seen() == [65536, 65536, 4096, 4096]
+    guest.run(f"dd if=/dev/urandom of=/dev/{disk(guest, 0)} bs=64k count=16 oflag=direct")
+    target.upgrade()
+    for number in (0, 1):
+        guest.run(f"echo 1 > /sys/block/{disk(guest, number)}/device/rescan")
+    assert seen() == [65536, 65536, 4096, 4096]
+    blk, scsi = sorted(target.rpc("vhost_get_controllers"), key=lambda each: each["ctrlr"])
+    assert blk["backend_specific"]["block"]["physical_block_size"] == 8192
+    luns = [each["luns"][0] for each in scsi["backend_specific"]["scsi"]]
+    assert [lun["physical_block_size"] for lun in luns] == [65536, 4096]
+    target.rpc("bdev_malloc_create", name="other", num_blocks=2048, block_size=512)
+    with pytest.raises(RpcError, match=r"3000 bytes: ask for a power of two from 512, its logical"):
+        add(target, 2, "other", physical_block_size=3000)

@@ -7,6 +7,8 @@ use uuid::Uuid;
 pub const VENDOR_LEN: usize = 8;
 /// Longest PRODUCT IDENTIFICATION in bytes (SPC-4 6.6.2).
 pub const PRODUCT_LEN: usize = 16;
+/// Largest physical block in bytes, as QEMU's for its own disks; the exponent has room for it.
+pub const MAX_PHYSICAL_BLOCK_BYTES: u32 = 2 << 20;
 
 /// Chosen characteristics; the default of each is the volume's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,6 +26,9 @@ pub struct Characteristics {
     /// MEDIUM ROTATION RATE (SBC-3 6.6.2) as it stands in VPD page B1h: 1, it does not rotate, or
     /// from 0401h turns a minute. `None`: it does not rotate.
     pub rotation_rate: Option<u16>,
+    /// Bytes of a physical block (LOGICAL BLOCKS PER PHYSICAL BLOCK EXPONENT, SBC-3 5.16.2): a power of two, from
+    /// a logical block to [`MAX_PHYSICAL_BLOCK_BYTES`]. `None`: the volume's.
+    pub physical_block_size: Option<u32>,
     /// The unit does not offer UNMAP, although the volume takes it.
     pub no_unmap: bool,
     /// There is no volatile cache (WCE 0): what changes the medium is durable before its status.

@@ -1,6 +1,6 @@
 //! What a logical unit is made with, and why it cannot be.
 
-use crate::characteristics::{Characteristics, CharacteristicsError};
+use crate::characteristics::{Characteristics, CharacteristicsError, MAX_PHYSICAL_BLOCK_BYTES};
 use crate::policy::ErrorPolicy;
 use crate::records::RecordKeeper;
 use crate::reservations::ReservationKeeper;
@@ -88,6 +88,21 @@ pub enum LunError {
         /// The unit's block size in bytes.
         asked: u32,
     },
+    /// The unit cannot have physical blocks of that size.
+    #[error(
+        "bdev {name} cannot be a SCSI disk with physical blocks of {asked} bytes: ask for a power of two from \
+         {block_size}, its logical block, to {longest}"
+    )]
+    PhysicalBlockSize {
+        /// Name of the bdev.
+        name: String,
+        /// The unit's logical block size in bytes.
+        block_size: u32,
+        /// Its largest physical block: one that a command can write.
+        longest: u32,
+        /// As asked for, in bytes.
+        asked: u32,
+    },
 }
 
 /// log2 of how many blocks of `bdev` a logical block of `block_size` bytes is.
@@ -110,6 +125,31 @@ pub(crate) fn shift_of(bdev: &dyn Bdev, block_size: u32) -> Result<u32, LunError
         });
     }
     Ok(ratio.ilog2())
+}
+
+/// log2 of how many logical blocks of `block_size` bytes a physical one of `asked` bytes is, of a unit that does
+/// what `features` says.
+pub(crate) fn physical_exponent_of(
+    bdev: &dyn Bdev,
+    features: &Features,
+    block_size: u32,
+    asked: u32,
+) -> Result<u8, LunError> {
+    let most = match features.max_blocks {
+        0 => MAX_PHYSICAL_BLOCK_BYTES,
+        blocks => blocks.saturating_mul(block_size).min(MAX_PHYSICAL_BLOCK_BYTES),
+    };
+    // A block of 2^n bytes, whatever the bdev does at a time.
+    let longest = 1 << most.max(block_size).ilog2();
+    if !asked.is_power_of_two() || !(block_size..=longest).contains(&asked) {
+        return Err(LunError::PhysicalBlockSize {
+            name: bdev.name().to_owned(),
+            block_size,
+            longest,
+            asked,
+        });
+    }
+    Ok((asked / block_size).ilog2() as u8)
 }
 
 /// A bdev's features, with blocks of 2^`shift` of its own. The best alignment of unmap is one for

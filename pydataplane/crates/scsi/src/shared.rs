@@ -6,7 +6,7 @@ use crate::log::{Room, SET_BYTES};
 use crate::mode::{Modes, TagRanges};
 use crate::nexus::{Nexus, NexusState, Preventers, UnitAttention};
 use crate::opcode::Abilities;
-use crate::options::{LunError, LunOptions, in_units, shift_of};
+use crate::options::{LunError, LunOptions, in_units, physical_exponent_of, shift_of};
 use crate::policy::ErrorPolicy;
 use crate::reservations::{Access, NexusName};
 use crate::volume::{Volume, access_of};
@@ -117,12 +117,23 @@ impl LunShared {
         let bdev_shift = shift_of(&*bdev, block_size)?;
         let mut features = in_units(bdev.features(), bdev_shift);
         characteristics.restrict(&mut features);
-        let ratio = (geometry.physical_block_size / block_size).max(1);
+        let own_exponent = (geometry.physical_block_size / block_size).max(1).ilog2().min(15) as u8;
+        let physical_exponent = match characteristics.physical_block_size {
+            Some(asked) => physical_exponent_of(&*bdev, &features, block_size, asked)?,
+            None => own_exponent,
+        };
+        if physical_exponent > own_exponent {
+            // An optimal length is one of whole physical blocks (SBC-3 6.6.3).
+            features.optimal_blocks &= !((1 << physical_exponent) - 1);
+        }
         let volume = Volume::of(identity, options.keeper, options.records);
         let protection = bdev.protection().filter(|_| bdev_shift == 0).map(|p| p.kind);
         let abilities = Abilities {
             // With its tuple, a block is longer than what a disk writes as a whole.
-            atomic: geometry.physical_block_size >= block_size && bdev.protection().is_none(),
+            atomic: geometry.physical_block_size >= block_size
+                // Nor is a larger physical block than the volume's.
+                && physical_exponent <= own_exponent
+                && bdev.protection().is_none(),
             protection: protection.is_some(),
             unmap: features.unmap,
             block_erase: features.unmap && bdev.sparse().is_some(),
@@ -140,7 +151,7 @@ impl LunShared {
             error_policy: options.error_policy,
             block_size,
             bdev_shift,
-            physical_exponent: ratio.ilog2().min(15) as u8,
+            physical_exponent,
             num_blocks: AtomicU64::new(geometry.num_blocks >> bdev_shift),
             epoch: AtomicU32::new(0),
             preventers: Arc::default(),

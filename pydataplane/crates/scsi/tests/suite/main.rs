@@ -13,6 +13,7 @@ mod format;
 mod fuzz;
 mod identity;
 mod mode;
+mod physical_block;
 mod ports;
 mod protect;
 mod provisioning;

@@ -106,6 +106,10 @@ struct AddTarget {
     /// Default: 1
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rotation_rate: Option<u16>,
+    /// Bytes of a physical block that the guest sees, a power of two, no less than a logical one and 2097152 at
+    /// most (ours). Default: the bdev's
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    physical_block_size: Option<u32>,
     /// Let the guest discard blocks, where the bdev takes that (ours). Default: true
     #[serde(default, skip_serializing_if = "Option::is_none")]
     discard: Option<bool>,
@@ -277,6 +281,7 @@ fn characteristics(p: &AddTarget) -> Result<Characteristics, Error> {
         vendor: p.vendor.clone(),
         product: p.product.clone(),
         rotation_rate: p.rotation_rate,
+        physical_block_size: p.physical_block_size,
         no_unmap: p.discard == Some(false),
         write_through: p.write_cache == Some(false),
     })

@@ -298,6 +298,26 @@ fn addresses_are_in_sectors_whatever_the_block_size() {
 }
 
 #[test]
+fn virtio_5_2_5_the_physical_block_of_its_topology_is_the_owners_choice() {
+    let disk = FaultBdev::new("disk", 512, 8192);
+    let mut options = TargetOptions::default();
+    options.characteristics.physical_block_size = Some(16384);
+    let host = host_with(&disk, options);
+    let mut guest = start(&host, BLK, 1);
+    // physical_block_exp, alignment_offset, min_io_size.
+    assert_eq!(guest.peer.config(24, 4), [5, 0, 32, 0]);
+    drop(guest);
+    host.controllers.delete("vm0", true).unwrap();
+    let mut odd = TargetOptions::default();
+    odd.characteristics.physical_block_size = Some(3000);
+    let why = create(&host, odd).unwrap_err().to_string();
+    assert!(
+        why.contains("physical blocks of 3000 bytes: ask for a power of two from 512"),
+        "{why}"
+    );
+}
+
+#[test]
 fn a_driver_that_cannot_flush_has_every_write_durable() {
     let (host, disk) = host();
     let mut guest = start(&host, BLK & !F_FLUSH, 1);

@@ -290,6 +290,7 @@ pub const DISK: [(u8, &str, TargetOptions); 1] = [(
             vendor: None,
             product: None,
             rotation_rate: None,
+            physical_block_size: None,
             no_unmap: false,
             write_through: false,
         },

@@ -60,6 +60,10 @@ pub(super) struct Create {
     /// Default: the bdev's
     #[serde(default, skip_serializing_if = "Option::is_none")]
     block_size: Option<u32>,
+    /// Bytes of a physical block that the guest sees, a power of two, no less than a logical one and 2097152 at
+    /// most (ours). Default: the bdev's
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    physical_block_size: Option<u32>,
     /// The VM comes from another host, which has the volume until the VM runs here: an image of Ceph is
     /// locked for this target only then (ours). Default: false
     #[serde(default, skip_serializing, rename = "incoming")]
@@ -200,6 +204,7 @@ fn create(app: &App, mut p: Create) -> Result<bool, Error> {
         },
         ..TargetOptions::default()
     };
+    disk.characteristics.physical_block_size = p.physical_block_size;
     disk.characteristics.no_unmap = p.discard == Some(false);
     disk.characteristics.uuid = p.uuid.as_ref().map(|uuid| uuid.0);
     if let Err(e) = app.controllers.create_blk(&p.ctrlr, options, bdev.name(), disk) {

@@ -87,6 +87,8 @@ pub(super) struct Block {
     uuid: Option<String>,
     /// Bytes of a logical block, as the guest sees it.
     block_size: Option<u32>,
+    /// Bytes of a physical block, null where none was chosen: the bdev's.
+    physical_block_size: Option<u32>,
     /// Whether the guest may discard blocks, where the bdev takes that.
     discard: bool,
     /// What becomes of writes whose I/O fails: report, enospc or stop.
@@ -106,6 +108,7 @@ impl From<Option<TargetInfo>> for Block {
             read_error_policy: word(policy.read),
             readonly: disk.as_ref().is_some_and(|d| d.read_only),
             block_size: disk.as_ref().map(|d| d.block_size),
+            physical_block_size: disk.as_ref().and_then(|d| d.characteristics.physical_block_size),
             discard: disk.as_ref().is_some_and(|d| !d.characteristics.no_unmap),
             resize_event_at: disk.as_ref().and_then(|d| d.resize_event_at),
             serial: disk.as_ref().map(|d| d.serial.clone()),
@@ -143,6 +146,8 @@ pub(super) struct Lun {
     vendor: Option<String>,
     product: Option<String>,
     rotation_rate: Option<u16>,
+    /// Bytes of a physical block, null where none was chosen: the bdev's.
+    physical_block_size: Option<u32>,
     /// Whether the guest may discard blocks, where the bdev takes that.
     discard: bool,
     /// Whether the guest sees the bdev's volatile cache, if it has one.
@@ -185,6 +190,7 @@ impl From<TargetInfo> for Target {
                 vendor: t.characteristics.vendor,
                 product: t.characteristics.product,
                 rotation_rate: t.characteristics.rotation_rate,
+                physical_block_size: t.characteristics.physical_block_size,
                 discard: !t.characteristics.no_unmap,
                 write_cache: !t.characteristics.write_through,
                 write_error_policy: word(t.error_policy.write),
