@@ -99,7 +99,8 @@ class DisksSection(Section):
     port. Disks on others are QEMU's: an iSCSI target that is hostile may crash the
     target, or have it do what it wants, and with it all VMs' disks."""
     max_queues: int = Field(default=8, ge=1, le=64)
-    """Most request queues of a controller; it gets one for each vCPU of the domain."""
+    """Most request queues of a controller; it gets one for each vCPU of the domain. A virtio-blk
+    disk has those that its `<driver queues=>` says, if it does."""
     reconnect_s: Annotated[int, Field(ge=0, le=3600)] | Literal["auto"] = "auto"
     """How long QEMU waits before it connects again to a target that went away, seconds. auto: 1
     where the domain's <emulator> is QEMU 8.2 or newer; else none, as older ones do not start with

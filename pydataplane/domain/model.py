@@ -186,6 +186,8 @@ class Characteristics:
     """Up to 16 printable ASCII characters."""
     rotation_rate: int | None = None
     """Turns a minute, 1025 to 65534, or 1 for a disk that does not rotate."""
+    physical_block_size: int | None = None
+    """Bytes of a physical block: a power of two, from a logical block to 2 MiB."""
     removable: bool = False
     discard: bool = True
     """Whether the guest may discard blocks, where the volume takes that."""

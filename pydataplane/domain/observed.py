@@ -108,7 +108,9 @@ def _blk(disk: Mapping[str, Any]) -> ObservedDisk:
         disk.get("serial"),
         disk.get("readonly"),
         disk.get("block_size"),
-        replace(OWN, discard=disk["discard"]) if "discard" in disk else None,
+        replace(OWN, discard=disk["discard"], physical_block_size=disk.get("physical_block_size"))
+        if "discard" in disk
+        else None,
         disk.get("uuid"),
     )
 
@@ -117,7 +119,9 @@ def _characteristics(lun: Mapping[str, Any]) -> Characteristics | None:
     """Reads what a LUN says of itself, None where the target does not tell."""
     if "write_cache" not in lun:
         return None
-    return Characteristics(**{f.name: lun[f.name] for f in fields(Characteristics)})
+    # An older target tells nothing of what it does not know, and shows none of it.
+    told = {f.name: lun[f.name] for f in fields(Characteristics) if f.name in lun}
+    return Characteristics(**told)
 
 
 def bdev_of(lun: LunPlan, state: State) -> Bdev:

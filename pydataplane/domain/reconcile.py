@@ -292,6 +292,7 @@ def _create_blk(rpc: Rpc, action: CreateBlk, bdev: Bdev) -> None:
             uuid=lun.known_as.uuid if lun.known_as is not None else None,
             shareable=True if lun.shareable else None,
             block_size=lun.block_size if lun.block_size != bdev.block_size else None,
+            physical_block_size=lun.characteristics.physical_block_size,
             discard=None if lun.characteristics.discard else False,
             incoming=_incoming(action, bdev),
             **policy,

@@ -166,7 +166,7 @@ def test_a_snapshot_of_a_disk_in_use_is_a_read_only_disk(host: Host, guest: Agen
 def test_a_disk_has_the_blocks_that_its_blockio_asks_for(host: Host, guest: Agent) -> None:
     disk = (
         "<disk type='block' device='disk'><source dev='/dev/virtlun/lvs0/v'/>"
-        "<blockio logical_block_size='{0}' physical_block_size='4096'/>"
+        "<blockio logical_block_size='{0}' physical_block_size='16384'/>"
         "<target dev='sdb' bus='scsi'/></disk>"
     )
     path = host.scratch / "device.xml"
@@ -180,7 +180,8 @@ def test_a_disk_has_the_blocks_that_its_blockio_asks_for(host: Host, guest: Agen
         assert guest.run("cat /sys/block/sda/queue/logical_block_size").strip() == str(size)
         (controller,) = host.client.call("vhost_get_controllers")
         ((lun,),) = [each["luns"] for each in controller["backend_specific"]["scsi"]]
-        assert lun["block_size"] == size
+        assert (lun["block_size"], lun["physical_block_size"]) == (size, 16384)
+        assert guest.run("cat /sys/block/sda/queue/physical_block_size").strip() == "16384"
 
     def detach() -> None:
         host.virsh("detach-disk", NAME, "sdb", "--live", "--config")
@@ -191,7 +192,6 @@ def test_a_disk_has_the_blocks_that_its_blockio_asks_for(host: Host, guest: Agen
         return guest.run(read).split()[0]
 
     attach(4096)
-    assert guest.run("cat /sys/block/sda/queue/physical_block_size").strip() == "4096"
     guest.run("dd if=/dev/urandom of=/dev/sda bs=4096 seek=3 count=64 oflag=direct")
     written = checksum("bs=4096 skip=3 count=64")
     assert checksum("bs=4096 skip=67 count=64") != written
@@ -209,6 +209,9 @@ def test_a_disk_has_the_blocks_that_its_blockio_asks_for(host: Host, guest: Agen
             host.virsh("attach-device", NAME, str(path), "--live", "--config")
     path.write_text(disk.format(512))
     with pytest.raises(VirshError, match="cannot modify field 'blockio logical_block_size'"):
+        host.virsh("update-device", NAME, str(path), "--live")
+    path.write_text(disk.format(4096).replace("16384", "8192"))
+    with pytest.raises(VirshError, match="cannot modify field 'blockio physical_block_size'"):
         host.virsh("update-device", NAME, str(path), "--live")
     detach()
     attach(512)

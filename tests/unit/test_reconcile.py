@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydataplane.domain.errors import ReconcileError
-from pydataplane.domain.model import DiskAddress, ErrorPolicy, FrontEnd
-from pydataplane.domain.observed import Bdev, ObservedDisk, State, observe
+from pydataplane.domain.model import Characteristics, DiskAddress, ErrorPolicy, FrontEnd
+from pydataplane.domain.observed import Bdev, ObservedDisk, State, disks_of, is_right, observe
 from pydataplane.domain.reconcile import (
     AddTarget,
     CreateBlk,
@@ -117,6 +117,43 @@ def test_blocks_are_corrected_and_asked_for_only_where_they_are_not_the_volumes_
     target.options.clear()
     refusal = "disk sda (volume lvs0/v1): bdev uuid-1 has larger blocks"
     assert made("v1", 512) == (["add", "delete", refusal], {})
+
+
+@pytest.mark.parametrize("front", ["scsi", "blk"])
+def test_a_physical_block_is_asked_for_and_corrected_at_a_start(
+    target: FakeTarget, front: FrontEnd
+) -> None:
+    def wanted(size: int | None) -> Plan:
+        chosen = Characteristics(physical_block_size=size)
+        return plan(A, lun(0, "v0", "uuid-0", front=front, characteristics=chosen))
+
+    def told() -> object:
+        options = target.options[A, 0] if front == "scsi" else target.blk[f"{A}.0"]
+        return options.get("physical_block_size")
+
+    assert ensured(target, wanted(8192), whole=True) is None
+    assert told() == 8192
+    target.calls.clear()
+    assert ensured(target, wanted(8192), whole=True) is None
+    assert not {"vhost_delete_controller", "vhost_create_blk_controller"} & set(target.calls)
+    assert ensured(target, wanted(None)) is not None, "a running guest keeps it"
+    assert told() == 8192
+    assert ensured(target, wanted(None), whole=True) is None
+    assert told() is None
+
+
+def test_a_target_that_does_not_know_physical_blocks_is_believed() -> None:
+    told = {"bdev_name": "uuid-0", "serial": "uuid-0", "read_only": False, "block_size": 512}
+    told |= dict.fromkeys(("wwn", "vendor", "product", "rotation_rate"))
+    told |= {"removable": False, "discard": True, "write_cache": True}
+    scsi = {"backend_specific": {"scsi": [{"scsi_dev_num": 0, "luns": [told]}]}}
+    blk = {"backend_specific": {"block": {"bdev": "uuid-0", "discard": True}}}
+    for controller in (scsi, blk):
+        state = State({}, {"uuid-0": Bdev("uuid-0", 512)})
+        shown = disks_of(controller)[0]
+        assert is_right(lun(0, "v0", "uuid-0"), shown, state)
+        chosen = Characteristics(physical_block_size=4096)
+        assert not is_right(lun(0, "v0", "uuid-0", characteristics=chosen), shown, state)
 
 
 def test_a_target_that_does_not_tell_is_believed(target: FakeTarget) -> None:

@@ -25,6 +25,18 @@ FIELDS: tuple[Field, ...] = (
         "`ignore`: the guest sees a disk without discard. Else as a thin or thick volume has it",
         "unmap ignore",
     ),
+    done(
+        "driver@queues",
+        "1 to 64 request queues; one for each vCPU up to `max_queues` where it is left out",
+    ),
+    done(
+        "driver@queue_size", "entries of each queue: a power of two from 4 to 1024, 128 without it"
+    ),
+    done(
+        "driver@event_idx",
+        "`off`: QEMU does not offer its guest VIRTIO_F_EVENT_IDX; it does otherwise",
+        "on off",
+    ),
     done("boot@order", "libvirt's: boots from the disk"),
     done("serial", "the first 20 characters; /dev/disk/by-id/virtio-... in the guest"),
     never("wwn", _SCSI),

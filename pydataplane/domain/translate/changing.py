@@ -20,6 +20,7 @@ from pydataplane.domain.xml import disk as disks
 from pydataplane.domain.xml import metadata as metadatas
 from pydataplane.domain.xml import view as views
 from pydataplane.domain.xml.boot import choose, place
+from pydataplane.domain.xml.disk import Disk
 from pydataplane.domain.xml.document import Edits, layout
 from pydataplane.domain.xml.metadata import Entry, Metadata
 from pydataplane.domain.xml.view import View
@@ -78,10 +79,11 @@ def attach(
         return change
     socket, again_s = _socket(view, changed, settings), blkdisk.reconnect_s(settings)
     num_queues = queues(view.domain, settings)
-    lines = blkdisk.disk_lines(document, document.root, lun, socket, num_queues, again_s)
     plan = change.plan
     if plan is not None and not plan.has_scsi:
-        plan = replace(plan, num_queues=num_queues)
+        own = blkdisk.count(dict(disk.queues), num_queues)
+        plan = replace(plan, num_queues=max(plan.num_queues, own))
+    lines = blkdisk.disk_lines(document, document.root, lun, socket, num_queues, again_s)
     return replace(change, device_xml=layout(lines, "\n"), plan=plan)
 
 
@@ -219,12 +221,14 @@ def update(
     front = old.front
     if before is None or before.bus != disk.bus:
         front = fronts.choose(document.root, disk, ref, view.domain, settings, {})
-    fields.check(document.root, disk, ref, front)
+    fields.check(document.root, disk, ref, front, goes_on=live and before is not None)
     uuid = (old.uuid if ref == old.volume else None) or (uuids or {}).get(ref.alias)
     known = fronts.known_as(ref, old, running=live)
     lun = fronts.planned(disk, ref, target=old.target, uuid=uuid, front=front, known_as=known)
     if live:
+        lun = fronts.as_asked(lun, old, before)
         _check_kept(old, lun)
+        _check_queues(old, before or disk, disk)
     rest = metadata.without(entry)
     others = [item for item in view.client_disks(metadata) if item[0].dev != old.dev]
     check_new(others, disk, ref, Refusal.TARGET_EXISTS)
@@ -297,18 +301,32 @@ def _check_kept(old: LunPlan, new: LunPlan) -> None:
         ("iotune", old.limits, old.limits if new.limits == NONE else new.limits),
     ):
         if before != after:
-            raise TranslateError(
-                Refusal.CANNOT_CHANGE,
-                f"cannot modify field '{name}' of the disk '{old.dev}' while the domain runs;"
-                " change it with --config, or detach and attach the disk",
-            )
+            raise _fixed(name, old)
+
+
+def _fixed(name: str, lun: LunPlan) -> TranslateError:
+    return TranslateError(
+        Refusal.CANNOT_CHANGE,
+        f"cannot modify field '{name}' of the disk '{lun.dev}' while the domain runs;"
+        " change it with --config, or detach and attach the disk",
+    )
+
+
+def _check_queues(lun: LunPlan, before: Disk, after: Disk) -> None:
+    """Refuses other queues than a running domain's client asked for; raises as `_check_kept`."""
+    for name in disks.QUEUES:
+        if dict(before.queues).get(name) != dict(after.queues).get(name):
+            raise _fixed(name, lun)
 
 
 def _shown(old: LunPlan, new: LunPlan) -> list[tuple[str, object, object]]:
     """Returns each characteristic as libvirt's XML names it, before and after."""
-    names = ("wwn", "vendor", "product", "rotation_rate", "removable", "discard", "write_cache")
+    names = (
+        *("wwn", "vendor", "product", "rotation_rate", "physical_block_size"),
+        *("removable", "discard", "write_cache"),
+    )
     mine, theirs = old.characteristics, new.characteristics
-    words = {"write_cache": "cache"}
+    words = {"write_cache": "cache", "physical_block_size": "blockio physical_block_size"}
     return [(words.get(n, n), getattr(mine, n), getattr(theirs, n)) for n in names]
 
 

@@ -71,6 +71,8 @@ class Current:
     """Of a guest that goes on: its carrier."""
     running: bool = False
     """Its guest goes on."""
+    devices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Of a guest that goes on: the queues of its virtio-blk disks, by target dev."""
 
     @classmethod
     def of(cls, view: View | None, *, running: bool = False) -> Current:
@@ -80,7 +82,14 @@ class Current:
         found = cls.with_disks(view, view.salvaged)
         if not running:
             return found
-        return replace(found, running_carrier=RunningCarrier.of(view), running=True)
+        devices = {
+            node.value("target", "dev") or "": disks.queues(node)
+            for node in view.disk_nodes()
+            if blkdisk.number_of(node) is not None
+        }
+        return replace(
+            found, running_carrier=RunningCarrier.of(view), running=True, devices=devices
+        )
 
     @classmethod
     def with_disks(cls, view: View, metadata: Metadata | None) -> Current:
@@ -151,7 +160,7 @@ def translate(
         return Definition(edits.apply(), None)
     try:
         for item in ours:
-            fields.check(item.node, item.disk, item.volume, item.front)
+            fields.check(item.node, item.disk, item.volume, item.front, goes_on=current.running)
         _check_set(view, read, ours)
         socket = _socket(settings, controller_name(uuid), kind.attrs.get("arch", ""), ours)
         added = memory.share(domain, edits)
@@ -171,8 +180,12 @@ def translate(
         for lun, item in zip(luns, ours, strict=True)
     )
     metadata = Metadata(controller_name(uuid), tuple(added), entries)
+    of_disks = []
     for lun, item in zip(luns, ours, strict=True):
-        _take_out(view, item, lun, socket, num_queues, settings, edits)
+        had = current.devices.get(lun.dev)
+        asked = dict(item.disk.queues) if had is None else had
+        of_disks.append(blkdisk.count(asked, num_queues))
+        _take_out(view, item, lun, socket, num_queues, settings, edits, had)
     if domain.child("uuid") is None:
         edits.insert_after(_named(domain), [(0, f"<uuid>{uuid}</uuid>")])
     metadatas.add(domain, metadatas.lines(metadata, bare=False), edits)
@@ -190,7 +203,7 @@ def translate(
         view.name,
         metadata.controller,
         socket,
-        num_queues,
+        num_queues if carried else max(of_disks, default=num_queues),
         in_order,
         has_scsi=carried,
         cpus=pinned_to(domain),
@@ -221,6 +234,7 @@ def _take_out(
     num_queues: int,
     settings: Settings,
     edits: Edits,
+    had: Mapping[str, str] | None,
 ) -> None:
     """Takes a client's disk out; a virtio-blk disk is a device of libvirtd's in its place."""
     node, document = item.node, view.document
@@ -228,7 +242,7 @@ def _take_out(
         edits.remove(node)
         return
     again_s = blkdisk.reconnect_s(settings)
-    lines = blkdisk.disk_lines(document, node, lun, socket, num_queues, again_s)
+    lines = blkdisk.disk_lines(document, node, lun, socket, num_queues, again_s, had)
     edits.replace(node.start, node.end, layout(lines, document.indent(node)))
 
 

@@ -10,7 +10,7 @@ does not have is refused, too. examples/libvirt/disk.md is made from it:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.limits import NAMES
@@ -18,8 +18,9 @@ from pydataplane.domain.model import FrontEnd, VolumeRef
 from pydataplane.domain.translate import blkfields, networks
 from pydataplane.domain.translate.fieldkinds import Effect, Field, done, never, same
 from pydataplane.domain.xml import histogram, iotune
-from pydataplane.domain.xml.disk import BLOCK_SIZES, Disk
-from pydataplane.domain.xml.document import Node
+from pydataplane.domain.xml.blkdisk import MAX_QUEUES, QUEUE_SIZES
+from pydataplane.domain.xml.disk import BLOCK_SIZES, PHYSICAL_BLOCK_SIZES, QUEUES, Disk
+from pydataplane.domain.xml.document import Node, number
 
 _SERIAL = re.compile(r"[A-Za-z0-9_. +-]{1,255}")
 """libvirt's own rule for <serial>."""
@@ -34,7 +35,10 @@ _ENCRYPTION = (
     "the target encrypts, with a key of the volume or its lvstore "
     "(`--key` when that is made), not QEMU; remove it"
 )
-_QUEUES = "the controller has a queue for each vCPU (`max_queues`), of 128 entries"
+_QUEUES = (
+    "a LUN shares the request queues of its domain's controller, one for each vCPU up to"
+    " `max_queues`, of 128 entries; remove it, or make it a virtio-blk disk (bus='virtio')"
+)
 _CONTROLLER = "is of the controller, which all virtlun disks of the domain share; remove it"
 _CACHE = (
     "the target never takes the host's page cache for durable: `none`, `writeback` and `unsafe` are"
@@ -165,7 +169,10 @@ FIELDS: tuple[Field, ...] = (
     ),
     same("driver@io", _OWN_IO, "native threads io_uring"),
     same("driver@ioeventfd", "kicks always come by eventfd"),
-    same("driver@event_idx", "is agreed between guest and target"),
+    never(
+        "driver@event_idx",
+        "is of virtio-blk disks, and agreed between a LUN's controller and its guest; remove it",
+    ),
     done("driver@copy_on_read", "a volume has nothing below it", "off", "remove it"),
     done(
         "driver@discard",
@@ -181,8 +188,8 @@ FIELDS: tuple[Field, ...] = (
         "off",
         "the target writes zeros as any data; use fstrim in the guest, and remove it",
     ),
-    same("driver@queues", _QUEUES),
-    same("driver@queue_size", _QUEUES),
+    never("driver@queues", _QUEUES),
+    never("driver@queue_size", _QUEUES),
     done("driver@iommu", "the guest reaches all of its memory", "off", _CONTROLLER),
     done("driver@ats", "", "off", _CONTROLLER),
     done("driver@packed", "rings are split ones", "off", _CONTROLLER),
@@ -238,7 +245,11 @@ FIELDS: tuple[Field, ...] = (
     never("address/zpci", _NO_DRIVE),
     done("blockio", ""),
     done("blockio@logical_block_size", "512 or 4096, no less than the volume's own"),
-    same("blockio@physical_block_size", "512 or 4096; the guest sees the volume's"),
+    done(
+        "blockio@physical_block_size",
+        "a power of two, from the logical block to 2097152; the volume's own where it is left out."
+        " With a larger one than the volume's, a disk has no WRITE ATOMIC",
+    ),
     never(
         "blockio@discard_granularity",
         "the guest sees the volume's own in VPD page B0h; remove it",
@@ -283,8 +294,13 @@ def find(path: str, front: FrontEnd = "scsi", *, far: bool = False) -> Field | N
     return field
 
 
-def check(node: Node, disk: Disk, ref: VolumeRef, front: FrontEnd) -> None:
+def check(
+    node: Node, disk: Disk, ref: VolumeRef, front: FrontEnd, *, goes_on: bool = False
+) -> None:
     """Refuses what a disk of ours cannot be, if it is to be a LUN, or a virtio-blk disk.
+
+    `goes_on`: its guest has it, and what its client asks for of queues is what it did before: an
+    earlier version took that of a LUN.
 
     Raises:
         TranslateError: BAD_XML or UNSUPPORTED, one sentence.
@@ -302,8 +318,10 @@ def check(node: Node, disk: Disk, ref: VolumeRef, front: FrontEnd) -> None:
     kind = node.value("driver", "type")
     if kind not in (None, "raw", "aio"):
         raise _unsupported(f"{what} cannot have driver type '{kind}'; virtlun volumes are raw")
-    _check_fields(node, "", what, front, far=far)
+    _check_fields(node, "", what, front, far=far, taken=QUEUES if goes_on else ())
     _check_blockio(node, what)
+    if not goes_on:
+        _check_queues(node, what)
     iotune.check(node, what)
     histogram.check(node, what)
     if disk.serial is not None and not _SERIAL.fullmatch(disk.serial):
@@ -320,13 +338,25 @@ def can_be_blk(node: Node, ref: VolumeRef) -> bool:
     return True
 
 
-def _check_fields(node: Node, path: str, what: str, front: FrontEnd, *, far: bool) -> None:
+def _check_fields(
+    node: Node,
+    path: str,
+    what: str,
+    front: FrontEnd,
+    *,
+    far: bool,
+    taken: Container[str] = (),
+) -> None:
     """Refuses what the table refuses, or does not have, in an element and all inside of it.
+
+    `taken`: attributes of <driver> that are not looked at.
 
     Raises:
         TranslateError: UNSUPPORTED.
     """
     for name, value in node.attrs.items():
+        if path == "driver" and name in taken:
+            continue
         field = None if " " in name else find(f"{path}@{name}", front, far=far)
         if " " in name or (field is not None and field.values is None):
             continue  # of a namespace of somebody else's, or any value will do
@@ -343,7 +373,7 @@ def _check_fields(node: Node, path: str, what: str, front: FrontEnd, *, far: boo
             why = field.instead if field is not None else "virtlun does not know it; remove it"
             raise _unsupported(f"{what}: <{child.name}> is not possible: {why}")
         if not field.whole:
-            _check_fields(child, inner, what, front, far=far)
+            _check_fields(child, inner, what, front, far=far, taken=taken)
 
 
 def _check_characteristics(node: Node, disk: Disk, what: str) -> None:
@@ -371,19 +401,41 @@ def _check_blockio(node: Node, what: str) -> None:
     Raises:
         TranslateError: UNSUPPORTED.
     """
-    sizes = {}
-    for name in ("logical_block_size", "physical_block_size"):
-        size = node.value("blockio", name)
-        if size is not None and size not in BLOCK_SIZES:
-            raise _unsupported(
-                f"{what}: {name} {size} is not possible; use 512 or 4096, or remove it"
-            )
-        sizes[name] = BLOCK_SIZES.get(size or "")
-    logical, physical = sizes.values()
+    size = node.value("blockio", "logical_block_size")
+    if size is not None and size not in BLOCK_SIZES:
+        raise _unsupported(
+            f"{what}: logical_block_size {size} is not possible; use 512 or 4096, or remove it"
+        )
+    logical, size = BLOCK_SIZES.get(size or ""), node.value("blockio", "physical_block_size")
+    physical = number(size)
+    if size is not None and physical not in PHYSICAL_BLOCK_SIZES:
+        raise _unsupported(
+            f"{what}: physical_block_size {size} is not possible; use a power of two from 512 to"
+            f" {max(PHYSICAL_BLOCK_SIZES)}, or remove it"
+        )
     if logical is not None and physical is not None and physical < logical:
         raise _unsupported(
             f"{what}: a physical_block_size of {physical} is less than the logical_block_size of"
             f" {logical}; make it {logical}, or remove it"
+        )
+
+
+def _check_queues(node: Node, what: str) -> None:
+    """Refuses queues that no virtio-blk disk of ours has.
+
+    Raises:
+        TranslateError: UNSUPPORTED.
+    """
+    queues, size = node.value("driver", "queues"), node.value("driver", "queue_size")
+    if queues is not None and not 1 <= (number(queues) or 0) <= MAX_QUEUES:
+        raise _unsupported(
+            f"{what}: queues='{queues}' of <driver> is not possible; use 1 to {MAX_QUEUES}, or"
+            " remove it"
+        )
+    if size is not None and number(size) not in QUEUE_SIZES:
+        raise _unsupported(
+            f"{what}: queue_size='{size}' of <driver> is not possible; use a power of two from"
+            f" {min(QUEUE_SIZES)} to {max(QUEUE_SIZES)}, or remove it"
         )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from pydataplane.domain.errors import TranslateError
 from pydataplane.domain.model import FrontEnd, KnownAs, LunPlan, Settings, VolumeRef
 from pydataplane.domain.translate import fields
 from pydataplane.domain.xml import network
@@ -67,17 +67,13 @@ def can_have_scsi(domain: Node, settings: Settings) -> bool:
 
 
 def check_any(node: Node, disk: Disk, ref: VolumeRef) -> None:
-    """Refuses what a disk of ours cannot be, whatever its front end.
+    """Refuses what a disk of ours cannot be, whatever its front end, and whoever may have it.
 
     Raises:
         TranslateError: as `fields.check`.
     """
-    try:
-        fields.check(node, disk, ref, "blk" if disk.bus == "virtio" else "scsi")
-    except TranslateError:
-        if disk.bus != "virtio":
-            raise
-        fields.check(node, disk, ref, "scsi")
+    is_blk = disk.bus == "virtio" and fields.can_be_blk(node, ref)
+    fields.check(node, disk, ref, "blk" if is_blk else "scsi", goes_on=True)
 
 
 def known_as(ref: VolumeRef, before: LunPlan | None, *, running: bool) -> KnownAs | None:
@@ -99,6 +95,28 @@ def known_as(ref: VolumeRef, before: LunPlan | None, *, running: bool) -> KnownA
         return None
     known = before.known_as or network.known_as(was.source)
     return None if known.uuid == network.identity(ref.source) else known
+
+
+def as_shown(new: LunPlan, lun: LunPlan) -> LunPlan:
+    """Returns what a disk is planned to be, with the physical block that its guest sees."""
+    size = lun.characteristics.physical_block_size
+    return replace(new, characteristics=replace(new.characteristics, physical_block_size=size))
+
+
+def as_asked(new: LunPlan, lun: LunPlan, written: Disk | None) -> LunPlan:
+    """Returns `new`, or as the guest sees it where its client asks for what it always did.
+
+    An earlier version took a physical_block_size, and showed the volume's own.
+
+    Args:
+        new: what the disk would be.
+        lun: what it is.
+        written: what its client wrote before; None if that cannot be read.
+    """
+    asked = new.characteristics.physical_block_size
+    if written is None or written.characteristics.physical_block_size != asked:
+        return new
+    return as_shown(new, lun)
 
 
 def planned(

@@ -15,7 +15,7 @@ from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import FrontEnd, LunPlan, VolumeRef
 from pydataplane.domain.names import MAX_TARGETS
 from pydataplane.domain.translate import fronts
-from pydataplane.domain.xml.disk import Disk
+from pydataplane.domain.xml.disk import QUEUES, Disk
 from pydataplane.domain.xml.document import Node
 from pydataplane.domain.xml.metadata import Metadata
 
@@ -66,16 +66,15 @@ def numbered(
     for item in ours:
         was = same.get(_key(item.disk.dev or "", item.volume, running))
         uuid = uuids.get(item.volume.alias, known.get(item.volume))
-        result.append(
-            fronts.planned(
-                item.disk,
-                item.volume,
-                target=was.target if was is not None else next(free),
-                uuid=was.uuid or uuid if running and was is not None else uuid,
-                front=item.front,
-                known_as=fronts.known_as(item.volume, was, running=running),
-            )
+        lun = fronts.planned(
+            item.disk,
+            item.volume,
+            target=was.target if was is not None else next(free),
+            uuid=was.uuid or uuid if running and was is not None else uuid,
+            front=item.front,
+            known_as=fronts.known_as(item.volume, was, running=running),
         )
+        result.append(fronts.as_shown(lun, was) if running and was is not None else lun)
     return result
 
 
@@ -127,7 +126,15 @@ def _check_same(each: Before, item: Ours, uuids: Mapping[str, str]) -> None:
         ("removable", _yes(lun.characteristics.removable), _yes(new.characteristics.removable)),
         ("readonly", _yes(lun.read_only), _yes(new.read_only)),
         ("blockio logical_block_size", lun.block_size or 512, new.block_size or 512),
+        (
+            "blockio physical_block_size",
+            lun.characteristics.physical_block_size,
+            fronts.as_asked(new, lun, was).characteristics.physical_block_size,
+        ),
     ]
+    if was is not None:
+        asked, asks = dict(was.queues), dict(disk.queues)
+        rows += [(f"driver {name}", asked.get(name), asks.get(name)) for name in QUEUES]
     if was is not None and _own_alias(was) is not None and _own_alias(disk) is not None:
         rows.append(("alias", was.alias, disk.alias))
     for name, old, wanted in rows:

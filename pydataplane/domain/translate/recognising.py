@@ -116,7 +116,8 @@ def volume_format(disk_xml: str) -> str | None:
 def disk_of_ours(xml: str, settings: Settings) -> tuple[Document, Disk, VolumeRef] | None:
     """Returns a disk of ours, parsed; None if `xml` is something else.
 
-    It is checked but for what its front end, which the domain decides on, cannot be.
+    It is checked but for what its front end, which the domain decides on, cannot be, and for
+    queues, which a guest that has it keeps.
 
     Raises:
         TranslateError: as `recognise`, but for what cannot be read.

@@ -9,12 +9,26 @@ number.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from pydataplane.domain.model import RECONNECT_S, LunPlan, Settings
 from pydataplane.domain.names import CONTROLLER_PREFIX, blk_controller_name
+from pydataplane.domain.xml import disk as disks
 from pydataplane.domain.xml.carrier import source_lines
-from pydataplane.domain.xml.document import Document, Edits, Lines, Node, layout
+from pydataplane.domain.xml.document import (
+    Document,
+    Edits,
+    Lines,
+    Node,
+    escape,
+    layout,
+    number,
+)
 
+MAX_QUEUES = 64
+"""Request queues that a controller of the target's has."""
+QUEUE_SIZES = frozenset(1 << shift for shift in range(2, 11))
+"""Entries that a queue can have: virtio's, as far as QEMU and the target go."""
 _SOCKET = re.compile(rf".*/({CONTROLLER_PREFIX}[0-9a-f-]{{36}})\.(\d{{1,3}})")
 
 
@@ -40,8 +54,19 @@ def reconnect_s(settings: Settings) -> int:
     return RECONNECT_S if settings.reconnect_s is None else settings.reconnect_s
 
 
+def count(asked: Mapping[str, str], queues: int) -> int:
+    """Returns the request queues of a device whose <disk> asks for these; else `queues`."""
+    return min(number(asked.get("queues")) or queues, MAX_QUEUES)
+
+
 def disk_lines(
-    document: Document, node: Node, lun: LunPlan, controller_socket: str, queues: int, again_s: int
+    document: Document,
+    node: Node,
+    lun: LunPlan,
+    controller_socket: str,
+    queues: int,
+    again_s: int,
+    had: Mapping[str, str] | None = None,
 ) -> Lines:
     """Returns what libvirtd gets for a client's <disk>.
 
@@ -52,23 +77,33 @@ def disk_lines(
         node: the disk in it.
         lun: what it is planned to be.
         controller_socket: path of the domain's own controller's socket.
-        queues: request queues of the device.
+        queues: request queues of the device where the client did not choose.
         again_s: the reconnect interval, seconds; 0 for none.
+        had: as `disk.queues`, of the device that a guest which goes on has.
     """
     socket = blk_controller_name(controller_socket, lun.target)
-    return device_lines(document, node, lun.dev, socket, queues, again_s)
+    return device_lines(document, node, lun.dev, socket, queues, again_s, had)
 
 
 def device_lines(
-    document: Document, node: Node, dev: str, socket: str, queues: int, again_s: int
+    document: Document,
+    node: Node,
+    dev: str,
+    socket: str,
+    queues: int,
+    again_s: int,
+    had: Mapping[str, str] | None = None,
 ) -> Lines:
     """Returns the vhost-user-blk device that takes a <disk>'s place, as `disk_lines`.
 
     `dev` is its target dev, `socket` the path of its controller's socket.
     """
+    asked = disks.queues(node) if had is None else had
+    words = {"name": "qemu", "type": "raw"} | {**asked, "queues": str(count(asked, queues))}
+    driver = "".join(f" {name}='{escape(value)}'" for name, value in words.items())
     result: Lines = [
         (0, "<disk type='vhostuser' device='disk'>"),
-        (1, f"<driver name='qemu' type='raw' queues='{queues}'/>"),
+        (1, f"<driver{driver}/>"),
     ]
     result += [(depth + 1, line) for depth, line in source_lines(socket, again_s)]
     result.append((1, f"<target dev='{dev}' bus='virtio'/>"))

@@ -36,6 +36,8 @@ DEV_LETTERS_MAX = 6
 _DEV = re.compile(r"(fd|hd|sd|vd|xvd|ubd)([a-z]+)")
 BLOCK_SIZES = {"512": 512, "4096": 4096}
 """Bytes of a logical block that a disk of ours can have, as written."""
+PHYSICAL_BLOCK_SIZES = frozenset(1 << shift for shift in range(9, 22))
+"""Bytes of a physical block that one can have, up to the largest that QEMU's own disks have."""
 KEPT = 1024
 """Disks of which it is kept what their XML says: several domains' with as many as there can be.
 
@@ -55,6 +57,8 @@ _ANY = "/a/name/./of/./any/./source"
 """In the place of a disk's own: see `_alike`."""
 WRITE_THROUGH = frozenset({"writethrough", "directsync"})
 """Values of <driver cache=> with which a write is durable when it is completed."""
+QUEUES = ("queues", "queue_size", "event_idx")
+"""Attributes of <driver> by which a client chooses the queues of a virtio-blk disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,8 @@ class Disk:
     error_policy: ErrorPolicy = ON_ERROR
     limits: Limits = NONE
     histograms: Histograms = ()
+    queues: tuple[tuple[str, str], ...] = ()
+    """Those of QUEUES that it has, with their values."""
 
 
 def read(node: Node) -> Disk:
@@ -99,7 +105,13 @@ def read(node: Node) -> Disk:
         error_policy=_error_policy(node),
         limits=iotune.read(node),
         histograms=histogram.read(node),
+        queues=tuple(queues(node).items()),
     )
+
+
+def queues(node: Node) -> dict[str, str]:
+    """Returns what a <disk> says of queues; of a device at libvirtd, what its guest has."""
+    return {name: value for name in QUEUES if (value := node.value("driver", name)) is not None}
 
 
 def _error_policy(node: Node) -> ErrorPolicy:
@@ -120,6 +132,7 @@ def _characteristics(node: Node) -> Characteristics:
         vendor=_text(node, "vendor"),
         product=_text(node, "product"),
         rotation_rate=number(node.value("target", "rotation_rate")),
+        physical_block_size=number(node.value("blockio", "physical_block_size")),
         removable=node.value("target", "removable") == "on",
         discard=node.value("driver", "discard") != "ignore",
         write_cache=node.value("driver", "cache") not in WRITE_THROUGH,

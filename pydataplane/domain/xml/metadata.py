@@ -36,6 +36,7 @@ from pydataplane.domain.xml.disk import (
     BLOCK_SIZES,
     KEPT,
     KEPT_CHARS,
+    PHYSICAL_BLOCK_SIZES,
     Disk,
     stored,
     stored_network,
@@ -234,11 +235,15 @@ def _characteristics(attrs: Mapping[str, str]) -> Characteristics:
     rate = number(attrs.get("rotationrate"))
     if rate is None and "rotationrate" in attrs:
         raise _damaged("a rotationrate is no number")
+    physical = number(attrs.get("physicalblocksize"))
+    if physical not in PHYSICAL_BLOCK_SIZES and "physicalblocksize" in attrs:
+        raise _damaged("a physicalblocksize is not one of a disk's")
     found = Characteristics(
         wwn=attrs.get("wwn"),
         vendor=attrs.get("vendor"),
         product=attrs.get("product"),
         rotation_rate=rate,
+        physical_block_size=physical,
         removable=attrs.get("removable") == "yes",
         discard=attrs.get("discard") != "no",
         write_cache=attrs.get("writecache") != "no",
@@ -325,7 +330,7 @@ def _entry_text(entry: Entry, prefix: str) -> str:
 def _text_of(entry: Entry, prefix: str) -> str:
     far = entry.lun.volume.source
     lun, shown, policy = entry.lun, entry.lun.characteristics, entry.lun.error_policy
-    rate = shown.rotation_rate
+    rate, physical = shown.rotation_rate, shown.physical_block_size
     limits = " ".join(f"{name}={value}" for name, value in lun.limits.given.items())
     head = attributes(
         {
@@ -345,6 +350,7 @@ def _text_of(entry: Entry, prefix: str) -> str:
             "vendor": shown.vendor,
             "product": shown.product,
             "rotationrate": str(rate) if rate is not None else None,
+            "physicalblocksize": str(physical) if physical is not None else None,
             "removable": "yes" if shown.removable else None,
             "discard": None if shown.discard else "no",
             "writecache": None if shown.write_cache else "no",

@@ -136,8 +136,8 @@ def test_reads_that_hang_hold_up_no_change(tmp_path: Path) -> None:
             for n in range(REQUESTS_MAX)
         ]
         world.libvirtd.slow = {item.uuid: end for item in slow}
-        known = world.gateway.services.known
-        reading = [asyncio.create_task(known.current(item.ref)) for item in slow]
+        cache = world.gateway.services.domain_cache
+        reading = [asyncio.create_task(cache.current(item.ref)) for item in slow]
         try:
             await until(lambda: reads(world) == len(slow))
             async with asyncio.timeout(30):

@@ -299,3 +299,98 @@ def test_a_vhostuser_disk_of_a_clients_own_is_left_alone() -> None:
     client = domain(own)
     assert translated(client, controller=False).xml == client
     assert present(client, live=False) == client
+
+
+QUEUED = "<driver name='qemu' type='raw' queues='{}' queue_size='{}' event_idx='off'/>"
+
+
+def queued(queues: object, size: object, dev: str = "vda") -> str:
+    """Returns a virtio-blk disk of ours whose client chooses its queues."""
+    return lvol(dev, dev, bus="virtio", more=QUEUED.format(queues, size))
+
+
+def drivers(xml: str) -> list[dict[str, str]]:
+    """Returns the <driver> of each disk at libvirtd, without what all have."""
+    found = [dict(node.attrib) for node in tree(xml).findall("devices/disk/driver")]
+    assert all((each.pop("name"), each.pop("type")) == ("qemu", "raw") for each in found)
+    return found
+
+
+CHOSEN = {"queues": "4", "queue_size": "256", "event_idx": "off"}
+
+
+def test_queues_are_as_the_client_chose() -> None:
+    xml = defined(queued(4, 256), lvol("vdb", bus="virtio"))
+    assert drivers(xml) == [CHOSEN, {"queues": "2"}]
+    made = plan(xml)
+    assert made is not None and made.num_queues == 4
+    assert drivers(translated(present(xml, live=False), controller=False).xml) == drivers(xml)
+    change = attach(running(xml), queued(4, 256, "vdc"), SETTINGS, live=True)
+    assert change is not None and change.device_xml is not None
+    assert drivers(f"<d><devices>{change.device_xml}</devices></d>") == [CHOSEN]
+
+
+@pytest.mark.parametrize(
+    ("queues", "size", "name"),
+    [
+        (0, 128, "queues='0' of <driver> is not possible; use 1 to 64, or remove it"),
+        (65, 128, "queues='65' of <driver> is not possible"),
+        ("many", 128, "queues='many' of <driver> is not possible"),
+        (1, 2, "queue_size='2' of <driver> is not possible; use a power of two from 4 to 1024"),
+        (1, 100, "queue_size='100' of <driver> is not possible"),
+        (1, 2048, "queue_size='2048' of <driver> is not possible"),
+    ],
+)
+def test_queues_that_no_disk_has_are_refused(queues: object, size: object, name: str) -> None:
+    for check in (
+        defined,
+        lambda disk: attach(
+            running(defined(lvol("vdb", "w", bus="virtio"))), disk, SETTINGS, live=True
+        ),
+    ):
+        with pytest.raises(TranslateError, match=name):
+            check(queued(queues, size))
+
+
+@pytest.mark.parametrize("name", ["queues", "queue_size", "event_idx"])
+@pytest.mark.parametrize(
+    "settings", [SETTINGS, replace(SETTINGS, front_end="scsi")], ids=["bus", "setting"]
+)
+def test_a_lun_has_no_queues_of_its_own(settings: Settings, name: str) -> None:
+    """As libvirt says of its own SCSI disks."""
+    bus = "scsi" if settings is SETTINGS else "virtio"
+    value = CHOSEN[name]
+    disk = lvol("sda", bus=bus, more=f"<driver {name}='{value}'/>")
+    with pytest.raises(TranslateError, match=f"{name}='{value}' of <driver> is not possible: "):
+        defined(disk, settings=settings)
+
+
+def test_a_guest_that_goes_on_keeps_its_queues() -> None:
+    client = domain(queued(4, 256))
+    now = running(defined_of(client))
+    # An earlier version had one queue for each vCPU, whatever its client asked for.
+    metadata, of_device, rest = now.rpartition(" queues='4' queue_size='256' event_idx='off'")
+    assert of_device
+    earlier = f"{metadata} queues='2'{rest}"
+    other = replace(SETTINGS, max_queues=1)
+    for had, settings, shown in (
+        (now, SETTINGS, CHOSEN),
+        (earlier, SETTINGS, {"queues": "2"}),
+        (earlier, other, {"queues": "2"}),
+    ):
+        gone_on = define(client, settings, new_uuid=NEW_UUID, current_xml=had, running=True)
+        assert drivers(gone_on.xml) == [shown]
+    for wrong in (queued(2, 256), lvol("vda", "vda", bus="virtio")):
+        with pytest.raises(TranslateError, match="driver queue"):
+            define(domain(wrong), SETTINGS, new_uuid=NEW_UUID, current_xml=now, running=True)
+        with pytest.raises(TranslateError, match="cannot modify field 'queue"):
+            update(now, wrong, SETTINGS, live=True)
+
+
+def test_a_lun_that_goes_on_may_say_of_queues_what_it_always_did() -> None:
+    before, said = lvol("sda"), lvol("sda", more="<driver queues='100'/>")
+    had = running(defined(before)).replace("bus='scsi'/>", "bus='scsi'/><driver queues='100'/>", 1)
+    assert define(domain(said), SETTINGS, new_uuid=NEW_UUID, current_xml=had, running=True).plan
+    assert update(had, said, SETTINGS, live=True) is not None
+    with pytest.raises(TranslateError, match="queues='100' of <driver> is not possible"):
+        update(had, said, SETTINGS, live=False)

@@ -267,6 +267,16 @@ def test_disks_become_vhost_user_blk_devices_where_they_stand() -> None:
     assert carry_blk(xml, SOCKETS, Settings(max_queues=3)) == xml
 
 
+@pytest.mark.parametrize(("asked", "queues"), [(1, 1), (12, 12), (200, 64)])
+def test_the_queues_of_blockmultiqueue_are_as_many_as_the_target_has(
+    asked: int, queues: int
+) -> None:
+    read_back = READ_BACK.replace('type="raw"', f'type="raw" queues="{asked}"')
+    xml = carry_blk(DOMAIN.replace(DATA_DISK, read_back), SOCKETS, Settings(max_queues=3))
+    found = tree(xml).findall("devices/disk[@type='vhostuser']/driver")
+    assert [driver.get("queues") for driver in found] == ["3", str(queues)]
+
+
 def test_a_vhost_user_blk_device_that_kubevirt_has_read_back_is_made_whole() -> None:
     xml = carry_blk(DOMAIN.replace(DATA_DISK, READ_BACK), SOCKETS, SETTINGS)
     (found,) = [

@@ -126,7 +126,13 @@ def blockio(attributes: str) -> str:
             "<encryption> .*: the target encrypts",
         ),
         (blockio("logical_block_size='1024'"), "logical_block_size 1024 is not possible; use 512"),
-        (blockio("physical_block_size='8192'"), "physical_block_size 8192 is not possible; use"),
+        *(
+            (
+                blockio(f"physical_block_size='{size}'"),
+                f"physical_block_size {size} is not possible; use a power of two from 512 to 2097",
+            )
+            for size in ("256", "3000", "4194304", "many")
+        ),
         (
             blockio("logical_block_size='4096' physical_block_size='512'"),
             "physical_block_size of 512 is less than the logical_block_size of 4096",
@@ -172,6 +178,7 @@ def test_what_does_not_concern_us_is_tolerated() -> None:
         "logical_block_size='4096' physical_block_size='4096'",
         "logical_block_size='4096'",
         "physical_block_size='4096'",
+        "physical_block_size='2097152'",
     ],
 )
 def test_block_sizes_that_a_disk_can_have(attributes: str) -> None:

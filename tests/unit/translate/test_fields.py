@@ -14,7 +14,7 @@ from pydataplane.domain.model import Characteristics
 from pydataplane.domain.translate import attach, define, fields, plan, recognise, update
 from pydataplane.domain.translate.fieldkinds import Effect
 from pydataplane.domain.translate.fields import FIELDS
-from pydataplane.domain.xml.disk import parse_device, read
+from pydataplane.domain.xml.disk import QUEUES, parse_device, read
 from tests.support.examples import used
 from tests.unit.translate.domains import NEW_UUID, ROOT, SETTINGS, domain, lvol
 
@@ -139,7 +139,10 @@ SPECIAL = {"@type", "@device", "target@bus", "driver@type", HISTOGRAM}
 )
 def test_each_value_that_we_have_not_is_refused_by_name(path: str, value: str) -> None:
     with pytest.raises(TranslateError) as caught:
-        recognise(of(path, value), SETTINGS)
+        if path.removeprefix("driver@") in QUEUES:  # a guest that has it may go on with it
+            define(domain(of(path, value)), SETTINGS, new_uuid=NEW_UUID)
+        else:
+            recognise(of(path, value), SETTINGS)
     assert caught.value.refusal is Refusal.UNSUPPORTED
     names = [name for part in path.split("/") for name in part.split("@")]
     assert any(name in caught.value.message for name in names)
@@ -186,6 +189,7 @@ def test_what_scsi_has_no_room_for_is_refused(path: str, value: str, words: str)
         ("product", " two words", Characteristics(product=" two words")),
         ("product", "", Characteristics()),
         ("target@rotation_rate", "7200", Characteristics(rotation_rate=7200)),
+        ("blockio@physical_block_size", "8192", Characteristics(physical_block_size=8192)),
         ("target@removable", "on", Characteristics(removable=True)),
         ("driver@discard", "ignore", Characteristics(discard=False)),
         ("driver@discard", "unmap", Characteristics()),
@@ -215,6 +219,15 @@ def test_a_running_domains_disk_keeps_what_its_guest_was_told() -> None:
     assert change.lun.characteristics.wwn == "5000c50015ea71ad"
     with pytest.raises(TranslateError, match="cannot modify field 'wwn'"):
         update(change.domain_xml, lvol("sda"), SETTINGS, live=True)
+    with pytest.raises(TranslateError, match="cannot modify field 'blockio physical_block_size'"):
+        update(
+            change.domain_xml,
+            of("blockio@physical_block_size", "4096").replace(
+                "</disk>", "<wwn>5000c50015ea71ad</wwn></disk>"
+            ),
+            SETTINGS,
+            live=True,
+        )
     with pytest.raises(TranslateError, match="cannot modify field 'cache'"):
         update(
             change.domain_xml,
@@ -224,3 +237,35 @@ def test_a_running_domains_disk_keeps_what_its_guest_was_told() -> None:
             SETTINGS,
             live=True,
         )
+
+
+PHYSICAL = ' physicalblocksize="4096"'
+"""What an earlier version, which took the size and did not show it, kept nothing of."""
+
+
+def test_a_guest_keeps_the_physical_block_that_it_sees_whatever_its_client_asked_for() -> None:
+    asked = of("blockio@physical_block_size", "4096")
+    defined = define(domain(asked), SETTINGS, new_uuid=NEW_UUID).xml
+    earlier = defined.replace(PHYSICAL, "")
+    assert earlier != defined
+    change = update(earlier, asked, SETTINGS, live=True)
+    assert change is not None
+    moved = define(domain(asked), SETTINGS, new_uuid=NEW_UUID, current_xml=earlier, running=True)
+    assert moved.plan is not None
+    for lun in (change.lun, *moved.plan.luns):
+        assert lun.characteristics.physical_block_size is None
+    with pytest.raises(TranslateError, match="blockio physical_block_size"):
+        update(earlier, of("blockio@physical_block_size", "8192"), SETTINGS, live=True)
+    anew = define(domain(asked), SETTINGS, new_uuid=NEW_UUID, current_xml=earlier)
+    assert anew.plan is not None
+    assert anew.plan.luns[0].characteristics.physical_block_size == 4096
+
+
+@pytest.mark.parametrize("wrong", ["0", "3000", "many", "4194304"])
+def test_a_physical_block_that_cannot_be_is_damage(wrong: str) -> None:
+    asked = of("blockio@physical_block_size", "4096")
+    defined = define(domain(asked), SETTINGS, new_uuid=NEW_UUID).xml
+    with pytest.raises(
+        TranslateError, match=r"damaged .a physicalblocksize is not one of a disk's"
+    ):
+        plan(defined.replace(PHYSICAL, PHYSICAL.replace("4096", wrong)))

@@ -249,6 +249,13 @@ def test_an_export_without_a_name_is_known_by_its_server() -> None:
             ],
             "blockio logical_block_size 4096 of disk sdc does not match 512, by which",
         ),
+        (
+            [
+                rbd("sdc", "b", more="<blockio physical_block_size='4096'/>"),
+                rbd("sdd", "c"),
+            ],
+            "blockio physical_block_size 4096 of disk sdc does not match (none), by which",
+        ),
         ([lvol("sdc", "b"), rbd("sdd", "c")], "source lvs0/b of disk sdc does not match rbd:"),
         ([], "disk sdc (rbd:volumes/b, target 1) of the guest is not in the XML"),
     ],

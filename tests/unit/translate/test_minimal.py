@@ -74,8 +74,8 @@ CASES = [
                 "<driver type='raw' io='native' name='qemu'/>",
             ),
             (
-                "<driver queues='2'><iothreads/></driver>",
-                "<driver name='qemu' type='raw' queues='2'><iothreads/></driver>",
+                "<driver ioeventfd='on'><iothreads/></driver>",
+                "<driver name='qemu' type='raw' ioeventfd='on'><iothreads/></driver>",
             ),
         )
     ),
