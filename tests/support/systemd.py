@@ -12,6 +12,8 @@ pip would copy there is the checkout. Debian's own Python runs it, as there.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import shlex
 import shutil
@@ -19,7 +21,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -41,6 +43,7 @@ DROPPED = "-sys_time,-sys_module,-sys_rawio,-syslog,-wake_alarm,-mac_admin,-mac_
 """Capabilities that are about the whole machine."""
 MASKED = ("systemd-machined.service",)
 """Started by others, and no use without D-Bus."""
+CLONE_NEWNET = 0x40000000
 BOOT_DEADLINE_S = 90.0
 DEADLINE_S = 120.0
 
@@ -250,6 +253,20 @@ class Machine:
             raise MachineError(f"{' '.join(map(str, words))}:\n{done.stdout}{done.stderr}")
         return done
 
+    @contextlib.contextmanager
+    def network(self) -> Iterator[None]:
+        """Has this thread in the machine's network for the duration of a block.
+
+        What it starts meanwhile, programs and threads, stays there.
+        """
+        machines = Path(f"/proc/{self._pid}/ns/net")
+        with Path("/proc/thread-self/ns/net").open() as own, machines.open() as entered:
+            _enter_network(entered.fileno())
+            try:
+                yield
+            finally:
+                _enter_network(own.fileno())
+
     def path(self, inside: str | Path) -> Path:
         """Returns where a path of the machine is to be found from outside."""
         return Path(f"/proc/{self._pid}/root{inside}")
@@ -290,3 +307,9 @@ class Machine:
     def __exit__(self, *_: object) -> None:
         """Ends it."""
         self.close()
+
+
+def _enter_network(namespace: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "cannot enter the machine's network namespace")

@@ -13,28 +13,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pydataplane.client import Client
-from tests.support.examples import used
 from tests.support.initiator import Initiator
 from tests.support.load import Load as FileLoad
 from tests.support.night import at_night
 from tests.support.restarts import choose_seed
-from tests.support.scratch import short_directory
+from tests.support.services import (
+    README,
+    RUN,
+    TARGET,
+    comes_back,
+    installed,
+    main_pid,
+    rpc,
+    script,
+    shell,
+)
 from tests.support.systemd import INSTALLED, Machine
 from tests.support.target import ROOT, SANDBOX_REFUSED
 from tests.support.wait import until
 from tests.target.test_inflight import EXTENTS, MIB, QUEUES, Load
 
 pytestmark = pytest.mark.root
-FOLDER = ROOT / "examples/systemd"
-README = FOLDER / "README.md"
-TARGET = "virtlun-target"
 CAP_SYS_RESOURCE = 24
-RUN = Path("/run/virtlun")
 LISTENER = """\
 import socket, struct, sys
 with socket.socket(socket.AF_UNIX) as client:
@@ -42,43 +45,6 @@ with socket.socket(socket.AF_UNIX) as client:
     print(struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
 """
 """Prints which process listens on a socket."""
-FETCHED = ("apt install ", "    python3-dev ", "python3 -m venv ", f"{INSTALLED}/bin/pip install ")
-"""Lines of the installation that need the network: the machine has what they bring."""
-
-
-def script(having: str, readme: Path = README) -> str:
-    """Returns the block of commands in a README that has these words, as it is written."""
-    text = used(readme).read_text()
-    blocks = re.findall(r"^(?:\d\.)? *```sh\n(.+?)^ *```", text, re.DOTALL | re.MULTILINE)
-    (found,) = [str(block) for block in blocks if having in block]
-    return found
-
-
-def shell(machine: Machine, commands: str) -> str:
-    """Runs commands as a person would in a checkout; returns what they printed."""
-    words = f"cd {INSTALLED}/source\n{commands}"
-    done = machine.run("bash", "-euo", "pipefail", "-c", words, check=False)
-    assert done.returncode == 0, f"{commands}\n{done.stdout}{done.stderr}{machine.said()}"
-    return done.stdout
-
-
-def main_pid(machine: Machine, unit: str = TARGET) -> int:
-    """Returns the main process that systemd knows of a unit, which must be active."""
-    shown = machine.show(unit, "ActiveState", "SubState", "MainPID")
-    state = (shown["ActiveState"], shown["SubState"])
-    assert state == ("active", "running"), machine.journal(unit)
-    return int(shown["MainPID"])
-
-
-def comes_back(machine: Machine, unit: str, old: int) -> int:
-    """Waits until a unit runs with a main process that is not `old`, and returns that."""
-
-    def runs() -> bool:
-        shown = machine.show(unit, "SubState", "MainPID")
-        return shown["SubState"] == "running" and shown["MainPID"] != str(old)
-
-    until(runs, lambda: machine.journal(unit))
-    return main_pid(machine, unit)
 
 
 def drop_in(machine: Machine, unit: str, settings: str) -> None:
@@ -94,20 +60,10 @@ def has_ended(machine: Machine, pid: int) -> bool:
     return not machine.path(f"/proc/{pid}").exists()
 
 
-def rpc(machine: Machine, method: str, name: str = "", **params: Any) -> Any:
-    """Calls the target, or that of a name."""
-    socket = machine.path(RUN / name / "target.sock")
-    return Client(socket).call_raw(method, **params)
-
-
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
     """A machine on which the README's installation was done."""
-    with short_directory("vs-", "/var/tmp") as scratch, Machine(scratch) as machine:
-        lines = script("systemctl enable --now virtlun-target virtlun-gateway").splitlines()
-        kept = [line for line in lines if not line.startswith(FETCHED)]
-        assert len(lines) - len(kept) == len(FETCHED)
-        shell(machine, "\n".join(kept))
+    with installed() as machine:
         yield machine
 
 
