@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from rich.console import Console
 
 from tests.kubernetes import snapshots
+from tests.kubernetes.account import NAMESPACE
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.driver import EXAMPLES, NAMESPACE, Deployment
+from tests.kubernetes.driver import EXAMPLES, Deployment
 from tests.kubernetes.events import events
 from tests.kubernetes.kubevirt.claims import claim
 from tests.kubernetes.kubevirt.demo import MachineStory

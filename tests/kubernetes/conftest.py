@@ -11,8 +11,9 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
+from tests.kubernetes.account import NAMESPACE
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.driver import LEASE, NAMESPACE, Deployment
+from tests.kubernetes.driver import LEASE, Deployment
 from tests.kubernetes.kubevirt.installed import installed
 from tests.kubernetes.kubevirt.simulator import KubeVirt
 from tests.kubernetes.left import CONVERGE_S, wait_nothing

@@ -22,6 +22,7 @@ from pydataplane.client import Client
 from pydataplane.errors import TargetError
 from pydataplane.volumes import Volumes
 from tests.kubernetes import snapshots
+from tests.kubernetes.account import NAMESPACE, make_pod, token
 from tests.kubernetes.api import ApiError
 from tests.kubernetes.cluster import API_PORT, Cluster
 from tests.kubernetes.daemonset import EMPTY_DIR, SECRET, Container, containers
@@ -33,8 +34,6 @@ from tests.support.wait import until
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples/kubernetes"
 DRIVER = "csi.virtlun.dev"
-NAMESPACE = "virtlun"
-ACCOUNT = "virtlun-csi"
 ACCOUNT_DIR = "/run/secrets/kubernetes.io/serviceaccount"
 #: What a pod's mounts cannot change in others, since it is nobody's peer.
 ACCOUNT_SETUP = f"""\
@@ -160,15 +159,12 @@ class Deployment:
     def _give_account(self) -> None:
         """Makes what programs in a pod of this node find of the service account.
 
-        As kubelet's, the token tells the node. `_spawn` puts it where they look for it.
+        As kubelet's, the token tells pod and node. `_spawn` puts it where they look for it.
         """
-        token = self.cluster.kubectl(
-            *("create", "token", ACCOUNT, "-n", NAMESPACE, "--duration=24h"),
-            *("--bound-object-kind=Node", f"--bound-object-name={self.node.name}"),
-        )
+        make_pod(self.cluster, self.pod, self.node.name)
         self.box.run("sh", "-c", ACCOUNT_SETUP, self.account)
         files = {
-            "token": token.strip(),
+            "token": token(self.cluster, "Pod", self.pod),
             "namespace": NAMESPACE,
             "ca.crt": self.cluster.pki.ca.read_text(),
         }
@@ -426,8 +422,11 @@ class Deployment:
 
     def leads(self) -> bool:
         """Whether this node's csi-resizer is the elected one."""
-        holder = self.cluster.get("lease", LEASE, "-n", NAMESPACE)["spec"]["holderIdentity"]
-        return bool(holder == self.pod)
+        try:
+            lease = self.cluster.get("lease", LEASE, "-n", NAMESPACE)
+        except ApiError:  # nobody is yet
+            return False
+        return bool(lease["spec"]["holderIdentity"] == self.pod)
 
     def close(self) -> None:
         """Stops everything in order, the target last."""

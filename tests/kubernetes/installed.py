@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.kubernetes import snapshots
+from tests.kubernetes.account import NAMESPACE
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.daemonset import IMAGE_PROGRAM
-from tests.kubernetes.driver import EXAMPLES, NAMESPACE, documents
+from tests.kubernetes.driver import EXAMPLES, documents
 from tests.kubernetes.images import image
 from tests.kubernetes.program_image import NAME, program_image
 from tests.support.wait import until

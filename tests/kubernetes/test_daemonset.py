@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.kubernetes.account import NAMESPACE
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.driver import DRIVER, EXAMPLES, NAMESPACE, ROOT
+from tests.kubernetes.driver import DRIVER, EXAMPLES, ROOT
 from tests.kubernetes.installed import KUBELET_DIR, SETS, Installed
 from tests.kubernetes.kubevirt import objects
 from tests.kubernetes.tools import Tools

@@ -10,8 +10,9 @@ import pytest
 
 from pydataplane.domain.limits import NONE
 from tests.kubernetes import snapshots
+from tests.kubernetes.account import NAMESPACE
 from tests.kubernetes.cluster import NODE, Cluster
-from tests.kubernetes.driver import LVSTORE, NAMESPACE, Deployment
+from tests.kubernetes.driver import LVSTORE, Deployment
 from tests.kubernetes.events import wait_event
 from tests.kubernetes.left import CONVERGE_S
 from tests.kubernetes.test_limits import GOLD, SILVER, ask, has, limits

@@ -11,8 +11,9 @@ import pytest
 
 from csi import LVSTORE_KEY, RECEIVED_KEY
 from tests.kubernetes import snapshots
+from tests.kubernetes.account import NAMESPACE, token
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.driver import ACCOUNT, DRIVER, EXAMPLES, NAMESPACE
+from tests.kubernetes.driver import DRIVER, EXAMPLES
 from tests.kubernetes.sandbox import SandboxError
 from tests.support.wait import until
 
@@ -48,13 +49,11 @@ NO_OWNER = "gives no object an owner"
 
 
 class Node:
-    """Who has the account's token of a node, or (None) one that tells no node."""
+    """Who has the account's token of a pod or a node, or (no words) one that tells neither."""
 
-    def __init__(self, cluster: Cluster, name: str | None) -> None:
+    def __init__(self, cluster: Cluster, *bound: str) -> None:
         self.cluster = cluster
-        bound = ("--bound-object-kind=Node", f"--bound-object-name={name}") if name else ()
-        words = ("create", "token", ACCOUNT, "-n", NAMESPACE, "--duration=1h", *bound)
-        self.token = cluster.kubectl(*words).strip()
+        self.token = token(cluster, *bound)
 
     def does(self, *words: str, stdin: str = "") -> str:
         """Runs kubectl with the token."""
@@ -95,7 +94,7 @@ def account(cluster: Cluster) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def hostile(account: Cluster) -> Node:
     """Whoever has taken over the node; waits until the server holds to the policies."""
-    node = Node(account, account.nodes[0].name)
+    node = Node(account, "Node", account.nodes[0].name)
 
     def refuses() -> bool:
         # The server has the policies in the order of their file: of the last without a CRD.
@@ -330,5 +329,5 @@ def snapshot_content(name: str, node: str) -> str:
 
 
 def test_credentials_that_tell_no_node_change_nothing(hostile: Node) -> None:
-    nobody = Node(hostile.cluster, None)
+    nobody = Node(hostile.cluster)
     nobody.may_not("is not of node ''", "create", "-f", "-", stdin=volume("x", "node1"))

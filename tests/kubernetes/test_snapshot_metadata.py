@@ -15,8 +15,9 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # comes with lightkube
 
 from tests.kubernetes import snapshots
+from tests.kubernetes.account import NAMESPACE
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.driver import EXAMPLES, NAMESPACE, Deployment, documents
+from tests.kubernetes.driver import EXAMPLES, Deployment, documents
 from tests.kubernetes.sandbox import SandboxError
 from tests.kubernetes.test_snapshots import SNAPSHOT
 from tests.kubernetes.test_volumes import MIB, example, write

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.kubernetes.account import NAMESPACE
 from tests.kubernetes.cluster import NODE, Cluster
-from tests.kubernetes.driver import DRIVER, EXAMPLES, LVSTORE, NAMESPACE, Deployment
+from tests.kubernetes.driver import DRIVER, EXAMPLES, LVSTORE, Deployment
 from tests.kubernetes.events import wait_event
 from tests.kubernetes.kubevirt.census import luns
 from tests.support.csi import may_grow_ext4
