@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pydataplane.volumes import Volumes
 from tests.kubernetes.cluster import Cluster
@@ -25,10 +26,10 @@ KEY = "csi.virtlun.dev/pool-"
 class NodesCeph(Ceph):
     """One whose daemons are in the box of the nodes, and end with that."""
 
-    def __init__(self, directory: Path, cluster: Cluster) -> None:
-        """Makes and starts it."""
+    def __init__(self, directory: Path, cluster: Cluster, **options: Any) -> None:
+        """Makes and starts it; the options are those of any Ceph."""
         self._cluster = cluster
-        super().__init__(directory)
+        super().__init__(directory, **options)
 
     def tried(
         self, *command: str, deadline_s: float = COMMAND_DEADLINE_S
@@ -47,10 +48,10 @@ class NodesCeph(Ceph):
 
 
 @contextmanager
-def ceph_of(cluster: Cluster) -> Iterator[NodesCeph]:
-    """A Ceph for the duration of a block."""
+def ceph_of(cluster: Cluster, **options: Any) -> Iterator[NodesCeph]:
+    """A Ceph, with options of any, for the duration of a block."""
     with short_directory("ceph-", "/var/tmp") as directory:
-        made = NodesCeph(directory, cluster)
+        made = NodesCeph(directory, cluster, **options)
         try:
             yield made
         finally:

@@ -50,9 +50,15 @@ SITE = Path(sysconfig.get_path("purelib"))
 STANDARD = Path(sysconfig.get_path("stdlib"))
 
 
-def program_image(path: Path, tags: Sequence[str] = (NAME,)) -> Path:
-    """Writes the image under some names in the format of `docker save`; returns its path."""
-    layers = [_dependencies(), _code(path.with_suffix(".code"))]
+def program_image(path: Path, tags: Sequence[str] = (NAME,), packages: Sequence[str] = ()) -> Path:
+    """Writes the image under some names in the format of `docker save`; returns its path.
+
+    It may have further `packages` of Debian, as an image that is made from this one has.
+    """
+    own = [_code(path.with_suffix(".code"))]
+    if packages:
+        own.append(_further(path.with_suffix(".packages"), packages))
+    layers = [_dependencies(), *own]
     digests = [_digest(layer) for layer in layers]
     config = {
         "architecture": "amd64",
@@ -67,7 +73,8 @@ def program_image(path: Path, tags: Sequence[str] = (NAME,)) -> Path:
         for place, layer in zip(names, layers, strict=True):
             archive.add(layer, place)
         _add(archive, "manifest.json", json.dumps(manifest).encode())
-    layers[1].unlink()
+    for layer in own:
+        layer.unlink()
     return path
 
 
@@ -113,10 +120,20 @@ def _dependencies() -> Path:
     return layer
 
 
-def debian_packages() -> list[str]:
+def _further(layer: Path, packages: Sequence[str]) -> Path:
+    """Returns the layer with packages that the Containerfile's image does not have."""
+    more = set(debian_packages(packages)) - set(debian_packages())
+    with tarfile.open(layer, "w") as archive:
+        for place, file in sorted(_debian_files(name.split("=")[0] for name in more).items()):
+            _add_file(archive, place, file)
+    return layer
+
+
+def debian_packages(further: Sequence[str] = ()) -> list[str]:
     """Returns NAME=VERSION of the packages that the Containerfile's image has, sorted.
 
-    Python is left out, which comes from where this environment has it.
+    Those are among them that it would have with `further` ones. Python is left out, which comes
+    from where this environment has it.
     """
     named = re.findall(r"install -y --no-install-recommends ([a-z0-9 -]+)", _last_stage())
     listed = subprocess.run(
@@ -126,7 +143,7 @@ def debian_packages() -> list[str]:
         check=True,
     ).stdout.splitlines()
     known = {name: (version, needs) for name, version, needs in map(_fields, listed)}
-    wanted, found = [*" ".join(named).split(), *BASE_PACKAGES], {}
+    wanted, found = [*" ".join(named).split(), *BASE_PACKAGES, *further], {}
     while wanted:
         name = wanted.pop()
         # one that is not known is virtual, or an alternative to one that is there

@@ -10,23 +10,32 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.kubernetes.account import NAMESPACE
+from tests.kubernetes.ceph import KEY, ceph_of
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.driver import DRIVER, EXAMPLES, ROOT
 from tests.kubernetes.installed import KUBELET_DIR, SETS, Installed
 from tests.kubernetes.kubevirt import objects
+from tests.kubernetes.program_image import program_image
+from tests.kubernetes.sandbox import SERVICE_ADDRESS
 from tests.kubernetes.tools import Tools
+from tests.support.ceph import lacks
+from tests.support.examples import used
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 README = EXAMPLES / "README.md"
 KUBEVIRT = EXAMPLES / "kubevirt"
+CEPH = EXAMPLES / "ceph"
+CEPH_POOL = "vms"
+"""As its README has it."""
 
 #: Appends a number a line, each durable before the next; a failure of any is noted outside.
 WRITE = """\
@@ -176,7 +185,7 @@ def test_a_driver_without_its_socket_is_started_again(installed: Installed) -> N
 
 def commands(readme: Path) -> str:
     """Returns the first of a README's commands."""
-    script = re.search(r"^```sh\n(.+?)^```", readme.read_text(), re.DOTALL | re.MULTILINE)
+    script = re.search(r"^```sh\n(.+?)^```", used(readme).read_text(), re.DOTALL | re.MULTILINE)
     assert script, readme
     return script[1]
 
@@ -295,6 +304,49 @@ def test_the_commands_of_kubevirts_readme_make_a_driver_that_serves_machines(
     cluster.delete("virtualmachine", "vm")
     cluster.delete("pvc", "boot")
     until(lambda: not cluster.items("pv"), "no volume")
+
+
+@pytest.mark.skipif(bool(lacks()), reason=f"not installed: {', '.join(lacks())}")
+def test_the_commands_of_cephs_readme_make_a_pool_for_pods(
+    installed: Installed, tmp_path: Path
+) -> None:
+    """Those of examples/kubernetes/ceph/README.md, with a real Ceph that wants a key.
+
+    Only the image is made in another way than by the first one, with the same package.
+    """
+    cluster, folder = installed.cluster, tmp_path / "ceph"
+    shutil.copytree(CEPH, folder)
+    build, _, kubectl = commands(CEPH / "README.md").partition("docker build -t ")
+    name, _, kubectl = kubectl.partition(" -\n")
+    [packages] = re.findall(r"install -y --no-install-recommends ([a-z0-9 ]+)\\n", build)
+    tags = [f"docker.io/library/{name}"]
+    cluster.nodes[0].import_image(
+        program_image(cluster.nodes[0].folder / "ceph.tar", tags, packages.split())
+    )
+    with ceph_of(cluster, key=True, address=SERVICE_ADDRESS) as ceph:
+        ceph.run("ceph", "osd", "pool", "create", CEPH_POOL, "8")
+        ceph.run("ceph", "osd", "pool", "application", "enable", CEPH_POOL, "rbd")
+        may = ("mon", "profile rbd", "osd", f"profile rbd pool={CEPH_POOL}")
+        keyring = str(folder / "ceph.client.virtlun.keyring")
+        ceph.run("ceph", "auth", "get-or-create", "client.virtlun", *may, "-o", keyring)
+        (folder / "ceph.conf").write_text(ceph.run("ceph", "config", "generate-minimal-conf"))
+        targets, once, rest = kubectl.partition("# once per node")
+        before = installed.pod("virtlun-target")["metadata"]["uid"]
+        run(cluster, folder, targets)
+        installed.wait_ready("virtlun-target", unlike=before)
+        pod = installed.pod("virtlun-target")
+        assert pod["spec"]["containers"][0]["image"] == name
+        rest = rest.replace("virtlun-target-xxxxx", pod["metadata"]["name"])
+        said = run(cluster, folder, once + rest)
+        assert KEY in said, said
+        cluster.kubectl("exec", "deploy/wanderer", "--", "sh", "-c", "echo kept >/data/x && sync")
+        [volume] = cluster.items("pv")
+        assert volume["spec"]["claimRef"]["name"] == "wanders"
+        assert len(ceph.rbd("ls", CEPH_POOL).split()) == 1
+        cluster.kubectl("delete", "-f", CEPH / "pod.yaml")
+        until(lambda: not cluster.items("pv"), "no volume", deadline_s=120, every_s=0.5)
+        assert ceph.rbd("ls", CEPH_POOL) == ""
+        installed.execute("virtlun-target", "virtlun", "pool", "remove", "ceph0")
 
 
 def test_it_goes_without_a_trace(installed: Installed) -> None:

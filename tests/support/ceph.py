@@ -124,13 +124,14 @@ class Ceph:
         key: bool = False,
         watch_timeout_s: int = WATCH_TIMEOUT_S,
         link: Link | None = None,
+        address: str = "127.0.0.1",
         in_memory: bool = False,
     ) -> None:
         """Makes and starts it; `key`: clients need one, which is in `keyring`.
 
-        A client that does not answer for `watch_timeout_s` is given up. With a `link` its daemons
-        are at the other end of it. What its images hold is in a file, or `in_memory`: then it is
-        gone with the OSD.
+        A client that does not answer for `watch_timeout_s` is given up. Its daemons are at an
+        `address`, with a `link` at the other end of that. What its images hold is in a file, or
+        `in_memory`: then it is gone with the OSD.
         """
         self.link = link
         self.directory = directory
@@ -145,7 +146,7 @@ class Ceph:
             auth=auth,
             directory=directory,
             port=free_port(),
-            address=link.address if link else "127.0.0.1",
+            address=link.address if link else address,
             watch_timeout=watch_timeout_s,
             store="memstore" if in_memory else "bluestore",
         )

@@ -20,20 +20,24 @@ import yaml  # type: ignore[import-untyped]
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 MANIFESTS = sorted((EXAMPLES / "kubernetes").rglob("*.yaml"))
+COMMANDS = sorted((EXAMPLES / "kubernetes").rglob("README.md"))
 PARTS: tuple[tuple[tuple[str, ...], Callable[[Path], bool]], ...] = (
-    (("tests/kubernetes",), lambda path: path in MANIFESTS),
-    (("tests/unit", "tests/libvirt"), lambda path: path not in MANIFESTS),
+    (("tests/kubernetes",), lambda path: path in MANIFESTS + COMMANDS),
+    (("tests/unit", "tests/libvirt"), lambda path: path not in MANIFESTS + COMMANDS),
 )
 """Folders of tests, and the examples that these use: judged where all tests there have run."""
 OF_THE_NIGHT = frozenset(
     EXAMPLES / "kubernetes" / name
     for name in (
+        "README.md",
+        "ceph/README.md",
         "ceph/pod.yaml",
         "ceph/pods-shared-block.yaml",
         "ceph/storageclass.yaml",
         "ceph/target.patch.yaml",
         "daemonset.yaml",  # by day its containers run, without a kubelet that starts them
         "groupsnapshots.yaml",
+        "kubevirt/README.md",
         "kubevirt/claim.yaml",
         "kubevirt/vm.yaml",
         "kubevirt/vm-legacy.yaml",

@@ -30,8 +30,8 @@ KUBERNETES_READMES = sorted((EXAMPLES / "kubernetes").rglob("README.md"))
 
 @pytest.mark.parametrize("readme", KUBERNETES_READMES, ids=lambda path: path.parent.name)
 def test_what_a_readme_of_kubernetes_applies_is_there(readme: Path) -> None:
-    """That the API server takes it is for tests/kubernetes, which apply the same files."""
-    commands = re.findall(r"^```sh\n(.+?)^```", used(readme).read_text(), re.DOTALL | re.MULTILINE)
+    """By night tests/kubernetes runs the commands (test_daemonset.py)."""
+    commands = re.findall(r"^```sh\n(.+?)^```", readme.read_text(), re.DOTALL | re.MULTILINE)
     named = re.findall(r"(?:-f |--patch-file=)(\S+)", "".join(commands))
     assert named
     for name in named:
