@@ -11,9 +11,9 @@ import pytest
 
 from csi import LVSTORE_KEY, RECEIVED_KEY
 from tests.kubernetes import snapshots
-from tests.kubernetes.account import NAMESPACE, token
+from tests.kubernetes.account import NAMESPACE, make_pod, token
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.driver import DRIVER, EXAMPLES
+from tests.kubernetes.driver import DRIVER, EXAMPLES, LEASE, Deployment
 from tests.kubernetes.sandbox import SandboxError
 from tests.support.wait import until
 
@@ -259,6 +259,48 @@ def test_a_node_tells_its_own_capacity_alone(hostile: Node) -> None:
     hostile.may_not("its own capacity only", "create", "-f", "-", stdin=capacity("theirs", "other"))
     hostile.does("create", "-f", "-", stdin=capacity("ours", here))
     hostile.does("delete", "csistoragecapacity", "ours", "-n", NAMESPACE)
+
+
+def lease(holder: str, name: str = LEASE, lasts_s: int = 1, meta: Any = None) -> str:
+    """Returns a lease that somebody holds."""
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": lasts_s}
+    about = {"name": name, "namespace": NAMESPACE, **(meta or {})}
+    kind = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+    return json.dumps({**kind, "metadata": about, "spec": spec})
+
+
+def test_a_node_is_elected_under_its_own_pods_name_alone(
+    hostile: Node, deployment: Deployment
+) -> None:
+    """Another's lease may be taken, as an expired one has to be, but not kept for good."""
+    cluster, own = hostile.cluster, "virtlun-csi-taken"
+    until(deployment.leads, "the real csi-resizer's election", deadline_s=60)
+    make_pod(cluster, own, cluster.nodes[0].name)
+    pod = Node(cluster, "Pod", own)
+    words = ("replace", "-f", "-")
+    with deployment.without("csi-resizer"):
+        for word, wrong in (
+            ("by its own name", lease(deployment.pod)),
+            ("by its own name", lease("")),  # another's
+            ("more than a minute", lease(own, lasts_s=61)),
+            (NO_OWNER, lease(own, meta=OWNED["metadata"])),
+        ):
+            pod.may_not(word, *words, stdin=wrong)
+        pod.may_not("cannot delete", "delete", "lease", LEASE, "-n", NAMESPACE)
+        hostile.may_not("pod '' is elected", *words, stdin=lease(""))
+        for holder in (own, own, "", own):  # taken over, renewed, resigned
+            pod.does(*words, stdin=lease(holder))
+        cluster.kubectl("delete", "lease", LEASE, "-n", NAMESPACE)
+        words = ("create", "-f", "-")
+        for word, wrong in (
+            ("by its own name", lease("virtlun-csi-other")),
+            ("csi-resizer's election only", lease(own, "another")),
+            (NO_OWNER, lease(own, meta=OWNED["metadata"])),
+        ):
+            pod.may_not(word, *words, stdin=wrong)
+        pod.does(*words, stdin=lease(own))
+    until(deployment.leads, "the real csi-resizer's takeover", deadline_s=60)
+    cluster.kubectl("delete", "pod", own, "-n", NAMESPACE, "--force")
 
 
 @pytest.mark.nightly
