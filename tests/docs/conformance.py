@@ -56,7 +56,13 @@ def scsi_suite() -> str:
         "medium from a mounted file system then, until the disk is closed and opened. A write in "
         "flight when an eject is answered may end after it, and is not flushed. "
         "`vhost_get_controllers` shows `ejected`; to libvirt and virsh the disk is there as "
-        "before, as is the volume's user.",
+        "before, as is the volume's user.\n\nPersistent reservations whose record in the state "
+        "directory is damaged are lost (SPC-4 5.13.5.3): every command but INQUIRY, LOG SENSE, "
+        "REPORT LUNS, REPORT TARGET PORT GROUPS, REQUEST SENSE and a START ends as DATA PROTECT, "
+        "PERSISTENT RESERVATION INFORMATION LOST (7h, 44h/01h), on all disks of the volume, "
+        "until an initiator says by REPLACE LOST RESERVATION (`sg_persist --out --replace-lost`) "
+        "what holds instead, and that is saved. A record that cannot be read for now leaves the "
+        "volume NOT READY (2h, 04h/01h), and is read again.",
     ]
     return "\n".join(parts) + "\n"
 

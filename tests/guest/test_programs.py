@@ -343,7 +343,16 @@ PROGRAMS = {
         Step("sg_senddiag --list {thin}", "Illegal request", ILLEGAL_REQUEST),
     ),
     "sg_persist": (
-        Step("sg_persist -n --in --report-capabilities {thin}", "Write Exclusive, all reg.*: 1"),
+        Step(
+            "sg_persist -n --in --report-capabilities {thin}",
+            r"\(RLR_C\): 1\n(?s:.*)Write Exclusive, all reg.*: 1",
+        ),
+        # Nothing is lost.
+        Step(
+            "sg_persist -n --out --replace-lost --param-sark=0xabc --prout-type=5 {thin}",
+            r"\(Replace lost reservation\): bad field",
+            ILLEGAL_REQUEST,
+        ),
         Step("sg_persist -n --out --register --param-sark=0xabc {thin}", ""),
         Step("sg_persist -n --out --reserve --param-rk=0xabc --prout-type=5 {thin}", ""),
         Step(

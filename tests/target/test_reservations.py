@@ -7,7 +7,9 @@ cluster are: who is preempted can write nothing more, whatever becomes of the ta
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -15,11 +17,16 @@ import pytest
 
 from tests.support.initiator import Initiator
 from tests.support.target import Target
+from tests.support.wait import until
 
 REGISTER, RESERVE, RELEASE, PREEMPT, PREEMPT_AND_ABORT, REGISTER_AND_IGNORE = 0, 1, 2, 4, 5, 6
+REPLACE_LOST = 8
 WRITE_EXCLUSIVE_REGISTRANTS_ONLY = 5
 GOOD, CHECK_CONDITION, CONFLICT = 0, 2, 0x18
 KEY = {"a": 0xA, "b": 0xB}
+LOST = (7, 0x4401)
+"""DATA PROTECT, PERSISTENT RESERVATION INFORMATION LOST."""
+NOT_READY = (2, 0x0401)
 
 
 class Machine:
@@ -30,28 +37,37 @@ class Machine:
         self.name = name
         self.key = KEY[name]
         self.initiator = self._connect()
+        self.initiator.ready()
 
     def _connect(self) -> Initiator:
         initiator = Initiator(self.target.vhost_dir / f"vm-{self.name}")
         initiator.send("connect")
-        initiator.ready()
         return initiator
 
-    def reconnect(self) -> None:
-        """Goes on after its target went away."""
+    def reconnect(self, *, ready: bool = True) -> None:
+        """Goes on after its target went away; `ready`: with a disk that is."""
         self.initiator.kill()
         self.initiator = self._connect()
+        if ready:
+            self.initiator.ready()
 
     def out(
         self, action: int, *, other: int = 0, persist: bool = False, key: int | None = None
     ) -> int:
         """PERSISTENT RESERVE OUT; returns the status."""
+        answer = self.initiator.cdb(**self._order(action, other, persist, key))
+        assert answer["response"] == 0, answer
+        return int(answer["status"])
+
+    def begin_to_replace(self) -> None:
+        """Sends REPLACE LOST RESERVATION, and does not wait for its end."""
+        self.initiator.send("submit", **self._order(REPLACE_LOST, self.key, True, 0))
+
+    def _order(self, action: int, other: int, persist: bool, key: int | None) -> dict[str, Any]:
         keys = ((self.key if key is None else key), other)
         data = b"".join(k.to_bytes(8, "big") for k in keys) + bytes([0, 0, 0, 0, persist, 0, 0, 0])
         cdb = bytes([0x5F, action, WRITE_EXCLUSIVE_REGISTRANTS_ONLY, 0, 0, 0, 0, 0, len(data), 0])
-        answer = self.initiator.cdb(cdb, data_out=data)
-        assert answer["response"] == 0, answer
-        return int(answer["status"])
+        return {"cdb": cdb, "data_out": data}
 
     def register(self, *, persist: bool = False) -> None:
         """Registers with its own key."""
@@ -65,14 +81,20 @@ class Machine:
         end = 8 + int.from_bytes(data[4:8], "big")
         return [int.from_bytes(data[at : at + 8], "big") for at in range(8, end, 8)]
 
-    def write(self) -> int:
-        """Writes a block; returns the status, after the unit attentions that wait."""
+    def write(self) -> int | tuple[int, int]:
+        """Writes a block, after the unit attentions that wait.
+
+        Returns the status; where there is sense data, its key, and its code and qualifier.
+        """
         cdb = bytes([0x2A, *bytes(7), 1, 0])
         while True:
             answer = self.initiator.cdb(cdb, data_out=self.name.encode() * 512)
             assert answer["response"] == 0, answer
-            if answer["status"] != CHECK_CONDITION or answer["sense"][2] & 15 != 6:
+            if answer["status"] != CHECK_CONDITION:
                 return int(answer["status"])
+            sense = answer["sense"]
+            if sense[2] & 15 != 6:
+                return sense[2] & 15, int.from_bytes(sense[12:14], "big")
 
 
 @pytest.fixture
@@ -131,17 +153,105 @@ def test_a_registration_of_another_boot_counts_where_it_was_to_outlive_it(
         assert (b.write(), a.keys()) == ((CONFLICT, [a.key]) if persist else (GOOD, []))
 
 
-def test_a_record_that_is_damaged_is_told_and_left(
+@pytest.fixture
+def damaged(target: Target, machines: tuple[Machine, Machine]) -> Path:
+    """Returns the volume's record, which is damaged: a had reserved. The target serves again."""
+    a, _ = machines
+    a.register(persist=True)
+    assert a.out(RESERVE) == GOOD
+    target.stop()
+    (kept,) = (target.state_dir / "reservations").iterdir()
+    kept.with_suffix(".before").write_bytes(kept.read_bytes())
+    kept.write_text("{")
+    target.start()
+    for machine in machines:
+        machine.reconnect(ready=False)
+    return kept
+
+
+def test_a_record_that_is_damaged_keeps_all_out_until_one_replaces_it(
+    target: Target, machines: tuple[Machine, Machine], damaged: Path
+) -> None:
+    a, b = machines
+    for times_told in (1, 2):
+        assert (a.write(), b.write()) == (LOST, LOST)
+        assert b.out(REGISTER_AND_IGNORE, other=b.key) == CHECK_CONDITION
+        told = f"{damaged} is damaged, so that nobody knows who has reserved volume"
+        assert target.words().count(told) == times_told
+        assert damaged.read_text() == "{"
+        time.sleep(0.3)
+        assert b.write() == LOST  # and it is read again
+        if times_told == 1:
+            target.upgrade()
+    assert b.out(REPLACE_LOST, key=0, other=b.key, persist=True) == GOOD
+    for away in (None, Target.crash, Target.restart, Target.upgrade):
+        if away is not None:
+            away(target)
+        if away in {Target.crash, Target.restart}:
+            a.reconnect()
+            b.reconnect()
+        assert (a.write(), b.write()) == (CONFLICT, GOOD)
+        assert (a.keys(), b.keys()) == ([b.key], [b.key])
+        assert a.out(REPLACE_LOST, key=0, other=a.key) == CHECK_CONDITION
+
+
+def test_who_replaces_a_record_and_is_killed_has_done_so_or_not(
+    target: Target, machines: tuple[Machine, Machine], damaged: Path
+) -> None:
+    a, b = machines
+    before = set()
+    for milliseconds in (0, 0.5, 1, 2, 4, 8, 16, 64, 256):
+        assert (a.write(), b.write()) == (LOST, LOST)
+        b.begin_to_replace()
+        time.sleep(milliseconds / 1000)
+        target.kill9()
+        target.start()
+        a.reconnect(ready=False)
+        b.reconnect(ready=False)
+        became = (a.write(), b.write())
+        assert became in {(LOST, LOST), (CONFLICT, GOOD)}
+        before.add(became)
+        if became == (CONFLICT, GOOD):
+            target.kill9()
+            damaged.write_text("{")
+            target.start()
+            a.reconnect(ready=False)
+            b.reconnect(ready=False)
+    assert (CONFLICT, GOOD) in before
+
+
+@pytest.mark.parametrize("mended", [True, False])
+def test_a_record_that_is_mended_or_removed_counts_at_once(
+    machines: tuple[Machine, Machine], damaged: Path, mended: bool
+) -> None:
+    a, b = machines
+    assert b.write() == LOST
+    if mended:
+        damaged.with_suffix(".before").rename(damaged)
+    else:
+        damaged.unlink()
+    expected = (GOOD, CONFLICT) if mended else (GOOD, GOOD)
+    until(lambda: (a.write(), b.write()) == expected, "the record is read again")
+    assert a.keys() == ([a.key] if mended else [])
+
+
+def test_a_record_that_cannot_be_read_for_now_is_replaced_by_nobody(
     target: Target, machines: tuple[Machine, Machine]
 ) -> None:
     a, b = machines
     a.register()
+    assert a.out(RESERVE) == GOOD
     target.stop()
     (kept,) = (target.state_dir / "reservations").iterdir()
-    kept.write_text("{")
+    kept.rename(kept.with_suffix(".before"))
+    kept.mkdir()
     target.start()
-    a.reconnect()
-    b.reconnect()
-    assert b.keys() == []
-    assert f"{kept} cannot be read, so nobody has reserved volume" in target.words()
-    assert kept.read_text() == "{"
+    a.reconnect(ready=False)
+    b.reconnect(ready=False)
+    assert (a.write(), b.write()) == (NOT_READY, NOT_READY)
+    assert b.out(REPLACE_LOST, key=0, other=b.key) == CHECK_CONDITION
+    assert f"{kept} cannot be read, so that nobody knows who has reserved" in target.words()
+    kept.rmdir()
+    kept.with_suffix(".before").rename(kept)
+    until(lambda: b.write() == CONFLICT, "the record is read again")
+    assert (a.write(), a.keys()) == (GOOD, [a.key])

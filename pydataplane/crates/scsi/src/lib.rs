@@ -112,7 +112,7 @@ pub use opcode::{CDB_LEN, Kind};
 pub use options::{LunError, LunOptions};
 pub use policy::{ErrorPolicy, WaitFor, told};
 pub use records::{Record, RecordKeeper};
-pub use reservations::{KeptReservations, ReservationKeeper};
+pub use reservations::{KeptReservations, NotKnown, ReservationKeeper};
 pub use response::{Outcome, Response, Status};
 pub use sense::SENSE_LEN;
 pub use shared::{

@@ -304,6 +304,7 @@ pub(crate) static TABLE: [Entry; TABLE_LEN] = [
     action(0x5F, 0x05, Command::PersistentReserveOut, RESERVE_OUT),
     action(0x5F, 0x06, Command::PersistentReserveOut, RESERVE_OUT),
     action(0x5F, 0x07, Command::PersistentReserveOut, RESERVE_OUT),
+    action(0x5F, 0x08, Command::PersistentReserveOut, RESERVE_OUT),
     action(0x83, 0x00, Command::ExtendedCopy1,
         [0x1F, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
     action(0x83, 0x01, Command::ExtendedCopy4,
@@ -412,7 +413,7 @@ static KINDS: [Kind; 256] = {
     kinds
 };
 
-const TABLE_LEN: usize = 72;
+const TABLE_LEN: usize = 73;
 
 /// The operation codes of [`TABLE`].
 const OPCODES: [u8; TABLE_LEN] = {

@@ -84,6 +84,7 @@ impl Code {
     pub(crate) const INQUIRY_DATA_HAS_CHANGED: Code = Code(0x3F03);
     pub(crate) const REPORTED_LUNS_DATA_HAS_CHANGED: Code = Code(0x3F0E);
     pub(crate) const INTERNAL_TARGET_FAILURE: Code = Code(0x4400);
+    pub(crate) const PERSISTENT_RESERVATION_INFORMATION_LOST: Code = Code(0x4401);
     pub(crate) const INVALID_MESSAGE_ERROR: Code = Code(0x4900);
     pub(crate) const MEDIUM_REMOVAL_PREVENTED: Code = Code(0x5302);
     pub(crate) const INSUFFICIENT_RESOURCES: Code = Code(0x5503);

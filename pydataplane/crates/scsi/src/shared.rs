@@ -49,7 +49,7 @@ pub(crate) enum Gate {
 }
 
 /// Bits of a unit's gates that are of [`access_of`].
-const ACCESS: u32 = 0x03;
+const ACCESS: u32 = 0x07;
 
 /// A logical unit as all threads see it.
 pub struct LunShared {
@@ -190,7 +190,7 @@ impl LunShared {
 
     /// With the lock of the volume's reservations held.
     pub(crate) fn set_access(&self, access: Access) {
-        let code = (0..4).find(|code| access_of(*code) == access).unwrap_or(0);
+        let code = (0..6).find(|code| access_of(*code) == access).unwrap_or(0);
         let set = |gates: u32| Some((gates & !ACCESS) | code);
         _ = self.gates.fetch_update(Ordering::SeqCst, Ordering::SeqCst, set);
     }

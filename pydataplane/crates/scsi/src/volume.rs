@@ -1,6 +1,8 @@
 //! What all logical units of one volume share, whichever controllers they are of: reservations, and who
 //! reads, decides and writes now.
 
+mod known;
+
 use crate::mode::ModeState;
 use crate::nexus::UnitAttention;
 use crate::records::RecordKeeper;
@@ -13,6 +15,7 @@ use crate::sanitize::Sanitize;
 use crate::sense::{Code, Key, Sense};
 use crate::shared::LunShared;
 use crate::watch::{Kept, Range, Watches};
+use known::Unknown;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
@@ -38,6 +41,8 @@ pub(crate) struct Volume {
 #[derive(Default)]
 struct Reserved {
     reservations: Reservations,
+    /// They are not known: what is said of them above is what was known last.
+    unknown: Option<Unknown>,
     /// Counts the changes that are to be kept.
     changes: u64,
     units: Vec<Weak<LunShared>>,
@@ -69,8 +74,8 @@ impl Volume {
         }
         crate::watch::has_barrier();
         let keeping = keeper.map(|keeper| Keeping::new(keeper, uuid));
-        let reservations = keeping.as_ref().map_or_else(Reservations::default, Keeping::kept);
-        let reserved = Reserved { reservations, ..Reserved::default() };
+        let mut reserved = Reserved::default();
+        reserved.take(keeping.as_ref().map_or(Ok(Reservations::default()), Keeping::kept));
         let reserved = Mutex::new(reserved);
         let (sanitize, modes, watches) =
             (Sanitize::new(), ModeState::default(), Watches::default());
@@ -85,7 +90,7 @@ impl Volume {
         let mut reserved = self.reserved.lock();
         reserved.units.retain(|unit| unit.strong_count() > 0);
         reserved.units.push(Arc::downgrade(unit));
-        unit.set_access(reserved.reservations.access(unit.nexus_name()));
+        unit.set_access(reserved.access(unit.nexus_name()));
         drop(reserved);
         self.tell_watched(unit);
     }
@@ -110,20 +115,6 @@ impl Volume {
         self.reserved.lock().units.iter().any(|unit| unit.strong_count() > 0)
     }
 
-    /// A session begins: takes what is kept, unless it was changed here. A program that takes over from
-    /// another has read it while that one still served. For control threads.
-    pub(crate) fn reload(&self) {
-        let Some(keeping) = &self.keeping else { return };
-        // Read before the lock is taken, which nobody holds for I/O.
-        let kept = keeping.kept();
-        let mut reserved = self.reserved.lock();
-        if reserved.changes == 0 {
-            let before = reserved.reservations.reserved.take();
-            reserved.reservations = Reservations { reserved: before, ..kept };
-            reserved.tell_access();
-        }
-    }
-
     /// Whether a registration can outlive a loss of power.
     pub(crate) fn can_persist(&self) -> bool {
         self.keeping.is_some()
@@ -143,6 +134,7 @@ impl Volume {
     ) -> Result<Settling, Fail> {
         let nexus = unit.nexus_name();
         let mut reserved = self.reserved.lock();
+        reserved.check_order(Some(&order))?;
         let before = reserved.reservations.clone();
         let of = &mut reserved.reservations;
         let changed = match order {
@@ -159,10 +151,18 @@ impl Volume {
                 of.persist = if changed.is_ok() { persist } else { of.persist };
                 changed
             }
+            Order::Replace { new, kind, persist } => {
+                *of = Reservations::replaced(nexus, new, kind, persist);
+                Ok(Changed::default())
+            }
         };
         let Changed { told, preempted } = changed?;
-        let is_new = reserved.reservations != before;
+        let replaces = matches!(order, Order::Replace { .. });
+        let is_new = replaces || reserved.reservations != before;
         reserved.changes += u64::from(is_new);
+        if replaces {
+            reserved.replace_lost();
+        }
         reserved.tell_access();
         let with_units = |(nexus, told)| (reserved.of(&nexus).collect::<Vec<_>>(), told);
         let told: Vec<_> = told.into_iter().map(with_units).collect();
@@ -191,9 +191,11 @@ impl Volume {
                 let reserved = volume.reserved.lock();
                 (reserved.changes, reserved.reservations.clone())
             };
-            volume.keeping.iter().for_each(|keeping| keeping.save(now));
+            let ended = |change, is_saved| volume.saved(change, is_saved);
+            volume.keeping.iter().for_each(|keeping| keeping.save(now, ended));
         });
         if !begun {
+            self.saved(change, false);
             keeping.give_up(change);
         }
     }
@@ -201,6 +203,7 @@ impl Volume {
     /// RESERVE(6) and RELEASE(6) of the unit's nexus.
     pub(crate) fn reserve_unit(&self, unit: &LunShared, release: bool) -> Result<(), Fail> {
         let mut reserved = self.reserved.lock();
+        reserved.check_order(None)?;
         let of = &mut reserved.reservations;
         let done: Result<(), Refusal> = match release {
             false => of.reserve_unit(unit.nexus_name()),
@@ -228,10 +231,15 @@ impl Reserved {
         units.into_iter().filter(move |unit| *unit.nexus_name() == nexus)
     }
 
+    /// What the nexus may do.
+    fn access(&self, nexus: &str) -> Access {
+        self.unknown.as_ref().map_or_else(|| self.reservations.access(nexus), Unknown::access)
+    }
+
     /// Each unit knows what its nexus may do.
     fn tell_access(&self) {
         for unit in self.units.iter().filter_map(Weak::upgrade) {
-            unit.set_access(self.reservations.access(unit.nexus_name()));
+            unit.set_access(self.access(unit.nexus_name()));
         }
     }
 
@@ -309,6 +317,8 @@ pub(crate) fn access_of(code: u32) -> Access {
         0 => Access::Full,
         1 => Access::Read,
         2 => Access::Nothing,
-        _ => Access::Reserved,
+        3 => Access::Reserved,
+        4 => Access::Unread,
+        _ => Access::Lost,
     }
 }

@@ -1,7 +1,9 @@
 //! Persistent reservations of volumes, kept in files of the state directory: `reservations/UUID.json`, each
-//! replaced as a whole.
+//! replaced as a whole. One that cannot be read stays until it is replaced, or somebody mends or removes it.
 
-use scsi::{KeptReservations, ReservationKeeper};
+use parking_lot::Mutex;
+use scsi::{KeptReservations, NotKnown, ReservationKeeper};
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -14,26 +16,63 @@ const MAX_BYTES: u64 = 1 << 20;
 /// The files.
 pub struct ReservationFiles {
     folder: PathBuf,
+    /// Volumes of which it was told that their file cannot be read.
+    told: Mutex<HashMap<Uuid, NotKnown>>,
 }
 
 impl ReservationFiles {
     /// Those in a state directory.
     pub fn of(state_dir: &Path) -> Self {
-        ReservationFiles { folder: state_dir.join(FOLDER) }
+        ReservationFiles { folder: state_dir.join(FOLDER), told: Mutex::default() }
     }
 
     fn path(&self, volume: Uuid) -> PathBuf {
         self.folder.join(format!("{volume}.json"))
     }
 
-    fn read(&self, volume: Uuid) -> io::Result<Option<KeptReservations>> {
+    fn read(&self, volume: Uuid) -> Result<Option<KeptReservations>, (NotKnown, io::Error)> {
+        let text = self.read_text(volume).map_err(|e| (NotKnown::Unread, e))?;
+        let kept = text.map(|text| serde_json::from_slice(&text)).transpose();
+        kept.map_err(|e| (NotKnown::Lost, e.into()))
+    }
+
+    fn read_text(&self, volume: Uuid) -> io::Result<Option<Vec<u8>>> {
         let file = match File::open(self.path(volume)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened?,
         };
-        let mut text = String::new();
-        file.take(MAX_BYTES).read_to_string(&mut text)?;
-        Ok(Some(serde_json::from_str(&text)?))
+        let mut text = Vec::new();
+        file.take(MAX_BYTES).read_to_end(&mut text)?;
+        Ok(Some(text))
+    }
+
+    /// Logs once that a volume's reservations are not known, and what to do, and that they are again.
+    fn tell(&self, volume: Uuid, not_known: Option<&(NotKnown, io::Error)>) {
+        let mut told = self.told.lock();
+        let path = self.path(volume);
+        let path = path.display();
+        let Some((why, error)) = not_known else {
+            if told.remove(&volume).is_some() {
+                tracing::info!("the reservations of volume {volume} are known again");
+            }
+            return;
+        };
+        if told.insert(volume, *why) == Some(*why) {
+            return;
+        }
+        match why {
+            NotKnown::Unread => tracing::error!(
+                "{path} cannot be read, so that nobody knows who has reserved volume {volume}: {error}; its \
+                 commands end as NOT READY until what holds the file is mended, or the file is removed, \
+                 which ends all reservations, once nobody who was kept from the volume can write to it"
+            ),
+            NotKnown::Lost => tracing::error!(
+                "{path} is damaged, so that nobody knows who has reserved volume {volume}: {error}; its \
+                 commands end as DATA PROTECT until the one of its VMs that is to hold the reservation replaces \
+                 it (sg_persist --out --replace-lost --param-sark=KEY --prout-type=TYPE), or the file is removed, \
+                 which ends all reservations, once nobody who was kept from the volume can write to it"
+            ),
+        }
     }
 }
 
@@ -41,6 +80,7 @@ impl ReservationKeeper for ReservationFiles {
     fn keep(&self, volume: Uuid, kept: &KeptReservations) -> io::Result<()> {
         let path = self.path(volume);
         let kept = self.keep_at(&path, kept);
+        self.told.lock().remove(&volume);
         kept.inspect_err(|e| {
             tracing::error!(
                 "reservations of volume {volume} cannot be kept in {}: {e}",
@@ -49,15 +89,10 @@ impl ReservationKeeper for ReservationFiles {
         })
     }
 
-    fn kept(&self, volume: Uuid) -> Option<KeptReservations> {
-        self.read(volume).unwrap_or_else(|e| {
-            tracing::error!(
-                "{} cannot be read, so nobody has reserved volume {volume}: {e}; stop its users, mend or \
-                 remove the file, and restart the target",
-                self.path(volume).display()
-            );
-            None
-        })
+    fn kept(&self, volume: Uuid) -> Result<Option<KeptReservations>, NotKnown> {
+        let read = self.read(volume);
+        self.tell(volume, read.as_ref().err());
+        read.map_err(|(why, _)| why)
     }
 }
 
@@ -98,25 +133,47 @@ mod tests {
     fn what_is_kept_is_read_again_until_nobody_is_registered() {
         let folder = tempfile::tempdir().unwrap();
         let files = ReservationFiles::of(folder.path());
-        assert!(files.kept(VOLUME).is_none());
+        assert!(files.kept(VOLUME).unwrap().is_none());
         let one = kept(r#"{"nexus": "vm-1:0", "key": 18446744073709551615}"#);
         files.keep(VOLUME, &one).unwrap();
-        let again = ReservationFiles::of(folder.path()).kept(VOLUME).unwrap();
+        let again = ReservationFiles::of(folder.path()).kept(VOLUME).unwrap().unwrap();
         assert_eq!(format!("{again:?}"), format!("{one:?}"));
-        assert!(files.kept(Uuid::from_u128(8)).is_none());
+        assert!(files.kept(Uuid::from_u128(8)).unwrap().is_none());
         files.keep(VOLUME, &kept("")).unwrap();
         files.keep(VOLUME, &kept("")).unwrap();
-        assert!(files.kept(VOLUME).is_none());
+        assert!(files.kept(VOLUME).unwrap().is_none());
         assert_eq!(fs::read_dir(folder.path().join(FOLDER)).unwrap().count(), 0);
     }
 
     #[test]
-    fn what_cannot_be_understood_is_nothing_and_stays() {
+    fn what_cannot_be_understood_is_lost_and_stays_until_it_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let files = ReservationFiles::of(folder.path());
         fs::create_dir(&files.folder).unwrap();
-        fs::write(files.path(VOLUME), "{").unwrap();
-        assert!(files.kept(VOLUME).is_none());
-        assert_eq!(fs::read_to_string(files.path(VOLUME)).unwrap(), "{");
+        let of_another_version = r#"{"reservations": {}, "boot": null}"#.as_bytes();
+        let endless = [b' '].repeat(MAX_BYTES as usize + 1);
+        for damaged in [b"".as_slice(), b"{", &[0xFF], of_another_version, &endless] {
+            fs::write(files.path(VOLUME), damaged).unwrap();
+            assert_eq!(files.kept(VOLUME).unwrap_err(), NotKnown::Lost);
+            assert_eq!(fs::read(files.path(VOLUME)).unwrap(), damaged);
+        }
+        let one = kept(r#"{"nexus": "vm-1:0", "key": 1}"#);
+        // Killed before the new one has its name: the old one counts.
+        fs::write(files.path(VOLUME).with_extension("json.new"), serde_json::to_vec(&one).unwrap())
+            .unwrap();
+        assert_eq!(files.kept(VOLUME).unwrap_err(), NotKnown::Lost);
+        files.keep(VOLUME, &one).unwrap();
+        let again = files.kept(VOLUME).unwrap().unwrap();
+        assert_eq!(format!("{again:?}"), format!("{one:?}"));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = ReservationFiles::of(folder.path());
+        fs::create_dir_all(files.path(VOLUME)).unwrap();
+        assert_eq!(files.kept(VOLUME).unwrap_err(), NotKnown::Unread);
+        fs::remove_dir(files.path(VOLUME)).unwrap();
+        assert!(files.kept(VOLUME).unwrap().is_none());
     }
 }

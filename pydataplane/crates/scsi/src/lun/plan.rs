@@ -282,12 +282,14 @@ impl Lun {
     }
 }
 
-/// Whether the command is kept from the unit by a reservation, as the volume is sanitized, or as its modes are not known.
+/// Whether the command is kept from the unit by a reservation, as the volume is sanitized, or as its reservations or
+/// modes are not known.
 #[cold]
 pub(super) fn check_gates(unit: &LunShared, command: Command, cdb: &Cdb) -> Result<(), Fail> {
     let access = unit.access();
     if access != Access::Full && !reservations::is_allowed(access, command, cdb) {
-        return Err(Fail::Bare(Status::ReservationConflict));
+        unit.volume.read_again(access);
+        return Err(reservations::refused(access));
     }
     if unit.is_at(Gate::Sanitize) {
         unit.volume.sanitize.check(command)?;

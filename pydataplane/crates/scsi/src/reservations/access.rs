@@ -1,16 +1,46 @@
-//! Which commands a reservation keeps from a nexus (SPC-4 5.13.1, table 48; SBC-3 4.17, table 13).
+//! Which commands a reservation keeps from a nexus (SPC-4 5.13.1, table 48; SBC-3 4.17, table 13), and which it
+//! may send while nobody knows what is reserved (SPC-4 5.13.5.2, 5.13.5.3.2).
 
-use super::Access;
+use super::{Access, REPLACE_LOST_RESERVATION};
 use crate::opcode::{Cdb, Command};
+use crate::response::{Fail, Status};
+use crate::sense::{Code, Key, Sense};
 
 /// Whether a nexus with `access` may send the command.
 pub(crate) fn is_allowed(access: Access, command: Command, cdb: &Cdb) -> bool {
     match (access, needs(command, cdb)) {
+        (Access::Unread, _) => is_of_no_reservation(command, cdb),
+        (Access::Lost, _) => is_of_no_reservation(command, cdb) || replaces(command, cdb),
         (Access::Full, _) | (_, Needs::Nothing) => true,
         (Access::Reserved, needs) => needs == Needs::NotReserved,
         (Access::Nothing, needs) => matches!(needs, Needs::NotReserved | Needs::NotReserved6),
         (Access::Read, needs) => needs != Needs::All,
     }
+}
+
+/// How a command ends that is not allowed.
+pub(crate) fn refused(access: Access) -> Fail {
+    match access {
+        Access::Unread => Sense::new(Key::NotReady, Code::BECOMING_READY).into(),
+        Access::Lost => {
+            Sense::new(Key::DataProtect, Code::PERSISTENT_RESERVATION_INFORMATION_LOST).into()
+        }
+        _ => Fail::Bare(Status::ReservationConflict),
+    }
+}
+
+/// Those of the list in SPC-4 5.13.5.2.
+fn is_of_no_reservation(command: Command, cdb: &Cdb) -> bool {
+    use Command as C;
+    match command {
+        C::Inquiry | C::LogSense | C::ReportLuns | C::ReportPortGroups | C::RequestSense => true,
+        C::StartStopUnit => cdb.bit(4, 0),
+        _ => false,
+    }
+}
+
+fn replaces(command: Command, cdb: &Cdb) -> bool {
+    command == Command::PersistentReserveOut && cdb.byte(1) & 0x1F == REPLACE_LOST_RESERVATION
 }
 
 /// What a command needs.

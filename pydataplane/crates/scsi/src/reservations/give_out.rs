@@ -60,6 +60,7 @@ fn head(reply: &mut Reply, of: &Reservations, length: usize) {
 
 /// REPORT CAPABILITIES (SPC-4 6.15.4).
 fn capabilities(can_persist: bool, persists: bool) -> [u8; 8] {
+    const RLR_C: u8 = 0x80;
     const TMV: u8 = 0x80;
     let [mut low, mut high] = [0u8; 2];
     for code in 1..=8u8 {
@@ -67,5 +68,5 @@ fn capabilities(can_persist: bool, persists: bool) -> [u8; 8] {
             if code < 8 { low |= 1 << code } else { high |= 1 }
         }
     }
-    [0, 8, u8::from(can_persist), TMV | u8::from(persists), low, high, 0, 0]
+    [0, 8, RLR_C | u8::from(can_persist), TMV | u8::from(persists), low, high, 0, 0]
 }

@@ -32,6 +32,15 @@ impl KeptReservations {
     }
 }
 
+/// Why it is not known what was kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotKnown {
+    /// It cannot be read for now.
+    Unread,
+    /// What is read cannot be understood: it is lost.
+    Lost,
+}
+
 /// Where the reservations of volumes are kept.
 pub trait ReservationKeeper: Send + Sync {
     /// Keeps those of a volume, durably, instead of what was kept of it. Called on a thread of its own.
@@ -39,9 +48,13 @@ pub trait ReservationKeeper: Send + Sync {
     /// # Errors
     /// What was kept before may still be.
     fn keep(&self, volume: Uuid, kept: &KeptReservations) -> io::Result<()>;
-    /// Those that were kept of a volume. Where they cannot be read the error is told by the keeper, and the
-    /// volume has none.
-    fn kept(&self, volume: Uuid) -> Option<KeptReservations>;
+    /// Those that were kept of a volume; `None`: none were. Called on threads that may wait, and again and again
+    /// while it is not known.
+    ///
+    /// # Errors
+    /// It is not known what was kept, of which the keeper has told once; commands that a reservation could keep from
+    /// the volume are.
+    fn kept(&self, volume: Uuid) -> Result<Option<KeptReservations>, NotKnown>;
 }
 
 fn present_boot() -> Option<Uuid> {
@@ -79,12 +92,21 @@ impl Keeping {
     }
 
     /// What was kept and counts.
-    pub(crate) fn kept(&self) -> Reservations {
-        self.keeper.kept(self.volume).and_then(KeptReservations::counts).unwrap_or_default()
+    ///
+    /// # Errors
+    /// It is not known.
+    pub(crate) fn kept(&self) -> Result<Reservations, NotKnown> {
+        let kept = self.keeper.kept(self.volume)?;
+        Ok(kept.and_then(KeptReservations::counts).unwrap_or_default())
     }
 
-    /// Saves what `now` returns, with the number of the change that it is of.
-    pub(crate) fn save(&self, now: impl Fn() -> (u64, Reservations)) {
+    /// Saves what `now` returns, with the number of the change that it is of. `ended` has that number, and
+    /// whether it is saved, before anybody else.
+    pub(crate) fn save(
+        &self,
+        now: impl FnOnce() -> (u64, Reservations),
+        ended: impl FnOnce(u64, bool),
+    ) {
         let _turn = self.turn.lock();
         let (change, reservations) = now();
         if self.saved.load(Ordering::Acquire) >= change {
@@ -92,6 +114,7 @@ impl Keeping {
         }
         let kept =
             self.keeper.keep(self.volume, &KeptReservations { reservations, boot: present_boot() });
+        ended(change, kept.is_ok());
         let told = if kept.is_ok() { &self.saved } else { &self.failed };
         told.store(change, Ordering::Release);
     }

@@ -3,13 +3,14 @@
 //! | file | what |
 //! | --- | --- |
 //! | `state` | who has registered, who holds it, what follows; pure |
-//! | `access` | which commands a reservation keeps from others |
+//! | `access` | which commands a reservation keeps from others, or that it is not known |
 //! | `take_in`, `give_out` | PERSISTENT RESERVE OUT and IN: parameter lists and data |
 //! | `keeping` | how they outlive the process |
 //!
 //! A volume has one [`Reservations`], whichever controllers show it. Each logical unit is one nexus: that of
 //! its initiator with its target port. What the unit's nexus may do stands in the unit, where a command
-//! looks with one load; it is changed with the volume's lock held.
+//! looks with one load; it is changed with the volume's lock held. What was kept and cannot be read is taken for a
+//! reservation of somebody else's, until it can be, or an initiator has replaced it.
 
 mod access;
 mod give_out;
@@ -18,12 +19,12 @@ mod state;
 mod take_in;
 
 use crate::ports::hash;
-pub(crate) use access::is_allowed;
+pub(crate) use access::{is_allowed, refused};
 pub(crate) use give_out::persistent_reserve_in;
 pub(crate) use keeping::{Keeping, Saved};
-pub use keeping::{KeptReservations, ReservationKeeper};
+pub use keeping::{KeptReservations, NotKnown, ReservationKeeper};
 pub(crate) use state::{Access, Changed, NexusName, Refusal, Reservations, Told, Type};
-pub(crate) use take_in::{Order, parse};
+pub(crate) use take_in::{Order, REPLACE_LOST_RESERVATION, parse};
 
 /// The SAS address that stands for a nexus in TransportIDs (SPC-4 7.6.4.6): virtio has none of its own, and
 /// this form every initiator can print. A locally assigned NAA (3h) of the name's FNV-1a hash.

@@ -70,6 +70,10 @@ pub(crate) enum Access {
     Nothing,
     /// As `Nothing`, by RESERVE(6), which does not even tell who has registered.
     Reserved,
+    /// Less than `Nothing`, as what was kept cannot be read for now (SPC-4 5.13.5.2).
+    Unread,
+    /// As `Unread`, but for who replaces it, as it is lost (SPC-4 5.13.5.3.2).
+    Lost,
 }
 
 /// What the other nexuses are told by a unit attention (SPC-4 5.13.11).
@@ -346,6 +350,17 @@ impl Reservations {
         }
         self.change_registrations();
         Ok(Changed::default())
+    }
+
+    /// REPLACE LOST RESERVATION (SPC-4 5.13.11.3): nobody but the nexus is registered, which holds the reservation.
+    pub(crate) fn replaced(nexus: &NexusName, key: u64, kind: Type, persist: bool) -> Self {
+        Reservations {
+            generation: 0,
+            registrants: vec![Registrant { nexus: Arc::clone(nexus), key }],
+            held: Some(Held { by: Arc::clone(nexus), kind }),
+            persist,
+            reserved: None,
+        }
     }
 
     /// RESERVE(6) (SPC-2 7.21): of the whole unit. Who has registered is not overruled by it.

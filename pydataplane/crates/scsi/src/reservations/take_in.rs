@@ -10,6 +10,8 @@ use guestmem::Sg;
 const LIST_LEN: usize = 24;
 /// Longest TransportID that is looked at; a longer one is of no nexus of ours.
 const ID_LEN: usize = 24;
+/// The service action.
+pub(crate) const REPLACE_LOST_RESERVATION: u8 = 0x08;
 
 /// What is to be done, with the keys that it is to be done with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +22,7 @@ pub(crate) enum Order {
     Clear { key: u64 },
     Preempt { key: u64, of: u64, kind: Type, abort: bool },
     Move { key: u64, new: u64, to: [u8; ID_LEN], ends: bool, persist: bool },
+    Replace { new: u64, kind: Type, persist: bool },
 }
 
 /// Reads the CDB and the parameter list.
@@ -27,9 +30,12 @@ pub(crate) enum Order {
 /// # Errors
 /// PARAMETER LIST LENGTH ERROR, INVALID FIELD IN CDB for a scope or type that there is not, INVALID FIELD IN
 /// PARAMETER LIST for other initiators' or all target ports (SPEC_I_PT, ALL_TG_PT), which REPORT CAPABILITIES
-/// does not offer, and for what it cannot keep (APTPL).
+/// does not offer, for what it cannot keep (APTPL), and for keys of which REPLACE LOST RESERVATION has none or has to
+/// have one.
 pub(crate) fn parse(cdb: &Cdb, data_out: &Sg, can_persist: bool) -> Result<Order, Fail> {
     const LOGICAL_UNIT: u8 = 0;
+    /// SPEC_I_PT, ALL_TG_PT.
+    const OTHERS: u8 = 0x0C;
     let (action, length) = (cdb.byte(1) & 0x1F, cdb.be32(5) as usize);
     let moves = action == 0x07;
     if length < LIST_LEN || (length > LIST_LEN && !moves) {
@@ -52,7 +58,7 @@ pub(crate) fn parse(cdb: &Cdb, data_out: &Sg, can_persist: bool) -> Result<Order
     if persist && !can_persist {
         return Err(Sense::invalid_parameter(flags_at as u16).into());
     }
-    let register = |key| match list[20] & 0x0C {
+    let register = |key| match list[20] & OTHERS {
         0 => Ok(Order::Register { key, new: action_key, persist }),
         _ => Err(Sense::invalid_parameter(20)),
     };
@@ -72,6 +78,14 @@ pub(crate) fn parse(cdb: &Cdb, data_out: &Sg, can_persist: bool) -> Result<Order
             let to = list[LIST_LEN..].try_into().expect("the rest of the list is a TransportID");
             let ends = list[17] & 0x02 != 0;
             Order::Move { key, new: action_key, to, ends, persist }
+        }
+        REPLACE_LOST_RESERVATION => {
+            let kind = kind()?;
+            let wrong = [(0, key != 0), (8, action_key == 0), (20, list[20] & OTHERS != 0)];
+            if let Some((at, _)) = wrong.into_iter().find(|(_, is_wrong)| *is_wrong) {
+                return Err(Sense::invalid_parameter(at).into());
+            }
+            Order::Replace { new: action_key, kind, persist }
         }
         _ => return Err(Sense::invalid_cdb(1, Some(4)).into()),
     })

@@ -12,6 +12,7 @@ mod errors;
 mod format;
 mod fuzz;
 mod identity;
+mod lost;
 mod mode;
 mod physical_block;
 mod ports;

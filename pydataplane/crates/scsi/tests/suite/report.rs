@@ -105,7 +105,7 @@ fn sam5_4_7_4_a_missing_lun_says_so() {
 }
 
 /// Every operation code that the unit must know, with its length.
-const COMMANDS: [(u8, Option<u8>, u8); 71] = [
+const COMMANDS: [(u8, Option<u8>, u8); 72] = [
     (0x00, None, 6),
     (0x03, None, 6),
     (0x04, None, 6),
@@ -146,6 +146,7 @@ const COMMANDS: [(u8, Option<u8>, u8); 71] = [
     (0x5F, Some(0x05), 10),
     (0x5F, Some(0x06), 10),
     (0x5F, Some(0x07), 10),
+    (0x5F, Some(0x08), 10),
     (0x83, Some(0x00), 16),
     (0x83, Some(0x01), 16),
     (0x83, Some(0x10), 16),
@@ -196,7 +197,7 @@ fn spc4_4_2_5_1_every_other_operation_code_is_refused() {
 
 #[test]
 fn spc4_6_35_2_all_commands() {
-    for (unmap, count) in [(true, 71), (false, 70)] {
+    for (unmap, count) in [(true, 72), (false, 71)] {
         let features = Features { unmap, ..ALL_FEATURES };
         let mut rig = Setup { features, ..Setup::default() }.build();
         let answer = opcodes(&mut rig, 0, 0, 0);

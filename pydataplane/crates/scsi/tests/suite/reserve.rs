@@ -1,81 +1,88 @@
 //! Persistent reservations and RESERVE(6), by several units of one volume. (Their rules for themselves:
-//! `src/reservations/state.rs`.)
+//! `src/reservations/state.rs`; that it is not known what was kept: `lost`.)
 
 use crate::rig::*;
 use parking_lot::Mutex;
 use scsi::{
-    KeptReservations, LunOptions, LunShared, Outcome, ReservationKeeper, Response, Status, Task,
+    KeptReservations, LunOptions, LunShared, NotKnown, Outcome, ReservationKeeper, Response,
+    Status, Task,
 };
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use uuid::Uuid;
 
-const REGISTER: u8 = 0;
-const RESERVE: u8 = 1;
+pub const REGISTER: u8 = 0;
+pub const RESERVE: u8 = 1;
 const RELEASE: u8 = 2;
-const CLEAR: u8 = 3;
-const PREEMPT: u8 = 4;
+pub const CLEAR: u8 = 3;
+pub const PREEMPT: u8 = 4;
 const PREEMPT_AND_ABORT: u8 = 5;
-const REGISTER_AND_IGNORE: u8 = 6;
+pub const REGISTER_AND_IGNORE: u8 = 6;
 const REGISTER_AND_MOVE: u8 = 7;
 
-const WRITE_EXCLUSIVE: u8 = 1;
+pub const WRITE_EXCLUSIVE: u8 = 1;
 const EXCLUSIVE_ACCESS: u8 = 3;
 const WRITE_EXCLUSIVE_REGISTRANTS: u8 = 5;
 
-const CONFLICT: Outcome = Outcome::Done(Response::bare(Status::ReservationConflict));
-const LIST_FIELD: (u8, u16) = (0x5, 0x2600);
+pub const CONFLICT: Outcome = Outcome::Done(Response::bare(Status::ReservationConflict));
+pub const LIST_FIELD: (u8, u16) = (0x5, 0x2600);
 
-/// Keeps in memory, with all that a disk does: it may fail.
+/// Keeps in memory, with all that a disk does: it may fail, take its time, and not be readable.
 #[derive(Default)]
-struct Keeper {
-    kept: Mutex<Option<KeptReservations>>,
-    fails: AtomicBool,
+pub struct Keeper {
+    pub kept: Mutex<Option<KeptReservations>>,
+    pub fails: AtomicBool,
+    /// It is held as long as nothing can be kept.
+    pub disk: Mutex<()>,
+    /// What is kept cannot be read until something else is kept.
+    pub not_known: Mutex<Option<NotKnown>>,
 }
 
 impl ReservationKeeper for Keeper {
     fn keep(&self, _: Uuid, kept: &KeptReservations) -> io::Result<()> {
+        let _disk = self.disk.lock();
         if self.fails.load(Ordering::Relaxed) {
             return Err(io::Error::other("no room"));
         }
         *self.kept.lock() = Some(kept.clone());
+        *self.not_known.lock() = None;
         Ok(())
     }
 
-    fn kept(&self, _: Uuid) -> Option<KeptReservations> {
-        self.kept.lock().clone()
+    fn kept(&self, _: Uuid) -> Result<Option<KeptReservations>, NotKnown> {
+        self.not_known.lock().map_or_else(|| Ok(self.kept.lock().clone()), Err)
     }
 }
 
-fn options(nexus: &str, keeper: &Arc<Keeper>) -> LunOptions {
+pub fn options(nexus: &str, keeper: &Arc<Keeper>) -> LunOptions {
     let keeper: Arc<dyn ReservationKeeper> = keeper.clone();
     LunOptions { nexus: Some(nexus.to_owned()), keeper: Some(keeper), ..LunOptions::default() }
 }
 
 /// Units a and b of one volume.
-fn two(keeper: &Arc<Keeper>) -> [Rig; 2] {
+pub fn two(keeper: &Arc<Keeper>) -> [Rig; 2] {
     let a = Setup { options: options("vm-a:0", keeper), ..Setup::default() }.build();
     let b = a.another_unit(options("vm-b:0", keeper));
     [a, b]
 }
 
-fn out(unit: &mut Rig, action: u8, kind: u8, key: u64, action_key: u64, flags: u8) -> Answer {
+pub fn out(unit: &mut Rig, action: u8, kind: u8, key: u64, action_key: u64, flags: u8) -> Answer {
     let mut list = [key.to_be_bytes(), action_key.to_be_bytes(), [0; 8]].concat();
     list[20] = flags;
     unit.output(&[0x5F, action, kind, 0, 0, 0, 0, 0, 24, 0], &list)
 }
 
-fn read(unit: &mut Rig, action: u8) -> Vec<u8> {
+pub fn read(unit: &mut Rig, action: u8) -> Vec<u8> {
     unit.input(&[0x5E, action, 0, 0, 0, 0, 0, 2, 0, 0], 512).good().to_vec()
 }
 
-fn write(unit: &mut Rig) -> Outcome {
+pub fn write(unit: &mut Rig) -> Outcome {
     unit.output(&cdb10(0x2A, 0, 0, 1), &[0; 512]).outcome
 }
 
 #[track_caller]
-fn goes(outcome: Outcome) {
+pub fn goes(outcome: Outcome) {
     assert!(matches!(outcome, Outcome::Done(r) if r.status == Status::Good), "{outcome:?}");
 }
 
@@ -95,7 +102,7 @@ fn spc4_6_15_what_is_registered_and_reserved_is_told_to_everybody() {
     assert_eq!(read(&mut a, 0), keys.concat());
     let held = [0, 0, 0, 2, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0xB, 0, 0, 0, 0, 0, 1, 0, 0];
     assert_eq!(read(&mut a, 1), held);
-    assert_eq!(read(&mut a, 2), [0, 8, 1, 0x80, 0xEA, 1, 0, 0]);
+    assert_eq!(read(&mut a, 2), [0, 8, 0x81, 0x80, 0xEA, 1, 0, 0]);
     let all = read(&mut a, 3);
     assert_eq!((all.len(), &all[..8]), (8 + 2 * 48, &[0, 0, 0, 2, 0, 0, 0, 96][..]));
     // b: its key, that it holds one, of which type, at its port, and a SAS TransportID.
@@ -303,7 +310,7 @@ fn who_takes_over_from_another_program_knows_what_that_did_last() {
 fn without_a_keeper_nothing_outlives_a_loss_of_power() {
     let mut a = Rig::new();
     assert_eq!(out(&mut a, REGISTER, 0, 0, 0xA, 0x01).sense(), LIST_FIELD);
-    assert_eq!(read(&mut a, 2)[2..4], [0, 0x80]);
+    assert_eq!(read(&mut a, 2)[2..4], [0x80, 0x80]);
     out(&mut a, REGISTER, 0, 0, 0xA, 0).good();
 }
 
