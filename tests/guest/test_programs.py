@@ -312,6 +312,9 @@ PROGRAMS = {
             "without errors\n.*: 1\n    Transfer count units: 0\n    Transfer count: 8192\n",
         ),
         Step("sg_copy_results --status --list_id=8 --verbose {thin}", "byte 2", ILLEGAL_REQUEST),
+        # Nothing of it has failed.
+        Step("sg_copy_results --failed --list_id=7 {thin}", "response data length 0"),
+        Step("sg_copy_results --failed --list_id=8 --verbose {thin}", "byte 2", ILLEGAL_REQUEST),
     ),
     "sg_reassign": (
         Step("sg_reassign --grown {thin}", "Elements in grown defect list: 0"),

@@ -115,6 +115,7 @@ pub(crate) fn check(command: Command) -> Result<(), Sense> {
             | C::CopyStatus1
             | C::CopyStatus4
             | C::CopyParameters
+            | C::CopyFailure1
             | C::TokenInformation
     );
     if of_the_unit { Ok(()) } else { Err(NOT_PRESENT) }

@@ -207,6 +207,7 @@ impl Drop for Nexus {
         self.forget_prevention();
         self.forget_reserved();
         self.copies.cancel();
+        self.copies.forget_failures();
     }
 }
 

@@ -76,6 +76,7 @@ pub(crate) enum Command {
     AbortCopy,
     CopyStatus1,
     CopyParameters,
+    CopyFailure1,
     CopyStatus4,
     TokenInformation,
     Read16,
@@ -181,7 +182,7 @@ impl Kind {
             C::ExtendedCopy1 | C::ExtendedCopy4 | C::AbortCopy => Kind::Other,
             C::PopulateToken | C::WriteUsingToken => Kind::Other,
             C::CopyStatus1 | C::CopyStatus4 | C::TokenInformation => Kind::Other,
-            C::CopyParameters => Kind::Other,
+            C::CopyParameters | C::CopyFailure1 => Kind::Other,
             C::PersistentReserveIn | C::PersistentReserveOut => Kind::Other,
             C::ReportTaskManagement | C::ReportTimestamp => Kind::Other,
             C::SanitizeOverwrite | C::SanitizeBlockErase | C::SanitizeExit => Kind::Other,
@@ -320,6 +321,8 @@ pub(crate) static TABLE: [Entry; TABLE_LEN] = [
         [0x1F, 0xFF, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
     action(0x84, 0x03, Command::CopyParameters,
         [0x1F, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
+    action(0x84, 0x04, Command::CopyFailure1,
+        [0x1F, 0xFF, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
     action(0x84, 0x05, Command::CopyStatus4,
         [0x1F, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0]),
     action(0x84, 0x07, Command::TokenInformation,
@@ -413,7 +416,7 @@ static KINDS: [Kind; 256] = {
     kinds
 };
 
-const TABLE_LEN: usize = 73;
+const TABLE_LEN: usize = 74;
 
 /// The operation codes of [`TABLE`].
 const OPCODES: [u8; TABLE_LEN] = {

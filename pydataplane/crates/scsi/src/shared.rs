@@ -550,6 +550,7 @@ impl LunShared {
         self.volume.forget_reserved(None);
         self.volume.reset_modes();
         for unit in &units {
+            unit.copies.forget_failures();
             unit.present().iter().for_each(|nexus| nexus.forget_prevention());
             unit.post(UnitAttention::Reset);
         }
@@ -560,6 +561,7 @@ impl LunShared {
         nexus.forget_prevention();
         nexus.forget_reserved();
         self.copies.cancel();
+        self.copies.forget_failures();
         if !self.removable {
             nexus.post(UnitAttention::Reset);
         }

@@ -40,11 +40,11 @@ use crate::block::check_writable;
 use crate::inquiry::naa;
 use crate::opcode::{Cdb, Command};
 use crate::response::{Fail, Status};
-use crate::sense::{Code, Sense};
+use crate::sense::{Code, Key, Sense};
 use crate::shared::LunShared;
 use guestmem::Sg;
 use operation::Operation;
-pub(crate) use operation::{Copies, Copying, MAX_OPERATIONS, abort, status1, status4};
+pub(crate) use operation::{Copies, Copying, MAX_OPERATIONS, abort, failure1, status1, status4};
 pub(crate) use order::aborted;
 use order::{Format, Header, MAX_CSCDS, MAX_DESCRIPTORS, Order};
 pub(crate) use page::{page, parameters};
@@ -142,17 +142,36 @@ fn extended_copy(
     list: &[u8],
 ) -> Result<Option<Copying>, Fail> {
     let unit_of = |kind, designator: &_| find(unit, kind, designator);
-    let Order { segments, list_id } = order::read(list, format, &unit_of)?;
-    for segment in &segments {
-        work::may_use(&segment.from, false)?;
-        work::may_use(&segment.to, true)?;
-    }
+    let read = || {
+        let order = order::read(list, format, &unit_of)?;
+        for segment in &order.segments {
+            work::may_use(&segment.from, false)?;
+            work::may_use(&segment.to, true)?;
+        }
+        Ok(order)
+    };
+    let Order { segments, list_id } =
+        read().map_err(|sense| segments_failed(unit, cdb, list, format, sense))?;
     let mut operation = Operation::new(cdb, list_id, false);
     operation.set_unrepeatable(order::is_unrepeatable(&segments));
     start(unit, operation, move |run| {
         run.wait_to_begin()?;
         work::carry_out(&segments, None, run)
     })
+}
+
+/// What is wrong with a list. If it is with what its segments are about, the initiator can ask for it by the list's
+/// identifier, too (SPC-4 5.17.7.4).
+fn segments_failed(unit: &LunShared, cdb: &Cdb, list: &[u8], format: Format, sense: Sense) -> Fail {
+    let list_id = Header::read(list, format).ok().and_then(|header| header.list_id);
+    if sense.key != Key::IllegalRequest && list_id.is_some() {
+        let operation = Arc::new(Operation::new(cdb, list_id, false));
+        if let Err(fail) = unit.copies.begin(&operation) {
+            return fail;
+        }
+        operation.end(Err(Ended::Failed(sense)));
+    }
+    sense.into()
 }
 
 /// POPULATE TOKEN (SBC-3 5.8): the token is handed out when nothing that began before can change its blocks.

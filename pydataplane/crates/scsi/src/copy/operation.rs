@@ -1,4 +1,7 @@
-//! What was ordered to be copied, and has come of it, for RECEIVE COPY STATUS and RECEIVE ROD TOKEN INFORMATION.
+//! What was ordered to be copied, and has come of it, for RECEIVE COPY STATUS, RECEIVE COPY FAILURE DETAILS and RECEIVE
+//! ROD TOKEN INFORMATION.
+
+mod failure;
 
 use super::order::aborted;
 use super::token::{MAX_TOKENS, TOKEN_LEN, Token};
@@ -8,6 +11,7 @@ use crate::reply::{Reply, send};
 use crate::response::{Fail, Status};
 use crate::sense::{Code, SENSE_LEN, Sense};
 use crate::shared::LunShared;
+pub(crate) use failure::failure1;
 use guestmem::Sg;
 use parking_lot::{Mutex, RwLock};
 use std::cell::Cell;
@@ -38,6 +42,8 @@ pub(crate) struct Operation {
     bytes: AtomicU64,
     token: OnceLock<[u8; TOKEN_LEN]>,
     ended: OnceLock<Result<(), Ended>>,
+    /// Why it failed was told, and is told no more by RECEIVE COPY FAILURE DETAILS.
+    is_told: AtomicBool,
 }
 
 impl Operation {
@@ -54,6 +60,7 @@ impl Operation {
             bytes: AtomicU64::new(0),
             token: OnceLock::new(),
             ended: OnceLock::new(),
+            is_told: AtomicBool::new(false),
         }
     }
 

@@ -96,7 +96,7 @@ pub(crate) struct Header {
     /// Bytes of the descriptors.
     pub(crate) cscds: usize,
     pub(crate) segments: usize,
-    list_id: Option<u32>,
+    pub(crate) list_id: Option<u32>,
 }
 
 impl Header {

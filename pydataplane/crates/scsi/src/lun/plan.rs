@@ -127,6 +127,7 @@ impl Lun {
             | Command::WriteUsingToken => return self.copy(task, decoded.command),
             Command::AbortCopy => return copy::abort(unit, cdb).map(Plan::Done),
             Command::CopyStatus1 => return copy::status1(unit, cdb, data_in).map(Plan::Done),
+            Command::CopyFailure1 => return copy::failure1(unit, cdb, data_in).map(Plan::Done),
             Command::CopyStatus4 | Command::TokenInformation => {
                 let tokens = decoded.command == Command::TokenInformation;
                 return copy::status4(unit, cdb, tokens, data_in).map(Plan::Done);

@@ -81,7 +81,7 @@ fn needs(command: Command, cdb: &Cdb) -> Needs {
         C::WriteAtomic16 | C::ExtendedCopy1 | C::ExtendedCopy4 => Needs::All,
         C::WriteUsingToken | C::AbortCopy => Needs::All,
         C::PopulateToken | C::CopyParameters => Needs::Read,
-        C::CopyStatus1 | C::CopyStatus4 | C::TokenInformation => Needs::Read,
+        C::CopyStatus1 | C::CopyStatus4 | C::CopyFailure1 | C::TokenInformation => Needs::Read,
         C::Write6 | C::Write10 | C::Write12 | C::Write16 => Needs::All,
         C::WriteAndVerify10 | C::WriteAndVerify12 | C::WriteAndVerify16 => Needs::All,
         C::WriteSame10 | C::WriteSame16 | C::Unmap => Needs::All,

@@ -1,4 +1,4 @@
-//! EXTENDED COPY and RECEIVE COPY RESULTS (SPC-4 6.4, 6.17 to 6.22), between units with channels of their own.
+//! EXTENDED COPY and RECEIVE COPY RESULTS (SPC-4 6.4, 6.17 to 6.23), between units with channels of their own.
 
 use crate::rig::*;
 use crate::unit::{BLOCKS, Held, Unit, disk, malloc, medium, on, two, two_of};
@@ -253,8 +253,8 @@ fn spc4_6_19_and_7_8_17_what_is_told_of_copies_is_the_same() {
         found[0].1[16..],
         [(512u64 << 10).to_be_bytes(), (128u64 << 10).to_be_bytes()].concat()
     );
-    let commands = [0x83, 5, 0, 1, 0x10, 0x11, 0x1C, 0x84, 4, 0, 3, 5, 7];
-    assert_eq!((found[1].1[0], &found[1].1[1..14]), (13, &commands[..]));
+    let commands = [0x83, 5, 0, 1, 0x10, 0x11, 0x1C, 0x84, 5, 0, 3, 4, 5, 7];
+    assert_eq!((found[1].1[0], &found[1].1[1..15]), (14, &commands[..]));
     assert_eq!(found[2].1[4..12], told[8..16]);
     assert_eq!(found[5].1[20..24], 3600u32.to_be_bytes());
     assert_eq!(found[5].1[42..48], [0, 48, 0, 0, 0, 44]);

@@ -8,6 +8,7 @@ mod block_size;
 mod blocks;
 mod characteristics;
 mod copy;
+mod copy_failure;
 mod errors;
 mod format;
 mod fuzz;

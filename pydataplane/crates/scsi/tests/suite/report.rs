@@ -105,7 +105,7 @@ fn sam5_4_7_4_a_missing_lun_says_so() {
 }
 
 /// Every operation code that the unit must know, with its length.
-const COMMANDS: [(u8, Option<u8>, u8); 72] = [
+const COMMANDS: [(u8, Option<u8>, u8); 73] = [
     (0x00, None, 6),
     (0x03, None, 6),
     (0x04, None, 6),
@@ -154,6 +154,7 @@ const COMMANDS: [(u8, Option<u8>, u8); 72] = [
     (0x83, Some(0x1C), 16),
     (0x84, Some(0x00), 16),
     (0x84, Some(0x03), 16),
+    (0x84, Some(0x04), 16),
     (0x84, Some(0x05), 16),
     (0x84, Some(0x07), 16),
     (0x88, None, 16),
@@ -197,7 +198,7 @@ fn spc4_4_2_5_1_every_other_operation_code_is_refused() {
 
 #[test]
 fn spc4_6_35_2_all_commands() {
-    for (unmap, count) in [(true, 72), (false, 71)] {
+    for (unmap, count) in [(true, 73), (false, 72)] {
         let features = Features { unmap, ..ALL_FEATURES };
         let mut rig = Setup { features, ..Setup::default() }.build();
         let answer = opcodes(&mut rig, 0, 0, 0);
