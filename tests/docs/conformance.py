@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.guest.conformance import BY_DAY, LISTED, Kind, Reason
+from tests.guest.conformance import BY_DAY, FIRST, LISTED, Kind, Reason
 
 FOLDER = "tests/guest"
 
@@ -18,8 +18,9 @@ def scsi_suite() -> str:
         f"{LISTED.release}) say of our disks, from a Linux guest by SG_IO. Of its {every} tests "
         f"{passing} pass on one of these disks at least. "
         f"[conformance.yaml](../../../{FOLDER}/conformance.yaml) has what is expected of each test "
-        f"on each disk, and [a test](../../../{FOLDER}/test_conformance.py) compares each. A test "
-        "of which the suite skips everything counts as skipped, though the suite itself says that "
+        f"on each disk, and [a test](../../../{FOLDER}/test_conformance.py) compares each. Those "
+        f"of {' and '.join(FIRST)} are run first: they expect a disk that no other has used. "
+        "A test of which all is skipped counts as skipped, though the suite itself says that "
         f"it passed. `make test` runs {', '.join(map(_code, BY_DAY))}, `make nightly` all.\n",
         "| disk | passed | skipped | failed by a mistake of the suite | deviates by design |\n"
         "| --- | --- | --- | --- | --- |",
