@@ -35,7 +35,7 @@ def build(folder: Path) -> Path:
     command = ["cargo", "build", "--quiet", "--locked", "--release", "--examples"]
     command += ["--manifest-path", str(ROOT / "pydataplane/Cargo.toml")]
     command += ["--target-dir", str(folder)]
-    for crate in ("virtqueue", "scsi", "lvol", "virtio-blk", "protection", "bdev"):
+    for crate in ("virtqueue", "scsi", "lvol", "virtio-blk", "protection", "bdev", "vhost-scsi"):
         command += ["-p", crate]
     if subprocess.run(command, check=False).returncode != 0:
         raise NotCountedError("cargo did not build the programs: see above")

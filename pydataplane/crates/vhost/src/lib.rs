@@ -26,7 +26,7 @@
 //!   that one's buffers; `past`: what is known of rings from sessions before.
 //! - `placement`: which reactor each queue runs on; `balance`: when one moves, as `device/moving` does it.
 //! - `poller`: the I/O path, from the available ring to the used ring. Read it first. `coalescing`: how long
-//!   its calls may wait.
+//!   its calls may wait. [`PollerAlone`]: on a thread of its own, to be measured.
 //! - [`handover`]: a controller on its way to another process. `keeper`: a session that outlives this one,
 //!   kept and gone on with by `controller/kept`.
 //! - `defs`: the structures of virtio 1.2 section 5.6.
@@ -76,6 +76,7 @@ pub use info::{ControllerInfo, SessionInfo, TargetInfo};
 pub use keeper::SessionKeeper;
 pub use lun::{Between, Suspension, TargetOptions};
 pub use owner::{NamedOwner, OwnerInfo, OwnerJournal};
+pub use poller::PollerAlone;
 pub use scsi::{Characteristics, ErrorPolicy, WaitFor};
 pub use socket::{MAX_PATH, SocketError, SocketOptions};
 pub use stats::{ControllerStats, LunStats, LunTotals};

@@ -20,6 +20,7 @@
 //!
 //! What the bytes of a request mean is the front end's: see `front`.
 
+mod alone;
 mod calls;
 mod failure;
 mod front;
@@ -46,6 +47,7 @@ use crate::front::Front;
 use crate::mailbox::Notice;
 use crate::stats::ControllerCounters;
 
+pub use alone::PollerAlone;
 pub(crate) use orders::{Drain, Selector};
 pub(crate) use queue::{QueueSetup, RequestQueue};
 pub(crate) use units::Unit;
