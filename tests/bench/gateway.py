@@ -16,9 +16,9 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from uuid import UUID, uuid5
 
@@ -235,6 +235,8 @@ class Point:
     direct_rate: float | None = None
     cpu_ms: float | None = None
     """Of the gateway, for each call."""
+    peak_mib: float | None = None
+    """What the gateway had in memory at most meanwhile."""
 
 
 def requests_of(
@@ -405,11 +407,46 @@ def calls_of(host: BenchHost, dom: Domain) -> dict[str, Counter[str]]:
     return found
 
 
+def measured(
+    host: BenchHost, sizes: argparse.Namespace, wanted: Callable[[str], bool]
+) -> Iterator[Point]:
+    """Yields the points of the table, each as it is measured."""
+    yield from whole(host, 5) if wanted("all") else ()
+    for what, (requests, direct) in requests_of(host, sizes).items():
+        if wanted(what):
+            yield one_client(host, what, requests, direct, sizes.time)
+            yield many_clients(host, what, requests, direct, sizes.clients, sizes.time)
+
+
+def with_peak(pid: int, measured: Iterable[Point]) -> Iterator[Point]:
+    """Yields points as they are measured, with what a process had in memory at most meanwhile."""
+    begin_peak(pid)
+    for point in measured:
+        yield replace(point, peak_mib=memory_of(pid)["peak"])
+        begin_peak(pid)
+
+
+def begin_peak(pid: int) -> None:
+    """Has VmHWM of a process begin anew (proc_pid_clear_refs(5))."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
 def table(points: Sequence[Point]) -> Table:
     """All points."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     made.add_column("CALL")
-    for title in ("clients", "ms", "direct", "ratio", "calls/s", "direct", "ratio", "CPU ms/call"):
+    titles = (
+        "clients",
+        "ms",
+        "direct",
+        "ratio",
+        "calls/s",
+        "direct",
+        "ratio",
+        "CPU ms/call",
+        "MiB",
+    )
+    for title in titles:
         made.add_column(title, justify="right")
 
     def number(value: float | None, form: str) -> str:
@@ -429,6 +466,7 @@ def table(points: Sequence[Point]) -> Table:
             number(point.direct_rate, ",.0f"),
             ratio(point.gateway_rate, point.direct_rate),
             number(point.cpu_ms, ",.3f"),
+            number(point.peak_mib, ",.0f"),
         )
     return made
 
@@ -484,11 +522,9 @@ def main() -> int:
 
     with running_host(sizes, out) as host:
         memory = {"fresh": memory_of(host.gateway.pid)["now"]}
-        points += whole(host, 5) if wanted("all") else []
-        for what, (requests, direct) in requests_of(host, sizes).items():
-            if wanted(what):
-                points.append(one_client(host, what, requests, direct, sizes.time))
-                points.append(many_clients(host, what, requests, direct, sizes.clients, sizes.time))
+        memory["starting"] = memory_of(host.gateway.pid)["peak"]
+        pid = host.gateway.pid
+        points += with_peak(pid, measured(host, sizes, wanted))
         changes: dict[str, list[float]] = {}
         counted: dict[str, Counter[str]] = {}
         if wanted("attach") and host.ours[: sizes.running]:
@@ -499,6 +535,7 @@ def main() -> int:
                     changes[what] = attaches(host, to, pollers, 10)
             counted = calls_of(host, dom)
         memory |= memory_of(host.gateway.pid)
+    memory["peak"] = max([memory["starting"], memory["peak"], *(p.peak_mib or 0 for p in points)])
     load = os.getloadavg()
     if sizes.json:
         print(
