@@ -24,7 +24,6 @@ ALLOWED = {
     "faults": (3,),
     "integrity": (3,),
     "iscsi": (6,),
-    "lvol": (13,),
     "mirror": (2,),
     "nbd": (4,),
     "nvme": (2, 2),

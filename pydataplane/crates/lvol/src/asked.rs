@@ -2,7 +2,6 @@
 
 use crate::data::{Buffers, Data, Writes};
 use crate::gauges::Gauges;
-use crate::volume::Volume;
 use bdev::IoError;
 use blobstore::BlobId;
 use crossbeam_queue::ArrayQueue;
@@ -72,7 +71,7 @@ pub(crate) struct Reply {
 
 /// What a channel shares with the metadata thread.
 pub(crate) struct ChannelShared {
-    /// The version of the map to use now: [`crate::volume::Volume::bump`].
+    /// The version of the map to use now, which is the volume's.
     pub version: Arc<AtomicU64>,
     /// 0: the channel has nothing in flight on the base bdev; else everything that it has in flight
     /// was translated with this version of the map or a later one.
@@ -80,33 +79,44 @@ pub(crate) struct ChannelShared {
     pub requests: ArrayQueue<Request>,
     pub replies: ArrayQueue<Reply>,
     /// What of its data the metadata thread writes.
-    pub writes: Writes,
+    pub writes: Arc<Writes>,
     pub waker: Waker,
 }
 
-/// The metadata thread of an lvstore, as its volumes reach it.
-#[derive(Clone)]
-pub(crate) struct MetaThread {
+/// The metadata thread of an lvstore, as its volumes, which are `V`, reach it.
+pub(crate) struct MetaThread<V> {
     bell: Bell,
-    open: Arc<Open>,
+    open: Arc<Open<V>>,
     /// The last round all of whose allocations are durable.
     durable: Arc<AtomicU64>,
     pub buffers: Arc<Buffers>,
     pub gauges: Arc<Gauges>,
 }
 
-#[derive(Default)]
-struct Open {
-    volumes: Mutex<Vec<Arc<Volume>>>,
+struct Open<V> {
+    volumes: Mutex<Vec<Arc<V>>>,
     changes: AtomicU64,
     /// Volumes whose maps somebody waits for who has no channel.
     wanted: Mutex<Vec<BlobId>>,
 }
 
-impl MetaThread {
+impl<V> Clone for MetaThread<V> {
+    fn clone(&self) -> Self {
+        MetaThread {
+            bell: self.bell.clone(),
+            open: self.open.clone(),
+            durable: self.durable.clone(),
+            buffers: self.buffers.clone(),
+            gauges: self.gauges.clone(),
+        }
+    }
+}
+
+impl<V> MetaThread<V> {
     pub fn new(bell: Bell, gauges: Arc<Gauges>) -> Self {
-        let (open, durable) = (Arc::default(), Arc::default());
-        MetaThread { bell, open, durable, buffers: Buffers::new(), gauges }
+        let (volumes, changes, wanted) = Default::default();
+        let open = Arc::new(Open { volumes, changes, wanted });
+        MetaThread { bell, open, durable: Arc::default(), buffers: Buffers::new(), gauges }
     }
 
     /// All that was allocated up to this round is durable.
@@ -137,13 +147,13 @@ impl MetaThread {
     }
 
     /// A volume has its first channel. It has not asked for anything yet.
-    pub fn opened(&self, volume: &Arc<Volume>) {
+    pub fn opened(&self, volume: &Arc<V>) {
         self.open.volumes.lock().push(volume.clone());
         self.open.changes.fetch_add(1, Ordering::Release);
     }
 
     /// The last channel of a volume is gone.
-    pub fn closed(&self, volume: &Volume) {
+    pub fn closed(&self, volume: &V) {
         self.open.volumes.lock().retain(|other| !std::ptr::eq(&**other, volume));
         self.open.changes.fetch_add(1, Ordering::Release);
     }
@@ -154,7 +164,7 @@ impl MetaThread {
     }
 
     /// The volumes that have channels: a few of all that there are.
-    pub fn open(&self) -> Vec<Arc<Volume>> {
+    pub fn open(&self) -> Vec<Arc<V>> {
         self.open.volumes.lock().clone()
     }
 }

@@ -15,8 +15,9 @@ mod outside;
 mod pieces;
 
 use crate::asked::SLOTS;
-use crate::map::{Pin, Pins, View};
+use crate::map::View;
 use crate::parts::Parts;
+use crate::pins::{Pin, Pins};
 use crate::ranges;
 use crate::volume::Volume;
 use bdev::{

@@ -4,7 +4,6 @@
 //! The buffers are the lvstore's, and as many as there will ever be: where none is free, a write waits for
 //! its cluster and is done after it.
 
-use crate::asked::ChannelShared;
 use bdev::AlignedBuf;
 use crossbeam_queue::ArrayQueue;
 use guestmem::Sg;
@@ -75,16 +74,16 @@ pub(crate) struct Writes {
 /// Data that the metadata thread writes.
 pub(crate) struct Taken {
     data: Data,
-    channel: Arc<ChannelShared>,
+    writes: Arc<Writes>,
 }
 
 impl Taken {
     /// `None`: the channel is gone, and so is who wanted it written.
-    pub fn of(data: Data, channel: &Arc<ChannelShared>) -> Option<Self> {
+    pub fn of(data: Data, writes: &Arc<Writes>) -> Option<Self> {
         // Said, then looked: one of the two sees the other (Dekker, with `Writes::close`).
-        channel.writes.taken.fetch_add(1, Ordering::SeqCst);
-        let taken = Taken { data, channel: channel.clone() };
-        (!channel.writes.closed.load(Ordering::SeqCst)).then_some(taken)
+        writes.taken.fetch_add(1, Ordering::SeqCst);
+        let taken = Taken { data, writes: writes.clone() };
+        (!writes.closed.load(Ordering::SeqCst)).then_some(taken)
     }
 }
 
@@ -96,7 +95,7 @@ impl AsRef<[u8]> for Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        self.channel.writes.taken.fetch_sub(1, Ordering::SeqCst);
+        self.writes.taken.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -136,21 +135,14 @@ mod tests {
     fn of_a_channel_that_is_gone_nothing_is_taken_and_its_buffer_is_free() {
         let (buffers, memory) = (Buffers::new(), Bounce::new());
         let data = || buffers.copy(&memory.sg(512).unwrap(), 0, 512).unwrap();
-        let channel = Arc::new(ChannelShared {
-            version: Arc::default(),
-            active: Default::default(),
-            requests: ArrayQueue::new(1),
-            replies: ArrayQueue::new(1),
-            writes: Writes::default(),
-            waker: reactor::IoContext::new().unwrap().waker(),
-        });
-        let taken = Taken::of(data(), &channel).unwrap();
+        let writes = Arc::new(Writes::default());
+        let taken = Taken::of(data(), &writes).unwrap();
         thread::scope(|scope| {
-            let closing = scope.spawn(|| channel.writes.close());
-            while !channel.writes.closed.load(Ordering::SeqCst) {
+            let closing = scope.spawn(|| writes.close());
+            while !writes.closed.load(Ordering::SeqCst) {
                 thread::yield_now();
             }
-            assert!(Taken::of(data(), &channel).is_none());
+            assert!(Taken::of(data(), &writes).is_none());
             assert!(!closing.is_finished(), "the first is being written");
             drop(taken);
         });

@@ -4,7 +4,6 @@
 //! so that nobody writes to it; while it is missing the lvols that show it are degraded.
 
 use crate::error::Error;
-use crate::lvol::Lvol;
 use bdev::{Bdev, Claim, ClaimMode, Registry, RegistryError};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,8 +38,8 @@ impl External {
 
 /// Those of an lvstore.
 pub(crate) struct Externals {
-    registry: Registry,
-    lvstore: Uuid,
+    pub registry: Registry,
+    pub lvstore: Uuid,
     /// Bytes of a block of the lvstore's bdev.
     block_size: u32,
     all: Mutex<BTreeMap<Uuid, Arc<External>>>,
@@ -76,48 +75,16 @@ impl Externals {
         self.all.lock().get(&uuid).is_some_and(|external| !external.is_missing())
     }
 
-    /// The bdev of this name, alias or UUID, held.
-    pub fn hold(&self, op: &str, bdev: &str) -> Result<Arc<External>, Error> {
-        let found = self.registry.get(bdev);
-        let found = found.ok_or_else(|| Error::NoBdev { bdev: bdev.to_owned() })?;
-        let external = self.get(found.uuid());
-        if external.is_missing() {
-            self.take(op, &external)?;
-        }
-        Ok(external)
+    /// Those that are missing.
+    pub fn missing(&self) -> Vec<Arc<External>> {
+        let all = self.all.lock();
+        all.values().filter(|external| external.is_missing()).cloned().collect()
     }
 
-    /// Holds those missing ones that are there now. Whether there were any.
-    pub fn come(&self) -> bool {
-        let missing: Vec<_> = self.all.lock().values().cloned().collect();
-        let mut any = false;
-        for external in missing.iter().filter(|external| external.is_missing()) {
-            if self.registry.get(&external.uuid.to_string()).is_none() {
-                continue;
-            }
-            match self.take("use it as a parent", external) {
-                Ok(()) => any = true,
-                Err(e) => tracing::warn!("bdev {} is there, but: {e}", external.uuid),
-            }
-        }
-        any
-    }
-
-    fn take(&self, op: &str, external: &External) -> Result<(), Error> {
-        let key = external.uuid.to_string();
-        let its = self.registry.get_as::<Lvol>(&key);
-        let refuse = |why: String| Err(Error::BadParameter { op: op.to_owned(), why });
-        if its.is_some_and(|lvol| lvol.volume.id.lvstore == self.lvstore) {
-            return refuse("it is an lvol of the same lvstore; clone a snapshot of it".into());
-        }
-        let its = self.registry.get_as::<Lvol>(&key);
-        if its.is_some_and(|lvol| lvol.area().is_some()) {
-            return refuse(
-                "it keeps its protection information itself; clone a snapshot of it".into(),
-            );
-        }
+    /// Has nobody change a bdev that is to be a parent, named as the registry knows it.
+    pub fn claim(&self, op: &str, key: &str) -> Result<Claim, Error> {
         let owner = format!("lvstore {}, as a parent", self.lvstore);
-        let held = self.registry.claim_as(&key, &owner, ClaimMode::Unchanged);
+        let held = self.registry.claim_as(key, &owner, ClaimMode::Unchanged);
         let claim = held.map_err(|e| match e {
             RegistryError::NotFound(bdev) => Error::NoBdev { bdev },
             RegistryError::Claimed { owner, .. } => Error::InUse { op: op.to_owned(), by: owner },
@@ -125,19 +92,20 @@ impl Externals {
         })?;
         let its = claim.bdev().geometry().block_size;
         if its > self.block_size || !self.block_size.is_multiple_of(its) {
-            let ours = self.block_size;
-            return refuse(format!("its blocks have {its} bytes, and the lvstore's {ours}"));
+            let why = format!("its blocks have {its} bytes, and the lvstore's {}", self.block_size);
+            return Err(Error::BadParameter { op: op.to_owned(), why });
         }
-        if let Some(lvol) = self.registry.get_as::<Lvol>(&key) {
-            lvol.volume.keep_map();
-        }
+        Ok(claim)
+    }
+
+    /// One is there, and held.
+    pub fn arrive(&self, external: &External, claim: Claim) {
         let mut held = external.held.lock();
         if held.is_none() {
             *held = Some(claim);
             let presence = self.came.fetch_add(1, Ordering::Relaxed) + 1;
             external.presence.store(presence, Ordering::Release);
         }
-        Ok(())
     }
 
     /// Lets go of a bdev that is being removed. Whether it was one of these.

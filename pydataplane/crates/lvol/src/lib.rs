@@ -7,12 +7,11 @@
 //! | file | noun | thread |
 //! | --- | --- | --- |
 //! | `lvstores` | [`Lvstores`]: finds objects by name or UUID | any control thread |
-//! | `lvs` | one loaded lvstore: claim, registry, control operations; `lvols`: those on one volume; `turns`: one at a time | any control thread |
-//! | `meta` | the blobstore and its changes, clusters that wait | one per lvstore |
+//! | `lvs` | one loaded lvstore: claim, registry, control operations; `lvols`: those on one volume; `parents`: bdevs that can be some; `turns`: one at a time | any control thread |
+//! | `meta` | the blobstore and its changes, clusters that wait; `maps`: when volumes have their maps in memory | one per lvstore |
 //! | `served` | a volume and what its channels asked for | as `meta` |
 //! | `rounds` | requests of channels: a round, a record | as `meta` |
 //! | `history` | snapshots and clones: who shows what | as `meta` |
-//! | `maps` | when volumes have their maps in memory | as `meta` |
 //! | `share` | copies by metadata alone; `sharing`: which they are possible for, on any thread | as `meta` |
 //! | `reload` | from the medium again, in use, after a failure | as `meta` |
 //! | `zeroing` | the zeros of a thick volume to be | the control thread that makes it |
@@ -23,7 +22,8 @@
 //! | `space` | what a volume shares, and what is its alone | any control thread |
 //! | `ranges` | what is allocated, and what changed between two snapshots | any control thread |
 //! | `volume` | an lvol as all share it: names, map, version, channels | any |
-//! | `map` | clusters of a volume to clusters of the device; which version of it is in use | written by `meta`, read by channels |
+//! | `map` | clusters of a volume to clusters of the device | written by `meta`, read by channels |
+//! | `pins` | which version of its map a channel has in use | as `channel`; read by `meta` |
 //! | `channel` | the data path; `pieces`: what is not passed on as a whole | the reactor that opened it |
 //! | `external` | bdevs that are parents: held, or missing | any; `channel/outside`: as `channel` |
 //! | `encryption` | lvols with keys of their own, which are bdevs while these are here | any |
@@ -62,9 +62,9 @@ mod lvol;
 mod lvs;
 mod lvstores;
 mod map;
-mod maps;
 mod meta;
 mod parts;
+mod pins;
 mod ranges;
 mod reload;
 mod rounds;

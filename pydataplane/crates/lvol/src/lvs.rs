@@ -35,6 +35,7 @@ mod external;
 mod history;
 mod lvols;
 mod medium;
+mod parents;
 mod turns;
 
 pub(crate) use encryption::not_reserved;

@@ -5,17 +5,19 @@
 //! when every channel is quiet, that is, has nothing in flight that was translated while the volume
 //! still had them.
 
+mod maps;
+
 use crate::asked::MetaThread;
 use crate::disk::BdevDisk;
 use crate::error::Error;
 use crate::external::Externals;
 use crate::map::{Map, View};
-use crate::maps::Use;
 use crate::served::Served;
 use crate::translate::refused;
 use crate::volume::Volume;
 use bdev::{Bdev, FlushCause, Registry};
 use blobstore::{BlobId, Error as StoreError, Freed, Reservation, Run, Store, StoreInfo};
+use maps::Use;
 use reactor::{Next, Work};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -49,7 +51,7 @@ pub(crate) struct Meta {
     pub store: Option<Store<BdevDisk>>,
     /// All volumes, by blob.
     pub volumes: HashMap<BlobId, Arc<Volume>>,
-    pub thread: MetaThread,
+    pub thread: MetaThread<Volume>,
     pub externals: Arc<Externals>,
     /// Those that are served: those that have channels or had.
     pub served: Vec<Served>,
@@ -57,7 +59,7 @@ pub(crate) struct Meta {
     pub served_as_of: u64,
     /// Whose requests wait until a snapshot was taken.
     pub frozen: Vec<Arc<Volume>>,
-    pub maps: Use,
+    maps: Use,
     /// Whose turn is first in the next round.
     pub turn: usize,
     /// Counts the rounds after which something was not durable.
@@ -102,7 +104,7 @@ impl Meta {
     pub fn new(
         base: Arc<dyn Bdev>,
         store: Store<BdevDisk>,
-        thread: MetaThread,
+        thread: MetaThread<Volume>,
         externals: Arc<Externals>,
         registry: Registry,
     ) -> Self {

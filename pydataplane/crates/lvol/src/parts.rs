@@ -2,7 +2,7 @@
 //! memory runs. The only unsafe code of this crate.
 #![allow(unsafe_code)]
 
-use crate::map::Pin;
+use crate::pins::Pin;
 use bdev::Slots;
 use guestmem::{IoVec, Sg};
 

@@ -68,7 +68,7 @@ impl Waiting {
     /// Gives the request's data to a batch, which `add` may refuse.
     pub fn write(&mut self, add: impl FnOnce(Over) -> bool) {
         let Some((at, data)) = self.request.data.take() else { return };
-        let Some(data) = Taken::of(data, &self.channel) else { return };
+        let Some(data) = Taken::of(data, &self.channel.writes) else { return };
         self.writes = add(Over { at, data: Box::new(data) });
     }
 

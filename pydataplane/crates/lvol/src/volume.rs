@@ -1,8 +1,6 @@
 //! An lvol as everybody shares it: its names, its map, and the channels that use it.
 
 use crate::asked::{ChannelShared, MetaThread, Request, SLOTS};
-use crate::data::Writes;
-use crate::disk::BdevDisk;
 use crate::encryption::{ENCRYPTION_XATTR, Encryption};
 use crate::external::External;
 use crate::map::{Map, View};
@@ -10,7 +8,7 @@ use crate::ranges;
 use bdev::{
     Bdev, Features, Geometry, Protection, ProtectionType, Run, Sparse, Stats, aliases_changed,
 };
-use blobstore::{BlobId, BlobInfo, DifType, Error as StoreError, Store, StoreInfo};
+use blobstore::{BlobId, BlobInfo, DifType, Disk, Error as StoreError, Store, StoreInfo};
 use crossbeam_queue::ArrayQueue;
 use parking_lot::{Condvar, Mutex};
 use protection::Layout;
@@ -97,17 +95,17 @@ pub(crate) struct Volume {
     lost_writes: AtomicBool,
     channels: Mutex<Vec<Arc<ChannelShared>>>,
     pub stats: Arc<Stats>,
-    pub thread: MetaThread,
+    pub thread: MetaThread<Volume>,
 }
 
 impl Volume {
     /// The volume of a blob, without its map; its parent is to be set.
     pub fn of_blob(
-        store: &Store<BdevDisk>,
+        store: &Store<impl Disk>,
         info: &StoreInfo,
         blob: &BlobInfo,
         base: &Arc<dyn Bdev>,
-        thread: &MetaThread,
+        thread: &MetaThread<Volume>,
     ) -> Arc<Self> {
         let per_cluster = info.cluster_size / base.geometry().block_size;
         let id = Identity {
@@ -140,7 +138,7 @@ impl Volume {
         read_only: bool,
         base: Arc<dyn Bdev>,
         map: Map,
-        thread: MetaThread,
+        thread: MetaThread<Volume>,
     ) -> Arc<Self> {
         Arc::new(Volume {
             name: id.uuid.to_string(),
@@ -217,7 +215,7 @@ impl Volume {
     }
 
     /// Knows what xattrs its blob has. Only for the metadata thread.
-    pub fn read_xattrs(&self, store: &Store<BdevDisk>) {
+    pub fn read_xattrs(&self, store: &Store<impl Disk>) {
         *self.xattrs.lock() = store.xattrs(self.blob()).into_iter().flatten().collect();
     }
 
@@ -453,7 +451,7 @@ impl Volume {
             active: AtomicU64::new(0),
             requests: ArrayQueue::new(SLOTS),
             replies: ArrayQueue::new(SLOTS),
-            writes: Writes::default(),
+            writes: Arc::default(),
             waker,
         });
         let mut channels = self.channels.lock();
@@ -512,7 +510,7 @@ impl Sparse for Volume {
 ///
 /// # Errors
 /// Where the store cannot read that again.
-pub(crate) fn own_map(store: &mut Store<BdevDisk>, blob: &BlobInfo) -> Result<Map, StoreError> {
+pub(crate) fn own_map(store: &mut Store<impl Disk>, blob: &BlobInfo) -> Result<Map, StoreError> {
     let map = Map::new(blob.size);
     store.each_cluster(blob.id, 0, |cluster, to| map.set(cluster, to))?;
     Ok(map)

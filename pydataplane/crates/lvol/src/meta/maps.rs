@@ -7,10 +7,10 @@
 //! if nothing of it is in flight, and all that it got is durable; a snapshot's, when no volume needs it
 //! that shows it.
 
+use super::Meta;
 use crate::asked::{Request, Want};
 use crate::error::Error;
 use crate::map::{Entry, Map, View, in_memory};
-use crate::meta::Meta;
 use crate::translate::refused;
 use crate::volume::{Volume, own_map};
 use bdev::{IoError, Op};
