@@ -5,9 +5,9 @@
 //! pages, whatever the size. A snapshot with one clone is deleted by handing over what the clone lacks.
 
 use crate::blob::{Blob, BlobId, Chunk, Part, index_of, place};
+use crate::brought::WINDOW;
 use crate::disk::Disk;
 use crate::error::Error;
-use crate::extents::WINDOW;
 use crate::format::{
     FLAG_DELETING, FLAG_READ_ONLY, FLAG_SNAPSHOT, FLAG_THIN, FLAGS_DIF, HOLE, POINTERS, VERSION,
     pack,

@@ -45,10 +45,11 @@
 //! | `history` | [`HistoryOptions`]: snapshots and clones, and their end |
 //! | `share` | [`Shared`]: clusters with several owners |
 //! | `shows` | what a blob is read from where it has nothing of its own |
-//! | `extents` | what extents pages say, in memory or read again |
+//! | `extents` | what an extents page says; `brought`: which of them are in memory |
+//! | `entries` | what stands for a cluster: set and removed |
 //! | `external` | parents outside of the store |
 //! | `fill` | [`Fill`]: what a cluster has before a blob owns it |
-//! | `zeros` | free clusters that are known to read as zeros |
+//! | `zeros` | free clusters that are known to read as zeros; `cleared`: how that comes to be |
 //! | `thin` | [`Batch`]: allocation on demand and unmapping, many in one record |
 //! | `grow` | taking over what the device has gained |
 //! | `data` | reading and writing a blob's contents |
@@ -65,10 +66,13 @@ extern crate self as blobstore;
 
 mod bitmap;
 mod blob;
+mod brought;
 mod check;
+mod cleared;
 mod data;
 mod disk;
 mod dump;
+mod entries;
 mod error;
 mod extents;
 mod external;

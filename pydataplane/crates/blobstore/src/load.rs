@@ -10,16 +10,13 @@ use crate::format::{
     Kind, PAGE_SIZE, PAYLOAD, POINTERS, Page, PageId, Root, Superblock, SuperblockFault,
     XATTR_PAGES, decode_name, pack, unpack,
 };
-use crate::store::{Identity, Replayed, Store};
+use crate::store::{Identity, READ_RUN_PAGES, Replayed, Store};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
 
 mod found;
 
 use found::{Clusters, Found};
-
-/// Pages read with one call.
-pub(crate) const READ_RUN_PAGES: u64 = 256;
 
 impl<D: Disk> Store<D> {
     /// Which store the device holds; `None` where neither superblock copy is one.

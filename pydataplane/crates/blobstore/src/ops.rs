@@ -2,9 +2,9 @@
 
 use crate::bitmap::Run;
 use crate::blob::{Blob, BlobId, BlobInfo, Dif, Part, dif_flags, index_of, place};
+use crate::brought::{ALL, the};
 use crate::disk::Disk;
 use crate::error::Error;
-use crate::extents::{ALL, the};
 use crate::format::{
     EXTENTS_MAX, FLAG_READ_ONLY, FLAG_THIN, POINTERS, XATTR_NAME_MAX, XATTR_VALUE_MAX, pack,
 };

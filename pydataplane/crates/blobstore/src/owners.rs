@@ -75,6 +75,20 @@ impl Owners {
     }
 }
 
+/// A count of them that is under way, while the store is used.
+pub(crate) struct Recount {
+    /// The step that comes next, as `Store::check` numbers them.
+    pub next: u64,
+    pub begun: u32,
+    /// Those that there were when it began.
+    pub blobs: Vec<u64>,
+    /// The extents page that is looked at next: (blob, number in it).
+    pub at: (u64, u32),
+    pub seen: Bitmap,
+    /// Of those that were seen more than once.
+    pub counts: HashMap<u32, u64>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,6 +8,7 @@ use crate::bitmap::{Bitmap, Run};
 use crate::check::{Checked, Problem};
 use crate::disk::Disk;
 use crate::format::{HOLE, POINTERS};
+use crate::owners::Recount;
 use crate::store::Store;
 use std::collections::{BTreeSet, HashMap};
 
@@ -15,20 +16,6 @@ use std::collections::{BTreeSet, HashMap};
 const STEP_PAGES: usize = if cfg!(test) { 1 } else { 256 };
 /// How often it begins anew.
 const BEGINNINGS: u32 = 8;
-
-/// A count that is under way.
-pub(crate) struct Recount {
-    /// The step that comes next, as [`Store::check`] numbers them.
-    next: u64,
-    begun: u32,
-    /// Those that there were when it began.
-    blobs: Vec<u64>,
-    /// The extents page that is looked at next: (blob, number in it).
-    at: (u64, u32),
-    seen: Bitmap,
-    /// Of those that were seen more than once.
-    counts: HashMap<u32, u64>,
-}
 
 impl<D: Disk> Store<D> {
     /// One step. `step` is the number of metadata pages for the first one.

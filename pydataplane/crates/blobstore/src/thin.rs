@@ -2,9 +2,9 @@
 
 use crate::bitmap::Run;
 use crate::blob::{BlobId, place};
+use crate::brought::the;
 use crate::disk::Disk;
 use crate::error::Error;
-use crate::extents::the;
 use crate::fill::{Fill, Over, covers};
 use crate::format::POINTERS;
 use crate::shows::Shows;

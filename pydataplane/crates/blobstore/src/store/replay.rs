@@ -1,11 +1,10 @@
 //! The journal, read again: which records count, and what a replay must not believe: an end that is none,
 //! and images that are out of date.
 
-use super::{Journal, Store};
+use super::{Journal, READ_RUN_PAGES, Store};
 use crate::disk::Disk;
 use crate::error::Error;
 use crate::format::{BITMAP_BITS, Kind, PAGE_SIZE, Page, RecordHeader, crc32c};
-use crate::load::READ_RUN_PAGES;
 use std::collections::BTreeMap;
 
 /// What the journal holds.
