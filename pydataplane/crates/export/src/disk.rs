@@ -11,9 +11,9 @@ use std::sync::mpsc::SyncSender;
 use ublk::{Left, Limits, Polled, Queue, Ticket};
 
 use crate::errors::errno;
-use crate::request::{MAX_CLEAR_BYTES, Span, longest, longest_io};
+use crate::request::{DEPTH, MAX_CLEAR_BYTES, Span, longest, longest_io};
 use crate::shared::{Order, Shared};
-use crate::worker::{DEPTH, IDLE_US, changes, serve_write_back};
+use crate::worker::{IDLE_US, changes, serve_write_back};
 
 /// Longest read or write, in bytes.
 const MAX_IO_BYTES: u32 = 512 * 1024;

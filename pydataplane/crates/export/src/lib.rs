@@ -129,7 +129,6 @@ pub use disk::of_disk;
 pub use errors::ExportError;
 pub use exports::{DiskInfo, Exports, Info, PARK_TIMEOUT, RELEASE_TIMEOUT, Survives};
 pub use keeper::Abilities;
-pub use request::MAX_IO_BYTES;
+pub use request::{DEPTH, MAX_IO_BYTES};
 pub use shape::Numbered;
 pub use ublk::abi::NUMBERS as DISK_NUMBERS;
-pub use worker::DEPTH;

@@ -3,6 +3,9 @@
 use bdev::{AlignedBuf, Features, Geometry, Op};
 use rustix::io::Errno;
 
+/// I/Os of one export that are with its bdev at a time; more wait with the kernel.
+pub const DEPTH: u16 = 64;
+
 /// Longest write that the kernel may send, in bytes.
 pub const MAX_IO_BYTES: u32 = 1024 * 1024;
 
@@ -179,7 +182,7 @@ pub(crate) fn longest(op: Op, g: &Geometry, features: &Features) -> u64 {
 }
 
 /// Buffers, so that an I/O does not allocate; grows to what was in flight at most,
-/// [`crate::DEPTH`] kept. The last one that came back is the next one that is taken, so that small
+/// [`DEPTH`] kept. The last one that came back is the next one that is taken, so that small
 /// I/Os touch few pages.
 #[derive(Debug, Default)]
 pub(crate) struct Pool(Vec<AlignedBuf>);
@@ -193,7 +196,7 @@ impl Pool {
 
     /// Takes one back.
     pub fn put(&mut self, buf: AlignedBuf) {
-        if self.0.len() < usize::from(crate::DEPTH) {
+        if self.0.len() < usize::from(DEPTH) {
             self.0.push(buf);
         }
     }
@@ -289,9 +292,9 @@ mod tests {
         let at = buf.as_ptr();
         pool.put(buf);
         assert_eq!(pool.take().as_ptr(), at);
-        for _ in 0..2 * crate::DEPTH {
+        for _ in 0..2 * DEPTH {
             pool.put(AlignedBuf::zeroed(1));
         }
-        assert_eq!(pool.0.len(), usize::from(crate::DEPTH));
+        assert_eq!(pool.0.len(), usize::from(DEPTH));
     }
 }

@@ -2,7 +2,7 @@
 
 use holder::wire::Which;
 
-use crate::worker::DEPTH;
+use crate::request::DEPTH;
 
 /// A device that is asked for by its number.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,11 +15,10 @@ use crate::device::{Device, Taken};
 use crate::errors::errno;
 use crate::file::{self, Facts};
 use crate::record::Record;
-use crate::request::{Limits, MAX_READ_BYTES, Pool, Request, Span, Wants, clearing, longest};
+use crate::request::{
+    DEPTH, Limits, MAX_READ_BYTES, Pool, Request, Span, Wants, clearing, longest,
+};
 use crate::shared::{Order, Shared};
-
-/// I/Os of one export that are with its bdev at a time; more wait with the kernel.
-pub const DEPTH: u16 = 64;
 
 /// Bytes of them at which no more requests are taken: what one export has in memory.
 const IN_FLIGHT_BYTES: usize = 16 << 20;
