@@ -11,6 +11,7 @@
 //! | `flight` | what is in flight on a queue pair of the base |
 //! | `failing`, `injection` | [`Failing`]; [`Injection`]: what goes wrong, how often |
 //! | `delaying` | [`Delaying`]: what takes how long |
+//! | `registered` | both, found by their bases, and ended |
 
 #![forbid(unsafe_code)]
 
@@ -19,11 +20,13 @@ mod failing;
 mod flight;
 mod injection;
 mod layer;
+mod registered;
 
 pub use delaying::{Delaying, Latencies, Latency};
 pub use failing::Failing;
 pub use injection::{Fault, Injection};
-pub use layer::{Layer, end_all, follow, on};
+pub use layer::Layer;
+pub use registered::{end_all, follow, on};
 
 #[cfg(test)]
 mod tests;
