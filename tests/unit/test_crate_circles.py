@@ -19,7 +19,6 @@ CRATES = Path(__file__).parents[2] / "pydataplane/crates"
 # numbers may only become smaller.
 ALLOWED = {
     "bdev": (5,),
-    "integrity": (3,),
     "iscsi": (6,),
     "mirror": (2,),
     "nbd": (4,),

@@ -16,8 +16,7 @@
 mod part;
 mod polling;
 
-use crate::layout::{PAGE, locate};
-use crate::sparse::{clipped, on_base};
+use crate::layout::{PAGE, clipped, locate, on_base};
 use crate::table::{Got, Table, Want};
 use bdev::{
     COPY_AT_ONCE, Channel, ChannelStats, Completion, Ear, Features, Geometry, Io, IoError, Late,

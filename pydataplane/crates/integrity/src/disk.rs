@@ -1,5 +1,7 @@
 //! The bdev: what it is of, how it is made, found and deleted, and what becomes of it with its base.
 
+mod sparse;
+
 use crate::channel::{IntegrityChannel, Shape};
 use crate::error::Error;
 use crate::format::{self, COPIES, Superblock};

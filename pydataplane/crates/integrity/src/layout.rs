@@ -1,5 +1,7 @@
 //! Where things are on the base: zones, each with its head of metadata and its data.
 
+use bdev::Run;
+
 /// Bytes of a page, and of the block that has a checksum.
 pub const PAGE: usize = 4096;
 /// Pages of metadata at the beginning of a zone.
@@ -42,6 +44,19 @@ pub(crate) fn locate(block: u64) -> BlockLocation {
         index: (within % blocks) as u16,
         page: zone * ZONE_PAGES + HEAD + within,
     }
+}
+
+/// What begins at block `lba`, at most `left` of them: where that is on the base, and how many of them lie there
+/// in one piece. `per` blocks are a page.
+pub(crate) fn on_base(lba: u64, left: u64, per: u64) -> (u64, u64) {
+    let (block, skip) = (lba / per, lba % per);
+    let until_end_of_zone = (ZONE_BLOCKS - block % ZONE_BLOCKS) * per - skip;
+    (locate(block).page * per + skip, left.min(until_end_of_zone))
+}
+
+/// What `found` on the base is of the `most` blocks that lie there in one piece.
+pub(crate) fn clipped(found: Run, most: u64) -> Run {
+    Run { blocks: found.blocks.min(most), ..found }
 }
 
 /// The block of data that is at page `page` of the base.

@@ -27,8 +27,7 @@
 //! | `channel`, `part`, `polling` | the data path: read it from top to bottom |
 //! | `keeper`, `states`, `cleaning`, `filling` | the thread that keeps checksums |
 //! | `medium` | the base as the keeper uses it |
-//! | `disk` | [`Integrity`]: the bdev |
-//! | `sparse` | what its base has nothing of |
+//! | `disk` | [`Integrity`]: the bdev; `sparse`: what its base has nothing of |
 //! | `error` | why one is not made, loaded, grown or deleted |
 
 #![forbid(unsafe_code)]
@@ -40,7 +39,6 @@ pub mod format;
 mod keeper;
 mod layout;
 mod medium;
-mod sparse;
 mod table;
 
 pub use disk::{Counted, Integrity, PRODUCT, probe};

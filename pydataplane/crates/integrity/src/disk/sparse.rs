@@ -2,22 +2,9 @@
 //!
 //! A hole is told without its checksum being looked at, as its data is not read either.
 
-use crate::disk::Integrity;
-use crate::layout::{PAGE, ZONE_BLOCKS, locate};
+use super::Integrity;
+use crate::layout::{PAGE, clipped, on_base};
 use bdev::{Bdev, Run, Sparse};
-
-/// What begins at block `lba`, at most `left` of them: where that is on the base, and how many of them lie there
-/// in one piece. `per` blocks are a page.
-pub(crate) fn on_base(lba: u64, left: u64, per: u64) -> (u64, u64) {
-    let (block, skip) = (lba / per, lba % per);
-    let until_end_of_zone = (ZONE_BLOCKS - block % ZONE_BLOCKS) * per - skip;
-    (locate(block).page * per + skip, left.min(until_end_of_zone))
-}
-
-/// What `found` on the base is of the `most` blocks that lie there in one piece.
-pub(crate) fn clipped(found: Run, most: u64) -> Run {
-    Run { blocks: found.blocks.min(most), ..found }
-}
 
 impl Sparse for Integrity {
     fn run(&self, lba: u64) -> Run {
