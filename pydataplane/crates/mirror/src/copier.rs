@@ -1,7 +1,7 @@
 //! The copying: some chunks at a time, on a thread of its own, and then the watch over the copy.
 
 use crate::chunks::MIN_CHUNK;
-use crate::disk::{Map, MapPage};
+use crate::map::{Map, MapPage};
 use crate::shared::{Phase, Shared};
 use bdev::{AlignedBuf, Checks, Finished, Op, OwnedChannel, Protected, TUPLE_LEN, Tuples};
 use reactor::ticks;

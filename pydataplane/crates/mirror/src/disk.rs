@@ -2,6 +2,7 @@
 
 use crate::channel::MirrorChannel;
 use crate::copier;
+use crate::map::Map;
 use crate::shared::{Phase, Progress, Shared};
 use bdev::{Bdev, Channel, Features, FlushLatch, Geometry, OpenError, Protection, Sparse, Stats};
 use reactor::IoContext;
@@ -11,18 +12,6 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
-
-/// Some parts of a bdev that may hold anything but zeros, in order; all else before `next` reads as zeros.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MapPage {
-    /// Offset and length, in bytes.
-    pub parts: Vec<(u64, u64)>,
-    /// Where the next page begins, in bytes; `None`: this was the last.
-    pub next: Option<u64>,
-}
-
-/// Tells of a bdev, from a byte on, which parts may hold anything but zeros; `None`: nothing is known.
-pub type Map = Box<dyn Fn(u64) -> Option<MapPage> + Send + Sync>;
 
 /// How to copy.
 #[derive(Default)]

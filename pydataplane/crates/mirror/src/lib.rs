@@ -63,6 +63,7 @@
 //! | --- | --- |
 //! | `chunks` | [`chunks::Chunks`]: the words |
 //! | `shared` | what channels and copier share: phase, failure, who is to be woken |
+//! | `map` | [`Map`]: where there may be data |
 //! | `disk` | [`Mirror`]: the bdev |
 //! | `channel` | the unit's data path |
 //! | `pieces` | memory for what goes to the destination; the only `unsafe` |
@@ -74,11 +75,13 @@ mod channel;
 mod chunks;
 mod copier;
 mod disk;
+mod map;
 mod pieces;
 mod shared;
 
 pub use copier::HANG;
-pub use disk::{Map, MapPage, Mirror, MirrorError, Options};
+pub use disk::{Mirror, MirrorError, Options};
+pub use map::{Map, MapPage};
 pub use shared::{Phase, Progress};
 
 #[cfg(test)]
