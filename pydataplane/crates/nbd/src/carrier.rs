@@ -12,11 +12,13 @@ use bdev::{
     Channel, ChannelStats, Completion, Geometry, Io, Op, Slots, Submit, ThreadQueue, Waiter,
 };
 use crossbeam_queue::ArrayQueue;
-use reactor::{IoContext, Waker, ticks};
+use reactor::{IoContext, ticks};
 
 use crate::channel::NbdChannel;
 use crate::conversation::DEPTH;
-use crate::disk::{Life, Shared};
+use crate::lane::{Carried, Carrier, Lane};
+use crate::life::Life;
+use crate::shared::Shared;
 
 /// I/Os of a channel at a time at most.
 const LANE_DEPTH: u16 = 128;
@@ -30,100 +32,67 @@ const WAIT_US: u64 = 250_000;
 /// Between two looks at I/Os that a channel waits for as it is closed.
 const CLOSING_POLL: Duration = Duration::from_micros(200);
 
-/// A channel's part of it.
-struct Lane {
-    /// Has room for all its I/Os.
-    done: ArrayQueue<Completion>,
-    waker: Waker,
+/// Starts the thread, which opens the only channel with a connection.
+pub(crate) fn start(shared: &Arc<Shared>) -> io::Result<Arc<Carrier>> {
+    let (tell, told) = mpsc::channel();
+    let shared = shared.clone();
+    let work = move || {
+        let opened = IoContext::new().and_then(|io| {
+            let channel = NbdChannel::open(&shared, &io, None, None)?;
+            Ok((io, channel))
+        });
+        match opened {
+            Ok((io, channel)) => {
+                let (queue, waker) = (ThreadQueue::new(QUEUE), io.waker());
+                let carrier = Arc::new(Carrier { queue, waker, stop: AtomicBool::new(false) });
+                _ = tell.send(Ok(carrier.clone()));
+                run(&carrier, &io, channel);
+            }
+            Err(e) => _ = tell.send(Err(e)),
+        }
+    };
+    thread::Builder::new().name("nbd carrier".into()).spawn(work)?;
+    told.recv().map_err(io::Error::other)?
 }
 
-struct Carried {
-    lane: Arc<Lane>,
-    io: Io,
-}
-
-/// The thread, as channels see it.
-pub(crate) struct Carrier {
-    queue: ThreadQueue<Carried>,
-    waker: Waker,
-    stop: AtomicBool,
-}
-
-impl Carrier {
-    pub(crate) fn start(shared: &Arc<Shared>) -> io::Result<Arc<Carrier>> {
-        let (tell, told) = mpsc::channel();
-        let shared = shared.clone();
-        let work = move || {
-            let opened = IoContext::new().and_then(|io| {
-                let channel = NbdChannel::open(&shared, &io, None, None)?;
-                Ok((io, channel))
-            });
-            match opened {
-                Ok((io, channel)) => {
-                    let (queue, waker) = (ThreadQueue::new(QUEUE), io.waker());
-                    let carrier = Arc::new(Carrier { queue, waker, stop: AtomicBool::new(false) });
-                    _ = tell.send(Ok(carrier.clone()));
-                    carrier.run(&io, channel);
+fn run(carrier: &Carrier, io: &IoContext, mut channel: NbdChannel) {
+    // By tag: whose I/O it is, and its own tag.
+    let mut slots = Slots::new(DEPTH, |_| None::<(Arc<Lane>, u64)>);
+    let mut done = Vec::with_capacity(usize::from(DEPTH));
+    let mut held: Option<Carried> = None;
+    while !carrier.stop.load(Relaxed) {
+        while let Some(at) = slots.next_free()
+            && let Some(Carried { lane, io }) = held.take().or_else(|| carrier.queue.pop())
+        {
+            let tag = io.tag;
+            match channel.submit(&Io { tag: u64::from(at), ..io }) {
+                Submit::Done(result) => {
+                    lane.give(Completion { tag, result, ticks: 0, ended: 0 });
                 }
-                Err(e) => _ = tell.send(Err(e)),
-            }
-        };
-        thread::Builder::new().name("nbd carrier".into()).spawn(work)?;
-        told.recv().map_err(io::Error::other)?
-    }
-
-    pub(crate) fn stop(&self) {
-        self.stop.store(true, Relaxed);
-        self.waker.wake();
-    }
-
-    fn run(&self, io: &IoContext, mut channel: NbdChannel) {
-        // By tag: whose I/O it is, and its own tag.
-        let mut slots = Slots::new(DEPTH, |_| None::<(Arc<Lane>, u64)>);
-        let mut done = Vec::with_capacity(usize::from(DEPTH));
-        let mut held: Option<Carried> = None;
-        while !self.stop.load(Relaxed) {
-            while let Some(at) = slots.next_free()
-                && let Some(Carried { lane, io }) = held.take().or_else(|| self.queue.pop())
-            {
-                let tag = io.tag;
-                match channel.submit(&Io { tag: u64::from(at), ..io }) {
-                    Submit::Done(result) => {
-                        lane.give(Completion { tag, result, ticks: 0, ended: 0 });
-                    }
-                    Submit::Pending => {
-                        slots.take();
-                        slots[at] = Some((lane, tag));
-                    }
-                    Submit::Full => {
-                        held = Some(Carried { lane, io });
-                        break;
-                    }
+                Submit::Pending => {
+                    slots.take();
+                    slots[at] = Some((lane, tag));
                 }
-            }
-            io.flush();
-            done.clear();
-            channel.poll(&mut done);
-            for completion in &done {
-                let at = completion.tag as u16;
-                if let Some((lane, tag)) = slots[at].take() {
-                    lane.give(Completion { tag, ..*completion });
+                Submit::Full => {
+                    held = Some(Carried { lane, io });
+                    break;
                 }
-                slots.give_back(at);
-            }
-            let more = done.len() == done.capacity() || !self.queue.is_empty() && !slots.is_full();
-            if !more && io.wait(WAIT_US).is_err() {
-                thread::yield_now();
             }
         }
-    }
-}
-
-impl Lane {
-    fn give(&self, completion: Completion) {
-        let pushed = self.done.push(completion);
-        debug_assert!(pushed.is_ok(), "a channel has more completions than I/Os");
-        self.waker.wake();
+        io.flush();
+        done.clear();
+        channel.poll(&mut done);
+        for completion in &done {
+            let at = completion.tag as u16;
+            if let Some((lane, tag)) = slots[at].take() {
+                lane.give(Completion { tag, ..*completion });
+            }
+            slots.give_back(at);
+        }
+        let more = done.len() == done.capacity() || !carrier.queue.is_empty() && !slots.is_full();
+        if !more && io.wait(WAIT_US).is_err() {
+            thread::yield_now();
+        }
     }
 }
 

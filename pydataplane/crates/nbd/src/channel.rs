@@ -14,10 +14,11 @@ use io_uring::{opcode, squeue};
 use reactor::{IoContext, UringClient, ticks};
 use rustix::net::{Shutdown, shutdown};
 
+use crate::channelstate::ChannelState;
 use crate::connect::say_goodbye;
 use crate::conversation::{Conversation, Note, RUNS};
-use crate::disk::{Life, Shared};
-use crate::keeper::ChannelState;
+use crate::life::Life;
+use crate::shared::Shared;
 
 /// What an entry of the io_uring is.
 const SEND: u32 = 0;

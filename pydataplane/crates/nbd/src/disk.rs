@@ -1,8 +1,7 @@
 //! The bdev.
 
-use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -11,20 +10,19 @@ use bdev::{
     SyncChannel,
 };
 use parking_lot::Mutex;
-use reactor::{IoContext, Waker, ticks};
+use reactor::IoContext;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::carrier::{CarriedChannel, Carrier};
+use crate::Address;
+use crate::carrier::{self, CarriedChannel};
 use crate::channel::NbdChannel;
+use crate::channelstate::Orders;
 use crate::connect::{CONNECT_TIMEOUT, ConnectError, establish};
-use crate::conversation::Rules;
-use crate::keeper::{ChannelState, Keeper, Orders, tell_late};
+use crate::keeper::Keeper;
+use crate::life::Life;
+use crate::shared::Shared;
 use crate::wire::flag;
-use crate::{Address, Terms};
-
-/// How long I/O waits for an answer when the process ends.
-const END_WITHIN: Duration = Duration::from_secs(2);
 
 /// What is asked for.
 #[derive(Clone, Debug)]
@@ -61,119 +59,6 @@ pub struct CreateError {
     pub unreachable: bool,
 }
 
-/// What the device, its threads and its channels share.
-pub(crate) struct Shared {
-    name: String,
-    address: Address,
-    terms: Terms,
-    pub(crate) features: Features,
-    block_size: u32,
-    physical_block_size: u32,
-    num_blocks: AtomicU64,
-    write_through: bool,
-    reconnect_delay: Duration,
-    give_up: Duration,
-    /// The process ends: nobody waits for long any more.
-    ending: AtomicBool,
-    pub(crate) latch: FlushLatch,
-    pub(crate) orders: Orders,
-    states: Mutex<Vec<Weak<ChannelState>>>,
-    /// A connection that nobody has used.
-    pub(crate) spare: Mutex<Option<OwnedFd>>,
-    /// All that want a connection have one.
-    pub(crate) connected: AtomicBool,
-    /// Connections that channels have had.
-    pub(crate) connections: AtomicU64,
-    /// Why there is no connection.
-    problem: Mutex<Option<String>>,
-}
-
-impl Shared {
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub(crate) fn address(&self) -> &Address {
-        &self.address
-    }
-
-    pub(crate) fn terms(&self) -> &Terms {
-        &self.terms
-    }
-
-    pub(crate) fn multi_conn(&self) -> bool {
-        self.terms.multi_conn()
-    }
-
-    /// Whether the server takes flushes.
-    pub(crate) fn flushes(&self) -> bool {
-        self.terms.has(flag::SEND_FLUSH)
-    }
-
-    #[inline]
-    pub(crate) fn num_blocks(&self) -> u64 {
-        self.num_blocks.load(Relaxed)
-    }
-
-    pub(crate) fn grow(&self, num_blocks: u64) {
-        self.num_blocks.store(num_blocks, Relaxed);
-    }
-
-    pub(crate) fn geometry(&self) -> Geometry {
-        Geometry {
-            block_size: self.block_size,
-            physical_block_size: self.physical_block_size,
-            num_blocks: self.num_blocks(),
-        }
-    }
-
-    pub(crate) fn rules(&self) -> Rules {
-        Rules {
-            block_size: self.block_size,
-            payload_max: self.terms.payload_max,
-            write_through: self.write_through,
-        }
-    }
-
-    pub(crate) fn reconnect_delay(&self) -> Duration {
-        self.reconnect_delay
-    }
-
-    pub(crate) fn give_up(&self) -> Duration {
-        match self.ending.load(Relaxed) {
-            true => self.give_up.min(END_WITHIN),
-            false => self.give_up,
-        }
-    }
-
-    pub(crate) fn give_up_ticks(&self) -> u64 {
-        let us = u64::try_from(self.give_up().as_micros()).unwrap_or(u64::MAX);
-        ticks::from_us(us)
-    }
-
-    pub(crate) fn set_problem(&self, problem: Option<String>) {
-        *self.problem.lock() = problem;
-    }
-
-    /// A place for a channel of the thread that `waker` wakes.
-    pub(crate) fn register(&self, waker: Waker) -> Arc<ChannelState> {
-        let state = Arc::new(ChannelState::new(waker));
-        let mut states = self.states.lock();
-        states.retain(|state| state.strong_count() > 0);
-        states.push(Arc::downgrade(&state));
-        state
-    }
-
-    /// Has the keeper bring a connection, after the end of the `old` one.
-    pub(crate) fn ask_for_connection(&self, state: &Arc<ChannelState>, old: Option<OwnedFd>) {
-        self.orders.want(state, old);
-    }
-
-    pub(crate) fn find_late(&self) {
-        tell_late(&self.states.lock(), self.give_up_ticks());
-    }
-}
-
 /// The process ends, and serves no guest any more: what the rest of it, such as an lvstore that is unloaded, asks
 /// of servers that do not answer fails after a moment.
 pub fn end_all(registry: &Registry) {
@@ -181,21 +66,6 @@ pub fn end_all(registry: &Registry) {
         if let Some(nbd) = registry.get_as::<Nbd>(bdev.name()) {
             nbd.shared.ending.store(true, Relaxed);
             nbd.shared.orders.wake();
-        }
-    }
-}
-
-/// Ends the device's threads with its last user.
-pub(crate) struct Life {
-    shared: Arc<Shared>,
-    carrier: Option<Arc<Carrier>>,
-}
-
-impl Drop for Life {
-    fn drop(&mut self) {
-        self.shared.orders.stop();
-        if let Some(carrier) = &self.carrier {
-            carrier.stop();
         }
     }
 }
@@ -262,7 +132,7 @@ impl Nbd {
         let mut life = Life { shared: shared.clone(), carrier: None };
         thread::Builder::new().name("nbd keeper".into()).spawn(|| keeper.run()).map_err(os)?;
         if !shared.multi_conn() {
-            life.carrier = Some(Carrier::start(&shared).map_err(os)?);
+            life.carrier = Some(carrier::start(&shared).map_err(os)?);
         }
         Ok(Arc::new(Nbd {
             shared,

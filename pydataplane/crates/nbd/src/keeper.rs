@@ -4,18 +4,18 @@
 //! notices when the server goes and comes, and what the size is then, also while nobody does I/O.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use bdev::Registry;
-use crossbeam_queue::{ArrayQueue, SegQueue};
-use reactor::{Waker, ticks};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use reactor::ticks;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 
+use crate::channelstate::Wanted;
 use crate::connect::{establish, say_goodbye};
-use crate::disk::Shared;
+use crate::shared::Shared;
 
 /// How often it looks whether somebody waits for too long: in an eighth of that time, within these.
 const LOOK_LEAST: Duration = Duration::from_millis(250);
@@ -26,85 +26,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Bytes of a connection that ends, read at once.
 const DRAIN: usize = 64 << 10;
-
-/// What a channel and the keeper share.
-pub(crate) struct ChannelState {
-    waker: Waker,
-    /// A connection for it.
-    pub(crate) arrived: ArrayQueue<OwnedFd>,
-    /// Somebody has waited for too long; the channel looks for itself.
-    pub(crate) expired: AtomicBool,
-    /// When it was given a connection last, in ticks; 0: never.
-    given: AtomicU64,
-    /// Since when nothing was answered although something is in flight, in ticks; 0: nothing is.
-    since: AtomicU64,
-}
-
-impl ChannelState {
-    pub(crate) fn new(waker: Waker) -> ChannelState {
-        ChannelState {
-            waker,
-            arrived: ArrayQueue::new(1),
-            expired: AtomicBool::new(false),
-            given: AtomicU64::new(0),
-            since: AtomicU64::new(0),
-        }
-    }
-
-    /// Only called by the channel.
-    #[inline]
-    pub(crate) fn waits_since(&self, ticks: u64) {
-        self.since.store(ticks, Relaxed);
-    }
-
-    pub(crate) fn is_late(&self, give_up: u64) -> bool {
-        let since = self.since.load(Relaxed);
-        since != 0 && ticks::now().saturating_sub(since) >= give_up
-    }
-}
-
-/// A channel that wants a connection.
-struct Wanted {
-    state: Weak<ChannelState>,
-    /// The one before, whose end at the server's side has not been seen.
-    old: Option<OwnedFd>,
-    /// Not before that: the one before was of no use for long.
-    from: Instant,
-}
-
-impl Wanted {
-    fn is_due(&self) -> bool {
-        self.old.is_none() && Instant::now() >= self.from
-    }
-}
-
-/// What the keeper is told, from any thread.
-pub(crate) struct Orders {
-    wanted: SegQueue<Wanted>,
-    stop: AtomicBool,
-    event: OwnedFd,
-}
-
-impl Orders {
-    pub(crate) fn new() -> std::io::Result<Orders> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Orders { wanted: SegQueue::new(), stop: AtomicBool::new(false), event })
-    }
-
-    pub(crate) fn want(&self, state: &Arc<ChannelState>, old: Option<OwnedFd>) {
-        self.wanted.push(Wanted { state: Arc::downgrade(state), old, from: Instant::now() });
-        self.wake();
-    }
-
-    pub(crate) fn stop(&self) {
-        self.stop.store(true, Relaxed);
-        self.wake();
-    }
-
-    pub(crate) fn wake(&self) {
-        _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
-    }
-}
 
 /// The thread's own.
 pub(crate) struct Keeper {
@@ -294,15 +215,5 @@ impl Keeper {
         _ = poll(&mut fds, time.as_ref());
         let mut count = [0; 8];
         _ = rustix::io::read(&orders.event, &mut count);
-    }
-}
-
-/// Tells the channels of `states` that have waited for too long.
-pub(crate) fn tell_late(states: &[Weak<ChannelState>], give_up: u64) {
-    for state in states.iter().filter_map(Weak::upgrade) {
-        if state.is_late(give_up) {
-            state.expired.store(true, Relaxed);
-            state.waker.wake();
-        }
     }
 }

@@ -37,18 +37,23 @@
 //! | `conversation` | [`Conversation`]: requests and replies after that, without I/O |
 //! | `connect` | a connection, made by a thread that may block |
 //! | `channel` | a queue pair on a connection of its own |
-//! | `carrier` | the thread that carries the I/O of all, and their queue pairs |
-//! | `keeper` | the thread that makes connections |
+//! | `carrier`, `lane` | the thread that carries the I/O of all, and their queue pairs; how I/O goes there and back |
+//! | `keeper`, `channelstate` | the thread that makes connections; how channels ask for some |
+//! | `shared`, `life` | what all of a device share, and how long its threads go on |
 //! | `disk` | [`Nbd`]: the bdev |
 
 mod address;
 mod carrier;
 mod channel;
+mod channelstate;
 mod connect;
 mod conversation;
 mod disk;
 mod handshake;
 mod keeper;
+mod lane;
+mod life;
+mod shared;
 mod wire;
 
 pub use address::Address;
