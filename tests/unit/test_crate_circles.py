@@ -20,7 +20,6 @@ CRATES = Path(__file__).parents[2] / "pydataplane/crates"
 ALLOWED = {
     "bdev": (5,),
     "iscsi": (6,),
-    "nvme": (2, 2),
     "rbd": (10,),
     "scsi": (17,),
     "target": (18,),

@@ -10,7 +10,6 @@ use uuid::Uuid;
 
 use crate::address::Address;
 use crate::connect::{Identity, establish};
-use crate::disk::Disk;
 use crate::identify::Namespace;
 use crate::options::{CreateError, Options, PATHS_MAX, PathInfo};
 use crate::shared::{Order, Shared};
@@ -95,12 +94,6 @@ impl Controller {
         thread::Builder::new().name("nvme".into()).spawn(work).map_err(os)?;
         told.recv().map_err(std::io::Error::other).and_then(|started| started).map_err(os)?;
         Ok(Controller { shared, stop })
-    }
-
-    /// A bdev for each of its namespaces, in order; one of a namespace is to be registered at a time.
-    pub fn disks(&self) -> Vec<Arc<Disk>> {
-        let units = 0..self.shared.units.len();
-        units.map(|unit| Arc::new(Disk::new(self, unit))).collect()
     }
 
     /// Connects by another path to the same subsystem; takes some seconds at most.

@@ -69,6 +69,14 @@ pub fn end_all(registry: &Registry) {
     }
 }
 
+impl Controller {
+    /// A bdev for each of its namespaces, in order; one of a namespace is to be registered at a time.
+    pub fn disks(&self) -> Vec<Arc<Disk>> {
+        let units = 0..self.shared.units.len();
+        units.map(|unit| Arc::new(Disk::new(self, unit))).collect()
+    }
+}
+
 /// A namespace as a bdev.
 pub struct Disk {
     controller: Controller,

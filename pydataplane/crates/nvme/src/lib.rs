@@ -44,6 +44,7 @@
 //! | `units` | the namespaces of a controller that are bdevs |
 //! | `requests` | the I/Os of a controller, over all its associations |
 //! | `admin` | an admin queue at work: keep-alive, events |
+//! | `context` | what the thread and its paths work on |
 //! | `path` | an association in use, its end and the next one |
 //! | `worker` | the thread |
 //! | `options` | what is asked for of a controller, and how it is shown |
@@ -57,6 +58,7 @@ mod ana;
 mod buffer;
 mod command;
 mod connect;
+mod context;
 mod controller;
 mod conversation;
 mod disk;

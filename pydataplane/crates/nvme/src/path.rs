@@ -16,10 +16,10 @@ use crate::address::Address;
 use crate::admin::{Admin, Heard};
 use crate::ana::{AnaState, Groups};
 use crate::connect::Association;
+use crate::context::Context;
 use crate::identify::{Controller, NAMESPACES_MAX};
 use crate::options::PathInfo;
 use crate::queue::Queue;
-use crate::worker::Context;
 
 /// Between two looks at how connections end, and whether a controller is shut down.
 const END_POLL: Duration = Duration::from_millis(10);

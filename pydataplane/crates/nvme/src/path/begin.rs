@@ -8,9 +8,9 @@ use std::time::Instant;
 use super::{Path, State};
 use crate::admin::Admin;
 use crate::connect::{Association, establish, expires};
+use crate::context::Context;
 use crate::identify::Namespace;
 use crate::queue::Queue;
-use crate::worker::Context;
 
 /// Namespaces of which it is known at a time that it was logged why they are not used.
 const REFUSED_MAX: usize = 1024;

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::{END_POLL, Path, State};
 use crate::command::property;
+use crate::context::Context;
 use crate::queue::{End, Queue};
-use crate::worker::Context;
 
 /// How long a controller may take to be shut down.
 const SHUT_DOWN_WITHIN: Duration = Duration::from_secs(1);
