@@ -19,7 +19,6 @@ CRATES = Path(__file__).parents[2] / "pydataplane/crates"
 # numbers may only become smaller.
 ALLOWED = {
     "bdev": (5,),
-    "iscsi": (6,),
     "rbd": (10,),
     "scsi": (17,),
     "target": (18,),

@@ -37,10 +37,12 @@
 //! | `command` | what is sent |
 //! | `unit` | what a LUN says of itself, checked |
 //! | `sense` | what becomes of a command that was answered |
+//! | `lun` | [`Lun`]: which one it is |
 //! | `luns` | what a target has |
 //! | `isid` | [`Isid`], which tells sessions apart |
 //! | `session` | a session: all calls of the library |
 //! | `requests` | the I/Os of a device, over all its sessions |
+//! | `shared` | what is asked for of a device, and what it, its thread and its channels share |
 //! | `worker` | its thread |
 //! | `disk` | [`Disk`]: the bdev |
 
@@ -49,17 +51,19 @@ mod command;
 mod disk;
 mod ffi;
 mod isid;
+mod lun;
 mod luns;
 mod requests;
 mod sense;
 mod session;
+mod shared;
 mod unit;
 mod worker;
 
 pub use address::{Address, LUN_MAX};
-pub use disk::{
-    CreateError, DEFAULT_TIMEOUT_S, Disk, Lun, Options, end_all, reach, set_timeout, timeout,
-};
+pub use disk::{CreateError, Disk, end_all, reach};
 pub use ffi::{Library, LibraryError};
 pub use isid::Isid;
+pub use lun::Lun;
 pub use luns::{Found, ListError, Medium, list, look};
+pub use shared::{DEFAULT_TIMEOUT_S, Options, set_timeout, timeout};

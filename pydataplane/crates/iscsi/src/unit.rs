@@ -4,7 +4,7 @@
 use bdev::{Features, Geometry};
 use uuid::Uuid;
 
-use crate::disk::Lun;
+use crate::lun::Lun;
 
 /// Bytes of one command at most; longer I/O is done in parts.
 const PART_MAX: u64 = 4 << 20;

@@ -9,9 +9,9 @@ use bdev::{FlushCause, Registry};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::command::{self, CAPACITY_LEN};
-use crate::disk::Shared;
 use crate::requests::{Part, Requests};
 use crate::session::Session;
+use crate::shared::Shared;
 use crate::unit::{Capacity, Unit};
 
 /// How often the LUN is asked for its capacity, which is also when it tells of what has changed.
