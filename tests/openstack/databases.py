@@ -53,22 +53,32 @@ class Databases:
             process=self._server,
         )
 
-    def _run(self, program: str, *words: str) -> None:
+    def _run(self, program: str, *words: str) -> str:
         assert self._programs is not None
-        subprocess.run(
+        return subprocess.run(
             [self._programs / program, *words],
             check=True,
             capture_output=True,
+            text=True,
             cwd="/",
             user="postgres",
             group="postgres",
             extra_groups=[],
-        )
+        ).stdout
+
+    def _ask(self, program: str, *words: str) -> str:
+        where = ("-h", "127.0.0.1", "-p", str(self._port), "-U", USER)
+        return self._run(program, *where, *words)
 
     def new(self, name: str) -> str:
         """Makes a database and returns its URL, as oslo.db has it."""
-        self._run("createdb", "-h", "127.0.0.1", "-p", str(self._port), "-U", USER, name)
+        self._ask("createdb", name)
         return f"postgresql+psycopg2://{USER}@127.0.0.1:{self._port}/{name}"
+
+    def read(self, name: str, query: str) -> list[str]:
+        """Returns the rows of a query of a database's, each with `|` between its columns."""
+        words = ("-d", name, "--no-psqlrc", "--no-align", "--tuples-only", "-c", query)
+        return self._ask("psql", *words).splitlines()
 
     def close(self) -> None:
         """Ends it and its children."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lxml import etree
@@ -211,10 +211,14 @@ class Server:
         agent.wait_ready()
         return agent
 
-    def attach(self, volume: str) -> None:
-        """Has Nova attach a volume, and waits until Cinder has it in use."""
-        body = {"volumeAttachment": {"volumeId": volume}}
+    def ask_attach(self, volume: str, **words: str) -> None:
+        """Has Nova begin to attach a volume; `words` are more of the call's, such as its tag."""
+        body = {"volumeAttachment": {"volumeId": volume} | words}
         self.cloud.api.post(f"servers/{self.uuid}/os-volume_attachments", body)
+
+    def attach(self, volume: str, **words: str) -> None:
+        """As `ask_attach`, and waits until Cinder has it in use."""
+        self.ask_attach(volume, **words)
         self.cloud.cinder.wait(f"volumes/{volume}", "in-use")
 
     def detach(self, volume: str) -> None:
@@ -236,6 +240,24 @@ class Server:
             return False
 
         until(gone, f"{self.uuid} to be gone", CHANGE_S)
+
+
+@contextlib.contextmanager
+def each_bus(cloud: Cloud) -> Iterator[dict[str, Server]]:
+    """A server of each bus that its disks can have, by its name; their volumes end with them.
+
+    At the end of the block no volume is left, and no domain.
+    """
+    properties = {"scsi": PROPERTIES, "virtio": {"hw_disk_bus": "virtio"}}
+    made = {}
+    for bus, each in properties.items():
+        image = cloud.add_image(bus, properties=each)
+        made[bus] = cloud.boot(cloud.boot_volume(image), ends=True)
+    yield made
+    for server in made.values():
+        server.delete()
+    until(lambda: cloud.lvols() == set(), "the servers' volumes to be gone")
+    assert cloud.host.virsh("list", "--all", "--name") == ""
 
 
 def disk_of(guest: Agent, volume: str) -> str:

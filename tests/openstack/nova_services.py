@@ -35,6 +35,8 @@ VERSION = "compute 2.104"
 """The API's, as of Nova 34."""
 PLACEMENT_VERSION = "placement 1.39"
 START_S = 180.0
+DATA = "nova_object.data"
+"""Where Nova's JSON of an object has its fields."""
 
 
 class Services:
@@ -152,6 +154,27 @@ class Services:
             for host in self._hosts
             for line in self.log(host).read_text().splitlines()
             if word in line
+        ]
+
+    def devices(self, server: str) -> list[dict[str, Any]]:
+        """Returns what Nova's database has of a server's devices that have a tag, for the guest.
+
+        Each has `tags`, `serial`, `bus` (its class) and `address` (None: it has none).
+        """
+        assert self._databases is not None
+        query = f"SELECT device_metadata FROM instance_extra WHERE instance_uuid = '{server}'"
+        (row,) = self._databases.read("cell1", query)
+        if not row:
+            return []
+        found = [each[DATA] for each in json.loads(row)[DATA]["devices"]]
+        return [
+            {
+                "tags": each["tags"],
+                "serial": each["serial"],
+                "bus": each["bus"]["nova_object.name"],
+                "address": each["bus"][DATA].get("address"),
+            }
+            for each in found
         ]
 
     def close(self) -> None:

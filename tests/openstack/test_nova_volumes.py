@@ -5,6 +5,7 @@ Each is tried with a server whose disks are LUNs, and with one whose disks are v
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,9 +21,9 @@ from tests.openstack.nova_cloud import (
     Cloud,
     Server,
     disk_of,
+    each_bus,
     with_lvstore,
 )
-from tests.openstack.nova_process import PROPERTIES
 from tests.support.host import Host, is_root
 from tests.support.wait import until
 
@@ -41,6 +42,8 @@ virtlun_lvstore = {BLOCKS}
 virtlun_rpc_socket = {{socket}}
 """
 BOTH = pytest.mark.parametrize("server", ["scsi", "virtio"], indirect=True)
+PCI = r"/([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])/"
+"""An address in a path below /sys."""
 COUNTED = ("read_requests", "read_bytes", "write_requests", "write_bytes")
 
 
@@ -76,17 +79,8 @@ def _new_type(cloud: Cloud) -> str:
 
 @pytest.fixture(scope="module")
 def servers(cloud: Cloud) -> Iterator[dict[str, Server]]:
-    """One for each bus, by its name."""
-    properties = {"scsi": PROPERTIES, "virtio": {"hw_disk_bus": "virtio"}}
-    made = {}
-    for bus, each in properties.items():
-        image = cloud.add_image(bus, properties=each)
-        made[bus] = cloud.boot(cloud.boot_volume(image), ends=True)
-    yield made
-    for server in made.values():
-        server.delete()
-    until(lambda: cloud.lvols() == set(), "the servers' volumes to be gone")
-    assert cloud.host.virsh("list", "--all", "--name") == ""
+    with each_bus(cloud) as made:
+        yield made
 
 
 @pytest.fixture
@@ -137,6 +131,36 @@ def test_what_a_guest_does_is_counted(cloud: Cloud, server: Server) -> None:
         server.detach(volume)
         assert usage(cloud, volume) == total
     guest.close()
+    cloud.cinder.delete(f"volumes/{volume}")
+
+
+@BOTH
+def test_a_volumes_tag_leads_to_the_guests_disk(cloud: Cloud, server: Server) -> None:
+    """Nova keeps the bus of it for the guest, and the address of one that is a PCI device.
+
+    Of a LUN's place on its controller Nova keeps nothing, whoever the disk is of.
+    """
+    volume = cloud.cinder.volume()
+    server.attach(volume, tag="data")
+    for hard_reboot in (False, True):
+        if hard_reboot:
+            server.act("reboot", "ACTIVE", {"type": "HARD"})
+        guest = server.guest()
+        name = disk_of(guest, volume).rpartition("/")[2]
+        *_, pci, rest = re.split(PCI, guest.run(f"readlink -f /sys/block/{name}/device"))
+        assert ("/host" in rest) == name.startswith("sd")
+        of_its_own = name.startswith("vd")
+        assert cloud.services.devices(server.uuid) == [
+            {
+                "tags": ["data"],
+                "serial": volume,
+                "bus": "PCIDeviceBus" if of_its_own else "SCSIDeviceBus",
+                "address": pci if of_its_own else None,
+            }
+        ]
+        guest.close()
+    server.detach(volume)
+    until(lambda: cloud.services.devices(server.uuid) == [], "Nova to forget it", CHANGE_S)
     cloud.cinder.delete(f"volumes/{volume}")
 
 
