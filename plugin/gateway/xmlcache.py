@@ -27,6 +27,9 @@ from pydataplane.domain.translate import PREFIX, Mirror
 MAX_BYTES = 8 << 20
 """Most bytes of translated replies, as compressed; the least recently used goes first."""
 
+MAX_REPLY_BYTES = 256 << 10
+"""The longest reply that is kept: to unpack it takes the event loop a millisecond at most."""
+
 DIGEST_BYTES = 16
 
 _TRACE = PREFIX.encode()
@@ -83,13 +86,14 @@ class XmlCache:
         """
         payload = pack_string(xml)
         async with self._prefetching:
-            if self.at_once(payload) is None:
+            if _TRACE in payload and _digest(payload) not in self._made:
                 await self.translated(payload)
 
     async def _make(self, key: bytes, payload: bytes) -> bytes:
         try:
             made, compressed = await self._in_thread(partial(self._compressed, payload))
-            self._store(key, compressed)
+            if len(made) <= MAX_REPLY_BYTES:
+                self._store(key, compressed)
             return made
         finally:
             del self._making[key]
@@ -124,7 +128,7 @@ class XmlCache:
         return zlib.decompress(found)
 
     def _store(self, key: bytes, compressed: bytes) -> None:
-        if key in self._made or len(compressed) > MAX_BYTES // 8:
+        if key in self._made:
             return
         self._made[key] = compressed
         self._size += len(compressed)

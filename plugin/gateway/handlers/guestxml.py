@@ -14,12 +14,15 @@ from pydataplane.domain import translate
 _NO_UUID = UUID(int=0)
 
 
-async def translated(call: Call, xml: str, current: str | None, *, running: bool = True) -> str:
+async def translated(
+    call: Call, xml: str, current: str | None, *, running: bool = True, elsewhere: bool = False
+) -> str:
     """Translates a client's XML for a running guest, which `current` describes.
 
     Without that, by which its disks are known, libvirtd gets what the client sent: it refuses a
     domain that is not the guest's, or says why nobody could read it. `running` is False for the
-    definition that a guest has when it is started anew.
+    definition that a guest has when it is started anew. `elsewhere`: it goes on at another host,
+    where a volume may have a name that no target of this one knows.
 
     Raises:
         TranslateError: as `translate.define`; UNSUPPORTED where a volume is another, or no target
@@ -41,11 +44,12 @@ async def translated(call: Call, xml: str, current: str | None, *, running: bool
     )
     made = await define()
     plan = await services.parse(lambda: translate.plan(current))
-    had = {lun.volume.alias for lun in plan.luns} if plan is not None else set()
+    had = {lun.dev: lun.volume.alias for lun in plan.luns} if plan is not None else {}
     luns = made.plan.luns if made.plan is not None else ()
-    named = [lun.volume.alias for lun in luns if lun.volume.source is None]
-    new = [alias for alias in named if alias not in had]
+    named = {lun.dev: lun.volume.alias for lun in luns if lun.volume.source is None}
+    new = [alias for dev, alias in named.items() if had.get(dev) != alias]
     if running and new:  # the same volumes by other names, or others, which is refused
         found = await services.target.uuids(new)
-        made = await define(uuids={alias: found.get(alias, "") for alias in new})
+        unknown = {} if elsewhere else dict.fromkeys(new, "")
+        made = await define(uuids=unknown | found)
     return made.xml

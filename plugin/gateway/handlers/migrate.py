@@ -72,7 +72,8 @@ async def _with_xml(call: Call) -> None:
     if xml is None:
         xml = await _without_target(call, dom)
     else:
-        xml = await guestxml.translated(call, xml, await _current(call, dom, XML_SECURE))
+        current = await _current(call, dom, XML_SECURE)
+        xml = await guestxml.translated(call, xml, current, elsewhere=True)
         xml = await _standing_in(call, xml) or xml
     if xml is None:
         await call.pass_on()
@@ -120,7 +121,9 @@ async def _with_params(call: Call, dom: Domain, reader: Reader, before: bytes) -
         if item.field in given & sides.keys() and item.kind == STRING:
             current = await _current(call, dom, sides[item.field])
             running = item.field == DEST_XML
-            xml = await guestxml.translated(call, str(item.value), current, running=running)
+            xml = await guestxml.translated(
+                call, str(item.value), current, running=running, elsewhere=True
+            )
             if running:
                 xml = await _standing_in(call, xml) or xml
             item = replace(item, value=xml)  # noqa: PLW2901

@@ -206,7 +206,8 @@ def test_a_volume_may_have_another_name_and_no_other_volume_is_taken(
         seen = Seen(world, proc)
         client = await world.client()
         sent = make(dom.ref, xml.replace("lvs0/data", "lvs0/new"))
-        if which == "renamed":
+        # Another host may have it by a name that nobody knows here.
+        if which == "renamed" or (which == "unknown" and way.startswith("migrate")):
             await client.call(proc, sent)
             (lun,) = luns(sent_xml(seen.payload)).values()
             assert (lun.uuid, lun.volume.alias) == (own, "lvs0/new")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
+from uuid import UUID
 
 import pytest
 
@@ -16,7 +17,8 @@ from plugin.gateway.messages import pack_string
 from plugin.gateway.procs import Proc
 from plugin.gateway.xmlcache import XmlCache
 from pydataplane.domain import translate
-from tests.unit.gateway.world import World, disk, play, until
+from pydataplane.domain.translate import Settings
+from tests.unit.gateway.world import UUID_1, World, disk, plain, play, until
 
 
 @pytest.fixture
@@ -105,14 +107,29 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             cache._store(bytes([n]), bytes(1000))
             assert cache._size == sum(len(made) for made in cache._made.values()) <= 10_000
         assert list(cache._made) == [bytes([n]) for n in range(40, 50)], "the last ones"
-        cache._store(b"big", bytes(5000))
-        assert b"big" not in cache._made, "one reply does not take the room of all"
+
+
+def test_a_long_reply_is_translated_each_time(
+    presented: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = translate.define(plain(devices=disk()), Settings(), new_uuid=UUID(UUID_1))
+    payload = pack_string(made.xml)
+    monkeypatch.setattr(xmlcache, "MAX_REPLY_BYTES", 10)
+
+    async def twice() -> None:
+        with ThreadPoolExecutor(1) as workers:
+            cache = XmlCache(workers, BlockJobs(Mock()))
+            assert await cache.translated(payload) == await cache.translated(payload)
+            assert not cache._made
+
+    asyncio.run(twice())
+    assert presented.call_count == 2
 
 
 def test_a_reply_that_is_known_is_not_waited_for(presented: Mock) -> None:
     with ThreadPoolExecutor(1) as workers:
         cache = XmlCache(workers, BlockJobs(Mock()))
-        plain = pack_string("<domain/>")
-        assert cache.at_once(plain) is plain
+        without = pack_string("<domain/>")
+        assert cache.at_once(without) is without
         assert cache.at_once(pack_string("<domain>virtlun</domain>")) is None
         assert not presented.called
