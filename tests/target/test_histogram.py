@@ -26,6 +26,7 @@ from tests.support.night import by_day
 from tests.support.target import Target
 
 VM = "vm-44444444-4444-4444-8444-444444444444"
+QUIET = "vm-55555555-5555-4555-8555-555555555555"
 SAMPLES_MAX = 100
 """Of `top`, until it shows what was read before."""
 
@@ -157,6 +158,49 @@ def test_top_shows_the_latencies_of_vms_and_ends_counting(
         top.stdout.read()
     assert top.returncode == 0
     assert target.rpc("virtlun_bdev_get_latencies", borders_ns=[]) == []
+
+
+def test_top_has_a_line_for_each_vm_and_names_the_noisiest(
+    target: Target, guest: Initiator
+) -> None:
+    target.rpc("bdev_lvol_create", lvol_name="other", size_in_mib=4, lvs_name="lvs0")
+    target.rpc("vhost_create_scsi_controller", ctrlr=QUIET)
+    target.add_lun(QUIET, "lvs0/other", 2)
+    command = virtlun(target, "top", "--interval", "1", "--count", "2")
+    with (
+        Initiator(target.vhost_dir / QUIET) as quiet,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top,
+    ):
+        quiet.send("connect")
+        quiet.ready(2)
+        while top.poll() is None:
+            for _ in range(8):
+                guest.read(0, 128)
+            quiet.read(0, 1, target=2)
+        assert top.stdout is not None
+        shown = top.stdout.read()
+    assert top.returncode == 0
+    last = shown[shown.rindex("REACTOR") :].splitlines()
+    assert last[0].split() == ["REACTOR", "CPU", "NODE", "BUSY", "IDLE", "QUEUES"]
+    busy, idle = re.findall(r"([\d.]+) %", last[1])
+    assert float(busy) + float(idle) == pytest.approx(100, abs=0.11)
+    at = next(index for index, line in enumerate(last) if line.startswith("VM"))
+    assert last[at].split() == ["VM", "LUN", "VOLUME", "IO/S", "P50", "P99", "DEPTH", "SHARE"]
+    (first, second), shares = last[at + 1 : at + 3], []
+    for line, vm, disk in (first, VM, "scsi 0 +lvs0/data"), (second, QUIET, "scsi 2 +lvs0/other"):
+        duration = r"\d+ µs|\d+\.\d m?s"
+        found = re.fullmatch(
+            rf"{vm.removeprefix('vm-')} +{disk} +(\d+) +(?:{duration}) +(?:{duration})"
+            r" +\d+\.\d +(\d+) %",
+            line,
+        )
+        assert found, line
+        assert int(found[1]) > 0
+        shares.append(int(found[2]))
+    assert shares[0] > 80 and sum(shares) in {99, 100, 101}
+    assert last[at + 3 : at + 6 : 2] == ["", ""]
+    noisiest = f"Noisiest neighbour: {VM.removeprefix('vm-')}, {shares[0]} % of what the VMs do"
+    assert last[at + 4] == noisiest
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
