@@ -35,6 +35,30 @@ OPERATIONS = {
 }
 """By operation its counters in bdev_get_iostat: how many, bytes, ticks."""
 
+ERRORS = (
+    "OutOfRange",
+    "BadLength",
+    "ReadOnly",
+    "NoSpace",
+    "ReadMedium",
+    "WriteMedium",
+    "Flush",
+    "Unsupported",
+    "Removed",
+    "Aborted",
+    "Resources",
+    "Guard",
+    "AppTag",
+    "RefTag",
+    "Miscompare",
+    "Reserved",
+)
+"""The kinds of errors in bdev_get_iostat, which has only those that happened.
+
+Here each is counted from 0 on: Prometheus takes no rate of what was not there before, so the first
+errors of a kind would go unseen.
+"""
+
 BDEV = ("target", "bdev", "volume")
 
 
@@ -153,7 +177,8 @@ class Families:
                     self.bytes.add_metric(labels, counters.get(moved, 0))
                 if ticks:
                     self.seconds.add_metric(labels, counters.get(ticks, 0) / taken.tick_rate)
-            for kind, count in counters.get("io_error", {}).items():
+            errors = dict.fromkeys(ERRORS, 0) | counters.get("io_error", {})
+            for kind, count in errors.items():
                 self.errors.add_metric([*bdev, kind], count)
             for operation, counts in (taken.latencies or {}).get(name, {}).items():
                 borders = [*(f"{border:g}" for border in BORDERS_S), "+Inf"]

@@ -10,6 +10,7 @@ import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import yaml  # type: ignore[import-untyped]
 from tests.support import prometheus
 from tests.support.examples import EXAMPLES
 from tests.support.initiator import Initiator, connected
+from tests.support.lossy_disk import MIB, fails_to_flush, lossy_disk, small_file_system
 from tests.support.ports import free_port
 from tests.support.target import Target
 from tests.support.wait import until
@@ -28,6 +30,9 @@ pytestmark = pytest.mark.nightly
 
 FOLDER = EXAMPLES / "monitoring"
 VM = "vm-44444444-4444-4444-8444-444444444444"
+READ = bytes([0x28, *bytes(7), 1, 0])
+"""READ(10) of the first block."""
+CHECK_CONDITION = 2
 SERIES = {
     'target_up{instance="h", target="default"}': "1 0x20",
     'lvstore_free_bytes{instance="h", lvstore="lvs0"}': "50 9x20",
@@ -54,8 +59,20 @@ FIRING = {
 """The alerts, with a minute at which each does not fire yet, and one at which it does."""
 
 
-NOTHING = ("Failed operations a second", "Volumes whose flushes fail")
+FAILED, FLUSHES = "Failed operations a second", "Volumes whose flushes fail"
 """Panels of what is wrong: there is nothing."""
+
+
+def panels() -> dict[str, list[str]]:
+    """Returns what each panel of the dashboard asks, of all hosts."""
+    loaded = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
+    return {
+        panel["title"]: [
+            query["expr"].replace("$__rate_interval", "1m").replace("$instance", ".*")
+            for query in panel["targets"]
+        ]
+        for panel in loaded
+    }
 
 
 def answered(guest: Initiator, url: str, query: str) -> bool:
@@ -105,54 +122,104 @@ def served(target: Target) -> Iterator[int]:
             serving.send_signal(signal.SIGTERM)
 
 
-def test_each_panel_and_alert_is_answered(target: Target, served: int, tmp_path: Path) -> None:
+@contextmanager
+def scraping(served: int, folder: Path) -> Iterator[str]:
+    """Runs a Prometheus of the example's configuration, each second; yields its URL."""
     programs = prometheus.programs()
     config = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{served}"]}]
     config["rule_files"] = [str(FOLDER / "alerts.yml")]
-    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     subprocess.run(
         [programs / "promtool", "check", "config", FOLDER / "prometheus.yml"], check=True
     )
     at = f"127.0.0.1:{free_port()}"
     command = [
         str(programs / "prometheus"),
-        f"--config.file={tmp_path}/prometheus.yml",
-        f"--storage.tsdb.path={tmp_path}/data",
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
         f"--web.listen-address={at}",
     ]
-    with (
-        (tmp_path / "log").open("w") as log,
-        subprocess.Popen(command, stderr=log) as server,
-        connected(target, VM) as guest,
-    ):
+    with (folder / "log").open("w") as log, subprocess.Popen(command, stderr=log) as server:
         try:
             up = "virtlun_target_up == 1"
             until(lambda: ask(f"http://{at}", up), "a target that is scraped", not_yet=OSError)
-
-            def counted() -> bool:
-                guest.read(0, 1)
-                found = ask(f"http://{at}", 'virtlun_bdev_latency_seconds_bucket{le="+Inf"}')
-                return any(each["value"][1] != "0" for each in found)
-
-            until(counted, "latencies in two scrapes")
-            panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
-            for panel in panels:
-                for query in panel["targets"]:
-                    asked = query["expr"].replace("$__rate_interval", "1m")
-                    asked = asked.replace("$instance", ".*")
-                    if panel["title"] in NOTHING:
-                        assert ask(f"http://{at}", asked) == []
-                    else:
-                        until(partial(answered, guest, f"http://{at}", asked), panel["title"])
-            # A scrape may fail that comes too late.
-            (vm,) = until(lambda: ask(f"http://{at}", "virtlun_bdev_used"), "the volume")
-            assert vm["metric"]["volume"] == "lvs0/data"
-            healthy = dict.fromkeys(FIRING, "ok")
-            until(lambda: health(f"http://{at}") == healthy, "rules that were evaluated")
+            yield f"http://{at}"
         finally:
             server.terminate()
+
+
+def test_each_panel_and_alert_is_answered(target: Target, served: int, tmp_path: Path) -> None:
+    with scraping(served, tmp_path) as url, connected(target, VM) as guest:
+
+        def counted() -> bool:
+            guest.read(0, 1)
+            found = ask(url, 'virtlun_bdev_latency_seconds_bucket{le="+Inf"}')
+            return any(each["value"][1] != "0" for each in found)
+
+        until(counted, "latencies in two scrapes")
+        for title, queries in panels().items():
+            for query in queries:
+                if title in {FAILED, FLUSHES}:
+                    assert ask(url, query) == []
+                else:
+                    until(partial(answered, guest, url, query), title)
+        # A scrape may fail that comes too late.
+        (vm,) = until(lambda: ask(url, "virtlun_bdev_used"), "the volume")
+        assert vm["metric"]["volume"] == "lvs0/data"
+        healthy = dict.fromkeys(FIRING, "ok")
+        until(lambda: health(url) == healthy, "rules that were evaluated")
+
+
+@pytest.mark.root
+def test_what_fails_once_is_shown(
+    target: Target, served: int, scratch: Path, tmp_path: Path
+) -> None:
+    target.rpc("bdev_malloc_create", name="m0", num_blocks=2048, block_size=512)
+    target.rpc("bdev_error_create", base_name="m0")
+    target.attach("vm-0", "EE_m0")
+    with (
+        small_file_system(scratch / "small") as directory,
+        lossy_disk(directory) as disk,
+        scraping(served, tmp_path) as url,
+        ExitStack() as stack,
+    ):
+        target.rpc("bdev_aio_create", name="d0", filename=disk.device, block_size=512)
+        target.attach("vm-1", "d0")
+        failing, losing = (
+            stack.enter_context(connected(target, name)) for name in ("vm-0", "vm-1")
+        )
+        for name in ("EE_m0", "d0"):
+            until(
+                partial(ask, url, f'virtlun_bdev_flush_error{{volume="{name}"}} == 0'),
+                "a disk that is scraped while nothing of it has failed",
+            )
+        inject = {"name": "EE_m0", "io_type": "read", "error_type": "failure", "num": 1}
+        target.rpc("bdev_error_inject_error", **inject)
+        assert failing.cdb(READ, data_in_len=512)["status"] == CHECK_CONDITION
+        assert failing.cdb(READ, data_in_len=512)["status"] == 0
+        disk.lose()
+        for lba in range(0, 8 * MIB // 512, 2048):
+            losing.write(lba, bytes([7]) * MIB)
+        assert fails_to_flush(losing)
+        ((failed,), (flushes,)) = panels()[FAILED], panels()[FLUSHES]
+
+        def errors() -> dict[tuple[str, str], float]:
+            return {
+                (one["metric"]["volume"], one["metric"]["error"]): float(one["value"][1])
+                for one in ask(url, failed)
+            }
+
+        until(lambda: len(errors()) == 2, "both in the panel of failed operations")
+        assert errors().keys() == {("EE_m0", "ReadMedium"), ("d0", "Flush")}
+        (shown,) = until(lambda: ask(url, flushes), "one in the panel of flushes")
+        assert (shown["metric"]["volume"], shown["value"][1]) == ("d0", "1")
+        firing = 'ALERTS{alertstate="firing", alertname="%s", volume="%s"}'
+        for alert, volume in ("Errors", "EE_m0"), ("Errors", "d0"), ("FlushError", "d0"):
+            until(partial(ask, url, firing % (f"Virtlun{alert}", volume)), f"{alert} of {volume}")
+        target.rpc("virtlun_bdev_clear_flush_error", name="d0")
+        until(lambda: ask(url, flushes) == [], "an empty panel of flushes")
 
 
 @pytest.mark.parametrize("alert", FIRING)

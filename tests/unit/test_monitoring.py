@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from plugin.metrics.prometheus import TargetCollector
+from plugin.metrics.prometheus import ERRORS, TargetCollector
+from tests.support.cache import ROOT
 from tests.support.examples import EXAMPLES, used
 
 FOLDER = EXAMPLES / "monitoring"
@@ -58,6 +59,13 @@ def test_queries_name_metrics_and_labels_that_there_are(query: str) -> None:
 def test_the_page_lists_each_metric() -> None:
     page = used(FOLDER / "README.md").read_text()
     assert {name for name in metrics() if f"`{name}`" not in page} == set()
+
+
+def test_each_kind_of_error_is_counted_from_0_on() -> None:
+    source = (ROOT / "pydataplane/crates/bdev/src/io.rs").read_text()
+    kinds = re.search(r"^pub enum IoError \{$(.*?)^\}$", source, re.M | re.S)
+    assert kinds
+    assert re.findall(r"^    (\w+),$", kinds[1], re.M) == list(ERRORS)
 
 
 def test_panels_have_their_own_place_and_the_chosen_prometheus() -> None:
