@@ -24,5 +24,6 @@ def page() -> str:
     rows = []
     for each in CLIENTS:
         tests = ", ".join(f"[{name}](../../../tests/{name})" for name in each.tests)
-        rows.append(f"| {each.name} | {each.version} | {tests} |\n")
+        version = f"{each.version} and newer" if each.updated else each.version
+        rows.append(f"| {each.name} | {version} | {tests} |\n")
     return HEAD + "".join(rows) + FOOT

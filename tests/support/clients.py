@@ -10,6 +10,7 @@ import re
 import subprocess
 from dataclasses import dataclass
 
+from tests.support import prometheus
 from tests.support.cache import ROOT
 
 
@@ -28,6 +29,8 @@ class Client:
     """The file below tests/ that pins it, where it has an environment of its own."""
     python: bool = False
     """It is one of the environment that tests run in."""
+    updated: bool = False
+    """Debian's updates bring newer ones: `version` is the first number of the oldest of them."""
 
 
 CLIENTS = (
@@ -63,6 +66,14 @@ CLIENTS = (
     Client("virt-manager", "virt-manager", "4.1.0", ("libvirt/test_virt_manager.py",)),
     Client("Cockpit", "cockpit-ws", "287.1", ("libvirt/test_cockpit.py", "guest/test_cockpit.py")),
     Client("cockpit-machines", "cockpit-machines", "288", ("libvirt/test_cockpit.py",)),
+    Client("libvirt-dbus", "libvirt-dbus", "1.4.1", ("libvirt/test_cockpit.py",)),
+    Client(
+        "Chromium",
+        "chromium",
+        "156",
+        ("libvirt/test_cockpit.py", "guest/test_cockpit.py"),
+        updated=True,
+    ),
     Client("SPDK's Python client", "spdk", "26.9", ("target/test_spdk_rpc.py",), python=True),
     Client(
         "Nova",
@@ -72,6 +83,9 @@ CLIENTS = (
         "openstack/requirements.in",
     ),
     Client("Cinder", "cinder", "29.0.0", ("openstack/test_cinder.py",), "openstack/cinder.in"),
+    Client("os-brick", "os-brick", "7.1.1", ("openstack/test_cinder.py",), "openstack/cinder.lock"),
+    Client("RabbitMQ", "rabbitmq-server", "3.10.8", ("openstack/test_nova_compute.py",)),
+    Client("PostgreSQL", "postgresql", "15", ("openstack/test_nova_compute.py",)),
     Client(
         "Keystone", "keystone", "30.0.0", ("openstack/test_tempest.py",), "openstack/services.in"
     ),
@@ -89,6 +103,14 @@ CLIENTS = (
     Client("nbdkit", "nbdkit", "1.32.5", ("target/test_nbd.py",)),
     Client("libiscsi's suite", "libiscsi-bin", "1.19.0", ("guest/test_conformance.py",)),
     Client("sg3_utils", "sg3-utils", "1.46", ("guest/test_programs.py",)),
+    Client("Prometheus", "prometheus", "2.42.0", ("target/test_prometheus.py",)),
+    Client(
+        "Grafana's SDK (Go)",
+        "github.com/grafana/grafana-foundation-sdk/go",
+        "0.0.22",
+        ("target/test_grafana.py",),
+        "target/grafana/go.mod",
+    ),
     Client(
         "Prometheus' client library",
         "prometheus_client",
@@ -113,6 +135,8 @@ def there() -> dict[str, str]:
         for line in asked.stdout.splitlines()
         if (words := line.split())[-1] == "installed"
     }
+    if unpacked := prometheus.version():
+        found["prometheus"] = unpacked
     for each in CLIENTS:
         if each.pinned:
             text = (ROOT / "tests" / each.pinned).read_text()

@@ -11,7 +11,11 @@ def test_the_versions_are_those_that_are_there() -> None:
     assert "qemu-system-x86" in found  # `make setup` has it
     for each in CLIENTS:
         if each.package in found:
-            assert found[each.package] == each.version, each.name
+            version = found[each.package]
+            if each.updated:
+                assert int(version.split(".")[0]) >= int(each.version), each.name
+            else:
+                assert version == each.version, each.name
 
 
 def test_who_tries_each_is_there() -> None:
