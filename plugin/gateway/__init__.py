@@ -15,6 +15,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     batching                     questions of many callers at the same time, asked in batches
     usage                        what guests did with disks
     latencies                    how long it took
+    blocklimits                  what requests of disks have to be like
     domaindisks                  a domain's controllers and disks in one target
     lvolsnapshots                what snapshots of domains need of a target
     lvolcheckpoints              their checkpoints, which are lvol snapshots, too

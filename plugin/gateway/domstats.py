@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from plugin.gateway.blocklimits import BlockLimits, KnownLimits
 from plugin.gateway.domaincache import NOTHING, CachedDomain, DomainCache
 from plugin.gateway.errors import GatewayError
 from plugin.gateway.latencies import Latencies, Room, Wanted
@@ -74,6 +75,8 @@ class Numbers:
     usages: Mapping[Unit, Usage]
     sizes: Mapping[str, Sizes]
     latencies: Mapping[Wanted, tuple[Latencies, ...]]
+    limits: Mapping[str, BlockLimits]
+    """Of bdevs of domains that run."""
     about: Mapping[bytes, CachedDomain] = field(default_factory=dict)
     """The domains that it was asked about, by UUID, and what was known of them."""
 
@@ -83,10 +86,11 @@ class Numbers:
             {**self.usages, **others.usages},
             {**self.sizes, **others.sizes},
             {**self.latencies, **others.latencies},
+            {**self.limits, **others.limits},
         )
 
 
-NONE = Numbers({}, {}, {})
+NONE = Numbers({}, {}, {}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,7 @@ class DomainStats:
         self._prefix = path_prefix
         self._paused = paused
         self._thresholds = thresholds
+        self._limits = KnownLimits(target.block_limits)
         self._last: dict[bytes, _Last] = {}
         """By the domain's UUID."""
         self._most = TURN
@@ -268,8 +273,10 @@ class DomainStats:
         latencies = numbers.latencies.get((lun.bdev_name, lun.histograms), ())
         for room in rooms:
             latencies = room.take(latencies)
+        usage = numbers.usages.get(item.unit(lun))
+        limits = numbers.limits.get(lun.bdev_name)
         threshold = self._threshold(uuid, lun.dev)
-        return Block(lun.dev, path, numbers.usages.get(item.unit(lun)), size, threshold, latencies)
+        return Block(lun.dev, path, usage, size, threshold, latencies, limits)
 
     def _threshold(self, uuid: bytes, dev: str) -> int | None:
         threshold = self._thresholds.of(uuid, dev)
@@ -289,6 +296,7 @@ class DomainStats:
         """Asks the target once for all; without one there are names alone, as libvirt does it."""
         used = [item.unit(lun) for item in disks if item.running for lun in item.luns]
         names = [lun.bdev_name for item in disks for lun in item.luns]
+        shown = [lun.bdev_name for item in disks if item.running for lun in item.luns]
         counted = [
             (lun.bdev_name, lun.histograms)
             for item in disks
@@ -301,6 +309,7 @@ class DomainStats:
                 _if_any(self._target.usage, used),
                 _if_any(self._target.sizes, names),
                 _if_any(self._target.latencies, counted),
+                self._limits.of(shown),
             )
         )
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from plugin.gateway.blocklimits import BlockLimits
 from plugin.gateway.latencies import Latencies
 from plugin.gateway.messages import (
     BOOLEAN,
@@ -175,14 +176,18 @@ class Block:
     threshold: int | None = None
     """Bytes allocated of which clients want to hear."""
     latencies: tuple[Latencies, ...] = ()
+    limits: BlockLimits | None = None
+    """None: they are not known, or it does not run."""
 
     def pack(self, number: int) -> tuple[bytes, int]:
         """Returns the parameters block.`number`.*, in libvirt's order, and how many they are."""
+        limits = () if self.limits is None else self.limits.fields()
         form = _form(
             number,
             used=self.usage is not None,
             sized=self.sizes is not None,
             watched=self.threshold is not None,
+            limited=tuple(name for name, _ in limits),
         )
         values: list[int] = []
         if self.usage is not None:
@@ -193,6 +198,7 @@ class Block:
             values += (self.sizes.allocated, self.sizes.size, self.sizes.allocated)
         if self.threshold is not None:
             values.append(self.threshold)
+        values += (value for _, value in limits)
         words = [word for pair in zip(form.heads, values, strict=True) for word in pair]
         packed = b"".join(
             (
@@ -240,11 +246,18 @@ class _Form:
 
 
 @lru_cache(maxsize=1024)
-def _form(number: int, *, used: bool, sized: bool, watched: bool) -> _Form:
+def _form(
+    number: int, *, used: bool, sized: bool, watched: bool, limited: tuple[str, ...]
+) -> _Form:
     def head(field: str, kind: int) -> bytes:
         return _string(f"block.{number}.{field}") + kind.to_bytes(4, "big")
 
-    fields = (*(_USED if used else ()), *(_SIZED if sized else ()), *(_WATCHED if watched else ()))
+    fields = (
+        *(_USED if used else ()),
+        *(_SIZED if sized else ()),
+        *(_WATCHED if watched else ()),
+        *limited,
+    )
     heads = tuple(head(field, ULLONG) for field in fields)
     numbers = struct.Struct(">" + "".join(f"{len(each)}sQ" for each in heads))
     return _Form(head("name", STRING), head("path", STRING), heads, numbers)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from plugin.gateway import (
+    blocklimits,
     domaindisks,
     latencies,
     lvolchain,
@@ -23,6 +24,7 @@ from plugin.gateway import (
     lvolsnapshots,
     usage,
 )
+from plugin.gateway.blocklimits import BlockLimits
 from plugin.gateway.errors import LunNotReleased, NoAnswer, Refused, ServerSilent
 from plugin.gateway.latencies import Latencies, Wanted
 from plugin.gateway.lvolchain import Range
@@ -75,7 +77,7 @@ OPEN_S = 120.0
 CHANGES_MAX = 8
 """Changes of one target, and what is asked for them, at a time."""
 
-POLLS_MAX = 3
+POLLS_MAX = 4
 """Questions of pollers to one target at a time, each of them for all who ask."""
 
 
@@ -427,6 +429,10 @@ class Target:
     async def latencies(self, wanted: list[Wanted]) -> dict[Wanted, tuple[Latencies, ...]]:
         """Returns how long operations of bdevs took, of those that are counted."""
         return await self._run(lambda: latencies.ask(self._client, wanted), poll=True)
+
+    async def block_limits(self, names: list[str]) -> dict[str, BlockLimits]:
+        """Returns what requests of bdevs have to be like, of those that are there."""
+        return await self._run(lambda: blocklimits.ask(self._client, names), poll=True)
 
     async def count(self, bdev: str, *, counted: bool) -> None:
         """Has the latencies of a bdev be counted anew from now on, or not any more."""

@@ -17,6 +17,7 @@ from typing import TypeVar
 from plugin.config import Config
 from plugin.gateway.answers import Answers, Member, answers_of
 from plugin.gateway.batching import Batcher
+from plugin.gateway.blocklimits import BlockLimits
 from plugin.gateway.errors import GatewayError, NoAnswer, Refused
 from plugin.gateway.latencies import Latencies, Wanted
 from plugin.gateway.lvolcheckpoints import Checkpoint
@@ -389,6 +390,15 @@ class Targets:
     async def _latencies_of(self, wanted: list[Wanted]) -> dict[Wanted, tuple[Latencies, ...]]:
         answers = await self._ask(lambda t: t.latencies(wanted), wait_for_silent=False)
         return {each: item for _, found in answers.given for each, item in found.items()}
+
+    async def block_limits(self, names: list[str]) -> dict[str, BlockLimits]:
+        """Returns what requests of bdevs have to be like; of a target that is silent nothing.
+
+        Raises:
+            GatewayError: none of the targets answers.
+        """
+        answers = await self._ask(lambda t: t.block_limits(names), wait_for_silent=False)
+        return {name: item for _, found in answers.given for name, item in found.items()}
 
     async def holders(self, uuid: str, besides: str) -> list[str]:
         """Returns the UUIDs of other domains whose controller has this volume as a LUN."""

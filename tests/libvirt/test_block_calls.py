@@ -119,7 +119,7 @@ def test_the_pattern_of_virt_manager(domain: Any) -> None:
     assert domain.diskErrors() == {}
 
 
-def test_the_pattern_of_collectors(domain: Any) -> None:
+def test_the_pattern_of_collectors(running: Host, domain: Any) -> None:
     """collectd, telegraf and Prometheus' exporter take all statistics at once."""
     connection = domain.connect()
     flags = libvirt.VIR_DOMAIN_STATS_BLOCK
@@ -132,6 +132,11 @@ def test_the_pattern_of_collectors(domain: Any) -> None:
         assert stats["block.0.path"] == PATH
         assert stats["block.0.wr.bytes"] == 2 * MIB
         assert stats["block.0.capacity"] == SIZE
+        limits = {name: value for name, value in stats.items() if ".limits." in name}
+        assert limits == {
+            "block.0.limits.request_alignment": 512,
+            "block.0.limits.discard_alignment": running.volumes.lvstore("lvs0").cluster_size,
+        }
     assert set(domain.blockIoTune("sda").values()) == {0}, "as many as the volume can"
     params = domain.blockStatsFlags("sda")
     assert params["wr_bytes"] == 2 * MIB

@@ -73,6 +73,15 @@ def test_a_disk_of_a_pool_is_attached_written_grown_and_detached(
     host.virsh("blockresize", NAME, "sdb", "64M")
     guest.wait_for(f"[ $(cat {SIZE}) = {64 * MIB // 512} ]")
     assert "/dev/virtlun/ceph0/data" in host.virsh("domblklist", NAME)
+    shown = host.virsh("domstats", NAME, "--block")
+    for field, seen in (
+        ("request_alignment", "logical_block_size"),
+        ("discard_alignment", "discard_granularity"),
+        ("transfer_optimal", "optimal_io_size"),
+    ):
+        value = guest.run(f"cat /sys/block/sda/queue/{seen}").strip()
+        assert f".limits.{field}={value}\n" in f"{shown}\n"
+    assert f".limits.transfer_optimal={4 * MIB}" in shown
     host.volumes.snapshot(["ceph0/data"], "then")
     guest.run("echo written afterwards > /dev/sda && sync")
     host.virsh("detach-disk", NAME, "sdb", "--live", "--config")

@@ -299,6 +299,7 @@ class FakeTarget(WatchedClient):
                 name: volume.limits.get(of, 0) // unit for name, (of, unit) in SPDK_RATES.items()
             },
             "has_limits": bool(volume.limits),
+            "supported_io_types": {"read": True, "write": True, "unmap": volume.thin},
         }
         return shown | ({"flush_error": self.flush_error} if self.flush_error else {})
 
@@ -312,6 +313,7 @@ class FakeTarget(WatchedClient):
             told = {"lun_uuid": identity, "lun_block_size": 512}
             return {"iscsi": {"url": given["url"], **told}}
         told = {name: given[name] for name in ("pool_name", "rbd_name")}
+        told["object_size"] = 4 * MIB
         return {"rbd": {**told, "locked": not given.get("incoming", False)}}
 
     def bdev_rbd_create(self, name: str, pool_name: str, rbd_name: str, **given: Any) -> str:

@@ -352,14 +352,16 @@ def test_statistics_of_many_domains_ask_the_target_once(tmp_path: Path) -> None:
             records.append(StatsRecord(dom.ref, [TypedParam("block.count", UINT, 0)]))
         world.libvirtd.answers[Proc.GET_ALL_DOMAIN_STATS] = lambda _: StatsRecord.pack_all(records)
         client = await world.client()
-        world.target.exchanges = 0
-        result = StatsRecord.read_all(await client.call(Proc.GET_ALL_DOMAIN_STATS))
-        for number, record in enumerate(result):
-            values = {param.field: param.value for param in record.params}
-            assert values["block.count"] == 1
-            assert values["block.0.path"] == f"/dev/virtlun/lvs0/v{number}"
-            assert values["block.0.rd.reqs"] == 10 and values["block.0.capacity"] == 64 << 20
-        assert world.target.exchanges == 2, "statistics, sizes"
+        for exchanges in (3, 2):  # statistics, sizes, and limits, which stay as they are
+            world.target.exchanges = 0
+            result = StatsRecord.read_all(await client.call(Proc.GET_ALL_DOMAIN_STATS))
+            for number, record in enumerate(result):
+                values = {param.field: param.value for param in record.params}
+                assert values["block.count"] == 1
+                assert values["block.0.path"] == f"/dev/virtlun/lvs0/v{number}"
+                assert values["block.0.rd.reqs"] == 10 and values["block.0.capacity"] == 64 << 20
+                assert values["block.0.limits.discard_alignment"] == MIB
+            assert world.target.exchanges == exchanges
 
     play(tmp_path, body)
 

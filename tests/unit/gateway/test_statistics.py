@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plugin.gateway.blocklimits import BlockLimits
 from plugin.gateway.latencies import Latencies
 from plugin.gateway.messages import (
     DOUBLE,
@@ -31,6 +33,8 @@ LATENCIES = (
     Latencies("read", (0, 10), (4, 5)),
     Latencies("flush", (0,), (0,)),
 )
+
+LIMITS = (None, BlockLimits(512), BlockLimits(4096, 2**63, 1 << 22), BlockLimits(512, None, 1))
 
 BLOCKS = st.lists(st.sampled_from(["sda", "vda", "ubda", "größe", "block.count"]), max_size=4)
 OTHERS = st.lists(
@@ -89,8 +93,17 @@ def plainly(params: list[TypedParam], carrier: str | None, ours: list[Block]) ->
                 result.append(TypedParam(f"block.{nth}.{name}", ULLONG, value))
         if item.threshold is not None:
             result.append(TypedParam(f"block.{nth}.threshold", ULLONG, item.threshold))
-        result += in_bins(nth, item.latencies)
+        result += limited(nth, item.limits) + in_bins(nth, item.latencies)
     return result + after
+
+
+def limited(disk: int, limits: BlockLimits | None) -> list[TypedParam]:
+    told = {} if limits is None else dataclasses.asdict(limits)
+    return [
+        TypedParam(f"block.{disk}.limits.{name}", ULLONG, told[name])
+        for name in ("request_alignment", "discard_alignment", "transfer_optimal")
+        if told.get(name) is not None
+    ]
 
 
 def in_bins(disk: int, latencies: tuple[Latencies, ...]) -> list[TypedParam]:
@@ -116,14 +129,20 @@ def record_of(names: list[str], before: list[TypedParam], after: list[TypedParam
 @given(
     st.lists(st.tuples(BLOCKS, OTHERS, OTHERS), min_size=1, max_size=4),
     st.lists(
-        st.tuples(st.booleans(), st.booleans(), st.booleans(), st.sets(st.sampled_from(LATENCIES))),
+        st.tuples(
+            st.booleans(),
+            st.booleans(),
+            st.booleans(),
+            st.sets(st.sampled_from(LATENCIES)),
+            st.sampled_from(LIMITS),
+        ),
         max_size=3,
     ),
     st.booleans(),
 )
 def test_the_bytes_say_what_decoded_values_would(
     given_: list[tuple[list[str], list[TypedParam], list[TypedParam]]],
-    disks: list[tuple[bool, bool, bool, set[Latencies]]],
+    disks: list[tuple[bool, bool, bool, set[Latencies], BlockLimits | None]],
     hidden: bool,
 ) -> None:
     every = [record_of(names, before, after) for names, before, after in given_]
@@ -135,8 +154,9 @@ def test_the_bytes_say_what_decoded_values_would(
             SIZES if sized else None,
             2**64 - 1 if watched else None,
             tuple(sorted(timed, key=LATENCIES.index)),
+            limits,
         )
-        for n, (used, sized, watched, timed) in enumerate(disks)
+        for n, (used, sized, watched, timed, limits) in enumerate(disks)
     ]
     carrier = "ubda" if hidden else None
     payload = StatsRecord.pack_all(every)
