@@ -1,8 +1,8 @@
 """Every virsh command about disks, snapshots, pools and jobs, as it goes through the gateway.
 
-`ROWS` are carried out in this order, on a running domain `vm` with two disks: vda, a qcow2 file
-that is libvirtd's own, and sda, a volume. tests/libvirt/test_virsh_commands.py does it with a real
-libvirtd, and compares what came out with docs/pages/reference/virsh.md.
+`ROWS` are carried out in this order, on a running domain `vm`: vda, a qcow2 file, and sdz, an
+empty CD-ROM, are libvirtd's own, sda is a volume. tests/libvirt/test_virsh_commands.py does it with
+a real libvirtd, and compares what came out with docs/pages/reference/virsh.md.
 """
 
 from __future__ import annotations
@@ -84,6 +84,17 @@ ROWS = (
     Row("update-device vm {FOLDER}/readonly.xml --config", (Proc.UPDATE_DEVICE_FLAGS,)),
     Row("update-device vm {FOLDER}/readonly.xml --live", (Proc.UPDATE_DEVICE_FLAGS,), fails=True),
     Row("change-media vm sdb --eject --live", fails=True, who="virsh: no removable medium"),
+    Row(
+        "change-media vm sdz /dev/virtlun/lvs0/b --insert --live",
+        (Proc.UPDATE_DEVICE_FLAGS,),
+        fails=True,
+    ),
+    Row(
+        "change-media vm sdz {FOLDER}/medium.iso --insert --live",
+        (Proc.UPDATE_DEVICE_FLAGS,),
+        who="libvirtd",
+    ),
+    Row("change-media vm sdz --eject --live", (Proc.UPDATE_DEVICE_FLAGS,), who="libvirtd"),
     Row("detach-disk vm sdb --live --config", (Proc.DETACH_DEVICE_FLAGS,)),
     Row("attach-device vm {FOLDER}/alias.xml --live", (Proc.ATTACH_DEVICE_FLAGS,)),
     Row("detach-device-alias vm ua-b --live", (Proc.DETACH_DEVICE_ALIAS,)),
@@ -344,9 +355,9 @@ def page(said: dict[Row, str]) -> str:
     parts = [
         "<!-- Made by tests/libvirt/test_virsh_commands.py; do not edit. -->\n\n# virsh\n",
         "Each was run with a real virsh and libvirtd through the gateway, in this order, on a "
-        "running domain with a qcow2 file `vda` and a volume `sda`. *libvirtd*: the gateway does "
-        "not look into the call. *libvirtd, changed by the gateway*: it changes arguments or "
-        "result, or prepares for it. "
+        "running domain with a qcow2 file `vda`, an empty CD-ROM `sdz` and a volume `sda`. "
+        "*libvirtd*: the gateway does not look into the call. "
+        "*libvirtd, changed by the gateway*: it changes arguments or result, or prepares for it. "
         "[Which call is which](calls.md) of libvirt's protocol.\n\n"
         "The domain has no guest agent. With one `domfsinfo` and `guestinfo --disk` name virtlun "
         "disks by their device of the guest, and `domfsfreeze`, `domfsthaw` and `domfstrim` do "

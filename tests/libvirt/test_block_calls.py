@@ -292,3 +292,57 @@ def test_a_thick_volume_has_no_threshold(running: Host, domain: Any) -> None:
     finally:
         running.virsh("detach-disk", NAME, "sdb")
         running.volumes.delete(thick.uuid)
+
+
+@pytest.fixture(params=["with a disk of ours", "without one"])
+def drive(request: pytest.FixtureRequest, host: Host) -> Iterator[Host]:
+    """A running domain `drive` with an empty CD-ROM of libvirt's own, and nothing to boot."""
+    disk = ""
+    if request.param == "with a disk of ours":
+        host.volumes.create("lvs0/drive", SIZE)
+        disk = "<disk type='file'><source file='/dev/virtlun/lvs0/drive'/><target dev='sda' "
+        disk += "bus='scsi'/></disk>"
+    path = host.scratch / "drive.xml"
+    path.write_text(
+        "<domain type='qemu'><name>drive</name><memory unit='MiB'>64</memory><os>"
+        f"<type arch='x86_64' machine='q35'>hvm</type></os><devices>{disk}"
+        "<disk type='file' device='cdrom'><target dev='sdz' bus='sata'/><readonly/></disk>"
+        "</devices></domain>"
+    )
+    host.virsh("define", str(path))
+    host.virsh("start", "drive", "--paused")
+    yield host
+    host.virsh("destroy", "drive")
+    host.virsh("undefine", "drive")
+    if disk:
+        host.volumes.delete("lvs0/drive")
+
+
+def media(host: Host) -> list[str]:
+    """What the CD-ROM has, in the running domain and in the persistent one."""
+    listed = (host.virsh("domblklist", "drive", *side) for side in ((), ("--inactive",)))
+    return [dict(line.split(maxsplit=1) for line in text.splitlines())["sdz"] for text in listed]
+
+
+def test_a_volume_is_no_medium_of_a_cdrom(drive: Host) -> None:
+    drive.volumes.create("lvs0/medium", SIZE)
+    file = drive.scratch / "medium.iso"
+    file.write_bytes(bytes(MIB))
+    file.chmod(0o666)
+
+    def refused(*how: str) -> None:
+        with pytest.raises(VirshError) as caught:
+            drive.virsh("change-media", "drive", "sdz", "/dev/virtlun/lvs0/medium", *how)
+        said = str(caught.value)
+        assert "disk 'sdz' (volume lvs0/medium) cannot be a cdrom, nor its medium: " in said
+
+    for sides in (["--live"], ["--config"], ["--live", "--config"]):
+        refused("--insert", *sides)
+        refused("--insert", "--block", *sides)
+    assert media(drive) == ["-", "-"]
+    drive.virsh("change-media", "drive", "sdz", str(file), "--insert", "--live", "--config")
+    refused("--update", "--live", "--config")
+    assert media(drive) == [str(file), str(file)]
+    drive.virsh("change-media", "drive", "sdz", "--eject", "--live", "--config")
+    assert media(drive) == ["-", "-"]
+    drive.volumes.delete("lvs0/medium")  # nobody has it

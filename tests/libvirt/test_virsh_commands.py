@@ -38,7 +38,8 @@ DOMAIN = (
     "<disk type='file' device='disk'><driver name='qemu' type='qcow2'/>"
     "<source file='{folder}/vda.qcow2'/><target dev='vda' bus='virtio'/></disk>"
     "<disk type='file' device='disk'><source file='/dev/virtlun/lvs0/a'/>"
-    "<target dev='sda' bus='scsi'/></disk></devices></domain>"
+    "<target dev='sda' bus='scsi'/></disk><disk type='file' device='cdrom'>"
+    "<target dev='sdz' bus='sata'/><readonly/></disk></devices></domain>"
 )
 FILES = {
     "readonly.xml": DISK.format(more="<readonly/>"),
@@ -96,6 +97,7 @@ def test_each_command_does_what_the_page_says(host: Host) -> None:
     image = host.scratch / "vda.qcow2"
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", image, "8M"], check=True)
     image.chmod(0o666)
+    (host.scratch / "medium.iso").write_bytes(bytes(1 << 20))
     for name in ("a", "b"):
         host.volumes.create(f"lvs0/{name}", 16 << 20, thin=name == "a")
     host.virsh("define", f"{folder}/vm.xml")

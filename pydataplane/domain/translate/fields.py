@@ -312,7 +312,10 @@ def check(
     if not _DEV_NAME.fullmatch(disk.dev):
         raise _bad(f"'{disk.dev}' is no target dev for volume {ref.alias}; use one like sda or vda")
     if disk.device not in ("disk", "lun"):
-        raise _unsupported(f"{what} cannot be a {disk.device}; use device='disk'")
+        raise _unsupported(
+            f"{what} cannot be a {disk.device}, nor its medium: attach the volume as a disk"
+            f" (device='disk'), or give the {disk.device} a file"
+        )
     if disk.bus not in ("scsi", "virtio"):
         raise _unsupported(f"{what} cannot be on bus '{disk.bus}'; use bus='scsi', or bus='virtio'")
     kind = node.value("driver", "type")

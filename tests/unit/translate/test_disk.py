@@ -111,8 +111,11 @@ def blockio(attributes: str) -> str:
 @pytest.mark.parametrize(
     ("xml", "words"),
     [
-        (disk(OURS, "block", device="cdrom"), "cannot be a cdrom; use device='disk'"),
-        (disk(OURS, "block", device="floppy"), "cannot be a floppy"),
+        (
+            disk(OURS, "block", device="cdrom"),
+            r"cannot be a cdrom, nor its medium: .* \(device='disk'\)",
+        ),
+        (disk(OURS, "block", device="floppy"), "cannot be a floppy.* give the floppy a file"),
         (disk(OURS, "block", bus="sata"), "bus 'sata'.*use bus='scsi'"),
         (lvol("hda").replace(" bus='scsi'", ""), "bus 'ide'"),
         (disk(OURS, "block", more="<driver name='qemu' type='qcow2'/>"), "volumes are raw"),
