@@ -221,7 +221,7 @@ async def move_socket(services: Services, dom: Domain) -> None:
     if socket is None:
         return
     moved = await services.define(
-        xml, new_uuid=UUID(bytes=dom.uuid), current_xml=xml, served_in=xml
+        xml, new_uuid=UUID(bytes=dom.uuid), current_xml=xml, served_in=xml, as_stored=True
     )
     if moved.plan is not None and moved.plan.socket != socket:
         await services.redefine(admin, dom.uuid, moved.xml)

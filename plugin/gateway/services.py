@@ -119,11 +119,13 @@ class Services:
         client: ClientParser | None = None,
         served_in: str | None = None,
         running: bool = False,
+        as_stored: bool = False,
     ) -> Definition:
         """Translates a domain, with its controller in the target that has its volumes.
 
         `client` reads what one has sent; None: the XML is libvirtd's. `served_in` is given where it
-        is not the client that defines the domain, `running` where its guest goes on.
+        is not the client that defines the domain, `running` where its guest goes on, `as_stored`
+        where nobody defines it anew.
 
         Raises:
             GatewayError: they are of several targets.
@@ -141,6 +143,7 @@ class Services:
                 controller=controller,
                 served_in=served_in,
                 running=running,
+                as_stored=as_stored,
             )
             return await (self.parse(work) if client is None else client.parse(work, len(xml)))
 

@@ -160,26 +160,36 @@ async def revert(services: Services, entry: SnapshotEntry, dom: Domain) -> None:
     admin = await services.admin()
     snapshot = Snapshot(entry.snapshot, dom)
     xml = await domsnapshots.xml_of(admin, snapshot)
-    if await admin.active(dom):
-        await admin.destroy(dom)
-    await _released(services, dom)
-    target = await services.target.of_volume(entry.held[0].volume)
-    await target.roll_back(entry.held)
     inside = await services.parse(lambda: domain_of(xml))
-    present = await admin.xml(dom, XML_INACTIVE)
     if inside is None:
         raise Refused(
             Code.SNAPSHOT_REVERT_RISKY,
             f"snapshot '{entry.snapshot}' lacks domain '{dom.name}' rollback info",
         )
-    made = await services.define(
-        inside, new_uuid=UUID(int=0), current_xml=present, served_in=inside
-    )
-    await admin.define(made.xml)
+    await _as_then(services, dom, inside)  # what it refuses is refused while the guest is there
+    if await admin.active(dom):
+        await admin.destroy(dom)
+    await _released(services, dom)
+    target = await services.target.of_volume(entry.held[0].volume)
+    await target.roll_back(entry.held)
+    await admin.define(await _as_then(services, dom, inside))
     await domsnapshots.redefine(admin, dom, xml)
     _log.info("reverted", domain=dom.name, snapshot=entry.snapshot)
     if entry.start is not None:
         await _start(services, admin, entry, dom)
+
+
+async def _as_then(services: Services, dom: Domain, inside: str) -> str:
+    """Returns the definition of a snapshot, for libvirtd.
+
+    Raises:
+        GatewayError, TranslateError: the domain cannot have it.
+    """
+    present = await (await services.admin()).xml(dom, XML_INACTIVE)
+    made = await services.define(
+        inside, new_uuid=UUID(int=0), current_xml=present, served_in=inside, as_stored=True
+    )
+    return made.xml
 
 
 async def _released(services: Services, dom: Domain) -> None:

@@ -41,6 +41,7 @@ async def translated(
         client=call.parser,
         served_in=current,
         running=running,
+        as_stored=True,
     )
     made = await define()
     plan = await services.parse(lambda: translate.plan(current))

@@ -13,7 +13,8 @@ from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Settings
 from pydataplane.domain.names import MAX_SOCKET_PATH_BYTES
 from pydataplane.domain.translate import memory
-from pydataplane.domain.translate.defining import Current, place, queues
+from pydataplane.domain.translate.current import Current
+from pydataplane.domain.translate.defining import place, queues
 from pydataplane.domain.xml import blkdisk
 from pydataplane.domain.xml import boot as boots
 from pydataplane.domain.xml import carrier as carriers

@@ -11,7 +11,8 @@ from pydataplane.domain.limits import NONE
 from pydataplane.domain.model import Change, FrontEnd, LunPlan, Settings, VolumeRef, serving
 from pydataplane.domain.names import MAX_TARGETS, controller_name
 from pydataplane.domain.translate import fields, fronts, memory
-from pydataplane.domain.translate.defining import Current, check_new, queues, served_by, translate
+from pydataplane.domain.translate.current import Current
+from pydataplane.domain.translate.defining import check_new, queues, served_by, translate
 from pydataplane.domain.translate.operations import salvaged
 from pydataplane.domain.translate.presenting import restore
 from pydataplane.domain.translate.recognising import disk_of_ours
@@ -228,7 +229,8 @@ def update(
     if live:
         lun = fronts.as_asked(lun, old, before)
         _check_kept(old, lun)
-        _check_queues(old, before or disk, disk)
+        if old.front == "blk":  # a LUN has none of its own
+            _check_queues(old, before or disk, disk)
     rest = metadata.without(entry)
     others = [item for item in view.client_disks(metadata) if item[0].dev != old.dev]
     check_new(others, disk, ref, Refusal.TARGET_EXISTS)
@@ -405,7 +407,9 @@ def applied(
         domain_xml = None if live else _with_metadata(view, metadata)
     else:
         client = restore(view.document, [view], live=False, metadata=metadata)
-        current = Current.with_disks(view, metadata)
+        current = Current.with_disks(view, metadata).staying(view, metadata)
+        others = {dev: had for dev, had in current.devices.items() if dev != entry.lun.dev}
+        current = replace(current, devices=others)  # the changed one's are as it asks
         domain_xml = translate(
             client,
             views.required(client),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from uuid import UUID
 
 from pydataplane.domain.errors import Refusal, TranslateError
@@ -17,8 +17,8 @@ from pydataplane.domain.model import (
 )
 from pydataplane.domain.names import MAX_SOCKET_PATH_BYTES, MAX_TARGETS, controller_name
 from pydataplane.domain.translate import fields, fronts, memory
-from pydataplane.domain.translate.fronts import Fronts
-from pydataplane.domain.translate.numbering import Before, Ours, before, check_kept, numbered
+from pydataplane.domain.translate.current import Current
+from pydataplane.domain.translate.numbering import Ours, check_kept, numbered
 from pydataplane.domain.xml import blkdisk
 from pydataplane.domain.xml import boot as boots
 from pydataplane.domain.xml import carrier as carriers
@@ -30,77 +30,6 @@ from pydataplane.domain.xml.document import Edits, Node, layout, number
 from pydataplane.domain.xml.metadata import Entry, Metadata
 from pydataplane.domain.xml.vcpus import pinned_to
 from pydataplane.domain.xml.view import View
-
-
-@dataclass(frozen=True, slots=True)
-class RunningCarrier:
-    """The carrier that a running guest has: libvirt refuses one of another name or position."""
-
-    carrier: Carrier
-    dev: str
-    """Its target dev."""
-    before: str | None
-    """The target dev of the disk that stands behind it."""
-
-    @classmethod
-    def of(cls, view: View) -> RunningCarrier | None:
-        """Reads it from libvirtd's XML, None if there is no carrier."""
-        carrier, devices = view.carrier, view.domain.child("devices")
-        if carrier is None or devices is None:
-            return None
-        nodes = list(devices.every("disk"))
-        at = next(number for number, node in enumerate(nodes) if carriers.is_carrier(node))
-        before = nodes[at + 1].value("target", "dev") if at + 1 < len(nodes) else None
-        return cls(carrier, nodes[at].value("target", "dev") or "", before)
-
-
-@dataclass(frozen=True, slots=True)
-class Current:
-    """What a domain that is defined again keeps."""
-
-    disks: tuple[Before, ...] = ()
-    address: str | None = None
-    """The carrier's PCI <address> as written."""
-    marked: bool = False
-    """It has our metadata, if only an empty element: see `translate`."""
-    carried: bool = False
-    """It has the controller."""
-    fronts: Fronts = field(default_factory=dict)
-    """What its disks are."""
-    running_carrier: RunningCarrier | None = None
-    """Of a guest that goes on: its carrier."""
-    running: bool = False
-    """Its guest goes on."""
-    devices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Of a guest that goes on: the queues of its virtio-blk disks, by target dev."""
-
-    @classmethod
-    def of(cls, view: View | None, *, running: bool = False) -> Current:
-        """Reads it from libvirtd's XML, as far as there is any; `running`: of a guest."""
-        if view is None:
-            return cls()
-        found = cls.with_disks(view, view.salvaged)
-        if not running:
-            return found
-        devices = {
-            node.value("target", "dev") or "": disks.queues(node)
-            for node in view.disk_nodes()
-            if blkdisk.number_of(node) is not None
-        }
-        return replace(
-            found, running_carrier=RunningCarrier.of(view), running=True, devices=devices
-        )
-
-    @classmethod
-    def with_disks(cls, view: View, metadata: Metadata | None) -> Current:
-        """Takes it from libvirtd's XML, but for the disks, which are those of this metadata."""
-        return cls(
-            before(metadata),
-            carriers.address(view.document, view.domain),
-            metadata is not None,
-            view.carrier is not None,
-            fronts.of(metadata),
-        )
 
 
 def translate(
@@ -160,7 +89,9 @@ def translate(
         return Definition(edits.apply(), None)
     try:
         for item in ours:
-            fields.check(item.node, item.disk, item.volume, item.front, goes_on=current.running)
+            fields.check(
+                item.node, item.disk, item.volume, item.front, goes_on=current.goes_on(item)
+            )
         _check_set(view, read, ours)
         socket = _socket(settings, controller_name(uuid), kind.attrs.get("arch", ""), ours)
         added = memory.share(domain, edits)
@@ -168,7 +99,10 @@ def translate(
         if ours:
             raise
         return Definition(xml, None)
-    luns = numbered(ours, current.disks, uuids, running=current.running)
+    luns = [
+        current.as_it_was(lun)
+        for lun in numbered(ours, current.disks, uuids, running=current.running)
+    ]
     num_queues = queues(domain, settings)
     entries = tuple(
         Entry(
@@ -182,7 +116,7 @@ def translate(
     metadata = Metadata(controller_name(uuid), tuple(added), entries)
     of_disks = []
     for lun, item in zip(luns, ours, strict=True):
-        had = current.devices.get(lun.dev)
+        had = current.kept_queues(item.disk)
         asked = dict(item.disk.queues) if had is None else had
         of_disks.append(blkdisk.count(asked, num_queues))
         _take_out(view, item, lun, socket, num_queues, settings, edits, had)

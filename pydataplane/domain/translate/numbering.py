@@ -132,7 +132,7 @@ def _check_same(each: Before, item: Ours, uuids: Mapping[str, str]) -> None:
             fronts.as_asked(new, lun, was).characteristics.physical_block_size,
         ),
     ]
-    if was is not None:
+    if was is not None and lun.front == "blk":  # a LUN has none of its own
         asked, asks = dict(was.queues), dict(disk.queues)
         rows += [(f"driver {name}", asked.get(name), asks.get(name)) for name in QUEUES]
     if was is not None and _own_alias(was) is not None and _own_alias(disk) is not None:

@@ -9,7 +9,8 @@ from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Definition, LunPlan, Plan, Settings
 from pydataplane.domain.names import CARRIER_ALIAS, NAMESPACE, PREFIX, controller_name
 from pydataplane.domain.translate import memory
-from pydataplane.domain.translate.defining import Current, served_by, translate
+from pydataplane.domain.translate.current import Current
+from pydataplane.domain.translate.defining import served_by, translate
 from pydataplane.domain.translate.presenting import restore
 from pydataplane.domain.translate.recognising import check_encoding, check_readable
 from pydataplane.domain.xml import metadata as metadatas
@@ -28,6 +29,7 @@ def define(
     controller: bool = False,
     served_in: str | None = None,
     running: bool = False,
+    as_stored: bool = False,
 ) -> Definition:
     """Turns a client's domain into what libvirtd gets, for define and create.
 
@@ -44,6 +46,9 @@ def define(
             network stay whose they are there, whatever `settings` say; '' has none of ours.
         running: it is of a guest that goes on, on another host or later, as `current_xml` has it,
             or `domain_xml` itself: its controller stays as it is.
+        as_stored: nobody defines it anew: `domain_xml` is libvirtd's, or a client's of a domain
+            that migrates. A disk that says what it does in `served_in` is what it is there,
+            also where an earlier version took what is refused now.
 
     Raises:
         TranslateError: a disk of ours is malformed, doubled or not possible in this domain. A
@@ -60,10 +65,14 @@ def define(
         current = current or view
         domain_xml = restore(view.document, [view], live=False)
         view = views.required(domain_xml)
+    kept = Current.of(current, running=running)
+    if as_stored:
+        own = views.parse(served_in) if served_in else None
+        kept = kept.staying(own, own.salvaged if own is not None else None)
     return translate(
         domain_xml,
         view,
-        Current.of(current, running=running),
+        kept,
         settings,
         new_uuid,
         uuids or {},
