@@ -132,6 +132,15 @@ def bdev_of(lun: LunPlan, state: State) -> Bdev:
     return state.bdevs.get(lun.bdev_name) or Bdev(lun.bdev_name, BLOCK_BYTES)
 
 
+def characteristics_of(lun: LunPlan, bdev: Bdev) -> Characteristics:
+    """Returns what a disk on this bdev is to show: no physical block smaller than a logical one."""
+    chosen = lun.characteristics
+    if chosen.physical_block_size is None:
+        return chosen
+    size = max(chosen.physical_block_size, lun.block_size or 0, bdev.block_size)
+    return replace(chosen, physical_block_size=size)
+
+
 def is_right(lun: LunPlan, shown: ObservedDisk | None, state: State) -> bool:
     """Whether the target shows the LUN as it is wanted, as far as it tells.
 
@@ -152,7 +161,7 @@ def is_right(lun: LunPlan, shown: ObservedDisk | None, state: State) -> bool:
         shown.serial in (None, lun.serial or shown.identity or bdev.name)
         and not writable
         and shown.block_size in (None, max(lun.block_size or 0, bdev.block_size))
-        and shown.characteristics in (None, lun.characteristics)
+        and shown.characteristics in (None, characteristics_of(lun, bdev))
     )
 
 

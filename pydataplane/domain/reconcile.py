@@ -20,7 +20,15 @@ from pydataplane.domain.errors import LunKept, ReconcileError
 from pydataplane.domain.limits import NONE
 from pydataplane.domain.model import ON_ERROR, OWN, Characteristics, DiskAddress, LunPlan, Plan
 from pydataplane.domain.names import domain_controller
-from pydataplane.domain.observed import Bdev, ObservedDisk, State, bdev_of, is_right, observe
+from pydataplane.domain.observed import (
+    Bdev,
+    ObservedDisk,
+    State,
+    bdev_of,
+    characteristics_of,
+    is_right,
+    observe,
+)
 from pydataplane.errors import (
     BAD_PARAMETERS,
     BUSY,
@@ -292,7 +300,7 @@ def _create_blk(rpc: Rpc, action: CreateBlk, bdev: Bdev) -> None:
             uuid=lun.known_as.uuid if lun.known_as is not None else None,
             shareable=True if lun.shareable else None,
             block_size=lun.block_size if lun.block_size != bdev.block_size else None,
-            physical_block_size=lun.characteristics.physical_block_size,
+            physical_block_size=characteristics_of(lun, bdev).physical_block_size,
             discard=None if lun.characteristics.discard else False,
             incoming=_incoming(action, bdev),
             **policy,
@@ -315,7 +323,7 @@ def _add_target(rpc: Rpc, action: AddTarget, bdev: Bdev) -> None:
         "shareable": True if lun.shareable else None,
         "block_size": lun.block_size if lun.block_size != bdev.block_size else None,
         "incoming": _incoming(action, bdev),
-        **_chosen(lun.characteristics),
+        **_chosen(characteristics_of(lun, bdev)),
     }
 
     def add(policy: Mapping[str, Any]) -> None:

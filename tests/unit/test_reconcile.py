@@ -142,6 +142,27 @@ def test_a_physical_block_is_asked_for_and_corrected_at_a_start(
     assert told() is None
 
 
+@pytest.mark.parametrize("front", ["scsi", "blk"])
+def test_a_physical_block_is_no_smaller_than_the_blocks_that_a_disk_has(
+    target: FakeTarget, front: FrontEnd
+) -> None:
+    def told(logical: int | None) -> object:
+        chosen = Characteristics(physical_block_size=512)
+        more = {"front": front, "characteristics": chosen, "block_size": logical}
+        wanted = plan(A, lun(0, "v0", "uuid-0", **more))
+        assert ensured(target, wanted, whole=True) is None
+        target.calls.clear()
+        assert ensured(target, wanted, whole=True) is None
+        assert not {"vhost_delete_controller", "vhost_create_blk_controller"} & set(target.calls)
+        options = target.options[A, 0] if front == "scsi" else target.blk[f"{A}.0"]
+        return options.get("physical_block_size")
+
+    assert told(None) == 512
+    assert told(4096) == 4096
+    target.block_sizes["uuid-0"] = 4096
+    assert told(None) == 4096
+
+
 def test_a_target_that_does_not_know_physical_blocks_is_believed() -> None:
     told = {"bdev_name": "uuid-0", "serial": "uuid-0", "read_only": False, "block_size": 512}
     told |= dict.fromkeys(("wwn", "vendor", "product", "rotation_rate"))
