@@ -172,7 +172,7 @@ def test_attach_device_and_detach_by_alias(host: Host, guest: Agent, tmp_path: P
 def test_queues_and_blocks_are_as_its_client_chose(host: Host, guest: Agent) -> None:
     chosen = (
         "<disk type='block' device='disk'>"
-        "<driver name='qemu' type='raw' event_idx='off' queues='3' queue_size='64'/>"
+        "<driver name='qemu' type='raw' event_idx='off' queues='3' queue_size='256'/>"
         "<source dev='/dev/virtlun/lvs0/more'/><blockio physical_block_size='16384'/>"
         "<target dev='vdc' bus='virtio'/></disk>"
     )
@@ -185,15 +185,15 @@ def test_queues_and_blocks_are_as_its_client_chose(host: Host, guest: Agent) -> 
         assert disk is not None
         assert has(disk, ElementTree.fromstring(chosen)), ElementTree.tostring(disk)
     (device,) = re.findall(r"<driver [^>]*event_idx[^>]*>", host.virsh_direct("dumpxml", NAME))[-1:]
-    assert "queues='3'" in device and "queue_size='64'" in device, device
+    assert "queues='3'" in device and "queue_size='256'" in device, device
     assert attribute(guest, "queue/physical_block_size", "vdb") == "16384"
     assert attribute(guest, "queue/minimum_io_size", "vdb") == "16384"
-    assert attribute(guest, "mq/0/nr_tags", "vdb") == "64"
+    assert attribute(guest, "mq/0/nr_tags", "vdb") == "256"
     features = attribute(guest, "device/features", "vdb")
     assert (features[28], features[29]) == ("1", "0"), "indirect descriptors, no event index"
     guest.run("(yes few || true) | dd of=/dev/vdb bs=16384 count=64 iflag=fullblock oflag=direct")
     assert guest.run("head -c 3 /dev/vdb") == "few"
-    path.write_text(chosen.replace("queue_size='64'", "queue_size='100'"))
+    path.write_text(chosen.replace("queue_size='256'", "queue_size='100'"))
     with pytest.raises(
         VirshError, match="queue_size='100' of <driver> is not possible; use a power"
     ):

@@ -27,10 +27,13 @@ FIELDS: tuple[Field, ...] = (
     ),
     done(
         "driver@queues",
-        "1 to 64 request queues; one for each vCPU up to `max_queues` where it is left out",
+        "request queues, up to 64, which is what it has of more; one for each vCPU up to"
+        " `max_queues` where it is left out or 0",
     ),
     done(
-        "driver@queue_size", "entries of each queue: a power of two from 4 to 1024, 128 without it"
+        "driver@queue_size",
+        "entries of each queue: 128, 256, 512 or 1024, 128 without it; no fewer than the"
+        " descriptors of the longest request",
     ),
     done(
         "driver@event_idx",

@@ -321,9 +321,11 @@ def check(
     kind = node.value("driver", "type")
     if kind not in (None, "raw", "aio"):
         raise _unsupported(f"{what} cannot have driver type '{kind}'; virtlun volumes are raw")
-    _check_fields(node, "", what, front, far=far, taken=QUEUES if goes_on else ())
+    # One of bus virtio that is a LUN asks for what a virtio-blk disk has, which says nothing here.
+    unseen = goes_on or (front == "scsi" and disk.bus == "virtio")
+    _check_fields(node, "", what, front, far=far, taken=QUEUES if unseen else ())
     _check_blockio(node, what)
-    if not goes_on:
+    if not unseen:
         _check_queues(node, what)
     iotune.check(node, what)
     histogram.check(node, what)
@@ -430,7 +432,7 @@ def _check_queues(node: Node, what: str) -> None:
         TranslateError: UNSUPPORTED.
     """
     queues, size = node.value("driver", "queues"), node.value("driver", "queue_size")
-    if queues is not None and not 1 <= (number(queues) or 0) <= MAX_QUEUES:
+    if queues is not None and number(queues) is None:
         raise _unsupported(
             f"{what}: queues='{queues}' of <driver> is not possible; use 1 to {MAX_QUEUES}, or"
             " remove it"

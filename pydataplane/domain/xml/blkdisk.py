@@ -27,8 +27,9 @@ from pydataplane.domain.xml.document import (
 
 MAX_QUEUES = 64
 """Request queues that a controller of the target's has."""
-QUEUE_SIZES = frozenset(1 << shift for shift in range(2, 11))
-"""Entries that a queue can have: virtio's, as far as QEMU and the target go."""
+QUEUE_SIZES = frozenset((128, 256, 512, 1024))
+"""Entries that a queue can have: QEMU's most, and no fewer than the descriptors that a request of
+`seg_max` segments takes (virtio 1.3, 2.7.5.3.1)."""
 _SOCKET = re.compile(rf".*/({CONTROLLER_PREFIX}[0-9a-f-]{{36}})\.(\d{{1,3}})")
 
 
@@ -55,7 +56,10 @@ def reconnect_s(settings: Settings) -> int:
 
 
 def count(asked: Mapping[str, str], queues: int) -> int:
-    """Returns the request queues of a device whose <disk> asks for these; else `queues`."""
+    """Returns the request queues of a device whose <disk> asks for these; else `queues`.
+
+    0 is as libvirt's: it does not ask. Of more than MAX_QUEUES it has so many.
+    """
     return min(number(asked.get("queues")) or queues, MAX_QUEUES)
 
 

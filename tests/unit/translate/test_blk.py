@@ -333,11 +333,9 @@ def test_queues_are_as_the_client_chose() -> None:
 @pytest.mark.parametrize(
     ("queues", "size", "name"),
     [
-        (0, 128, "queues='0' of <driver> is not possible; use 1 to 64, or remove it"),
-        (65, 128, "queues='65' of <driver> is not possible"),
-        ("many", 128, "queues='many' of <driver> is not possible"),
-        (1, 2, "queue_size='2' of <driver> is not possible; use a power of two from 4 to 1024"),
-        (1, 100, "queue_size='100' of <driver> is not possible"),
+        ("many", 128, "queues='many' of <driver> is not possible; use 1 to 64, or remove it"),
+        (1, 64, "queue_size='64' of <driver> is not possible; use a power of two from 128 to 1024"),
+        (1, 200, "queue_size='200' of <driver> is not possible"),
         (1, 2048, "queue_size='2048' of <driver> is not possible"),
     ],
 )
@@ -352,17 +350,34 @@ def test_queues_that_no_disk_has_are_refused(queues: object, size: object, name:
             check(queued(queues, size))
 
 
+@pytest.mark.parametrize(("asked", "queues"), [(0, "2"), (64, "64"), (65, "64"), (200, "64")])
+def test_queues_are_up_to_those_that_the_target_has(asked: int, queues: str) -> None:
+    assert drivers(defined(queued(asked, 128)))[0]["queues"] == queues
+
+
 @pytest.mark.parametrize("name", ["queues", "queue_size", "event_idx"])
-@pytest.mark.parametrize(
-    "settings", [SETTINGS, replace(SETTINGS, front_end="scsi")], ids=["bus", "setting"]
-)
-def test_a_lun_has_no_queues_of_its_own(settings: Settings, name: str) -> None:
+def test_a_lun_has_no_queues_of_its_own(name: str) -> None:
     """As libvirt says of its own SCSI disks."""
-    bus = "scsi" if settings is SETTINGS else "virtio"
     value = CHOSEN[name]
-    disk = lvol("sda", bus=bus, more=f"<driver {name}='{value}'/>")
+    disk = lvol("sda", more=f"<driver {name}='{value}'/>")
     with pytest.raises(TranslateError, match=f"{name}='{value}' of <driver> is not possible: "):
-        defined(disk, settings=settings)
+        defined(disk)
+
+
+@pytest.mark.parametrize(
+    ("more", "settings"),
+    [
+        ("<vendor>ACME</vendor>", SETTINGS),
+        ("<wwn>5000c50015ea71ad</wwn>", SETTINGS),
+        ("", replace(SETTINGS, front_end="scsi")),
+    ],
+    ids=["vendor", "wwn", "setting"],
+)
+def test_one_of_bus_virtio_that_is_a_lun_may_ask_for_queues(more: str, settings: Settings) -> None:
+    """It asks for what a virtio-blk disk has, and its client need not know that it is none."""
+    disk = lvol("vda", bus="virtio", more=more + QUEUED.format(4, 100))
+    made = plan(defined(disk, settings=settings))
+    assert made is not None and [lun.front for lun in made.luns] == ["scsi"]
 
 
 def test_a_guest_that_goes_on_keeps_its_queues() -> None:
