@@ -16,7 +16,7 @@ from pydataplane.domain.translate.defining import check_new, queues, served_by, 
 from pydataplane.domain.translate.operations import salvaged
 from pydataplane.domain.translate.presenting import restore
 from pydataplane.domain.translate.recognising import disk_of_ours
-from pydataplane.domain.xml import blkdisk, iotune
+from pydataplane.domain.xml import blkdisk, iotune, unnamed
 from pydataplane.domain.xml import disk as disks
 from pydataplane.domain.xml import metadata as metadatas
 from pydataplane.domain.xml import view as views
@@ -227,7 +227,8 @@ def update(
     known = fronts.known_as(ref, old, running=live)
     lun = fronts.planned(disk, ref, target=old.target, uuid=uuid, front=front, known_as=known)
     if live:
-        lun = fronts.as_asked(lun, old, before)
+        asked = lun.characteristics.physical_block_size
+        lun = fronts.as_asked(lun, old, before) if asked else fronts.as_shown(lun, old)
         _check_kept(old, lun)
         if old.front == "blk":  # a LUN has none of its own
             _check_queues(old, before or disk, disk)
@@ -235,6 +236,8 @@ def update(
     others = [item for item in view.client_disks(metadata) if item[0].dev != old.dev]
     check_new(others, disk, ref, Refusal.TARGET_EXISTS)
     text = disks.stored_text(document, document.root)
+    if live and before is not None:
+        text = unnamed.completed(text, entry.text, queues=old.front == "blk")
     if live and lun.limits == NONE != old.limits:  # as libvirt: they stay if they are not named
         lun, text = replace(lun, limits=old.limits), iotune.replaced(text, old.limits)
     new = Entry(lun, entry.order, entry.before, text)
@@ -316,8 +319,8 @@ def _fixed(name: str, lun: LunPlan) -> TranslateError:
 
 def _check_queues(lun: LunPlan, before: Disk, after: Disk) -> None:
     """Refuses other queues than a running domain's client asked for; raises as `_check_kept`."""
-    for name in disks.QUEUES:
-        if dict(before.queues).get(name) != dict(after.queues).get(name):
+    for name, value in after.queues:
+        if dict(before.queues).get(name) != value:
             raise _fixed(name, lun)
 
 

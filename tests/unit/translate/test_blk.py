@@ -380,6 +380,26 @@ def test_one_of_bus_virtio_that_is_a_lun_may_ask_for_queues(more: str, settings:
     assert made is not None and [lun.front for lun in made.luns] == ["scsi"]
 
 
+def test_what_an_update_does_not_name_stays_while_the_guest_runs() -> None:
+    blocks = "<blockio physical_block_size='4096'/>"
+    for dev, bus, more, kept in (
+        ("vda", "virtio", blocks + QUEUED.format(4, 256), CHOSEN),
+        ("sda", "scsi", blocks, {}),
+    ):
+        now = running(defined(lvol(dev, bus=bus, more=more)))
+        change = update(now, lvol(dev, bus=bus), SETTINGS, live=True)
+        assert change is not None
+        assert change.lun.characteristics.physical_block_size == 4096
+        shown = tree(present(now, live=True)).find("devices/disk")
+        metadata = tree(change.metadata_xml)
+        text = next(node.text for node in metadata.iter() if node.text and "<disk" in node.text)
+        disk = tree(text)
+        assert shown is not None and shown.find("blockio").attrib == disk.find("blockio").attrib  # type: ignore[union-attr]
+        driver = disk.find("driver")
+        given = {name: driver.get(name) for name in CHOSEN} if driver is not None else {}
+        assert {name: value for name, value in given.items() if value} == kept
+
+
 def test_a_guest_that_goes_on_keeps_its_queues() -> None:
     client = domain(queued(4, 256))
     now = running(defined_of(client))
@@ -398,6 +418,7 @@ def test_a_guest_that_goes_on_keeps_its_queues() -> None:
     for wrong in (queued(2, 256), lvol("vda", "vda", bus="virtio")):
         with pytest.raises(TranslateError, match="driver queue"):
             define(domain(wrong), SETTINGS, new_uuid=NEW_UUID, current_xml=now, running=True)
+    for wrong in (queued(2, 256), queued(4, 512)):
         with pytest.raises(TranslateError, match="cannot modify field 'queue"):
             update(now, wrong, SETTINGS, live=True)
 
