@@ -265,14 +265,26 @@ def perform(rpc: Rpc, action: Action, state: State) -> None:
             _show(rpc, action, state)
 
 
+UNKNOWN = "unknown parameter "
+"""Begins what the target says of a parameter that it does not know."""
+
+
 def _show(rpc: Rpc, action: AddTarget | CreateBlk | SetLimits, state: State) -> None:
     """Limits a disk, shows it, if it is not there already, and has it counted."""
     controller, lun = action.controller, action.lun
     limiting.bring(rpc, controller, lun, state)
-    if isinstance(action, AddTarget):
-        _add_target(rpc, action, bdev_of(lun, state))
-    elif isinstance(action, CreateBlk):
-        _create_blk(rpc, action, bdev_of(lun, state))
+    try:
+        if isinstance(action, AddTarget):
+            _add_target(rpc, action, bdev_of(lun, state))
+        elif isinstance(action, CreateBlk):
+            _create_blk(rpc, action, bdev_of(lun, state))
+    except RpcError as error:
+        if error.code != BAD_PARAMETERS or not error.message.startswith(UNKNOWN):
+            raise
+        raise ReconcileError(
+            f"{error}: the target is of an older version than what asks it: upgrade it first"
+            " (`virtlun target upgrade`)"
+        ) from error
     if lun.histograms and not lun.shareable:  # another VM may be counting
         histograms.begin(rpc, bdev_of(lun, state).name)
 

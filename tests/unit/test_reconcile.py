@@ -30,7 +30,7 @@ from pydataplane.domain.reconcile import (
     unasked,
 )
 from pydataplane.domain.translate import LunPlan, Plan, VolumeRef
-from pydataplane.errors import RpcError
+from pydataplane.errors import BAD_PARAMETERS, RpcError
 from tests.support.fake_target import FakeTarget
 
 A, B = (f"vm-{letter * 8}-0000-4000-8000-000000000000" for letter in "ab")
@@ -161,6 +161,17 @@ def test_a_physical_block_is_no_smaller_than_the_blocks_that_a_disk_has(
     assert told(4096) == 4096
     target.block_sizes["uuid-0"] = 4096
     assert told(None) == 4096
+
+
+@pytest.mark.parametrize("front", ["scsi", "blk"])
+def test_an_older_target_is_to_be_upgraded_first(target: FakeTarget, front: FrontEnd) -> None:
+    method = {"scsi": "vhost_scsi_controller_add_target", "blk": "vhost_create_blk_controller"}
+    words = 'unknown parameter "physical_block_size" of it; it takes ctrlr'
+    target.refuse[method[front]] = RpcError(BAD_PARAMETERS, words)
+    chosen = Characteristics(physical_block_size=4096)
+    why = ensured(target, plan(A, lun(0, "v0", "uuid-0", front=front, characteristics=chosen)))
+    assert why is not None and 'unknown parameter "physical_block_size"' in why
+    assert why.endswith("than what asks it: upgrade it first (`virtlun target upgrade`)")
 
 
 def test_a_target_that_does_not_know_physical_blocks_is_believed() -> None:
