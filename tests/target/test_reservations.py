@@ -220,6 +220,54 @@ def test_who_replaces_a_record_and_is_killed_has_done_so_or_not(
     assert (CONFLICT, GOOD) in before
 
 
+def test_a_record_whose_blocks_cannot_be_read_is_replaced(
+    target: Target, machines: tuple[Machine, Machine]
+) -> None:
+    a, b = machines
+    a.register(persist=True)
+    target.stop()
+    (kept,) = (target.state_dir / "reservations").iterdir()
+    kept.unlink()
+    kept.symlink_to("/proc/self/mem")  # nothing is mapped at its begin, which it says by EIO
+    target.start()
+    a.reconnect(ready=False)
+    b.reconnect(ready=False)
+    assert (a.write(), b.write()) == (LOST, LOST)
+    assert b.out(REPLACE_LOST, key=0, other=b.key) == GOOD
+    assert (a.write(), b.write()) == (CONFLICT, GOOD)
+    assert not kept.is_symlink()
+
+
+@pytest.mark.parametrize("spoil", ["damaged", "removed", "unread"])
+def test_what_is_known_stays_so_when_a_machine_boots(
+    target: Target, machines: tuple[Machine, Machine], spoil: str
+) -> None:
+    a, b = machines
+    a.register(persist=True)
+    assert a.out(RESERVE) == GOOD
+    target.restart()
+    a.reconnect()
+    b.reconnect()
+    (kept,) = (target.state_dir / "reservations").iterdir()
+    record = json.loads(kept.read_text())
+    kept.unlink()
+    if spoil == "damaged":
+        kept.write_text("{")
+    elif spoil == "unread":
+        kept.symlink_to(kept)
+    for machine in (b, a):
+        machine.reconnect()
+        assert (a.write(), b.write()) == (GOOD, CONFLICT)
+    if spoil == "unread":
+        return
+    assert json.loads(kept.read_text()) == record
+    assert f"{kept} was damaged, changed or removed while the target serves" in target.words()
+    target.restart()
+    a.reconnect()
+    b.reconnect()
+    assert (a.write(), b.write()) == (GOOD, CONFLICT)
+
+
 @pytest.mark.parametrize("mended", [True, False])
 def test_a_record_that_is_mended_or_removed_counts_at_once(
     machines: tuple[Machine, Machine], damaged: Path, mended: bool

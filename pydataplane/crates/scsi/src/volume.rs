@@ -30,6 +30,8 @@ const SEEN: Duration = Duration::from_millis(1);
 pub(crate) struct Volume {
     /// No other lock is taken with it held, and no nexus is let go: its end takes it.
     reserved: Mutex<Reserved>,
+    /// One reads at a time what is kept. Taken before `reserved`.
+    reading: Mutex<()>,
     keeping: Option<Keeping>,
     uuid: Uuid,
     records: Option<Arc<dyn RecordKeeper>>,
@@ -43,6 +45,8 @@ struct Reserved {
     reservations: Reservations,
     /// They are not known: what is said of them above is what was known last.
     unknown: Option<Unknown>,
+    /// What was kept was read when no other program served any more: nothing read later overrules it.
+    settled: bool,
     /// Counts the changes that are to be kept.
     changes: u64,
     units: Vec<Weak<LunShared>>,
@@ -77,10 +81,16 @@ impl Volume {
         let mut reserved = Reserved::default();
         reserved.take(keeping.as_ref().map_or(Ok(Reservations::default()), Keeping::kept));
         let reserved = Mutex::new(reserved);
-        let (sanitize, modes, watches) =
-            (Sanitize::new(), ModeState::default(), Watches::default());
-        let volume =
-            Arc::new(Volume { reserved, keeping, uuid, records, sanitize, modes, watches });
+        let volume = Arc::new(Volume {
+            reserved,
+            reading: Mutex::default(),
+            keeping,
+            uuid,
+            records,
+            sanitize: Sanitize::new(),
+            modes: ModeState::default(),
+            watches: Watches::default(),
+        });
         volumes.insert(uuid, Arc::downgrade(&volume));
         volume
     }

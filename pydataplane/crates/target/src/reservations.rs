@@ -2,16 +2,22 @@
 //! replaced as a whole. One that cannot be read stays until it is replaced, or somebody mends or removes it.
 
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use scsi::{KeptReservations, NotKnown, ReservationKeeper};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 use uuid::Uuid;
 
 const FOLDER: &str = "reservations";
 /// Largest file that is read, in bytes: some times what the most registrants take.
 const MAX_BYTES: u64 = 1 << 20;
+/// How often what cannot be read for now is read before it is told so, and the pauses between.
+const TIMES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// The files.
 pub struct ReservationFiles {
@@ -31,7 +37,7 @@ impl ReservationFiles {
     }
 
     fn read(&self, volume: Uuid) -> Result<Option<KeptReservations>, (NotKnown, io::Error)> {
-        let text = self.read_text(volume).map_err(|e| (NotKnown::Unread, e))?;
+        let text = self.read_text(volume).map_err(|e| (why(&e), e))?;
         let kept = text.map(|text| serde_json::from_slice(&text)).transpose();
         kept.map_err(|e| (NotKnown::Lost, e.into()))
     }
@@ -80,7 +86,9 @@ impl ReservationKeeper for ReservationFiles {
     fn keep(&self, volume: Uuid, kept: &KeptReservations) -> io::Result<()> {
         let path = self.path(volume);
         let kept = self.keep_at(&path, kept);
-        self.told.lock().remove(&volume);
+        if kept.is_ok() {
+            self.told.lock().remove(&volume);
+        }
         kept.inspect_err(|e| {
             tracing::error!(
                 "reservations of volume {volume} cannot be kept in {}: {e}",
@@ -90,10 +98,44 @@ impl ReservationKeeper for ReservationFiles {
     }
 
     fn kept(&self, volume: Uuid) -> Result<Option<KeptReservations>, NotKnown> {
-        let read = self.read(volume);
+        let read = patiently(|| self.read(volume));
         self.tell(volume, read.as_ref().err());
         read.map_err(|(why, _)| why)
     }
+
+    fn look(&self, volume: Uuid) -> Result<Option<KeptReservations>, NotKnown> {
+        self.read(volume).map_err(|(why, _)| why)
+    }
+
+    fn tell_spoiled(&self, volume: Uuid) {
+        tracing::error!(
+            "{} was damaged, changed or removed while the target serves volume {volume}: the reservations that \
+             the target knows count, and are kept anew there",
+            self.path(volume).display()
+        );
+    }
+}
+
+/// Why a file that cannot be read is not known: whether it is the file's own fault, which lasts.
+fn why(error: &io::Error) -> NotKnown {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::IO | Errno::UCLEAN | Errno::BADMSG) => NotKnown::Lost,
+        _ => NotKnown::Unread,
+    }
+}
+
+/// Reads again a few times what cannot be read for now: a virtio-blk disk has no other error for it than one of I/O,
+/// which its guest takes for good.
+fn patiently<T>(
+    mut read: impl FnMut() -> Result<T, (NotKnown, io::Error)>,
+) -> Result<T, (NotKnown, io::Error)> {
+    for _ in 1..TIMES {
+        match read() {
+            Err((NotKnown::Unread, _)) => thread::sleep(PAUSE),
+            known => return known,
+        }
+    }
+    read()
 }
 
 impl ReservationFiles {
@@ -175,5 +217,42 @@ mod tests {
         assert_eq!(files.kept(VOLUME).unwrap_err(), NotKnown::Unread);
         fs::remove_dir(files.path(VOLUME)).unwrap();
         assert!(files.kept(VOLUME).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_file_whose_own_blocks_cannot_be_read_is_lost_and_can_be_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = ReservationFiles::of(folder.path());
+        fs::create_dir(&files.folder).unwrap();
+        // Nothing is mapped at its begin, which it says by EIO.
+        std::os::unix::fs::symlink("/proc/self/mem", files.path(VOLUME)).unwrap();
+        assert_eq!(files.kept(VOLUME).unwrap_err(), NotKnown::Lost);
+        files.keep(VOLUME, &kept(r#"{"nexus": "vm-1:0", "key": 1}"#)).unwrap();
+        assert!(files.kept(VOLUME).unwrap().is_some());
+        for own in [Errno::UCLEAN, Errno::BADMSG] {
+            assert_eq!(why(&own.into()), NotKnown::Lost);
+        }
+        for passing in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::ACCESS, Errno::INTR] {
+            assert_eq!(why(&passing.into()), NotKnown::Unread);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_for_a_moment_only_is_known() {
+        let mut left = TIMES - 1;
+        let read = || match left {
+            0 => Ok(7),
+            _ => {
+                left -= 1;
+                Err((NotKnown::Unread, Errno::MFILE.into()))
+            }
+        };
+        assert_eq!(patiently(read).unwrap(), 7);
+        let mut reads = 0;
+        let lost = patiently(|| -> Result<(), _> {
+            reads += 1;
+            Err((NotKnown::Lost, Errno::IO.into()))
+        });
+        assert_eq!((lost.unwrap_err().0, reads), (NotKnown::Lost, 1));
     }
 }

@@ -55,6 +55,13 @@ pub trait ReservationKeeper: Send + Sync {
     /// It is not known what was kept, of which the keeper has told once; commands that a reservation could keep from
     /// the volume are.
     fn kept(&self, volume: Uuid) -> Result<Option<KeptReservations>, NotKnown>;
+    /// As `kept`, of a volume whose reservations are known whatever is kept: tells nobody.
+    ///
+    /// # Errors
+    /// It is not known what is kept.
+    fn look(&self, volume: Uuid) -> Result<Option<KeptReservations>, NotKnown>;
+    /// What was kept of a volume is there no more, or is another's: it is about to be kept anew.
+    fn tell_spoiled(&self, volume: Uuid);
 }
 
 fn present_boot() -> Option<Uuid> {
@@ -117,6 +124,29 @@ impl Keeping {
         ended(change, kept.is_ok());
         let told = if kept.is_ok() { &self.saved } else { &self.failed };
         told.store(change, Ordering::Release);
+    }
+
+    /// Keeps what `now` returns, with the number of the change that it is of, where that was saved and somebody
+    /// has damaged, changed or removed it since. What cannot be read for now stays.
+    pub(crate) fn mend(&self, now: impl FnOnce() -> (u64, Reservations)) {
+        // Who has it is about to keep them all.
+        let Some(_turn) = self.turn.try_lock() else { return };
+        let (change, known) = now();
+        if self.saved.load(Ordering::Acquire) != change {
+            return;
+        }
+        let known = Reservations { reserved: None, ..known };
+        let is_kept = match self.keeper.look(self.volume) {
+            Ok(kept) => kept.and_then(KeptReservations::counts).unwrap_or_default() == known,
+            Err(NotKnown::Unread) => true,
+            Err(NotKnown::Lost) => false,
+        };
+        if !is_kept {
+            self.keeper.tell_spoiled(self.volume);
+            let anew = KeptReservations { reservations: known, boot: present_boot() };
+            // The keeper tells where that fails; what is known counts.
+            _ = self.keeper.keep(self.volume, &anew);
+        }
     }
 
     /// Nobody saves that change.

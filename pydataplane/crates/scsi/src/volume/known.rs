@@ -3,7 +3,7 @@
 
 use super::{Reserved, Volume};
 use crate::aside;
-use crate::reservations::{Access, NotKnown, Order, Reservations, refused};
+use crate::reservations::{Access, Keeping, NotKnown, Order, Reservations, refused};
 use crate::response::{Fail, Status};
 use crate::sense::{Code, Sense};
 use std::sync::Arc;
@@ -41,19 +41,33 @@ impl Unknown {
 }
 
 impl Volume {
-    /// A session begins: takes what is kept, unless it was changed here. A program that takes over from
-    /// another has read it while that one still served. For control threads.
+    /// A session begins: takes what is kept, if that was not read since this program serves the volume, or is not
+    /// known. A program that takes over from another has read it while that one still served. What is known stays
+    /// so, and is kept anew where somebody has spoiled it. For control threads.
     pub(crate) fn reload(&self) {
         let Some(keeping) = &self.keeping else { return };
-        let Some(changes) = self.reserved.lock().is_as_kept() else { return };
+        // Who reads first takes first.
+        let _reading = self.reading.lock();
+        let is_as_kept = self.reserved.lock().is_as_kept();
+        let Some(changes) = is_as_kept else { return self.mend(keeping) };
         // Read before the lock is taken, which nobody holds for I/O.
         let kept = keeping.kept();
         let mut reserved = self.reserved.lock();
         if reserved.is_as_kept() == Some(changes) {
+            reserved.settled = kept.is_ok();
             reserved.take(kept);
             reserved.tell_access();
         } else if let Some(unknown) = &mut reserved.unknown {
             unknown.read = Some(Instant::now());
+        }
+    }
+
+    fn mend(&self, keeping: &Keeping) {
+        if self.reserved.lock().unknown.is_none() {
+            keeping.mend(|| {
+                let reserved = self.reserved.lock();
+                (reserved.changes, reserved.reservations.clone())
+            });
         }
     }
 
@@ -93,10 +107,11 @@ impl Volume {
 }
 
 impl Reserved {
-    /// How many changes there are, if what is kept counts, as nothing was changed here since it was read.
+    /// How many changes there are, if what is kept counts: it is not known, or may be another program's that served
+    /// until now.
     fn is_as_kept(&self) -> Option<u64> {
         let is_as_kept = match &self.unknown {
-            None => self.changes == 0,
+            None => self.changes == 0 && !self.settled,
             Some(unknown) => unknown.replacing.is_none(),
         };
         is_as_kept.then_some(self.changes)

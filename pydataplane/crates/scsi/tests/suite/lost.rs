@@ -201,18 +201,85 @@ fn who_takes_over_from_another_program_and_cannot_read_what_that_did_lets_nobody
     out(&mut a, REGISTER, 0, 0, 0xB, 0).good();
     let disk = a.disk.clone();
     drop((a, b));
-    let again =
-        |nexus| Setup { options: options(nexus, &keeper), ..Setup::default() }.of(disk.clone());
-    let [mut a, b] = ["vm-a:0", "vm-b:0"].map(again);
-    goes(write(&mut a));
+    let _early = early(&disk, "vm-a:0", &keeper);
     *keeper.not_known.lock() = Some(NotKnown::Lost);
-    let mut b = b.another();
-    assert_eq!(b.run(&[0; 6]).sense(), (0x6, 0x2900));
+    let again = |nexus| {
+        Setup { options: options(nexus, &keeper), ..Setup::default() }.fresh_of(disk.clone())
+    };
+    let [mut a, mut b] = ["vm-a:0", "vm-b:0"].map(again);
+    for unit in [&mut a, &mut b] {
+        assert_eq!(unit.run(&[0; 6]).sense(), (0x6, 0x2900));
+    }
     keeps_out(&mut b, LOST);
     keeps_out(&mut a, LOST);
     replace(&mut b, WRITE_EXCLUSIVE, 0).good();
     assert_eq!(write(&mut a), CONFLICT);
     assert_eq!(read(&mut a, 0)[4..], [&[0, 0, 0, 8][..], &0xA_u64.to_be_bytes()].concat());
+}
+
+/// What becomes of a record while the target serves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Spoiled {
+    Damaged,
+    Removed,
+    /// For now only.
+    Unread,
+}
+
+impl Spoiled {
+    const ALL: [Spoiled; 3] = [Spoiled::Damaged, Spoiled::Removed, Spoiled::Unread];
+
+    fn at(self, keeper: &Keeper) {
+        *keeper.not_known.lock() = match self {
+            Spoiled::Damaged => Some(NotKnown::Lost),
+            Spoiled::Removed => None,
+            Spoiled::Unread => Some(NotKnown::Unread),
+        };
+        if self == Spoiled::Removed {
+            *keeper.kept.lock() = None;
+        }
+    }
+}
+
+#[test]
+fn what_is_known_since_a_restart_stays_so_and_is_kept_anew_when_a_vm_boots() {
+    for spoiled in Spoiled::ALL {
+        let keeper: Arc<Keeper> = Arc::default();
+        *keeper.kept.lock() = Some(held_by("vm-a:0"));
+        let [mut a, mut b] = two(&keeper);
+        for times in 1..3 {
+            spoiled.at(&keeper);
+            let mut booted = b.another();
+            assert_eq!(booted.run(&[0; 6]).sense(), (0x6, 0x2900));
+            assert_eq!(write(&mut booted), CONFLICT, "{spoiled:?}");
+            assert_eq!(write(&mut b), CONFLICT, "{spoiled:?}");
+            goes(write(&mut a));
+            let is_anew = spoiled != Spoiled::Unread;
+            assert_eq!(keeper.spoiled.load(Ordering::Relaxed), u32::from(is_anew) * times);
+            assert_eq!(keeper.not_known.lock().is_none(), is_anew);
+        }
+        *keeper.not_known.lock() = None;
+        let disk = a.disk.clone();
+        drop((a, b));
+        let again =
+            |nexus| Setup { options: options(nexus, &keeper), ..Setup::default() }.of(disk.clone());
+        let [mut a, mut b] = ["vm-a:0", "vm-b:0"].map(again);
+        assert_eq!(write(&mut b), CONFLICT, "{spoiled:?}");
+        goes(write(&mut a));
+    }
+}
+
+#[test]
+fn a_volume_without_a_record_goes_on_whatever_opens_when_a_vm_boots() {
+    for spoiled in Spoiled::ALL {
+        let keeper: Arc<Keeper> = Arc::default();
+        let [mut a, b] = two(&keeper);
+        spoiled.at(&keeper);
+        let mut booted = b.another();
+        assert_eq!(booted.run(&[0; 6]).sense(), (0x6, 0x2900));
+        goes(write(&mut booted));
+        goes(write(&mut a));
+    }
 }
 
 #[test]
