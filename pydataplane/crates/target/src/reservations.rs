@@ -76,7 +76,8 @@ impl ReservationFiles {
                 "{path} is damaged, so that nobody knows who has reserved volume {volume}: {error}; its \
                  commands end as DATA PROTECT until the one of its VMs that is to hold the reservation replaces \
                  it (sg_persist --out --replace-lost --param-sark=KEY --prout-type=TYPE), or the file is removed, \
-                 which ends all reservations, once nobody who was kept from the volume can write to it"
+                 which ends all reservations, once nobody who was kept from the volume can write to it; only \
+                 removing or mending it helps a VM that boots from the volume, or has it as a virtio-blk disk"
             ),
         }
     }
