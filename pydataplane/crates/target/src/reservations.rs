@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::process;
 use std::thread;
 use std::time::Duration;
 use uuid::Uuid;
@@ -148,14 +149,21 @@ impl ReservationFiles {
                 _ => {}
             }
         } else {
-            let next = path.with_extension("json.new");
-            let mut file = File::create(&next)?;
-            file.write_all(&serde_json::to_vec(kept)?)?;
-            file.sync_all()?;
-            fs::rename(&next, path)?;
+            // A program that another has taken over from may still be about to write its own.
+            let next = path.with_extension(format!("json.{}.new", process::id()));
+            write_whole(&next, path, &serde_json::to_vec(kept)?)
+                .inspect_err(|_| drop(fs::remove_file(&next)))?;
         }
         File::open(&self.folder)?.sync_all()
     }
+}
+
+/// Has `path` what `bytes` are, durably and as a whole, by way of `next`.
+fn write_whole(next: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = File::create(next)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(next, path)
 }
 
 #[cfg(test)]
@@ -202,12 +210,24 @@ mod tests {
         }
         let one = kept(r#"{"nexus": "vm-1:0", "key": 1}"#);
         // Killed before the new one has its name: the old one counts.
-        fs::write(files.path(VOLUME).with_extension("json.new"), serde_json::to_vec(&one).unwrap())
-            .unwrap();
+        fs::write(
+            files.path(VOLUME).with_extension("json.1.new"),
+            serde_json::to_vec(&one).unwrap(),
+        )
+        .unwrap();
         assert_eq!(files.kept(VOLUME).unwrap_err(), NotKnown::Lost);
         files.keep(VOLUME, &one).unwrap();
         let again = files.kept(VOLUME).unwrap().unwrap();
         assert_eq!(format!("{again:?}"), format!("{one:?}"));
+    }
+
+    #[test]
+    fn what_cannot_be_kept_leaves_nothing_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = ReservationFiles::of(folder.path());
+        fs::create_dir_all(files.path(VOLUME)).unwrap();
+        files.keep(VOLUME, &kept(r#"{"nexus": "vm-1:0", "key": 1}"#)).unwrap_err();
+        assert_eq!(fs::read_dir(&files.folder).unwrap().count(), 1);
     }
 
     #[test]
