@@ -59,6 +59,8 @@ pub(crate) struct Settling {
     /// Nexuses whose tasks are aborted, and since when.
     aborted: Vec<Arc<LunShared>>,
     since: Instant,
+    /// Who replaces what is lost: a later change may be saved where that one could not be.
+    replaces: Option<NexusName>,
 }
 
 impl Volume {
@@ -189,7 +191,9 @@ impl Volume {
         if is_new {
             self.save(change);
         }
-        Ok(Settling { volume: Arc::clone(self), change, aborted, since: Instant::now() })
+        let (volume, since) = (Arc::clone(self), Instant::now());
+        let replaces = replaces.then(|| Arc::clone(nexus));
+        Ok(Settling { volume, change, aborted, since, replaces })
     }
 
     /// Has the change saved by a thread of its own.
@@ -280,7 +284,9 @@ impl Settling {
     pub(crate) fn is_over(&self) -> Result<bool, Fail> {
         let saved =
             self.volume.keeping.as_ref().map_or(Saved::Yes, |keeping| keeping.became(self.change));
-        if saved == Saved::Failed {
+        let is_thrown_away = |by: &NexusName| !self.volume.look(|of| of.is_held_by(by));
+        let is_lost = saved == Saved::Yes && self.replaces.as_ref().is_some_and(is_thrown_away);
+        if saved == Saved::Failed || is_lost {
             return Err(Sense::new(Key::HardwareError, Code::INTERNAL_TARGET_FAILURE).into());
         }
         let is_quiet = self.aborted.iter().all(|unit| !unit.is_busy());

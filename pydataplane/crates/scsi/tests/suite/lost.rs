@@ -172,6 +172,37 @@ fn what_is_lost_is_replaced_once_that_is_kept_and_not_before() {
 }
 
 #[test]
+fn what_was_thrown_away_is_not_good_because_anothers_is_kept() {
+    let keeper = of(NotKnown::Lost);
+    let [mut a, mut b] = two(&keeper);
+    let list = [0u64.to_be_bytes(), 0xA_u64.to_be_bytes(), [0; 8]].concat();
+    let list = Buffer::new(&list, 24);
+    let mut task = Task::new(4);
+    let cdb = [0x5F, REPLACE_LOST, WRITE_EXCLUSIVE, 0, 0, 0, 0, 0, 24, 0];
+    task.prepare(&pad(&cdb), list.sg(), Buffer::new(&[], 1).sg());
+    let disk = keeper.disk.lock();
+    let mut outcome = a.lun.start(&mut task);
+    assert_eq!(outcome, Outcome::Pending);
+    keeper.fails.store(true, Ordering::Relaxed);
+    drop(disk);
+    let busy = Outcome::Done(Response::bare(Status::Busy));
+    until(|| replace(&mut b, WRITE_EXCLUSIVE, 0).outcome != busy);
+    keeper.fails.store(false, Ordering::Relaxed);
+    replace(&mut b, WRITE_EXCLUSIVE, 0).good();
+    let mut done = Vec::with_capacity(1);
+    until(|| {
+        done.clear();
+        assert_eq!(a.lun.poll(&mut done), 1);
+        outcome = a.lun.resume(&mut task, done[0].result);
+        outcome != Outcome::Pending
+    });
+    let Outcome::Done(response) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(response.status, Status::CheckCondition);
+    assert_eq!(write(&mut a), CONFLICT);
+    goes(write(&mut b));
+}
+
+#[test]
 fn what_cannot_be_kept_replaces_nothing() {
     let keeper = of(NotKnown::Lost);
     let [mut a, mut b] = two(&keeper);
