@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 3260
 """TCP port of iSCSI."""
-_WITH_PORT = re.compile(r"(\[[^\]]*\](?:/[0-9]+)?|[^:\[\]]+):([0-9]{1,5})")
-_NAME = re.compile(r"(?=.*[A-Za-z_-][A-Za-z0-9_-]*\.?\Z)[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?")
+_WITH_PORT = r"(\[[^\]]*\](?:/[0-9]+)?|[^:\[\]]+):([0-9]{1,5})"
+_NAME = r"(?=.*[A-Za-z_-][A-Za-z0-9_-]*\.?\Z)[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?"
 
 
 def check(portal: str) -> str:
@@ -25,7 +25,7 @@ def check(portal: str) -> str:
         ValueError: it is none; one sentence.
     """
     host, port = _split(portal)
-    is_host = portal == "*" or _NAME.fullmatch(host) or _network(host) is not None
+    is_host = portal == "*" or re.fullmatch(_NAME, host) or _network(host) is not None
     if not is_host or not 0 < port < 1 << 16:
         raise ValueError(
             f"'{portal}' is no name, address or network (10.0.0.0/24), nor one with a port"
@@ -57,7 +57,7 @@ def _is_one(entry: str, entrys_port: int, host: str, port: int) -> bool:
 
 
 def _split(portal: str) -> tuple[str, int]:
-    found = _WITH_PORT.fullmatch(portal)
+    found = re.fullmatch(_WITH_PORT, portal)
     host, port = (found[1], int(found[2])) if found is not None else (portal, DEFAULT_PORT)
     return re.sub(r"^\[([^\[\]]*)\]", r"\1", host), port
 

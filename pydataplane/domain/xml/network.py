@@ -41,19 +41,20 @@ from pydataplane.domain.portals import DEFAULT_PORT, includes
 from pydataplane.domain.xml.document import Node
 
 NBD_PORT = 10809
-_NAME = re.compile(r"[^/@\x00-\x1f\x7f]{1,255}")
+# Text, which re compiles when it is first used: the hook reads this at the start of each VM.
+_NAME = r"[^/@\x00-\x1f\x7f]{1,255}"
 """Of a pool, a namespace, an image or a snapshot."""
-_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
+_HOST = r"[A-Za-z0-9._-]{1,253}"
 """A name, or an address of IPv4."""
-_HOST_6 = re.compile(r"(\[?)([0-9A-Fa-f:.]{2,45})(%[A-Za-z0-9._-]{1,15})?(\]?)")
+_HOST_6 = r"(\[?)([0-9A-Fa-f:.]{2,45})(%[A-Za-z0-9._-]{1,15})?(\]?)"
 """An address of IPv6, which may stand in brackets."""
-_USER = re.compile(r"[A-Za-z0-9._-]{1,255}")
-_ISCSI_NAME = re.compile(r"[A-Za-z0-9._:-]{1,223}")
+_USER = r"[A-Za-z0-9._-]{1,255}"
+_ISCSI_NAME = r"[A-Za-z0-9._:-]{1,223}"
 """Of a target or an initiator (RFC 7143 4.2.7), in letters that no URL quotes."""
-_CHAP_USER = re.compile(r"[!-~]{1,223}")
+_CHAP_USER = r"[!-~]{1,223}"
 LUN_MAX = 16383
 """Of the flat address space (SAM-5 4.7.7.2)."""
-_CONFIG = re.compile(r"/etc/ceph/[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_CONFIG = r"/etc/ceph/[A-Za-z0-9][A-Za-z0-9._-]{0,254}"
 """Of Ceph, where root alone puts one: options of it have the target load and write files."""
 EXPORT_MAX = 4096
 """Bytes of the name of an NBD export."""
@@ -195,7 +196,8 @@ def _is_qemus(node: Node, source: Node) -> bool:
 def _image(source: Node) -> list[str] | None:
     """Returns POOL and IMAGE, or POOL, NAMESPACE and IMAGE; None if a source names it otherwise."""
     parts = source.attrs.get("name", "").split("/")
-    return parts if len(parts) in (2, 3) and all(map(_NAME.fullmatch, parts)) else None
+    named = all(re.fullmatch(_NAME, part) for part in parts)
+    return parts if len(parts) in (2, 3) and named else None
 
 
 def _rbd(node: Node, source: Node) -> VolumeRef:
@@ -203,7 +205,7 @@ def _rbd(node: Node, source: Node) -> VolumeRef:
     assert parts is not None
     snapshot = source.value("snapshot", "name")
     read_only = node.child("readonly") is not None
-    if snapshot is not None and not _NAME.fullmatch(snapshot):
+    if snapshot is not None and not re.fullmatch(_NAME, snapshot):
         raise _bad(f"rbd source '{name}': '{snapshot}' is no name of a snapshot")
     if snapshot is not None and not read_only:
         raise TranslateError(
@@ -212,7 +214,7 @@ def _rbd(node: Node, source: Node) -> VolumeRef:
             " <readonly/>, or name a clone of the snapshot",
         )
     config = source.value("config", "file")
-    if config is not None and not _CONFIG.fullmatch(config):
+    if config is not None and not re.fullmatch(_CONFIG, config):
         raise _bad(
             f"rbd source '{name}': its config file '{config}' is to be in /etc/ceph: what is in it"
             " is for all of this host's disks to bear"
@@ -254,7 +256,7 @@ def _iscsi(node: Node, source: Node) -> VolumeRef:
     target, slash, number = name.partition("/")
     number = number if slash else "0"  # as libvirt has it
     is_lun = number.isascii() and number.isdigit() and int(number) <= LUN_MAX
-    if not _ISCSI_NAME.fullmatch(target) or not is_lun:
+    if not re.fullmatch(_ISCSI_NAME, target) or not is_lun:
         raise _bad(
             f"iscsi source '{name}' is to name a target and a LUN of 0 to {LUN_MAX}, such as"
             " iqn.2026-11.org.example:disks/1"
@@ -265,7 +267,7 @@ def _iscsi(node: Node, source: Node) -> VolumeRef:
     host = Host(host.name, host.port or DEFAULT_PORT)
     initiator = source.child("initiator")
     own = initiator.value("iqn", "name") if initiator is not None else None
-    if initiator is not None and not _ISCSI_NAME.fullmatch(own or ""):
+    if initiator is not None and not re.fullmatch(_ISCSI_NAME, own or ""):
         raise _bad(f"iscsi source '{name}': '{own or ''}' is no name of an initiator")
     auth = source.child("auth") or node.child("auth")
     user, secret = _auth(auth, "iscsi", name) if auth is not None else (None, None)
@@ -316,9 +318,9 @@ def _tcp(node: Node, name: str) -> Host:
 
 
 def _is_host(text: str) -> bool:
-    if _HOST.fullmatch(text):
+    if re.fullmatch(_HOST, text):
         return True
-    found = _HOST_6.fullmatch(text)
+    found = re.fullmatch(_HOST_6, text)
     if found is None or bool(found[1]) != bool(found[4]):
         return False
     try:
@@ -337,7 +339,7 @@ def _auth(node: Node, protocol: str, name: str) -> tuple[str, SecretRef]:
     what = f"{protocol} source '{name}'"
     user, secret = node.attrs.get("username", ""), node.child("secret")
     users, whose, kind = _USERS[protocol]
-    if not users.fullmatch(user):
+    if not re.fullmatch(users, user):
         raise _bad(f"{what}: '{user}' is no user of {whose}")
     if secret is None:
         raise _bad(f"{what}: its <auth> has no <secret>")
@@ -347,7 +349,7 @@ def _auth(node: Node, protocol: str, name: str) -> tuple[str, SecretRef]:
     return user, SecretRef(uuid, usage)
 
 
-_USERS: Mapping[str, tuple[re.Pattern[str], str, str]] = {
+_USERS: Mapping[str, tuple[str, str, str]] = {
     "rbd": (_USER, "Ceph", "ceph"),
     "iscsi": (_CHAP_USER, "CHAP", "iscsi"),
 }
