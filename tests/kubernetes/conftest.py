@@ -6,8 +6,8 @@ idle cluster takes a gigabyte.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Generator, Iterator
+from functools import cache
 
 import pytest
 
@@ -31,15 +31,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
     """Builds the programs where they are not there, before the time of a test of them runs."""
     if "tools" in getattr(item, "fixturenames", ()):
-        with contextlib.suppress(ToolsError):  # the test says why
-            build()
+        built()
     return (yield)
+
+
+@cache
+def built() -> Tools | ToolsError:
+    """Returns the programs, or why they could not be built: that is tried once."""
+    try:
+        return build()
+    except ToolsError as error:
+        return error
 
 
 @pytest.fixture(scope="session")
 def tools() -> Tools:
     """The programs."""
-    return build()
+    found = built()
+    if isinstance(found, ToolsError):
+        raise found
+    return found
 
 
 @pytest.fixture(scope="package")

@@ -44,12 +44,14 @@ async def translated(
         as_stored=True,
     )
     made = await define()
+    if not running:
+        return made.xml
     plan = await services.parse(lambda: translate.plan(current))
     had = {lun.dev: lun.volume.alias for lun in plan.luns} if plan is not None else {}
     luns = made.plan.luns if made.plan is not None else ()
     named = {lun.dev: lun.volume.alias for lun in luns if lun.volume.source is None}
     new = [alias for dev, alias in named.items() if had.get(dev) != alias]
-    if running and new:  # the same volumes by other names, or others, which is refused
+    if new:  # the same volumes by other names, or others, which is refused
         found = await services.target.uuids(new)
         unknown = {} if elsewhere else dict.fromkeys(new, "")
         made = await define(uuids=unknown | found)
