@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.target import Target
 from tests.support.wait import until
 
 BLOCK = 4096
@@ -131,3 +132,10 @@ class Load:
 def _told(found: bytes, expected: bytes) -> str:
     """Returns what differs, in words."""
     return f"found {STAMP.unpack_from(found)}, expected {STAMP.unpack_from(expected)}"
+
+
+@contextlib.contextmanager
+def load_on(target: Target, bdev: str, seed: int) -> Iterator[Load]:
+    """Verified I/O on the first 32 MiB of a bdev for the duration of a block."""
+    with target.exported(bdev) as path, Load(path, 32 << 20, seed, threads=2).running() as load:
+        yield load

@@ -17,7 +17,7 @@ from tests.docs.backends import BACKENDS, PAGE, TRIED, page
 from tests.support.ceph import POOL, Ceph, cluster, lacks
 from tests.support.encryption import KEY, KEY2
 from tests.support.initiator import Initiator, connected
-from tests.support.load import Load
+from tests.support.load import load_on
 from tests.support.nbdkit import Nbdkit
 from tests.support.nvme_target import Namespace, NvmeTarget
 from tests.support.target import Target
@@ -35,7 +35,6 @@ pytestmark = [
 MIB = 1 << 20
 BLOCK = 512
 SIZE_MIB, LARGER_MIB = 48, 64
-LOADED = 32 * MIB
 GOOD, CHECK, MISCOMPARE, ILLEGAL = 0, 2, 0xE, 5
 PARAM_CHANGE, CAPACITY_CHANGED = 3, 0x2A | 9 << 8
 UNMAP = bytes([0x42, *bytes(6), 0, 24, 0])
@@ -291,7 +290,7 @@ def protection(target: Target, bdev: str) -> str:
 
 
 def upgrade(target: Target, bdev: str) -> str:
-    with target.exported(bdev) as path, Load(path, LOADED, seed=1, threads=2).running() as load:
+    with load_on(target, bdev, seed=1) as load:
         load.progress(50)
         target.upgrade()
         load.progress(50)
@@ -308,7 +307,7 @@ def kill(target: Target, bdev: str) -> str:
     with guest_of(target, bdev) as guest:
         if guest.read(0, 64) != data:
             return "no"
-    with target.exported(bdev) as path, Load(path, LOADED, seed=2, threads=2).running() as load:
+    with load_on(target, bdev, seed=2) as load:
         load.progress(50)
         target.crash()
         load.progress(50)

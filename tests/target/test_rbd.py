@@ -24,7 +24,7 @@ from pydataplane.errors import RpcError
 from tests.support.ceph import POOL, Ceph, cluster, lacks
 from tests.support.frozen import frozen
 from tests.support.initiator import Initiator, connected
-from tests.support.load import Load
+from tests.support.load import load_on
 from tests.support.night import at_night
 from tests.support.target import Target, TargetFailed
 from tests.support.wait import until
@@ -136,13 +136,6 @@ def guest_of(target: Target, *bdevs: str, ctrlr: str = "vm-1") -> Iterator[Initi
         for number in range(len(bdevs)):
             guest.ready(number)
         yield guest
-
-
-@contextlib.contextmanager
-def load_on(target: Target, bdev: str, seed: int) -> Iterator[Load]:
-    """Verified I/O on a bdev for the duration of a block."""
-    with target.exported(bdev) as path, Load(path, 32 * MIB, seed, threads=2).running() as load:
-        yield load
 
 
 @pytest.mark.nightly
