@@ -30,7 +30,7 @@ from tests.support.agent import Agent, GuestError
 from tests.support.domain import domain_xml, publish
 from tests.support.libvirtd import HOST_UUID, Libvirtd, virsh
 from tests.support.relay import Relay
-from tests.support.starved import starved, times
+from tests.support.starved import ran, starved, times
 from tests.support.target import SANDBOX_REFUSED, binary
 from tests.support.wait import listens, serves, until
 
@@ -299,14 +299,26 @@ class Host:
         try:
             agent.wait_ready()
         except GuestError as error:
-            why = starved(qemu, time.monotonic() - begun, before)
+            why = starved(qemu, time.monotonic() - begun, before) or f" ({ran(qemu, before)})"
             log = self.paths.log.read_text(errors="replace")
             state = self.virsh_direct("domstate", name, "--reason", check=False)
             raise GuestError(
-                f"{error}{why}; libvirt says: {state}\nIts console:\n{self.console(name)[-2000:]}"
+                f"{error}{why}; libvirt says: {state}\n{self.stands(name)}"
+                f"\nIts console:\n{self.console(name)[-2000:]}"
                 f"\nThe target's log:\n{log[-2000:]}"
             ) from error
         return agent
+
+    def stands(self, name: str) -> str:
+        """Returns where a guest's processors are, and what the target has of its queues."""
+        command = ("qemu-monitor-command", name, "--hmp", "info registers -a")
+        registers = self.virsh_direct(*command, check=False).splitlines()
+        places = [line for line in registers if re.search("CPU#|IP=", line)]
+        try:
+            queues = self.client.call_raw("vhost_get_controllers")
+        except TargetError as error:
+            queues = error
+        return "\n".join(["Its processors:", *places, f"Controllers: {queues}"])
 
     def console(self, name: str) -> str:
         """Returns what a guest printed on its console so far."""
