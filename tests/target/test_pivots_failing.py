@@ -35,6 +35,20 @@ def refused(target: Target, step: str, why: str) -> None:
     assert why in error, error
 
 
+def starts_once_the_guest_left(target: Target, to: str = "lvs1/w") -> None:
+    """Starts a copy whose guest's session has just ended: what it had in flight ends first."""
+
+    def started() -> bool:
+        try:
+            start(target, to)
+        except RpcError as error:
+            assert "I/O of the VM that left has not ended" in str(error), error
+            return False
+        return True
+
+    until(started, "the session has ended")
+
+
 def is_free(target: Target, volume: str) -> bool:
     with suppress(RpcError):
         target.rpc("bdev_lvol_delete", name=volume)
@@ -391,7 +405,7 @@ def test_a_copy_that_an_upgrade_cannot_end_has_it_refused_before_any_guest_is_he
         pair.rpc("virtlun_lun_copy_abort", **VM)
         assert (state(pair), counts(pair)) == (("mirrored", False), "old")
         assert guest.read(0, 1) == b"a" * 512
-    start(pair, "lvs2/x")
+    starts_once_the_guest_left(pair, "lvs2/x")
     pair.upgrade()
     assert lun(pair)["bdev_name"] == uuid_of(pair, "lvs0/v")
 
@@ -411,7 +425,7 @@ def test_what_is_taken_back_late_leaves_a_later_disk_of_that_number_alone(
     target.make_thin("x", SIZE_MIB, "lvs2")
     with connected(target) as guest:
         guest.write(0, b"a" * 512)
-    start(target)
+    starts_once_the_guest_left(target)
     until_in(target, "ready")
     in_the_way = target.state_dir / "config.json.new"
     in_the_way.mkdir()
