@@ -13,7 +13,6 @@ from pydataplane.domain.xml import blkdisk
 from pydataplane.domain.xml import carrier as carriers
 from pydataplane.domain.xml import disk as disks
 from pydataplane.domain.xml.carrier import Carrier
-from pydataplane.domain.xml.disk import Disk
 from pydataplane.domain.xml.metadata import Metadata
 from pydataplane.domain.xml.view import View
 
@@ -84,20 +83,17 @@ class Current:
             fronts={**self.fronts, **fronts.of(metadata)},
         )
 
-    def kept_queues(self, disk: Disk) -> Mapping[str, str] | None:
-        """Returns the queues that a disk's device keeps; None: it has those that it asks for."""
-        dev = disk.dev or ""
-        if self.running:
-            return self.devices.get(dev)
-        was = self.stored.get(dev)
-        same = was is not None and was.disk is not None and was.disk.queues == disk.queues
-        return self.devices.get(dev) if same else None
+    def kept_queues(self, item: Ours) -> Mapping[str, str] | None:
+        """Returns the queues that a disk keeps, whatever it asks for; None: those it asks for.
 
-    def goes_on(self, item: Ours) -> bool:
-        """Whether what a disk asks for of queues is not looked at: it has what it had."""
-        if self.running or item.front == "scsi":
-            return self.running or self.as_stored
-        return self.kept_queues(item.disk) is not None
+        A LUN has none of its own.
+        """
+        if item.front == "scsi":
+            return {} if self.running or self.as_stored else None
+        dev = item.disk.dev or ""
+        was = self.stored.get(dev)
+        same = was is not None and was.disk is not None and was.disk.queues == item.disk.queues
+        return self.devices.get(dev) if self.running or same else None
 
     def as_it_was(self, lun: LunPlan) -> LunPlan:
         """Returns a disk as its guest sees it, where it stays what it is."""

@@ -88,10 +88,9 @@ def translate(
         metadatas.add(domain, metadatas.lines(mark, bare=False), edits)
         return Definition(edits.apply(), None)
     try:
-        for item in ours:
-            fields.check(
-                item.node, item.disk, item.volume, item.front, goes_on=current.goes_on(item)
-            )
+        kept = [current.kept_queues(item) for item in ours]
+        for item, had in zip(ours, kept, strict=True):
+            fields.check(*(item.node, item.disk, item.volume, item.front), goes_on=had is not None)
         _check_set(view, read, ours)
         socket = _socket(settings, controller_name(uuid), kind.attrs.get("arch", ""), ours)
         added = memory.share(domain, edits)
@@ -115,8 +114,7 @@ def translate(
     )
     metadata = Metadata(controller_name(uuid), tuple(added), entries)
     of_disks = []
-    for lun, item in zip(luns, ours, strict=True):
-        had = current.kept_queues(item.disk)
+    for lun, item, had in zip(luns, ours, kept, strict=True):
         asked = dict(item.disk.queues) if had is None else had
         of_disks.append(blkdisk.count(asked, num_queues))
         _take_out(view, item, lun, socket, num_queues, settings, edits, had)
