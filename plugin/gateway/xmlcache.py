@@ -66,9 +66,12 @@ class XmlCache:
         """
         if _TRACE not in payload:
             return payload
-        key, mirrors = _digest(payload), self._mirrors(payload)
-        if mirrors:
+        if mirrors := self._mirrors(payload):
             return await self._in_thread(partial(self._translate, payload, mirrors))
+        return await self._made_once(_digest(payload), payload)
+
+    async def _made_once(self, key: bytes, payload: bytes) -> bytes:
+        """Returns what to answer with: what is kept, what is being made, or made now."""
         found = self._cached(key)
         if found is not None:
             return found
@@ -85,9 +88,13 @@ class XmlCache:
         One at a time: a client that asks meanwhile waits for one of them at most.
         """
         payload = pack_string(xml)
+        if _TRACE not in payload:
+            return
+        key = _digest(payload)
         async with self._prefetching:
-            if _TRACE in payload and _digest(payload) not in self._made:
-                await self.translated(payload)
+            # What is answered while a disk is copied is not kept.
+            if key not in self._made and not self._mirrors(payload):
+                await self._made_once(key, payload)
 
     async def _make(self, key: bytes, payload: bytes) -> bytes:
         try:

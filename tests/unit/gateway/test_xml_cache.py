@@ -133,3 +133,38 @@ def test_a_reply_that_is_known_is_not_waited_for(presented: Mock) -> None:
         assert cache.at_once(without) is without
         assert cache.at_once(pack_string("<domain>virtlun</domain>")) is None
         assert not presented.called
+
+
+def test_what_the_gateway_has_read_is_digested_once(
+    presented: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xml = translate.define(plain(devices=disk()), Settings(), new_uuid=UUID(UUID_1)).xml
+    digests = Mock(side_effect=xmlcache._digest)
+    monkeypatch.setattr(xmlcache, "_digest", digests)
+
+    async def twice() -> None:
+        with ThreadPoolExecutor(1) as workers:
+            cache = XmlCache(workers, BlockJobs(Mock()))
+            for times in (1, 2):
+                await cache.prefetch(xml)
+                assert (digests.call_count, presented.call_count) == (times, 1)
+            await cache.prefetch("<domain/>")
+            assert digests.call_count == 2
+            assert cache.at_once(pack_string(xml)) is not None
+
+    asyncio.run(twice())
+
+
+def test_what_is_not_kept_as_a_disk_is_copied_is_not_made_before_a_client_asks(
+    presented: Mock,
+) -> None:
+    xml = translate.define(plain(devices=disk()), Settings(), new_uuid=UUID(UUID_1)).xml
+    copied = Mock(dev="sdb", destination_xml="<disk/>", dom=Mock(uuid_text=UUID_1))
+
+    async def prefetch() -> None:
+        with ThreadPoolExecutor(1) as workers:
+            cache = XmlCache(workers, Mock(copies=lambda: [(copied, True)]))
+            await cache.prefetch(xml)
+
+    asyncio.run(prefetch())
+    assert not presented.called
