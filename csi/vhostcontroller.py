@@ -70,11 +70,13 @@ class VhostControllers:
         serial: str | None = None,
         read_only: bool | None = None,
         removable: bool | None = None,
+        physical_block_size: int | None = None,
     ) -> int:
         """Makes a volume LUN 0 of a target, the lowest free one for -1, and returns its number.
 
         Its logical blocks have `block_size` bytes, or the volume's own size if that is larger and
-        nobody asked for another than BLOCK_BYTES.
+        nobody asked for another than BLOCK_BYTES; its physical blocks have `physical_block_size`,
+        a power of two, or the volume's own size.
         """
         number: int = self._client.call(
             "vhost_scsi_controller_add_target",
@@ -85,6 +87,7 @@ class VhostControllers:
             read_only=read_only,
             removable=removable,
             block_size=block_size if block_size != BLOCK_BYTES else None,
+            physical_block_size=physical_block_size,
         )
         return number
 
@@ -99,6 +102,7 @@ class VhostControllers:
         block_size: int = BLOCK_BYTES,
         serial: str | None = None,
         read_only: bool = False,
+        physical_block_size: int | None = None,
     ) -> None:
         """Makes a controller whose guest has a volume as a virtio-blk disk, if it is not there.
 
@@ -113,6 +117,7 @@ class VhostControllers:
                 readonly=read_only,
                 serial=serial,
                 block_size=block_size if block_size != BLOCK_BYTES else None,
+                physical_block_size=physical_block_size,
                 socket=socket,
                 socket_gid=socket_gid,
                 owner_uid=owner_uid,

@@ -125,11 +125,18 @@ class VmControllers:
         serial: str | None = None,
         read_only: bool = False,
         block_size: int | None = None,
+        physical_block_size: int | None = None,
     ) -> int:
         """Makes a claim of the pod a LUN of its controller, as PodControllers.hand_over."""
         with self.hold(pod):
             return self._at(pod).hand_over(
-                pod, volume, blk=blk, serial=serial, read_only=read_only, block_size=block_size
+                pod,
+                volume,
+                blk=blk,
+                serial=serial,
+                read_only=read_only,
+                block_size=block_size,
+                physical_block_size=physical_block_size,
             )
 
     def give_back(self, pod: str, volume: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from csi.errors import invalid
 from csi.objects import Object, Vmi
+from pydataplane.domain.xml.disk import PHYSICAL_BLOCK_SIZES
 
 JSON_BYTES_MAX = 4 << 20
 """Far above what the API server stores of one object."""
@@ -32,6 +33,8 @@ class MachineVolume:
     """libvirt's name of the bus that the disk asks for; empty: none."""
     block_size: int | None
     """Bytes of a logical block that the disk asks for; None: as the claim has it."""
+    physical_block_size: int | None
+    """Likewise of a physical block, a power of two from 512 to 2097152."""
     unsuited: str | None
     """Why its disk cannot be a LUN, whatever the claim is; None if it can."""
 
@@ -121,7 +124,10 @@ def _claim(volume: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str | 
 def _volume(name: str, claim: str, disk: Object, *, read_only: bool) -> MachineVolume:
     device = disk.get("disk") or disk.get("lun") or {}
     serial = disk.get("serial") or None
-    size = ((disk.get("blockSize") or {}).get("custom") or {}).get("logical")
+    # Of none, and of matchVolume, both are the volume's, as pods see it.
+    blocks = (disk.get("blockSize") or {}).get("custom") or {}
+    physical = blocks.get("physical")
+    is_possible = type(physical) is int and physical in PHYSICAL_BLOCK_SIZES
     unsuited = None
     if disk.get("cdrom") is not None:
         unsuited = f"disk {name} is a CD-ROM, which the controller does not have"
@@ -129,13 +135,18 @@ def _volume(name: str, claim: str, disk: Object, *, read_only: bool) -> MachineV
         unsuited = f"disk {name} is shareable, and a LUN is of one virtual machine alone"
     elif serial and (len(serial.encode()) > SERIAL_BYTES_MAX or not serial.isascii()):
         unsuited = f"disk {name} has a serial number that SCSI cannot carry"
+    elif physical is not None and not is_possible:
+        unsuited = (
+            f"disk {name} asks for a physical block that no disk has: make blockSize.custom."
+            f"physical a power of two from 512 to {max(PHYSICAL_BLOCK_SIZES)}"
+        )
     return MachineVolume(
         name=name,
         claim=claim,
         serial=serial,
         read_only=read_only or bool(device.get("readonly")),
         bus=str(device.get("bus") or ""),
-        # Else nothing, or matchVolume: what pods see, which is what a LUN has anyway.
-        block_size=size,
+        block_size=blocks.get("logical"),
+        physical_block_size=physical if is_possible else None,
         unsuited=unsuited,
     )

@@ -209,6 +209,7 @@ class NodeHook:
             serial=volume.serial,
             read_only=volume.read_only,
             block_size=volume.block_size,
+            physical_block_size=volume.physical_block_size,
         )
 
     def _tell(self, vmi: Vmi, pod: str, controller: Controller) -> None:

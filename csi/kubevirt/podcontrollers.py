@@ -34,7 +34,7 @@ from csi.vhostcontroller import BLOCK_BYTES, SOCKET, VhostControllers
 from csi.volumes import owner_of
 from pydataplane import methods
 from pydataplane.client import Client
-from pydataplane.errors import BUSY, NO_DEVICE, RpcError
+from pydataplane.errors import BAD_PARAMETERS, BUSY, INVALID, NO_DEVICE, RpcError
 from pydataplane.volumes import Volumes
 
 PREFIX = "pod-"
@@ -173,18 +173,20 @@ class PodControllers:
         serial: str | None = None,
         read_only: bool = False,
         block_size: int | None = None,
+        physical_block_size: int | None = None,
     ) -> int:
         """Makes a claim of the pod a LUN of its controller, and returns the target's number.
 
         Its logical blocks are those that pods see; `block_size` is what the machine's disk asks
-        for, in bytes, if it does. With `blk` it becomes a virtio-blk disk, and its number is
-        returned.
+        for, in bytes, if it does. Its physical ones have `physical_block_size` bytes, or the
+        volume's own size. With `blk` it becomes a virtio-blk disk, and its number is returned.
 
         Raises:
             Failure: FAILED_PRECONDITION, it is not published to the pod, or another pod has it as a
                 LUN; NOT_FOUND, no controller; ABORTED, the volume is being worked on.
             StaysOnKernelFace: another pod has it on the kernel face, too, another target has it,
-                the disk asks for other blocks than pods see, or a LUN cannot have those.
+                the disk asks for other blocks than pods see, or a LUN cannot have those, or not
+                the physical ones.
         """
         with self._volumes.hold(volume):
             luns = self.luns(pod)
@@ -227,6 +229,7 @@ class PodControllers:
                         socket_gid=LAUNCHER_GID,
                         owner_uid=LAUNCHER_UID,
                         block_size=blocks,
+                        physical_block_size=physical_block_size,
                         serial=serial,
                         read_only=read_only,
                     )
@@ -235,16 +238,22 @@ class PodControllers:
                     controller_name(pod),
                     volume,
                     block_size=blocks,
+                    physical_block_size=physical_block_size,
                     serial=serial,
                     read_only=read_only,
                     removable=False,
                 )
-            except RpcError:
+            except RpcError as error:
                 try:
                     if blk:
                         self._discard(_disk_controller(pod, number), volume)
                 finally:
                     self._unpark(volume)
+                if physical_block_size is not None and error.code in (INVALID, BAD_PARAMETERS):
+                    raise StaysOnKernelFace(
+                        f"its disk asks for physical blocks of {physical_block_size} bytes, and "
+                        f"the target refused a disk with them: {error.message}"
+                    ) from error
                 raise
 
     def give_back(self, pod: str, volume: str) -> None:

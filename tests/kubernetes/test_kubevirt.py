@@ -29,7 +29,16 @@ from tests.kubernetes.kubevirt.claims import (
     wait_phase,
 )
 from tests.kubernetes.kubevirt.examples import FOLDER, LEGACY_VM, VM, machine, nothing_left
-from tests.kubernetes.kubevirt.guest import OURS, disk_at, read, size, vendor, wait_size, write
+from tests.kubernetes.kubevirt.guest import (
+    OURS,
+    block_sizes,
+    disk_at,
+    read,
+    size,
+    vendor,
+    wait_size,
+    write,
+)
 from tests.kubernetes.kubevirt.objects import QEMU, VIRT_CONTROLLER
 from tests.kubernetes.kubevirt.simulator import KubeVirt, Machine
 from tests.kubernetes.sandbox import SandboxError
@@ -38,6 +47,8 @@ from tests.kubernetes.test_volumes import example
 from tests.support.wait import until
 
 LABEL = 'virtlun.dev/controller: "true"'
+#: What a disk of a machine may ask for.
+BLOCK_SIZE = "blockSize: {custom: {logical: 512, physical: 16384}}"
 #: A second volume of the example's machine.
 SECOND_DISK = """\
             - name: files
@@ -67,9 +78,11 @@ def test_a_machine_boots_from_its_claim_and_gets_grows_and_loses_another(
 ) -> None:
     """The whole life: the claims are LUNs of one controller, and ordinary claims afterwards."""
     cluster, deployment = kubevirt.cluster, kubevirt.deployment
-    with machine(kubevirt) as vm, cluster.applied(claim("data")):
+    manifest = VM.replace("bus: scsi}", f"bus: scsi}}\n              {BLOCK_SIZE}")
+    with machine(kubevirt, manifest) as vm, cluster.applied(claim("data")):
         agent = vm.start()
         assert vm.failures == [], vm.failures
+        assert block_sizes(agent, "sda") == (512, 16384)
         assert (vendor(agent, "sda"), size(agent, "sda")) == (OURS, 64)
         written = write(agent, "sda")
         domain = vm.xml()
@@ -304,13 +317,14 @@ def test_a_qemu_without_vhost_user_scsi_has_its_claims_as_virtio_blk_disks(
 ) -> None:
     """As in KubeVirt's own launcher. They grow under the guest, and are claims again afterwards."""
     cluster, deployment = kubevirt.cluster, kubevirt.deployment
-    manifest = VM.replace("bus: scsi}", "bus: virtio}\n              serial: BOOT-1")
+    more = f"serial: BOOT-1\n              {BLOCK_SIZE}"
+    manifest = VM.replace("bus: scsi}", f"bus: virtio}}\n              {more}")
     with machine(kubevirt, manifest, qemu=without(tmp_path, b"vhost-user-scsi-pci")) as vm:
         agent = vm.start()
         assert vm.failures == [], vm.failures
         assert events(cluster, "vm", vm.uid) == ""
         assert [disk.get("type") for disk in vm.xml().findall("devices/disk")] == ["vhostuser"]
-        assert size(agent, "vda") == 64
+        assert (size(agent, "vda"), block_sizes(agent, "vda")) == (64, (512, 16384))
         assert agent.run("cat /sys/block/vda/serial").strip() == "BOOT-1"
         written = write(agent, "vda")
         grow(cluster, "boot", 96)

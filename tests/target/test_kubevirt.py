@@ -26,7 +26,7 @@ from csi.kubevirt.podcontrollers import LAUNCHER_GID
 from csi.kubevirt.pods import Pod
 from csi.proto import csi_pb2 as pb
 from pydataplane.client import Client
-from pydataplane.errors import RpcError, TargetError
+from pydataplane.errors import BAD_PARAMETERS, INVALID, RpcError, TargetError
 from tests.support.initiator import Initiator
 from tests.support.kubevirt import (
     BLK_QEMU,
@@ -47,6 +47,8 @@ pytestmark = pytest.mark.root
 BLOCK = 512
 BLKSSZGET = 0x1268
 """ioctl that tells a device's logical block size (linux/fs.h)."""
+OWN_PHYSICAL = 4096
+"""Bytes of a physical block of a volume of an lvstore."""
 
 
 @pytest.fixture
@@ -302,17 +304,14 @@ def test_pod_and_guest_count_the_same_blocks(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    ("of_class", "asked", "left"),
+    ("of_class", "asked"),
     [
-        ("4096", {"custom": {"logical": 4096, "physical": 4096}}, None),
-        ("4096", {"matchVolume": {"enabled": True}}, None),
-        ("512", {"custom": {"logical": 512, "physical": 4096}}, None),
-        ("4096", {"custom": {"logical": 512, "physical": 512}}, "asks for blocks of 512 bytes"),
-        ("512", {"custom": {"logical": 4096, "physical": 4096}}, "asks for blocks of 4096 bytes"),
+        ("4096", {"custom": {"logical": 512, "physical": 512}}),
+        ("512", {"custom": {"logical": 4096, "physical": 4096}}),
     ],
 )
 def test_a_disk_that_asks_for_other_blocks_than_its_class_stays_a_block_device(
-    host: Host, of_class: str, asked: dict[str, object], left: str | None
+    host: Host, of_class: str, asked: dict[str, dict[str, int]]
 ) -> None:
     pod = host.launcher()
     handle = host.claim("boot", blockSize=of_class)
@@ -321,17 +320,90 @@ def test_a_disk_that_asks_for_other_blocks_than_its_class_stays_a_block_device(
     vmi["spec"]["domain"]["devices"]["disks"][0]["blockSize"] = asked
     for _ in range(2):
         host.call("PreVMStart", vmi)
-    found = controller_json(host, pod).left.get("boot")
-    if left is None:
-        assert found is None
-        (lun,) = host.controllers.luns(pod)
-        assert lun.block_size == int(of_class)
-    else:
-        assert host.luns(pod) == {}
-        assert found is not None
-        assert left in found
-        assert f"sees volume {handle} with blocks of {of_class}, as the StorageClass" in found
-        put(path, b"as ever")
+    found = controller_json(host, pod).left["boot"]
+    assert host.luns(pod) == {}
+    assert f"asks for blocks of {asked['custom']['logical']} bytes" in found
+    assert f"sees volume {handle} with blocks of {of_class}, as the StorageClass" in found
+    put(path, b"as ever")
+    end(host, [pod], "boot")
+
+
+@pytest.mark.parametrize("qemu", [QEMU, BLK_QEMU], ids=["scsi", "blk"])
+@pytest.mark.parametrize(
+    ("of_class", "asked", "physical"),
+    [
+        (512, {"custom": {"logical": 512, "physical": 512}}, 512),
+        (512, {"custom": {"logical": 512, "physical": 65536}}, 65536),
+        (4096, {"custom": {"logical": 4096, "physical": 16384}}, 16384),
+        (512, {"matchVolume": {"enabled": True}}, OWN_PHYSICAL),
+        (4096, None, OWN_PHYSICAL),
+    ],
+)
+def test_a_guest_sees_the_blocks_that_its_disk_asks_for(
+    host: Host, qemu: bytes, of_class: int, asked: object, physical: int
+) -> None:
+    """Also when the target was killed, and when the machine is asked for once more."""
+    pod = host.launcher(qemu)
+    host.claim("boot", blockSize=str(of_class))
+    host.publish("boot", pod)
+    vmi = host.machine("boot", pods=(pod,))
+    vmi["spec"]["domain"]["devices"]["disks"][0]["blockSize"] = asked
+    for _ in range(2):
+        host.call("PreVMStart", vmi)
+        assert controller_json(host, pod).left == {}
+        if qemu is QEMU:
+            assert scsi_blocks(host.socket(pod)) == (of_class, physical)
+        else:
+            assert blk_blocks(host.folder(pod) / "vhost.sock.0") == (of_class, physical)
+        host.target.crash()
+        host.restart()
+    host.call("PostVMStop", vmi)
+    end(host, [pod], "boot")
+
+
+def scsi_blocks(socket: Path) -> tuple[int, int]:
+    """Returns bytes of a logical and a physical block, by READ CAPACITY(16) (SBC-3 5.16)."""
+    with Initiator(socket) as guest:
+        guest.send("connect")
+        guest.ready()
+        data = guest.cdb(bytes([0x9E, 0x10, *bytes(11), 32, 0, 0]), data_in_len=32)["data_in"]
+    logical = int.from_bytes(data[8:12], "big")
+    return logical, logical << (data[13] & 15)
+
+
+def blk_blocks(socket: Path) -> tuple[int, int]:
+    """Returns bytes of a logical and a physical block, by `blk_size` and `topology` (5.2.4)."""
+    with Initiator(socket) as guest:
+        guest.send("connect", kind="blk")
+        data = guest.send("get_config", offset=20, size=5)["data"]
+    logical = int.from_bytes(data[:4], "little")
+    return logical, logical << data[4]
+
+
+@pytest.mark.parametrize("code", [INVALID, BAD_PARAMETERS])
+@pytest.mark.parametrize("qemu", [QEMU, BLK_QEMU], ids=["scsi", "blk"])
+def test_a_disk_whose_physical_block_the_target_refuses_stays_a_block_device(
+    host: Host, qemu: bytes, code: int
+) -> None:
+    """An older one refuses each, and a bdev with short I/O a long one."""
+    host.claim("boot")
+    pod = host.launcher(qemu)
+    path = host.publish("boot", pod)
+    vmi = host.machine("boot", pods=(pod,))
+    custom = {"logical": 512, "physical": 65536}
+    vmi["spec"]["domain"]["devices"]["disks"][0]["blockSize"] = {"custom": custom}
+
+    def refuse() -> None:
+        raise RpcError(code, "not with such blocks")
+
+    host.restart(Strike(host.target.rpc_socket, "before", 2, refuse))
+    host.call("PreVMStart", vmi)
+    assert (host.luns(pod), host.disks(pod), host.parked()) == ({}, {}, [])
+    assert (
+        "physical blocks of 65536 bytes, and the target refused a disk with them: not with such"
+        in controller_json(host, pod).left["boot"]
+    )
+    put(path, b"as ever")
     end(host, [pod], "boot")
 
 

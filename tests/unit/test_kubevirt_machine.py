@@ -101,20 +101,33 @@ def test_disks_that_a_lun_cannot_be_are_told(changes: dict[str, Any], words: str
 
 
 @pytest.mark.parametrize(
-    ("asked", "size"),
+    ("asked", "logical", "physical"),
     [
-        (None, None),
-        ({"custom": {"logical": 4096, "physical": 4096}}, 4096),
-        ({"custom": {"logical": 512, "physical": 4096}}, 512),
-        ({"custom": {"logical": 1024, "physical": 1024}}, 1024),
-        ({"matchVolume": {"enabled": True}}, None),
-        ({"custom": None, "matchVolume": {}}, None),
+        (None, None, None),
+        ({"custom": {"logical": 4096, "physical": 4096}}, 4096, 4096),
+        ({"custom": {"logical": 512, "physical": 4096}}, 512, 4096),
+        ({"custom": {"logical": 512, "physical": 2097152}}, 512, 2097152),
+        ({"custom": {"logical": 1024, "physical": 1024}}, 1024, 1024),
+        ({"matchVolume": {"enabled": True}}, None, None),
+        ({"custom": None, "matchVolume": {}}, None, None),
     ],
 )
-def test_the_blocks_that_a_disk_asks_for(asked: dict[str, Any] | None, size: int | None) -> None:
+def test_the_blocks_that_a_disk_asks_for(
+    asked: dict[str, Any] | None, logical: int | None, physical: int | None
+) -> None:
     found = vmi("v")
     disk(found)["blockSize"] = asked
-    assert (only(found).block_size, only(found).unsuited) == (size, None)
+    read = only(found)
+    assert (read.block_size, read.physical_block_size) == (logical, physical)
+    assert read.unsuited is None
+
+
+@pytest.mark.parametrize("physical", [0, 256, 3000, 4194304, -512, 512.0, True, "512", [512], {}])
+def test_a_physical_block_that_no_disk_has_is_told(physical: object) -> None:
+    found = vmi("v")
+    disk(found)["blockSize"] = {"custom": {"logical": 512, "physical": physical}}
+    assert only(found).physical_block_size is None
+    assert "a power of two from 512 to 2097152" in (only(found).unsuited or "")
 
 
 def test_the_pods_of_a_node_are_its_own() -> None:

@@ -142,6 +142,9 @@ def _disk(disk: Mapping[str, Any], volume: Mapping[str, Any], buses: dict[str, i
         etree.SubElement(made, "serial").text = disk["serial"]
     if "bootOrder" in disk:
         etree.SubElement(made, "boot", order=str(disk["bootOrder"]))
+    if custom := disk.get("blockSize", {}).get("custom"):
+        sizes = {f"{kind}_block_size": str(custom[kind]) for kind in ("logical", "physical")}
+        etree.SubElement(made, "blockio", sizes)
     etree.SubElement(made, "alias", name=f"ua-{name}")
     if bus != "virtio":
         unit = {"type": "drive", "controller": "0", "bus": "0", "unit": str(number)}

@@ -20,6 +20,13 @@ def size(agent: Agent, disk: str) -> int:
     return int(agent.run(f"cat /sys/block/{disk}/size")) * 512 // MIB
 
 
+def block_sizes(agent: Agent, disk: str) -> tuple[int, int]:
+    """Returns bytes of a logical and a physical block of a disk, as the guest's kernel has them."""
+    words = "logical_block_size physical_block_size"
+    logical, physical = agent.run(f"cd /sys/block/{disk}/queue; cat {words}").split()
+    return int(logical), int(physical)
+
+
 def wait_size(agent: Agent, disk: str, mib: int) -> None:
     """Waits until the guest has noticed a disk's size; nobody tells it to look."""
     agent.wait_for(f"grep -x {mib * MIB // 512} /sys/block/{disk}/size")
