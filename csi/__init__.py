@@ -10,7 +10,7 @@ One program, `virtlun-csi` (cli), serves CSI 1.13 on a UNIX socket beside the no
                                                                         |
                               host (all that takes a right: loop devices, filesystems, mounting)
 
-Beside volumes stand snapshots; contents, which makes volumes of snapshots and of volumes; and
+Beside volumes stand snapshots; contentsource, which makes volumes of snapshots and of volumes; and
 volumelimits, how much I/O each may do.
 Of several targets (targets) each volume's is that which has its lvstore.
 What takes a right a second, small program does, `virtlun-csi-helper`: see the package host.

@@ -31,7 +31,7 @@ from csi.queue import Queue
 from csi.volumelimits import VolumeLimits
 from csi.volumenodes import IN_POD, VolumeNodes
 from csi.volumes import OwnedVolumes
-from csi.waiting import WaitingClaims
+from csi.waitingclaims import WaitingClaims
 from pydataplane.errors import TargetError
 
 AGAIN_S = 60.0

@@ -44,9 +44,9 @@ from csi.volumehealth import VolumeHealth
 from csi.volumelimits import VolumeLimits
 from csi.volumenodes import VolumeNodes
 from csi.volumes import OwnedVolumes
-from csi.waiting import WaitingClaims
+from csi.waitingclaims import WaitingClaims
 from pydataplane.client import DEFAULT_SOCKET
-from pydataplane.silence import WatchedClient
+from pydataplane.watchedclient import WatchedClient
 
 MAX_VOLUMES = 250
 UNIX = "unix://"

@@ -29,6 +29,7 @@ from lightkube.types import PatchType
 
 from csi import DRIVER_NAME, LUN_FINALIZER
 from csi.apitransport import MetadataOnly, PacedWatches
+from csi.batching import BatchedQuestions
 from csi.clustererrors import (
     ClusterError,
     ConflictError,
@@ -36,7 +37,6 @@ from csi.clustererrors import (
     NotFoundError,
     sentences,
 )
-from csi.gathered import Gathered
 from csi.kinds import CLAIM, EVENT, NODE, POD, STORAGE_CLASS, VM_VOLUME, VMI, VOLUME, Kind
 from csi.objects import (
     RESIZE_CONDITIONS,
@@ -99,7 +99,7 @@ class Cluster:
         self._client: Any = client  # its types go by classes that are known before it runs
         self._names: dict[str, list[str]] = {}  # handle -> names of our volumes, when last listed
         self._named_at: float | None = None  # monotonic seconds
-        self._lists = Gathered(self._list_names)
+        self._lists = BatchedQuestions(self._list_names)
         self._heard = heard if heard is not None else {}  # of watches, by plural; also monotonic
 
     @classmethod

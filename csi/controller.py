@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import structlog
 
-from csi import DRIVER_NAME, POOL_KEY, POOL_VALUE, TOPOLOGY_KEY, attributes, contents, topology
+from csi import DRIVER_NAME, POOL_KEY, POOL_VALUE, TOPOLOGY_KEY, attributes, contentsource, topology
 from csi.attributes import Attributes
 from csi.capabilities import SHARED_BLOCK, check_all, problem
-from csi.contents import Contents
+from csi.contentsource import Contents
 from csi.errors import Code, Failure, describe, invalid
 from csi.handles import is_uuid
 from csi.locks import VolumeLocks
@@ -27,7 +27,7 @@ from csi.snapshotcontroller import SnapshotController, check_name
 from csi.snapshots import OwnedSnapshots
 from csi.volumelimits import VolumeLimits
 from csi.volumes import OwnedVolume, OwnedVolumes, Owner
-from csi.waiting import WaitingClaims
+from csi.waitingclaims import WaitingClaims
 from pydataplane.errors import TargetError
 from pydataplane.lvols import Volume
 from pydataplane.lvstores import Lvstore
@@ -93,7 +93,7 @@ class Controller(SnapshotController):
         check_all(request.volume_capabilities, face=parameters.face)
         wanted = attributes.read(request.mutable_parameters)
         source = request.volume_content_source
-        content = contents.written(source) if request.HasField("volume_content_source") else ""
+        content = contentsource.written(source) if request.HasField("volume_content_source") else ""
         owner = Owner(
             DRIVER_NAME, request.name, claim(request.parameters), parameters.kept(), content
         )
@@ -357,7 +357,7 @@ class Controller(SnapshotController):
             volume_id=owned.volume.uuid,
             capacity_bytes=owned.volume.size,
             volume_context=owned.parameters.context(),
-            content_source=contents.read(owned.owner.content),
+            content_source=contentsource.read(owned.owner.content),
             accessible_topology=[pb.Topology(segments=place)],
         )
 

@@ -2,7 +2,7 @@
 
 Only a device that holds nothing at all is formatted. That mkfs was begun is noted with the volume
 before, so that one interrupted half-way is done again, and nothing else ever is. What makes, checks
-or grows a file system takes as long as it takes: node service calls wait for it (`underway`).
+or grows a file system takes as long as it takes: node service calls wait for it (`longcalls`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from csi import handles
-from csi.contents import LOCK_WAIT_S
+from csi.contentsource import LOCK_WAIT_S
 from csi.errors import Code, Failure, invalid, not_found, precondition
 from csi.locks import VolumeLocks
 from csi.moves import Moves

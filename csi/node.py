@@ -22,9 +22,9 @@ from csi.host.local import LocalHost
 from csi.hostdevice import HostDevice
 from csi.kubevirt.inline import EPHEMERAL, InlineVolumes, is_inline
 from csi.locks import VolumeLocks
+from csi.longcalls import LongCalls
 from csi.moves import Moves
 from csi.proto import csi_pb2 as pb
-from csi.underway import Underway
 from csi.vhostface import VhostFace
 from csi.volumehealth import VolumeHealth
 from csi.volumelimits import VolumeLimits
@@ -87,7 +87,7 @@ class Node:
         self._capacity_of = capacity_of or (lambda _: 0)
         self._asked_of = asked_of or (lambda _: None)
         self._health = VolumeHealth(volumes.targets, devices, vhost)
-        self._jobs = Underway()
+        self._jobs = LongCalls()
 
     def node_stage_volume(self, request: pb.NodeStageVolumeRequest) -> pb.NodeStageVolumeResponse:
         """Makes the volume's block device, and mounts its file system unless it is a block one.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from csi.contents import LOCK_WAIT_S
+from csi.contentsource import LOCK_WAIT_S
 from csi.errors import Code, Failure, invalid
 from csi.handles import is_uuid
 from csi.locks import VolumeLocks

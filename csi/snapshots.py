@@ -23,9 +23,9 @@ import structlog
 from csi import DRIVER_NAME, handles
 from csi.errors import Code, Failure, not_found, precondition
 from csi.locks import VolumeLocks
-from csi.noted import Noted
 from csi.parameters import Parameters
 from csi.volumes import FORMATTING_XATTR, OwnedVolume, OwnedVolumes, lvol_name, may_be_ours
+from csi.xattrjson import XattrJson
 from pydataplane import methods
 from pydataplane.client import Client
 from pydataplane.errors import (
@@ -49,7 +49,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
-class SnapshotRecord(Noted):
+class SnapshotRecord(XattrJson):
     """What stands in SNAPSHOT_XATTR."""
 
     driver: str

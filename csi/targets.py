@@ -2,9 +2,9 @@
 
 A target that does not answer delays only what is its own. Each is asked in a thread, all at once,
 and where one has what is looked for the others are waited for a moment only. One that owes an
-answer since longer, and has said nothing to anybody meanwhile (pydataplane.silence), is not asked
-again until it gives it. Nothing is kept but where a volume's lvstore was seen last, which is looked
-at again before it counts: an lvstore may move.
+answer since longer, and has said nothing to anybody meanwhile (pydataplane.watchedclient), is not
+asked again until it gives it. Nothing is kept but where a volume's lvstore was seen last, which is
+looked at again before it counts: an lvstore may move.
 
 With one target nothing is asked here; it says itself what it does not have.
 """
@@ -30,8 +30,8 @@ from pydataplane.errors import (
     VolumeNotFoundError,
 )
 from pydataplane.lvstores import Lvstore
-from pydataplane.silence import WatchedClient
 from pydataplane.volumes import Volumes
+from pydataplane.watchedclient import WatchedClient
 
 T = TypeVar("T")
 ANSWER_S = 10.0

@@ -20,12 +20,12 @@ from csi import DRIVER_NAME, handles
 from csi.errors import Code, Failure, describe, not_found, precondition
 from csi.hostdevice import exports
 from csi.lvols import Lvols
-from csi.noted import Noted
 from csi.parameters import Parameters
 from csi.proto import csi_pb2 as pb
 from csi.room import Room
 from csi.sizes import size_within, wanted_bytes
 from csi.targets import Answer, Targets
+from csi.xattrjson import XattrJson
 from pydataplane.client import Client
 from pydataplane.errors import (
     BAD_PARAMETERS,
@@ -47,7 +47,7 @@ FORMATTING_XATTR = "csi.formatting"
 
 
 @dataclass(frozen=True)
-class Owner(Noted):
+class Owner(XattrJson):
     """What stands in OWNER_XATTR."""
 
     driver: str
@@ -58,7 +58,7 @@ class Owner(Noted):
     parameters: str
     """Parameters.kept()."""
     content: str = ""
-    """What it was made of (csi.contents), or nothing."""
+    """What it was made of (csi.contentsource), or nothing."""
 
     def read(self) -> Parameters:
         """Returns the class's parameters at creation."""

@@ -17,8 +17,8 @@ from csi.host.local import LocalHost
 from csi.hostdevice import exports, loopctl
 from csi.hostdevice.loopctl import Loop
 from csi.hosterrors import HostError
+from csi.longcalls import LongCalls
 from csi.targets import Targets
-from csi.underway import Underway
 from pydataplane.errors import EXISTS, RpcError
 
 PROBE_S = 15.0
@@ -38,7 +38,7 @@ class LoopDevices:
         """
         self._targets = targets
         self._host = host or LocalHost()
-        self._probes = Underway(probe_s)
+        self._probes = LongCalls(probe_s)
 
     def attach(
         self,

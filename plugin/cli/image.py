@@ -13,8 +13,8 @@ from plugin.cli import completion
 from plugin.cli.output import bar, client, errors_as_sentences, json_option, show, size, text
 from plugin.cli.volume import shown
 from plugin.images import qemuimg, sums
-from plugin.images.coming import import_image
-from plugin.images.going import export_image
+from plugin.images.exporting import export_image
+from plugin.images.importing import import_image
 from pydataplane.volumenames import parse_size
 from pydataplane.volumes import Volumes
 

@@ -14,7 +14,7 @@ from plugin.cli.output import client, errors_as_sentences, json_option, show, te
 from pydataplane.client import Client
 from pydataplane.domain import translate
 from pydataplane.domain.names import domain_controller
-from pydataplane.suspended import suspended
+from pydataplane.suspendedrequests import suspended
 
 REASONS = {
     "no_space": "no space left",

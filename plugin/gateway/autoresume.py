@@ -31,7 +31,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingDomain:
     """The record of a domain that the gateway paused."""
 
     failures: frozenset[tuple[str, int, float]]
@@ -73,7 +73,7 @@ class AutoResume:
     def __init__(self, folder: Path) -> None:
         """Takes over what the gateway before this one has noted in `folder`."""
         self._folder = folder
-        self.waiting: dict[bytes, Waiting] = {}
+        self.waiting: dict[bytes, WaitingDomain] = {}
         self._resumed: dict[bytes, tuple[float, float]] = {}
         """When, in seconds of the monotonic clock, and after how long it may be the next time."""
         for file in sorted(folder.glob(f"*{SUFFIX}")):
@@ -90,7 +90,7 @@ class AutoResume:
         # Else it waits for what it lacked.
         once = all(room.lvstore >= room.cluster for room in rooms.values()) and not again_s
         not_before = now + (AGAIN_S if once else again_s)
-        note = Waiting(failures(items), rooms, not_before, once)
+        note = WaitingDomain(failures(items), rooms, not_before, once)
         self.waiting[uuid] = note
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -120,14 +120,14 @@ class AutoResume:
         return self._folder / f"{uuid.hex()}{SUFFIX}"
 
 
-def _text(note: Waiting) -> str:
+def _text(note: WaitingDomain) -> str:
     rooms = {name: [r.lvstore, r.cluster, r.below] for name, r in note.rooms.items()}
     return json.dumps({"failures": sorted(note.failures), "rooms": rooms, "once": note.once})
 
 
-def _read(file: Path) -> Waiting:
+def _read(file: Path) -> WaitingDomain:
     said = json.loads(file.read_text())
     found = said["rooms"].items()
     rooms = {name: Room(int(free), int(cluster), below) for name, (free, cluster, below) in found}
     failed = frozenset((str(c), int(t), float(s)) for c, t, s in said["failures"])
-    return Waiting(failed, rooms, time.monotonic(), bool(said["once"]), inherited=True)
+    return WaitingDomain(failed, rooms, time.monotonic(), bool(said["once"]), inherited=True)

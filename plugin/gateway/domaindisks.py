@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pydataplane.client import Client
-from pydataplane.domain import limiting, missing, reconcile
+from pydataplane.domain import limiting, missingvolumes, reconcile
 from pydataplane.domain.errors import ReconcileError
 from pydataplane.domain.model import DiskAddress
 from pydataplane.domain.names import domain_controller
@@ -34,13 +34,13 @@ def _about(plan: Plan) -> Iterator[None]:
 def find(client: Client, plan: Plan, known: dict[str, str]) -> Plan:
     """Returns the plan with the UUIDs of the volumes that are there; see `missing.find`."""
     with _about(plan):
-        return missing.find(client, plan, known)
+        return missingvolumes.find(client, plan, known)
 
 
 def make(client: Client, plan: Plan, mib: int) -> Plan:
     """Makes the volumes of the plan that have no UUID; see `missing.make`."""
     with _about(plan):
-        return missing.make(client, plan, mib)
+        return missingvolumes.make(client, plan, mib)
 
 
 def ensure(client: Client, plan: Plan, *, whole: bool) -> list[LunPlan]:

@@ -61,9 +61,9 @@ from pydataplane.errors import (
 )
 from pydataplane.lvols import Lvol, Sizes
 from pydataplane.lvstores import Lvstore
-from pydataplane.silence import WatchedClient
-from pydataplane.suspended import suspended
+from pydataplane.suspendedrequests import suspended
 from pydataplane.volumes import MIB, Volumes
+from pydataplane.watchedclient import WatchedClient
 
 T = TypeVar("T")
 Pages = Iterator[list[tuple[int, int]]]
@@ -485,7 +485,7 @@ class Target:
         return shown is not None and shown.bdev == bdev
 
     async def find_volumes(self, plan: Plan, known: dict[str, str]) -> Plan:
-        """Returns the plan with the UUIDs of the volumes that are there; see `missing`."""
+        """Returns the plan with the UUIDs of the volumes that are there; see `missingvolumes`."""
         return await self._run(lambda: domaindisks.find(self._client, plan, known))
 
     async def is_open(self, lun: LunPlan) -> bool:

@@ -35,7 +35,7 @@ from pydataplane.domain.reconcile import Release, actions, leftovers, unasked
 from pydataplane.domain.translate import Definition, LunPlan, Plan, Settings
 from pydataplane.lvols import Lvol, Sizes
 from pydataplane.lvstores import Lvstore
-from pydataplane.silence import WatchedClient
+from pydataplane.watchedclient import WatchedClient
 
 T = TypeVar("T")
 
@@ -430,7 +430,7 @@ class Targets:
         return False
 
     async def find_volumes(self, plan: Plan, known: Mapping[str, str]) -> Plan:
-        """Returns the plan with the UUIDs of the volumes that are there; see `missing`."""
+        """Returns the plan with the UUIDs of the volumes that are there; see `missingvolumes`."""
         await self._check_home(plan, plan.luns)
         return await self._of_plan(plan).find_volumes(plan, dict(known))
 

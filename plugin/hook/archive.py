@@ -39,7 +39,7 @@ MODULES = (
     "pydataplane/domain/images.py",
     "pydataplane/domain/limiting.py",
     "pydataplane/domain/limits.py",
-    "pydataplane/domain/missing.py",
+    "pydataplane/domain/missingvolumes.py",
     "pydataplane/domain/model.py",
     "pydataplane/domain/names.py",
     "pydataplane/domain/observed.py",

@@ -10,7 +10,7 @@ from typing import NoReturn
 from plugin.hook import pivots
 from plugin.hook.config import Config
 from plugin.hook.rpc import Connection
-from pydataplane.domain import images, missing, reconcile, records
+from pydataplane.domain import images, missingvolumes, reconcile, records
 from pydataplane.domain.errors import PluginError, ReconcileError
 from pydataplane.domain.model import Plan, Settings
 from pydataplane.domain.observed import observe
@@ -117,7 +117,7 @@ def _bring_up(rpc: Connection, plan: Plan, operation: str, config: Config) -> No
     plan = replace(plan, luns=tuple(lun for lun in plan.luns if lun not in failed))
     known = records.read(config.state_dir, plan.controller)
     mib = config.create_missing_mib if operation == "prepare" else 0
-    there = missing.make(rpc, missing.find(rpc, plan, known), mib)
+    there = missingvolumes.make(rpc, missingvolumes.find(rpc, plan, known), mib)
     uuids = {lun.volume.alias: lun.uuid for lun in there.luns if lun.uuid is not None}
     new = [lun.volume.alias for lun in plan.luns if lun.uuid is None]
     recorded = {alias: uuids[alias] for alias in new}

@@ -1,11 +1,10 @@
 """Volumes that go to another lvstore or pool of their target: `virtlun volume move`.
 
 - `notes`: what is noted at the new volume, and how far the move is by that;
-- `wanted`: which volume is to go where, and what is there of it already;
-- `idle`: the copy of a volume that nobody uses;
-- `running`: that of one that a VM uses, by the gateway;
+- `moverequest`: which volume is to go where, and what is there of it already;
+- `targetcopy`: the copy of a volume that nobody uses;
+- `blockcopy`: that of one that a VM uses, by the gateway;
 - `naming`: which domains name a volume, and another one in its place;
-- `alone`: one command at a time;
 - `moving`: all of it, one step after the other.
 
 The new volume has its name from the beginning, so that nobody else takes that, and an xattr which

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from plugin.alone import alone, uninterrupted
 from plugin.gateway.lvolcopies import Disk
-from plugin.moves import idle, notes, wanted
+from plugin.moves import moverequest, notes, targetcopy
+from plugin.moves.blockcopy import Running
+from plugin.moves.moverequest import MoveRequest
 from plugin.moves.naming import Domains
 from plugin.moves.notes import Counts, Note
-from plugin.moves.running import Running
-from plugin.moves.wanted import Wanted
+from plugin.signals import uninterrupted
+from plugin.volumelocks import locked
 from pydataplane.domain import limiting
 from pydataplane.domain.limits import NONE
 from pydataplane.domain.names import CONTROLLER_PREFIX
@@ -66,13 +67,13 @@ class Mover:
             VolumeError, TargetError: it cannot; the sentence says what there is.
             KeyboardInterrupt: the volume is as it was, and there is nothing else.
         """
-        move = wanted.find(self._volumes, reference, to)
+        move = moverequest.find(self._volumes, reference, to)
         moves = (move.of, f"volume {move.path} is being moved")
         makes = (move.to, f"{move.to} is being made")
-        with alone(self._volumes.client.path.parent, moves, makes):
-            return self._move(wanted.find(self._volumes, reference, to), progress)
+        with locked(self._volumes.client.path.parent, moves, makes):
+            return self._move(moverequest.find(self._volumes, reference, to), progress)
 
-    def _move(self, move: Wanted, progress: Progress) -> Moved:
+    def _move(self, move: MoveRequest, progress: Progress) -> Moved:
         source, note = move.source, move.note
         made = move.made
         if note is not None and made is not None and self._has_pivoted(made, note, source):
@@ -96,10 +97,10 @@ class Mover:
         begun = note.state  # of "whole" somebody may have deleted the old one in this moment
         made, deleting = move.made, False
         try:
-            made = made or wanted.make(self._copying, move, source)
+            made = made or moverequest.make(self._copying, move, source)
             self._copy(source, made, note, progress)
             with uninterrupted():
-                wanted.check_movable(self._volumes, source)  # a snapshot may be new
+                moverequest.check_movable(self._volumes, source)  # a snapshot may be new
                 notes.write(self._volumes, made, note, "whole")
                 deleting = True
                 self._delete(source, move.to, made, note)
@@ -110,19 +111,19 @@ class Mover:
         return self._completed(made, note, move.to)
 
     def _move_used(
-        self, move: Wanted, source: Volume, disk: Disk, note: Note, progress: Progress
+        self, move: MoveRequest, source: Volume, disk: Disk, note: Note, progress: Progress
     ) -> Moved:
         """Moves a volume that a VM has as a disk, and goes on with it."""
         assert self._domains is not None
         running = Running(self._domains, self._volumes.client, disk)
         made = move.made
         try:
-            made = made or wanted.make(self._copying, move, source)
-            wanted.check_blocks(self._volumes, made, source)
+            made = made or moverequest.make(self._copying, move, source)
+            moverequest.check_blocks(self._volumes, made, source)
             if note.state != "mirrored" or move.note is None:
                 note = notes.write(self._volumes, made, note, "mirrored")
             dev = running.mirror(source.path, made, move.to, progress)
-            wanted.check_movable(self._volumes, source)  # a snapshot may be new
+            moverequest.check_movable(self._volumes, source)  # a snapshot may be new
             with uninterrupted():
                 self._carry_limits(source.uuid, made)
                 running.pivot(dev)
@@ -185,7 +186,7 @@ class Mover:
             Disk(name, number)
             for name, disks in sorted(observe(self._volumes.client).controllers.items())
             for number, shown in disks.items()
-            if shown.bdev == uuid and not name.startswith(idle.PREFIX)
+            if shown.bdev == uuid and not name.startswith(targetcopy.PREFIX)
         ]
 
     def _check(self, source: Volume, to: str) -> Disk | None:
@@ -195,7 +196,7 @@ class Mover:
             VolumeError: it cannot move.
         """
         disks = self._disks(source.uuid)
-        wanted.check_movable(self._volumes, source)
+        moverequest.check_movable(self._volumes, source)
         names = ", ".join(disk.controller for disk in disks)
         in_use = f"volume {source.path} is in use by"
         if any(not disk.controller.startswith(CONTROLLER_PREFIX) for disk in disks):
@@ -222,17 +223,17 @@ class Mover:
 
     def _copy(self, source: Volume, made: str, note: Note, progress: Progress) -> None:
         """Copies all of a volume, which nobody else has from then on."""
-        wanted.check_blocks(self._volumes, made, source)
-        idle.hold(self._volumes.client, self._copying.client, source.uuid)
+        moverequest.check_blocks(self._volumes, made, source)
+        targetcopy.hold(self._volumes.client, self._copying.client, source.uuid)
         self._volumes.xattrs(source.uuid)  # it is there still
         try:
             self._check_undecided(made, note, source)  # from here on nobody changes that
         except (TargetError, VolumeError):
             with suppress(TargetError):
-                idle.end(self._copying.client, source.uuid)
+                targetcopy.end(self._copying.client, source.uuid)
             raise
         notes.write(self._volumes, made, note, "copying")
-        idle.copy(self._volumes.client, self._copying.client, source.uuid, made, progress)
+        targetcopy.copy(self._volumes.client, self._copying.client, source.uuid, made, progress)
         with uninterrupted():
             self._carry_limits(source.uuid, made)
 
@@ -251,13 +252,13 @@ class Mover:
         Raises:
             VolumeError: it is there still, or nobody knows. The new one is, too.
         """
-        idle.end(self._copying.client, source.uuid)
+        targetcopy.end(self._copying.client, source.uuid)
         try:
             self._copying.delete(source.uuid)
         except (TargetError, VolumeError) as error:
             both = f"volume {source.path} has been copied to {to}, and is not deleted: {error}."
             try:
-                there = wanted.is_there(self._copying, source.uuid)
+                there = moverequest.is_there(self._copying, source.uuid)
             except TargetError as unknown:
                 raise VolumeError(
                     f"{both} Whether it is there nobody knows; move it again"
@@ -274,7 +275,7 @@ class Mover:
 
     def _undo(
         self,
-        move: Wanted,
+        move: MoveRequest,
         source: Volume,
         made: str | None,
         why: BaseException,
@@ -306,7 +307,7 @@ class Mover:
                         return True
                 self._check_undecided(made, note, source)
                 known = True
-                idle.end(self._copying.client, source.uuid)
+                targetcopy.end(self._copying.client, source.uuid)
                 # The one without the other is deleted only when that is seen to be there.
                 self._volumes.xattrs(source.uuid)
                 self._copying.delete(made, missing_ok=True)
@@ -324,7 +325,7 @@ class Mover:
             ) from why
         return False
 
-    def _begun(self, move: Wanted, source: Volume, why: BaseException) -> str | None:
+    def _begun(self, move: MoveRequest, source: Volume, why: BaseException) -> str | None:
         """Returns the UUID of a new volume that was being made; None: there is none."""
         if isinstance(why, KeyboardInterrupt):
             try:
@@ -339,7 +340,7 @@ class Mover:
     def _completed(self, made: str, note: Note, to: str) -> Moved:
         """Does what is left of a move whose old volume is gone."""
         with uninterrupted():
-            idle.end(self._copying.client, note.of)
+            targetcopy.end(self._copying.client, note.of)
             names = self._domains.redefine(note.path, to) if self._domains is not None else []
             self._volumes.remove_xattr(made, notes.XATTR)
         return Moved(self._volumes.volume(made), names, note.pause_us)

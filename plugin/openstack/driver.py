@@ -14,10 +14,10 @@ from cinder import exception, interface
 from cinder.volume import configuration, driver, volume_utils
 from oslo_config import cfg
 
-from plugin.openstack import connection, existing, volumetypes
-from plugin.openstack.existing import Existing
+from plugin.openstack import connection, manageable, volumetypes
 from plugin.openstack.loops import Loops
 from plugin.openstack.lvols import Lvols
+from plugin.openstack.manageable import ManageableLvols
 from plugin.openstack.options import OPTIONS
 from plugin.openstack.refusals import told, told_deleting
 from pydataplane.client import Client
@@ -40,7 +40,7 @@ class VirtlunDriver(driver.VolumeDriver):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.configuration.append_config_values(OPTIONS)
         self._lvols: Lvols
-        self._existing: Existing
+        self._existing: ManageableLvols
         self._loops = Loops(self._execute)
 
     @staticmethod
@@ -62,7 +62,7 @@ class VirtlunDriver(driver.VolumeDriver):  # type: ignore[misc]
             )
         )
         self._lvols = Lvols(asked, lvstore, patient)
-        self._existing = Existing(self._lvols)
+        self._existing = ManageableLvols(self._lvols)
 
     def check_for_setup_error(self) -> None:
         """Sees that the lvstore is there; ends copies that were cut off."""
@@ -142,7 +142,7 @@ class VirtlunDriver(driver.VolumeDriver):  # type: ignore[misc]
                 src_vref.name, volume.name, volume.size * GIB, thin=wanted.thin
             )
 
-    def _wanted_of(self, volume: Any, of: str) -> volumetypes.Wanted:
+    def _wanted_of(self, volume: Any, of: str) -> volumetypes.TypeSpecs:
         """Returns what a clone is to be, if it can be made of a volume or snapshot."""
         wanted = volumetypes.check(volume)
         with told(f"volume {volume.name}"):
@@ -171,7 +171,7 @@ class VirtlunDriver(driver.VolumeDriver):  # type: ignore[misc]
         self, context: object, volume: Any, new_type: Any, diff: Mapping[str, Any], host: object
     ) -> bool:
         """Gives a volume another type in place; False: it has to be copied to a new one."""
-        wanted = volumetypes.Wanted.of(new_type.get("extra_specs") or {})
+        wanted = volumetypes.TypeSpecs.of(new_type.get("extra_specs") or {})
         volumetypes.check_qos(new_type.get("id"))
         with told(f"volume {volume.name}"):
             present = self._lvols.get(volume.name)
@@ -317,13 +317,13 @@ class VirtlunDriver(driver.VolumeDriver):  # type: ignore[misc]
 
     def manage_existing_get_size(self, volume: object, existing_ref: Mapping[str, str]) -> int:
         """Returns the GiB of an lvol, rounded up."""
-        return existing.gibibytes(self._existing.lvol(existing_ref, snapshot=False))
+        return manageable.gibibytes(self._existing.lvol(existing_ref, snapshot=False))
 
     def manage_existing(self, volume: Any, existing_ref: Mapping[str, str]) -> None:
         """Gives an lvol that nobody uses the name of Cinder's volume."""
         found = self._existing.lvol(existing_ref, snapshot=False)
         wanted = volumetypes.check(volume)
-        if wanted != volumetypes.Wanted(found.thin, found.key):
+        if wanted != volumetypes.TypeSpecs(found.thin, found.key):
             raise exception.ManageExistingVolumeTypeMismatch(
                 reason=f"{found.path} is {'thin' if found.thin else 'thick'} and has "
                 f"{f'key {found.key}' if found.key else 'no key'}, unlike what the type says"
@@ -350,7 +350,7 @@ class VirtlunDriver(driver.VolumeDriver):  # type: ignore[misc]
         self, snapshot: object, existing_ref: Mapping[str, str]
     ) -> int:
         """Returns the GiB of a snapshot, rounded up."""
-        return existing.gibibytes(self._existing.lvol(existing_ref, snapshot=True))
+        return manageable.gibibytes(self._existing.lvol(existing_ref, snapshot=True))
 
     def manage_existing_snapshot(self, snapshot: Any, existing_ref: Mapping[str, str]) -> None:
         """Gives a snapshot of a volume the name of Cinder's."""

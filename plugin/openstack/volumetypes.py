@@ -16,14 +16,14 @@ KEY = "virtlun:key"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TypeSpecs:
     """What an lvol is to be."""
 
     thin: bool
     key: str | None
 
     @classmethod
-    def of(cls, specs: Mapping[str, str]) -> Wanted:
+    def of(cls, specs: Mapping[str, str]) -> TypeSpecs:
         """Returns what a type's extra specs say."""
         how = specs.get(PROVISIONING, "thin")
         if how not in ("thin", "thick"):
@@ -33,7 +33,7 @@ class Wanted:
         return cls(how == "thin", specs.get(KEY))
 
 
-def check(volume: Any) -> Wanted:
+def check(volume: Any) -> TypeSpecs:
     """Returns what the type of a volume says; refuses one that asks for what there is not."""
     if volume.encryption_key_id:
         raise exception.InvalidVolumeType(
@@ -41,7 +41,7 @@ def check(volume: Any) -> Wanted:
             f"with the extra spec {KEY} and the name of a key that the target has"
         )
     check_qos(volume.volume_type_id)
-    return Wanted.of((volume.volume_type.extra_specs or {}) if volume.volume_type_id else {})
+    return TypeSpecs.of((volume.volume_type.extra_specs or {}) if volume.volume_type_id else {})
 
 
 def check_qos(type_id: str | None) -> None:

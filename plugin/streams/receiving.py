@@ -16,9 +16,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from plugin import volumefile
-from plugin.alone import alone, uninterrupted
 from plugin.images.pieces import Progress
+from plugin.signals import uninterrupted
 from plugin.streams.form import Header, Reader
+from plugin.volumelocks import locked
 from pydataplane.errors import NO_DEVICE, RpcError, TargetError, VolumeError, VolumeNotFoundError
 from pydataplane.lvols import Volume
 from pydataplane.volumenames import NAME_MAX, VOLUME_NAME, split_path, with_suffix
@@ -150,7 +151,7 @@ class Receiver:
 
     def _alone(self) -> AbstractContextManager[None]:
         work = (self._path, f"{self._path} is being received, or moved")
-        return alone(self._volumes.client.path.parent, work)
+        return locked(self._volumes.client.path.parent, work)
 
     # What an interrupted command left
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from plugin import volumefile
-from plugin.alone import alone, uninterrupted
 from plugin.images.pieces import Progress
+from plugin.signals import uninterrupted
 from plugin.streams.form import Header, Writer
+from plugin.volumelocks import locked
 from pydataplane.errors import RpcError, VolumeError, VolumeNotFoundError
 from pydataplane.lvols import Volume
 from pydataplane.volumes import Volumes
@@ -91,7 +92,7 @@ def _check_older(volumes: Volumes, base: Volume, of: Volume) -> None:
 
 def _alone(volumes: Volumes, uuid: str, path: str) -> AbstractContextManager[None]:
     folder = volumes.client.path.parent
-    return alone(folder, (f"send {uuid}", f"{path} is being sent"))
+    return locked(folder, (f"send {uuid}", f"{path} is being sent"))
 
 
 def _sweep(volumes: Volumes, lvstore: str) -> None:

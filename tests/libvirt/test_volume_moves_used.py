@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from plugin.moves import notes
-from plugin.moves.running import Running
+from plugin.moves.blockcopy import Running
 from pydataplane.errors import RpcError
 from tests.libvirt.test_block_copies import DEADLINE_S, DISK, SIZE, VCPUS, path
 from tests.libvirt.test_volume_moves import MIB, command, moved, refused
@@ -32,7 +32,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from plugin.cli import main
-from plugin.moves.running import Running
+from plugin.moves.blockcopy import Running
 from pydataplane.client import Client
 from tests.support.killed import Fuse, rpc
 

@@ -26,7 +26,7 @@ from pydataplane.errors import (
     RpcError,
     TargetError,
 )
-from pydataplane.silence import WatchedClient
+from pydataplane.watchedclient import WatchedClient
 from tests.support.rpc_schemas import check_params, check_result
 
 MIB = 1 << 20

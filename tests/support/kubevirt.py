@@ -39,7 +39,7 @@ from csi.vhostface import VhostFace
 from csi.volumes import OwnedVolumes
 from pydataplane.client import Client
 from pydataplane.emulator import Qemu
-from pydataplane.silence import WatchedClient
+from pydataplane.watchedclient import WatchedClient
 from tests.support.csi import block
 from tests.support.target import Target
 

@@ -22,8 +22,8 @@ from csi.targets import Targets
 from csi.volumenodes import VolumeNodes
 from csi.volumes import BEFORE_XATTR, FORMATTING_XATTR, OWNER_XATTR, OwnedVolumes
 from plugin.streams import receiving
-from pydataplane.silence import WatchedClient
 from pydataplane.volumes import Volumes
+from pydataplane.watchedclient import WatchedClient
 from tests.support.target import Target
 from tests.target.conftest import MakeTarget
 from tests.target.test_cli import done

@@ -18,7 +18,7 @@ from csi.locks import VolumeLocks
 from csi.proto import csi_pb2 as pb
 from csi.targets import Targets
 from pydataplane.errors import TargetUnavailable
-from pydataplane.silence import WatchedClient
+from pydataplane.watchedclient import WatchedClient
 from tests.support.csi import MIB, NOTHING, Driver, block, mount
 from tests.support.frozen import freeze
 from tests.support.night import by_day

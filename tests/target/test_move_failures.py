@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from plugin.gateway import lvolcopies
-from plugin.moves import notes, wanted
+from plugin.moves import moverequest, notes
 from pydataplane.errors import BUSY, RpcError, VolumeError
 from pydataplane.volumes import Volumes
 from tests.support.target import Target
@@ -172,11 +172,11 @@ def test_a_move_that_begins_in_the_same_moment_shares_no_volume(
     """Two have looked, and nothing was there: the second one to make it is refused."""
     data = digest(stores, "lvs0/v")
     done(stores, "volume", "create", "lvs0/w", f"{SIZE_MIB}M", "--thin")
-    seen = wanted.find(volumes(stores), "lvs0/w", "lvs1/v")
-    make = wanted.make
+    seen = moverequest.find(volumes(stores), "lvs0/w", "lvs1/v")
+    make = moverequest.make
     told: list[str] = []
 
-    def made(of: Volumes, move: wanted.Wanted, source: Any) -> str:
+    def made(of: Volumes, move: moverequest.MoveRequest, source: Any) -> str:
         first = make(of, move, source)
         assert seen.source is not None
         with pytest.raises(VolumeError) as raised:
@@ -184,7 +184,7 @@ def test_a_move_that_begins_in_the_same_moment_shares_no_volume(
         told.append(str(raised.value))
         return first
 
-    monkeypatch.setattr(wanted, "make", made)
+    monkeypatch.setattr(moverequest, "make", made)
     done(stores, *MOVE)
     assert "another volume is being moved to it" in told[0]
     assert paths(stores) == ["lvs0/w", "lvs1/v"]

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from plugin.moves import idle, notes
+from plugin.moves import notes, targetcopy
 from plugin.moves.moving import Moved, Mover
 from plugin.moves.naming import Domains
 from plugin.moves.notes import Note
@@ -214,13 +214,13 @@ def test_who_counts_is_asked_again_when_the_old_volume_is_held(
 ) -> None:
     note(pair, of)
     let_go(pair)
-    hold = idle.hold
+    hold = targetcopy.hold
 
     def held(*words: Any) -> None:
         hold(*words)
         has_moved(pair)
 
-    monkeypatch.setattr(idle, "hold", held)
+    monkeypatch.setattr(targetcopy, "hold", held)
     with pytest.raises(VolumeError, match="nobody can tell whether volume lvs0/v counts"):
         move(pair)
     assert state(pair) == (of, True), "nothing is copied, and nothing deleted"

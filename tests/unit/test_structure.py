@@ -21,9 +21,10 @@ METAPHORS = {
 }
 """Words that no module, class or function has in its name: each hides a word of the field."""
 VAGUE_NAMES = {
-    *("begun", "continued", "empty", "joined", "kept", "known", "leftout", "openings"),
-    *("overtaken", "owned", "place", "places", "planned", "redefined", "requested"),
-    *("shown", "taken"),
+    *("alone", "begun", "coming", "continued", "empty", "existing", "gathered", "going"),
+    *("joined", "kept", "known", "leftout", "missing", "noted", "openings", "overtaken", "owned"),
+    *("place", "places", "planned", "redefined", "requested", "shown", "silence", "taken"),
+    *("underway", "unnamed", "waiting", "wanted"),
 }
 """Whole names of modules and classes that do not say of what."""
 

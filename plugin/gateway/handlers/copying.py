@@ -53,7 +53,7 @@ _IN_THE_GUEST = "attach the other disk, too, and copy in the guest, or shut the 
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CopyRequest:
     """What a client asks for."""
 
     dom: Domain
@@ -77,7 +77,7 @@ async def copy(call: Call) -> None:
     flags = reader.u32()
     given = {param.field: param.value for param in params}
     bandwidth = given.get("bandwidth", 0)
-    wanted = Wanted(
+    wanted = CopyRequest(
         dom,
         disk,
         dest,
@@ -105,7 +105,7 @@ async def rebase(call: Call) -> None:
         return
     kind, name = ("block", "dev") if flags & REBASE_DEV else ("file", "file")
     dest = f"<disk type='{kind}'><source {name}='{escape(base)}'/></disk>"
-    wanted = Wanted(
+    wanted = CopyRequest(
         dom,
         disk,
         dest,
@@ -118,7 +118,7 @@ async def rebase(call: Call) -> None:
     await _begin(call, wanted, unknown=0)
 
 
-async def _begin(call: Call, wanted: Wanted, *, unknown: int) -> None:
+async def _begin(call: Call, wanted: CopyRequest, *, unknown: int) -> None:
     """Begins a copy of a disk of ours; others pass.
 
     Raises:
@@ -169,7 +169,7 @@ async def _begin(call: Call, wanted: Wanted, *, unknown: int) -> None:
     await call.answer()
 
 
-async def _check_possible(services: Services, wanted: Wanted, lun: LunPlan) -> Domain:
+async def _check_possible(services: Services, wanted: CopyRequest, lun: LunPlan) -> Domain:
     """Returns the domain as it runs.
 
     Raises:
@@ -227,7 +227,7 @@ async def _start(
     lun: LunPlan,
     volume: Lvol,
     ref: VolumeRef,
-    wanted: Wanted,
+    wanted: CopyRequest,
 ) -> None:
     """Makes the destination, and has the target begin; or nothing of it all.
 

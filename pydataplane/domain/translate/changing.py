@@ -16,7 +16,7 @@ from pydataplane.domain.translate.defining import check_new, queues, served_by, 
 from pydataplane.domain.translate.operations import salvaged
 from pydataplane.domain.translate.presenting import restore
 from pydataplane.domain.translate.recognising import disk_of_ours
-from pydataplane.domain.xml import blkdisk, iotune, unnamed
+from pydataplane.domain.xml import blkdisk, iotune, keptfields
 from pydataplane.domain.xml import disk as disks
 from pydataplane.domain.xml import metadata as metadatas
 from pydataplane.domain.xml import view as views
@@ -237,7 +237,7 @@ def update(
     check_new(others, disk, ref, Refusal.TARGET_EXISTS)
     text = disks.stored_text(document, document.root)
     if live and before is not None:
-        text = unnamed.completed(text, entry.text, queues=old.front == "blk")
+        text = keptfields.completed(text, entry.text, queues=old.front == "blk")
     if live and lun.limits == NONE != old.limits:  # as libvirt: they stay if they are not named
         lun, text = replace(lun, limits=old.limits), iotune.replaced(text, old.limits)
     new = Entry(lun, entry.order, entry.before, text)

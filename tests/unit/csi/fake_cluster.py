@@ -6,9 +6,9 @@ import copy
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from csi.batching import BatchedQuestions
 from csi.cluster import Cluster
 from csi.clustererrors import ConflictError, NotFoundError, UnreachableError
-from csi.gathered import Gathered
 from csi.kinds import Kind
 from csi.objects import Object, PersistentVolume
 
@@ -44,7 +44,7 @@ class FakeCluster(Cluster):
         self.version = 100
         self.forget_names()
         self._heard = {}
-        self._lists = Gathered(self._list_names)
+        self._lists = BatchedQuestions(self._list_names)
 
     def connect(self) -> FakeCluster:  # type: ignore[override]
         """What the driver calls to have a cluster."""

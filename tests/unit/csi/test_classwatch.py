@@ -17,7 +17,7 @@ from csi.targets import Targets
 from csi.volumelimits import VolumeLimits
 from csi.volumenodes import VolumeNodes
 from csi.volumes import OwnedVolumes
-from csi.waiting import WaitingClaims
+from csi.waitingclaims import WaitingClaims
 from pydataplane.errors import TargetTimeout, TargetUnavailable
 from tests.support.fake_target import LVSTORE, LVSTORE_UUID
 from tests.unit.csi.conftest import NODE, World, block

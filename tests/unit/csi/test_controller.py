@@ -17,7 +17,7 @@ from csi.proto import csi_pb2 as pb
 from csi.snapshots import OwnedSnapshots
 from csi.targets import Targets
 from csi.volumes import OWNER_XATTR, OwnedVolumes
-from csi.waiting import WaitingClaims
+from csi.waitingclaims import WaitingClaims
 from pydataplane.errors import RpcError, TargetTimeout, TargetUnavailable
 from tests.support.fake_target import LVSTORE, LVSTORE_UUID, MIB, FakeTarget
 from tests.unit.csi.conftest import Mode, World, block, mount, refused

@@ -22,9 +22,9 @@ from csi.targets import Targets
 from csi.vhostface import VhostFace
 from csi.volumehealth import VolumeHealth
 from csi.volumes import OwnedVolumes
-from pydataplane import silence
+from pydataplane import watchedclient
 from pydataplane.errors import INTERNAL_ERROR, RpcError, TargetTimeout, TargetUnavailable
-from pydataplane.silence import WatchedClient
+from pydataplane.watchedclient import WatchedClient
 from tests.support.fake_socket import SocketTarget
 from tests.support.fake_target import LVSTORE, MIB, FakeTarget
 from tests.support.wait import until
@@ -318,7 +318,7 @@ def test_a_long_list_of_a_target_that_answers_is_no_silence(pair: Pair) -> None:
 def test_a_target_that_owes_one_answer_and_gives_others_is_asked(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "SILENT_S", FOREVER_S)
+    monkeypatch.setattr(watchedclient, "SILENT_S", FOREVER_S)
     handle = pair.create(LVSTORE)
     pair.targets = Targets([pair.a, pair.b], answer_s=3, others_s=0)
     slow = pair.a.gate[ASKED] = threading.Event()
@@ -335,7 +335,7 @@ def test_a_target_that_says_nothing_is_not_asked_again_until_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On real sockets, and with a deadline of an hour: whoever waited for it would not end."""
-    monkeypatch.setattr(silence, "SILENT_S", 1.0)
+    monkeypatch.setattr(watchedclient, "SILENT_S", 1.0)
     a, b = SocketTarget(tmp_path / "a"), SocketTarget(tmp_path / "b")
     b.lvstores = {STORE_B: UUID_B}
     first = a.lvstores[LVSTORE]

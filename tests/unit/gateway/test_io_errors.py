@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from plugin.gateway.autoresume import AGAIN_MAX_S, AGAIN_S, CALM_S, AutoResume, Waiting
+from plugin.gateway.autoresume import AGAIN_MAX_S, AGAIN_S, CALM_S, AutoResume, WaitingDomain
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.events import IO_ERROR, IO_ERROR_REASON
 from plugin.gateway.messages import INT, ULLONG, Domain, DomainCall, TypedParam, TypedValue
@@ -453,7 +453,7 @@ def test_one_that_fails_again_and_again_is_tried_less_and_less_often(tmp_path: P
     there = {"lvs0": Room(5 * MIB, MIB, 0)}
     now = 1000.0
 
-    def paused(rooms: dict[str, Room] = there) -> Waiting:
+    def paused(rooms: dict[str, Room] = there) -> WaitingDomain:
         returns.paused(uuid, [Suspended("vm-x", 0, "no_space", now)], rooms, now)
         return returns.waiting[uuid]
 

@@ -36,7 +36,7 @@ from plugin.gateway.xdr import Reader, Writer
 from plugin.targets import TargetAddress
 from pydataplane.domain.errors import Refusal
 from pydataplane.errors import RpcError
-from pydataplane.silence import WatchedClient
+from pydataplane.watchedclient import WatchedClient
 from tests.support.fake_target import LVSTORE_UUID, MIB
 from tests.unit.gateway.world import ReplyError, TestClient, World, nothing_done, play
 

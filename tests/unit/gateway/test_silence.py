@@ -15,7 +15,7 @@ from plugin.gateway.messages import DomainCall
 from plugin.gateway.procs import Proc
 from plugin.gateway.recovery import recover_all
 from plugin.gateway.target import POLLS_MAX
-from pydataplane import silence
+from pydataplane import watchedclient
 from pydataplane.domain import translate
 from tests.support.fake_socket import SocketTarget
 from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, World, disk, play, until
@@ -58,7 +58,7 @@ def test_what_is_not_about_a_silent_target_does_not_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[[World], Awaitable[None]]
 ) -> None:
     """With the deadline of an hour: whoever waited for it would not be there in time."""
-    monkeypatch.setattr(silence, "SILENT_S", 1.0)
+    monkeypatch.setattr(watchedclient, "SILENT_S", 1.0)
     with mute_target(tmp_path):
         play(tmp_path, work, timeout_s=FOREVER_S)
 
@@ -80,7 +80,7 @@ def test_what_is_about_a_silent_target_ends_with_the_name_of_its_socket(tmp_path
 def test_statistics_of_a_disk_of_a_silent_target_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "SILENT_S", 1.0)
+    monkeypatch.setattr(watchedclient, "SILENT_S", 1.0)
 
     async def body(world: World) -> None:
         world.target.add_volume("gold0/data")
@@ -99,7 +99,7 @@ def test_statistics_of_a_disk_of_a_silent_target_say_so(
 def test_neither_statistics_nor_a_domain_without_a_disk_of_ours_wait_for_the_only_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "SILENT_S", 1.0)
+    monkeypatch.setattr(watchedclient, "SILENT_S", 1.0)
     monkeypatch.setattr(emptycontrollers, "MAKE_S", FOREVER_S)
 
     async def body(world: World) -> None:

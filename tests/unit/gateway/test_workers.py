@@ -14,7 +14,7 @@ from plugin.gateway.peer import Peer
 from plugin.gateway.procs import Proc
 from plugin.gateway.target import CHANGES_MAX, POLLS_MAX, Target
 from plugin.gateway.usage import Unit
-from pydataplane.silence import WatchedClient
+from pydataplane.watchedclient import WatchedClient
 from tests.unit.gateway.world import World, play, until
 
 POLLS: dict[str, Callable[[Target], Awaitable[object]]] = {

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from plugin.alone import uninterrupted
 from plugin.gateway import lvolcopies
 from plugin.gateway.lvolcopies import Disk
 from plugin.moves.naming import Domains
+from plugin.signals import uninterrupted
 from pydataplane.client import Client
 from pydataplane.domain.names import domain_of
 from pydataplane.errors import VolumeError

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pydataplane import silence
+from pydataplane import watchedclient
 from pydataplane.errors import TargetTimeout
-from pydataplane.silence import WatchedClient
+from pydataplane.watchedclient import WatchedClient
 from tests.support.fake_socket import SocketTarget
 from tests.support.wait import until
 
@@ -39,7 +39,7 @@ def test_one_call_that_takes_long_is_no_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(silence, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(watchedclient, "time", SimpleNamespace(monotonic=lambda: now[0]))
     target = SocketTarget(tmp_path / "t")
     client = WatchedClient(target.path, FOREVER_S)
     gate = target.gate["bdev_get_bdevs"] = threading.Event()

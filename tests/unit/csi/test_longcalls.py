@@ -11,9 +11,9 @@ import pytest
 from csi.errors import Code, Failure
 from csi.hostdevice.loop import LoopDevices
 from csi.hostdevice.loopctl import Loop
+from csi.longcalls import LongCalls
 from csi.proto import csi_pb2 as pb
 from csi.targets import Targets
-from csi.underway import Underway
 from tests.support.fake_target import FakeTarget
 from tests.unit.csi.conftest import World, mount, refused
 
@@ -21,7 +21,7 @@ from tests.unit.csi.conftest import World, mount, refused
 def test_a_call_that_waits_no_longer_leaves_the_work_to_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    jobs, end, begun = Underway(0.01), threading.Event(), []
+    jobs, end, begun = LongCalls(0.01), threading.Event(), []
 
     def work() -> str:
         begun.append(1)
@@ -51,7 +51,7 @@ def test_a_call_that_waits_no_longer_leaves_the_work_to_the_next(
 
 
 def test_a_failure_reaches_each_that_waits_and_the_next_begins_anew() -> None:
-    jobs = Underway()
+    jobs = LongCalls()
 
     def fail() -> None:
         raise TimeoutError("its own")
@@ -72,12 +72,12 @@ def test_what_ends_at_the_moment_when_the_call_gives_up_is_the_call_s(
                 raise TimeoutError
             return found
 
-    monkeypatch.setattr("csi.underway.Future", Late)
-    assert Underway().run("v", "checking v", lambda: 3) == 3
+    monkeypatch.setattr("csi.longcalls.Future", Late)
+    assert LongCalls().run("v", "checking v", lambda: 3) == 3
 
 
 def test_without_a_thread_nothing_was_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = Underway()
+    jobs = LongCalls()
 
     def no_thread(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -1,12 +1,10 @@
-"""One command that works with a volume at a time, and steps that nobody interrupts."""
+"""Locks of volumes: one command of this host at a time works with each."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import hashlib
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +16,7 @@ LOCKS = "move.lock"
 
 
 @contextmanager
-def alone(folder: Path, *work: tuple[str, str]) -> Iterator[None]:
+def locked(folder: Path, *work: tuple[str, str]) -> Iterator[None]:
     """Keeps other commands of this host from `work`: of what (any text), and what is done with it.
 
     One that is killed keeps them no more.
@@ -37,18 +35,3 @@ def alone(folder: Path, *work: tuple[str, str]) -> Iterator[None]:
                     raise
                 raise VolumeError(f"{what} by another command: wait") from error
         yield
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Keeps ^C, SIGTERM and SIGHUP from what is to be done whole: they are lost."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from csi.gathered import Gathered
+from csi.batching import BatchedQuestions
 from tests.support.wait import until
 
 
@@ -35,29 +35,29 @@ class Slow:
 
 def test_who_asks_while_one_runs_shares_the_next() -> None:
     slow = Slow()
-    gathered = Gathered(slow)
+    questions = BatchedQuestions(slow)
     with ThreadPoolExecutor(9) as pool:
-        first = pool.submit(gathered.ask, "a")
+        first = pool.submit(questions.ask, "a")
         until(lambda: slow.asked == [{"a"}], "the first to run")
-        later = [pool.submit(gathered.ask, key) for key in "abcdefgh"]
-        until(lambda: waiting(gathered) == {*"abcdefgh"}, "all to wait")
+        later = [pool.submit(questions.ask, key) for key in "abcdefgh"]
+        until(lambda: waiting(questions) == {*"abcdefgh"}, "all to wait")
         slow.go.release(2)
         assert first.result() == 1
         assert {each.result() for each in later} == {2}
     assert slow.asked == [{"a"}, {*"abcdefgh"}]
     slow.go.release()
-    assert gathered.ask("a") == 3
+    assert questions.ask("a") == 3
 
 
 def test_a_failure_is_that_of_all_who_waited_and_of_nobody_after() -> None:
     slow = Slow()
-    gathered = Gathered(slow)
+    questions = BatchedQuestions(slow)
     slow.failure = OSError("away")
     with ThreadPoolExecutor(3) as pool:
-        asked: list[Future[int]] = [pool.submit(gathered.ask, "a")]
+        asked: list[Future[int]] = [pool.submit(questions.ask, "a")]
         until(lambda: len(slow.asked) == 1, "the first to run")
-        asked += [pool.submit(gathered.ask, key) for key in "ab"]
-        until(lambda: waiting(gathered) == {"a", "b"}, "both to wait")
+        asked += [pool.submit(questions.ask, key) for key in "ab"]
+        until(lambda: waiting(questions) == {"a", "b"}, "both to wait")
         slow.go.release(2)
         for each in asked:
             with pytest.raises(OSError, match="away"):
@@ -65,9 +65,9 @@ def test_a_failure_is_that_of_all_who_waited_and_of_nobody_after() -> None:
     assert len(slow.asked) == 2
     slow.failure = None
     slow.go.release()
-    assert gathered.ask("b") == 3
+    assert questions.ask("b") == 3
 
 
-def waiting(gathered: Gathered[str, int]) -> set[str]:
+def waiting(questions: BatchedQuestions[str, int]) -> set[str]:
     """Returns the keys that wait for the next run."""
-    return set(gathered._next[1]) if gathered._next else set()
+    return set(questions._next[1]) if questions._next else set()

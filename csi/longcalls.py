@@ -19,7 +19,7 @@ WAIT_S = 100.0
 """Longest wait of a call, seconds: below the 2 minutes that the kubelet waits."""
 
 
-class Underway:
+class LongCalls:
     """The work that goes on, each in a thread of its own; of the size of what is going on."""
 
     def __init__(self, wait_s: float = WAIT_S) -> None:

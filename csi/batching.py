@@ -11,7 +11,7 @@ Key = TypeVar("Key")
 Answer = TypeVar("Answer")
 
 
-class Gathered(Generic[Key, Answer]):
+class BatchedQuestions(Generic[Key, Answer]):
     """Answers questions by key. Any number of threads may ask."""
 
     def __init__(self, answer: Callable[[Set[Key]], Mapping[Key, Answer]]) -> None:

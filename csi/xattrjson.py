@@ -8,7 +8,7 @@ from typing import Self
 
 
 @dataclass(frozen=True)
-class Noted:
+class XattrJson:
     """What stands in such a xattr: the fields of each kind."""
 
     @classmethod

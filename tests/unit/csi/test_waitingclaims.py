@@ -8,7 +8,7 @@ import pytest
 
 from csi.kinds import CLAIM
 from csi.objects import SELECTED_NODE
-from csi.waiting import ROOM, WaitingClaims
+from csi.waitingclaims import ROOM, WaitingClaims
 from tests.support.wait import until
 from tests.unit.csi.fake_cluster import FakeCluster, Said
 

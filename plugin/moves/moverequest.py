@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from plugin.images import coming
+from plugin.images import importing
 from plugin.moves import notes
 from plugin.moves.notes import Note
 from plugin.streams import receiving
@@ -23,7 +23,7 @@ OWN = (limiting.XATTR, "virtlun.encryption")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MoveRequest:
     """A move, and how far it is."""
 
     path: str
@@ -46,7 +46,7 @@ class Wanted:
         return self.note.of
 
 
-def find(volumes: Volumes, reference: str, to: str) -> Wanted:
+def find(volumes: Volumes, reference: str, to: str) -> MoveRequest:
     """Returns what is to be done; `to` is an lvstore or pool, or LVSTORE/NAME there.
 
     Raises:
@@ -77,7 +77,7 @@ def find(volumes: Volumes, reference: str, to: str) -> Wanted:
     there = made.path if made is not None else f"{store}/{name}"
     if "@" in there or "@" in path:
         raise VolumeError(f"{path} cannot move to {there}: a snapshot stays with its volume")
-    return Wanted(path, there, source, made.uuid if made is not None else None, note)
+    return MoveRequest(path, there, source, made.uuid if made is not None else None, note)
 
 
 def _made(
@@ -185,7 +185,7 @@ def check_movable(volumes: Volumes, source: Volume) -> None:
             f" ({xattrs[notes.MOVED]}); complete that move, by the same command"
         )
     for name, what in (
-        (coming.XATTR, "imported"),
+        (importing.XATTR, "imported"),
         (notes.XATTR, "moved there"),
         (receiving.XATTR, "received"),
     ):
@@ -201,7 +201,7 @@ def check_movable(volumes: Volumes, source: Volume) -> None:
         )
 
 
-def make(volumes: Volumes, wanted: Wanted, source: Volume) -> str:
+def make(volumes: Volumes, wanted: MoveRequest, source: Volume) -> str:
     """Makes the new volume and returns its UUID; there is never one without its note.
 
     What is noted at the old one is noted at it, and as which disk guests know that.

@@ -17,7 +17,7 @@ SOURCE = "source-name"
 """Key of a reference: the name of an lvol."""
 
 
-class Existing:
+class ManageableLvols:
     """What there is in an lvstore."""
 
     def __init__(self, lvols: Lvols) -> None:
