@@ -226,15 +226,29 @@ class Journal:
     def orphans(self) -> Iterator[StoredEntry]:
         """Yields the entries whose gateway has ended, oldest first."""
         found = []
-        for path in self._folder.glob("*.json"):
-            with suppress(OSError, ValueError):
-                pid, since, number = (int(part) for part in path.stem.split("-"))
-                if start_time(pid) != since:
-                    found.append((path.stat().st_mtime_ns, number, path))
+        for path, number in self._of_ended("*.json"):
+            with suppress(OSError):
+                found.append((path.stat().st_mtime_ns, number, path))
         for _, _, path in sorted(found):
             entry = _read(path)
             if entry is not None:
                 yield StoredEntry(entry, path)
+
+    def remove_unfinished(self) -> None:
+        """Removes what gateways were writing when they ended, and which is no entry for that."""
+        for path, _ in self._of_ended("*.new"):
+            # Where there is an entry, another gateway may be putting another in its place.
+            if not path.with_suffix(".json").exists():
+                with suppress(OSError):
+                    path.unlink()
+
+    def _of_ended(self, pattern: str) -> Iterator[tuple[Path, int]]:
+        """Yields the files whose gateway has ended, and the number of each among its own."""
+        for path in self._folder.glob(pattern):
+            with suppress(OSError, ValueError):
+                pid, since, number = (int(part) for part in path.stem.split("-"))
+                if start_time(pid) != since:
+                    yield path, number
 
 
 def _read(path: Path) -> AnyEntry | None:

@@ -79,6 +79,7 @@ class ReconcileLoop:
 
     async def run(self) -> None:
         """Goes on until it is cancelled."""
+        self._services.journal.remove_unfinished()
         silent = False
         while True:
             try:

@@ -8,16 +8,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from pydataplane.errors import TargetError
 from tests.support.initiator import Initiator, Refused, connected
+from tests.support.killed_target import killed_at
 from tests.support.lossy_disk import (
     FLUSH,
     MIB,
@@ -26,7 +25,7 @@ from tests.support.lossy_disk import (
     lossy_disk,
     small_file_system,
 )
-from tests.support.target import STOP_DEADLINE_S, Target
+from tests.support.target import Target
 
 pytestmark = pytest.mark.root
 
@@ -49,28 +48,6 @@ def disk(target: Target) -> Iterator[LossyDisk]:
     """A disk that loses what is written."""
     with small_file_system(target.directory / "small") as directory, lossy_disk(directory) as made:
         yield made
-
-
-@contextmanager
-def killed_at(target: Target, call: str, file: str) -> Iterator[None]:
-    """Has the target be killed when it enters that call on that file of its state, in the block."""
-    strace = subprocess.Popen(
-        [
-            *("strace", "-f", "-o", target.directory / "strace", "-p", str(target.pid)),
-            *("-P", (target.state_dir / file).resolve(), "-e", f"trace={call}"),
-            *("-e", f"inject={call}:signal=KILL"),
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert strace.stderr is not None
-    assert "attached" in strace.stderr.readline()
-    yield
-    assert target.process is not None
-    target.process.wait(STOP_DEADLINE_S)
-    strace.wait(STOP_DEADLINE_S)
-    assert call in (target.directory / "strace").read_text()
-    target.kill9()
 
 
 def is_recorded(target: Target) -> bool:

@@ -16,6 +16,7 @@ from uuid import uuid4
 import pytest
 
 from tests.support.initiator import Initiator
+from tests.support.killed_target import killed_at
 from tests.support.target import Target
 from tests.support.wait import until
 
@@ -62,6 +63,10 @@ class Machine:
     def begin_to_replace(self) -> None:
         """Sends REPLACE LOST RESERVATION, and does not wait for its end."""
         self.initiator.send("submit", **self._order(REPLACE_LOST, self.key, True, 0))
+
+    def begin_to_reserve(self) -> None:
+        """Sends RESERVE, and does not wait for its end."""
+        self.initiator.send("submit", **self._order(RESERVE, 0, False, None))
 
     def _order(self, action: int, other: int, persist: bool, key: int | None) -> dict[str, Any]:
         keys = ((self.key if key is None else key), other)
@@ -151,6 +156,27 @@ def test_a_registration_of_another_boot_counts_where_it_was_to_outlive_it(
         a.reconnect()
         b.reconnect()
         assert (b.write(), a.keys()) == ((CONFLICT, [a.key]) if persist else (GOOD, []))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("call", ["write", "fsync", "rename"])
+def test_what_a_killed_target_was_writing_of_a_record_goes_with_the_next_start(
+    target: Target, machines: tuple[Machine, Machine], call: str
+) -> None:
+    a, b = machines
+    a.register(persist=True)
+    (kept,) = (target.state_dir / "reservations").iterdir()
+    before = kept.read_text()
+    cut_off = kept.with_name(f"{kept.name}.{target.pid}.new")
+    with killed_at(target, call, f"reservations/{cut_off.name}"):
+        a.begin_to_reserve()
+    assert set(kept.parent.iterdir()) == {kept, cut_off}
+    target.start()
+    assert list(kept.parent.iterdir()) == [kept]
+    assert kept.read_text() == before
+    a.reconnect()
+    b.reconnect()
+    assert (b.write(), a.keys()) == (GOOD, [a.key])
 
 
 @pytest.fixture

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +18,7 @@ import pytest
 
 from plugin.gateway.journal import Entry, Journal, Operation
 from plugin.gateway.messages import Domain, DomainCall
+from plugin.gateway.peer import start_time
 from plugin.gateway.procs import Proc
 from plugin.gateway.reconcile import Reconciler
 from plugin.gateway.recovery import recover
@@ -328,6 +332,41 @@ def test_the_journal_is_for_root_alone_and_strange_files_are_left_alone(tmp_path
     journal.remove(found)
     journal.remove(found)
     assert not dead.exists()
+
+
+WRITES_AN_ENTRY_AND_IS_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from plugin.gateway.journal import Entry, Journal
+Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+entry = Entry("attach", sys.argv[2], "one", "sdb", 0, "bdev", True, None, "<x/>", "<domain/>")
+Journal(Path(sys.argv[1])).append(entry)
+"""
+
+
+def test_what_a_gateway_was_writing_when_it_was_killed_is_removed_by_the_next(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "notes"
+    program = (sys.executable, "-c", WRITES_AN_ENTRY_AND_IS_KILLED, str(folder), UUID_1)
+    ended = subprocess.run(program, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    (cut_off,) = folder.iterdir()
+    assert cut_off.suffix == ".new"
+    pid, since = cut_off.stem.split("-")[:2]
+    running = f"{os.getpid()}-{start_time(os.getpid())}-7.new"
+    replaced = f"{pid}-{since}-8"
+    others = {running, f"{replaced}.new", f"{replaced}.json", f"{UUID_1}.new", "a-b-c.new"}
+    # The second is one that another gateway may be putting in the third's place.
+    for name in others:
+        (folder / name).touch()
+
+    async def body(world: World) -> None:
+        await until(lambda: not cut_off.exists())
+        assert not world.gateway.services.journal.pending
+
+    play(tmp_path, body, reconcile=True)
+    assert {path.name for path in folder.iterdir()} == others
 
 
 def lifecycle(dom: Domain, event: int) -> bytes:

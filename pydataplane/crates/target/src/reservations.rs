@@ -13,7 +13,8 @@ use std::thread;
 use std::time::Duration;
 use uuid::Uuid;
 
-const FOLDER: &str = "reservations";
+/// Where in the state directory they are.
+pub const FOLDER: &str = "reservations";
 /// Largest file that is read, in bytes: some times what the most registrants take.
 const MAX_BYTES: u64 = 1 << 20;
 /// How often what cannot be read for now is read before it is told so, and the pauses between.

@@ -11,6 +11,7 @@ mod call;
 mod dir;
 mod keys;
 mod save;
+mod unfinished;
 
 use call::calls;
 pub use call::{Call, ConfigFile, Subsystem};

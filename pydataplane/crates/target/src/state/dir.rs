@@ -3,6 +3,7 @@
 use super::Call;
 use super::call::{ConfigFile, SubsystemFile};
 use super::keys::{OWNER_KEY, identify};
+use super::unfinished;
 use crate::flusherror::FlushError;
 use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
@@ -158,6 +159,7 @@ impl Dir {
         }
         let dir = Dir { path: path.to_owned(), lock, writing: Mutex::new(()) };
         dir.sign()?;
+        unfinished::remove(path);
         Ok(dir)
     }
 
