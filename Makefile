@@ -172,8 +172,10 @@ lint-code: $(CACHE)/venv.stamp toolchain
 	@$(BIN)/python -m tests.subjects
 
 .PHONY: docs
-docs: $(CACHE)/docs.stamp ## The site, in build/docs; a warning is an error
+docs: $(CACHE)/docs.stamp toolchain ## The site, in build/docs; a warning is an error
 	$(call say,docs)
+	@rm -rf build/rustdoc
+	@RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps -p blobstore --manifest-path $(MANIFEST) --target-dir build/rustdoc
 	@NO_MKDOCS_2_WARNING=1 $(CACHE)/docs-venv/bin/mkdocs build --clean -f docs/mkdocs.yml
 
 .PHONY: release

@@ -3,7 +3,7 @@
 So guides, examples and schemas are written once, where people find them in a checkout: a link from
 a page to `../../examples/libvirt/vm.xml` leads to the page `files/examples/libvirt/vm.xml.md`,
 which shows that file. A Markdown file is a page as it is, and its own links are followed in turn. A
-folder is a list of its files.
+folder is a list of its files, but for that of a crate whose rustdoc is in the site.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs/pages"
 FILES = "files"
 """Folder of the site for what is not in `PAGES`."""
+CRATES = ROOT / "pydataplane/crates"
+RUSTDOC = ROOT / "build/rustdoc/doc"
+"""What `make docs` has cargo write first."""
 
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 _LANGUAGES = {
@@ -38,13 +41,16 @@ _LANGUAGES = {
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Checks that a warning ends the build.
+    """Checks that a warning ends the build, and that there is rustdoc.
 
     Raises:
-        ConfigurationError: MkDocs was told not to, or to log none, and it counts what it logs.
+        ConfigurationError: MkDocs was told not to, or to log none, and it counts what it logs; or
+            cargo has written none.
     """
     if not (config.strict and logging.getLogger("mkdocs").isEnabledFor(logging.WARNING)):
         raise ConfigurationError("a warning must end the build: leave out --quiet and --no-strict")
+    if not RUSTDOC.is_dir():
+        raise ConfigurationError(f"there is no {RUSTDOC}: build the site by `make docs`")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -64,14 +70,26 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             continue
         for link in _LINK.findall(text.read_text()):
             path = Path(os.path.normpath(text.parent / link))
-            if path in added or PAGES in path.parents or not path.exists():
+            if path in added or PAGES in path.parents or not path.exists() or _rustdoc(path):
                 continue
             added.add(path)
             waiting.append(path)
     for path in sorted(added):
         level = InclusionLevel.INCLUDED if path in named else InclusionLevel.NOT_IN_NAV
         files.append(File.generated(config, _uri(path), content=_content(path), inclusion=level))
+    for path in RUSTDOC.rglob("*"):
+        if path.is_file() and not path.name.startswith("."):
+            uri = f"rustdoc/{path.relative_to(RUSTDOC).as_posix()}"
+            level = InclusionLevel.NOT_IN_NAV  # a font's licence is Markdown
+            files.append(File.generated(config, uri, abs_src_path=str(path), inclusion=level))
     return files
+
+
+def _rustdoc(path: Path) -> str | None:
+    """Returns the page of the site with a crate's rustdoc; None for another path."""
+    if path.parent != CRATES or not (RUSTDOC / path.name / "index.html").is_file():
+        return None
+    return f"rustdoc/{path.name}/index.html"
 
 
 def _uris(nav: Any) -> Iterator[str]:
@@ -101,7 +119,10 @@ def _to_page(source: Path, folder: Path) -> Callable[[re.Match[str]], str]:
         path = Path(os.path.normpath(source.parent / link[1]))
         if not path.exists():
             return link[1]
-        inside = path.relative_to(PAGES).as_posix() if PAGES in path.parents else _uri(path)
+        if PAGES in path.parents:
+            inside = path.relative_to(PAGES).as_posix()
+        else:
+            inside = _rustdoc(path) or _uri(path)
         return os.path.relpath(inside, folder)
 
     return replaced
