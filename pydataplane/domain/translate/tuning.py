@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pydataplane.domain.limits import Limits
 from pydataplane.domain.model import Change, Settings
-from pydataplane.domain.translate.changing import applied
+from pydataplane.domain.translate.applying import applied
 from pydataplane.domain.translate.operations import meant
 from pydataplane.domain.xml import iotune
 from pydataplane.domain.xml import view as views
