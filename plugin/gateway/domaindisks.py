@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 from pydataplane.client import Client
 from pydataplane.domain import limiting, missingvolumes, reconcile
+from pydataplane.domain.actions import RemoveTarget, addition, leftovers
 from pydataplane.domain.errors import ReconcileError
 from pydataplane.domain.model import DiskAddress
 from pydataplane.domain.names import domain_controller
 from pydataplane.domain.observed import Bdev, State, is_right, observe
-from pydataplane.domain.reconcile import RemoveTarget
 from pydataplane.domain.translate import LunPlan, Plan
 from pydataplane.errors import BUSY, EXISTS, RpcError, VolumeError
 from pydataplane.lvols import Lvol
@@ -57,7 +57,7 @@ def add(client: Client, plan: Plan, lun: LunPlan, volume: Lvol) -> bool:
         TargetError: the target refuses or does not answer.
     """
     bdev = Bdev(volume.uuid, volume.block_size, volume.limited)
-    action, address = reconcile.addition(plan, lun), lun.address(plan.controller)
+    action, address = addition(plan, lun), lun.address(plan.controller)
     if lun.front == "blk":
         # What an earlier disk of the same number has left behind is not this one's.
         reconcile.release(client, address.controller)
@@ -75,7 +75,7 @@ def add(client: Client, plan: Plan, lun: LunPlan, volume: Lvol) -> bool:
         present = (disks or {}).get(address.target)
         if error.code not in (EXISTS, BUSY):
             raise
-        idle = reconcile.leftovers(plan, state)
+        idle = leftovers(plan, state)
         if any(reconcile.release(client, name) == "released" for name in idle):
             return add(client, plan, lun, volume)
         if is_right(lun, present, state):
@@ -105,7 +105,7 @@ def remove(client: Client, address: DiskAddress, limited: str | None) -> None:
 def release_leftovers(client: Client, plan: Plan) -> set[str]:
     """Deletes a running domain's idle controllers that its plan lacks; returns their names."""
     state = observe(client)
-    idle = reconcile.leftovers(plan, state)
+    idle = leftovers(plan, state)
     gone = {name for name in idle if reconcile.release(client, name) == "released"}
     kept = {lun.bdev_name for lun in plan.luns}
     bdevs = [bdev for bdev in state.bdevs_of(gone) if bdev not in kept]

@@ -25,13 +25,14 @@ from plugin.gateway.target import Room, Suspended, Target
 from plugin.gateway.usage import Unit, Usage
 from plugin.targets import addresses
 from pydataplane.domain import translate
+from pydataplane.domain.actions import actions, leftovers, unasked
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.images import LunIdentity
 from pydataplane.domain.limits import Limits
 from pydataplane.domain.model import DiskAddress
 from pydataplane.domain.names import domain_controller
 from pydataplane.domain.observed import State
-from pydataplane.domain.reconcile import Release, actions, leftovers, unasked
+from pydataplane.domain.reconcile import Release
 from pydataplane.domain.translate import Definition, LunPlan, Plan, Settings
 from pydataplane.lvols import Lvol, Sizes
 from pydataplane.lvstores import Lvstore

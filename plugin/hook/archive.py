@@ -34,6 +34,7 @@ MODULES = (
     "plugin/hook/rpc.py",
     "pydataplane/__init__.py",
     "pydataplane/domain/__init__.py",
+    "pydataplane/domain/actions.py",
     "pydataplane/domain/errors.py",
     "pydataplane/domain/histograms.py",
     "pydataplane/domain/images.py",

@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydataplane.domain.errors import ReconcileError
-from pydataplane.domain.model import Characteristics, DiskAddress, ErrorPolicy, FrontEnd
-from pydataplane.domain.observed import Bdev, ObservedDisk, State, disks_of, is_right, observe
-from pydataplane.domain.reconcile import (
+from pydataplane.domain.actions import (
     AddTarget,
     CreateBlk,
     CreateController,
@@ -22,13 +19,13 @@ from pydataplane.domain.reconcile import (
     SetOwner,
     actions,
     clearance,
-    ensure,
     leftovers,
-    perform,
-    release,
-    release_domain,
     unasked,
 )
+from pydataplane.domain.errors import ReconcileError
+from pydataplane.domain.model import Characteristics, DiskAddress, ErrorPolicy, FrontEnd
+from pydataplane.domain.observed import Bdev, ObservedDisk, State, disks_of, is_right, observe
+from pydataplane.domain.reconcile import ensure, perform, release, release_domain
 from pydataplane.domain.translate import LunPlan, Plan, VolumeRef
 from pydataplane.errors import BAD_PARAMETERS, RpcError
 from tests.support.fake_target import FakeTarget

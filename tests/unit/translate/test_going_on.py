@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 from lxml import etree
 
+from pydataplane.domain.actions import actions
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import ANY
 from pydataplane.domain.observed import Bdev, ObservedDisk, State, is_right
-from pydataplane.domain.reconcile import actions, perform
+from pydataplane.domain.reconcile import perform
 from pydataplane.domain.translate import LunPlan, define, detach, plan, present, update
 from pydataplane.domain.xml import network
 from tests.support.fake_target import FakeTarget
