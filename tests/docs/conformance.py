@@ -63,10 +63,12 @@ def scsi_suite() -> str:
         "PERSISTENT RESERVATION INFORMATION LOST (7h, 44h/01h), on all disks of the volume, "
         "until an initiator says by REPLACE LOST RESERVATION (`sg_persist --out --replace-lost`) "
         "what holds instead, and that is saved. A record that cannot be read for now leaves the "
-        "volume NOT READY (2h, 04h/01h), and is read again. One that replaced what was lost and "
-        "says so once more is told that nothing is lost (26h/04h), as all others are: READ "
-        "RESERVATION shows that it holds.\n\nRECEIVE COPY FAILURE DETAILS tells once why an "
-        "EXTENDED COPY(LID1) failed, until a reset or the end of the session.",
+        "volume NOT READY (2h, 04h/01h). Either is read again each second. Who has not learned "
+        "the capacity by the time that it is known is told 2Ah/09h, and all drivers virtio's "
+        "event VIRTIO_SCSI_T_PARAM_CHANGE, upon which Linux asks its disk again. One that "
+        "replaced what was lost and says so once more is told that nothing is lost (26h/04h), as "
+        "all others are: READ RESERVATION shows that it holds.\n\nRECEIVE COPY FAILURE DETAILS "
+        "tells once why an EXTENDED COPY(LID1) failed, until a reset or the end of the session.",
     ]
     return "\n".join(parts) + "\n"
 

@@ -109,7 +109,7 @@ pub use lun::Lun;
 pub use missing::missing_lun;
 pub use nexus::{Nexus, NexusState, UnitAttention};
 pub use opcode::{CDB_LEN, Kind};
-pub use options::{LunError, LunOptions};
+pub use options::{LunError, LunOptions, Transport};
 pub use policy::{ErrorPolicy, WaitFor, told};
 pub use records::{Record, RecordKeeper};
 pub use reservations::{KeptReservations, NotKnown, ReservationKeeper};

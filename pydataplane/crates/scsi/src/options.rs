@@ -33,6 +33,21 @@ pub struct LunOptions {
     pub keeper: Option<Arc<dyn ReservationKeeper>>,
     /// Where what else is to outlive the process is kept. `None`: nowhere.
     pub records: Option<Arc<dyn RecordKeeper>>,
+    /// What tells initiators more than unit attentions do. `None`: nothing.
+    pub transport: Option<Arc<dyn Transport>>,
+}
+
+/// What tells the initiators of a unit at once what a unit attention tells them with their next command.
+pub trait Transport: Send + Sync {
+    /// What an initiator asks a disk for before it uses it is to be asked for again: it could not be answered before.
+    /// Called on threads that may wait, with no lock held; not to wait itself.
+    fn parameters_changed(&self);
+}
+
+impl fmt::Debug for dyn Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Transport")
+    }
 }
 
 impl fmt::Debug for dyn ReservationKeeper {

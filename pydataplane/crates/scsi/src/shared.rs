@@ -6,9 +6,9 @@ use crate::log::{Room, SET_BYTES};
 use crate::mode::{Modes, TagRanges};
 use crate::nexus::{Nexus, NexusState, Preventers, UnitAttention};
 use crate::opcode::Abilities;
-use crate::options::{LunError, LunOptions, in_units, physical_exponent_of, shift_of};
+use crate::options::{LunError, LunOptions, Transport, in_units, physical_exponent_of, shift_of};
 use crate::policy::ErrorPolicy;
-use crate::reservations::{Access, NexusName};
+use crate::reservations::{Access, NexusName, NotKnown};
 use crate::volume::{Volume, access_of};
 use crate::watch::{Counts, Range};
 use bdev::{AppTags, Bdev, Features, ProtectionType};
@@ -82,6 +82,7 @@ pub struct LunShared {
     /// What it shares with other units of the same volume.
     pub(crate) volume: Arc<Volume>,
     nexus_name: NexusName,
+    transport: Option<Arc<dyn Transport>>,
     /// What its nexus may do, of [`access_of`], and [`Gate`]s: 0 where a command has nothing to look for.
     gates: AtomicU32,
     /// [`Modes::bits`] of the volume's, and above them a number that changes with them.
@@ -158,6 +159,7 @@ impl LunShared {
             nexuses: Mutex::new(Vec::new()),
             volume,
             nexus_name: nexus.into(),
+            transport: options.transport,
             gates: AtomicU32::new(0),
             modes: AtomicU32::new(0),
             copies: Arc::default(),
@@ -186,6 +188,15 @@ impl LunShared {
     /// What its nexus may do, as the volume's reservations have it.
     pub(crate) fn access(&self) -> Access {
         access_of(self.gates.load(Ordering::Acquire) & ACCESS)
+    }
+
+    /// Why it is not known what is reserved, so that its initiators are kept out; `None`: it is known.
+    pub fn reservations_not_known(&self) -> Option<NotKnown> {
+        match self.access() {
+            Access::Unread => Some(NotKnown::Unread),
+            Access::Lost => Some(NotKnown::Lost),
+            _ => None,
+        }
     }
 
     /// With the lock of the volume's reservations held.
@@ -355,6 +366,7 @@ impl LunShared {
             // Those of the volume, which is the same, are known.
             keeper: None,
             records: None,
+            transport: self.transport.clone(),
         }
     }
 
@@ -535,6 +547,17 @@ impl LunShared {
         let present = self.present();
         let others = present.iter().filter(|nexus| !std::ptr::eq(&***nexus, than));
         others.for_each(|nexus| nexus.post(attention));
+    }
+
+    /// Nobody was told the capacity for a while. Whoever has not asked for it before knows none, and asks again: told
+    /// by 2Ah/09h, unless the unit is removable, and by the transport. Takes a lock: for control threads.
+    pub(crate) fn can_be_asked_again(&self) {
+        if !self.removable {
+            let present = self.present();
+            let without = present.iter().filter(|nexus| nexus.seen_at().is_none());
+            without.for_each(|nexus| nexus.post(UnitAttention::CapacityChanged));
+        }
+        self.transport.iter().for_each(|transport| transport.parameters_changed());
     }
 
     /// LOGICAL UNIT RESET (SAM-5 6.3.3, 7.7), of all that show the volume, through whichever

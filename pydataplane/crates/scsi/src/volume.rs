@@ -2,6 +2,7 @@
 //! reads, decides and writes now.
 
 mod known;
+mod waiting;
 
 use crate::mode::ModeState;
 use crate::nexus::UnitAttention;
@@ -94,6 +95,8 @@ impl Volume {
             watches: Watches::default(),
         });
         volumes.insert(uuid, Arc::downgrade(&volume));
+        drop(volumes);
+        waiting::reads_until_known(&volume);
         volume
     }
 

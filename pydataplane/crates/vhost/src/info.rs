@@ -9,7 +9,7 @@ use crate::controller::{Controller, cpu_of};
 use crate::front::Front;
 use crate::lun::{Suspension, Target};
 use crate::owner::OwnerInfo;
-use scsi::{Characteristics, ErrorPolicy};
+use scsi::{Characteristics, ErrorPolicy, NotKnown};
 
 /// A controller.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,6 +72,8 @@ pub struct TargetInfo {
     pub removal_prevented: bool,
     /// Whether the guest has ejected its medium, and not loaded it.
     pub ejected: bool,
+    /// Why it is not known who has reserved the volume, so that its commands are refused; `None`: it is known.
+    pub reservations_not_known: Option<NotKnown>,
     /// When it was put in place, in seconds since the epoch, as the times below.
     pub attached_at: f64,
     /// When the event that it came was put into the ring of the connected guest; none where the
@@ -97,6 +99,7 @@ impl From<&Target> for TargetInfo {
             suspended: t.suspended(),
             removal_prevented: t.shared.removal_prevented(),
             ejected: t.shared.is_ejected(),
+            reservations_not_known: t.shared.reservations_not_known(),
             attached_at: t.times.attached_at(),
             event_at: t.times.event_at(),
             guest_seen_at: t.shared.seen_at().map(|at| at.as_secs_f64()),

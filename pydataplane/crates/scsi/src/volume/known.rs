@@ -1,7 +1,7 @@
 //! What was kept of a volume's reservations and cannot be read (SPC-4 5.13.5.2, 5.13.5.3): it is read again, or an
 //! initiator replaces it. Until then its units take no command that a reservation could keep from them.
 
-use super::{Reserved, Volume};
+use super::{Reserved, Volume, waiting};
 use crate::aside;
 use crate::reservations::{Access, Keeping, NotKnown, Order, Reservations, refused};
 use crate::response::{Fail, Status};
@@ -44,22 +44,56 @@ impl Volume {
     /// A session begins: takes what is kept, if that was not read since this program serves the volume, or is not
     /// known. A program that takes over from another has read it while that one still served. What is known stays
     /// so, and is kept anew where somebody has spoiled it. For control threads.
-    pub(crate) fn reload(&self) {
+    pub(crate) fn reload(self: &Arc<Self>) {
         let Some(keeping) = &self.keeping else { return };
+        if !self.read(keeping, true) {
+            self.mend(keeping);
+        }
+    }
+
+    /// Nobody asks: what is not known is read again. It is not taken for what no other program can change any more,
+    /// as one may still serve. For threads that may wait.
+    pub(super) fn read_unknown(self: &Arc<Self>) {
+        if let Some(keeping) = self.keeping.as_ref().filter(|_| self.is_unknown()) {
+            self.read(keeping, false);
+        }
+    }
+
+    /// Takes what is kept, `false`: that does not count any more. Read on behalf of a session it `settles` the matter.
+    fn read(self: &Arc<Self>, keeping: &Keeping, settles: bool) -> bool {
         // Who reads first takes first.
-        let _reading = self.reading.lock();
+        let reading = self.reading.lock();
         let is_as_kept = self.reserved.lock().is_as_kept();
-        let Some(changes) = is_as_kept else { return self.mend(keeping) };
+        let Some(changes) = is_as_kept else { return false };
         // Read before the lock is taken, which nobody holds for I/O.
         let kept = keeping.kept();
         let mut reserved = self.reserved.lock();
         if reserved.is_as_kept() == Some(changes) {
-            reserved.settled = kept.is_ok();
+            reserved.settled |= settles && kept.is_ok();
+            let was_known = reserved.unknown.is_none();
             reserved.take(kept);
             reserved.tell_access();
+            let is_known = reserved.unknown.is_none();
+            drop((reserved, reading));
+            match is_known {
+                true if was_known => {}
+                true => self.tell_known(),
+                false => waiting::reads_until_known(self),
+            }
         } else if let Some(unknown) = &mut reserved.unknown {
             unknown.read = Some(Instant::now());
         }
+        true
+    }
+
+    /// It is known now what was not: who could not ask the disk for what it needs asks again. No lock is held.
+    fn tell_known(&self) {
+        self.units().iter().for_each(|unit| unit.can_be_asked_again());
+    }
+
+    /// Whether it is not known what is kept.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.reserved.lock().unknown.is_some()
     }
 
     fn mend(&self, keeping: &Keeping) {
@@ -103,6 +137,10 @@ impl Volume {
             reserved.reservations = Reservations::default();
         }
         reserved.tell_access();
+        drop(reserved);
+        if is_saved {
+            self.tell_known();
+        }
     }
 }
 

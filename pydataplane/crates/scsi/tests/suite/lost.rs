@@ -3,15 +3,16 @@
 use crate::reserve::*;
 use crate::rig::*;
 use bdev::Op;
-use scsi::{Lun, NotKnown, Outcome, Response, Status, Task};
+use scsi::{Lun, LunOptions, NotKnown, Outcome, Response, Status, Task, Transport};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const REPLACE_LOST: u8 = 8;
 const LOST: (u8, u16) = (0x7, 0x4401);
 const NOT_READY: (u8, u16) = (0x2, 0x0401);
 const NOTHING_LOST: (u8, u16) = (0x5, 0x2604);
+const CAPACITY: (u8, u16) = (0x6, 0x2A09);
 
 /// A keeper of what cannot be read.
 fn of(not_known: NotKnown) -> Arc<Keeper> {
@@ -22,6 +23,12 @@ fn of(not_known: NotKnown) -> Arc<Keeper> {
 
 fn replace(unit: &mut Rig, kind: u8, flags: u8) -> Answer {
     out(unit, REPLACE_LOST, kind, 0, 0xA, flags)
+}
+
+/// It has not learned the capacity while nobody was told, and asks for it now.
+#[track_caller]
+fn asks_again(unit: &mut Rig) {
+    assert_eq!(unit.run(&[0; 6]).sense(), CAPACITY);
 }
 
 /// Until what was not known is read again.
@@ -92,7 +99,8 @@ fn spc4_5_13_5_3_2_what_is_lost_keeps_everybody_out_until_one_replaces_it() {
 
     replace(&mut a, WRITE_EXCLUSIVE, 1).good();
     assert!(!keeper.kept.lock().as_ref().unwrap().is_empty());
-    // PRGENERATION 0, and nobody else is told.
+    [&mut a, &mut b].into_iter().for_each(asks_again);
+    // PRGENERATION 0, and nobody else is told of it.
     assert_eq!(read(&mut b, 0), [&[0, 0, 0, 0, 0, 0, 0, 8][..], &0xA_u64.to_be_bytes()].concat());
     assert_eq!(read(&mut b, 1)[8..22], [0, 0, 0, 0, 0, 0, 0, 0xA, 0, 0, 0, 0, 0, WRITE_EXCLUSIVE]);
     assert_eq!(read(&mut b, 2)[2..4], [0x81, 0x81], "RLR_C, PTPL_C, PTPL_A");
@@ -124,6 +132,7 @@ fn spc4_5_13_5_2_what_cannot_be_read_for_now_is_read_again_and_replaced_by_nobod
     assert_eq!(replace(&mut a, WRITE_EXCLUSIVE, 0).sense(), NOT_READY);
     *keeper.not_known.lock() = None;
     until(|| write(&mut b) == CONFLICT);
+    asks_again(&mut a);
     goes(write(&mut a));
     assert_eq!(read(&mut b, 0)[8..], 7_u64.to_be_bytes());
 }
@@ -136,6 +145,7 @@ fn what_is_lost_may_be_mended_instead() {
     *keeper.kept.lock() = Some(held_by("vm-a:0"));
     *keeper.not_known.lock() = None;
     until(|| write(&mut b) == CONFLICT);
+    asks_again(&mut a);
     goes(write(&mut a));
     assert_eq!(replace(&mut b, WRITE_EXCLUSIVE, 0).sense(), NOTHING_LOST);
 }
@@ -167,6 +177,7 @@ fn what_is_lost_is_replaced_once_that_is_kept_and_not_before() {
         outcome != Outcome::Pending
     });
     goes(outcome);
+    [&mut a, &mut b].into_iter().for_each(asks_again);
     assert_eq!(write(&mut b), CONFLICT);
     goes(write(&mut a));
 }
@@ -198,6 +209,7 @@ fn what_was_thrown_away_is_not_good_because_anothers_is_kept() {
     });
     let Outcome::Done(response) = outcome else { panic!("{outcome:?}") };
     assert_eq!(response.status, Status::CheckCondition);
+    [&mut a, &mut b].into_iter().for_each(asks_again);
     assert_eq!(write(&mut a), CONFLICT);
     goes(write(&mut b));
 }
@@ -221,6 +233,7 @@ fn what_cannot_be_kept_replaces_nothing() {
     keeps_out(&mut b, LOST);
     keeper.fails.store(false, Ordering::Relaxed);
     replace(&mut b, WRITE_EXCLUSIVE, 0).good();
+    [&mut a, &mut b].into_iter().for_each(asks_again);
     assert_eq!(write(&mut a), CONFLICT);
     goes(write(&mut b));
 }
@@ -244,6 +257,7 @@ fn who_takes_over_from_another_program_and_cannot_read_what_that_did_lets_nobody
     keeps_out(&mut b, LOST);
     keeps_out(&mut a, LOST);
     replace(&mut b, WRITE_EXCLUSIVE, 0).good();
+    asks_again(&mut a);
     assert_eq!(write(&mut a), CONFLICT);
     assert_eq!(read(&mut a, 0)[4..], [&[0, 0, 0, 8][..], &0xA_u64.to_be_bytes()].concat());
 }
@@ -321,6 +335,100 @@ fn what_was_changed_here_counts_whatever_can_be_read() {
     *keeper.not_known.lock() = Some(NotKnown::Lost);
     let _again = b.another();
     goes(write(&mut b));
+}
+
+/// How often the initiators of a unit were told to ask for its parameters.
+#[derive(Default)]
+struct Told(AtomicU32);
+
+impl Transport for Told {
+    fn parameters_changed(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// `two`, of which b tells its initiators by that.
+fn two_told(keeper: &Arc<Keeper>) -> ([Rig; 2], Arc<Told>) {
+    let told: Arc<Told> = Arc::default();
+    let a = Setup { options: options("vm-a:0", keeper), ..Setup::default() }.build();
+    let transport: Option<Arc<dyn Transport>> = Some(told.clone());
+    let b = a.another_unit(LunOptions { transport, ..options("vm-b:0", keeper) });
+    ([a, b], told)
+}
+
+const READ_CAPACITY: [u8; 10] = [0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+#[test]
+fn who_could_not_ask_for_the_capacity_is_told_to_ask_again_when_what_is_lost_is_replaced() {
+    let keeper = of(NotKnown::Lost);
+    let ([mut a, mut b], told) = two_told(&keeper);
+    assert_eq!(b.input(&READ_CAPACITY, 8).sense(), LOST);
+    keeper.fails.store(true, Ordering::Relaxed);
+    assert_eq!(replace(&mut a, WRITE_EXCLUSIVE, 0).sense(), (0x4, 0x4400));
+    assert_eq!(told.0.load(Ordering::Relaxed), 0);
+    keeper.fails.store(false, Ordering::Relaxed);
+    replace(&mut a, WRITE_EXCLUSIVE, 0).good();
+    assert_eq!(told.0.load(Ordering::Relaxed), 1);
+    asks_again(&mut b);
+    b.input(&READ_CAPACITY, 8).good();
+    asks_again(&mut a);
+    out(&mut a, REGISTER, 0, 0xA, 0xB, 0).good();
+    assert_eq!(told.0.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn who_asks_nothing_any_more_is_told_when_the_record_is_mended_or_removed() {
+    for (not_known, mended) in [
+        (NotKnown::Lost, Some(held_by("vm-a:0"))),
+        (NotKnown::Lost, None),
+        (NotKnown::Unread, Some(held_by("vm-a:0"))),
+    ] {
+        let keeper = of(not_known);
+        let ([a, mut b], told) = two_told(&keeper);
+        assert_eq!(a.shared.reservations_not_known(), Some(not_known));
+        std::thread::sleep(Duration::from_millis(1500));
+        assert_eq!(told.0.load(Ordering::Relaxed), 0);
+        let reserved = mended.is_some();
+        *keeper.kept.lock() = mended;
+        *keeper.not_known.lock() = None;
+        until(|| told.0.load(Ordering::Relaxed) == 1);
+        assert_eq!(a.shared.reservations_not_known(), None);
+        asks_again(&mut b);
+        assert_eq!(write(&mut b) == CONFLICT, reserved);
+    }
+}
+
+#[test]
+fn who_knows_the_capacity_keeps_it_and_is_told_by_the_transport_alone() {
+    let keeper = of(NotKnown::Lost);
+    let told: Arc<Told> = Arc::default();
+    let disk = Setup::default().build().disk.clone();
+    let transport: Option<Arc<dyn Transport>> = Some(told.clone());
+    let options = LunOptions { transport, ..options("vm-b:0", &keeper) };
+    let shared = scsi::LunShared::new(disk, options).unwrap();
+    let state = scsi::NexusState { seen_us: 7, ..scsi::NexusState::default() };
+    let nexus = shared.connect_as(state);
+    *keeper.not_known.lock() = None;
+    until(|| told.0.load(Ordering::Relaxed) == 1);
+    assert_eq!(nexus.state(), state);
+}
+
+#[test]
+fn what_is_read_while_nobody_asks_is_read_again_when_a_session_begins() {
+    let keeper = of(NotKnown::Unread);
+    let first = Setup { options: options("vm-a:0", &keeper), ..Setup::default() }.build();
+    let disk = first.disk.clone();
+    drop(first);
+    // As in a program that is about to take over from one that still serves.
+    let unit = early(&disk, "vm-b:0", &keeper);
+    *keeper.not_known.lock() = None;
+    until(|| unit.reservations_not_known().is_none());
+    *keeper.kept.lock() = Some(held_by("vm-a:0"));
+    let again =
+        |nexus| Setup { options: options(nexus, &keeper), ..Setup::default() }.of(disk.clone());
+    let [mut a, mut b] = ["vm-a:0", "vm-b:0"].map(again);
+    assert_eq!(write(&mut b), CONFLICT);
+    goes(write(&mut a));
 }
 
 #[test]

@@ -8,15 +8,28 @@ use std::sync::mpsc::channel;
 
 use bdev::{Bdev, Claim, ClaimMode};
 use reactor::NotRun;
-use scsi::{LunOptions, LunShared};
+use scsi::{LunOptions, LunShared, Transport};
 
 use super::{ControllerOptions, Controllers};
 use crate::controller::Controller;
 use crate::error::ControllerError;
 use crate::front::{DISK, Front};
 use crate::lun::{Between, Replacement, Target, TargetOptions, Times};
-use crate::mailbox::Order;
+use crate::mailbox::{Mailbox, Order};
 use crate::stats::LunCounters;
+
+/// Tells the guest of a target to look at it again.
+struct Events {
+    mailbox: Mailbox,
+    number: u8,
+}
+
+impl Transport for Events {
+    fn parameters_changed(&self) {
+        // Linux asks for capacity and modes then, whatever changed.
+        self.mailbox.send(Order::Resized { target: self.number });
+    }
+}
 
 impl Controllers {
     /// Makes a controller with one disk, the bdev `bdev_name` ([`Front::Blk`]), or gives one of
@@ -101,7 +114,7 @@ impl Controllers {
             Front::Blk => format!("controller {name}"),
         };
         let claim = self.inner.registry.claim_as(bdev_name, &owner, mode)?;
-        let lun_options = self.lun_options(name, number, &options);
+        let lun_options = self.lun_options(&controller, number, &options);
         let shared = LunShared::new(Arc::clone(claim.bdev()), lun_options)?;
         let counters: Vec<Arc<LunCounters>> =
             controller.reactors.iter().map(|_| Arc::default()).collect();
@@ -174,7 +187,12 @@ impl Controllers {
     }
 
     /// A unit as a target's options have it.
-    fn lun_options(&self, name: &str, number: u8, options: &TargetOptions) -> LunOptions {
+    fn lun_options(
+        &self,
+        controller: &Controller,
+        number: u8,
+        options: &TargetOptions,
+    ) -> LunOptions {
         LunOptions {
             serial: options.serial.clone(),
             read_only: options.read_only,
@@ -182,9 +200,10 @@ impl Controllers {
             block_size: options.block_size,
             characteristics: options.characteristics.clone(),
             error_policy: options.error_policy,
-            nexus: Some(format!("{name}:{number}")),
+            nexus: Some(format!("{}:{number}", controller.name)),
             keeper: self.inner.keeper.get().cloned(),
             records: self.inner.records.get().cloned(),
+            transport: Some(Arc::new(Events { mailbox: controller.mailbox.clone(), number })),
         }
     }
 
@@ -223,7 +242,7 @@ impl Controllers {
         let (shown, before) = self.unit(name, number)?;
         // Its own bdev again: as it was added.
         let options = match bdev.name() == shown && volume.is_none() {
-            true => self.lun_options(name, number, &self.options(name, number)?),
+            true => self.lun_options(&controller, number, &self.options(name, number)?),
             false => before.options(),
         };
         let shared = LunShared::new(bdev, options)?;

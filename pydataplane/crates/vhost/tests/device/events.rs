@@ -1,7 +1,12 @@
 //! Targets that come, go and change under a running guest.
 
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use scsi::{KeptReservations, NotKnown, ReservationKeeper};
+use uuid::Uuid;
 use vhost_scsi::{ControllerError, TargetOptions};
 
 use crate::guest::*;
@@ -47,6 +52,66 @@ fn a_target_comes_changes_and_goes() {
     guest.ready(0);
     let stats = host.stats().controller;
     assert_eq!((stats.events_sent, stats.events_missed), (3, 0));
+}
+
+/// A keeper of reservations that are lost, until somebody removes the record.
+#[derive(Default)]
+struct Lost {
+    removed: AtomicBool,
+}
+
+impl ReservationKeeper for Lost {
+    fn keep(&self, _: Uuid, _: &KeptReservations) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn kept(&self, volume: Uuid) -> Result<Option<KeptReservations>, NotKnown> {
+        self.look(volume)
+    }
+
+    fn look(&self, _: Uuid) -> Result<Option<KeptReservations>, NotKnown> {
+        match self.removed.load(Ordering::Relaxed) {
+            true => Ok(None),
+            false => Err(NotKnown::Lost),
+        }
+    }
+
+    fn tell_spoiled(&self, _: Uuid) {}
+}
+
+#[test]
+fn who_booted_while_reservations_were_lost_is_told_when_its_disk_can_be_asked_again() {
+    const READ_CAPACITY: [u8; 10] = [0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    const REPLACE: [u8; 10] = [0x5f, 8, 1, 0, 0, 0, 0, 0, 24, 0];
+    for replaced in [true, false] {
+        let host = Host::new(1);
+        let keeper: Arc<Lost> = Arc::default();
+        host.controllers.keep_reservations(keeper.clone());
+        host.malloc("disk");
+        host.add(3, "disk");
+        let not_known = || {
+            let controller = host.controllers.list(Some("vm0")).unwrap().remove(0);
+            controller.targets[0].reservations_not_known
+        };
+        let mut guest = Guest::start(&host.socket(), LINUX, 1);
+        // Power on.
+        guest.scsi(3, &[0; 6], &[], 0);
+        let refused = guest.scsi(3, &READ_CAPACITY, &[], 8);
+        assert_eq!((refused.sense[2] & 15, refused.sense[12], refused.sense[13]), (7, 0x44, 1));
+        assert_eq!(not_known(), Some(NotKnown::Lost));
+        let buffer = guest.give_event_buffer();
+        if replaced {
+            let list = [[0; 8], 7_u64.to_be_bytes(), [0; 8]].concat();
+            assert_eq!(guest.scsi(3, &REPLACE, &list, 0).status, 0);
+        } else {
+            keeper.removed.store(true, Ordering::Relaxed);
+        }
+        assert_eq!(guest.event(buffer), (PARAM_CHANGE, lun(3), 0x2a | 0x09 << 8));
+        let told = guest.scsi(3, &READ_CAPACITY, &[], 8);
+        assert_eq!((told.sense[2] & 15, told.sense[12], told.sense[13]), (6, 0x2a, 9));
+        assert_eq!(guest.scsi(3, &READ_CAPACITY, &[], 8).data[..4], 8191_u32.to_be_bytes());
+        assert_eq!(not_known(), None);
+    }
 }
 
 #[test]
