@@ -553,6 +553,8 @@ class BlockDisk(TypedDict):
     """The same of reads."""
     readonly: bool
     """Whether writes are refused."""
+    reservations: str
+    """As of a target of SCSI."""
     resize_event_at: float | None
     """When the connected guest's front end was last told to look at the size again, in seconds
     since the epoch.
@@ -599,6 +601,10 @@ class Lun(TypedDict):
     """Whether the guest sees a removable disk."""
     removal_prevented: bool
     """Whether the guest prevents its removal: Linux does while the disk is open or mounted."""
+    reservations: str
+    """Whether it is known who has reserved the volume: known, lost, as its record is damaged, or
+    unread, as that cannot be read for now. Of one that is not known commands are refused.
+    """
     resize_event_at: float | None
     """When the last event that its size changed was put into the connected guest's ring."""
     rotation_rate: int | None

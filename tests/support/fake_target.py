@@ -662,7 +662,7 @@ class FakeTarget(WatchedClient):
         given = self.options.get((controller, number), {})
         times = dict.fromkeys(("event_at", "guest_seen_at", "resize_event_at"))
         told = own | {name: value for name, value in given.items() if name in own}
-        told |= {"removal_prevented": False, "ejected": False}
+        told |= {"removal_prevented": False, "ejected": False, "reservations": "known"}
         return told | {"attached_at": 1.0, **times}
 
     def vhost_create_scsi_controller(

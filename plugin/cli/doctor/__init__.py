@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from plugin.cli import remote
-from plugin.cli.doctor import guests, libvirt, machine, rights, target
+from plugin.cli.doctor import guests, libvirt, machine, reservations, rights, target
 from plugin.cli.doctor.finding import Finding
 from plugin.cli.output import address, busy, config, console, json_option
 from plugin.config import Config
@@ -89,6 +89,7 @@ def examinations(
         ("the helper's rights", rights.helper),
         ("lvstores", lambda: target.lvstores(socket)),
         ("checksums", lambda: target.checksums(socket)),
+        ("reservations", lambda: reservations.records(socket)),
         ("images of Ceph", lambda: target.images(socket, settings)),
         ("LUNs of iSCSI targets", lambda: target.luns(socket, settings)),
         ("NBD servers", lambda: target.nbd_servers(socket, settings)),

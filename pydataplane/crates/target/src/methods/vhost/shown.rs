@@ -8,6 +8,7 @@ use ::vhost_scsi::{
     TargetInfo,
 };
 use schemars::JsonSchema;
+use scsi::NotKnown;
 use serde::Serialize;
 
 /// A controller, with SPDK's fields.
@@ -98,6 +99,17 @@ pub(super) struct Block {
     /// When the connected guest's front end was last told to look at the size again, in seconds since the
     /// epoch.
     resize_event_at: Option<f64>,
+    /// As of a target of SCSI.
+    reservations: &'static str,
+}
+
+/// Whether it is known who has reserved a volume.
+fn reservations(not_known: Option<NotKnown>) -> &'static str {
+    match not_known {
+        None => "known",
+        Some(NotKnown::Unread) => "unread",
+        Some(NotKnown::Lost) => "lost",
+    }
 }
 
 impl From<Option<TargetInfo>> for Block {
@@ -111,6 +123,7 @@ impl From<Option<TargetInfo>> for Block {
             physical_block_size: disk.as_ref().and_then(|d| d.characteristics.physical_block_size),
             discard: disk.as_ref().is_some_and(|d| !d.characteristics.no_unmap),
             resize_event_at: disk.as_ref().and_then(|d| d.resize_event_at),
+            reservations: reservations(disk.as_ref().and_then(|d| d.reservations_not_known)),
             serial: disk.as_ref().map(|d| d.serial.clone()),
             uuid: disk.as_ref().and_then(|d| d.characteristics.uuid).map(|uuid| uuid.to_string()),
             bdev: disk.map(|d| d.bdev_name),
@@ -161,6 +174,9 @@ pub(super) struct Lun {
     /// Whether the guest has ejected the medium of a removable disk: it is in again when the guest loads it or
     /// starts anew, and when the target does.
     ejected: bool,
+    /// Whether it is known who has reserved the volume: known, lost, as its record is damaged, or unread, as that
+    /// cannot be read for now. Of one that is not known commands are refused.
+    reservations: &'static str,
     /// When it was put in place, in seconds since the epoch, as all times.
     attached_at: f64,
     /// When the event that it came was put into the connected guest's ring; null if it was not:
@@ -197,6 +213,7 @@ impl From<TargetInfo> for Target {
                 read_error_policy: word(t.error_policy.read),
                 removal_prevented: t.removal_prevented,
                 ejected: t.ejected,
+                reservations: reservations(t.reservations_not_known),
                 attached_at: t.attached_at,
                 event_at: t.event_at,
                 guest_seen_at: t.guest_seen_at,
