@@ -57,7 +57,7 @@ class Volume(Lvol):
     pool: str | None = None
     """UUID of the pool that it is of; None: it is an lvstore's."""
     problem: str | None = None
-    """Why it cannot be used, as its LUN does not say what it is."""
+    """Why it cannot be used, as its LUN or namespace does not say what it is."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for `--json`."""
@@ -131,8 +131,21 @@ def volume_of(item: methods.Bdev, store: Lvstore) -> Volume:
         key=lvol.get("key_name"),
         dif_type=lvol.get("dif_type"),
         pool=store.uuid if store.is_pool else None,
-        problem=item["driver_specific"].get("iscsi", {}).get("problem"),
+        problem=problem_of(item),
     )
+
+
+def problem_of(item: methods.Bdev) -> str | None:
+    """Returns why a disk of an array cannot be used now, as a clause; None if it can, or is none.
+
+    Of one with several paths that of the first, where none is connected.
+    """
+    specific = item["driver_specific"]
+    paths = specific.get("nvme", [])
+    if any(path.get("connected") for path in paths):
+        return None
+    told: dict[str, Any] = paths[0] if paths else specific.get("iscsi", {})
+    return told.get("problem")
 
 
 def sizes_of(item: methods.Bdev, cluster_size: int) -> Sizes:

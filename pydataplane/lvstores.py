@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,9 @@ from pydataplane.volumenames import NAME
 #: Kinds of bdevs that lie on another one and show all that it has.
 LAYERS = ("crypto", "integrity")
 
-ISCSI_PORT = 3260
+ARRAYS = ("iscsi", "nvme")
+"""Kinds of pools whose volumes an array has, and makes."""
+ISCSI_PORT, NVME_PORT = 3260, 4420
 FILE_BLOCK_BYTES = 512
 """Blocks that SPDK's target makes of a regular file."""
 
@@ -51,6 +53,7 @@ class Lvstore:
     kind: str = "lvstore"
     """`rbd`: a pool of Ceph, whose images are the volumes; `base_bdev` is POOL[/NAMESPACE].
     `iscsi`: one of LUNs of an iSCSI target; `base_bdev` is HOST:PORT/TARGET.
+    `nvme`: one of namespaces of an NVMe subsystem; `base_bdev` is ADDRESS:PORT[,...]/NQN.
     """
 
     @property
@@ -60,8 +63,8 @@ class Lvstore:
 
     @property
     def makes_volumes(self) -> bool:
-        """Whether volumes are made, grown and deleted by the target; of LUNs the array does."""
-        return self.kind != "iscsi"
+        """Whether volumes are made, grown and deleted by the target; else the array does."""
+        return self.kind not in ARRAYS
 
     @property
     def tells_room(self) -> bool:
@@ -531,6 +534,30 @@ class Lvstores:
         )
         return self.lvstore(name)
 
+    def add_namespaces(
+        self, name: str, paths: Sequence[tuple[str, int]], subnqn: str, hostnqn: str | None = None
+    ) -> Lvstore:
+        """Has the namespaces of the NVMe subsystem `subnqn` as volumes.
+
+        `paths` are IP addresses and ports of TCP; the target calls itself `hostnqn`, by default as
+        the machine's ID has it. Safe to repeat: a pool that is there is returned as it is.
+
+        Raises:
+            VolumeError: there is another store of that name.
+        """
+        places = ",".join(f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}" for ip, port in paths)
+        present = self._pool_called(name, f"{places}/{subnqn}")
+        if present is not None:
+            return present
+        self.client.call(
+            "virtlun_nvme_pool_create",
+            name=name,
+            paths=[{"traddr": address, "trsvcid": str(port)} for address, port in paths],
+            subnqn=subnqn,
+            hostnqn=hostnqn,
+        )
+        return self.lvstore(name)
+
     def _pool_called(self, name: str, place: str) -> Lvstore | None:
         """Returns the pool of that name at that place, if it is there.
 
@@ -548,7 +575,7 @@ class Lvstores:
         return None
 
     def remove_pool(self, name: str) -> None:
-        """Lets go of a pool, whose images or LUNs stay; of a cluster if nothing else is on that."""
+        """Lets go of a pool, whose volumes stay; of a cluster if nothing else is on that."""
         store = self.lvstore(name)
         if not store.is_pool:
             raise VolumeError(
@@ -556,6 +583,9 @@ class Lvstores:
             )
         if store.kind == "iscsi":
             self.client.call("virtlun_iscsi_pool_delete", name=store.name)
+            return
+        if store.kind == "nvme":
+            self.client.call("virtlun_nvme_pool_delete", name=store.name)
             return
         self.client.call("virtlun_rbd_pool_delete", name=store.name)
         try:

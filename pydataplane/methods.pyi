@@ -302,7 +302,7 @@ class ExpectedNamespace(TypedDict):
 
 
 class NvmePathOf(TypedDict):
-    """Of a path beside the first."""
+    """A path."""
 
     traddr: str
     """IP address."""
@@ -1924,6 +1924,7 @@ class Rpc(ABC):
         namespaces: list[ExpectedNamespace] | None = ...,
         num_io_queues: int | None = ...,
         paths: list[NvmePathOf] | None = ...,
+        pool: str | None = ...,
         prchk_guard: bool | None = ...,
         prchk_reftag: bool | None = ...,
         priority: str | None = ...,
@@ -3021,6 +3022,35 @@ class Rpc(ABC):
     def call(
         self,
         method: Literal["virtlun_nbd_delete"],
+        /,
+        *,
+        name: str,
+    ) -> bool: ...
+
+    # Have the namespaces of an NVMe subsystem over TCP as volumes POOL/uuid.UUID, or POOL/eui. and
+    # their NGUID or EUI-64, which the methods on lvols list and those that use bdevs open; return
+    # the pool's UUID, the same on every host. Needs the option --network.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_nvme_pool_create"],
+        /,
+        *,
+        ddgst: bool | None = ...,
+        hdgst: bool | None = ...,
+        hostnqn: str | None = ...,
+        name: str,
+        num_io_queues: int | None = ...,
+        paths: list[NvmePathOf],
+        subnqn: str,
+    ) -> str: ...
+
+    # Have the namespaces of an NVMe subsystem as volumes no more; refused while one is in use. The
+    # namespaces stay.
+    @overload
+    def call(
+        self,
+        method: Literal["virtlun_nvme_pool_delete"],
         /,
         *,
         name: str,

@@ -95,6 +95,7 @@ NAMES = {
     "virtlun_lvstore_scrub": "Scrubbed",
     "virtlun_lvstore_scrub.unreadable[]": "Unreadable",
     "virtlun_lvstore_scrub.unreadable[].lvols[]": "UnreadableOf",
+    "virtlun_nvme_pool_create(paths)[]": "NvmePathOf",
     "virtlun_lvstore_dump": "DumpedLvstore",
     "virtlun_lvstore_dump.entries[]": "DumpEntry",
     "virtlun_lvol_snapshot_together(snapshots)[]": "SnapshotOf",

@@ -1,7 +1,12 @@
 /** What a target has: stores, which are lvstores and pools, and the volumes in them. */
 
 /** What a store is, by what the target calls its kind; no kind is an lvstore's. */
-const KINDS = { rbd: "pool of Ceph", iscsi: "LUNs of an iSCSI target" };
+const KINDS = {
+    rbd: "pool of Ceph",
+    iscsi: "LUNs of an iSCSI target",
+    nvme: "namespaces of an NVMe subsystem",
+};
+const ARRAYS = ["iscsi", "nvme"];
 
 /** Asks a target; resolves to its stores by name, with their volumes by name. Sizes are bytes. */
 export async function read(rpc) {
@@ -20,7 +25,7 @@ function storeOf(store, lvols) {
         uuid: store.uuid,
         kind: store.kind ? KINDS[store.kind] ?? store.kind : "lvstore",
         /** An array's LUNs are made, grown and deleted by the array. */
-        fixed: store.kind === "iscsi",
+        fixed: ARRAYS.includes(store.kind),
         /** A pool's volumes are thin in any case. */
         thin: Boolean(store.kind),
         on: store.base_bdev,

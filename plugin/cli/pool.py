@@ -1,7 +1,8 @@
-"""`virtlun pool`: pools of Ceph, and of LUNs, as stores of volumes, beside the lvstores."""
+"""`virtlun pool`: pools of Ceph, and of arrays, as stores of volumes, beside the lvstores."""
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TextIO
 
@@ -9,7 +10,8 @@ import click
 
 from plugin.cli.output import busy, client, errors_as_sentences, json_option, show, size, text
 from pydataplane import initiator
-from pydataplane.lvstores import Lvstore
+from pydataplane.domain import portals
+from pydataplane.lvstores import NVME_PORT, Lvstore
 from pydataplane.volumes import Volumes
 
 COLUMNS = [
@@ -24,7 +26,7 @@ COLUMNS = [
 
 @click.group()
 def pool() -> None:
-    """Pools of Ceph or of LUNs as stores of volumes."""
+    """Pools of Ceph or of arrays as stores of volumes."""
 
 
 @pool.command("list")
@@ -37,10 +39,23 @@ def list_(socket: Path, as_json: bool) -> None:
     _show(volumes, volumes.lvstores(), as_json)
 
 
-@pool.command(short_help="Have the images of a pool of Ceph, or an array's LUNs, as volumes.")
+@pool.command(short_help="Have the images of a pool of Ceph, or an array's disks, as volumes.")
 @click.argument("name")
 @click.option("--rbd", "rbd", metavar="POOL", help="The pool of Ceph.")
 @click.option("--iscsi", "iscsi", metavar="HOST[:PORT],TARGET", help="The iSCSI target.")
+@click.option(
+    "--nvme-tcp",
+    "nvme_tcp",
+    metavar="ADDRESS[:PORT]",
+    multiple=True,
+    help="A path to the NVMe subsystem, by IP address; several times for several paths.",
+)
+@click.option("--subnqn", metavar="NQN", help="Name of the NVMe subsystem.")
+@click.option(
+    "--hostnqn",
+    metavar="NQN",
+    help="Name of this host to the NVMe subsystem; by default one made of the machine's ID.",
+)
 @click.option(
     "--conf",
     type=click.Path(path_type=Path),
@@ -80,6 +95,9 @@ def add(
     name: str,
     rbd: str | None,
     iscsi: str | None,
+    nvme_tcp: tuple[str, ...],
+    subnqn: str | None,
+    hostnqn: str | None,
     conf: Path | None,
     user: str | None,
     password_file: TextIO | None,
@@ -96,16 +114,34 @@ def add(
     With --iscsi, the LUNs of an iSCSI target as volumes NAME/lun-NUMBER: the array makes, grows and
     deletes them. Needs a target that was started with --iscsi, which keeps the password in a file
     that only its user and root can read.
+
+    With --nvme-tcp, the namespaces of an NVMe subsystem as volumes NAME/uuid.UUID, or NAME/eui. and
+    their NGUID or EUI-64: the array makes, grows and deletes them. I/O goes by the first path that
+    is optimized (ANA), else not optimized. Needs a target that was started with --network.
     """
-    if (rbd is None) == (iscsi is None):
-        raise click.UsageError("give one of --rbd and --iscsi")
+    if (rbd is not None) + (iscsi is not None) + bool(nvme_tcp) != 1:
+        raise click.UsageError("give one of --rbd, --iscsi and --nvme-tcp")
     of_ceph, of_iscsi = (conf, keyring, namespace, block_size), (password_file, initiator_iqn)
-    if any(each is not None for each in (of_ceph if iscsi else of_iscsi)):
+    of_nvme = (subnqn, hostnqn)
+    of_others = (
+        *(of_ceph if rbd is None else ()),
+        *(of_iscsi if iscsi is None else ()),
+        *(of_nvme if not nvme_tcp else (user,)),
+    )
+    if any(each is not None for each in of_others):
         raise click.UsageError(
             "--conf, --keyring, --namespace and --block-size are of --rbd; --password-file and"
-            " --initiator of --iscsi"
+            " --initiator of --iscsi; --user of both; --subnqn and --hostnqn of --nvme-tcp"
         )
     volumes = Volumes(client(socket))
+    if nvme_tcp:
+        if subnqn is None:
+            raise click.UsageError("give --subnqn with --nvme-tcp")
+        paths = [_path(each) for each in nvme_tcp]
+        with busy(f"connecting to {subnqn}"):
+            namespaces = volumes.add_namespaces(name, paths, subnqn, hostnqn)
+        _show(volumes, [namespaces], as_json)
+        return
     if iscsi is not None:
         portal, _, target = iscsi.partition(",")
         if (user is None) != (password_file is None):
@@ -137,12 +173,24 @@ def add(
 @click.pass_obj
 @errors_as_sentences
 def remove(socket: Path, name: str) -> None:
-    """Let go of the pool NAME, whose images or LUNs stay.
+    """Let go of the pool NAME, whose images, LUNs or namespaces stay.
 
     Refused while one is in use.
     """
     Volumes(client(socket)).remove_pool(name)
     click.echo(f"pool {name} is removed; what it has stays")
+
+
+def _path(text: str) -> tuple[str, int]:
+    """Returns the IP address and port of a path; UsageError if they are none."""
+    host, port = portals.split(text, NVME_PORT)
+    try:
+        address = ip_address(host)
+    except ValueError:
+        raise click.UsageError(
+            f"--nvme-tcp is an IP address, as 10.0.0.1, 10.0.0.1:4421 or [fd00::1]:4420, not {text}"
+        ) from None
+    return str(address), port
 
 
 def _show(volumes: Volumes, stores: list[Lvstore], as_json: bool) -> None:
@@ -153,6 +201,7 @@ def _show(volumes: Volumes, stores: list[Lvstore], as_json: bool) -> None:
         [{**store.as_dict(), "on": on(store)} for store in stores],
         COLUMNS,
         as_json=as_json,
-        empty="no pools: add one with `virtlun pool add NAME --rbd POOL` or `--iscsi`, or make an "
-        "lvstore with `virtlun lvstore create NAME --file FILE --size SIZE`",
+        empty="no pools: add one with `virtlun pool add NAME --rbd POOL`, `--iscsi` or "
+        "`--nvme-tcp`, or make an lvstore with "
+        "`virtlun lvstore create NAME --file FILE --size SIZE`",
     )

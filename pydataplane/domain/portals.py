@@ -24,7 +24,7 @@ def check(portal: str) -> str:
     Raises:
         ValueError: it is none; one sentence.
     """
-    host, port = _split(portal)
+    host, port = split(portal)
     is_host = portal == "*" or re.fullmatch(_NAME, host) or _network(host) is not None
     if not is_host or not 0 < port < 1 << 16:
         raise ValueError(
@@ -39,7 +39,7 @@ def includes(portals: Iterable[str], host: str, port: int) -> bool:
 
     An entry without a port has that of iSCSI alone, as on others anybody may listen.
     """
-    return any(portal == "*" or _is_one(*_split(portal), host, port) for portal in portals)
+    return any(portal == "*" or _is_one(*split(portal), host, port) for portal in portals)
 
 
 def _is_one(entry: str, entrys_port: int, host: str, port: int) -> bool:
@@ -56,9 +56,10 @@ def _is_one(entry: str, entrys_port: int, host: str, port: int) -> bool:
     )
 
 
-def _split(portal: str) -> tuple[str, int]:
+def split(portal: str, default: int = DEFAULT_PORT) -> tuple[str, int]:
+    """Returns host and port of HOST[:PORT], an address of IPv6 without its brackets."""
     found = re.fullmatch(_WITH_PORT, portal)
-    host, port = (found[1], int(found[2])) if found is not None else (portal, DEFAULT_PORT)
+    host, port = (found[1], int(found[2])) if found is not None else (portal, default)
     return re.sub(r"^\[([^\[\]]*)\]", r"\1", host), port
 
 

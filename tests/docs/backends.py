@@ -32,7 +32,7 @@ BACKENDS = {
     "nbd": "an export of an NBD server, here nbdkit on a file: `virtlun_nbd_create`",
     "nvme": (
         "a namespace of an NVMe/TCP target, here of a model of one that was written beside the "
-        "initiator, no peer: `bdev_nvme_attach_controller`"
+        "initiator, no peer, or of a pool: `bdev_nvme_attach_controller`, `virtlun pool`"
     ),
 }
 """Columns, and what they are."""
@@ -94,6 +94,8 @@ _KILLS = "tests/target/test_history_kills.py::test_"
 _NETWORK = "tests/libvirt/test_network_disks.py::test_"
 _ISCSI_DISKS = "tests/libvirt/test_iscsi_disks.py::test_"
 _ISCSI_POOLS = "tests/target/test_iscsi_pools.py::test_"
+_NVME_POOLS = "tests/target/test_nvme_pools.py::test_"
+_NVME_DISKS = "tests/libvirt/test_nvme_disks.py::test_"
 _LOCAL = ("memory", "file", "thick", "thin")
 _VOLUMES = ("thick", "thin")
 
@@ -178,9 +180,10 @@ SHOWN = (
     ),
     Row(
         "snapshots, and clones of them",
-        _of(("memory", "file", "nbd", "nvme"), NOT_THERE)
+        _of(("memory", "file", "nbd"), NOT_THERE)
         | {
             "iscsi": _no(f"{_ISCSI_POOLS}what_the_array_does_is_refused_in_a_sentence"),
+            "nvme": _no(f"{_NVME_POOLS}what_the_array_does_is_refused_in_a_sentence"),
             "thick": _yes(
                 "tests/target/test_encrypted_lvols.py::test_snapshots_and_clones_have_its_key"
             ),
@@ -254,9 +257,12 @@ SHOWN = (
     ),
     Row(
         "`virsh attach-disk`, by the name of a volume",
-        _of(("memory", "file", "nbd", "nvme"), NOT_THERE)
+        _of(("memory", "file", "nbd"), NOT_THERE)
         | {
             "iscsi": _yes(f"{_ISCSI_DISKS}luns_of_a_pool_are_attached_by_plain_virsh"),
+            "nvme": _yes(
+                f"{_NVME_DISKS}namespaces_are_attached_by_plain_virsh_and_stay_over_restarts"
+            ),
             "thick": _yes("tests/libvirt/test_blk.py::test_attach_and_detach_with_plain_virsh"),
             "thin": _yes(
                 "tests/libvirt/test_block_calls.py::"
@@ -331,7 +337,7 @@ SHOWN = (
     ),
     Row(
         "a store of volumes that people name",
-        _of(("memory", "file", "nbd", "nvme"), NOT_THERE)
+        _of(("memory", "file", "nbd"), NOT_THERE)
         | _of(
             _VOLUMES,
             _yes(
@@ -340,6 +346,9 @@ SHOWN = (
         )
         | {
             "iscsi": _yes(f"{_ISCSI_POOLS}luns_are_volumes_that_are_open_while_somebody_uses_them"),
+            "nvme": _yes(
+                f"{_NVME_POOLS}namespaces_are_volumes_that_are_open_while_somebody_uses_them"
+            ),
             "rbd": _yes(f"{_POOLS}the_command_adds_a_pool_and_makes_volumes_in_it"),
         },
     ),

@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from plugin.cli.doctor import target as doctors
-from plugin.cli.main import main
+from plugin.cli.doctor import arrays as doctors
 from plugin.config import Config
 from pydataplane import initiator
 from pydataplane.client import Client
 from pydataplane.errors import BUSY, EXISTS, INVALID, NO_DEVICE, RpcError
-from pydataplane.volumes import Volumes
 from tests.support import fake_iscsi
+from tests.support.array_pools import info, known, listed, not_had, virtlun
 from tests.support.fake_iscsi import Answer, Command, FakeIscsi, Lose
 from tests.support.initiator import connected
 from tests.support.ports import free_port
@@ -65,29 +63,6 @@ def add(target: Target, tgt: Tgt, name: str = "san", **more: Any) -> str:
     return uuid
 
 
-def virtlun(target: Target, *words: str, code: int = 0, given: str | None = None) -> str:
-    """Runs the command `virtlun`; returns what it printed."""
-    done = CliRunner().invoke(main, ["--socket", str(target.rpc_socket), *words], input=given)
-    assert done.exit_code == code, done.output
-    return done.output
-
-
-def listed(target: Target) -> dict[str, dict[str, Any]]:
-    """Returns what `virtlun volume list` says of the pool, by name."""
-    found = json.loads(virtlun(target, "volume", "list", "san", "--json"))
-    return {row["name"]: row for row in found}
-
-
-def known(target: Target) -> list[dict[str, Any]]:
-    """Returns all volumes that the target shows."""
-    return [each.as_dict() for each in Volumes(Client(target.rpc_socket)).volumes()]
-
-
-def info(target: Target, name: str) -> dict[str, Any]:
-    (found,) = target.rpc("bdev_get_bdevs", name=name)
-    return dict(found)
-
-
 def use(target: Target, volume: str, ctrlr: str = "vm-1") -> None:
     """Gives a new controller a volume."""
     target.attach(ctrlr, volume)
@@ -97,7 +72,7 @@ def test_luns_are_volumes_that_are_open_while_somebody_uses_them(target: Target,
     (store,) = target.rpc("bdev_lvol_get_lvstores")
     place = f"127.0.0.1:{tgt.port}/{IQN}"
     assert (store["name"], store["kind"], store["base_bdev"]) == ("san", "iscsi", place)
-    rows = listed(target)
+    rows = listed(target, "san")
     assert list(rows) == ["lun-1", "lun-300"]
     assert [row["size"] for row in rows.values()] == [8 * MIB, 16 * MIB]
     assert [row["block_size"] for row in rows.values()] == [512, 4096]
@@ -105,7 +80,7 @@ def test_luns_are_volumes_that_are_open_while_somebody_uses_them(target: Target,
     until(lambda: tgt.sessions() == 0, "it was listed, no more")
     # One that is made there is seen by the next listing.
     tgt.disk(5, size=4 * MIB)
-    assert set(listed(target)) == {"lun-1", "lun-5", "lun-300"}
+    assert set(listed(target, "san")) == {"lun-1", "lun-5", "lun-300"}
     uuid = rows["lun-300"]["uuid"]
     assert info(target, "san/lun-300")["driver_specific"]["iscsi"]["url"] == tgt.url(300)
     use(target, "san/lun-300")
@@ -125,7 +100,7 @@ def test_luns_are_volumes_that_are_open_while_somebody_uses_them(target: Target,
             target.start()
         assert info(target, "san/lun-300")["uuid"] == uuid
         assert info(target, uuid)["claimed"] is True
-        assert set(listed(target)) == {"lun-1", "lun-5", "lun-300"}
+        assert set(listed(target, "san")) == {"lun-1", "lun-5", "lun-300"}
     target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
     until(lambda: tgt.sessions() == 0, "it is closed again")
     assert uuid not in json.dumps(target.configuration())
@@ -157,7 +132,7 @@ def test_what_the_array_does_is_refused_in_a_sentence(target: Target, tgt: Tgt) 
     assert target.rpc("virtlun_lvol_get_xattrs", name="san/lun-1") == {}
     missing = target.fails("bdev_get_bdevs", name="san/lun-9")
     assert isinstance(missing, RpcError) and missing.code == NO_DEVICE
-    assert listed(target).keys() == {"lun-1", "lun-300"}
+    assert listed(target, "san").keys() == {"lun-1", "lun-300"}
     assert tgt.luns[1][0].stat().st_size == 8 * MIB
 
 
@@ -176,7 +151,7 @@ def test_a_pool_is_added_once_with_a_password_that_nobody_sees(
     assert "give --user and --password-file together" in virtlun(
         target, *words, "--user", user, code=2
     )
-    assert "one of --rbd and --iscsi" in virtlun(target, *words, "--rbd", "a", code=2)
+    assert "one of --rbd, --iscsi and --nvme-tcp" in virtlun(target, *words, "--rbd", "a", code=2)
     for _ in range(2):  # it is safe to repeat
         said = virtlun(target, *words, *login, given=f"{secret}\n")
         assert "iscsi" in said and secret not in said
@@ -216,7 +191,7 @@ def test_what_no_volume_can_be_is_said(
     assert doctor()["pool san"] == ("ok", f"2 LUNs at 127.0.0.1:{tgt.port}/{IQN}")
     tgt.disk(6, blocksize="1024")
     said = "a block is 512 or 4096 bytes, not 1024"
-    rows = listed(target)
+    rows = listed(target, "san")
     assert said in rows["lun-6"]["problem"] and rows["lun-6"]["size"] == 0
     assert said in virtlun(target, "volume", "list", "san")
     state, found = doctor()["LUNs of iSCSI targets"]
@@ -259,7 +234,7 @@ def test_what_no_volume_can_be_is_said(
     assert isinstance(error, RpcError) and error.code == INVALID, error
     # The list goes by what was known, and what is asked of the pool alone fails.
     tgt.kill9()
-    assert "lun-300" in listed(target)
+    assert "lun-300" in listed(target, "san")
     state, found = doctor()["pool san"]
     assert (state, "Connection refused" in found) == ("failed", True)
 
@@ -269,14 +244,6 @@ def fake_pool(target: Target, fake: FakeIscsi) -> dict[str, str]:
     asked = {"portal": fake.portal, "target_iqn": fake_iscsi.IQN}
     target.rpc("virtlun_iscsi_pool_create", name="san", initiator_iqn=INITIATOR, **asked)
     return {row["name"]: row["uuid"] for row in known(target)}
-
-
-def not_had(target: Target, volume: str) -> RpcError:
-    """Returns why a controller that is there is not given a volume."""
-    asked = {"ctrlr": "vm-1", "scsi_target_num": 0, "bdev_name": volume}
-    error = target.fails("vhost_scsi_controller_add_target", **asked)
-    assert isinstance(error, RpcError)
-    return error
 
 
 def test_luns_that_cannot_be_told_from_each_other_are_nobodys(make_target: MakeTarget) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from plugin.cli import remote
-from plugin.cli.doctor import guests, libvirt, machine, reservations, rights, target
+from plugin.cli.doctor import arrays, guests, libvirt, machine, reservations, rights, target
 from plugin.cli.doctor.finding import Finding
 from plugin.cli.output import address, busy, config, console, json_option
 from plugin.config import Config
@@ -91,7 +91,8 @@ def examinations(
         ("checksums", lambda: target.checksums(socket)),
         ("reservations", lambda: reservations.records(socket)),
         ("images of Ceph", lambda: target.images(socket, settings)),
-        ("LUNs of iSCSI targets", lambda: target.luns(socket, settings)),
+        ("LUNs of iSCSI targets", lambda: arrays.luns(socket, settings)),
+        ("NVMe namespaces", lambda: arrays.namespaces(socket)),
         ("NBD servers", lambda: target.nbd_servers(socket, settings)),
         ("autostart", libvirt.autostart),
         ("gateway", lambda: libvirt.gateway(settings.gateway.listen)),

@@ -11,8 +11,7 @@ from plugin.cli import io_errors
 from plugin.cli.doctor.finding import Finding
 from plugin.cli.output import client, size
 from plugin.config import Config
-from pydataplane import methods, supervise
-from pydataplane.client import Client
+from pydataplane import supervise
 from pydataplane.errors import METHOD_NOT_FOUND, RpcError, TargetError
 
 LOW_SHARE = 0.1
@@ -207,66 +206,6 @@ def images(socket: Path, settings: Config) -> list[Finding]:
         return [Finding(what, "warning", why, "start it first")]
     assert isinstance(clusters, list)
     return [_cluster(each) for each in clusters]
-
-
-def luns(socket: Path, settings: Config) -> list[Finding]:
-    """Whether LUNs of iSCSI targets can be served, and each has a session."""
-    what = "LUNs of iSCSI targets"
-    try:
-        found = supervise.status(socket).get("iscsi", {"asked": False})
-        wanted = settings.target.iscsi or "iscsi" in settings.disks.serve_network
-        if not found["asked"] and wanted:
-            text = "virtlun.toml has them served, but the target was started without --iscsi"
-            return [Finding(what, "failed", text, START_WITH.format(name="iscsi"))]
-        if not found["asked"]:
-            return [Finding(what, "ok", "none are served: the target was started without --iscsi")]
-        if found["problem"]:
-            advice = "install it, then restart the target"
-            return [Finding(what, "failed", str(found["problem"]), advice)]
-        pools = _pools_of_luns(client(socket))
-        return [*pools, _sessions(what, client(socket).call("bdev_get_bdevs"))]
-    except TargetError:
-        why = "not known, for the target does not tell"
-        return [Finding(what, "warning", why, "start it first")]
-
-
-def _sessions(what: str, bdevs: list[methods.Bdev]) -> Finding:
-    """Says which LUNs have no session, or cannot be disks."""
-    each = {
-        (*bdev["aliases"], bdev["name"])[0]: bdev.get("driver_specific", {}).get("iscsi")
-        for bdev in bdevs
-    }
-    there = {name: lun for name, lun in each.items() if lun is not None}
-    used = {name: lun for name, lun in there.items() if "connected" in lun}
-    bad = [f"{name}: {lun['problem']}" for name, lun in used.items() if "problem" in lun]
-    if bad:
-        advice = "see to its target and the network; the bdev goes on logging in, and its I/O waits"
-        return Finding(what, "failed", "; ".join(bad), advice)
-    bad = [f"{name}: {lun['problem']}" for name, lun in there.items() if "problem" in lun]
-    if bad:
-        advice = "no VM can have it: see to it at the array"
-        return Finding(what, "warning", "; ".join(bad), advice)
-    if not used:
-        text = "libiscsi is there; no LUN is used"
-        return Finding(what, "ok", text, "" if there else "bdev_iscsi_create")
-    return Finding(what, "ok", f"{', '.join(used)}: connected")
-
-
-def _pools_of_luns(target: Client) -> list[Finding]:
-    """Whether each iSCSI target answers whose LUNs are a pool."""
-    found = []
-    for store in target.call("bdev_lvol_get_lvstores"):
-        if store.get("kind") != "iscsi":
-            continue
-        what, place = f"pool {store['name']}", store["base_bdev"]
-        try:
-            luns = target.call("bdev_lvol_get_lvols", lvs_name=store["name"])
-        except RpcError as error:
-            advice = "see to the iSCSI target, the network, and the login that the pool has"
-            found.append(Finding(what, "failed", str(error), advice))
-        else:
-            found.append(Finding(what, "ok", f"{len(luns)} LUNs at {place}"))
-    return found
 
 
 def nbd_servers(socket: Path, settings: Config) -> list[Finding]:

@@ -30,6 +30,7 @@
 //! | `waiters` | [`Waiters`]: who is woken when something happens elsewhere |
 //! | `wants` | [`Wants`]: what channels ask of a thread that may block |
 //! | `sync` | [`SyncChannel`], [`AlignedBuf`]: blocking I/O for control threads |
+//! | `medium` | [`Medium`]: a disk of an array that no device is on |
 //! | `closed` | [`Closed`]: what waits until something is closed elsewhere |
 //! | `owned` | [`OwnedChannel`]: many I/Os at a time, safely, for threads that are no reactors |
 //! | `testing` | `FaultBdev`: power cuts and injected errors; `Wrapped`, `Holes` (feature `testing`) |
@@ -48,6 +49,7 @@ mod latch;
 mod late;
 mod limits;
 mod malloc;
+mod medium;
 mod null;
 mod overlaps;
 mod owned;
@@ -81,6 +83,7 @@ pub use latch::{FlushCause, FlushFailure, FlushLatch};
 pub use late::Late;
 pub use limits::{Limits, Rate, RateLimits, Share};
 pub use malloc::{Malloc, MallocOptions};
+pub use medium::Medium;
 pub use null::Null;
 pub use overlaps::Overlaps;
 pub use owned::{Finished, OwnedChannel};

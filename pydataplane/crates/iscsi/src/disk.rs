@@ -17,7 +17,7 @@ use uuid::Uuid;
 use crate::address::Address;
 use crate::isid::Isid;
 use crate::lun::Lun;
-use crate::luns::{Found, Medium};
+use crate::luns::Found;
 use crate::session::{Identity, Session};
 use crate::shared::{Options, Shared};
 use crate::unit::{Capacity, Unit};
@@ -190,7 +190,7 @@ impl Disk {
     /// The LUN as one of its target's.
     pub fn found(&self) -> Found {
         let capacity = Capacity { geometry: self.geometry(), ..self.shared.unit.capacity };
-        let medium = Medium::from(Unit { capacity, ..self.shared.unit });
+        let medium = Unit { capacity, ..self.shared.unit }.medium();
         Found { lun: self.shared.options.address.lun(), is: Ok(medium) }
     }
 

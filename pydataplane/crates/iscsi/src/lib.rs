@@ -65,5 +65,5 @@ pub use disk::{CreateError, Disk, end_all, reach};
 pub use ffi::{Library, LibraryError};
 pub use isid::Isid;
 pub use lun::Lun;
-pub use luns::{Found, ListError, Medium, list, look};
+pub use luns::{Found, ListError, list, look};
 pub use shared::{DEFAULT_TIMEOUT_S, Options, set_timeout, timeout};

@@ -1,6 +1,6 @@
 //! The LUNs of a target, without a device on them.
 
-use uuid::Uuid;
+use bdev::Medium;
 
 use crate::address::Address;
 use crate::isid::Isid;
@@ -14,21 +14,6 @@ pub struct Found {
     pub lun: u16,
     /// What it is; a clause: it does not say, or is none that a bdev can be on.
     pub is: Result<Medium, String>,
-}
-
-/// What is known of such a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Medium {
-    /// Made of the target's name and the LUN's identification.
-    pub identity: Uuid,
-    /// Bytes.
-    pub block_size: u32,
-    /// Bytes.
-    pub size: u64,
-    /// It takes no writes.
-    pub read_only: bool,
-    /// It is provisioned thinly.
-    pub thin: bool,
 }
 
 /// Why the LUNs of a target are not known.
@@ -47,21 +32,21 @@ impl From<NoSession> for ListError {
     }
 }
 
-impl From<Unit> for Medium {
-    fn from(unit: Unit) -> Medium {
+impl Unit {
+    pub(crate) fn medium(self) -> Medium {
         Medium {
-            identity: unit.identity,
-            block_size: unit.capacity.geometry.block_size,
-            size: unit.capacity.geometry.bytes(),
-            read_only: unit.mode.write_protected,
-            thin: unit.capacity.thin,
+            identity: self.identity,
+            block_size: self.capacity.geometry.block_size,
+            size: self.capacity.geometry.bytes(),
+            read_only: self.mode.write_protected,
+            thin: self.capacity.thin,
         }
     }
 }
 
 impl Found {
     fn new(lun: u16, unit: Result<Unit, String>) -> Found {
-        Found { lun, is: unit.map(Medium::from) }
+        Found { lun, is: unit.map(Unit::medium) }
     }
 }
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use serde_json::{Value, json};
+
 /// The port of NVMe over TCP (IANA).
 const PORT: u16 = 4420;
 
@@ -62,6 +64,17 @@ impl Address {
     /// The port.
     pub fn trsvcid(&self) -> String {
         self.0.port().to_string()
+    }
+
+    /// How SPDK shows it, of the subsystem of that name.
+    pub fn trid(&self, subnqn: &str) -> Value {
+        json!({
+            "trtype": "TCP",
+            "adrfam": self.adrfam(),
+            "traddr": self.traddr(),
+            "trsvcid": self.trsvcid(),
+            "subnqn": subnqn,
+        })
     }
 
     /// The family as SPDK shows it.

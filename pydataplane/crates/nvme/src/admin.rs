@@ -8,7 +8,8 @@ use crate::ana::{Groups, Limits};
 use crate::buffer::Buffer;
 use crate::command::{self, Command, IDENTIFY_LEN, identify, property};
 use crate::conversation::{Data, Ended};
-use crate::identify::{Controller, Namespace, active, chosen, identity};
+use crate::identify::{Controller, Namespace, active, chosen};
+use crate::name::{Identified, Name};
 use crate::queue::{Link, Queue};
 use crate::shared::Shared;
 use crate::status::words;
@@ -326,7 +327,8 @@ impl Admin {
             }
             Subject::Unit(unit) => {
                 self.through = unit + 1;
-                Some(Look::Active)
+                // Of one namespace nobody else's matters.
+                shared.options.only.is_none().then_some(Look::Active)
             }
             Subject::New(_) => self.next_new(),
         }
@@ -345,8 +347,9 @@ impl Admin {
             Subject::New(nsid) => nsid,
         };
         let subnqn = &shared.options.subnqn;
-        let identity = identity(descriptors, &self.before, subnqn, &self.serial, nsid);
-        let is = Namespace::parse(nsid, &self.before, identity);
+        let name = Name::parse(descriptors, &self.before);
+        let is = Identified::new(name, subnqn, &self.serial, nsid);
+        let is = Namespace::parse(nsid, &self.before, is);
         match of {
             // One that no bdev can be on; that is logged with each new connection.
             Subject::New(_) => is.ok().map(Heard::Namespace),

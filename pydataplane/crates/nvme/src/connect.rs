@@ -11,7 +11,8 @@ use crate::ana::Groups;
 use crate::buffer::Buffer;
 use crate::command::{self, CONNECT_LEN, Command, IDENTIFY_LEN, feature, identify, property};
 use crate::conversation::{Conversation, DEPTH, Data, FABRICS_IN_CAPSULE};
-use crate::identify::{Controller, NAMESPACES_MAX, Names, Namespace, active, chosen, identity};
+use crate::identify::{Controller, NAMESPACES_MAX, Names, Namespace, active, chosen};
+use crate::name::{Identified, Name};
 use crate::queue::{Link, Queue};
 use crate::status::words;
 use crate::wire::{Completion, INIT, Terms, init_request};
@@ -41,6 +42,19 @@ pub(crate) struct Identity {
     /// Queues for I/O that are asked for.
     pub queues: u16,
     pub keep_alive: Duration,
+    /// Identification of the one namespace that is used; `None`: all are.
+    pub only: Option<Uuid>,
+}
+
+/// A namespace, as it was asked.
+pub(crate) struct Listed {
+    pub nsid: u32,
+    /// It was answered what it is.
+    pub told: bool,
+    /// `None`: it has none, or does not say.
+    pub name: Option<Name>,
+    /// A clause: it does not say what it is, or none is that a bdev can be on.
+    pub is: Result<Namespace, String>,
 }
 
 /// A controller that is ready.
@@ -62,19 +76,27 @@ impl std::fmt::Debug for Association {
     }
 }
 
-/// Connects to a controller of the subsystem, until `end`. Where it has more namespaces than are used, those of the
-/// numbers `known` are used before others.
+/// The admin queue of a controller that is ready, and what that said of itself.
+struct Ready<'a> {
+    admin: OneByOne<'a>,
+    id: u16,
+    /// Of its queues for I/O.
+    entries: u16,
+    controller: Controller,
+    names: Names,
+}
+
+/// Connects to the admin queue of a controller, and has it get ready, until `end`.
 ///
 /// # Errors
 /// A clause: it is not there, lets nobody in, or is none that bdevs can be on.
-pub(crate) fn establish(
+fn ready<'a>(
     address: &Address,
     identity: &Identity,
-    known: &[u32],
+    io: &'a IoContext,
     end: Instant,
-) -> Result<Association, String> {
-    let io = IoContext::new().map_err(|e| format!("no io_uring: {e}"))?;
-    let mut admin = OneByOne::open(address, identity, &io, ADMIN_ENTRIES, FABRICS_IN_CAPSULE, end)?;
+) -> Result<Ready<'a>, String> {
+    let mut admin = OneByOne::open(address, identity, io, ADMIN_ENTRIES, FABRICS_IN_CAPSULE, end)?;
     let id = admin.connect(identity, 0, ADMIN_ENTRIES, None)?;
     let capabilities = admin.property(property::CAPABILITIES, true)?;
     let entries = (capabilities as u16).saturating_add(1).clamp(2, DEPTH);
@@ -96,6 +118,23 @@ pub(crate) fn establish(
         Err(_) if admin.refused.is_some() => {}
         Err(why) => return Err(why),
     }
+    Ok(Ready { admin, id, entries, controller, names })
+}
+
+/// Connects to a controller of the subsystem, until `end`. Where it has more namespaces than are used, those of the
+/// numbers `known` are used before others.
+///
+/// # Errors
+/// A clause: it is not there, lets nobody in, or is none that bdevs can be on; the one namespace that is used is not
+/// there.
+pub(crate) fn establish(
+    address: &Address,
+    identity: &Identity,
+    known: &[u32],
+    end: Instant,
+) -> Result<Association, String> {
+    let io = IoContext::new().map_err(|e| format!("no io_uring: {e}"))?;
+    let Ready { mut admin, id, entries, controller, names } = ready(address, identity, &io, end)?;
     // Before anything is looked at: what changes from then on is told.
     let mut events = 0;
     for (tells, event) in
@@ -106,7 +145,10 @@ pub(crate) fn establish(
     if events != 0 {
         admin.ask("Set Features", command::set_features(feature::EVENTS, events), Data::None)?;
     }
-    let namespaces = admin.namespaces(identity, known, &names, &mut data)?;
+    let namespaces = match identity.only {
+        Some(only) => vec![admin.only(identity, only, known, &names)?],
+        None => admin.namespaces(identity, known, &names)?,
+    };
     let groups = admin.groups(&controller)?;
     let asked = u32::from(identity.queues.max(1)) - 1;
     let asked = command::set_features(feature::QUEUES, asked | asked << 16);
@@ -122,6 +164,24 @@ pub(crate) fn establish(
     let keep_alive = identity.keep_alive;
     let admin = admin.into_link()?;
     Ok(Association { admin, queues, id, controller, names, namespaces, groups, keep_alive })
+}
+
+/// Connects to a controller of the subsystem, until `end`, and asks its active namespaces what they are, `within` that
+/// time.
+///
+/// # Errors
+/// A clause: it is not there, lets nobody in, or does not answer.
+pub(crate) fn list(
+    address: &Address,
+    identity: &Identity,
+    end: Instant,
+    within: Duration,
+) -> Result<Vec<Listed>, String> {
+    let io = IoContext::new().map_err(|e| format!("no io_uring: {e}"))?;
+    let Ready { mut admin, names, .. } = ready(address, identity, &io, end)?;
+    admin.end = Instant::now() + within;
+    let active = admin.active()?;
+    active.into_iter().map(|nsid| admin.namespace(identity, &names, nsid)).collect()
 }
 
 /// How long a controller that hears nothing more of this host may still carry out what it has: three times the
@@ -280,6 +340,42 @@ impl<'a> OneByOne<'a> {
         self.log.as_deref().map(|log| Groups::parse(log, limits)).transpose()
     }
 
+    /// The numbers of the active namespaces.
+    fn active(&mut self) -> Result<Vec<u32>, String> {
+        let mut data = Box::new([0; IDENTIFY_LEN]);
+        self.identify(identify::ACTIVE, 0, &mut data)?;
+        active(&data)
+    }
+
+    /// What an active namespace is; one that is not there by now, or does not say, is none that a bdev can be on.
+    ///
+    /// # Errors
+    /// A clause: the controller does not answer.
+    fn namespace(&mut self, who: &Identity, names: &Names, nsid: u32) -> Result<Listed, String> {
+        let mut data = Box::new([0; IDENTIFY_LEN]);
+        let mut descriptors = Box::new([0; IDENTIFY_LEN]);
+        let mut asked = self.identify(identify::NAMESPACE, nsid, &mut data);
+        let mut tells = false;
+        if asked.is_ok() {
+            // Controllers before 1.3 have none.
+            match self.identify(identify::DESCRIPTORS, nsid, &mut descriptors) {
+                Ok(()) => tells = true,
+                Err(_) if self.refused.is_some_and(|how| how.is_unknown()) => {}
+                Err(why) => asked = Err(why),
+            }
+        }
+        match asked {
+            Err(why) if self.refused.is_some() => {
+                return Ok(Listed { nsid, told: false, name: None, is: Err(why) });
+            }
+            asked => asked?,
+        }
+        let name = Name::parse(tells.then_some(&*descriptors), &data);
+        let identified = Identified::new(name, &who.subnqn, &names.serial, nsid);
+        let is = Namespace::parse(nsid, &data, identified);
+        Ok(Listed { nsid, told: true, name, is })
+    }
+
     /// The active namespaces that bdevs can be on; of the others it is logged why not, and if there is no other, an
     /// error.
     fn namespaces(
@@ -287,11 +383,9 @@ impl<'a> OneByOne<'a> {
         who: &Identity,
         known: &[u32],
         names: &Names,
-        data: &mut [u8; IDENTIFY_LEN],
     ) -> Result<Vec<Namespace>, String> {
-        self.identify(identify::ACTIVE, 0, data)?;
         let (mut found, mut refused) = (Vec::new(), None);
-        let active = active(data)?;
+        let active = self.active()?;
         if active.len() > NAMESPACES_MAX {
             let count = active.len();
             tracing::warn!(
@@ -300,18 +394,10 @@ impl<'a> OneByOne<'a> {
             );
         }
         for nsid in chosen(active, known) {
-            self.identify(identify::NAMESPACE, nsid, data)?;
-            let mut descriptors = Box::new([0; IDENTIFY_LEN]);
-            // Controllers before 1.3 have none.
-            let tells = match self.identify(identify::DESCRIPTORS, nsid, &mut descriptors) {
-                Ok(()) => true,
-                Err(_) if self.refused.is_some_and(|how| how.is_unknown()) => false,
-                Err(why) => return Err(why),
-            };
-            let identity =
-                identity(tells.then_some(&*descriptors), data, &who.subnqn, &names.serial, nsid);
-            match Namespace::parse(nsid, data, identity) {
+            let listed = self.namespace(who, names, nsid)?;
+            match listed.is {
                 Ok(namespace) => found.push(namespace),
+                Err(why) if !listed.told => return Err(why),
                 Err(why) => {
                     tracing::warn!(subsystem = who.subnqn, "{why}");
                     refused.get_or_insert(why);
@@ -323,6 +409,30 @@ impl<'a> OneByOne<'a> {
             (true, None) => Err("it shows this host no namespace".to_owned()),
             (false, _) => Ok(found),
         }
+    }
+
+    /// The active namespace of an identification, that of one of the numbers `known` before others.
+    ///
+    /// # Errors
+    /// A clause: there is none, or none that a bdev can be on.
+    fn only(
+        &mut self,
+        who: &Identity,
+        only: Uuid,
+        known: &[u32],
+        names: &Names,
+    ) -> Result<Namespace, String> {
+        let mut active = self.active()?;
+        active.sort_by_key(|nsid| !known.contains(nsid));
+        for nsid in active {
+            let Listed { name, is, .. } = self.namespace(who, names, nsid)?;
+            let identified = Identified::new(name, &who.subnqn, &names.serial, nsid);
+            // What has no name goes by its number, which another one may have by now.
+            if name.is_some() && identified.identity == only {
+                return is;
+            }
+        }
+        Err(format!("it does not show this host the namespace {only}"))
     }
 
     fn into_link(self) -> Result<Link, String> {

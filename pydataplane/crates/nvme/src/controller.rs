@@ -47,21 +47,21 @@ impl Controller {
         let name = options.name.clone();
         let failed = |why: String, passes| CreateError { name: name.clone(), why, passes };
         let identity = identity_of(&options);
-        let known: Vec<u32> = options.expected.iter().map(|(nsid, ..)| *nsid).collect();
-        let mut first = None;
-        let mut why = "it has no path".to_owned();
-        for address in paths {
-            let end = Instant::now() + options.connect_within;
-            match establish(address, &identity, &known, end) {
-                Ok(association) => {
-                    first = Some((*address, association));
-                    break;
-                }
-                Err(e) => why = format!("{address}: {e}"),
-            }
-        }
-        let Some((address, association)) = first else { return Err(failed(why, true)) };
+        let expected = options.expected.iter().map(|(nsid, ..)| *nsid);
+        let known: Vec<u32> = expected.chain(options.only.iter().map(|only| only.nsid)).collect();
+        let first = first_of(paths, |address| {
+            establish(address, &identity, &known, Instant::now() + options.connect_within)
+        });
+        let (address, association) = first.map_err(|why| failed(why, true))?;
         let namespaces = &association.namespaces;
+        if let (Some(only), [is]) = (&options.only, namespaces.as_slice())
+            && is.geometry.block_size != only.block_size
+        {
+            let (nsid, is, was) = (is.nsid, is.geometry.block_size, only.block_size);
+            let why =
+                format!("{address}: blocks of namespace {nsid} are {is} bytes now, not {was}");
+            return Err(failed(why, true));
+        }
         let is_there = |(nsid, uuid, block_size): &(u32, Uuid, u32)| {
             namespaces.iter().any(|is| {
                 (is.nsid, is.identity, is.geometry.block_size) == (*nsid, *uuid, *block_size)
@@ -195,8 +195,26 @@ impl Controller {
     }
 }
 
+/// What asks the first of some paths that answers, and which that is.
+///
+/// # Errors
+/// In one clause: none does.
+pub(crate) fn first_of<T>(
+    paths: &[Address],
+    mut ask: impl FnMut(&Address) -> Result<T, String>,
+) -> Result<(Address, T), String> {
+    let mut why = "it has no path".to_owned();
+    for address in paths {
+        match ask(address) {
+            Ok(answer) => return Ok((*address, answer)),
+            Err(e) => why = format!("{address}: {e}"),
+        }
+    }
+    Err(why)
+}
+
 /// Who connects, by what is asked for. The host's identifier is made of its name, so it is the same each time.
-fn identity_of(options: &Options) -> Identity {
+pub(crate) fn identity_of(options: &Options) -> Identity {
     let hostnqn = &options.hostnqn;
     let own = hostnqn.rsplit_once("uuid:").and_then(|(_, uuid)| Uuid::parse_str(uuid).ok());
     Identity {
@@ -207,6 +225,7 @@ fn identity_of(options: &Options) -> Identity {
         data_digest: options.data_digest,
         queues: options.queues,
         keep_alive: options.keep_alive,
+        only: options.only.as_ref().map(|only| only.identity),
     }
 }
 
@@ -216,12 +235,8 @@ fn identity_of(options: &Options) -> Identity {
 /// In one clause: none of the paths leads to such a controller.
 pub fn reach(options: &Options, paths: &[Address]) -> Result<(), String> {
     let identity = identity_of(options);
-    let mut why = "it has no path".to_owned();
-    for address in paths {
-        match establish(address, &identity, &[], Instant::now() + options.connect_within) {
-            Ok(_) => return Ok(()),
-            Err(e) => why = format!("{address}: {e}"),
-        }
-    }
-    Err(why)
+    let reached = first_of(paths, |address| {
+        establish(address, &identity, &[], Instant::now() + options.connect_within)
+    });
+    reached.map(drop)
 }

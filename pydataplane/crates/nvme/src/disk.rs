@@ -12,7 +12,8 @@ use uuid::Uuid;
 
 use crate::ana::AnaState;
 use crate::controller::{Controller, StopOnDrop};
-use crate::identify::Names;
+use crate::identify::{Names, Namespace};
+use crate::namespaces::Found;
 use crate::requests::Request;
 use crate::units::Unit;
 
@@ -113,6 +114,12 @@ impl Disk {
         &self.controller.shared.units[self.unit]
     }
 
+    /// The namespace as one of its subsystem's.
+    pub fn found(&self) -> Found {
+        let namespace = Namespace { geometry: self.geometry(), ..self.unit().namespace };
+        Found { name: namespace.called(), nsid: namespace.nsid, is: Ok(namespace.medium()) }
+    }
+
     /// Lets flushes of all namespaces of the controller through again after one has failed, if the target flushes
     /// them now; one that it does not have any more is left out. Returns what was latched. What was written before that failure may be lost all the same.
     ///
@@ -145,7 +152,7 @@ impl Bdev for Disk {
         &self.name
     }
     fn aliases(&self) -> Vec<String> {
-        Vec::new()
+        self.controller.shared.alias(self.unit).into_iter().collect()
     }
     fn uuid(&self) -> Uuid {
         self.unit().namespace.identity
@@ -169,13 +176,7 @@ impl Bdev for Disk {
         let paths = self.controller.paths();
         let nvme = paths.iter().map(|path| {
             let mut shown = json!({
-                "trid": {
-                    "trtype": "TCP",
-                    "adrfam": path.address.adrfam(),
-                    "traddr": path.address.traddr(),
-                    "trsvcid": path.address.trsvcid(),
-                    "subnqn": shared.options.subnqn,
-                },
+                "trid": path.address.trid(&shared.options.subnqn),
                 "ctrlr_data": {
                     "cntlid": path.cntlid,
                     "model_number": model,

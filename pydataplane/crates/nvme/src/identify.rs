@@ -5,6 +5,7 @@ use uuid::Uuid;
 
 use crate::ana::Limits;
 use crate::command::IDENTIFY_LEN;
+use crate::name::{Identified, Name};
 use crate::wire::{u16_at, u32_at, u64_at};
 
 /// Bytes of one READ or WRITE at most, where the controller takes as much.
@@ -154,6 +155,8 @@ pub(crate) struct Namespace {
     pub nsid: u32,
     pub geometry: Geometry,
     pub identity: Uuid,
+    /// What it is called by that; `None`: it says nothing of itself, and goes by its number.
+    pub name: Option<Name>,
     pub read_only: bool,
     /// What is deallocated reads as zeros.
     pub zeroes: bool,
@@ -176,7 +179,7 @@ impl Namespace {
     pub(crate) fn parse(
         nsid: u32,
         data: &[u8; IDENTIFY_LEN],
-        identity: Uuid,
+        is: Identified,
     ) -> Result<Self, String> {
         let blocks = u64_at(data, 0);
         let (features, format) = (data[24], data[26]);
@@ -206,7 +209,8 @@ impl Namespace {
         Ok(Namespace {
             nsid,
             geometry,
-            identity,
+            identity: is.identity,
+            name: is.name,
             read_only: data[99] & 1 != 0,
             zeroes: data[33] & 7 == 1,
             zeroing_deallocates: data[33] & 1 << 3 != 0,
@@ -312,42 +316,6 @@ pub(crate) fn chosen(mut numbers: Vec<u32>, known: &[u32]) -> Vec<u32> {
     numbers
 }
 
-/// What tells a namespace from all others: its UUID, or one made of its NGUID or EUI-64, of the list of
-/// descriptors or, of older controllers, of Identify Namespace; else of its number in the subsystem.
-pub(crate) fn identity(
-    descriptors: Option<&[u8; IDENTIFY_LEN]>,
-    namespace: &[u8; IDENTIFY_LEN],
-    subnqn: &str,
-    serial: &str,
-    nsid: u32,
-) -> Uuid {
-    let (mut uuid, mut nguid, mut eui) = (None, None, None);
-    let mut left = descriptors.map_or(&[][..], |data| &data[..]);
-    while let [kind, len, _, _, rest @ ..] = left
-        && *len != 0
-    {
-        let Some((value, rest)) = rest.split_at_checked(usize::from(*len)) else { break };
-        let known = value.iter().any(|byte| *byte != 0);
-        match (kind, value.len(), known) {
-            (1, 8, true) => eui = Some(value.to_vec()),
-            (2, 16, true) => nguid = Some(value.to_vec()),
-            (3, 16, true) => uuid = Uuid::from_slice(value).ok(),
-            _ => {}
-        }
-        left = rest;
-    }
-    let field = |at: usize, len: usize| {
-        let value = &namespace[at..at + len];
-        value.iter().any(|byte| *byte != 0).then(|| value.to_vec())
-    };
-    let nguid = nguid.or_else(|| field(104, 16));
-    let eui = eui.or_else(|| field(120, 8));
-    let of = |name: &[u8]| Uuid::new_v5(&Uuid::NAMESPACE_OID, name);
-    uuid.or_else(|| Uuid::from_slice(&nguid?).ok())
-        .or_else(|| Some(of(&eui?)))
-        .unwrap_or_else(|| of(format!("{subnqn}\0{serial}\0{nsid}").as_bytes()))
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -367,7 +335,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_namespace_is_blocks_of_a_size_without_metadata() {
-        let of = |data: &[u8; IDENTIFY_LEN]| Namespace::parse(3, data, Uuid::nil());
+        let of = |data: &[u8; IDENTIFY_LEN]| Namespace::parse(3, data, Identified::default());
         let told = of(&namespace_data(2048, 9)).unwrap();
         assert_eq!((told.geometry.block_size, told.geometry.num_blocks), (512, 2048));
         assert!(of(&namespace_data(1, 12)).is_ok());
@@ -418,7 +386,8 @@ pub(crate) mod tests {
         (data[77], data[520], data[522]) = (1, 1, 1);
         let controller = Controller::parse(&data, 0).unwrap();
         let of = |shift| {
-            let namespace = Namespace::parse(1, &namespace_data(99, shift), Uuid::nil()).unwrap();
+            let namespace =
+                Namespace::parse(1, &namespace_data(99, shift), Identified::default()).unwrap();
             Most::of(&controller, &namespace)
         };
         assert_eq!((of(9).transfer, of(9).zeroed, of(9).compared), (8192, 16, 1));
@@ -429,7 +398,7 @@ pub(crate) mod tests {
         assert_eq!(limited, controller);
         (data[1], data[5]) = (3, 1);
         limited.limit(&data, 0);
-        let namespace = Namespace::parse(1, &namespace_data(99, 9), Uuid::nil()).unwrap();
+        let namespace = Namespace::parse(1, &namespace_data(99, 9), Identified::default()).unwrap();
         let most = Most::of(&limited, &namespace);
         assert_eq!((most.zeroed, most.deallocated), (64, 256));
     }
@@ -453,27 +422,5 @@ pub(crate) mod tests {
         let found = chosen((1..=1024).collect(), &known);
         assert_eq!((found.len(), found[125..].to_vec()), (NAMESPACES_MAX, vec![126, 500, 700]));
         assert_eq!(chosen(vec![3, 9], &known), [3, 9]);
-    }
-
-    #[test]
-    fn an_identity_is_the_uuid_and_what_stands_in_for_it() {
-        let plain = namespace_data(8, 9);
-        let of = |descriptors: Option<&[u8]>, data: &[u8; IDENTIFY_LEN]| {
-            let mut list = [0; IDENTIFY_LEN];
-            descriptors.inspect(|bytes| list[..bytes.len()].copy_from_slice(bytes));
-            identity(descriptors.map(|_| &list), data, "nqn.x", "s", 1)
-        };
-        let uuid = [&[1, 8, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 3, 16, 0, 0][..], &[9; 16]].concat();
-        assert_eq!(of(Some(&uuid), &plain), Uuid::from_bytes([9; 16]));
-        let mut nguid = plain;
-        nguid[104..120].fill(5);
-        assert_eq!(of(None, &nguid), Uuid::from_bytes([5; 16]));
-        assert_ne!(of(Some(&uuid[..12]), &plain), of(None, &plain));
-        assert_eq!(of(Some(&[3, 16, 0, 0]), &plain), of(None, &plain));
-        // One that is longer than the list.
-        let mut list = [1; IDENTIFY_LEN];
-        list[1] = 255;
-        assert_eq!(identity(Some(&list), &plain, "nqn.x", "s", 1), of(None, &plain));
-        assert_ne!(of(None, &plain), identity(None, &plain, "nqn.x", "s", 2));
     }
 }

@@ -38,6 +38,7 @@
 //! | `buffer` | memory for the data of one command |
 //! | `status` | what becomes of a command that was answered |
 //! | `identify`, `ana` | what controllers and namespaces say of themselves, checked |
+//! | `name` | `Name`: what tells a namespace from all others |
 //! | `conversation` | [`Conversation`]: commands and completions on a connection, without I/O |
 //! | `queue` | a connection at work |
 //! | `connect` | an association, made by a thread that may block |
@@ -50,6 +51,7 @@
 //! | `options` | what is asked for of a controller, and how it is shown |
 //! | `shared` | what a controller, its thread and its channels share |
 //! | `controller` | [`Controller`]: a subsystem by its paths |
+//! | `namespaces` | [`Found`]: what a subsystem has, without a bdev on it |
 //! | `disk` | [`Disk`]: the bdev |
 
 mod address;
@@ -63,6 +65,8 @@ mod controller;
 mod conversation;
 mod disk;
 mod identify;
+mod name;
+mod namespaces;
 mod options;
 mod path;
 mod queue;
@@ -79,7 +83,8 @@ pub use controller::{Controller, reach};
 pub use conversation::{Broken, Conversation, DEPTH, Data, Ended};
 pub use disk::{Disk, end_all};
 pub use identify::Names;
-pub use options::{CreateError, Options, PATHS_MAX, PathInfo};
+pub use namespaces::{Found, list, unnamed};
+pub use options::{CreateError, Only, Options, PATHS_MAX, PathInfo};
 pub use wire::{Completion, Terms};
 
 #[cfg(test)]

@@ -40,6 +40,21 @@ pub struct Options {
     /// By number: which namespaces there have to be, with their identification and bytes of a block. None: whatever is
     /// there.
     pub expected: Vec<(u32, Uuid, u32)>,
+    /// The one namespace that is used, whatever others there are; `None`: all are.
+    pub only: Option<Only>,
+}
+
+/// The one namespace of a controller that is used: its bdev has the controller's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Only {
+    /// Identification.
+    pub identity: Uuid,
+    /// Bytes that a block of it has to have.
+    pub block_size: u32,
+    /// The number that it had last, where it is looked for first.
+    pub nsid: u32,
+    /// Name of the pool that it is a volume of, by which it is called as well: POOL/NAME.
+    pub pool: String,
 }
 
 /// Why there is no such controller.

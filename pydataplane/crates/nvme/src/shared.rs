@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::address::Address;
 use crate::connect::{Association, Identity};
 use crate::identify::{self, NAMESPACES_MAX, Names, Namespace};
-use crate::options::{Options, PathInfo};
+use crate::options::{Only, Options, PathInfo};
 use crate::requests::Request;
 use crate::units::{Unit, Units};
 
@@ -100,7 +100,16 @@ impl Shared {
 
     /// Name of the bdev of a namespace.
     pub(crate) fn bdev(&self, unit: usize) -> String {
-        format!("{}n{}", self.options.name, self.units[unit].namespace.nsid)
+        match self.options.only {
+            Some(_) => self.options.name.clone(),
+            None => format!("{}n{}", self.options.name, self.units[unit].namespace.nsid),
+        }
+    }
+
+    /// What it is called as well: where it is a pool's.
+    pub(crate) fn alias(&self, unit: usize) -> Option<String> {
+        let Only { pool, .. } = self.options.only.as_ref()?;
+        Some(format!("{pool}/{}", self.units[unit].namespace.called()))
     }
 
     #[inline]
@@ -212,7 +221,12 @@ impl Shared {
         }
         let (mut usable, mut refused) = (0, None);
         for is in &with.namespaces {
-            let Some(at) = self.units.position(is.nsid) else { continue };
+            let Some(at) = self.units.position(is.nsid) else {
+                if self.options.only.is_some() {
+                    refused = Some(format!("its number is {} now: open it anew", is.nsid));
+                }
+                continue;
+            };
             match self.units[at].can_go_on(is, &with.controller, self.write_through) {
                 Ok(()) => usable += 1,
                 Err(why) => _ = refused.get_or_insert(why),

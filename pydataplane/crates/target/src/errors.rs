@@ -104,16 +104,6 @@ pub fn pool(e: rbd::Error) -> Error {
     Error::os(errno, e)
 }
 
-/// Of the LUNs of the iSCSI target that is the pool `pool`.
-pub fn luns(pool: &str, e: &iscsi::ListError) -> Error {
-    let errno = match iscsi::Library::loaded() {
-        Err(_) => Errno::NotSup,
-        Ok(_) if e.silent => Errno::TimedOut,
-        Ok(_) => Errno::Io,
-    };
-    Error::os(errno, format_args!("pool {pool}: {e}"))
-}
-
 /// There is no volume of that name in a pool.
 pub fn no_volume(name: &str) -> Error {
     let why = format!("volume {name} does not exist; list the volumes to see what is there");

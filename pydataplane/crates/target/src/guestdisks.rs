@@ -150,7 +150,12 @@ impl App {
     /// Tells when what a bdev is on has let go of it, where that takes its time.
     pub fn closing(&self, bdev: &str) -> Option<Closed> {
         let image = self.registry.get_as::<Disk>(bdev).map(|disk| disk.closing());
-        image.or_else(|| self.registry.get_as::<iscsi::Disk>(bdev).map(|disk| disk.closing()))
+        let lun = || self.registry.get_as::<iscsi::Disk>(bdev).map(|disk| disk.closing());
+        let namespace = || {
+            let disk = self.registry.get_as::<nvme::Disk>(bdev)?;
+            Some(disk.controller().closing())
+        };
+        image.or_else(lun).or_else(namespace)
     }
 
     /// Closes an image that was opened for a VM that was to come from another host, and that nobody uses: it is not

@@ -2,8 +2,9 @@
 
 use crate::app::App;
 use crate::errors;
-use crate::pools::{CALL_TIMEOUT, DATA_TIMEOUT, LIST_TIMEOUT, Pool, Volume};
+use crate::pools::{CALL_TIMEOUT, DATA_TIMEOUT, LIST_TIMEOUT, Pool};
 use crate::stores::{Store, StoreOf};
+use crate::volume::Volume;
 use lvol::{LvolInfo, LvolOptions, NewLvol, Range, Ranges};
 use rbd::{Disk, Notes};
 use rpc::{Errno, Error};

@@ -13,7 +13,9 @@
 //! | `errors` | errors of the layers below as JSON-RPC errors |
 //! | `state`, `restore` | the recorded configuration |
 //! | `reservations`, `records` | what of volumes outlives the process beside it: who has them reserved; mode pages and sanitize operations |
-//! | `stores`, `imagestore`, `lunstore` | what has volumes: the lvstores, pools of Ceph, and of LUNs of iSCSI targets |
+//! | `stores`, `imagestore`, `lunstore` | what has volumes: the lvstores, pools of Ceph, and of arrays |
+//! | `volume` | a volume of a pool |
+//! | `array` | the disks of an array as volumes: LUNs, namespaces |
 //! | `guestdisks` | bdevs that go when no guest has them |
 //! | `pools`, `asked`, `openvolumes` | those pools, what they answer, and which of their volumes are open |
 //! | `balance` | queues that move to reactors with more time |
@@ -37,6 +39,7 @@
 
 mod above;
 pub mod app;
+mod array;
 mod asked;
 mod awaited;
 mod balance;
@@ -69,4 +72,5 @@ pub mod state;
 pub mod stores;
 pub mod systemd;
 pub mod upgrade;
+mod volume;
 mod waits;

@@ -1,5 +1,6 @@
-//! LUNs of an iSCSI target as volumes: they are listed and used. All else is done at the array, and refused here.
+//! LUNs of an iSCSI target, or namespaces of an NVMe subsystem, as volumes: they are listed and used. All else is done at the array, and refused here.
 
+use crate::array::Array;
 use crate::errors;
 use crate::pools::{LIST_TIMEOUT, Pool};
 use crate::stores::Store;
@@ -8,20 +9,20 @@ use rpc::{Errno, Error};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A pool of LUNs.
+/// A pool of an array.
 pub struct LunStore {
     /// The pool.
     pub pool: Arc<Pool>,
+    /// The array.
+    pub array: Array,
 }
 
 impl LunStore {
-    /// What is done at the array; `what` says it.
-    fn refused<T>(&self, name: &str, what: &str) -> Result<T, Error> {
-        let Pool { name: pool, backend, .. } = &*self.pool;
-        let why = format!(
-            "{name} is of the pool {pool} {}, whose array {what}: do it there",
-            backend.what()
-        );
+    /// What is done at the array; `what` says it, given what its disks are.
+    fn refused<T>(&self, name: &str, what: impl Fn(&str) -> String) -> Result<T, Error> {
+        let (pool, what) = (&self.pool.name, what(self.array.disks()));
+        let of = self.array.what();
+        let why = format!("{name} is of the pool {pool} {of}, whose array {what}: do it there");
         Err(Error::os(Errno::NotSup, why))
     }
 }
@@ -37,7 +38,9 @@ impl Store for LunStore {
     }
 
     fn create(&self, _: &str, options: &LvolOptions) -> Result<LvolInfo, Error> {
-        self.refused(&format!("{}/{}", self.pool.name, options.name), "makes LUNs")
+        self.refused(&format!("{}/{}", self.pool.name, options.name), |disks| {
+            format!("makes {disks}")
+        })
     }
 
     fn cancel(&self, name: &str) -> Result<(), Error> {
@@ -47,35 +50,39 @@ impl Store for LunStore {
     }
 
     fn delete(&self, name: &str) -> Result<(), Error> {
-        self.refused(name, "deletes LUNs")
+        self.refused(name, |disks| format!("deletes {disks}"))
     }
 
     fn resize(&self, name: &str, _: u64) -> Result<(), Error> {
-        self.refused(name, "gives LUNs another size, which is seen here within seconds")
+        self.refused(name, |disks| {
+            format!("gives {disks} another size, which is seen here within seconds")
+        })
     }
 
     fn rename(&self, name: &str, _: &str) -> Result<(), Error> {
-        self.refused(name, "gives LUNs their numbers, which they are called by")
+        self.refused(name, |disks| {
+            format!("gives {disks} their {}, which they are called by", self.array.called_by())
+        })
     }
 
     fn set_read_only(&self, name: &str) -> Result<(), Error> {
-        self.refused(name, "says which LUNs are write-protected")
+        self.refused(name, |disks| format!("says which {disks} are write-protected"))
     }
 
     fn snapshot(&self, of: &str, _: &NewLvol) -> Result<LvolInfo, Error> {
-        self.refused(of, "takes snapshots")
+        self.refused(of, |_| "takes snapshots".to_owned())
     }
 
     fn snapshot_together(&self, all: &[(&str, &NewLvol)]) -> Result<Vec<LvolInfo>, Error> {
-        self.refused(all.first().map_or("", |(of, _)| of), "takes snapshots")
+        self.refused(all.first().map_or("", |(of, _)| of), |_| "takes snapshots".to_owned())
     }
 
     fn clone_of(&self, snapshot: &str, _: &NewLvol) -> Result<LvolInfo, Error> {
-        self.refused(snapshot, "makes clones")
+        self.refused(snapshot, |_| "makes clones".to_owned())
     }
 
     fn inflate(&self, name: &str) -> Result<(), Error> {
-        self.refused(name, "knows what its LUNs share")
+        self.refused(name, |disks| format!("knows what its {disks} share"))
     }
 
     fn decouple_parent(&self, name: &str) -> Result<(), Error> {
@@ -91,7 +98,7 @@ impl Store for LunStore {
     }
 
     fn roll_back(&self, name: &str, _: &str) -> Result<(), Error> {
-        self.refused(name, "has the snapshots to go back to")
+        self.refused(name, |_| "has the snapshots to go back to".to_owned())
     }
 
     fn roll_back_together(&self, all: &[(&str, &str)]) -> Result<(), Error> {
@@ -99,14 +106,14 @@ impl Store for LunStore {
     }
 
     fn ranges(&self, name: &str, _: Option<&str>, _: u64, _: usize) -> Result<Ranges, Error> {
-        self.refused(name, "alone knows which blocks hold something")
+        self.refused(name, |_| "alone knows which blocks hold something".to_owned())
     }
 
     fn shallow_copy(&self, name: &str, _: &str) -> Result<u32, Error> {
-        self.refused(name, "copies LUNs")
+        self.refused(name, |disks| format!("copies {disks}"))
     }
 
-    /// Nothing can be noted at a LUN.
+    /// Nothing can be noted at a disk of an array.
     fn xattrs(&self, name: &str) -> Result<BTreeMap<String, String>, Error> {
         match self.pool.knows(name) {
             true => Ok(BTreeMap::new()),
@@ -115,7 +122,7 @@ impl Store for LunStore {
     }
 
     fn set_xattr(&self, name: &str, _: &str, _: &str) -> Result<(), Error> {
-        self.refused(name, "keeps no notes of others at LUNs")
+        self.refused(name, |disks| format!("keeps no notes of others at {disks}"))
     }
 
     fn remove_xattr(&self, name: &str, xattr: &str) -> Result<(), Error> {

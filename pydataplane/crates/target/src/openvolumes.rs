@@ -1,12 +1,14 @@
 //! Volumes of pools as bdevs: opened for the calls that use them, shown without, closed when nobody uses them.
 
 use crate::app::App;
+use crate::array::{Array, Found};
 use crate::errors;
-use crate::methods::iscsi as luns;
 use crate::methods::rbd::{self as images, Way};
-use crate::pools::{ALL_TIMEOUT, Backend, Pool, Volume, lun_number};
+use crate::methods::{iscsi as luns, nvme as namespaces};
+use crate::pools::{ALL_TIMEOUT, Backend, Pool};
 use crate::restore::bdev_of;
-use crate::state;
+use crate::state::{self, Item};
+use crate::volume::Volume;
 use bdev::{Bdev, Channel, ClaimMode, Features, Geometry, OpenError};
 use rbd::Disk;
 use reactor::IoContext;
@@ -101,14 +103,9 @@ fn closed(pool: &Pool, volume: Volume) -> Arc<dyn Bdev> {
             });
             Disk::PRODUCT
         }
-        Backend::Array { address, initiator } => {
-            let lun = lun_number(&volume.image).unwrap_or_default();
-            specific["iscsi"] =
-                json!({"url": address.at(lun).to_string(), "initiator_iqn": initiator});
-            if let Some(problem) = &volume.problem {
-                specific["iscsi"]["problem"] = json!(problem);
-            }
-            iscsi::Disk::PRODUCT
+        Backend::Array(array) => {
+            specific[array.kind()] = array.specific(&volume);
+            array.product()
         }
     };
     let (name, alias) = (volume.uuid.to_string(), pool.alias(&volume));
@@ -145,7 +142,7 @@ impl App {
         let mut all = Vec::new();
         for pool in self.pools.list() {
             let volumes = pool.volumes_or_known().into_iter();
-            // By its name, too: an open LUN keeps that, whatever has the number now.
+            // By its name, too: an open disk keeps that, whatever has the number now.
             let is_open = |volume: &Volume| {
                 self.registry.get(&volume.uuid.to_string()).is_some()
                     || self.registry.get(&pool.alias(volume)).is_some()
@@ -162,21 +159,55 @@ impl App {
             return specific;
         }
         if let Some((pool, volume)) =
-            self.pools.known(bdev.name()).or_else(|| self.open_lun(bdev.name()))
+            self.pools.known(bdev.name()).or_else(|| self.open_disk(bdev.name()))
         {
             specific["lvol"] = pool.specific(&volume);
         }
         specific
     }
 
-    /// A LUN that is open, whatever its pool lists now.
-    fn open_lun(&self, bdev: &str) -> Option<(Arc<Pool>, Volume)> {
-        let disk = self.registry.get_as::<iscsi::Disk>(bdev)?;
-        let alias = disk.aliases().into_iter().next()?;
+    /// A disk of an array that is open, whatever its pool lists now.
+    fn open_disk(&self, bdev: &str) -> Option<(Arc<Pool>, Volume)> {
+        let lun = self.registry.get_as::<iscsi::Disk>(bdev);
+        let found = match lun.map(|disk| Found::from(disk.found())) {
+            Some(found) => found,
+            None => self.registry.get_as::<nvme::Disk>(bdev)?.found().into(),
+        };
+        let alias = self.registry.get(bdev)?.aliases().into_iter().next()?;
         let pool = self.pools.of(&alias)?;
-        let Backend::Array { address, .. } = &pool.backend else { return None };
-        let volume = Volume::lun_of(address.target(), disk.found());
+        let Backend::Array(array) = &pool.backend else { return None };
+        let volume = array.volume(found);
         Some((pool, volume))
+    }
+
+    /// Makes the bdev of a volume of the pool `pool` of an array known, and that it is open; `item`: it is restored,
+    /// by that.
+    ///
+    /// # Errors
+    /// The pool has gone meanwhile; there is such a bdev; it is not wanted any more.
+    pub fn add_opened(
+        &self,
+        pool: &str,
+        bdev: Arc<dyn Bdev>,
+        found: Found,
+        item: Option<&Item>,
+    ) -> Result<(), Error> {
+        let name = bdev.name().to_owned();
+        let Some(pool) = self.pools.get(pool) else {
+            let why = format!("bdev {name}: pool {pool} is there no more");
+            return Err(Error::os(Errno::NoDev, why));
+        };
+        pool.note_disk(found);
+        // Before anybody can look for it.
+        self.pools.open().insert(name.clone());
+        let added = match item {
+            Some(item) => self.add_restored(bdev, item),
+            None => self.register(bdev),
+        };
+        if added.is_err() {
+            self.pools.open().remove(&name);
+        }
+        added
     }
 
     /// What the call of a method needs: the volume that it uses, open.
@@ -247,9 +278,20 @@ impl App {
             let why = format!("{alias} is being opened again since the target's start: try again");
             return Err(Error::os(Errno::Busy, why));
         }
-        match pool.is_ceph() {
-            true => images::open_volume(self, &pool, &volume, way)?,
-            false => luns::open_volume(self, &pool, &volume, way)?,
+        match &pool.backend {
+            Backend::Ceph { .. } => images::open_volume(self, &pool, &volume, way)?,
+            Backend::Array(array) => {
+                if let Some(problem) = &volume.problem {
+                    let why = format!("{} cannot be used: {problem}", pool.alias(&volume));
+                    return Err(Error::os(Errno::Io, why));
+                }
+                match array {
+                    Array::Iscsi { .. } => luns::open_volume(self, &pool, &volume, way)?,
+                    Array::Nvme { options, paths } => {
+                        namespaces::open_volume(self, &pool.name, (options, paths), &volume)?;
+                    }
+                }
+            }
         }
         hold(self, &bdev)
     }
@@ -332,7 +374,7 @@ impl App {
             Backend::Ceph { cluster: its, path, .. } => {
                 *path == source.pool && its.name() == cluster
             }
-            Backend::Array { .. } => false,
+            Backend::Array(_) => false,
         };
         if let Some(pool) = self.pools.list().into_iter().find(its) {
             let image = source.image.split('@').next().unwrap_or_default();

@@ -1,13 +1,14 @@
-//! Pools whose volumes are elsewhere, by name: images of Ceph, or LUNs of an iSCSI target; what is known of them, and
-//! which volumes are open.
+//! Pools whose volumes are elsewhere, by name: images of Ceph, or disks of an array; what is known of them, and which
+//! volumes are open.
 //!
 //! A volume is open, and an image locked, as long as somebody uses its bdev. Everything else that is asked of a pool
-//! opens an image for a moment, without a lock, or logs in to list LUNs. A pool that does not answer keeps calls about it waiting, as long
+//! opens an image for a moment, without a lock, or logs in to list the disks of an array. A pool that does not answer keeps calls about it waiting, as long
 //! as their limit says, and calls about everything for some seconds, once.
 
+use crate::array::{self, Array, CLUSTER, Found, lun_number};
 use crate::asked::Asked;
 use crate::errors;
-use iscsi::Address;
+use crate::volume::Volume;
 use lvol::{LvolInfo, LvsRef, LvstoreInfo};
 use parking_lot::{Mutex, MutexGuard};
 use rbd::{Cluster, Space};
@@ -33,140 +34,6 @@ pub const DATA_TIMEOUT: Duration = Duration::from_secs(3600);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Calls of one pool that have not ended, at most: each has a thread.
 const CALLS_MAX: usize = 64;
-/// Bytes of a cluster of a pool of LUNs, which has none: the unit in which SPDK's methods count.
-const LUN_CLUSTER: u64 = 1 << 20;
-/// What the names of LUNs begin with, before their numbers.
-const LUN_PREFIX: &str = "lun-";
-
-/// A volume of a pool.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Volume {
-    /// Name of the image; `lun-` and the number of the LUN.
-    pub image: String,
-    /// Name of the snapshot.
-    pub snapshot: Option<String>,
-    /// Identity, the same on every host.
-    pub uuid: Uuid,
-    /// Size in bytes.
-    pub size: u64,
-    /// Bytes of a block.
-    pub block_size: u32,
-    /// Bytes of an object.
-    pub object_size: u64,
-    /// Bytes that it takes there, as far as that is known; else its size.
-    pub allocated: u64,
-    /// Whether it takes room as it is written.
-    pub thin: bool,
-    /// Whether it takes no writes.
-    pub read_only: bool,
-    /// The image's snapshot before it, or what it is a clone of, in the same pool.
-    pub parent: Option<String>,
-    /// Whether it is a clone, of whatever pool.
-    pub is_clone: bool,
-    /// Names of what has it as its parent.
-    pub clones: Vec<String>,
-    /// Why it cannot be used, as a clause, if so.
-    pub problem: Option<String>,
-}
-
-impl Volume {
-    /// `IMAGE` or `IMAGE@SNAPSHOT`.
-    pub fn name(&self) -> String {
-        match &self.snapshot {
-            Some(snapshot) => format!("{}@{snapshot}", self.image),
-            None => self.image.clone(),
-        }
-    }
-
-    fn image_of(volume: rbd::Volume, block_size: u32) -> Volume {
-        let rbd::Volume { image, snapshot, uuid, size, object_size, allocated, .. } = volume;
-        let rbd::Volume { parent, is_clone, clones, .. } = volume;
-        let read_only = snapshot.is_some();
-        Volume {
-            image,
-            snapshot,
-            uuid,
-            size,
-            block_size,
-            object_size,
-            allocated,
-            thin: true,
-            read_only,
-            parent,
-            is_clone,
-            clones,
-            problem: None,
-        }
-    }
-
-    /// The LUN as a volume of the pool of LUNs of `target`.
-    pub fn lun_of(target: &str, found: iscsi::Found) -> Volume {
-        let image = lun_name(found.lun);
-        let unknown = || nobodys(target, &image);
-        let (problem, is) = match found.is {
-            Ok(is) => (None, Some(is)),
-            Err(why) => (Some(why), None),
-        };
-        let size = is.map_or(0, |is| is.size);
-        Volume {
-            snapshot: None,
-            uuid: is.map_or_else(unknown, |is| is.identity),
-            size,
-            block_size: is.map_or(BLOCK_SIZE, |is| is.block_size),
-            object_size: LUN_CLUSTER,
-            allocated: size,
-            thin: is.is_some_and(|is| is.thin),
-            read_only: is.is_some_and(|is| is.read_only),
-            parent: None,
-            is_clone: false,
-            clones: Vec::new(),
-            problem,
-            image,
-        }
-    }
-}
-
-/// Identity of a LUN that cannot be told from others: it is nobody's disk, but is shown.
-fn nobodys(target: &str, image: &str) -> Uuid {
-    Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("{target}\0{image}").as_bytes())
-}
-
-/// What one listing of a target tells: a LUN that does not say what it is for now goes by what was `known` of it,
-/// and those that have one identification cannot be used.
-fn listed_luns(target: &str, found: Vec<iscsi::Found>, known: &[Volume]) -> Vec<Volume> {
-    let mut all: Vec<_> = found.into_iter().map(|found| Volume::lun_of(target, found)).collect();
-    let told: Vec<_> = all.iter().filter(|lun| lun.problem.is_none()).map(|lun| lun.uuid).collect();
-    for lun in all.iter_mut().filter(|lun| lun.problem.is_some()) {
-        let was = known.iter().find(|was| was.image == lun.image && !told.contains(&was.uuid));
-        if let Some(was) = was {
-            *lun = Volume { problem: lun.problem.take(), ..was.clone() };
-        }
-    }
-    let names: Vec<_> = all.iter().map(|lun| (lun.uuid, lun.image.clone())).collect();
-    for lun in &mut all {
-        let is_other = |(uuid, image): &&(Uuid, String)| *uuid == lun.uuid && *image != lun.image;
-        if let Some((_, other)) = names.iter().find(is_other) {
-            let why = format!(
-                "it has the same identification as {other}, so that it could not be told from it: give each LUN \
-                 one of its own at the array"
-            );
-            (lun.uuid, lun.problem) = (nobodys(target, &lun.image), Some(why));
-        }
-    }
-    all
-}
-
-/// What the volume of a LUN is called.
-pub fn lun_name(lun: u16) -> String {
-    format!("{LUN_PREFIX}{lun}")
-}
-
-/// The LUN whose volume has that name.
-pub fn lun_number(name: &str) -> Option<u16> {
-    let lun = name.strip_prefix(LUN_PREFIX)?.parse().ok()?;
-    (lun_name(lun) == name).then_some(lun)
-}
-
 /// Bytes of a block where nothing is known of it.
 const BLOCK_SIZE: u32 = 512;
 
@@ -184,13 +51,8 @@ pub enum Backend {
         /// Bytes of an object of a new image.
         object_size: u64,
     },
-    /// An iSCSI target.
-    Array {
-        /// Its LUN 0, with the login.
-        address: Address,
-        /// Name of the initiator.
-        initiator: String,
-    },
+    /// An array.
+    Array(Array),
 }
 
 impl Backend {
@@ -198,7 +60,7 @@ impl Backend {
     pub fn kind(&self) -> &'static str {
         match self {
             Backend::Ceph { .. } => "rbd",
-            Backend::Array { .. } => "iscsi",
+            Backend::Array(array) => array.kind(),
         }
     }
 
@@ -206,7 +68,7 @@ impl Backend {
     pub fn what(&self) -> &'static str {
         match self {
             Backend::Ceph { .. } => "of Ceph",
-            Backend::Array { .. } => "of LUNs of an iSCSI target",
+            Backend::Array(array) => array.what(),
         }
     }
 
@@ -214,7 +76,7 @@ impl Backend {
     pub fn path(&self) -> String {
         match self {
             Backend::Ceph { path, .. } => path.clone(),
-            Backend::Array { address, .. } => address.shown_target(),
+            Backend::Array(array) => array.path(),
         }
     }
 }
@@ -269,7 +131,7 @@ impl Pool {
     pub fn cluster_size(&self) -> u64 {
         match &self.backend {
             Backend::Ceph { object_size, .. } => *object_size,
-            Backend::Array { .. } => LUN_CLUSTER,
+            Backend::Array(_) => CLUSTER,
         }
     }
 
@@ -349,13 +211,11 @@ impl Pool {
 
     /// What lists it, where a thread may wait for it.
     fn listing(&self) -> Result<Listing, Error> {
-        if let Backend::Array { address, initiator } = &self.backend {
-            let (address, initiator) = (address.clone(), initiator.clone());
-            let (name, known) = (self.name.clone(), Arc::clone(&self.known));
+        if let Backend::Array(array) = &self.backend {
+            let (array, name, known) = (array.clone(), self.name.clone(), Arc::clone(&self.known));
             return Ok(Box::new(move || {
-                let listed = iscsi::list(&address, &initiator);
-                let listed = listed.map_err(|e| errors::luns(&name, &e))?;
-                Ok(listed_luns(address.target(), listed, &known.lock()))
+                let listed = array.list(&name)?;
+                Ok(array.volumes(listed, &known.lock()))
             }));
         }
         let (ask, block_size) = (self.asking(rbd::Pool::list)?, self.block_size());
@@ -369,7 +229,7 @@ impl Pool {
     fn block_size(&self) -> u32 {
         match &self.backend {
             Backend::Ceph { block_size, .. } => *block_size,
-            Backend::Array { .. } => BLOCK_SIZE,
+            Backend::Array(_) => BLOCK_SIZE,
         }
     }
 
@@ -385,15 +245,14 @@ impl Pool {
         fresh.ok().or_else(|| self.space.known()).unwrap_or_default()
     }
 
-    /// An image and its snapshots, or a LUN, as they are now.
+    /// An image and its snapshots, or a disk of an array, as they are now.
     ///
     /// # Errors
     /// There is no such image; what the cluster says; it does not answer in time.
     pub fn look(&self, image: &str, timeout: Duration) -> Result<Vec<Volume>, Error> {
         let no_such = || errors::no_volume(&format!("{}/{image}", self.name));
-        if let Backend::Array { address, initiator } = &self.backend {
-            let lun = lun_number(image).ok_or_else(no_such)?;
-            return self.look_at_lun(&address.at(lun), initiator, timeout).map(|lun| vec![lun]);
+        if let Backend::Array(array) = &self.backend {
+            return self.look_at_disk(array, image, timeout).map(|disk| vec![disk]);
         }
         let (of, block_size) = (image.to_owned(), self.block_size());
         let found = self.call(timeout, move |pool| pool.look(&of))?;
@@ -407,36 +266,34 @@ impl Pool {
         found.ok_or_else(no_such)
     }
 
-    /// A LUN as it is now. It alone is asked, unless it is another one than when all were asked last: then nobody
-    /// knows yet whether another has the same identification.
-    fn look_at_lun(
-        &self,
-        address: &Address,
-        initiator: &str,
-        timeout: Duration,
-    ) -> Result<Volume, Error> {
+    /// A disk of an array as it is now. A LUN alone is asked, by its number, unless it is another one than when all
+    /// were asked last: then nobody knows yet whether another has the same identification. Of namespaces all are
+    /// asked, as their numbers are not what they are called by.
+    fn look_at_disk(&self, array: &Array, image: &str, timeout: Duration) -> Result<Volume, Error> {
         let begun = Instant::now();
-        let image = lun_name(address.lun());
         let no_such = || errors::no_volume(&format!("{}/{image}", self.name));
-        let (name, of, as_) = (self.name.clone(), address.clone(), initiator.to_owned());
-        let asked = self.on_thread(timeout, move || {
-            iscsi::look(&of, &as_).map_err(|e| errors::luns(&name, &e))
-        });
-        let Some(found) = asked? else {
-            self.forget(&image);
-            return Err(no_such());
-        };
-        let lun = Volume::lun_of(address.target(), found);
-        if lun.problem.is_some() {
-            return Ok(lun);
-        }
-        let is_same = |known: &&mut Volume| known.image == image && known.uuid == lun.uuid;
-        if let Some(known) = self.known.lock().iter_mut().find(is_same) {
-            known.clone_from(&lun);
-            return Ok(lun);
+        if let Array::Iscsi { address, initiator } = array {
+            let address = address.at(lun_number(image).ok_or_else(no_such)?);
+            let (name, as_) = (self.name.clone(), initiator.clone());
+            let asked = self.on_thread(timeout, move || {
+                iscsi::look(&address, &as_).map_err(|e| array::luns(&name, &e))
+            });
+            let Some(found) = asked? else {
+                self.forget(image);
+                return Err(no_such());
+            };
+            let lun = array.volume(found.into());
+            if lun.problem.is_some() {
+                return Ok(lun);
+            }
+            let is_same = |known: &&mut Volume| known.image == image && known.uuid == lun.uuid;
+            if let Some(known) = self.known.lock().iter_mut().find(is_same) {
+                known.clone_from(&lun);
+                return Ok(lun);
+            }
         }
         let all = self.volumes(timeout.saturating_sub(begun.elapsed()))?;
-        all.into_iter().find(|lun| lun.image == image).ok_or_else(no_such)
+        all.into_iter().find(|disk| disk.image == image).ok_or_else(no_such)
     }
 
     /// Calls something that may wait, on a thread of its own.
@@ -502,10 +359,10 @@ impl Pool {
         self.known.lock().iter().any(|volume| self.is_called(volume, name))
     }
 
-    /// Notes what an open LUN is, where nothing need be known of it yet.
-    pub fn note_lun(&self, found: iscsi::Found) {
-        let Backend::Array { address, .. } = &self.backend else { return };
-        let volume = Volume::lun_of(address.target(), found);
+    /// Notes what an open disk of an array is, where nothing need be known of it yet.
+    pub fn note_disk(&self, found: Found) {
+        let Backend::Array(array) = &self.backend else { return };
+        let volume = array.volume(found);
         let mut known = self.known.lock();
         known.retain(|other| other.image != volume.image && other.uuid != volume.uuid);
         known.push(volume);
@@ -712,77 +569,5 @@ fn check_new(all: &[Arc<Pool>], pool: &Pool) -> Result<(), Error> {
             let why = format!("pool {name} is there already, with the volumes of {path}");
             Err(Error::os(Errno::Exist, why))
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_lun_is_called_by_its_number() {
-        assert_eq!((lun_name(3).as_str(), lun_number("lun-3")), ("lun-3", Some(3)));
-        for wrong in ["3", "lun-", "lun-03", "lun-+3", "lun-70000", "lun-3@x", "LUN-3"] {
-            assert_eq!(lun_number(wrong), None, "{wrong}");
-        }
-    }
-
-    fn lun(lun: u16, identity: Option<u128>) -> iscsi::Found {
-        let medium = |identity| iscsi::Medium {
-            identity: Uuid::from_u128(identity),
-            block_size: 512,
-            size: 1 << 20,
-            read_only: false,
-            thin: false,
-        };
-        iscsi::Found { lun, is: identity.map(medium).ok_or_else(|| "it is busy".to_owned()) }
-    }
-
-    #[test]
-    fn luns_of_one_identification_cannot_be_used() {
-        let all = vec![lun(1, Some(7)), lun(2, Some(8)), lun(5, Some(7)), lun(9, Some(7))];
-        let all = listed_luns("iqn.a", all, &[]);
-        let said: Vec<_> = all.iter().map(|lun| lun.problem.as_deref().unwrap_or("")).collect();
-        assert!(said[0].contains("the same identification as lun-5"), "{said:?}");
-        assert!(said[2].contains("as lun-1") && said[3].contains("as lun-1"), "{said:?}");
-        assert_eq!((said[1], all[1].uuid), ("", Uuid::from_u128(8)));
-        let mut uuids: Vec<_> = all.iter().map(|lun| lun.uuid).collect();
-        uuids.sort_unstable();
-        uuids.dedup();
-        assert_eq!(uuids.len(), 4);
-        assert!(!uuids.contains(&Uuid::from_u128(7)));
-    }
-
-    #[test]
-    fn a_lun_that_does_not_answer_for_now_stays_who_it_is() {
-        let known = listed_luns("iqn.a", vec![lun(1, Some(7)), lun(2, Some(8))], &[]);
-        let all = listed_luns("iqn.a", vec![lun(1, None), lun(2, Some(8))], &known);
-        assert_eq!((all[0].uuid, all[0].size), (Uuid::from_u128(7), 1 << 20));
-        assert_eq!(all[0].problem.as_deref(), Some("it is busy"));
-        assert_eq!(all[1], known[1]);
-        // Its number is another LUN's place now.
-        let moved = listed_luns("iqn.a", vec![lun(1, None), lun(2, Some(7))], &known);
-        assert_ne!(moved[0].uuid, Uuid::from_u128(7));
-        assert_eq!((moved[1].uuid, &moved[1].problem), (Uuid::from_u128(7), &None));
-    }
-
-    #[test]
-    fn a_lun_that_does_not_say_what_it_is_is_shown_without_size() {
-        let found = |is| Volume::lun_of("iqn.a", iscsi::Found { lun: 3, is });
-        let broken = found(Err("it tells no capacity".to_owned()));
-        assert_eq!((broken.name().as_str(), broken.size), ("lun-3", 0));
-        assert_eq!(broken.problem.as_deref(), Some("it tells no capacity"));
-        let identity = Uuid::from_u128(7);
-        let is = iscsi::Medium {
-            identity,
-            block_size: 4096,
-            size: 8 << 20,
-            read_only: true,
-            thin: true,
-        };
-        let lun = found(Ok(is));
-        assert_eq!((lun.uuid, lun.size, lun.block_size), (identity, 8 << 20, 4096));
-        assert!(lun.read_only && lun.thin && lun.problem.is_none());
-        assert_ne!(lun.uuid, broken.uuid);
     }
 }

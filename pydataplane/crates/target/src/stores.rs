@@ -1,10 +1,10 @@
-//! What has volumes, of any kind: the lvstores, pools of Ceph, and of LUNs. The methods ask here which it is.
+//! What has volumes, of any kind: the lvstores, pools of Ceph, and of arrays. The methods ask here which it is.
 
 use crate::app::App;
 use crate::errors;
 use crate::imagestore::ImageStore;
 use crate::lunstore::LunStore;
-use crate::pools::{DATA_TIMEOUT, LIST_TIMEOUT, Pool};
+use crate::pools::{Backend, DATA_TIMEOUT, LIST_TIMEOUT, Pool};
 use lvol::{LvolInfo, LvolOptions, Lvstores, NewLvol, Ranges};
 use rpc::{Errno, Error};
 use std::collections::BTreeMap;
@@ -156,15 +156,15 @@ pub enum StoreOf<'a> {
     Lvstores(&'a Lvstores),
     /// A pool of Ceph.
     Images(ImageStore<'a>),
-    /// A pool of LUNs.
+    /// A pool of an array.
     Luns(LunStore),
 }
 
 impl<'a> StoreOf<'a> {
     fn of_pool(app: &'a App, pool: Arc<Pool>) -> StoreOf<'a> {
-        match pool.is_ceph() {
-            true => StoreOf::Images(ImageStore { app, pool }),
-            false => StoreOf::Luns(LunStore { pool }),
+        match pool.backend.clone() {
+            Backend::Ceph { .. } => StoreOf::Images(ImageStore { app, pool }),
+            Backend::Array(array) => StoreOf::Luns(LunStore { pool, array }),
         }
     }
 }
@@ -247,9 +247,14 @@ impl App {
         match self.pools.get(name) {
             None => Ok(()),
             Some(pool) => {
+                let kind = pool.backend.kind();
                 let instead = match pool.is_ceph() {
-                    true => instead,
-                    false => "virtlun_iscsi_pool_delete lets go of it, and the array does the rest",
+                    true => instead.to_owned(),
+                    false => {
+                        format!(
+                            "virtlun_{kind}_pool_delete lets go of it, and the array does the rest"
+                        )
+                    }
                 };
                 let (name, what) = (&pool.name, pool.backend.what());
                 let why = format!("{name} is a pool {what}, not an lvstore: {instead}");

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use bdev::{Completions, FlushLatch, Io};
 use reactor::IoContext;
-use uuid::Uuid;
 
 use super::*;
 use crate::conversation::Ended;
 use crate::identify::tests::{controller_data, namespace_data};
 use crate::identify::{Controller, Namespace};
+use crate::name::Identified;
 use crate::units::Unit;
 use crate::wire::Completion;
 
@@ -18,7 +18,7 @@ use crate::wire::Completion;
 fn units() -> Arc<Units> {
     let controller = Controller::parse(&controller_data(), 0).unwrap();
     let unit = |nsid| {
-        let of = Namespace::parse(nsid, &namespace_data(64, 9), Uuid::nil()).unwrap();
+        let of = Namespace::parse(nsid, &namespace_data(64, 9), Identified::default()).unwrap();
         Unit::new(of, &controller, false)
     };
     Arc::new(Units::new([1, 2].into_iter().map(unit)))

@@ -5,10 +5,12 @@ use super::lunpool;
 use super::rbd::Way;
 use super::{BdevName, NotMade, UuidText, check_name};
 use crate::app::App;
+use crate::array::{Array, lun_name, lun_number};
 use crate::guestdisks;
-use crate::pools::{Backend, Pool, Volume, lun_name, lun_number};
+use crate::pools::{Backend, Pool};
 use crate::privilege;
 use crate::state::{Call, Item};
+use crate::volume::Volume;
 use bdev::Bdev;
 use iscsi::{Address, CreateError, Disk, Isid, Library, Lun, Options};
 use rpc::{Errno, Error, Flags, Methods};
@@ -219,8 +221,8 @@ pub fn logging_in(
 fn of_pool(app: &App, name: &str, address: &Address) -> Result<Address, String> {
     let pool = app.pools.get(name);
     let its = pool.as_ref().and_then(|pool| match &pool.backend {
-        Backend::Array { address, .. } => Some(address),
-        Backend::Ceph { .. } => None,
+        Backend::Array(Array::Iscsi { address, .. }) => Some(address),
+        _ => None,
     });
     let its = its.filter(|its| its.target() == address.target());
     its.map(|its| its.at(address.lun())).ok_or_else(|| format!("its LUN is of no pool {name}"))
@@ -310,35 +312,17 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
     if item.is_none() {
         p.check_free(app, &address, UuidText(lun.identity))?;
     }
-    let pool = match &p.pool {
-        // It may have gone meanwhile.
-        Some(name) if app.pools.get(name).is_none() => {
-            let why = format!("bdev {}: pool {name} is there no more", p.name);
-            return Err(Error::os(Errno::NoDev, why).into());
-        }
-        name => name.as_ref().and_then(|name| app.pools.get(name)),
-    };
-    if let Some(pool) = &pool {
-        pool.note_lun(made.found());
-        // Before anybody can look for it.
-        app.pools.open().insert(p.name.clone());
-    }
     app.flush_errors.attach_lun(&*made, lun.identity, Path::new(&medium));
-    let bdev: Arc<dyn Bdev> = made;
-    let added = match item {
-        Some(item) => {
+    let (found, bdev) = (made.found(), made as Arc<dyn Bdev>);
+    match (&p.pool, item) {
+        (Some(pool), _) => app.add_opened(pool, bdev.clone(), found.into(), item)?,
+        (None, Some(item)) => {
             if is_guest_disk {
                 app.guest_disks.add_used(&p.name);
             }
-            app.add_restored(bdev.clone(), item)
+            app.add_restored(bdev.clone(), item)?;
         }
-        None => app.register(bdev.clone()),
-    };
-    if let Err(why) = added {
-        if pool.is_some() {
-            app.pools.open().remove(&p.name);
-        }
-        return Err(why.into());
+        (None, None) => app.register(bdev.clone())?,
     }
     if is_guest_disk && item.is_none() {
         app.guest_disks.add(&p.name);
@@ -356,15 +340,11 @@ fn create(app: &App, mut p: Create, item: Option<&Item>) -> Result<String, NotMa
 /// # Errors
 /// As those of the method; or it cannot be used.
 pub fn open_volume(app: &App, pool: &Pool, volume: &Volume, way: Way) -> Result<(), Error> {
-    let alias = pool.alias(volume);
     let lun = lun_number(&volume.image);
-    let (Backend::Array { address, initiator }, Some(lun)) = (&pool.backend, lun) else {
-        return Err(Error::internal(format!("{alias} is no LUN")));
+    let (Backend::Array(Array::Iscsi { address, initiator }), Some(lun)) = (&pool.backend, lun)
+    else {
+        return Err(Error::internal(format!("{} is no LUN", pool.alias(volume))));
     };
-    if let Some(problem) = &volume.problem {
-        let why = format!("{alias} cannot be used: {problem}");
-        return Err(Error::os(Errno::Io, why));
-    }
     let p = Create {
         name: volume.uuid.to_string(),
         url: address.without_login().at(lun).to_string(),

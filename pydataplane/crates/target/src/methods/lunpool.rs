@@ -1,25 +1,24 @@
 //! iSCSI targets whose LUNs are volumes, beside those of lvstores. A password that is given is recorded, as those of
 //! `iscsi` are.
 
+use super::arraypool::{self, Adding};
 use super::iscsi::{check_initiator, logging_in};
-use super::pool::{self, Name, check_new};
+use super::pool::{self, Name};
 use crate::app::App;
-use crate::pools::{Backend, LIST_TIMEOUT, Pool};
-use crate::state::Item;
+use crate::array::Array;
 use iscsi::Address;
 use rpc::{Errno, Error, Flags, Methods};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::sync::Arc;
-use uuid::Uuid;
 
 /// The method that adds such a pool.
 pub const CREATE: &str = "virtlun_iscsi_pool_create";
 
+/// See [`CREATE`].
 #[derive(Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Create {
+pub struct Create {
     /// Name, which the names of its volumes begin with.
     name: String,
     /// Where the iSCSI target is: HOST[:PORT].
@@ -36,55 +35,25 @@ struct Create {
     password: Option<String>,
 }
 
-/// Whether `item` adds such a pool.
-pub fn is_pool(item: &Item) -> bool {
-    item.call.method == CREATE
-}
+impl Adding for Create {
+    const METHOD: &'static str = CREATE;
 
-fn pool_of(p: &Create) -> Result<Pool, Error> {
-    check_initiator(&format!("pool {}", p.name), &p.initiator_iqn)?;
-    let address = Address::new(&p.portal, &p.target_iqn, 0);
-    let address = logging_in(address, p.user.as_deref(), p.password.as_deref());
-    let wrong = |why| Error::os(Errno::Inval, format!("pool {}: {why}", p.name));
-    let address = address.map_err(wrong)?;
-    // The same on every host, by whatever portal.
-    let uuid = Uuid::new_v5(&Uuid::NAMESPACE_OID, p.target_iqn.as_bytes());
-    let backend = Backend::Array { address, initiator: p.initiator_iqn.clone() };
-    Ok(Pool::new(p.name.clone(), backend, uuid))
-}
+    fn name(&self) -> &str {
+        &self.name
+    }
 
-fn create(app: &App, p: &Create) -> Result<String, Error> {
-    check_new(app, &p.name)?;
-    let pool = pool_of(p)?;
-    app.pools.check_new(&pool)?;
-    let wait = app.waits.begin(format!("pool {}", p.name), "its iSCSI target to answer".into());
-    pool.volumes(LIST_TIMEOUT)?;
-    drop(wait);
-    add(app, pool, p)
-}
-
-fn add(app: &App, pool: Pool, p: &Create) -> Result<String, Error> {
-    let uuid = pool.uuid;
-    app.pools.add(pool)?;
-    app.config().record(CREATE, p);
-    Ok(uuid.to_string())
-}
-
-/// Adds the pool of `item`, one of [`is_pool`], again, if it is not there; without asking its target.
-///
-/// # Errors
-/// It cannot be added at all.
-pub fn restore(app: &App, item: &Item) -> Result<(), Error> {
-    let p = serde_json::from_value::<Create>(Value::Object(item.call.params.clone()));
-    let p = p.map_err(|e| Error::params(format!("wrong parameters of {CREATE}: {e}")))?;
-    match app.pools.get(&p.name) {
-        Some(_) => Ok(()),
-        None => add(app, pool_of(&p)?, &p).map(drop),
+    fn array(&self, _: &App) -> Result<Array, Error> {
+        check_initiator(&format!("pool {}", self.name), &self.initiator_iqn)?;
+        let address = Address::new(&self.portal, &self.target_iqn, 0);
+        let address = logging_in(address, self.user.as_deref(), self.password.as_deref());
+        let wrong = |why| Error::os(Errno::Inval, format!("pool {}: {why}", self.name));
+        let address = address.map_err(wrong)?;
+        Ok(Array::Iscsi { address, initiator: self.initiator_iqn.clone() })
     }
 }
 
 /// Adds the methods.
-pub fn add_methods(methods: &mut Methods, app: &Arc<App>) {
+pub fn add(methods: &mut Methods, app: &Arc<App>) {
     let a = app.clone();
     methods
         .add(
@@ -93,7 +62,7 @@ pub fn add_methods(methods: &mut Methods, app: &Arc<App>) {
              use bdevs open; return the pool's UUID, the same on every host. Needs the option --iscsi and Debian's \
              package libiscsi7.",
             Flags::LONG_WRITE,
-            move |p: Create| create(&a, &p),
+            move |p: Create| arraypool::create(&a, &p),
         )
         .secrets(&["password"])
         .errors(&[Errno::Exist, Errno::Inval, Errno::Io, Errno::NotSup, Errno::TimedOut]);

@@ -3,6 +3,7 @@
 //! A file per subsystem. Each method is a closure over the [`App`]; a mutating one records what it
 //! did in the configuration, which is saved before the reply.
 
+mod arraypool;
 mod bdev;
 mod copy;
 pub mod crypto;
@@ -16,7 +17,7 @@ mod iostat;
 pub mod iscsi;
 pub mod limits;
 mod log;
-pub mod lunpool;
+mod lunpool;
 mod lvol;
 mod malloc;
 mod moves;
@@ -24,6 +25,7 @@ pub mod nbd;
 mod notify;
 mod null;
 pub mod nvme;
+mod nvmepool;
 mod owner;
 pub mod pool;
 mod protected;
@@ -77,7 +79,8 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
         iscsi::add,
         nvme::add,
         pool::add,
-        lunpool::add_methods,
+        lunpool::add,
+        nvmepool::add,
         lvol::add,
         xattr::add,
         moves::add,
@@ -107,7 +110,7 @@ pub fn table(app: &Arc<App>) -> Arc<Methods> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 #[schemars(transparent)]
-struct UuidText(#[schemars(with = "String", extend("format" = "uuid"))] Uuid);
+pub struct UuidText(#[schemars(with = "String", extend("format" = "uuid"))] Uuid);
 
 /// Parameters of a method on one bdev.
 #[derive(Deserialize, Serialize, JsonSchema)]

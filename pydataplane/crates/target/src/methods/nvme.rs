@@ -7,15 +7,17 @@ mod detach;
 mod found;
 mod options;
 mod shown;
+mod volume;
 
 use super::{NotMade, UuidText};
 use crate::app::App;
 use crate::state::{Call, Item, bdev_key};
 use bdev::{Bdev, FlushLatch, Registry};
-use call::{Attach, Expected, params};
+pub use call::{Attach, PathParams, own_nqn};
+use call::{Expected, params};
 use detach::{Detach, detach, record_paths};
 pub use found::{Found, watch};
-use nvme::{Address, Controller, CreateError, Disk};
+use nvme::{Address, Controller, CreateError, Disk, Only};
 use options::{SetOptions, set_options};
 use rpc::{Errno, Error, Flags, Methods};
 use serde_json::{Value, json};
@@ -23,6 +25,7 @@ use shown::{OneOrAll, get_controllers, get_io_paths};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+pub use volume::open_volume;
 
 /// The method that makes them.
 pub const ATTACH: &str = "bdev_nvme_attach_controller";
@@ -116,9 +119,13 @@ fn attach(app: &App, mut p: Attach, item: Option<&Item>) -> Result<Vec<String>, 
     let found = app.namespaces.sender();
     let controller = Controller::create(&app.registry, options, &addresses, found)?;
     drop(wait);
+    // Else its pool may go before it is recorded.
+    let is_new = p.pool.is_some() && item.is_none();
+    let making = is_new.then(|| app.guest_disks.making.lock());
     let made = make_bdevs(app, &controller, item, Path::new(&subnqn))?;
     p.namespaces = expected(&controller, &made);
     record(app, &p);
+    drop(making);
     note_missing(app, &p.name);
     if made.len() < controller.disks().len() {
         app.namespaces.look(&p.name);
@@ -168,6 +175,10 @@ fn make_bdevs(
 /// is not wanted any more.
 fn make_bdev(app: &App, disk: Arc<Disk>, item: Option<&Item>) -> Result<(), Error> {
     let name = disk.name();
+    if let Some(Only { pool, .. }) = &disk.controller().options().only {
+        let (pool, found) = (pool.clone(), disk.found());
+        return app.add_opened(&pool, disk, found.into(), item);
+    }
     if app.config().get(&bdev_key(name)).is_some() {
         return Err(Error::os(Errno::Exist, format_args!("there is another bdev {name}")));
     }
@@ -254,7 +265,7 @@ fn add_path(
     address: Address,
 ) -> Result<Vec<String>, Error> {
     let (name, is) = (&p.name, controller.options());
-    if p.multipath.as_deref() == Some("disable") {
+    if p.multipath.as_deref() == Some("disable") || p.pool.is_some() {
         return Err(Error::os(Errno::Exist, format!("there is a controller {name} already")));
     }
     let same = p.subnqn.as_deref() == Some(is.subnqn.as_str())

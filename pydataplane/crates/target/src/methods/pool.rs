@@ -1,11 +1,11 @@
 //! Pools of Ceph whose images are volumes, beside those of lvstores: the methods on lvols work on them, too. What is
 //! the same of all kinds of pools is here as well.
 
-use super::lunpool;
-use super::{UuidText, check_name_of};
+use super::{UuidText, arraypool, check_name_of};
 use crate::app::App;
+use crate::array::lun_name;
 use crate::errors;
-use crate::pools::{Backend, DATA_TIMEOUT, LIST_TIMEOUT, Pool, lun_name};
+use crate::pools::{Backend, DATA_TIMEOUT, LIST_TIMEOUT, Pool};
 use crate::state::{self, Item};
 use bdev::Geometry;
 use rpc::{Errno, Error, Flags, Methods};
@@ -51,7 +51,7 @@ pub struct Name {
 
 /// Whether `item` adds a pool, of whatever kind.
 pub fn is_pool(item: &Item) -> bool {
-    item.call.method == CREATE || lunpool::is_pool(item)
+    item.call.method == CREATE || arraypool::is_pool(item)
 }
 
 /// Names of the pools on a cluster, also of those that are not restored.
@@ -123,8 +123,8 @@ fn complete(app: &App, name: &str) {
 /// # Errors
 /// It cannot be added at all.
 pub fn restore(app: &App, item: &Item) -> Result<(), Error> {
-    if lunpool::is_pool(item) {
-        return lunpool::restore(app, item);
+    if arraypool::is_pool(item) {
+        return arraypool::restore(app, item);
     }
     let p = serde_json::from_value::<Create>(Value::Object(item.call.params.clone()));
     let p = p.map_err(|e| Error::params(format!("wrong parameters of {CREATE}: {e}")))?;
@@ -146,13 +146,18 @@ pub fn delete(app: &App, name: &str, kind: &str) -> Result<bool, Error> {
     }
     app.close_unused_volumes();
     let key = state::pool_key(name);
-    // Else a LUN that is being opened is recorded as one of a pool that is gone.
+    // Else a disk of an array that is being opened is recorded as one of a pool that is gone.
     let _making = app.guest_disks.making.lock();
     let of_it = |item: &Item| item.call.params.get("pool").and_then(Value::as_str) == Some(name);
     if let Some(item) = app.config().items().find(|item| of_it(item)) {
         let text = |name: &str| Some(item.call.params.get(name)?.as_str()?.to_owned());
         let lun = || lun_name(iscsi::Address::parse(&text("url")?).ok()?.lun()).into();
-        let image = text("rbd_name").or_else(lun).unwrap_or_default();
+        // Of a namespace the record has what its bdev is called.
+        let namespace = || {
+            let bdev = text("name")?;
+            Some(app.pools.known(&bdev).map_or(bdev, |(_, volume)| volume.name()))
+        };
+        let image = text("rbd_name").or_else(lun).or_else(namespace).unwrap_or_default();
         let why = format!("pool {name} stays, as its volume {image} is in use: release that first");
         return Err(Error::os(Errno::Busy, why));
     }

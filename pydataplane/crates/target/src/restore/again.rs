@@ -24,7 +24,10 @@ pub fn again(app: &Arc<App>, methods: &Arc<Methods>) {
         let name = item.call.params.get("name").and_then(Value::as_str);
         let disks = name.map_or_else(Vec::new, |name| controller::disks(&app.registry, name));
         if is_nvme(item) && !disks.is_empty() {
-            disks.iter().for_each(|disk| _ = app.examine(disk.name()));
+            let names = disks.iter().map(|disk| disk.name());
+            // A volume is not looked at.
+            let looked_at = names.filter(|name| !app.pools.open().contains(*name));
+            looked_at.for_each(|name| _ = app.examine(name));
             continue;
         }
         let bdev = name.filter(|_| item.key.starts_with("bdev "));

@@ -28,7 +28,7 @@ pub fn cluster_key(name: &str) -> String {
     format!("cluster {name}")
 }
 
-/// Key of a pool whose images or LUNs are volumes.
+/// Key of a pool whose images, LUNs or namespaces are volumes.
 pub fn pool_key(name: &str) -> String {
     format!("pool {name}")
 }
@@ -78,7 +78,7 @@ pub fn identify(call: &Call) -> (Subsystem, String) {
         "bdev_iscsi_set_options" => (Subsystem::Bdev, ISCSI_OPTIONS_KEY.to_owned()),
         "bdev_nvme_set_options" => (Subsystem::Bdev, NVME_OPTIONS_KEY.to_owned()),
         "bdev_nvme_attach_controller" => (Subsystem::Bdev, bdev_key(text("name"))),
-        "virtlun_rbd_pool_create" | "virtlun_iscsi_pool_create" => {
+        "virtlun_rbd_pool_create" | "virtlun_iscsi_pool_create" | "virtlun_nvme_pool_create" => {
             (Subsystem::Bdev, pool_key(text("name")))
         }
         "virtlun_export_create" => (Subsystem::Bdev, export_key(text("bdev_name"))),

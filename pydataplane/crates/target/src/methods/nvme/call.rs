@@ -3,9 +3,11 @@
 use super::options::{self, SetOptions};
 use super::{ATTACH, wrong};
 use crate::app::App;
+use crate::array::Array;
 use crate::methods::{UuidText, check_name, unsupported};
+use crate::pools::Backend;
 use crate::state::Call;
-use nvme::{Address, Options, check_nqn};
+use nvme::{Address, Only, Options, check_nqn};
 use rpc::{Errno, Error};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -18,10 +20,10 @@ const QUEUES_MAX: u32 = 8;
 /// What a name of this host is made in.
 const HOST_SPACE: Uuid = Uuid::from_u128(0x6fa1_2d1b_8a5c_4c5e_9a3e_77a5_6f0c_3d11);
 
-/// Of a path beside the first.
+/// A path.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct PathParams {
+pub struct PathParams {
     /// IP address.
     pub traddr: String,
     /// Port. Default: 4420
@@ -32,7 +34,7 @@ pub(super) struct PathParams {
 /// What a namespace has to be.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Expected {
+pub struct Expected {
     /// Number.
     pub nsid: u32,
     /// Identity.
@@ -41,10 +43,10 @@ pub(super) struct Expected {
     pub block_size: u32,
 }
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
+/// See [`ATTACH`].
+#[derive(Clone, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "some are taken and have no effect")]
-pub(super) struct Attach {
+pub struct Attach {
     /// Name of the controller; its bdevs are NAMEn1, NAMEn2 and so on, by the numbers of its namespaces.
     pub name: String,
     /// Transport: tcp.
@@ -99,6 +101,11 @@ pub(super) struct Attach {
     /// recorded
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<Expected>,
+    /// Name of the pool whose volume the one of `namespaces` is (ours): no other is used, by whatever number it is there;
+    /// its bdev is called by its UUID, as the controller, and by POOL/NAME; what it holds is not looked at, and it goes
+    /// when nobody uses it any more. Default: none
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
     /// Not supported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub psk: Option<String>,
@@ -141,7 +148,7 @@ pub(super) struct Attach {
 }
 
 /// This host's name: the same each time.
-fn own_nqn() -> String {
+pub fn own_nqn() -> String {
     let id = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
     let uuid = match id.trim().is_empty() {
         true => Uuid::new_v4(),
@@ -158,6 +165,9 @@ impl From<Address> for PathParams {
 
 impl Attach {
     /// Its paths, the first one first.
+    ///
+    /// # Errors
+    /// One is none.
     pub fn addresses(&self) -> Result<Vec<Address>, Error> {
         let first = Address::parse(&self.traddr, self.trsvcid.as_deref(), self.adrfam.as_deref());
         let others =
@@ -166,6 +176,10 @@ impl Attach {
         all.map_err(|why| wrong(&self.name, why))
     }
 
+    /// Refuses what cannot be.
+    ///
+    /// # Errors
+    /// Says what is wrong.
     pub fn check(&self, app: &App) -> Result<(), Error> {
         check_name(&self.name)?;
         if !self.trtype.eq_ignore_ascii_case("tcp") {
@@ -215,11 +229,40 @@ impl Attach {
             fast_io_fail_timeout_sec: self.fast_io_fail_timeout_sec,
             ..SetOptions::default()
         };
-        own.check().map_err(|e| wrong(&self.name, e.message))
+        own.check().map_err(|e| wrong(&self.name, e.message))?;
+        self.pool.as_ref().map_or(Ok(()), |pool| self.check_pool(app, pool))
     }
 
+    /// Refuses what is no volume of the pool of that name.
+    fn check_pool(&self, app: &App, pool: &str) -> Result<(), Error> {
+        // It is what its name says, so that it is known to be a volume's.
+        if !matches!(self.namespaces.as_slice(), [one] if one.uuid.0.to_string() == self.name) {
+            let why = "that of a pool has one namespace, and is called by the uuid of that";
+            return Err(wrong(&self.name, why));
+        }
+        let its = app.pools.get(pool);
+        let is_its = its.is_some_and(|its| match &its.backend {
+            Backend::Array(Array::Nvme { options, .. }) => {
+                self.subnqn.as_deref() == Some(options.subnqn.as_str())
+            }
+            _ => false,
+        });
+        match is_its {
+            true => Ok(()),
+            false => Err(wrong(&self.name, format!("its namespace is of no pool {pool}"))),
+        }
+    }
+
+    /// The one namespace that is used, of a volume.
+    fn only(&self) -> Option<Only> {
+        let pool = self.pool.clone()?;
+        let Expected { nsid, uuid, block_size } = self.namespaces.first()?;
+        Some(Only { identity: uuid.0, block_size: *block_size, nsid: *nsid, pool })
+    }
+
+    /// What is asked for of the controller.
     pub fn options(&self, app: &App) -> Options {
-        let set = options::options(app);
+        let (set, only) = (options::options(app), self.only());
         let given = |own: Option<i64>, set: Option<i64>| {
             own.filter(|n| *n != 0).or_else(|| set.filter(|n| *n != 0))
         };
@@ -244,7 +287,11 @@ impl Attach {
             give_up: (give_up > 0).then(|| seconds(give_up)),
             timeout: set.timeout(),
             write_through: self.write_through,
-            expected: self.namespaces.iter().map(|e| (e.nsid, e.uuid.0, e.block_size)).collect(),
+            expected: match only {
+                Some(_) => Vec::new(),
+                None => self.namespaces.iter().map(|e| (e.nsid, e.uuid.0, e.block_size)).collect(),
+            },
+            only,
         }
     }
 }

@@ -1,0 +1,122 @@
+//! What tells a namespace from all others, and what it is called by that.
+
+use std::fmt;
+
+use uuid::Uuid;
+
+use crate::command::IDENTIFY_LEN;
+
+/// Places in Identify Namespace (NVM command set specification 1.1, 4.1.5.1).
+const NGUID: usize = 104;
+const EUI64: usize = 120;
+
+/// A name that nobody gives to another namespace; it is shown as Linux does (`wwid`, `/dev/disk/by-id/nvme-*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Name {
+    Uuid(Uuid),
+    Nguid([u8; 16]),
+    Eui64([u8; 8]),
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hex = |f: &mut fmt::Formatter<'_>, bytes: &[u8]| {
+            f.write_str("eui.")?;
+            bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        };
+        match self {
+            Name::Uuid(uuid) => write!(f, "uuid.{uuid}"),
+            Name::Nguid(bytes) => hex(f, bytes),
+            Name::Eui64(bytes) => hex(f, bytes),
+        }
+    }
+}
+
+impl Name {
+    /// Of the list of descriptors or, of older controllers, of Identify Namespace: the UUID, else the NGUID, else
+    /// the EUI-64. `None`: it has none.
+    pub(crate) fn parse(
+        descriptors: Option<&[u8; IDENTIFY_LEN]>,
+        namespace: &[u8; IDENTIFY_LEN],
+    ) -> Option<Name> {
+        let (mut uuid, mut nguid, mut eui) = (None, None, None);
+        let mut left = descriptors.map_or(&[][..], |data| &data[..]);
+        while let [kind, len, _, _, rest @ ..] = left
+            && *len != 0
+        {
+            let Some((value, rest)) = rest.split_at_checked(usize::from(*len)) else { break };
+            let known = value.iter().any(|byte| *byte != 0);
+            match (kind, known) {
+                (1, true) => eui = value.try_into().ok().or(eui),
+                (2, true) => nguid = value.try_into().ok().or(nguid),
+                (3, true) => uuid = Uuid::from_slice(value).ok().or(uuid),
+                _ => {}
+            }
+            left = rest;
+        }
+        let is_known = |value: &[u8]| value.iter().any(|byte| *byte != 0);
+        let field = |at: usize, len: usize| Some(&namespace[at..at + len]).filter(|v| is_known(v));
+        let nguid = nguid.or_else(|| field(NGUID, 16)?.try_into().ok());
+        let eui = eui.or_else(|| field(EUI64, 8)?.try_into().ok());
+        uuid.map(Name::Uuid).or(nguid.map(Name::Nguid)).or(eui.map(Name::Eui64))
+    }
+}
+
+/// What a namespace is told by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Identified {
+    /// Its UUID, or one made of its NGUID or EUI-64; else of its number in the subsystem.
+    pub identity: Uuid,
+    /// `None`: it has no name of its own, so another one may have its number, and so its identity, later.
+    pub name: Option<Name>,
+}
+
+impl Identified {
+    pub(crate) fn new(name: Option<Name>, subnqn: &str, serial: &str, nsid: u32) -> Identified {
+        let of = |name: &[u8]| Uuid::new_v5(&Uuid::NAMESPACE_OID, name);
+        let identity = match name {
+            Some(Name::Uuid(uuid)) => uuid,
+            Some(Name::Nguid(bytes)) => Uuid::from_bytes(bytes),
+            Some(Name::Eui64(bytes)) => of(&bytes),
+            None => of(format!("{subnqn}\0{serial}\0{nsid}").as_bytes()),
+        };
+        Identified { identity, name }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identify::tests::namespace_data;
+
+    #[test]
+    fn an_identity_is_the_uuid_and_what_stands_in_for_it() {
+        let plain = namespace_data(8, 9);
+        let of = |descriptors: Option<&[u8]>, data: &[u8; IDENTIFY_LEN]| {
+            let mut list = [0; IDENTIFY_LEN];
+            descriptors.inspect(|bytes| list[..bytes.len()].copy_from_slice(bytes));
+            let name = Name::parse(descriptors.map(|_| &list), data);
+            Identified::new(name, "nqn.x", "s", 1)
+        };
+        let shown = |is: Identified| is.name.map(|name| name.to_string()).unwrap_or_default();
+        let uuid = [&[1, 8, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 3, 16, 0, 0][..], &[9; 16]].concat();
+        assert_eq!(of(Some(&uuid), &plain).identity, Uuid::from_bytes([9; 16]));
+        let hex = "09090909-0909-0909-0909-090909090909";
+        assert_eq!(shown(of(Some(&uuid), &plain)), format!("uuid.{hex}"));
+        let mut nguid = plain;
+        nguid[104..120].fill(5);
+        assert_eq!(of(None, &nguid).identity, Uuid::from_bytes([5; 16]));
+        assert_eq!(shown(of(None, &nguid)), format!("eui.{}", "05".repeat(16)));
+        assert_eq!(shown(of(Some(&uuid[..12]), &plain)), "eui.0102030405060708");
+        assert_ne!(of(Some(&uuid[..12]), &plain).identity, of(None, &plain).identity);
+        assert_eq!(of(None, &plain).name, None);
+        assert_eq!(of(Some(&[3, 16, 0, 0]), &plain), of(None, &plain));
+        // One that is longer than the list, and one that is too short.
+        let mut list = [1; IDENTIFY_LEN];
+        list[1] = 255;
+        assert_eq!(Name::parse(Some(&list), &plain), None);
+        assert_eq!(of(Some(&[3, 8, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]), &plain).name, None);
+        let number = |nsid| Identified::new(None, "nqn.x", "s", nsid).identity;
+        assert_ne!(number(1), number(2));
+    }
+}

@@ -1,0 +1,80 @@
+//! The namespaces of a subsystem, without a device on them.
+
+use std::time::{Duration, Instant};
+
+use bdev::Medium;
+
+use crate::address::Address;
+use crate::connect::{self, Listed};
+use crate::controller::{first_of, identity_of};
+use crate::identify::Namespace;
+use crate::options::Options;
+
+/// How long the namespaces of a controller may take to say what they are, once it is connected.
+const LIST_WITHIN: Duration = Duration::from_secs(10);
+
+/// A namespace of a subsystem.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// What it is called, the same as long as it is there: `uuid.UUID`, or `eui.` and its NGUID or EUI-64, as Linux
+    /// does; `nsid.NUMBER` of one that says nothing of itself.
+    pub name: String,
+    /// Its number.
+    pub nsid: u32,
+    /// What it is; a clause: it is none that a bdev can be on, or could not be told from another.
+    pub is: Result<Medium, String>,
+}
+
+/// What one is called that cannot be told from others.
+pub fn unnamed(nsid: u32) -> String {
+    format!("nsid.{nsid}")
+}
+
+impl Namespace {
+    pub(crate) fn medium(&self) -> Medium {
+        Medium {
+            identity: self.identity,
+            block_size: self.geometry.block_size,
+            size: self.geometry.bytes(),
+            read_only: self.read_only,
+            thin: self.thin,
+        }
+    }
+
+    /// What it is called; see [`Found::name`].
+    pub(crate) fn called(&self) -> String {
+        self.name.map_or_else(|| unnamed(self.nsid), |name| name.to_string())
+    }
+}
+
+impl From<Listed> for Found {
+    fn from(listed: Listed) -> Found {
+        let Listed { nsid, name, told, is } = listed;
+        let nameless = || {
+            "it has neither UUID nor NGUID nor EUI-64, so it could not be told from another one: give it one at the \
+             array"
+                .to_owned()
+        };
+        let is = is.map(|namespace| namespace.medium());
+        match name {
+            Some(name) => Found { name: name.to_string(), nsid, is },
+            None if !told => Found { name: unnamed(nsid), nsid, is },
+            None => Found { name: unnamed(nsid), nsid, is: Err(nameless()) },
+        }
+    }
+}
+
+/// Connects by the first of `paths` that can be, as no device, and returns the active namespaces that this host is
+/// shown; takes some seconds for each path at most.
+///
+/// # Errors
+/// In one clause: none of the paths leads to such a controller, or it does not tell its namespaces.
+pub fn list(options: &Options, paths: &[Address]) -> Result<Vec<Found>, String> {
+    let identity = identity_of(options);
+    let listed = first_of(paths, |address| {
+        let begun = Instant::now();
+        connect::list(address, &identity, begun + options.connect_within, LIST_WITHIN)
+    });
+    let (_, listed) = listed?;
+    Ok(listed.into_iter().map(Found::from).collect())
+}
