@@ -69,6 +69,11 @@ impl Mailbox {
         self.inner.queue.is_empty()
     }
 
+    /// What notifies the reactor.
+    pub(crate) fn waker(&self) -> Waker {
+        self.inner.waker.clone()
+    }
+
     /// Notifies the reactor without a message.
     pub(crate) fn wake(&self) {
         self.inner.waker.wake();

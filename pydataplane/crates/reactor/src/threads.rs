@@ -13,7 +13,7 @@ use crate::call;
 use crate::mailbox::Mailbox;
 use crate::place::{beside, give_way, pin};
 use crate::run::{Accounting, Idle, run};
-use crate::{Cx, IoContext, Stats};
+use crate::{Cx, IoContext, Stats, Waker};
 
 thread_local! {
     /// Whether this thread is a reactor's.
@@ -43,6 +43,11 @@ impl Handle {
     /// CPU that it is pinned to.
     pub fn cpu(&self) -> Option<usize> {
         self.cpu
+    }
+
+    /// Wakes it, for who has told its pollers something where they look.
+    pub fn waker(&self) -> Waker {
+        self.mailbox.waker()
     }
 
     /// Its accounting now.

@@ -38,7 +38,7 @@ use crate::lun::{Target, Times};
 use crate::mailbox::{Countdown, Mailbox, Notice};
 use crate::past::{Mark, Past};
 use crate::placement::Placement;
-use crate::poller::{DevicePoller, RequestQueue, Selector, Unit};
+use crate::poller::{DevicePoller, Member, Place, RequestQueue, Selector, TaskSet, Unit};
 use crate::stats::ControllerCounters;
 
 use blk::ConfigChannel;
@@ -118,6 +118,8 @@ pub(crate) struct Device {
     /// Of the I/O of all its units.
     owner: Owner,
     workers: Vec<Worker>,
+    /// The pollers of `workers` as they reach each other.
+    members: Box<[Arc<Member>]>,
     /// How many of them serve request queues, as they were told.
     serving: usize,
     /// Which of them serves each request queue.
@@ -186,14 +188,18 @@ impl Device {
         past: Past,
         mark: Mark,
     ) -> Self {
-        let workers = context.reactors.iter().zip(context.counters).map(|(reactor, counters)| {
+        let members = context.reactors.iter().map(|r| Member::new(Some(r.waker())));
+        let members: Box<[_]> = members.collect();
+        let parts = context.reactors.iter().zip(context.counters).zip(&members);
+        let workers = parts.map(|((reactor, counters), member)| {
             let name = format!("vhost {}", context.name);
             let notice = Notice { mailbox: context.mailbox.clone(), session: context.session };
             let front = context.front;
             let shared = (Arc::clone(counters), Arc::clone(context.coalescing));
-            let answer = context.answer_timeout;
+            let (answer, member) = (context.answer_timeout, Arc::clone(member));
             let poller = reactor.call(move |cx| {
-                cx.add_poller(Box::new(DevicePoller::new(name, front, shared, notice, answer)))
+                let poller = DevicePoller::new(name, front, shared, notice, answer, member);
+                cx.add_poller(Box::new(poller))
             });
             Worker { reactor: reactor.clone(), poller }
         });
@@ -203,6 +209,7 @@ impl Device {
             front: context.front,
             owner: Owner::new(),
             workers: workers.collect(),
+            members,
             serving: 0,
             places: (0..context.front.queues())
                 .map(|n| n % context.reactors.len().max(1))
@@ -259,12 +266,16 @@ impl Device {
             None => target.shared.connect(),
         };
         let (number, limits) = (target.number, target.claim.limits());
-        for (worker, counters) in self.workers.iter().zip(&target.counters) {
+        // Requests of virtio-blk have no task attributes.
+        let is_shared = self.front == Front::Scsi && self.members.len() > 1;
+        let set = is_shared.then(|| TaskSet::new(number, &self.members));
+        for (n, (worker, counters)) in self.workers.iter().zip(&target.counters).enumerate() {
             let (shared, nexus) = (Arc::clone(&target.shared), Arc::clone(&nexus));
             let kept = (Arc::clone(counters), Arc::clone(&limits));
             let (poller, owner) = (worker.poller, self.owner);
+            let place = set.as_ref().map(|set| Place::new(Arc::clone(set), n));
             let opened = worker.reactor.call(move |cx| {
-                let unit = Unit::open(cx, owner, &shared, nexus, kept)?;
+                let unit = Unit::open(cx, owner, &shared, nexus, kept, place)?;
                 if let Some(poller) = cx.poller_mut::<DevicePoller>(poller) {
                     poller.add_unit(number, unit);
                 }

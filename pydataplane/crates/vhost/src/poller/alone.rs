@@ -9,7 +9,7 @@ use reactor::Poller;
 use scsi::Lun;
 use virtqueue::{QueueConfig, SplitQueue};
 
-use super::{Chains, DevicePoller, QueueSetup, RequestQueue, Unit, make_slots};
+use super::{Chains, DevicePoller, Member, QueueSetup, RequestQueue, Unit, make_slots};
 use crate::coalescing::SharedCoalescing;
 use crate::defs::FIRST_REQUEST_QUEUE;
 use crate::front::Front;
@@ -43,11 +43,13 @@ impl PollerAlone {
             (Arc::new(ControllerCounters::default()), Arc::new(SharedCoalescing::default())),
             Notice { mailbox, session: 0 },
             ANSWER_TIMEOUT,
+            Member::new(None),
         );
         // What a turn does is not to depend on how long it takes.
         poller.turn_ticks = u64::MAX;
         let limits = Arc::new(Limits::default());
-        poller.add_unit(TARGET, Unit::new(lun, Arc::new(LunCounters::default()), limits));
+        let counters = Arc::new(LunCounters::default());
+        poller.add_unit(TARGET, Unit::new(lun, counters, limits, None));
         poller.show_unit(TARGET);
         let slots = make_slots(poller.missing_slots(config.size.into()), Chains::Plain);
         let index = FIRST_REQUEST_QUEUE as u16;

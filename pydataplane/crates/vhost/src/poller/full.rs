@@ -7,7 +7,7 @@
 
 use reactor::ticks;
 
-use super::units::{Unit, Units};
+use super::units::{OF_ORDERED, Unit, Units};
 
 /// How long a device that took no more when nothing was in flight is left alone, in microseconds: at first, and
 /// where that was in vain twice as long each time, up to the second.
@@ -22,7 +22,7 @@ impl Units {
     /// its device is asked again ([`Units::asks_again`]): others have all of its queue. Whether there is none.
     pub(super) fn bar(&mut self, target: u8) -> bool {
         let Some(unit) = self.at(target) else { return false };
-        unit.ordered = true;
+        unit.bars |= OF_ORDERED;
         if unit.in_flight.requests > 0 {
             return false;
         }
@@ -100,7 +100,8 @@ impl Units {
             self.limited_until = self.limited_until.min(again);
             return false;
         }
-        (unit.ordered, unit.again) = (false, 0);
+        unit.again = 0;
+        unit.bars &= !OF_ORDERED;
         true
     }
 }
@@ -110,7 +111,6 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use bdev::Limits;
     use bdev::testing::FaultBdev;
     use reactor::IoContext;
     use scsi::{Lun, LunOptions, LunShared};
@@ -124,8 +124,8 @@ mod tests {
         let channel = shared.bdev().open(&IoContext::new().unwrap()).unwrap();
         let lun = Lun::new(Arc::clone(&shared), shared.connect(), channel);
         let mut units = Units::new(Duration::from_secs(1));
-        units.insert(0, Unit::new(lun, Arc::default(), Arc::new(Limits::default())));
-        units.postponed(0);
+        units.insert(0, Unit::new(lun, Arc::default(), Arc::default(), None));
+        units.postponed(0, 0);
         units
     }
 

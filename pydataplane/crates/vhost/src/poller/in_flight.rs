@@ -34,7 +34,7 @@ use bdev::{IoError, Limits, Op};
 use scsi::{Kind, Outcome, Response};
 
 use super::slot::Slot;
-use super::units::{NONE, Units};
+use super::units::{NONE, OF_ORDERED, OF_OTHERS, Units};
 use crate::defs::task_attribute;
 
 /// Bytes of data that a session may have with devices, all its units from all reactors, without what is
@@ -100,11 +100,13 @@ impl Units {
             return Err(Obstacle::Nowhere);
         };
         let is_first = waits || unit.waiting.first == NONE;
-        // SAM-5 8.6.
+        // SAM-5 8.6. Where other reactors have a say `lets_go` asks them.
         let in_order = match wants.attribute {
             task_attribute::HEAD_OF_QUEUE => true,
-            task_attribute::ORDERED => is_first && unit.in_flight.requests == 0,
-            _ => is_first && !unit.ordered,
+            task_attribute::ORDERED => {
+                is_first && unit.in_flight.requests == 0 && unit.place.is_none()
+            }
+            _ => is_first && unit.bars == 0,
         };
         if !in_order || unit.suspended || unit.halted {
             return Err(Obstacle::Order);
@@ -130,7 +132,7 @@ impl Units {
         };
         if outcome == Outcome::Pending {
             self.taken += 1;
-            unit.ordered |= slot.attribute == task_attribute::ORDERED;
+            unit.bars |= u8::from(slot.attribute == task_attribute::ORDERED) * OF_ORDERED;
             slot.generation = self.room.begin(&mut unit.in_flight, slot.bytes.into());
             if unit.in_flight.requests == 1 {
                 self.active.push(slot.target);
@@ -154,7 +156,8 @@ impl Units {
             return Some(outcome);
         }
         self.taken -= 1;
-        unit.ordered &= !(unbars || slot.attribute == task_attribute::ORDERED);
+        let unbars = unbars || slot.attribute == task_attribute::ORDERED;
+        unit.bars &= !(u8::from(unbars) * OF_ORDERED);
         self.room.end(&mut unit.in_flight, slot.bytes.into(), slot.generation);
         if unit.in_flight.requests == 0
             && let Some(nth) = self.active.iter().position(|t| *t == slot.target)
@@ -167,12 +170,17 @@ impl Units {
         Some(outcome)
     }
 
-    /// As [`Units::admit`], of the first request of `target` that waits. If it lacks nothing but room, it is
-    /// perhaps the next to have some. `unlimited`: whatever the limits say.
-    pub(super) fn lets_go(&mut self, target: u8, wants: Wants, unlimited: bool) -> bool {
+    /// As [`Units::admit`], of the first request of `target` that waits, with this key in its task set. If it lacks
+    /// nothing but room, it is perhaps the next to have some. `unlimited`: whatever the limits say.
+    pub(super) fn lets_go(&mut self, target: u8, wants: Wants, key: u64, unlimited: bool) -> bool {
         let mut admitted = self.admit(target, wants, true);
         if admitted == Err(Obstacle::Order) && self.asks_again(target) {
             admitted = self.admit(target, wants, true);
+        }
+        if admitted == Err(Obstacle::Order) && self.is_in_turn(target, wants.attribute, key) {
+            // Nothing that is earlier is left.
+            let attribute = task_attribute::HEAD_OF_QUEUE;
+            admitted = self.admit(target, Wants { attribute, ..wants }, true);
         }
         let Some(unit) = self.units.get(usize::from(target)).and_then(Option::as_ref) else {
             return false;
@@ -197,6 +205,20 @@ impl Units {
                 false
             }
             Err(Obstacle::Nowhere | Obstacle::Order | Obstacle::Room) => false,
+        }
+    }
+
+    /// Whether a request of `target` which waits and stands first there, with this attribute and key, is the next in its
+    /// task set, though reactors besides this one take requests of it.
+    fn is_in_turn(&self, target: u8, attribute: u8, key: u64) -> bool {
+        let Some(unit) = self.units.get(usize::from(target)).and_then(Option::as_ref) else {
+            return false;
+        };
+        let Some(place) = &unit.place else { return false };
+        match attribute {
+            task_attribute::ORDERED => unit.in_flight.requests == 0 && place.is_turn_of(key),
+            task_attribute::HEAD_OF_QUEUE => false,
+            _ => unit.bars == OF_OTHERS && place.is_open_to(key),
         }
     }
 

@@ -26,10 +26,12 @@ mod failure;
 mod front;
 mod full;
 mod in_flight;
+mod ordered;
 mod orders;
 mod queue;
 mod slot;
 mod suspended;
+mod task_set;
 mod units;
 mod waiting;
 
@@ -50,12 +52,14 @@ use crate::stats::ControllerCounters;
 pub use alone::PollerAlone;
 pub(crate) use orders::{Drain, Selector};
 pub(crate) use queue::{QueueSetup, RequestQueue};
+pub(crate) use task_set::{Member, Place, TaskSet};
 pub(crate) use units::Unit;
 
 pub(crate) use slot::{Chains, Slot, make as make_slots};
 
 use front::{Answer, Blk, FrontEnd, ProtectedScsi, Read, Scsi};
 use in_flight::Obstacle;
+use task_set::Targets;
 use units::Units;
 
 /// Requests taken from one queue before they are published and the next queue has its turn.
@@ -101,6 +105,10 @@ pub(crate) struct DevicePoller {
     queues: Vec<RequestQueue>,
     slots: Slots<Slot>,
     units: Units,
+    /// This poller as the others of its session reach it.
+    member: Arc<Member>,
+    /// Targets whose task sets are looked at in each turn.
+    in_order: Targets,
     /// The memory table is about to change: take nothing.
     paused: bool,
     heads: [Head; BATCH],
@@ -186,6 +194,9 @@ impl DevicePoller {
     fn turn<F: FrontEnd>(&mut self) -> u32 {
         let mut events = 0;
         let mut turn_end = None;
+        if self.member.is_told() {
+            events += self.keep_order();
+        }
         // What begins in this turn goes to its device when the turn is over.
         let in_flight = !self.units.active.is_empty();
         if !self.paused {
@@ -241,6 +252,10 @@ impl DevicePoller {
                 return (1, false);
             }
         };
+        // Whatever the guest knew when it made these available.
+        if self.member.is_told() {
+            self.keep_order();
+        }
         let ahead = (popped / 2).clamp(AHEAD_LEAST, AHEAD);
         let (mut count, mut over) = (popped, false);
         let again = self.queues[at].ring.is_replaying();

@@ -18,6 +18,7 @@ use virtqueue::Head;
 use super::front::{Blk, ProtectedScsi, Scsi};
 use super::queue::RequestQueue;
 use super::slot::{self, MAX_SLOTS, Slot};
+use super::task_set::{Member, Targets};
 use super::units::{Unit, Units};
 use super::{BATCH, COMPLETIONS, DevicePoller, SETTLE_US, SUBMISSION_US, TURN_US};
 use crate::coalescing::SharedCoalescing;
@@ -63,13 +64,15 @@ impl Drain {
 }
 
 impl DevicePoller {
-    /// A poller without queues or units; `answer`: [`crate::Timeouts::answer`].
+    /// A poller without queues or units; `answer`: [`crate::Timeouts::answer`]; `member`: as the others of its session
+    /// reach it.
     pub(crate) fn new(
         name: String,
         front: Front,
         (counters, coalescing): (Arc<ControllerCounters>, Arc<SharedCoalescing>),
         notice: Notice,
         answer: Duration,
+        member: Arc<Member>,
     ) -> Self {
         DevicePoller {
             name,
@@ -79,6 +82,8 @@ impl DevicePoller {
             queues: Vec::with_capacity(MAX_QUEUES),
             slots: Slots::with_capacity(MAX_SLOTS),
             units: Units::new(answer),
+            member,
+            in_order: Targets::default(),
             paused: false,
             heads: [Head::default(); BATCH],
             done: Vec::with_capacity(COMPLETIONS),
@@ -148,6 +153,12 @@ impl DevicePoller {
     pub(crate) fn add_queue(&mut self, queue: RequestQueue, slots: Vec<Slot>) -> Option<RawFd> {
         slot::grow(&mut self.slots, slots);
         assert!(self.queues.iter().all(|q| q.index != queue.index), "the queue was removed before");
+        if self.queues.is_empty() {
+            // Nobody told it of anything meanwhile.
+            self.member.set_serves(true);
+            self.in_order = Targets::ALL;
+            self.member.look_again();
+        }
         let kick = queue.kick_fd();
         self.queues.push(queue);
         kick
@@ -267,6 +278,7 @@ impl DevicePoller {
         let last = self.queues.len();
         let moved = self.slots.iter_mut().filter(|slot| usize::from(slot.at) == last);
         moved.for_each(|slot| slot.at = at as u16);
+        self.note_queues();
         queue
     }
 
@@ -279,7 +291,9 @@ impl DevicePoller {
             return;
         }
         for target in (0..MAX_TARGETS).map(|target| target as u8) {
-            if self.units.backlog.contains(&target) && !self.units.is_suspended(target) {
+            // Where others wait for it, or it for others, it stays where it was received.
+            let moves = !self.units.is_suspended(target) && !self.in_order.has(target);
+            if self.units.backlog.contains(&target) && moves {
                 self.keep_waiting(target, Some(index));
             }
         }
@@ -288,6 +302,13 @@ impl DevicePoller {
     /// Takes requests of a queue again that was parked.
     pub(crate) fn unpark_queue(&mut self, index: u16) {
         self.queues.iter_mut().filter(|q| q.index == index).for_each(RequestQueue::unpark);
+    }
+
+    /// A queue is gone out of which nothing is in flight: without any the poller has received nothing.
+    fn note_queues(&self) {
+        if self.queues.is_empty() {
+            self.member.set_serves(false);
+        }
     }
 
     /// Gives away a queue that is parked, for another reactor to go on with; `None`: something of it is
@@ -310,6 +331,7 @@ impl DevicePoller {
         let queues = std::mem::take(&mut self.queues);
         let idle = queues.iter().all(|queue| queue.in_flight == 0);
         assert!(idle, "queues are removed before they were drained");
+        self.note_queues();
         queues
     }
 
@@ -386,6 +408,7 @@ impl DevicePoller {
                 }
             }
         }
+        self.note_queues();
         lost
     }
 

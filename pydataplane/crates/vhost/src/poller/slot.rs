@@ -33,6 +33,8 @@ pub(crate) struct Slot {
     pub(super) begun: u64,
     /// How many were taken before it.
     pub(super) order: u64,
+    /// Where it stands in its task set, while it waits ([`super::task_set::Place::key`]).
+    pub(super) key: u64,
     /// The guest's name for it.
     pub(super) id: u64,
     pub(super) target: u8,
@@ -68,6 +70,7 @@ impl Slot {
             at: 0,
             begun: 0,
             order: 0,
+            key: 0,
             id: 0,
             target: 0,
             ended_by: response::OK,

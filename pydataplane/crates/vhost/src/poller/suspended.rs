@@ -36,7 +36,7 @@ use super::DevicePoller;
 use super::front::{Blk, FrontEnd};
 use super::queue::RequestQueue;
 use super::units::{NONE, Waiting};
-use crate::defs::{MAX_TARGETS, response};
+use crate::defs::{MAX_TARGETS, response, task_attribute};
 use crate::front::DISK;
 
 impl DevicePoller {
@@ -142,6 +142,11 @@ impl DevicePoller {
         }
         let slot = &mut self.slots[index];
         (slot.waits, slot.next) = (true, after);
+        let attribute = slot.attribute;
+        if attribute != task_attribute::ORDERED {
+            // It had begun.
+            slot.key = 0;
+        }
         if before != NONE {
             self.slots[before as u16].next = tag;
         }
@@ -152,7 +157,7 @@ impl DevicePoller {
         if after == NONE {
             unit.waiting.last = tag;
         }
-        self.units.postponed(target);
+        self.units.postponed(target, attribute);
     }
 
     /// Whether the unit of `target` is suspended.
@@ -215,7 +220,8 @@ impl DevicePoller {
             let slot = &mut self.slots[index];
             slot.waits = false;
             tag = std::mem::replace(&mut slot.next, NONE);
-            self.units.begins(target);
+            let attribute = slot.attribute;
+            self.units.begins(target, attribute);
             self.end(at, index, end);
         }
     }
@@ -253,7 +259,7 @@ impl DevicePoller {
         while kept != NONE {
             let (at, index) = self.position(kept);
             kept = std::mem::replace(&mut self.slots[index].next, NONE);
-            self.units.begins(target);
+            self.units.begins(target, self.slots[index].attribute);
             self.keep(at, index);
         }
     }

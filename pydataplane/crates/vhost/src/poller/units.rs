@@ -11,6 +11,7 @@ use reactor::{Cx, Owner};
 use scsi::{CDB_LEN, Lun, LunShared, Nexus, Outcome};
 
 use super::in_flight::{Load, Room};
+use super::task_set::Place;
 use crate::defs::{LunAddress, MAX_TARGETS};
 use crate::stats::LunCounters;
 
@@ -22,9 +23,10 @@ pub(crate) struct Unit {
     pub(super) limits: Arc<Limits>,
     /// Requests that wait for the device.
     pub(super) in_flight: Load,
-    /// One of them has the task attribute ORDERED, or the device takes no more until one has ended, or until
-    /// [`Unit::again`].
-    pub(super) ordered: bool,
+    /// Why what is taken does not begin at once: [`OF_ORDERED`], [`OF_OTHERS`].
+    pub(super) bars: u8,
+    /// Its task set, where several reactors take requests of it that may be ORDERED.
+    pub(super) place: Option<Place>,
     /// When a device that takes no more, though nothing is in flight, is asked again, in ticks; 0: it takes what
     /// comes, or something is.
     pub(super) again: u64,
@@ -53,18 +55,26 @@ impl Unit {
         shared: &Arc<LunShared>,
         nexus: Arc<Nexus>,
         (counters, limits): (Arc<LunCounters>, Arc<Limits>),
+        place: Option<Place>,
     ) -> Result<Unit, OpenError> {
         let channel = shared.bdev().open(&cx.io().owned_by(owner))?;
-        Ok(Unit::new(Lun::new(Arc::clone(shared), nexus, channel), counters, limits))
+        let lun = Lun::new(Arc::clone(shared), nexus, channel);
+        Ok(Unit::new(lun, counters, limits, place))
     }
 
-    pub(super) fn new(lun: Lun, counters: Arc<LunCounters>, limits: Arc<Limits>) -> Self {
+    pub(super) fn new(
+        lun: Lun,
+        counters: Arc<LunCounters>,
+        limits: Arc<Limits>,
+        place: Option<Place>,
+    ) -> Self {
         Unit {
             lun,
             counters,
             limits,
             in_flight: Load::default(),
-            ordered: false,
+            bars: 0,
+            place,
             again: 0,
             pause: 0,
             waiting: Waiting::NOBODY,
@@ -76,6 +86,12 @@ impl Unit {
         }
     }
 }
+
+/// A request of the unit that is with its device has the task attribute ORDERED, or the device takes no more until one
+/// has ended, or until [`Unit::again`].
+pub(super) const OF_ORDERED: u8 = 1;
+/// One that other reactors received earlier is ORDERED.
+pub(super) const OF_OTHERS: u8 = 2;
 
 /// No request.
 pub(super) const NONE: u64 = u64::MAX;
@@ -175,23 +191,30 @@ impl Units {
         }
     }
 
-    /// A request of `target` stands in its list of those that do not begin yet.
-    pub(super) fn postponed(&mut self, target: u8) {
+    /// A request of `target` with this task attribute stands in its list of those that do not begin yet.
+    pub(super) fn postponed(&mut self, target: u8, attribute: u8) {
         self.taken += 1;
+        if let Some(place) = self.at(target).and_then(|unit| unit.place.as_mut()) {
+            place.waits(attribute);
+        }
         if !self.backlog.contains(&target) {
             self.backlog.push(target);
         }
     }
 
-    /// A request of `target` left that list.
-    pub(super) fn begins(&mut self, target: u8) {
+    /// A request of `target` with this task attribute left that list.
+    pub(super) fn begins(&mut self, target: u8, attribute: u8) {
         self.taken -= 1;
         if let Some(unit) = self.at(target) {
+            if let Some(place) = &mut unit.place {
+                place.begins(attribute);
+            }
             if unit.waiting.first != NONE {
                 return;
             }
             if unit.again != 0 {
-                (unit.ordered, unit.again, unit.pause) = (false, 0, 0);
+                (unit.again, unit.pause) = (0, 0);
+                unit.bars &= !OF_ORDERED;
             }
         }
         self.room.forget(target);

@@ -6,8 +6,8 @@
 //! request that is ORDERED begins when all earlier ones of the unit have ended, and later ones begin
 //! when it has; one that is HEAD OF QUEUE goes before all that wait. So a unit whose disk does not answer
 //! keeps no other one waiting, and a guest with much to transfer has the device for a bounded time
-//! before it is another's turn. Order is among the requests that one reactor takes: across virtqueues
-//! nothing says which of two requests comes first.
+//! before it is another's turn. Which of two requests of different virtqueues comes first is said in
+//! [`super::task_set`], as it may be different reactors that take them.
 
 use scsi::{Outcome, Response, Status};
 
@@ -26,6 +26,13 @@ impl DevicePoller {
         of.waits = true;
         of.next = NONE;
         let Some(unit) = self.units.at(target) else { return };
+        if let Some(place) = &mut unit.place {
+            of.key = place.key(attribute);
+            if attribute == task_attribute::ORDERED {
+                self.in_order.add(target);
+                self.member.look_again();
+            }
+        }
         let list = &mut unit.waiting;
         if list.first == NONE {
             (list.first, list.last) = (tag, tag);
@@ -36,7 +43,7 @@ impl DevicePoller {
             self.slots[list.last as u16].next = tag;
             list.last = tag;
         }
-        self.units.postponed(target);
+        self.units.postponed(target, attribute);
     }
 
     /// A request that its device does not take for now, or not all of it, stands where it was taken. It goes on when
@@ -91,8 +98,8 @@ impl DevicePoller {
         let Some(unit) = self.units.at(target) else { return false };
         let tag = unit.waiting.first;
         let first = &self.slots[tag as u16];
-        let (next, wants) = (first.next, first.wants());
-        if !self.units.lets_go(target, wants, unlimited) {
+        let (next, key, wants) = (first.next, first.key, first.wants());
+        if !self.units.lets_go(target, wants, key, unlimited) {
             return false;
         }
         let first = &mut self.slots[tag as u16];
@@ -102,7 +109,7 @@ impl DevicePoller {
         if next == NONE {
             unit.waiting.last = NONE;
         }
-        self.units.begins(target);
+        self.units.begins(target, wants.attribute);
         let (at, index) = self.position(tag);
         self.start::<F>(at, index, reactor::ticks::now());
         self.units.has_asked(target);
@@ -136,8 +143,10 @@ impl DevicePoller {
         }
         while ended != NONE {
             let (at, index) = self.position(ended);
-            ended = std::mem::replace(&mut self.slots[ended as u16].next, NONE);
-            self.units.begins(target);
+            let slot = &mut self.slots[ended as u16];
+            ended = std::mem::replace(&mut slot.next, NONE);
+            let attribute = slot.attribute;
+            self.units.begins(target, attribute);
             self.end(at, index, Ok(Outcome::Done(Response::bare(Status::TaskAborted))));
         }
     }

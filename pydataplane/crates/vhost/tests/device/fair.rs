@@ -1,5 +1,5 @@
 //! Requests that wait: for room, so that nobody has a device or a reactor for himself, and for their
-//! task attributes.
+//! task attributes, where one reactor takes them; `ordered` has what several take.
 
 use std::time::{Duration, Instant};
 
@@ -22,12 +22,12 @@ const QUERY_TASK_SET: u32 = 7;
 
 /// A host with a gate as target 0 and a malloc disk as target 1, and a guest with one request queue.
 fn gated() -> (Host, Gate, Guest) {
-    gated_with(1, 1)
+    gated_with(1)
 }
 
-/// As [`gated`], with so many reactors and request queues.
-fn gated_with(reactors: usize, queues: usize) -> (Host, Gate, Guest) {
-    let (host, gate) = Host::gated(reactors);
+/// As [`gated`], with so many request queues.
+fn gated_with(queues: usize) -> (Host, Gate, Guest) {
+    let (host, gate) = Host::gated(1);
     host.malloc("disk");
     host.add(1, "disk");
     let mut guest = Guest::start(&host.socket(), LINUX, queues);
@@ -200,7 +200,7 @@ fn read_with(guest: &mut Guest, attribute: u8, queue: usize, id: u64) -> Request
 
 #[test]
 fn order_is_kept_among_the_queues_of_one_reactor() {
-    let (_host, gate, mut guest) = gated_with(1, 2);
+    let (_host, gate, mut guest) = gated_with(2);
     gate.shut();
     let simple = read_with(&mut guest, 0, 2, 0);
     gate.wait_for(1);
@@ -214,19 +214,6 @@ fn order_is_kept_among_the_queues_of_one_reactor() {
     gate.open();
     assert_eq!([guest.used(3).0, guest.used(3).0], [head.head, ordered.head]);
     assert_eq!([guest.used(2).0, guest.used(2).0], [simple.head, later.head]);
-}
-
-/// A limit that is told of (docs/pages/reference/limits.md): each reactor keeps the order of what it takes.
-#[test]
-fn order_is_not_kept_among_the_queues_of_two_reactors() {
-    let (_host, gate, mut guest) = gated_with(2, 2);
-    gate.shut();
-    let simple = read_with(&mut guest, 0, 2, 0);
-    gate.wait_for(1);
-    let ordered = read_with(&mut guest, ORDERED, 3, 1);
-    gate.wait_for(2);
-    gate.open();
-    assert_eq!((guest.used(2).0, guest.used(3).0), (simple.head, ordered.head));
 }
 
 #[test]

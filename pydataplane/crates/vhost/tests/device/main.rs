@@ -27,6 +27,7 @@ mod lifecycle;
 mod limits;
 mod migration;
 mod moving;
+mod ordered;
 mod owners;
 mod peer;
 mod protection;
