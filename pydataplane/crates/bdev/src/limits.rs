@@ -251,13 +251,19 @@ impl Limits {
     /// It is not to begin, and did not count: when to ask again, in ticks.
     pub fn admit(&self, op: Op, bytes: u64, now: u64) -> Result<(), u64> {
         let Some(of) = shares(op) else { return Ok(()) };
-        let limits = || of.iter().flat_map(|n| [&self.bytes[*n], &self.operations[*n]]);
-        let free_at = limits().map(Limit::free_at).max().unwrap_or(0);
+        let free_at = self.free_at(op);
         if free_at > now {
             return Err(free_at);
         }
         self.take(of, bytes, now);
         Ok(())
+    }
+
+    /// When an I/O may begin that is asked for then, in ticks; none counts.
+    pub fn free_at(&self, op: Op) -> u64 {
+        let limits = |n: usize| [&self.bytes[n], &self.operations[n]];
+        let of = shares(op).into_iter().flatten().flat_map(limits);
+        of.map(Limit::free_at).max().unwrap_or(0)
     }
 
     /// Counts an I/O that begins whatever the limits say.
@@ -350,7 +356,11 @@ mod tests {
         let total = limits(RateLimits { operations, ..RateLimits::default() });
         let at = seconds(7.0);
         assert_eq!(begun(&total, Op::Read, 512, at, 1e-6), 11);
-        assert!(total.admit(Op::Write, 512, at).is_err());
+        let until = total.free_at(Op::Write);
+        assert_eq!(total.admit(Op::Write, 512, at), Err(until));
+        assert_eq!(total.free_at(Op::Flush), 0);
+        // Whoever only asks takes nothing.
+        assert_eq!(total.free_at(Op::Read), until);
     }
 
     #[test]

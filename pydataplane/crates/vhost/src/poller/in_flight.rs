@@ -34,7 +34,7 @@ use bdev::{IoError, Limits, Op};
 use scsi::{Kind, Outcome, Response};
 
 use super::slot::Slot;
-use super::units::{NONE, OF_ORDERED, OF_OTHERS, Units};
+use super::units::{OF_ORDERED, OF_OTHERS, Units};
 use crate::defs::task_attribute;
 
 /// Bytes of data that a session may have with devices, all its units from all reactors, without what is
@@ -91,15 +91,15 @@ pub(super) enum Obstacle {
 }
 
 impl Units {
-    /// Whether a request of `target` may begin, which then counts in the volume's limits. `waits`: it stands
-    /// first among those that were taken and do not begin yet; else it was just taken.
+    /// Whether a request of `target` may begin, which then counts in the volume's limits. `waits`: it is the
+    /// next of those that were taken and do not begin yet; else it was just taken.
     #[inline(always)]
     pub(super) fn admit(&self, target: u8, wants: Wants, waits: bool) -> Result<(), Obstacle> {
         let unit = self.units.get(usize::from(target)).and_then(Option::as_ref);
         let Some(unit) = unit.filter(|unit| waits || !unit.hidden) else {
             return Err(Obstacle::Nowhere);
         };
-        let is_first = waits || unit.waiting.first == NONE;
+        let is_first = waits || unit.waiting.is_empty();
         // SAM-5 8.6. Where other reactors have a say `lets_go` asks them.
         let in_order = match wants.attribute {
             task_attribute::HEAD_OF_QUEUE => true,
@@ -170,9 +170,15 @@ impl Units {
         Some(outcome)
     }
 
-    /// As [`Units::admit`], of the first request of `target` that waits, with this key in its task set. If it lacks
+    /// As [`Units::admit`], of the next request of `target` that waits, with this key in its task set. If it lacks
     /// nothing but room, it is perhaps the next to have some. `unlimited`: whatever the limits say.
-    pub(super) fn lets_go(&mut self, target: u8, wants: Wants, key: u64, unlimited: bool) -> bool {
+    pub(super) fn lets_go(
+        &mut self,
+        target: u8,
+        wants: Wants,
+        key: u64,
+        unlimited: bool,
+    ) -> Result<(), Obstacle> {
         let mut admitted = self.admit(target, wants, true);
         if admitted == Err(Obstacle::Order) && self.asks_again(target) {
             admitted = self.admit(target, wants, true);
@@ -183,28 +189,34 @@ impl Units {
             admitted = self.admit(target, Wants { attribute, ..wants }, true);
         }
         let Some(unit) = self.units.get(usize::from(target)).and_then(Option::as_ref) else {
-            return false;
+            return Err(Obstacle::Nowhere);
         };
         let bytes = u64::from(wants.bytes);
+        // What waits for a limit keeps nobody from the room that it lacks, the other direction neither.
+        if admitted == Err(Obstacle::Room)
+            && !(unlimited || unit.hidden)
+            && let Some(at) = limited_until(&unit.limits, wants)
+        {
+            admitted = Err(Obstacle::Limit(at));
+        }
         let lacks_room = admitted == Err(Obstacle::Room);
         if lacks_room {
             self.room.lacks(unit.in_flight, bytes);
         }
         self.room.looked_at(target, lacks_room && unit.in_flight.requests == 0);
         match admitted {
-            Ok(()) => true,
             // What its removal waits for does not wait.
             Err(Obstacle::Limit(_)) if unlimited || unit.hidden => {
                 if let Some(op) = wants.limited() {
                     unit.limits.count(op, bytes, reactor::ticks::now());
                 }
-                true
+                Ok(())
             }
             Err(Obstacle::Limit(at)) => {
                 self.limited_until = self.limited_until.min(at);
-                false
+                admitted
             }
-            Err(Obstacle::Nowhere | Obstacle::Order | Obstacle::Room) => false,
+            _ => admitted,
         }
     }
 
@@ -276,9 +288,21 @@ impl Units {
 fn within_limits(limits: &Limits, wants: Wants) -> Result<(), Obstacle> {
     let Some(op) = wants.limited() else { return Ok(()) };
     let now = reactor::ticks::now();
-    let looked_at = now.saturating_add(reactor::ticks::from_us(LIMIT_CHANGED_US));
     let admitted = limits.admit(op, wants.bytes.into(), now);
-    admitted.map_err(|at| Obstacle::Limit(at.min(looked_at)))
+    admitted.map_err(|at| Obstacle::Limit(looked_at(at, now)))
+}
+
+/// Until when, in ticks, a request waits for the limits of its volume, in which it does not count then; `None`: it
+/// does not.
+fn limited_until(limits: &Limits, wants: Wants) -> Option<u64> {
+    let op = wants.limited().filter(|_| limits.is_on() && !wants.counted)?;
+    let (now, free_at) = (reactor::ticks::now(), limits.free_at(op));
+    (free_at > now).then(|| looked_at(free_at, now))
+}
+
+/// When to look again, at `now`, at what waits for a limit until `at`, in ticks.
+fn looked_at(at: u64, now: u64) -> u64 {
+    at.min(now.saturating_add(reactor::ticks::from_us(LIMIT_CHANGED_US)))
 }
 
 /// What one unit has in flight.

@@ -26,6 +26,7 @@ mod failure;
 mod front;
 mod full;
 mod in_flight;
+mod lists;
 mod ordered;
 mod orders;
 mod queue;

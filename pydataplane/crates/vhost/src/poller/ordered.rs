@@ -1,8 +1,9 @@
 //! Requests that are ORDERED, where several reactors take requests of their unit: see `task_set`.
 
 use super::DevicePoller;
+use super::lists::NONE;
 use super::task_set::First;
-use super::units::{NONE, OF_ORDERED, OF_OTHERS};
+use super::units::{OF_ORDERED, OF_OTHERS};
 use crate::defs::task_attribute;
 
 impl DevicePoller {
@@ -28,7 +29,7 @@ impl DevicePoller {
     fn look_at_order(&mut self, target: u8) -> bool {
         let Some(unit) = self.units.at(target) else { return false };
         let Some(place) = &mut unit.place else { return false };
-        let first = match unit.waiting.first {
+        let first = match unit.waiting.first(&self.slots) {
             NONE => First::Nothing,
             tag => {
                 let slot = &self.slots[tag as u16];
@@ -41,13 +42,8 @@ impl DevicePoller {
         let ordered = unit.bars & OF_ORDERED != 0;
         let mut ticket = None;
         if place.has_changed() && !ordered {
-            // Those that it passes by begin before this one: each is looked at once, or as often as one is aborted.
-            let mut tag = unit.waiting.first;
-            while tag != NONE && ticket.is_none() {
-                let slot = &self.slots[tag as u16];
-                ticket = (slot.attribute == task_attribute::ORDERED).then_some(slot.key);
-                tag = slot.next;
-            }
+            let tag = unit.waiting.first_ordered(&self.slots);
+            ticket = (tag != NONE).then(|| self.slots[tag as u16].key);
         }
         let again = place.look((unit.in_flight.requests > 0, ordered), first, ticket);
         match place.is_barred() {

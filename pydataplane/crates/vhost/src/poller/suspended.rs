@@ -18,8 +18,8 @@
 //! 1. The queue's base is the used index, if the available ring has from there on just what was kept. So
 //!    whoever goes on takes it again, on another host, too, where QEMU has a new in-flight region.
 //! 2. Requests that were taken later were used before it failed (virtio 1.2 2.7.8 has them in any order; what
-//!    ends later than that is done again behind it, so that this is rare), but the front end
-//!    has an in-flight region: it stays marked, and who goes on with that region submits it again. QEMU,
+//!    ends later than that is done again behind it, so that this is rare, but where it waited for a limit of its
+//!    direction and those of the other one went on), but the front end has an in-flight region: it stays marked, and who goes on with that region submits it again. QEMU,
 //!    as of 10.0, does not migrate the region, so not while it migrates the guest.
 //! 3. Else nobody could know of it, and it ends with an error.
 //!
@@ -34,8 +34,9 @@ use scsi::{Outcome, Response, Status};
 
 use super::DevicePoller;
 use super::front::{Blk, FrontEnd};
+use super::lists::NONE;
 use super::queue::RequestQueue;
-use super::units::{NONE, Waiting};
+use super::slot::Slot;
 use crate::defs::{MAX_TARGETS, response, task_attribute};
 use crate::front::DISK;
 
@@ -122,8 +123,8 @@ impl DevicePoller {
         if queue.stopping {
             return false;
         }
-        let first = self.units.at(target).map_or(NONE, |unit| unit.waiting.first);
-        let behind = first != NONE && self.slots[first as u16].order < order;
+        let waits = self.units.at(target).map(|unit| unit.waiting.oldest(&self.slots));
+        let behind = waits.is_some_and(|oldest| oldest < order);
         if behind {
             self.slots[index].task.suspend();
             self.insert(target, index);
@@ -131,32 +132,17 @@ impl DevicePoller {
         behind
     }
 
-    /// Puts a request where it stood among those of `target` that wait: before all that were taken
-    /// later.
+    /// Puts a request where it stood among those of `target` that wait.
     pub(super) fn insert(&mut self, target: u8, index: u16) {
-        let (tag, order) = (self.slots[index].task.tag(), self.slots[index].order);
+        let tag = self.slots[index].task.tag();
         let Some(unit) = self.units.at(target) else { return };
-        let (mut before, mut after) = (NONE, unit.waiting.first);
-        while after != NONE && self.slots[after as u16].order < order {
-            (before, after) = (after, self.slots[after as u16].next);
-        }
         let slot = &mut self.slots[index];
-        (slot.waits, slot.next) = (true, after);
         let attribute = slot.attribute;
         if attribute != task_attribute::ORDERED {
             // It had begun.
             slot.key = 0;
         }
-        if before != NONE {
-            self.slots[before as u16].next = tag;
-        }
-        let Some(unit) = self.units.at(target) else { return };
-        if before == NONE {
-            unit.waiting.first = tag;
-        }
-        if after == NONE {
-            unit.waiting.last = tag;
-        }
+        unit.waiting.insert(&mut self.slots, tag);
         self.units.postponed(target, attribute);
     }
 
@@ -214,11 +200,10 @@ impl DevicePoller {
     fn end_suspended(&mut self, target: u8, end: Result<Outcome, u8>) {
         let Some(unit) = self.units.at(target) else { return };
         unit.suspended = false;
-        let mut tag = std::mem::replace(&mut unit.waiting, Waiting::NOBODY).first;
+        let mut tag = unit.waiting.take_out(&mut self.slots, |_| true);
         while tag != NONE {
             let (at, index) = self.position(tag);
             let slot = &mut self.slots[index];
-            slot.waits = false;
             tag = std::mem::replace(&mut slot.next, NONE);
             let attribute = slot.attribute;
             self.units.begins(target, attribute);
@@ -235,27 +220,9 @@ impl DevicePoller {
     /// Keeps what waits to begin on `target`, of one queue `only` or of all.
     pub(super) fn keep_waiting(&mut self, target: u8, only: Option<u16>) {
         let Some(unit) = self.units.at(target) else { return };
-        let mut tag = std::mem::replace(&mut unit.waiting, Waiting::NOBODY).first;
-        let mut rest = Waiting::NOBODY;
-        let mut kept = NONE;
-        while tag != NONE {
-            let of = &mut self.slots[tag as u16];
-            let next = std::mem::replace(&mut of.next, NONE);
-            if only.is_none_or(|queue| queue == of.queue) {
-                of.waits = false;
-                of.next = std::mem::replace(&mut kept, tag);
-            } else if rest.first == NONE {
-                (rest.first, rest.last) = (tag, tag);
-            } else {
-                self.slots[rest.last as u16].next = tag;
-                rest.last = tag;
-            }
-            tag = next;
-        }
-        if let Some(unit) = self.units.at(target) {
-            unit.suspended &= rest.first != NONE;
-            unit.waiting = rest;
-        }
+        let is_meant = |of: &Slot| only.is_none_or(|queue| queue == of.queue);
+        let mut kept = unit.waiting.take_out(&mut self.slots, is_meant);
+        unit.suspended &= !unit.waiting.is_empty();
         while kept != NONE {
             let (at, index) = self.position(kept);
             kept = std::mem::replace(&mut self.slots[index].next, NONE);

@@ -11,6 +11,7 @@ use reactor::{Cx, Owner};
 use scsi::{CDB_LEN, Lun, LunShared, Nexus, Outcome};
 
 use super::in_flight::{Load, Room};
+use super::lists::Waiting;
 use super::task_set::Place;
 use crate::defs::{LunAddress, MAX_TARGETS};
 use crate::stats::LunCounters;
@@ -92,21 +93,6 @@ impl Unit {
 pub(super) const OF_ORDERED: u8 = 1;
 /// One that other reactors received earlier is ORDERED.
 pub(super) const OF_OTHERS: u8 = 2;
-
-/// No request.
-pub(super) const NONE: u64 = u64::MAX;
-
-/// The requests of one unit that were taken and do not begin yet, by tag; each slot names the next one.
-/// What becomes of them is in `waiting`.
-pub(super) struct Waiting {
-    pub(super) first: u64,
-    pub(super) last: u64,
-}
-
-impl Waiting {
-    /// No request waits.
-    pub(super) const NOBODY: Waiting = Waiting { first: NONE, last: NONE };
-}
 
 /// All targets, by number, and which of them have requests in flight.
 pub(super) struct Units {
@@ -191,7 +177,7 @@ impl Units {
         }
     }
 
-    /// A request of `target` with this task attribute stands in its list of those that do not begin yet.
+    /// A request of `target` with this task attribute stands in one of its lists of those that do not begin yet.
     pub(super) fn postponed(&mut self, target: u8, attribute: u8) {
         self.taken += 1;
         if let Some(place) = self.at(target).and_then(|unit| unit.place.as_mut()) {
@@ -209,7 +195,7 @@ impl Units {
             if let Some(place) = &mut unit.place {
                 place.begins(attribute);
             }
-            if unit.waiting.first != NONE {
+            if !unit.waiting.is_empty() {
                 return;
             }
             if unit.again != 0 {
@@ -266,7 +252,7 @@ impl Units {
     /// Takes the unit of `target` out; nothing is in flight on it.
     pub(super) fn remove(&mut self, target: u8) -> Option<Unit> {
         let unit = self.units[usize::from(target)].take();
-        let idle = |u: &Unit| u.in_flight.requests == 0 && u.waiting.first == NONE;
+        let idle = |u: &Unit| u.in_flight.requests == 0 && u.waiting.is_empty();
         assert!(unit.as_ref().is_none_or(idle), "target {target} is in use");
         unit
     }

@@ -1,6 +1,6 @@
 //! Requests that were taken and do not begin yet.
 //!
-//! A request waits in its slot, in the list of its unit, while the unit or the session has as much
+//! A request waits in its slot, in a list of its unit ([`super::lists`]), while the unit or the session has as much
 //! with devices as it may ([`super::in_flight`]), while the volume does as much as it may
 //! ([`bdev::Limits`]), or while its task attribute says so (SAM-5 8.6): a
 //! request that is ORDERED begins when all earlier ones of the unit have ended, and later ones begin
@@ -13,8 +13,9 @@ use scsi::{Outcome, Response, Status};
 
 use super::DevicePoller;
 use super::front::FrontEnd;
+use super::in_flight::Obstacle;
+use super::lists::NONE;
 use super::queue::RequestQueue;
-use super::units::{NONE, Waiting};
 use crate::defs::task_attribute;
 
 impl DevicePoller {
@@ -23,8 +24,6 @@ impl DevicePoller {
     pub(super) fn postpone(&mut self, index: u16) {
         let of = &mut self.slots[index];
         let (tag, target, attribute) = (of.task.tag(), of.target, of.attribute);
-        of.waits = true;
-        of.next = NONE;
         let Some(unit) = self.units.at(target) else { return };
         if let Some(place) = &mut unit.place {
             of.key = place.key(attribute);
@@ -33,16 +32,7 @@ impl DevicePoller {
                 self.member.look_again();
             }
         }
-        let list = &mut unit.waiting;
-        if list.first == NONE {
-            (list.first, list.last) = (tag, tag);
-        } else if attribute == task_attribute::HEAD_OF_QUEUE {
-            of.next = list.first;
-            list.first = tag;
-        } else {
-            self.slots[list.last as u16].next = tag;
-            list.last = tag;
-        }
+        unit.waiting.push(&mut self.slots, tag);
         self.units.postponed(target, attribute);
     }
 
@@ -74,7 +64,7 @@ impl DevicePoller {
         while refused < self.units.backlog.len() {
             let nth = self.next_backlog % self.units.backlog.len();
             let (target, units) = (self.units.backlog[nth], self.units.backlog.len());
-            if !self.begin_first::<F>(target, unlimited) {
+            if !self.begin_next::<F>(target, unlimited) {
                 refused += 1;
                 self.next_backlog = nth + 1;
                 continue;
@@ -93,57 +83,47 @@ impl DevicePoller {
         count
     }
 
-    /// Begins the first request of `target` that waits, if it may; `unlimited`: whatever limits say.
-    fn begin_first<F: FrontEnd>(&mut self, target: u8, unlimited: bool) -> bool {
+    /// Begins the next request of `target` that waits, if it may; `unlimited`: whatever limits say. Where that one waits
+    /// for a limit, the next one of the other direction.
+    fn begin_next<F: FrontEnd>(&mut self, target: u8, unlimited: bool) -> bool {
         let Some(unit) = self.units.at(target) else { return false };
-        let tag = unit.waiting.first;
-        let first = &self.slots[tag as u16];
-        let (next, key, wants) = (first.next, first.key, first.wants());
-        if !self.units.lets_go(target, wants, key, unlimited) {
-            return false;
+        for tag in unit.waiting.next(&self.slots, unit.limits.is_on()) {
+            if tag == NONE {
+                break;
+            }
+            let next = &self.slots[tag as u16];
+            match self.units.lets_go(target, next.wants(), next.key, unlimited) {
+                Ok(()) => {
+                    self.begin_waited::<F>(target, tag);
+                    return true;
+                }
+                Err(Obstacle::Limit(_)) => {}
+                Err(Obstacle::Nowhere | Obstacle::Order | Obstacle::Room) => break,
+            }
         }
-        let first = &mut self.slots[tag as u16];
-        (first.waits, first.counted) = (false, true);
-        let Some(unit) = self.units.at(target) else { return false };
-        unit.waiting.first = next;
-        if next == NONE {
-            unit.waiting.last = NONE;
-        }
-        self.units.begins(target, wants.attribute);
+        false
+    }
+
+    /// Begins the request `tag` of `target`, which waited and may begin.
+    fn begin_waited<F: FrontEnd>(&mut self, target: u8, tag: u64) {
+        let Some(unit) = self.units.at(target) else { return };
+        unit.waiting.take(&mut self.slots, tag);
+        let attribute = self.slots[tag as u16].attribute;
+        self.units.begins(target, attribute);
         let (at, index) = self.position(tag);
+        self.slots[index].counted = true;
         self.start::<F>(at, index, reactor::ticks::now());
         self.units.has_asked(target);
-        true
     }
 
     /// Ends the requests of `target` that wait and were aborted.
     pub(super) fn end_aborted(&mut self, target: u8) {
         let Some(unit) = self.units.at(target) else { return };
-        let mut tag = unit.waiting.first;
-        let mut kept = Waiting::NOBODY;
-        let mut ended = NONE;
-        while tag != NONE {
-            let of = &mut self.slots[tag as u16];
-            let next = std::mem::replace(&mut of.next, NONE);
-            if of.task.is_aborted() {
-                // Those that end stand in a list of their own.
-                of.waits = false;
-                of.next = std::mem::replace(&mut ended, tag);
-            } else if kept.first == NONE {
-                (kept.first, kept.last) = (tag, tag);
-            } else {
-                self.slots[kept.last as u16].next = tag;
-                kept.last = tag;
-            }
-            tag = next;
-        }
-        if let Some(unit) = self.units.at(target) {
-            unit.suspended &= kept.first != NONE;
-            unit.waiting = kept;
-        }
+        let mut ended = unit.waiting.take_out(&mut self.slots, |of| of.task.is_aborted());
+        unit.suspended &= !unit.waiting.is_empty();
         while ended != NONE {
             let (at, index) = self.position(ended);
-            let slot = &mut self.slots[ended as u16];
+            let slot = &mut self.slots[index];
             ended = std::mem::replace(&mut slot.next, NONE);
             let attribute = slot.attribute;
             self.units.begins(target, attribute);

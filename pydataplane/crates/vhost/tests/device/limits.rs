@@ -67,28 +67,6 @@ fn no_other_disk_waits_and_a_limit_that_is_taken_away_lets_all_go() {
 }
 
 #[test]
-fn writes_go_on_where_only_reads_are_limited() {
-    let host = Host::with_disk(1);
-    let mut to = RateLimits::default();
-    to.bytes[1] = Rate { average: 1, ..Rate::default() };
-    host.registry.limits("disk0").set(to).unwrap();
-    let mut guest = Guest::start(&host.socket(), LINUX, 2);
-    guest.ready(0);
-    assert_eq!(guest.read_blocks(0, 0, 1).status, 0);
-    let waiting = read(&mut guest, 2, 1);
-    // Of this queue none that came later begins first.
-    let write = guest.submit(2, flat(0), 2, &rw10(0x2a, 1, 1), &[7; 512], 0);
-    unlimit(&host, "disk0");
-    for request in [&waiting, &write] {
-        assert_eq!(guest.finish(request).status, 0);
-    }
-    host.registry.limits("disk0").set(to).unwrap();
-    for lba in 0..20 {
-        assert_eq!(guest.write_blocks(0, lba, &[7; 512]).status, 0);
-    }
-}
-
-#[test]
 fn what_waits_is_aborted_at_once() {
     let (host, mut guest) = limited();
     assert_eq!(guest.read_blocks(0, 0, 1).status, 0);

@@ -9,6 +9,7 @@ mod blk_suspended;
 mod coalescing;
 mod control;
 mod copying;
+mod directions;
 mod events;
 mod fair;
 mod following;
