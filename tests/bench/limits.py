@@ -5,6 +5,10 @@ What it did is told by the target's own counters, which come with the time they 
 
 * Accuracy: what was done in five seconds, from a second after the limit was set on, as a share of
   what the limit lets through. The goal is 2 % either way.
+* One direction beside the other: a guest keeps 32 reads and 32 writes in flight, of which one kind
+  is limited. What the limited ones did, as above, with the same goal; and what the others did
+  beside them, as a share of what they do where nothing is limited. The goal is four fifths of
+  that.
 * A change while the guest goes on: what was done in half a second, from 100 ms after the change
   on, as a share of what the new limit lets through; after all limits were taken away, whether it is
   ten times what the old one let through. The goal is 5 %: two I/Os more or less count as much.
@@ -38,6 +42,8 @@ SETTLE_S, CHANGED_S = 0.1, 0.5
 KEPT_WITHIN, CHANGED_WITHIN = 0.02, 0.05
 MANY_TIMES = 10
 """Of what the old limit let through is done without one."""
+BESIDE_AT_LEAST = 0.8
+"""Of what a direction does where nothing is limited is done beside the other one's limit."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +81,17 @@ LOADS = (
         BYTES[1:],
     ),
 )
+MIXED = ("--rw", "randapart", "--bs", "4k")
+BESIDE = (
+    Load("writes, 4 KiB", {"write_iops_sec": 2_000}, MIXED, OPERATIONS[1:]),
+    Load("reads, 4 KiB", {"read_iops_sec": 2_000}, MIXED, OPERATIONS[:1]),
+)
 CHANGES = ((2_000, 10_000), (10_000, 2_000), (10_000, 500), (2_000, 0))
 """Operations a second before and after; 0: no limit any more."""
 
 
 @contextmanager
-def running(words: tuple[str, ...], seconds: float) -> Iterator[Target]:
+def running(words: tuple[str, ...], seconds: float, in_flight: int = 32) -> Iterator[Target]:
     """A target whose disk, `ram`, a guest keeps busy for so long."""
     directory = Path(tempfile.mkdtemp(prefix="vl-", dir="/var/tmp"))
     cpus = sorted(os.sched_getaffinity(0))
@@ -91,7 +102,7 @@ def running(words: tuple[str, ...], seconds: float) -> Iterator[Target]:
         target.rpc("vhost_create_scsi_controller", ctrlr="vm")
         target.add_lun("vm", "ram")
         command = [str(binary("virtlun-bench")), "run", str(target.vhost_dir / "vm"), "--sleep"]
-        command += ["--iodepth", "32", "--time", str(seconds), "--json", *words]
+        command += ["--iodepth", str(in_flight), "--time", str(seconds), "--json", *words]
         guest = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         while not done(target, OPERATIONS)[1]:
             if guest.poll() is not None:
@@ -130,6 +141,32 @@ def kept(load: Load, seconds: float) -> float:
         return rate(target, load.counters, seconds) / load.rate
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What both directions did where one is limited."""
+
+    limited: float
+    """Operations a second of the limited one."""
+    other: float
+    """The same of the other one."""
+    alone: float
+    """What the other one did before, as nothing was limited."""
+
+
+def beside(load: Load, seconds: float) -> Beside:
+    """Returns what is done of either direction, of which `load` has one limited."""
+    others = tuple(counter for counter in OPERATIONS if counter not in load.counters)
+    with running(load.words, 2 * (seconds + LEAD_S) + 60, in_flight=64) as target:
+        time.sleep(LEAD_S)
+        alone = rate(target, others, seconds)
+        target.rpc("virtlun_bdev_set_limits", name="ram", **load.limits)
+        time.sleep(LEAD_S)
+        begun, before = done(target, load.counters)
+        other = rate(target, others, seconds)
+        ended, after = done(target, load.counters)
+        return Beside((after - before) / (ended - begun), other, alone)
+
+
 def changed(before: int, after: int) -> float:
     """Returns what is done soon after a change, as a share of the limit there is then.
 
@@ -144,7 +181,7 @@ def changed(before: int, after: int) -> float:
 
 
 def main() -> int:
-    """Measures and prints two tables; 1 if a goal is missed that is insisted on."""
+    """Measures and prints three tables; 1 if a goal is missed that is insisted on."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench.limits", description=(__doc__ or "").split("\n", 1)[0]
     )
@@ -161,6 +198,21 @@ def main() -> int:
         share = kept(load, seconds)
         missed += abs(share - 1) > KEPT_WITHIN
         accuracy.add_row(load.about, f"{load.rate:,}", f"{100 * share:.2f} %")
+    mixed = Table("ONE LIMITED", box=None, pad_edge=False, header_style="bold")
+    for heading in ("A SECOND", "DONE", "THE OTHERS, A SECOND", "OF WHAT THEY DO UNLIMITED"):
+        mixed.add_column(heading, justify="right")
+    for load in track(BESIDE, "mixed loads", console=progress, transient=True):
+        both = beside(load, seconds)
+        share, kept_up = both.limited / load.rate, both.other / both.alone
+        missed += abs(share - 1) > KEPT_WITHIN
+        missed += kept_up < BESIDE_AT_LEAST
+        mixed.add_row(
+            load.about,
+            f"{both.limited:,.0f}",
+            f"{100 * share:.2f} %",
+            f"{both.other:,.0f}",
+            f"{100 * kept_up:.0f} %",
+        )
     changes = Table("CHANGED FROM", "TO", box=None, pad_edge=False, header_style="bold")
     changes.add_column(f"DONE FROM {1000 * SETTLE_S:.0f} MS ON", justify="right")
     for before, after in track(CHANGES, "changes", console=progress, transient=True):
@@ -169,7 +221,7 @@ def main() -> int:
         told = f"{100 * share:.1f} %" if after else f"{share:.0f} times the old limit"
         changes.add_row(f"{before:,}", f"{after:,}" if after else "no limit", told)
     out = Console(highlight=False, width=100)
-    out.print(accuracy, "", changes)
+    out.print(accuracy, "", mixed, "", changes)
     if missed and arguments.goal:
         print(f"{missed} of these are beyond the goal", file=sys.stderr)
         return 1

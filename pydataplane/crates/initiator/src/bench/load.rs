@@ -52,14 +52,15 @@ impl Addresses {
         self.state.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// (block, whether to write it).
+    /// (block, whether to write it), of the I/O in that place.
     #[inline(always)]
-    fn next(&mut self) -> (u64, bool) {
+    fn next(&mut self, index: usize) -> (u64, bool) {
         let random = self.random();
         let write = match self.pattern {
             Pattern::Read | Pattern::RandRead => false,
             Pattern::Write | Pattern::RandWrite => true,
             Pattern::RandRw => random & 1 != 0,
+            Pattern::RandApart => index & 1 != 0,
         };
         if self.pattern.is_random() {
             // The high part of a product: uniform without a division.
@@ -309,7 +310,7 @@ impl<'s> Load<'s> {
 
     #[inline(always)]
     fn submit(&mut self, queue: usize, index: usize) -> Result<(), Error> {
-        let (mut block, write) = self.addresses.next();
+        let (mut block, write) = self.addresses.next(index);
         if let Some(ledger) = &mut self.ledger {
             let mut tries = 0;
             while !ledger.take(block) {
@@ -317,7 +318,7 @@ impl<'s> Load<'s> {
                 if tries > TRIES {
                     return Err(Error::Usage("too few blocks to verify at this depth".into()));
                 }
-                block = self.addresses.next().0;
+                block = self.addresses.next(index).0;
             }
             if write {
                 ledger.stamp(block, &mut self.buffer);

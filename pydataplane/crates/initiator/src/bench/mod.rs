@@ -36,11 +36,13 @@ pub enum Pattern {
     RandWrite,
     /// Random, half of each.
     RandRw,
+    /// Random: half of what is in flight reads and half writes, however long either takes.
+    RandApart,
 }
 
 impl Pattern {
     fn is_random(self) -> bool {
-        matches!(self, Pattern::RandRead | Pattern::RandWrite | Pattern::RandRw)
+        !matches!(self, Pattern::Read | Pattern::Write)
     }
 }
 
