@@ -83,7 +83,6 @@ def moving(hosts: Pair, cloud: Cloud, request: pytest.FixtureRequest) -> Iterato
         yield made
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("ways", [1, at_night(2, id="and-back")])
 @pytest.mark.parametrize("moving", ANY, indirect=True)
 def test_a_running_guest_goes_to_another_host_and_its_lock_with_it(

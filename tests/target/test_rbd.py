@@ -339,7 +339,6 @@ def test_a_snapshot_is_a_disk_that_is_only_read(target: Target, ceph: Ceph) -> N
         assert guest.read(100, 1) == bytes([2]) * BLOCK
 
 
-@pytest.mark.nightly
 def test_a_second_writer_is_refused_and_a_shared_image_has_several(
     target: Target, make_target: MakeTarget, ceph: Ceph
 ) -> None:
