@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tests.support import clients, mounts
+from tests.support.ceph_time import CephTime
 from tests.support.examples import Judge
 from tests.support.night import Variants
 
@@ -67,6 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     mounts.have_own()
     config.pluginmanager.register(Judge(config), "examples")
     config.pluginmanager.register(Variants(), "variants")
+    config.pluginmanager.register(CephTime(config), "ceph-time")
 
 
 def pytest_report_header() -> str:

@@ -42,6 +42,7 @@ class NodesCeph(Ceph):
 
     def stop(self) -> None:
         """Ends all of it; the daemons' numbers are the box's."""
+        self._went_down()
         for daemon in ("osd.0", "mon.a"):
             number = str(self.pid(daemon))
             self._cluster.box.run("kill", "-KILL", number)

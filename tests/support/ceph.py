@@ -11,6 +11,7 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from tests.support.ports import free_port
 from tests.support.scratch import short_directory
@@ -114,6 +115,19 @@ class Link:
         self.remove()
 
 
+class _Up:
+    """Which clusters of this process are up, by their folders."""
+
+    now: ClassVar[set[Path]] = set()
+    seen: ClassVar[bool] = False
+
+
+def was_up() -> bool:
+    """Returns whether a cluster of this process has been up since the last call."""
+    seen, _Up.seen = _Up.seen, bool(_Up.now)
+    return seen
+
+
 class Ceph:
     """A cluster whose files are in `directory`; its path is short, as sockets are made in it."""
 
@@ -133,6 +147,8 @@ class Ceph:
         `address`, with a `link` at the other end of that. What its images hold is in a file, or
         `in_memory`: then it is gone with the OSD.
         """
+        _Up.now.add(directory)
+        _Up.seen = True
         self.link = link
         self.directory = directory
         self.conf = directory / "ceph.conf"
@@ -233,12 +249,17 @@ class Ceph:
 
     def stop(self) -> None:
         """Ends all of it."""
+        self._went_down()
         for daemon in ("osd.0", "mon.a"):
             with contextlib.suppress(OSError, ValueError):
                 pid = self.pid(daemon)
                 os.kill(pid, signal.SIGCONT)
                 os.kill(pid, signal.SIGKILL)
                 until(lambda pid=pid: not _runs(pid), f"{daemon} to be gone")  # type: ignore[misc]
+
+    def _went_down(self) -> None:
+        """Notes that it is not up any more."""
+        _Up.now.discard(self.directory)
 
     def _make_monitor(self) -> None:
         ring = str(self.keyring)
