@@ -21,6 +21,7 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tests.support import clients, mounts
 from tests.support.ceph_time import CephTime
+from tests.support.ends import Ends
 from tests.support.examples import Judge
 from tests.support.night import Variants
 
@@ -69,6 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Judge(config), "examples")
     config.pluginmanager.register(Variants(), "variants")
     config.pluginmanager.register(CephTime(config), "ceph-time")
+    config.pluginmanager.register(Ends(), "ends")
 
 
 def pytest_report_header() -> str:
