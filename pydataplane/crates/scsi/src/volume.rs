@@ -48,6 +48,8 @@ struct Reserved {
     unknown: Option<Unknown>,
     /// What was kept was read when no other program served any more: nothing read later overrules it.
     settled: bool,
+    /// A session of this program has begun: no other program serves.
+    is_served: bool,
     /// Counts the changes that are to be kept.
     changes: u64,
     units: Vec<Weak<LunShared>>,

@@ -51,19 +51,24 @@ impl Volume {
         }
     }
 
-    /// Nobody asks: what is not known is read again. It is not taken for what no other program can change any more,
-    /// as one may still serve. For threads that may wait.
+    /// Nobody asks: what is not known is read again. Before a session has begun it is not taken for what no other
+    /// program can change any more, as one may still serve. For threads that may wait.
     pub(super) fn read_unknown(self: &Arc<Self>) {
         if let Some(keeping) = self.keeping.as_ref().filter(|_| self.is_unknown()) {
             self.read(keeping, false);
         }
     }
 
-    /// Takes what is kept, `false`: that does not count any more. Read on behalf of a session it `settles` the matter.
-    fn read(self: &Arc<Self>, keeping: &Keeping, settles: bool) -> bool {
+    /// Takes what is kept, `false`: that does not count any more. Read since a session has begun, as one does if
+    /// `begins`, it settles the matter.
+    fn read(self: &Arc<Self>, keeping: &Keeping, begins: bool) -> bool {
         // Who reads first takes first.
         let reading = self.reading.lock();
-        let is_as_kept = self.reserved.lock().is_as_kept();
+        let (is_as_kept, settles) = {
+            let mut reserved = self.reserved.lock();
+            reserved.is_served |= begins;
+            (reserved.is_as_kept(), reserved.is_served)
+        };
         let Some(changes) = is_as_kept else { return false };
         // Read before the lock is taken, which nobody holds for I/O.
         let kept = keeping.kept();

@@ -432,6 +432,25 @@ fn what_is_read_while_nobody_asks_is_read_again_when_a_session_begins() {
 }
 
 #[test]
+fn what_is_read_while_nobody_asks_stays_known_when_a_vm_boots() {
+    for spoiled in Spoiled::ALL {
+        let keeper = of(NotKnown::Unread);
+        let [mut a, mut b] = two(&keeper);
+        *keeper.kept.lock() = Some(held_by("vm-a:0"));
+        *keeper.not_known.lock() = None;
+        // No command is refused meanwhile, which would have it read for a session.
+        until(|| b.shared.reservations_not_known().is_none());
+        spoiled.at(&keeper);
+        let mut booted = b.another();
+        assert_eq!(booted.run(&[0; 6]).sense(), (0x6, 0x2900));
+        assert_eq!(write(&mut booted), CONFLICT, "{spoiled:?}");
+        [&mut a, &mut b].into_iter().for_each(asks_again);
+        assert_eq!(write(&mut b), CONFLICT, "{spoiled:?}");
+        goes(write(&mut a));
+    }
+}
+
+#[test]
 fn without_a_keeper_nothing_is_lost() {
     let mut a = Rig::new();
     goes(write(&mut a));
