@@ -635,6 +635,7 @@ class FakeTarget(WatchedClient):
             "write_error_policy": given.get("write_error_policy", "report"),
             "read_error_policy": given.get("read_error_policy", "report"),
             "resize_event_at": None,
+            "reservations": "known",
         }
         return {"block": block}
 
