@@ -25,14 +25,12 @@ pub(super) fn remove(state_dir: &Path) {
     }
 }
 
+/// Removes what it can, and returns the last error of what it could not.
 fn remove_in(folder: &Path) -> io::Result<()> {
     let entries: Vec<DirEntry> = fs::read_dir(folder)?.collect::<Result<_, _>>()?;
-    for entry in entries {
-        if entry.file_name().to_str().is_some_and(is_unfinished) {
-            fs::remove_file(entry.path())?;
-        }
-    }
-    Ok(())
+    let unfinished = |entry: &&DirEntry| entry.file_name().to_str().is_some_and(is_unfinished);
+    let removed = entries.iter().filter(unfinished).map(|entry| fs::remove_file(entry.path()));
+    removed.fold(Ok(()), |all, one| one.and(all))
 }
 
 fn is_unfinished(name: &str) -> bool {
@@ -107,6 +105,7 @@ mod tests {
         let state_dir = tempfile::tempdir().unwrap();
         let folder = state_dir.path().join(reservations::FOLDER);
         fs::create_dir_all(folder.join(format!("{VOLUME}.json.1.new"))).unwrap();
+        put(&folder, &["json.new", "json.2.new"].map(|end| format!("{VOLUME}.{end}")));
         let later = state_dir.path().join(Record::Mode.name());
         put(&later, &[format!("{VOLUME}.json.new")]);
         Dir::open(state_dir.path()).unwrap();
