@@ -4,7 +4,7 @@
 | --- | --- |
 | PreVMStart | makes LUNs or virtio-blk disks of its claims, and writes the document; on each sync |
 | PostVMStop | makes ordinary claims of them again |
-| PreMigrationSource | refuses a machine with LUNs: their volumes are on this node |
+| PreMigrationSource | refuses a machine with LUNs, or virtio-blk disks of ours |
 | PreMigrationTarget | writes the document, without LUNs, for the pod that it is to move to |
 | PostVMStart, PreVMStop, PostMigrationTarget, others | nothing; our Plugin does not ask for it |
 """
@@ -130,14 +130,37 @@ class NodeHook:
 
     def _pre_migration(self, vmi: Vmi, pod: str) -> None:
         luns, disks = self._controllers.luns(pod), self._controllers.disks(pod)
-        if luns or disks:
-            kind = "LUNs" if luns else "virtio-blk disks"
-            raise precondition(
-                f"virtual machine {vmi.namespace}/{vmi.name} cannot be migrated: it has {kind} "
-                f"({len(luns) + len(disks)}), whose volumes are on node {self._node} and which no "
-                "other one can reach; delete the migration, or the VmVolumes of a machine without "
-                "claims"
+        if not luns and not disks:
+            return
+        kind = "LUNs" if luns else "virtio-blk disks"
+        handles = [lun.volume for lun in luns] + [disk.volume for disk in disks]
+        in_pool = self._in_pool(vmi)
+        shared = sum(handle in in_pool for handle in handles)
+        has, then = [], "delete the migration"
+        if of_node := len(handles) - shared:
+            has.append(
+                f"{kind} ({of_node}), whose volumes are on node {self._node} and which no other "
+                "one can reach"
             )
+            then += ", or the VmVolumes of a machine without claims"
+        if shared:
+            has.append(
+                f"{kind} ({shared}) of a pool of Ceph, which cannot follow a migration of KubeVirt "
+                "yet"
+            )
+            then += (
+                "; a claim of the pool that is ReadWriteMany with volumeMode Block becomes no disk "
+                "of virtlun, and follows one"
+            )
+        raise precondition(
+            f"virtual machine {vmi.namespace}/{vmi.name} cannot be migrated: it has "
+            f"{' and '.join(has)}; {then}"
+        )
+
+    def _in_pool(self, vmi: Vmi) -> set[str]:
+        """Returns the handles of a machine's claims that are of a pool of Ceph."""
+        volumes = (claim_of(self._cluster, vmi, each).volume for each in machine.volumes(vmi))
+        return {volume.handle for volume in volumes if volume and volume.ours and volume.in_pool}
 
     def _pre_migration_target(self, _: Vmi, pod: str) -> None:
         """Lets the pod have what a machine without LUNs has; one with LUNs never gets here."""

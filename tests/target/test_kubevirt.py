@@ -13,6 +13,7 @@ import os
 import stat
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -658,6 +659,47 @@ def test_a_machine_with_luns_is_not_migrated_and_one_without_is(host: Host) -> N
         host.call(point, other)
     assert controller_json(host, empty).luns == {}
     end(host, [pod, empty], "boot")
+
+
+@pytest.mark.parametrize(
+    ("qemu", "kind"), [(QEMU, "LUNs"), (BLK_QEMU, "virtio-blk disks")], ids=["scsi", "blk"]
+)
+def test_whose_volumes_keep_a_machine_from_migrating_is_said(
+    host: Host, qemu: bytes, kind: str
+) -> None:
+    """What PersistentVolumes say of a pool decides; here the volumes are an lvstore's."""
+    pod = host.launcher(qemu)
+    for name in ("boot", "data"):
+        host.claim(name)
+        host.publish(name, pod)
+    vmi = host.machine("boot", "data", pods=(pod,))
+    host.call("PreVMStart", vmi)
+
+    def sentence(*of_pool: str) -> str:
+        for name, claim in host.api.claims.items():
+            assert claim.volume is not None
+            volume = replace(claim.volume, in_pool=name in of_pool)
+            host.api.claims[name] = replace(claim, volume=volume)
+        return refused(lambda: host.call("PreMigrationSource", vmi), Code.FAILED_PRECONDITION)
+
+    begins = "virtual machine default/vm cannot be migrated: it has "
+    on_node = f"whose volumes are on node {host.name} and which no other one can reach"
+    of_pool = "of a pool of Ceph, which cannot follow a migration of KubeVirt yet"
+    ends = (
+        "; a claim of the pool that is ReadWriteMany with volumeMode Block becomes no disk of "
+        "virtlun, and follows one"
+    )
+    stay = "; delete the migration, or the VmVolumes of a machine without claims"
+    assert sentence() == f"{begins}{kind} (2), {on_node}{stay}"
+    assert sentence("boot", "data") == f"{begins}{kind} (2) {of_pool}; delete the migration{ends}"
+    said = sentence("data")
+    assert said == f"{begins}{kind} (1), {on_node} and {kind} (1) {of_pool}{stay}{ends}"
+    # Who does not know it migrates no machine either.
+    host.api.claims, claims = {}, host.api.claims
+    refused(lambda: host.call("PreMigrationSource", vmi), Code.UNAVAILABLE)
+    host.api.claims = claims
+    host.call("PostVMStop", vmi)
+    end(host, [pod], "boot", "data")
 
 
 def test_a_kubevirt_that_asks_no_node_may_not_migrate(host: Host) -> None:
