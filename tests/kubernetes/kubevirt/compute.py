@@ -158,9 +158,10 @@ class Compute:
         text = log.read_text(errors="replace") if log.exists() else ""
         return (process or self.process).words() + text[-3000:]
 
-    def virsh(self, *words: str, check: bool = True) -> str:
-        """Runs plain virsh against it."""
-        return virsh(f"qemu+unix:///system?socket={self.socket}", *words, check=check)
+    def virsh(self, *words: str, check: bool = True, deadline_s: float = 90.0) -> str:
+        """Runs plain virsh against it, for `deadline_s` seconds at most."""
+        uri = f"qemu+unix:///system?socket={self.socket}"
+        return virsh(uri, *words, check=check, deadline_s=deadline_s)
 
     def state(self, domain: str) -> str:
         """Returns what virsh says of a domain's state; nothing where it is not defined."""

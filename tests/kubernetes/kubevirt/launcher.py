@@ -29,6 +29,7 @@ from tests.support.wait import until
 BOOT_DEADLINE_S = 300.0
 HOOK_S = 30.0
 READY_S = 30.0
+MIGRATED_S = 240.0
 QEMU_LOG_BYTES = 3000
 
 
@@ -95,11 +96,11 @@ class Launcher:
         self.container(vmi)
         self._hooked(domains.convert(vmi), vmi, "MigrationTarget")
 
-    def migrate_to(self, target: Launcher) -> None:
+    def migrate_to(self, target: Launcher, *words: str) -> None:
         """MigrateVirtualMachine: libvirt moves the domain, with KubeVirt's flags and both XMLs.
 
         To the other libvirtd and QEMU themselves, for there are no proxies of virt-handlers here.
-        VirshError where it fails.
+        `words` are further ones of virsh, such as how much it may send. VirshError where it fails.
         """
         assert self.compute is not None
         assert target.compute is not None
@@ -110,7 +111,8 @@ class Launcher:
         self.compute.virsh(
             *("migrate", "--live", "--p2p", "--persistent", self.domain, uri),
             *("--migrateuri", f"tcp://127.0.0.1:{MIGRATION_PORT}"),
-            *("--xml", str(file), "--persistent-xml", str(file)),
+            *("--xml", str(file), "--persistent-xml", str(file), *words),
+            deadline_s=MIGRATED_S,
         )
 
     def container(self, vmi: Mapping[str, Any]) -> Compute:

@@ -98,12 +98,12 @@ class Migration:
         self.kubevirt.node_hooks("PreMigrationTarget", vmi, self.target.node)
         self.target.prepare_target(self.machine.handled())
 
-    def migrate(self) -> None:
-        """The source's pass: asks its node, then migrates."""
+    def migrate(self, *words: str) -> None:
+        """The source's pass: asks its node, then migrates, with further words of virsh."""
         assert self.target is not None
         vmi = self.machine.handled()
         self.kubevirt.node_hooks("PreMigrationSource", vmi, self.source.node)
-        self.source.migrate_to(self.target)
+        self.source.migrate_to(self.target, *words)
 
     def finish(self) -> None:
         """The target's passes after it, and the end of the source's pod."""
