@@ -92,7 +92,7 @@ impl Waiting {
     }
 
     /// Which requests may begin as far as the others that wait are concerned; the second one only where the first
-    /// waits for a limit. `limited`: the volume has limits.
+    /// waits for a limit or for another reactor. `limited`: the volume has limits.
     pub(super) fn next(&self, slots: &Slots<Slot>, limited: bool) -> [u64; 2] {
         let order = |tag| if tag == NONE { u64::MAX } else { slots[tag as u16].order };
         let placed = self.lists[PLACED].first;

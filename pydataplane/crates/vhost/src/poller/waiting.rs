@@ -84,7 +84,7 @@ impl DevicePoller {
     }
 
     /// Begins the next request of `target` that waits, if it may; `unlimited`: whatever limits say. Where that one waits
-    /// for a limit, the next one of the other direction.
+    /// for a limit or for another reactor, the next one of the other direction.
     fn begin_next<F: FrontEnd>(&mut self, target: u8, unlimited: bool) -> bool {
         let Some(unit) = self.units.at(target) else { return false };
         for tag in unit.waiting.next(&self.slots, unit.limits.is_on()) {
@@ -97,8 +97,9 @@ impl DevicePoller {
                     self.begin_waited::<F>(target, tag);
                     return true;
                 }
-                Err(Obstacle::Limit(_)) => {}
-                Err(Obstacle::Nowhere | Obstacle::Order | Obstacle::Room) => break,
+                // Where this one waits for what another reactor received, that may wait for the other direction.
+                Err(Obstacle::Limit(_) | Obstacle::Order) => {}
+                Err(Obstacle::Nowhere | Obstacle::Room) => break,
             }
         }
         false

@@ -29,6 +29,7 @@ mod limits;
 mod migration;
 mod moving;
 mod ordered;
+mod ordered_limits;
 mod owners;
 mod peer;
 mod protection;

@@ -304,13 +304,13 @@ fn a_queue_moves_only_once_its_ordered_request_has_ended() {
 }
 
 /// A disk that notes which reads begin and end, by their block.
-struct Traced {
-    disk: Arc<FaultBdev>,
-    log: Log,
+pub struct Traced {
+    pub disk: Arc<FaultBdev>,
+    pub log: Log,
 }
 
 /// Whether it begins, and its block.
-type Log = Arc<Mutex<Vec<(bool, u64)>>>;
+pub type Log = Arc<Mutex<Vec<(bool, u64)>>>;
 
 impl Bdev for Traced {
     fn name(&self) -> &str {
@@ -363,7 +363,7 @@ impl Channel for TracedChannel {
 }
 
 /// A host with a disk that is traced as target 0 and a malloc disk as target 1.
-fn traced(reactors: usize) -> (Host, Arc<Traced>) {
+pub fn traced(reactors: usize) -> (Host, Arc<Traced>) {
     let host = Host::new(reactors);
     let disk = FaultBdev::new("traced", 512, 8192);
     disk.defer(Some(1));
