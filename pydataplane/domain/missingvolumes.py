@@ -1,9 +1,9 @@
 """What becomes of disks whose volume is not there when their domain starts, for gateway and hook.
 
-The start fails, with the command that makes the volume. Only if the configuration asks for it, a
-volume is made, thin, for a disk of which none is recorded; one that is recorded is never replaced.
-What is recorded is its UUID, at define, attach and start, in the domain's metadata, and by the hook
-in `records`.
+The start fails, with the command that makes the volume, or that the array has to. Only if the
+configuration asks for it, a volume is made, thin, for a disk of which none is recorded; one that is
+recorded is never replaced. What is recorded is its UUID, at define, attach and start, in the
+domain's metadata, and by the hook in `records`.
 
 Standard library only: the hook is made of it.
 """
@@ -43,6 +43,16 @@ def _found(rpc: Rpc, lun: LunPlan) -> LunPlan:
     return replace(lun, uuid=bdev.name if bdev is not None else None)
 
 
+_DISKS = {"iscsi": "LUN", "nvme": "namespace"}
+"""What the array makes that is a volume, by kind of pool."""
+
+
+def _kinds(rpc: Rpc) -> dict[str, str]:
+    """Returns the kind of each lvstore and pool, by name."""
+    stores = rpc.call("bdev_lvol_get_lvstores")
+    return {str(each["name"]): str(each.get("kind") or "lvstore") for each in stores}
+
+
 def _check_never_existed(rpc: Rpc, lun: LunPlan) -> None:
     """Raises VolumeNotFoundError if the volume of a disk that has none may be lost."""
     if lun.volume.source is not None:
@@ -52,7 +62,8 @@ def _check_never_existed(rpc: Rpc, lun: LunPlan) -> None:
         )
     volume = f"volume {lun.volume.alias}" + (f" (UUID {lun.uuid})" if lun.uuid else "")
     store = lun.volume.lvstore
-    if store not in {str(each["name"]) for each in rpc.call("bdev_lvol_get_lvstores")}:
+    kinds = _kinds(rpc)
+    if store not in kinds:
         raise VolumeNotFoundError(
             f"disk {lun.dev}: lvstore {store} with {volume} is not loaded; bring back the file or"
             " device that it is on (`virtlun lvstore list` shows what is loaded), then start the"
@@ -61,11 +72,22 @@ def _check_never_existed(rpc: Rpc, lun: LunPlan) -> None:
     if lun.uuid is None:
         return
     other = look_up(rpc, lun.volume.alias)
+    disk = _DISKS.get(kinds[store])
     if other is not None:
+        restoring = (
+            f"bring the lost {disk} back at the array"
+            if disk
+            else "rename it and restore the lost one under its UUID"
+        )
         raise VolumeNotFoundError(
             f"disk {lun.dev}: {volume} is lost, and another one has its name (UUID {other.name});"
-            " to use that one, detach the disk and attach it again, or else rename it and restore"
-            " the lost one under its UUID"
+            f" to use that one, detach the disk and attach it again, or else {restoring}"
+        )
+    if disk:
+        raise VolumeNotFoundError(
+            f"disk {lun.dev}: {volume} is lost: the array of pool {store} has no {disk} that is it;"
+            f" bring it back there and show it to this host (`virtlun volume list {store}`), or"
+            " detach the disk"
         )
     raise VolumeNotFoundError(
         f"disk {lun.dev}: {volume} is lost: lvstore {store} has no volume of this UUID; make it"
@@ -83,6 +105,15 @@ def make(rpc: Rpc, plan: Plan, mib: int) -> Plan:
         TargetError: the target does not answer.
     """
     missing = [lun for lun in plan.luns if lun.uuid is None]
+    kinds = _kinds(rpc) if missing else {}
+    for lun in missing:
+        store = lun.volume.lvstore
+        if disk := _DISKS.get(kinds.get(store, "")):
+            raise VolumeNotFoundError(
+                f"disk {lun.dev}: there is no volume {lun.volume.alias}, and only the array of pool"
+                f" {store} can make it: make the {disk} there and show it to this host"
+                f" (`virtlun volume list {store}`)"
+            )
     if missing and not mib:
         alias = missing[0].volume.alias
         raise VolumeNotFoundError(

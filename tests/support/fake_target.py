@@ -79,6 +79,8 @@ class FakeTarget(WatchedClient):
         self.lvstores = {LVSTORE: LVSTORE_UUID}
         self.pools: set[str] = set()
         """Those of `lvstores` that are pools of Ceph."""
+        self.arrays: dict[str, str] = {}
+        """The kinds of those of `lvstores` that are pools of arrays."""
         self.volumes = {alias: Volume(uuid) for alias, uuid in (volumes or {}).items()}
         self.controllers: dict[str, dict[int, str]] = {}
         """For each controller, the bdev of each target number."""
@@ -394,7 +396,8 @@ class FakeTarget(WatchedClient):
         stores = self.lvstores.items() if self.loaded else ()
         found = []
         for name, own in sorted(stores):
-            kind = {"kind": "rbd"} if name in self.pools else {}
+            kinds = self.arrays | dict.fromkeys(self.pools, "rbd")
+            kind = {"kind": kinds[name]} if name in kinds else {}
             found.append({"name": name, "uuid": own, **kind, **shown})
         if uuid is None:
             return found

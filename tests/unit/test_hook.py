@@ -402,6 +402,28 @@ def test_a_volume_that_is_not_there_fails_the_start_with_the_command(host: Host,
     assert "lvs0/b" not in host.target.volumes
 
 
+@pytest.mark.parametrize(("kind", "disk"), [("iscsi", "LUN"), ("nvme", "namespace")])
+@pytest.mark.parametrize("more", ["", "create_missing_mib = 64"])
+def test_a_volume_that_an_array_lacks_is_to_be_made_there(
+    host: Host, kind: str, disk: str, more: str
+) -> None:
+    del host.target.volumes["lvs0/b"]
+    host.target.arrays = {"lvs0": kind}
+    host.configure(more)
+    with host.serve():
+        never = host.run("prepare", "begin", "-").stderr
+        lost = host.run("prepare", "begin", "-", xml=known_by_uuid(host)).stderr
+        host.target.volumes["lvs0/b"] = Volume("uuid-new")
+        other = host.run("prepare", "begin", "-", xml=known_by_uuid(host)).stderr
+    assert other.endswith(f" or else bring the lost {disk} back at the array\n")
+    assert f"make the {disk} there and show it to this host (`virtlun volume list lvs0`)" in never
+    assert f"the array of pool lvs0 has no {disk} that is it; bring it back there" in lost
+    assert "disk sdb: volume lvs0/b (UUID uuid-b) is lost" in lost
+    for said in (never, lost):
+        assert "volume create" not in said
+    assert "bdev_lvol_create" not in host.target.calls
+
+
 def known_by_uuid(host: Host) -> str:
     """Returns the domain with the second volume's UUID in its metadata."""
     return host.xml.replace('lvol="b"', 'lvol="b" uuid="uuid-b"')
