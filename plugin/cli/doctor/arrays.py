@@ -10,7 +10,7 @@ from plugin.cli.output import client
 from plugin.config import Config
 from pydataplane import methods, supervise
 from pydataplane.client import Client
-from pydataplane.errors import RpcError, TargetError
+from pydataplane.errors import TargetError
 from pydataplane.lvols import problem_of
 
 ARRAYS = {
@@ -73,7 +73,7 @@ def _pools_of(target: Client, kind: str) -> list[Finding]:
         what, place = f"pool {store['name']}", store["base_bdev"]
         try:
             volumes = target.call("bdev_lvol_get_lvols", lvs_name=store["name"])
-        except RpcError as error:
+        except TargetError as error:  # also where it does not answer in time
             advice = f"see to the {array}, the network, and {more} that the pool has"
             found.append(Finding(what, "failed", str(error), advice))
         else:
@@ -93,23 +93,27 @@ def namespaces(socket: Path) -> list[Finding]:
     if not pools and not used:
         return []
     named = {(*bdev["aliases"], name)[0]: bdev for name, bdev in used.items()}
-    bad = [f"{name}: {why}" for name, bdev in named.items() if (why := problem_of(bdev))]
-    if bad:
-        advice = "see to the array and the network; the target goes on connecting"
-        return [*pools, Finding(what, "failed", "; ".join(bad), advice)]
-    lost = [
-        f"{name}: {path['trid']['traddr']}:{path['trid']['trsvcid']}: {path['problem']}"
-        for name, bdev in named.items()
-        for path in bdev["driver_specific"]["nvme"]
-        if path.get("problem")
-    ]
-    if lost:
-        advice = "I/O goes by another path meanwhile: see to this one"
-        return [*pools, Finding(what, "warning", "; ".join(lost), advice)]
     open_ = [
         name
         for name, bdev in named.items()
         if any("connected" in path for path in bdev["driver_specific"]["nvme"])
     ]
+    bad = {name: why for name, bdev in named.items() if (why := problem_of(bdev))}
+    if lost := [f"{name}: {why}" for name, why in bad.items() if name in open_]:
+        advice = "see to the array and the network; the target goes on connecting"
+        return [*pools, Finding(what, "failed", "; ".join(lost), advice)]
+    lost = [
+        f"{name}: {path['trid']['traddr']}:{path['trid']['trsvcid']}: {path['problem']}"
+        for name in open_
+        for path in named[name]["driver_specific"]["nvme"]
+        if path.get("problem")
+    ]
+    if lost:
+        advice = "I/O goes by another path meanwhile: see to this one"
+        return [*pools, Finding(what, "warning", "; ".join(lost), advice)]
+    if bad:
+        advice = "no VM can have it: see to it at the array"
+        text = "; ".join(f"{name}: {why}" for name, why in bad.items())
+        return [*pools, Finding(what, "warning", text, advice)]
     text = f"{', '.join(open_)}: connected" if open_ else "none is used"
     return [*pools, Finding(what, "ok", text)]
