@@ -171,14 +171,17 @@ impl Array {
             let was =
                 known.iter().find(|was| was.image == volume.image && !told.contains(&was.uuid));
             if let Some(was) = was {
-                *volume = Volume { problem: volume.problem.take(), ..was.clone() };
+                let (problem, number) = (volume.problem.take(), volume.number);
+                *volume = Volume { problem, number, ..was.clone() };
             }
         }
-        let numbers: Vec<_> = all.iter().map(|volume| (volume.uuid, volume.number)).collect();
+        let each = |volume: &Volume| (volume.uuid, volume.image.clone(), volume.number);
+        let numbers: Vec<_> = all.iter().map(each).collect();
         for volume in &mut all {
-            let is_other =
-                |(uuid, number): &&(Uuid, u32)| *uuid == volume.uuid && *number != volume.number;
-            if let Some((_, other)) = numbers.iter().find(is_other) {
+            let is_other = |(uuid, image, number): &&(Uuid, String, u32)| {
+                (*uuid == volume.uuid || *image == volume.image) && *number != volume.number
+            };
+            if let Some((.., other)) = numbers.iter().find(is_other) {
                 let why = format!(
                     "it has the same identification as {}, so that it could not be told from it: give each one of \
                      its own at the array",
@@ -307,6 +310,44 @@ mod tests {
         let moved = iscsi().volumes(vec![lun(1, None), lun(2, Some(7))], &known);
         assert_ne!(moved[0].uuid, Uuid::from_u128(7));
         assert_eq!((moved[1].uuid, &moved[1].problem), (Uuid::from_u128(7), &None));
+    }
+
+    #[test]
+    fn a_namespace_that_cannot_be_used_goes_by_the_number_that_it_has_now() {
+        let second = std::time::Duration::from_secs(1);
+        let options = nvme::Options {
+            name: "nv0".to_owned(),
+            subnqn: "nqn.a".to_owned(),
+            hostnqn: "nqn.b".to_owned(),
+            header_digest: false,
+            data_digest: false,
+            queues: 1,
+            keep_alive: second,
+            connect_within: second,
+            reconnect_delay: second,
+            give_up: None,
+            timeout: None,
+            write_through: None,
+            expected: Vec::new(),
+            only: None,
+        };
+        let array = Array::Nvme { options: Box::new(options), paths: Vec::new() };
+        let space = |number, is: Result<Medium, &str>| Found {
+            name: "uuid.7".to_owned(),
+            number,
+            is: is.map_err(str::to_owned),
+        };
+        let known = array.volumes(vec![space(1, Ok(medium(7)))], &[]);
+        let moved = array.volumes(vec![space(4, Err("it has metadata"))], &known);
+        assert_eq!((moved[0].uuid, moved[0].number), (Uuid::from_u128(7), 4));
+        // Two of them are told apart by it.
+        let twice = vec![space(4, Err("it has metadata")), space(5, Err("it has metadata"))];
+        let twice = array.volumes(twice, &known);
+        assert_eq!((twice[0].image.as_str(), twice[1].image.as_str()), ("nsid.4", "nsid.5"));
+        // Nor is one of them used while the other cannot be.
+        let one =
+            array.volumes(vec![space(4, Ok(medium(7))), space(5, Err("it has metadata"))], &[]);
+        assert!(one.iter().all(|volume| volume.problem.is_some()), "{:?}", one[0]);
     }
 
     #[test]
