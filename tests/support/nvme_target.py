@@ -127,6 +127,7 @@ class NvmeTarget:
 
     namespaces: dict[int, Namespace] = field(default_factory=lambda: {1: Namespace(16384)})
     ports: int = 1
+    subnqn: str = NQN
     answering: Answering = field(default=lambda command, usual: usual(command))
     administering: Administering = field(default=lambda command, usual: usual(command))
     """As `answering`, of the commands of admin queues but those of fabrics."""
@@ -245,7 +246,7 @@ class NvmeTarget:
     def params(self, port: int = 0) -> dict[str, str]:
         """What bdev_nvme_attach_controller has to be given."""
         address = {"trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": self.port(port)}
-        return {**address, "adrfam": "ipv4", "subnqn": NQN}
+        return {**address, "adrfam": "ipv4", "subnqn": self.subnqn}
 
     def seen(self, opcode: int) -> list[Command]:
         """Returns the commands of I/O queues with this opcode."""
@@ -313,7 +314,7 @@ class NvmeTarget:
         """Connect: makes a controller, or gives one another queue."""
         queue, kato = int.from_bytes(sqe[42:44], "little"), int.from_bytes(sqe[48:52], "little")
         subnqn = data[256:512].split(b"\0")[0].decode()
-        if subnqn != NQN:
+        if subnqn != self.subnqn:
             return Answer(0x182 | DNR)
         with self._lock:
             if queue == 0:

@@ -415,3 +415,35 @@ def test_a_pool_that_is_removed_while_a_volume_is_opened_leaves_none(target: Tar
         assert "pool nv0 is there no more" in str(opened.result())
         assert "bdev_nvme_attach_controller" not in json.dumps(target.configuration())
         until(lambda: not model.connections, "its connections are closed")
+
+
+def test_an_array_whose_namespace_has_the_uuid_of_a_volume_elsewhere_is_not_used(
+    target: Target,
+) -> None:
+    other = "nqn.2026-11.org.virtlun:other"
+    content = bytearray(b"o" * BLOCK)
+    with (
+        Model({4: Space(16384, uuid=ONE, content=content)}, subnqn=other) as copy,
+        Model(spaces()) as model,
+    ):
+        add(target, copy, name="nv1", subnqn=other)
+        add(target, model)
+        volume, its = f"nv0/{called(ONE)}", str(UUID(bytes=ONE))
+        target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+        # The gateway asks by name what it is, and then has it by its UUID.
+        assert "nv0" in str(not_had(target, its))
+        refused = target.fails("bdev_get_bdevs", name=its)
+        assert isinstance(refused, RpcError) and refused.code == EXISTS, refused
+        assert f"nv1/{called(ONE)}" in str(refused) and volume in str(refused), refused
+        assert not_had(target, volume).code == EXISTS
+        target.attach("vm-2", f"nv0/{called(SEVEN)}")
+        # One is gone there: the volume is the other.
+        copy.namespaces = {1: Space(16384, uuid=OTHER)}
+        assert set(listed(target, "nv1")) == {called(OTHER)}
+        target.add_lun("vm-1", its)
+        assert info(target, its)["aliases"] == [volume]
+        # One that comes to have it while the volume is open is not taken for that.
+        copy.namespaces = {4: Space(16384, uuid=ONE, content=content)}
+        refused = target.fails("bdev_get_bdevs", name=f"nv1/{called(ONE)}")
+        assert isinstance(refused, RpcError) and refused.code == EXISTS, refused
+        assert info(target, its)["aliases"] == [volume]

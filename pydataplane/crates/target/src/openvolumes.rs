@@ -134,7 +134,28 @@ impl App {
     /// The pool does not answer; there is no such volume.
     pub fn look_at_volume(&self, name: &str) -> Result<Option<Arc<dyn Bdev>>, Error> {
         let Some(pool) = self.pools.ask_of(name) else { return Ok(None) };
-        Ok(Some(closed(&pool, pool.volume(name)?)))
+        let volume = pool.volume(name)?;
+        self.check_only_one(&pool, &volume)?;
+        Ok(Some(closed(&pool, volume)))
+    }
+
+    /// Refuses a volume whose UUID, by which it is called, another pool's volume or a bdev has: a namespace's is what its
+    /// array says.
+    fn check_only_one(&self, pool: &Arc<Pool>, volume: &Volume) -> Result<(), Error> {
+        let (alias, uuid) = (pool.alias(volume), volume.uuid);
+        let other = self.pools.other_with(pool, uuid).or_else(|| {
+            let bdev = self.registry.get(&uuid.to_string()).filter(|_| pool.is_nvme())?;
+            let (aliases, own) = (bdev.aliases(), format!("{}/", pool.name));
+            // An open disk keeps its alias, whatever has the number now.
+            let is_own = aliases.iter().any(|alias| alias.starts_with(&own));
+            (!is_own).then(|| aliases.into_iter().next().unwrap_or_else(|| bdev.name().to_owned()))
+        });
+        let Some(other) = other else { return Ok(()) };
+        let why = format!(
+            "{alias} has the UUID of {other}, {uuid}, so that it could not be told from it: give it another one at the \
+             array, or do without one of the two"
+        );
+        Err(Error::os(Errno::Exist, why))
     }
 
     /// All volumes that are no bdevs as they are not open.
@@ -272,6 +293,7 @@ impl App {
             return hold(self, &bdev);
         }
         let volume = pool.volume(name)?;
+        self.check_only_one(&pool, &volume)?;
         let bdev = volume.uuid.to_string();
         if self.restoring().contains(&state::bdev_key(&bdev)) {
             let alias = pool.alias(&volume);
