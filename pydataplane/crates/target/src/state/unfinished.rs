@@ -28,9 +28,13 @@ pub(super) fn remove(state_dir: &Path) {
 /// Removes what it can, and returns the last error of what it could not.
 fn remove_in(folder: &Path) -> io::Result<()> {
     let entries: Vec<DirEntry> = fs::read_dir(folder)?.collect::<Result<_, _>>()?;
-    let unfinished = |entry: &&DirEntry| entry.file_name().to_str().is_some_and(is_unfinished);
-    let removed = entries.iter().filter(unfinished).map(|entry| fs::remove_file(entry.path()));
-    removed.fold(Ok(()), |all, one| one.and(all))
+    let mut all = Ok(());
+    for entry in entries {
+        if entry.file_name().to_str().is_some_and(is_unfinished) {
+            all = fs::remove_file(entry.path()).and(all);
+        }
+    }
+    all
 }
 
 fn is_unfinished(name: &str) -> bool {
