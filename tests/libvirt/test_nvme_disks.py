@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from uuid import UUID
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 import pytest
 from click.testing import CliRunner
@@ -96,6 +96,8 @@ def test_a_pool_of_namespaces_is_a_pool_of_libvirts(array: Array) -> None:
         called(ONE): 4 * MIB,
         called(TWO): 4 * MIB,
     }
+    of_array = (str(uuid5(NAMESPACE_OID, f"{NQN}\0{called(each)}")) for each in (ONE, TWO))
+    assert [rows[called(each)]["uuid"] for each in (ONE, TWO)] == list(of_array)
     assert pool in host.virsh("pool-list", "--persistent", "--autostart")
     xml = host.virsh("pool-dumpxml", pool)
     valid("storagepool.rng", xml)

@@ -383,7 +383,7 @@ def test_a_namespace_whose_name_is_taken_keeps_no_other_away(target: Target) -> 
     with NvmeTarget({1: Namespace(2048), 2: Namespace(2048)}) as model:
         # Two of one UUID.
         assert attach_controller(target, model) == ["NVME0n1"]
-        assert "no bdevs, as others have their names or UUIDs: 2" in problems(target)
+        assert "as others are on them or have their names or UUIDs: 2" in problems(target)
         model.remove(2)
         target.rpc("bdev_malloc_create", name="NVME0n3", num_blocks=2048, block_size=512)
         model.add(3, Namespace(64, uuid=b"namespace-uuid-3"))

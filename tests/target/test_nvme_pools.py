@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from uuid import UUID
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 import pytest
 
@@ -39,6 +39,11 @@ HOST = "nqn.2026-11.org.virtlun:host"
 def called(uuid: bytes) -> str:
     """The volume of a namespace."""
     return f"uuid.{UUID(bytes=uuid)}"
+
+
+def identity(uuid: bytes, subnqn: str = NQN) -> str:
+    """The UUID of that volume: no other subsystem's namespace has it, whatever it says."""
+    return str(uuid5(NAMESPACE_OID, f"{subnqn}\0{called(uuid)}"))
 
 
 def spaces() -> dict[int, Space]:
@@ -85,10 +90,7 @@ def test_namespaces_are_volumes_that_are_open_while_somebody_uses_them(target: T
         assert list(rows) == [called(ONE), called(SEVEN)]
         assert [row["size"] for row in rows.values()] == [8 * MIB, 8 * MIB]
         assert [row["block_size"] for row in rows.values()] == [512, 4096]
-        assert [row["uuid"] for row in rows.values()] == [
-            str(UUID(bytes=ONE)),
-            str(UUID(bytes=SEVEN)),
-        ]
+        assert [row["uuid"] for row in rows.values()] == [identity(ONE), identity(SEVEN)]
         assert all(row["pool"] == uuid and not row["problem"] for row in rows.values())
         until(lambda: not model.connections, "it was listed, no more")
         closed = info(target, f"nv0/{called(SEVEN)}")["driver_specific"]["nvme"]
@@ -161,7 +163,7 @@ def test_a_number_that_another_namespace_has_now_is_not_the_volume(target: Targe
         # The array gave the number to another one.
         model.add(1, Space(16384, uuid=OTHER))
         target.start()
-        wanted = f"does not show this host the namespace {UUID(bytes=ONE)}"
+        wanted = f"does not show this host the namespace of the volume {identity(ONE)}"
         until(lambda: wanted in problems(target), lambda: problems(target))
         assert set(listed(target, "nv0")) == {called(OTHER), called(SEVEN)}
         target.rpc("vhost_create_scsi_controller", ctrlr="vm-2")
@@ -180,7 +182,7 @@ def test_a_number_that_another_namespace_has_now_is_not_the_volume(target: Targe
 
 def path_of(target: Target) -> dict[str, Any]:
     """The one path of the volume of the first namespace."""
-    (path,) = info(target, str(UUID(bytes=ONE)))["driver_specific"]["nvme"]
+    (path,) = info(target, identity(ONE))["driver_specific"]["nvme"]
     return dict(path)
 
 
@@ -265,7 +267,7 @@ def test_what_no_volume_can_be_is_said(
             assert isinstance(error, RpcError) and error.code == code, error
             assert "controller" not in str(error).split(":")[0], error
         # Nor is a volume made by hand of what is none.
-        its = str(UUID(bytes=SEVEN))
+        its = identity(SEVEN)
         one = {"uuid": its, "nsid": 7, "block_size": 4096}
         for name, pool in (("x", "nv0"), (its, "san")):
             asked = {"name": name, "pool": pool, "namespaces": [one], **model.params()}
@@ -391,7 +393,7 @@ def test_what_a_volume_holds_is_not_looked_at(target: Target) -> None:
             again()
             target.restored()
             assert stores() == ["nv0"]
-            assert info(target, str(UUID(bytes=ONE)))["claimed"] is True
+            assert info(target, identity(ONE))["claimed"] is True
 
 
 def test_a_pool_that_is_removed_while_a_volume_is_opened_leaves_none(target: Target) -> None:
@@ -417,33 +419,42 @@ def test_a_pool_that_is_removed_while_a_volume_is_opened_leaves_none(target: Tar
         until(lambda: not model.connections, "its connections are closed")
 
 
-def test_an_array_whose_namespace_has_the_uuid_of_a_volume_elsewhere_is_not_used(
+def test_a_namespace_that_says_what_another_arrays_says_is_not_taken_for_it(
     target: Target,
 ) -> None:
-    other = "nqn.2026-11.org.virtlun:other"
-    content = bytearray(b"o" * BLOCK)
-    with (
-        Model({4: Space(16384, uuid=ONE, content=content)}, subnqn=other) as copy,
-        Model(spaces()) as model,
-    ):
-        add(target, copy, name="nv1", subnqn=other)
+    nqn = "nqn.2026-11.org.virtlun:other"
+    with Model({4: Space(16384, uuid=ONE)}, subnqn=nqn) as other, Model(spaces()) as model:
+        add(target, other, name="nv1", subnqn=nqn)
         add(target, model)
-        volume, its = f"nv0/{called(ONE)}", str(UUID(bytes=ONE))
+        # The gateway has them by their UUIDs.
+        volume, its = f"nv0/{called(ONE)}", identity(ONE)
+        assert info(target, volume)["name"] == its
+        assert info(target, f"nv1/{called(ONE)}")["name"] == identity(ONE, nqn)
+        target.attach("vm-1", its)
+        target.attach("vm-2", identity(ONE, nqn))
+        for name, array in (("vm-1", model), ("vm-2", other)):
+            with connected(target, name) as guest:
+                guest.write(0, name.encode().ljust(BLOCK))
+            assert [each.data[:4] for each in array.seen(WRITE)] == [name.encode()]
+        # Nor while its own array is silent.
+        assert target.stop() == 0
+        model.vanish()
+        target.start()
+        until(lambda: "Connection refused" in problems(target), lambda: problems(target))
+        assert isinstance(target.fails("bdev_get_bdevs", name=its), RpcError)
+        assert info(target, identity(ONE, nqn))["aliases"] == [f"nv1/{called(ONE)}"]
+        model.listen()
+        target.restored()
+        assert info(target, its)["aliases"] == [volume]
+        for name in ("vm-1", "vm-2"):
+            target.rpc("vhost_delete_controller", ctrlr=name, force=True)
+        # One that is attached by itself has the UUID that it says, whichever that is.
+        other.namespaces = {4: Space(16384, uuid=UUID(its).bytes)}
+        target.rpc("bdev_nvme_attach_controller", name="NVME0", **other.params())
+        refused = target.fails("bdev_get_bdevs", name=volume)
+        assert isinstance(refused, RpcError) and refused.code == EXISTS, refused
+        assert volume in str(refused) and "NVME0n4" in str(refused), refused
         target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
-        # The gateway asks by name what it is, and then has it by its UUID.
-        assert "nv0" in str(not_had(target, its))
-        refused = target.fails("bdev_get_bdevs", name=its)
-        assert isinstance(refused, RpcError) and refused.code == EXISTS, refused
-        assert f"nv1/{called(ONE)}" in str(refused) and volume in str(refused), refused
         assert not_had(target, volume).code == EXISTS
-        target.attach("vm-2", f"nv0/{called(SEVEN)}")
-        # One is gone there: the volume is the other.
-        copy.namespaces = {1: Space(16384, uuid=OTHER)}
-        assert set(listed(target, "nv1")) == {called(OTHER)}
+        target.rpc("bdev_nvme_detach_controller", name="NVME0")
         target.add_lun("vm-1", its)
-        assert info(target, its)["aliases"] == [volume]
-        # One that comes to have it while the volume is open is not taken for that.
-        copy.namespaces = {4: Space(16384, uuid=ONE, content=content)}
-        refused = target.fails("bdev_get_bdevs", name=f"nv1/{called(ONE)}")
-        assert isinstance(refused, RpcError) and refused.code == EXISTS, refused
-        assert info(target, its)["aliases"] == [volume]

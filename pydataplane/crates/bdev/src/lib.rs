@@ -83,7 +83,7 @@ pub use latch::{FlushCause, FlushFailure, FlushLatch};
 pub use late::Late;
 pub use limits::{Limits, Rate, RateLimits, Share};
 pub use malloc::{Malloc, MallocOptions};
-pub use medium::Medium;
+pub use medium::{Medium, identity_in};
 pub use null::Null;
 pub use overlaps::Overlaps;
 pub use owned::{Finished, OwnedChannel};

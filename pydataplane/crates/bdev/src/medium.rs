@@ -16,3 +16,9 @@ pub struct Medium {
     /// It is provisioned thinly.
     pub thin: bool,
 }
+
+/// The identity of the disk `disk` of the array `array`, the same on every host; no other array's is the same, whatever
+/// its disks say of themselves. Names of arrays have no zero byte.
+pub fn identity_in(array: &str, disk: &[u8]) -> Uuid {
+    Uuid::new_v5(&Uuid::NAMESPACE_OID, &[array.as_bytes(), &[0], disk].concat())
+}

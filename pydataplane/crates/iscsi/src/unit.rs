@@ -168,10 +168,7 @@ pub(crate) fn identity(target: &str, page: &[u8], serial: &[u8]) -> Option<Uuid>
     }
     // Many are the same at each target of a make.
     let (_, designator) = best?;
-    let mut name = target.as_bytes().to_vec();
-    name.push(0);
-    name.extend_from_slice(designator);
-    Some(Uuid::new_v5(&Uuid::NAMESPACE_OID, &name))
+    Some(bdev::identity_in(target, designator))
 }
 
 /// Whether an operation code is supported, by what REPORT SUPPORTED OPERATION CODES tells of it.

@@ -42,7 +42,7 @@ pub(crate) struct Identity {
     /// Queues for I/O that are asked for.
     pub queues: u16,
     pub keep_alive: Duration,
-    /// Identification of the one namespace that is used; `None`: all are.
+    /// The volume whose namespace alone is used; `None`: all are.
     pub only: Option<Uuid>,
 }
 
@@ -371,7 +371,8 @@ impl<'a> OneByOne<'a> {
             asked => asked?,
         }
         let name = Name::parse(tells.then_some(&*descriptors), &data);
-        let identified = Identified::new(name, &who.subnqn, &names.serial, nsid);
+        let is_volume = who.only.is_some();
+        let identified = Identified::new(name, &who.subnqn, &names.serial, nsid, is_volume);
         let is = Namespace::parse(nsid, &data, identified);
         Ok(Listed { nsid, told: true, name, is })
     }
@@ -411,7 +412,7 @@ impl<'a> OneByOne<'a> {
         }
     }
 
-    /// The active namespace of an identification, that of one of the numbers `known` before others.
+    /// The active namespace of the volume `only`, that of one of the numbers `known` before others.
     ///
     /// # Errors
     /// A clause: there is none, or none that a bdev can be on.
@@ -426,13 +427,12 @@ impl<'a> OneByOne<'a> {
         active.sort_by_key(|nsid| !known.contains(nsid));
         for nsid in active {
             let Listed { name, is, .. } = self.namespace(who, names, nsid)?;
-            let identified = Identified::new(name, &who.subnqn, &names.serial, nsid);
             // What has no name goes by its number, which another one may have by now.
-            if name.is_some() && identified.identity == only {
+            if name.is_some_and(|name| name.volume(&who.subnqn) == only) {
                 return is;
             }
         }
-        Err(format!("it does not show this host the namespace {only}"))
+        Err(format!("it does not show this host the namespace of the volume {only}"))
     }
 
     fn into_link(self) -> Result<Link, String> {

@@ -117,7 +117,14 @@ impl Disk {
     /// The namespace as one of its subsystem's.
     pub fn found(&self) -> Found {
         let namespace = Namespace { geometry: self.geometry(), ..self.unit().namespace };
-        Found { name: namespace.called(), nsid: namespace.nsid, is: Ok(namespace.medium()) }
+        let is = Ok(namespace.medium(&self.controller.options().subnqn));
+        Found { name: namespace.called(), nsid: namespace.nsid, is }
+    }
+
+    /// The UUID that it has as a volume of a pool of its subsystem, whether it is one or not; `None`: it can be none.
+    pub fn volume(&self) -> Option<Uuid> {
+        let name = self.unit().namespace.name?;
+        Some(name.volume(&self.controller.options().subnqn))
     }
 
     /// Lets flushes of all namespaces of the controller through again after one has failed, if the target flushes

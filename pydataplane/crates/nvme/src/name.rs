@@ -60,21 +60,35 @@ impl Name {
         let eui = eui.or_else(|| field(EUI64, 8)?.try_into().ok());
         uuid.map(Name::Uuid).or(nguid.map(Name::Nguid)).or(eui.map(Name::Eui64))
     }
+
+    /// UUID of the volume of the subsystem that is the namespace: another subsystem may say the same name, of a disk of
+    /// its own.
+    pub(crate) fn volume(&self, subnqn: &str) -> Uuid {
+        bdev::identity_in(subnqn, self.to_string().as_bytes())
+    }
 }
 
 /// What a namespace is told by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Identified {
-    /// Its UUID, or one made of its NGUID or EUI-64; else of its number in the subsystem.
+    /// Of a pool's volume, [`Name::volume`]. Else its UUID, or one made of its NGUID or EUI-64; else of its number in
+    /// the subsystem.
     pub identity: Uuid,
     /// `None`: it has no name of its own, so another one may have its number, and so its identity, later.
     pub name: Option<Name>,
 }
 
 impl Identified {
-    pub(crate) fn new(name: Option<Name>, subnqn: &str, serial: &str, nsid: u32) -> Identified {
+    pub(crate) fn new(
+        name: Option<Name>,
+        subnqn: &str,
+        serial: &str,
+        nsid: u32,
+        is_volume: bool,
+    ) -> Identified {
         let of = |name: &[u8]| Uuid::new_v5(&Uuid::NAMESPACE_OID, name);
         let identity = match name {
+            Some(name) if is_volume => name.volume(subnqn),
             Some(Name::Uuid(uuid)) => uuid,
             Some(Name::Nguid(bytes)) => Uuid::from_bytes(bytes),
             Some(Name::Eui64(bytes)) => of(&bytes),
@@ -96,7 +110,7 @@ mod tests {
             let mut list = [0; IDENTIFY_LEN];
             descriptors.inspect(|bytes| list[..bytes.len()].copy_from_slice(bytes));
             let name = Name::parse(descriptors.map(|_| &list), data);
-            Identified::new(name, "nqn.x", "s", 1)
+            Identified::new(name, "nqn.x", "s", 1, false)
         };
         let shown = |is: Identified| is.name.map(|name| name.to_string()).unwrap_or_default();
         let uuid = [&[1, 8, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 3, 16, 0, 0][..], &[9; 16]].concat();
@@ -116,7 +130,27 @@ mod tests {
         list[1] = 255;
         assert_eq!(Name::parse(Some(&list), &plain), None);
         assert_eq!(of(Some(&[3, 8, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]), &plain).name, None);
-        let number = |nsid| Identified::new(None, "nqn.x", "s", nsid).identity;
+        let number = |nsid| Identified::new(None, "nqn.x", "s", nsid, false).identity;
         assert_ne!(number(1), number(2));
+    }
+
+    #[test]
+    fn a_volume_of_one_subsystem_is_none_of_another() {
+        let all =
+            [Name::Uuid(Uuid::from_bytes([5; 16])), Name::Nguid([5; 16]), Name::Eui64([5; 8])];
+        let of = |name, subnqn| Identified::new(Some(name), subnqn, "s", 1, true).identity;
+        for name in all {
+            let called = format!("nqn.x\0{name}");
+            assert_eq!(of(name, "nqn.x"), Uuid::new_v5(&Uuid::NAMESPACE_OID, called.as_bytes()));
+            assert_ne!(of(name, "nqn.x"), of(name, "nqn.y"));
+            assert_ne!(
+                of(name, "nqn.x"),
+                Identified::new(Some(name), "nqn.x", "s", 1, false).identity
+            );
+        }
+        assert_ne!(of(all[0], "nqn.x"), of(all[1], "nqn.x"));
+        // By whatever number and serial number.
+        let other = Identified::new(Some(all[0]), "nqn.x", "t", 9, true);
+        assert_eq!(other.identity, of(all[0], "nqn.x"));
     }
 }

@@ -31,9 +31,10 @@ pub fn unnamed(nsid: u32) -> String {
 }
 
 impl Namespace {
-    pub(crate) fn medium(&self) -> Medium {
+    /// As a volume of a pool of its subsystem; the identity of one without a name is not used.
+    pub(crate) fn medium(&self, subnqn: &str) -> Medium {
         Medium {
-            identity: self.identity,
+            identity: self.name.map_or(self.identity, |name| name.volume(subnqn)),
             block_size: self.geometry.block_size,
             size: self.geometry.bytes(),
             read_only: self.read_only,
@@ -47,15 +48,15 @@ impl Namespace {
     }
 }
 
-impl From<Listed> for Found {
-    fn from(listed: Listed) -> Found {
+impl Found {
+    fn new(listed: Listed, subnqn: &str) -> Found {
         let Listed { nsid, name, told, is } = listed;
         let nameless = || {
             "it has neither UUID nor NGUID nor EUI-64, so it could not be told from another one: give it one at the \
              array"
                 .to_owned()
         };
-        let is = is.map(|namespace| namespace.medium());
+        let is = is.map(|namespace| namespace.medium(subnqn));
         match name {
             Some(name) => Found { name: name.to_string(), nsid, is },
             None if !told => Found { name: unnamed(nsid), nsid, is },
@@ -76,5 +77,5 @@ pub fn list(options: &Options, paths: &[Address]) -> Result<Vec<Found>, String> 
         connect::list(address, &identity, begun + options.connect_within, LIST_WITHIN)
     });
     let (_, listed) = listed?;
-    Ok(listed.into_iter().map(Found::from).collect())
+    Ok(listed.into_iter().map(|each| Found::new(each, &options.subnqn)).collect())
 }

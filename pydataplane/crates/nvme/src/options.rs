@@ -47,7 +47,7 @@ pub struct Options {
 /// The one namespace of a controller that is used: its bdev has the controller's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Only {
-    /// Identification.
+    /// Of the volume, made of the names of the subsystem and the namespace.
     pub identity: Uuid,
     /// Bytes that a block of it has to have.
     pub block_size: u32,

@@ -196,7 +196,7 @@ impl Array {
 
     /// Identity of a disk that cannot be told from others: it is nobody's, but is shown.
     fn nobodys(&self, image: &str) -> Uuid {
-        Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("{}\0{image}", self.name()).as_bytes())
+        bdev::identity_in(self.name(), image.as_bytes())
     }
 
     /// A disk as a volume.

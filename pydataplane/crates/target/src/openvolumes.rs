@@ -139,21 +139,17 @@ impl App {
         Ok(Some(closed(&pool, volume)))
     }
 
-    /// Refuses a volume whose UUID, by which it is called, another pool's volume or a bdev has: a namespace's is what its
+    /// Refuses a volume whose UUID, by which it is called, a namespace has that is a bdev by itself: that is what its
     /// array says.
-    fn check_only_one(&self, pool: &Arc<Pool>, volume: &Volume) -> Result<(), Error> {
-        let (alias, uuid) = (pool.alias(volume), volume.uuid);
-        let other = self.pools.other_with(pool, uuid).or_else(|| {
-            let bdev = self.registry.get(&uuid.to_string()).filter(|_| pool.is_nvme())?;
-            let (aliases, own) = (bdev.aliases(), format!("{}/", pool.name));
-            // An open disk keeps its alias, whatever has the number now.
-            let is_own = aliases.iter().any(|alias| alias.starts_with(&own));
-            (!is_own).then(|| aliases.into_iter().next().unwrap_or_else(|| bdev.name().to_owned()))
-        });
+    fn check_only_one(&self, pool: &Pool, volume: &Volume) -> Result<(), Error> {
+        let uuid = volume.uuid.to_string();
+        // A volume's bdev has that name.
+        let other = self.registry.get_as::<nvme::Disk>(&uuid).filter(|it| it.name() != uuid);
         let Some(other) = other else { return Ok(()) };
+        let (alias, other) = (pool.alias(volume), other.name());
         let why = format!(
-            "{alias} has the UUID of {other}, {uuid}, so that it could not be told from it: give it another one at the \
-             array, or do without one of the two"
+            "{alias} has the UUID that an array gives to the bdev {other}, {uuid}, so that it could not be told from \
+             it: detach that"
         );
         Err(Error::os(Errno::Exist, why))
     }

@@ -140,11 +140,6 @@ impl Pool {
         matches!(self.backend, Backend::Ceph { .. })
     }
 
-    /// Whether it is one of namespaces, whose UUIDs are what their array says.
-    pub fn is_nvme(&self) -> bool {
-        matches!(self.backend, Backend::Array(Array::Nvme { .. }))
-    }
-
     /// What asks the open pool of Ceph, where a thread may wait for it.
     ///
     /// # Errors
@@ -551,18 +546,6 @@ impl Pools {
         let uuid = Uuid::parse_str(name).ok()?;
         let has = |pool: &Arc<Pool>| pool.volumes_or_known().iter().any(|v| v.uuid == uuid);
         self.list().into_iter().find(has)
-    }
-
-    /// `POOL/NAME` of a volume of that UUID in another pool than `of`, where either is of namespaces: one that has not
-    /// told its volumes yet is asked.
-    pub fn other_with(&self, of: &Arc<Pool>, uuid: Uuid) -> Option<String> {
-        let others = self.list().into_iter().filter(|pool| !Arc::ptr_eq(pool, of));
-        others.filter(|pool| pool.is_nvme() || of.is_nvme()).find_map(|pool| {
-            if pool.listed.known().is_none() {
-                pool.volumes_or_known();
-            }
-            pool.find(uuid).map(|volume| pool.alias(&volume))
-        })
     }
 
     /// What is known of the volume `name`, without asking.

@@ -25,6 +25,7 @@ use shown::{OneOrAll, get_controllers, get_io_paths};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use volume::only_one;
 pub use volume::open_volume;
 
 /// The method that makes them.
@@ -171,10 +172,11 @@ fn make_bdevs(
 /// Makes a bdev of a namespace.
 ///
 /// # Errors
-/// There is another one of its name, also one that is recorded and not there yet, or of its UUID; or what `item` says
-/// is not wanted any more.
+/// There is another one of its name, also one that is recorded and not there yet, of its UUID, or of the same namespace;
+/// or what `item` says is not wanted any more.
 fn make_bdev(app: &App, disk: Arc<Disk>, item: Option<&Item>) -> Result<(), Error> {
     let name = disk.name();
+    let _turn = only_one(app, &disk)?;
     if let Some(Only { pool, .. }) = &disk.controller().options().only {
         let (pool, found) = (pool.clone(), disk.found());
         return app.add_opened(&pool, disk, found.into(), item);
@@ -236,7 +238,8 @@ fn note_missing(app: &App, name: &str) {
     if !unmade.is_empty() {
         let numbers = list(&unmade);
         problems.push(format!(
-            "of its namespaces these are no bdevs, as others have their names or UUIDs: {numbers}; delete those"
+            "of its namespaces these are no bdevs, as others are on them or have their names or UUIDs: {numbers}; \
+             delete those"
         ));
     }
     let problem =

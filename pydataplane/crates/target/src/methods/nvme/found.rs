@@ -54,7 +54,7 @@ impl Found {
     }
 
     /// As [`Found::turn`], without waiting.
-    fn try_turn(&self, name: &str) -> Option<Turn<'_>> {
+    pub fn try_turn(&self, name: &str) -> Option<Turn<'_>> {
         let is_free = self.busy.lock().insert(name.to_owned());
         is_free.then(|| Turn { of: self, name: name.to_owned() })
     }
