@@ -96,7 +96,7 @@ impl Waiting {
     pub(super) fn next(&self, slots: &Slots<Slot>, limited: bool) -> [u64; 2] {
         let order = |tag| if tag == NONE { u64::MAX } else { slots[tag as u16].order };
         let placed = self.lists[PLACED].first;
-        if placed != NONE && slots[placed as u16].attribute == task_attribute::HEAD_OF_QUEUE {
+        if self.has_head(slots) {
             return [placed, NONE];
         }
         let barrier = order(placed);
@@ -112,12 +112,22 @@ impl Waiting {
         }
     }
 
+    /// Whether the first of those that have a place of their own is HEAD OF QUEUE.
+    fn has_head(&self, slots: &Slots<Slot>) -> bool {
+        let placed = self.lists[PLACED].first;
+        placed != NONE && slots[placed as u16].attribute == task_attribute::HEAD_OF_QUEUE
+    }
+
     /// The request that stands before all others: one that is HEAD OF QUEUE, or that which was taken first.
     pub(super) fn first(&self, slots: &Slots<Slot>) -> u64 {
-        let placed = self.lists[PLACED].first;
-        if placed != NONE && slots[placed as u16].attribute == task_attribute::HEAD_OF_QUEUE {
-            return placed;
+        match self.has_head(slots) {
+            true => self.lists[PLACED].first,
+            false => self.earliest(slots),
         }
+    }
+
+    /// Of the first of each list the one that was taken first.
+    fn earliest(&self, slots: &Slots<Slot>) -> u64 {
         let firsts = self.lists.iter().map(|list| list.first).filter(|tag| *tag != NONE);
         firsts.min_by_key(|tag| slots[*tag as u16].order).unwrap_or(NONE)
     }
@@ -133,8 +143,10 @@ impl Waiting {
 
     /// How many requests were taken before the first of all that wait; the most there is if none does.
     pub(super) fn oldest(&self, slots: &Slots<Slot>) -> u64 {
-        let firsts = self.lists.iter().filter(|list| list.first != NONE);
-        firsts.map(|list| slots[list.first as u16].order).min().unwrap_or(u64::MAX)
+        match self.earliest(slots) {
+            NONE => u64::MAX,
+            tag => slots[tag as u16].order,
+        }
     }
 
     /// The request `tag`, of [`Waiting::next`], waits no more. It is the other direction's turn.
