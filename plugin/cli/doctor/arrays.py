@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from plugin.cli.doctor.finding import Finding
-from plugin.cli.doctor.target import START_WITH
+from plugin.cli.doctor.target import none_served
 from plugin.cli.output import client
 from plugin.config import Config
 from pydataplane import methods, supervise
@@ -26,14 +26,8 @@ def luns(socket: Path, settings: Config) -> list[Finding]:
     try:
         found = supervise.status(socket).get("iscsi", {"asked": False})
         wanted = settings.target.iscsi or "iscsi" in settings.disks.serve_network
-        if not found["asked"] and wanted:
-            text = "virtlun.toml has them served, but the target was started without --iscsi"
-            return [Finding(what, "failed", text, START_WITH.format(name="iscsi"))]
-        if not found["asked"]:
-            return [Finding(what, "ok", "none are served: the target was started without --iscsi")]
-        if found["problem"]:
-            advice = "install it, then restart the target"
-            return [Finding(what, "failed", str(found["problem"]), advice)]
+        if none := none_served(what, found, "iscsi", wanted):
+            return [none]
         pools = _pools_of(client(socket), "iscsi")
         return [*pools, _sessions(what, client(socket).call("bdev_get_bdevs"))]
     except TargetError:

@@ -183,20 +183,29 @@ def checksums(socket: Path) -> list[Finding]:
     return [Finding(what, "ok", f"of {names}: no mismatch since the target has them")]
 
 
+def none_served(what: str, found: Mapping[str, Any], name: str, wanted: bool) -> Finding | None:
+    """Says why disks are not served that the target serves if it has the option `name`.
+
+    `found` is what it tells of them, `wanted` whether virtlun.toml has them served. None: they are.
+    """
+    if not found["asked"] and wanted:
+        text = f"virtlun.toml has them served, but the target was started without --{name}"
+        return Finding(what, "failed", text, START_WITH.format(name=name))
+    if not found["asked"]:
+        return Finding(what, "ok", f"none are served: the target was started without --{name}")
+    if found["problem"]:
+        return Finding(what, "failed", str(found["problem"]), "install it, then restart the target")
+    return None
+
+
 def images(socket: Path, settings: Config) -> list[Finding]:
     """Whether images of Ceph can be served, where that was asked for, and each cluster answers."""
     what = "images of Ceph"
     try:
         found = supervise.status(socket).get("images", {"asked": False})
         wanted = settings.target.rbd or "rbd" in settings.disks.serve_network
-        if not found["asked"] and wanted:
-            text = "virtlun.toml has them served, but the target was started without --rbd"
-            return [Finding(what, "failed", text, START_WITH.format(name="rbd"))]
-        if not found["asked"]:
-            return [Finding(what, "ok", "none are served: the target was started without --rbd")]
-        if found["problem"]:
-            advice = "install it, then restart the target"
-            return [Finding(what, "failed", str(found["problem"]), advice)]
+        if none := none_served(what, found, "rbd", wanted):
+            return [none]
         clusters = client(socket).call("bdev_rbd_get_clusters_info")
     except TargetError as error:
         if isinstance(error, RpcError) and error.code == -errno.ENOENT:
