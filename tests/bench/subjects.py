@@ -194,6 +194,7 @@ class Bench:
         command = [
             *(str(self.program), "--rpc-socket", str(rpc_socket)),
             *("--vhost-dir", str(directory / "vhost"), "--state-dir", str(directory / "state")),
+            *("--export-dir", str(directory / "export")),
             *options,
         ]
         if self.cpu is not None:

@@ -6,12 +6,14 @@ Needs root and /dev/fuse.
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import re
 import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +27,8 @@ pytestmark = pytest.mark.root
 MIB = 1 << 20
 DEADLINE_S = 60.0
 FIRST_FD = 3
+PEERS_MAX = 16
+"""Connections of a holder at most."""
 UID = 54321
 """Of an account by its number: nothing is made in /etc/passwd."""
 
@@ -232,6 +236,40 @@ def test_nonsense_is_answered_and_ends_nobody(make_target: MakeTarget) -> None:
         assert holder.poll() is None
         holder.send_signal(signal.SIGTERM)
         assert holder.wait(DEADLINE_S) == 0
+
+
+def switches(process: subprocess.Popen[bytes]) -> int:
+    """How often a process has waited for something."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.MULTILINE)
+    assert found
+    return int(found[1])
+
+
+def test_a_holder_with_no_room_for_a_target_says_so_and_is_not_asked_without_end(
+    make_target: MakeTarget,
+) -> None:
+    target = make_target()
+    with contextlib.ExitStack() as stack:
+        holder = stack.enter_context(target.holder())
+        others = []
+        for _ in range(PEERS_MAX):
+            peer = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            peer.connect(str(target.holder_socket))
+            peer.send(b"list")
+            assert peer.recv(1 << 18).startswith(b"ok")
+            others.append(peer)
+        target.start("--holder-socket", str(target.holder_socket), "--hold-sessions")
+        until(lambda: "16 programs are connected" in target.words(), "the holder says why")
+        until(lambda: "VMs lose their disks if this process is killed" in target.words(), "it too")
+        before = switches(holder)
+        time.sleep(1.0)
+        # Ten attempts of two connections, each two at most; thousands before.
+        assert switches(holder) - before < 200
+        assert target.words().count("programs are connected") == 1
+        others.pop().close()
+        others.pop().close()
+        until(lambda: target.rpc("virtlun_get_status")["holds_sessions"], "there is room again")
 
 
 def test_it_ends_when_told_to_as_the_first_process_of_a_container(make_target: MakeTarget) -> None:

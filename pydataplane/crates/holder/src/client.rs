@@ -121,6 +121,19 @@ impl Client {
         self.connect(&mut self.connection.lock())
     }
 
+    /// Connects unless it is connected, and asks for something: a holder that has no room for one more
+    /// takes a connection, and ends it.
+    ///
+    /// # Errors
+    /// [`ClientError::Absent`] and [`ClientError::Late`].
+    pub fn answers(&self) -> Result<(), ClientError> {
+        match self.vms() {
+            // One that is older does not know what was asked.
+            Ok(_) | Err(ClientError::Refused { .. }) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
     /// Whether the connection was not lost, as far as [`Client::wait_lost`] and requests have seen.
     pub fn is_connected(&self) -> bool {
         self.connection.lock().is_some()

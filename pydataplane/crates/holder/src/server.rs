@@ -106,6 +106,7 @@ pub fn serve(options: &Options, ublk: Option<Control>, ready: impl FnOnce()) -> 
     ready();
     let mut peers: Vec<OwnedFd> = Vec::new();
     let mut alone_since = Instant::now();
+    let mut told_full = false;
     loop {
         let alone = peers.is_empty().then(|| alone_since.elapsed());
         if let Some(alone) = alone {
@@ -155,9 +156,14 @@ pub fn serve(options: &Options, ublk: Option<Control>, ready: impl FnOnce()) -> 
             _ = answered(&peer, answer.map(|()| Reply::Text("ok".into())));
         }
         if moved[0] {
-            let room = PEERS_MAX - peers.len();
-            peers.extend(accepted(&listener, options.uid).into_iter().take(room));
+            let peer = accepted(&listener, options.uid);
+            let full = peers.len() >= PEERS_MAX;
+            if full && !std::mem::replace(&mut told_full, true) {
+                tracing::warn!("refused: {PEERS_MAX} programs are connected, as many as can be");
+            }
+            peers.extend(peer.filter(|_| !full));
         }
+        told_full &= peers.len() >= PEERS_MAX;
         if !peers.is_empty() {
             alone_since = Instant::now();
         }

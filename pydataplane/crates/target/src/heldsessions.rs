@@ -74,7 +74,7 @@ impl HeldSessions {
         let mut missed = false;
         loop {
             self.client.wait_lost();
-            match self.client.connected() {
+            match self.asked(Client::answers) {
                 Ok(()) => {
                     self.works.store(true, Ordering::Relaxed);
                     controllers.keep_sessions_again();

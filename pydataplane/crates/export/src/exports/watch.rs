@@ -39,7 +39,7 @@ pub(super) fn watch_holder(client: &Client, inner: &Weak<Inner>) {
     loop {
         client.wait_lost();
         let Some(inner) = inner.upgrade() else { return };
-        if client.connected().is_err() {
+        if client.answers().is_err() {
             if !missed && !inner.table.read().is_empty() {
                 tracing::error!("no holder answers: exports end with this process until one does");
             }
