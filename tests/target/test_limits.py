@@ -296,6 +296,33 @@ def test_a_file_keeps_to_it(target: Target) -> None:
         assert ends == [4096] * 3
 
 
+@pytest.mark.root
+def test_a_file_with_a_limit_of_reads_is_written_at_full_speed(target: Target) -> None:
+    image = target.make_file("file.img", 4 * MIB)
+    target.rpc("bdev_uring_create", filename=str(image), name="file", block_size=BLOCK)
+    limit(target, "file", read_iops_sec=1, size_iops_sec=1)
+    with target.exported("file") as path, mmap(-1, 4096) as data:
+        node = os.open(path, os.O_RDWR | os.O_DIRECT)
+        ends: list[int] = []
+
+        def read() -> None:
+            with mmap(-1, 4096) as buffer:
+                ends.append(os.preadv(node, [buffer], 0))
+
+        readers = [threading.Thread(target=read) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        until(lambda: len(ends) == 1, "one begins")
+        for n in range(100):
+            assert os.pwritev(node, [data], n * 4096) == 4096
+        os.fsync(node)
+        assert len(ends) == 1
+        limit(target, "file")
+        for reader in readers:
+            reader.join()
+        os.close(node)
+
+
 def test_the_configuration_that_is_saved_has_them(target: Target, disk: str) -> None:
     limit(target, disk, **ONE)
     text = json.dumps(target.rpc("framework_get_config", name="bdev"))
