@@ -17,7 +17,7 @@ from pydataplane.domain.model import (
 )
 from pydataplane.domain.names import MAX_SOCKET_PATH_BYTES, MAX_TARGETS, controller_name
 from pydataplane.domain.translate import fields, fronts, memory
-from pydataplane.domain.translate.current import Current
+from pydataplane.domain.translate.current import Current, RunningCarrier
 from pydataplane.domain.translate.numbering import Ours, check_kept, numbered
 from pydataplane.domain.xml import blkdisk
 from pydataplane.domain.xml import boot as boots
@@ -102,7 +102,8 @@ def translate(
         current.as_it_was(lun)
         for lun in numbered(ours, current.disks, uuids, running=current.running)
     ]
-    num_queues = queues(domain, settings)
+    running = current.running_carrier
+    num_queues = queues(domain, settings) if running is None else running.carrier.num_queues
     entries = tuple(
         Entry(
             lun,
@@ -122,11 +123,7 @@ def translate(
         edits.insert_after(_named(domain), [(0, f"<uuid>{uuid}</uuid>")])
     metadatas.add(domain, metadatas.lines(metadata, bare=False), edits)
     if carried:
-        mine = {id(item.disk) for item in luns_of_it}
-        boot = boots.choose([(disk, id(disk) in mine) for disk in read])
-        boot_target = next((lun.target for lun in luns if lun.dev == boot.dev), 0)
-        if (running := current.running_carrier) is not None:
-            boot, boot_target = running.carrier.boot, running.carrier.boot_target
+        boot, boot_target = _boot(read, luns_of_it, luns, running)
         carrier = Carrier(socket, num_queues, boot_target, boot)
         place(view, nodes, carrier, read, current, settings, edits)
         carriers.add_override(domain, carrier, edits)
@@ -141,6 +138,20 @@ def translate(
         cpus=pinned_to(domain),
     )
     return Definition(edits.apply(), plan)
+
+
+def _boot(
+    read: Sequence[Disk],
+    luns_of_it: Sequence[Ours],
+    luns: Sequence[LunPlan],
+    running: RunningCarrier | None,
+) -> tuple[boots.Boot, int]:
+    """Returns how the carrier takes part in booting, and which target its controller boots."""
+    if running is not None:
+        return running.carrier.boot, running.carrier.boot_target
+    mine = {id(item.disk) for item in luns_of_it}
+    boot = boots.choose([(disk, id(disk) in mine) for disk in read])
+    return boot, next((lun.target for lun in luns if lun.dev == boot.dev), 0)
 
 
 def served_by(metadata: Metadata | None) -> dict[str, str]:

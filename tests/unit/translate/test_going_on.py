@@ -24,6 +24,7 @@ from tests.unit.translate.domains import (
     SETTINGS,
     domain,
     lvol,
+    overrides,
     plain,
     translated,
 )
@@ -391,3 +392,16 @@ def test_a_disk_that_is_shown_as_another_is_not_right() -> None:
 
 def shown(bdev: str, identity: str | None) -> ObservedDisk:
     return ObservedDisk(bdev, identity or bdev, read_only=False, block_size=512, identity=identity)
+
+
+def test_a_guest_that_goes_on_keeps_the_queues_of_its_controller() -> None:
+    """Its driver uses them all, whatever this host would give to one that boots."""
+    client = domain(lvol("sda")).replace("<vcpu>2<", "<vcpu>6<")
+    had = translated(client).xml
+    for settings in (replace(SETTINGS, max_queues=2), replace(SETTINGS, max_queues=64)):
+        for given, current in ((client, had), (had, None)):
+            gone_on = define(given, settings, new_uuid=NEW_UUID, current_xml=current, running=True)
+            assert gone_on.plan is not None and gone_on.plan.num_queues == 6
+            assert overrides(gone_on.xml)["num_queues"] == "6"
+    booted = define(had, replace(SETTINGS, max_queues=2), new_uuid=NEW_UUID, current_xml=had)
+    assert overrides(booted.xml)["num_queues"] == "2"
