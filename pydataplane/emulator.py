@@ -1,4 +1,4 @@
-"""Which QEMU a program is, told from its file, and what that can do when a target restarts.
+"""Which QEMU a program is, told from its file, and what that can do for disks of ours.
 
 For plugin and CSI. A program's file is searched and not run: who names it need not be trusted. Only
 a wrapper, which does not say the version itself, is run, and as a user without rights: see `of`.
@@ -16,10 +16,14 @@ from dataclasses import dataclass, replace
 
 SCSI, BLK = b"vhost-user-scsi-pci\0", b"vhost-user-blk-pci\0"
 """The devices' names, as they stand in the program."""
+PROTECTION = b"t10_pi\0"
+"""That of the property by which a guest carries protection information."""
 VERSION = re.compile(rb"QEMU emulator version (\d{1,3})\.(\d{1,3})[^\d]")
 RECONNECTS = (8, 2)
 """The first version whose vhost-user-scsi connects again; an earlier one that is told to does not
 start ("vhost_backend_init failed: Protocol error")."""
+PROTECTS = (7, 2)
+"""A version whose vhost-user-scsi has the property, as do all later ones; earlier ones may."""
 CHUNK_BYTES = 1 << 20
 OVERLAP_BYTES = 64
 """More than the longest of what is searched for."""
@@ -56,11 +60,22 @@ class Qemu:
     """Whether it has the device vhost-user-blk-pci; likewise."""
     is_wrapper: bool = False
     """Whether it has only told the version of another program, which it starts."""
+    t10_pi: bool = False
+    """Whether it has the property t10_pi; of a wrapper that is not known: False."""
 
     @property
     def reconnects(self) -> bool:
         """Whether the device can be told to connect again; False where it is not known."""
         return self.version is not None and self.version >= RECONNECTS
+
+    @property
+    def protects(self) -> bool | None:
+        """Whether its guests can carry protection information; None where it is not known."""
+        if self.version is None:
+            return None
+        if self.is_wrapper:
+            return True if self.version >= PROTECTS else None
+        return self.t10_pi
 
 
 _known: dict[str, tuple[tuple[int, int], Qemu]] = {}
@@ -89,6 +104,16 @@ def lacks_scsi(path: str | None, arch: str | None) -> bool:
     if found is None or found.version is None:
         return False
     return not found.vhost_user_scsi and not found.is_wrapper
+
+
+def protects(path: str | None, arch: str | None) -> bool | None:
+    """Whether a domain's QEMU lets its guest carry protection information; None if unknown.
+
+    Arguments as of `reconnects`.
+    """
+    program = path or default(arch)
+    found = of(program) if program is not None else None
+    return None if found is None else found.protects
 
 
 def default(arch: str | None) -> str | None:
@@ -147,8 +172,8 @@ def search(number: int, path: str) -> Qemu:
     Raises:
         OSError: it cannot be read.
     """
-    scsi, blk, version, place, tail = False, False, None, 0, b""
-    while place < PROGRAM_BYTES_MAX and not (scsi and blk and version):
+    scsi, blk, t10_pi, version, place, tail = False, False, False, None, 0, b""
+    while place < PROGRAM_BYTES_MAX and not (scsi and blk and t10_pi and version):
         chunk = os.pread(number, CHUNK_BYTES, place)
         if not chunk:
             break
@@ -156,9 +181,10 @@ def search(number: int, path: str) -> Qemu:
         text = tail + chunk
         scsi = scsi or SCSI in text
         blk = blk or BLK in text
+        t10_pi = t10_pi or PROTECTION in text
         version = version or _version(text)
         tail = text[-OVERLAP_BYTES:]
-    return Qemu(path, version, scsi, blk)
+    return Qemu(path, version, scsi, blk, t10_pi=t10_pi)
 
 
 def _version(text: bytes) -> tuple[int, int] | None:

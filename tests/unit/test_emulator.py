@@ -51,6 +51,34 @@ def test_one_without_vhost_user_scsi(tmp_path: Path) -> None:
     assert not emulator.lacks_scsi(wrapper, None)
 
 
+def test_which_lets_guests_carry_protection_information(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = program(tmp_path / "without", NEWER)
+    has_it = program(tmp_path / "with", NEWER + b"t10_pi\0")
+    assert emulator.protects(has_it, None) is True
+    assert emulator.protects(without, None) is False
+    assert emulator.protects(program(tmp_path / "like", NEWER + b"t10_pids\0"), None) is False
+    # The end of one part that is read, and the beginning of the next.
+    cut = b"\0" * (emulator.CHUNK_BYTES - len(NEWER) - 3)
+    assert emulator.protects(program(tmp_path / "cut", NEWER + cut + b"t10_pi\0"), None) is True
+    assert emulator.protects(str(tmp_path / "nothing"), None) is None
+    assert emulator.protects(program(tmp_path / "else", b"\x7fELF t10_pi\0"), None) is None
+    monkeypatch.setattr(emulator, "FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(emulator, "OUTSIDE", str(tmp_path / "none"))
+    assert emulator.protects(None, None) is None
+    (tmp_path / f"qemu-system-{platform.machine()}").symlink_to("with")
+    assert emulator.protects(None, None) is True
+
+
+def test_what_a_wrapper_starts_is_known_by_its_version() -> None:
+    with short_directory("qemu-") as folder:
+        path, version = wrapper(folder)
+        for said, expected in (("10.0.2", True), ("7.2.22", True), ("7.1.0", None)):
+            version.write_text(said)
+            assert emulator.protects(path, None) is expected
+
+
 def test_a_link_is_what_it_leads_to(tmp_path: Path) -> None:
     program(tmp_path / "newer")
     (tmp_path / "kvm").symlink_to("newer")
