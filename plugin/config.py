@@ -107,6 +107,11 @@ class DisksSection(Section):
     it. 0: none, and a guest's I/O hangs from the next restart of a target without --hold-sessions
     until the VM is started again. A domain has it from when it is defined or started through the
     gateway."""
+    protection: bool = False
+    """Whether guests may carry T10 protection information to LUNs that have it (QEMU's property
+    t10_pi), where the domain's <emulator> lets them. A domain has that from when it is defined or
+    started through the gateway, and keeps it as long as it runs, wherever it goes. Without a disk
+    of ours it needs a target, too, where it is restored or migrates to."""
 
 
 class GatewaySection(Section):
@@ -218,6 +223,8 @@ class Config(Section):
                 tuple(self.disks.iscsi_portals),
             ),
             qemu_lacks_scsi=emulator.lacks_scsi,
+            protection=self.disks.protection,
+            qemu_protects=emulator.protects,
         )
 
 

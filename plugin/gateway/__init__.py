@@ -47,6 +47,7 @@ here, or rewritten on their way by `pydataplane.domain.translate`.
     domsnapshots, freezing       libvirtd's snapshots; guests' file systems, frozen for them
     snapshotsteps                their steps, which are done again
     domcheckpoints               checkpoints of a domain
+    protection                   guests that carry protection information
     emptycontrollers             controllers of domains without a disk of ours
     reconcile, recovery          the target follows the domains; interrupted changes
     runningbackups               backups, one for each domain

@@ -6,7 +6,7 @@ definition and the controller), and where that does not work, for whatever reaso
 as its client defined it. With a QEMU that has no vhost-user-scsi it gets shared memory alone, for a
 first virtio-blk disk. A guest that has run with a controller and is restored, or comes from another
 host, needs a device there: without a target that is QEMU's own virtio-scsi (see
-pydataplane.domain.xml.carrier).
+pydataplane.domain.xml.carrier), which is no other's but of one that carries protection information.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from uuid import UUID
 
 import structlog
 
+from plugin.gateway import protection
 from plugin.gateway.errors import GatewayError
 from plugin.gateway.parsing import ClientParser
 from plugin.gateway.services import Services
@@ -51,6 +52,7 @@ async def with_controller(
         )
     except (GatewayError, TranslateError):
         return None
+    protection.tell(services, made.plan)
     return made if made.plan is not None else None
 
 
@@ -91,12 +93,16 @@ async def fit(services: Services, xml: str) -> Fitted:
     The caller holds the domain's lock.
 
     Raises:
-        TranslateError: our metadata is damaged.
+        TranslateError: our metadata is damaged; or its QEMU lacks what the guest was offered.
+        Refused: nothing can stand in for its controller.
     """
     real = await services.parse(lambda: translate.with_target(xml, services.settings))
     plan = translate.plan(real or xml)
     if plan is None or plan.luns:
         return Fitted(None, None)
+    await protection.check_qemu(services, plan, real or xml)
     if await make(services, plan):
         return Fitted(real, plan)
+    if plan.protection:
+        raise protection.unserved(plan)
     return Fitted(None if real else translate.without_target(xml), None)

@@ -14,6 +14,7 @@ from pydataplane.domain import images, missingvolumes, reconcile, records
 from pydataplane.domain.errors import PluginError, ReconcileError
 from pydataplane.domain.model import Plan, Settings
 from pydataplane.domain.observed import observe
+from pydataplane.domain.xml import carrier as carriers
 from pydataplane.domain.xml import view as views
 from pydataplane.domain.xml.view import View
 from pydataplane.errors import RpcError, TargetError, TargetTimeout, VolumeError
@@ -34,6 +35,8 @@ def attempt(operation: str, xml: bytes, config_path: str | None) -> tuple[str | 
         if view is None:
             return None, None
         plan = view.plan()
+        if plan is not None and plan.protection and operation in (*INCOMING, "prepare"):
+            carriers.check_protection(view.domain, Settings(qemu_protects=_protects))
         if operation in INCOMING and (plan is None or not plan.luns):
             return None, _fitting(view, Config(config_path))
         if plan is not None:
@@ -54,7 +57,12 @@ def _fitting(view: View, config: Config) -> str | None:
     settings = _settings(config)
     try:
         observe(Connection(config.rpc_socket_of(view.socket or path), config.deadline_s))
-    except TargetError:
+    except TargetError as error:
+        if view.carrier.protection:
+            raise ReconcileError(
+                f"{error}; domain '{view.name}' has a virtlun controller with protection"
+                " information, without which it cannot go on: start the target"
+            ) from error
         return views.replaced(view, None, settings)
     return views.replaced(view, path, settings) or views.refitted(view, settings)
 
@@ -68,6 +76,13 @@ def _reconnects(path: str | None, arch: str | None) -> bool:
     from pydataplane import emulator  # noqa: PLC0415 - a start does without
 
     return emulator.reconnects(path, arch)
+
+
+def _protects(path: str | None, arch: str | None) -> bool | None:
+    """pydataplane.emulator.protects, as `_reconnects`."""
+    from pydataplane import emulator  # noqa: PLC0415 - a start of others does without
+
+    return emulator.protects(path, arch)
 
 
 def _run(operation: str, view: View, plan: Plan, config: Config) -> str | None:

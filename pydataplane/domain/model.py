@@ -26,6 +26,11 @@ def none_reconnects(path: str | None, arch: str | None) -> bool:
     return False
 
 
+def none_known_to_protect(path: str | None, arch: str | None) -> bool | None:
+    """Says of every QEMU that it is not known whether its guests carry protection information."""
+    return None
+
+
 def none_lacks_scsi(path: str | None, arch: str | None) -> bool:
     """Takes every QEMU for one that has vhost-user-scsi."""
     return False
@@ -80,6 +85,11 @@ class Settings:
     qemu_lacks_scsi: Callable[[str | None, str | None], bool] = none_lacks_scsi
     """Whether a domain's QEMU has no vhost-user-scsi; as `qemu_reconnects`. See
     pydataplane.emulator.lacks_scsi."""
+    protection: bool = False
+    """Whether guests are to carry protection information, where their QEMU lets them."""
+    qemu_protects: Callable[[str | None, str | None], bool | None] = none_known_to_protect
+    """Whether a domain's QEMU does, None where it is not known; as `qemu_reconnects`. See
+    pydataplane.emulator.protects."""
 
 
 def serving(settings: Settings, protocol: str) -> Settings:
@@ -310,6 +320,8 @@ class Plan:
     """Whether the guest comes from another host, which has its volumes until it runs here."""
     cpus: frozenset[frozenset[int]] = field(default=frozenset(), compare=False)
     """Sets of the host's CPUs that its vCPUs are bound to; empty: one may run on any."""
+    protection: bool = False
+    """Whether the guest can carry protection information with the vhost-user-scsi controller."""
 
     @property
     def controllers(self) -> dict[str, tuple[LunPlan, ...]]:

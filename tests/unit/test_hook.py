@@ -550,6 +550,35 @@ def test_a_guest_that_comes_connects_again_as_its_qemu_here_can(host: Host, oper
                 assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize("disks", [lvol("sda", "a"), ""])
+@pytest.mark.parametrize("operation", ["prepare", "migrate", "restore"])
+def test_a_guest_that_carries_protection_information_needs_what_it_was_offered(
+    host: Host, operation: str, disks: str
+) -> None:
+    """A QEMU with the property, and a target, as nothing can stand in for its controller."""
+    program = host.folder / "qemu"
+    settings = Settings(
+        vhost_dir=str(host.folder / "vhost"), protection=True, qemu_protects=lambda *_: True
+    )
+    client = domain(disks).replace("/usr/bin/qemu-system-x86_64", str(program))
+    xml = translated(client, settings).xml
+    without = translated(client, dataclasses.replace(settings, protection=False)).xml
+    for said, lacks in ((b"", True), (b"t10_pi\0", False)):
+        program.write_bytes(b"QEMU emulator version 9.1.0" + said)
+        program.chmod(0o755)
+        with host.serve():
+            done = host.run(operation, "begin", "-", xml=xml)
+            assert done.returncode == int(lacks) and done.stdout == ""
+            assert (f"t10_pi; its QEMU ({program}) has none" in done.stderr) == lacks
+            assert done.stderr.count("\n") == int(lacks)
+            assert host.run(operation, "begin", "-", xml=without).returncode == 0
+    silent = host.run(operation, "begin", "-", xml=xml)
+    assert silent.returncode == 1 and silent.stdout == "", "nothing stands in for it"
+    assert "does not answer" in silent.stderr or "no target answers" in silent.stderr
+    if not disks and operation != "prepare":
+        assert "without which it cannot go on: start the target" in silent.stderr
+
+
 @pytest.mark.parametrize("operation", ["migrate", "restore"])
 def test_a_guest_that_comes_with_all_its_volumes_is_let_in(host: Host, operation: str) -> None:
     with host.serve():

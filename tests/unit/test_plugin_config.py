@@ -47,7 +47,9 @@ def test_the_example_shows_every_key() -> None:
 
 def test_settings_of_an_empty_file_are_the_translations_defaults() -> None:
     assert Config().settings() == Settings(
-        qemu_reconnects=emulator.reconnects, qemu_lacks_scsi=emulator.lacks_scsi
+        qemu_reconnects=emulator.reconnects,
+        qemu_lacks_scsi=emulator.lacks_scsi,
+        qemu_protects=emulator.protects,
     )
 
 
@@ -67,6 +69,7 @@ def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
                 "own_keyring": True,
                 "nbd_sockets": ["/run/nbd"],
                 "iscsi_portals": ["10.0.0.0/24"],
+                "protection": True,
             },
         }
     )
@@ -77,6 +80,8 @@ def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
         network=frozenset({"nbd"}),
         allowed=Allowed(True, ("/run/nbd",), ("10.0.0.0/24",)),
         qemu_lacks_scsi=emulator.lacks_scsi,
+        protection=True,
+        qemu_protects=emulator.protects,
     )
     assert settings == expected == config.settings()
     for name in (field.name for field in fields(Settings)):
@@ -92,6 +97,7 @@ def test_every_setting_of_the_file_reaches_gateway_and_translation() -> None:
         ("[hook]\ndeadline_s = 'soon'", "hook.deadline_s: "),
         ("[disks]\npath_prefix = 'dev/'", "disks.path_prefix: "),
         ("[disks]\nreconnect_s = 3601", "disks.reconnect_s: .*less than or equal to 3600"),
+        ("[disks]\nprotection = 'some'", "disks.protection: .*boolean"),
         ("[disks]\nreconnect_s = 'never'", "disks.reconnect_s: .*integer.* or .*'auto'$"),
         (
             "[disks]\niscsi_portals = ['10.0.0.0/33']",

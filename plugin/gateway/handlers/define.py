@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from uuid import UUID, uuid4
 
-from plugin.gateway import emptycontrollers, polkit, records
+from plugin.gateway import emptycontrollers, polkit, protection, records
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import current_xml, identity_at_once, identity_of
 from plugin.gateway.errors import Code, GatewayError, UpstreamError
@@ -102,6 +102,7 @@ async def _create(call: Call, args: XmlCall, new_uuid: UUID) -> Reply:
     found = await startable(call, definition.plan, definition.xml, (polkit.WRITE, polkit.START))
     if found is None:
         return await call.forward(payload)  # libvirtd says why not
+    protection.tell(call.services, definition.plan)
     async with prepared(call, *found) as attempt:
         known = records.uuids_of(attempt.plan)
         payload = replace(args, xml=(await translation.with_uuids(known)).xml).pack()

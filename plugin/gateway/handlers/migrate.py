@@ -4,9 +4,9 @@ The source's libvirtd makes the XML for the destination from its own, which has 
 it. `begin` and `perform` take a client's instead (`virsh migrate --xml`, Nova), written from what
 dumpxml shows. `prepare` is called on the destination: the controller's socket is moved to where it
 is on that host, and controller and LUNs are there before QEMU is. A guest without a disk of ours is
-sent with what stands in for its controller, for the other host need not know of us; `prepare` puts
-a controller in its place where it can. Versions of libvirt before 1.1.0 (begin without parameters)
-and after are served alike.
+sent with what stands in for its controller, for the other host need not know of us, unless it
+carries protection information; `prepare` puts a controller in its place where it can. Versions of
+libvirt before 1.1.0 (begin without parameters) and after are served alike.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
 
-from plugin.gateway import copies, emptycontrollers, inflight, polkit
+from plugin.gateway import copies, emptycontrollers, inflight, polkit, protection
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import Code, GatewayError, Refused
@@ -223,6 +223,7 @@ async def _prepare_held(call: Call, xml: str, payload: Callable[[str], bytes]) -
     found = await startable(call, definition.plan, definition.xml, _RIGHTS)
     if found is None:
         return await call.forward(payload(definition.xml))
+    await protection.check_qemu(call.services, found[0], definition.xml)
     if not found[0].luns:
         return await _prepare_without_disks(call, definition.xml, found, payload)
     plan = replace(found[0], incoming=True)
@@ -238,6 +239,8 @@ async def _prepare_without_disks(
     """Makes the destination ready for a guest that has a controller and no disk of ours."""
     plan, uuid = found
     made = await emptycontrollers.make(call.services, plan)
+    if not made and plan.protection:
+        raise protection.unserved(plan)
     given = xml if made else await _standing_in(call, xml) or xml
     return await begun(call.services, plan if made else None, uuid, call.forward(payload(given)))
 

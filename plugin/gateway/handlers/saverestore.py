@@ -4,7 +4,7 @@ libvirt keeps a domain's whole XML in the image. A guest that is restored has it
 LUNs before libvirtd is asked, as one that is started; of an image that the client may not read,
 libvirtd alone is asked. The image of a guest with a controller and no disk of ours says that QEMU's
 own virtio-scsi is there, which needs nothing of ours: so libvirtd alone restores it, too, and
-gateway or hook put the controller back.
+gateway or hook put the controller back. That of one that carries protection information stays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from uuid import UUID
 
 import structlog
 
-from plugin.gateway import copies, emptycontrollers, inflight, polkit
+from plugin.gateway import copies, emptycontrollers, inflight, polkit, protection
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of
 from plugin.gateway.errors import Code, GatewayError, Refused
@@ -160,7 +160,7 @@ async def _uuid_of(call: Call, xml: str) -> bytes | None:
 
 async def _restore(call: Call, saving: _Saving, image: str, uuid: bytes) -> Reply:
     """Restores the domain of an image (XML and UUID), whose lock is held."""
-    payload = call.payload
+    services, payload = call.services, call.payload
     if saving.xml is not None:
         if await _uuid_of(call, saving.xml) != uuid:
             return await call.forward()  # libvirtd refuses XML of another domain
@@ -174,6 +174,7 @@ async def _restore(call: Call, saving: _Saving, image: str, uuid: bytes) -> Repl
     found = await startable(call, plan, xml, _RIGHTS)
     if found is None:
         return await call.forward(payload)
+    await protection.check_qemu(services, found[0], xml)
     async with prepared(call, *found, saved=True) as attempt:
         reply = await call.forward(payload)
         attempt.started = reply.ok

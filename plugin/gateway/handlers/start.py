@@ -13,11 +13,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from uuid import UUID
 
 import structlog
 
-from plugin.gateway import copies, emptycontrollers, images, polkit, records
+from plugin.gateway import copies, emptycontrollers, images, polkit, protection, records
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import identity_of, is_active
 from plugin.gateway.errors import GatewayError, Refused, UpstreamError
@@ -81,6 +82,8 @@ async def _start(call: Call, args: DomainCall) -> Reply:
         if saved:
             return await _restore(call, admin, dom)
         return await _start_without_disks(call, args, admin, dom, xml)
+    if saved:
+        await protection.check_qemu(call.services, plan, xml)
     async with prepared(call, plan, dom.uuid, saved=saved) as attempt:
         if await admin.persistent(dom):
             await records.write(admin, dom, records.uuids_of(attempt.plan), AFFECT_CONFIG)
@@ -92,7 +95,7 @@ async def _start(call: Call, args: DomainCall) -> Reply:
 
 
 async def _refit(services: Services, admin: Upstream, dom: Domain) -> None:
-    """Gives a definition the reconnect interval that is right now, for QEMU may be another since.
+    """Gives a definition what its controller is to have now, for QEMU may be another since.
 
     As what is recorded of its volumes, it is the gateway's own to write. The caller holds the lock.
     """
@@ -100,10 +103,12 @@ async def _refit(services: Services, admin: Upstream, dom: Domain) -> None:
         if await is_active(admin, dom.uuid):
             return  # libvirtd refuses to start it again
         xml = await admin.xml(dom, XML_INACTIVE | XML_SECURE)
-        fitted = await services.parse(lambda: translate.refitted(xml, services.settings))
+        work = partial(translate.refitted, xml, services.settings, boots=True)
+        fitted = await services.parse(work)
         if fitted is not None:
             await services.redefine(admin, dom.uuid, fitted)
-            _log.info("how QEMU connects again put right in a definition", domain=dom.name)
+            _log.info("what QEMU is told of its controller put right", domain=dom.name)
+        protection.tell(services, await services.parse(partial(translate.plan, fitted or xml)))
 
 
 async def _start_without_disks(

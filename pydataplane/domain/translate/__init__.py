@@ -1,6 +1,6 @@
 """Domain XML to plan and back: strings in, strings and dataclasses out.
 
-Pure: no clock, and no I/O but what Settings.qemu_reconnects does. Three views of one domain:
+Pure: no clock, and no I/O but what asks which QEMU a domain has. Three views of one domain:
 
 - the client's: what virsh, Nova or a person wrote; disks of ours are ordinary <disk> elements;
 - libvirtd's: our disks are gone from <devices>; they stand, as the client wrote them, in
@@ -44,6 +44,7 @@ from pydataplane.domain.translate.changing import (
 from pydataplane.domain.translate.mirrors import Mirror, mirrored
 from pydataplane.domain.translate.operations import (
     check_memory,
+    check_protection,
     define,
     element,
     find,
@@ -87,6 +88,7 @@ __all__ = [
     "carry",
     "carry_blk",
     "check_memory",
+    "check_protection",
     "controller_name",
     "define",
     "detach",

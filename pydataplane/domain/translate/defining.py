@@ -122,9 +122,10 @@ def translate(
     if domain.child("uuid") is None:
         edits.insert_after(_named(domain), [(0, f"<uuid>{uuid}</uuid>")])
     metadatas.add(domain, metadatas.lines(metadata, bare=False), edits)
+    protection = carried and _protection(domain, running, settings)
     if carried:
         boot, boot_target = _boot(read, luns_of_it, luns, running)
-        carrier = Carrier(socket, num_queues, boot_target, boot)
+        carrier = Carrier(socket, num_queues, boot_target, boot, protection=protection)
         place(view, nodes, carrier, read, current, settings, edits)
         carriers.add_override(domain, carrier, edits)
     in_order = tuple(sorted(luns, key=lambda lun: lun.target))
@@ -136,6 +137,7 @@ def translate(
         in_order,
         has_scsi=carried,
         cpus=pinned_to(domain),
+        protection=protection,
     )
     return Definition(edits.apply(), plan)
 
@@ -152,6 +154,13 @@ def _boot(
     mine = {id(item.disk) for item in luns_of_it}
     boot = boots.choose([(disk, id(disk) in mine) for disk in read])
     return boot, next((lun.target for lun in luns if lun.dev == boot.dev), 0)
+
+
+def _protection(domain: Node, running: RunningCarrier | None, settings: Settings) -> bool:
+    """Returns whether the guest can carry protection information; one that goes on as it did."""
+    if running is not None:
+        return running.carrier.protection
+    return carriers.protection(domain, settings)
 
 
 def served_by(metadata: Metadata | None) -> dict[str, str]:

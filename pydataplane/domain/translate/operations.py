@@ -13,6 +13,7 @@ from pydataplane.domain.translate.current import Current
 from pydataplane.domain.translate.defining import served_by, translate
 from pydataplane.domain.translate.presenting import restore
 from pydataplane.domain.translate.recognising import check_encoding, check_readable
+from pydataplane.domain.xml import carrier as carriers
 from pydataplane.domain.xml import metadata as metadatas
 from pydataplane.domain.xml import view as views
 from pydataplane.domain.xml.document import Document, NotXmlError, layout
@@ -202,7 +203,8 @@ def mark(domain_uuid: str) -> str:
 def without_target(domain_xml: str) -> str | None:
     """Returns a saved or migrating domain with what stands in for its controller: see `carrier`.
 
-    None if that cannot be, or is so already: it has no controller, or disks of ours.
+    None if that cannot be, or is so already: it has no controller, or disks of ours, or a guest
+    that carries protection information.
 
     Raises:
         TranslateError: BAD_XML, our metadata is damaged.
@@ -229,13 +231,25 @@ def with_target(domain_xml: str, settings: Settings) -> str | None:
     return views.replaced(view, path, settings)
 
 
-def refitted(domain_xml: str, settings: Settings) -> str | None:
+def refitted(domain_xml: str, settings: Settings, *, boots: bool = False) -> str | None:
     """Returns libvirtd's domain with its controller's reconnect interval as it is to be here, now.
 
-    What is told of QEMU may have changed since it was defined. None where nothing is to be changed.
+    What is told of QEMU may have changed since it was defined. `boots`: its guest does, and gets
+    what its controller is to offer, too. None where nothing is to be changed.
     """
     view = views.parse(domain_xml) if NAMESPACE in domain_xml else None
-    return None if view is None else views.refitted(view, settings)
+    return None if view is None else views.refitted(view, settings, boots=boots)
+
+
+def check_protection(domain_xml: str, settings: Settings) -> None:
+    """Refuses a guest that carries protection information, where its QEMU does not.
+
+    Raises:
+        TranslateError: UNSUPPORTED, the domain's QEMU (on this host) is known not to.
+    """
+    view = views.parse(domain_xml) if CARRIER_ALIAS in domain_xml else None
+    if view is not None:
+        carriers.check_protection(view.domain, settings)
 
 
 def socket(domain_xml: str) -> str | None:

@@ -10,6 +10,8 @@ virtio device to the guest and in the stream. So a guest that was saved with a c
 from another host, goes on where no target answers: the override then says virtio-scsi-pci and takes
 the character device away from it. That is still made by libvirt, hence a socket that cannot be
 there, and <reconnect>, with which QEMU does not mind that. Tried with QEMU 7.2 and 10.0.
+
+QEMU's own does not offer VIRTIO_SCSI_F_T10_PI: a guest that was offered it keeps its controller.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import RECONNECT_S, Settings
 from pydataplane.domain.names import CARRIER_ALIAS, QEMU_NAMESPACE
 from pydataplane.domain.xml.boot import Boot
@@ -44,6 +47,8 @@ class Carrier:
     """`dev` is not known from here and None."""
     stands_in: bool = False
     """It is QEMU's own virtio-scsi-pci: nothing can be attached to it."""
+    protection: bool = False
+    """Property t10_pi: the guest is offered VIRTIO_SCSI_F_T10_PI."""
 
 
 def disk(domain: Node) -> Node | None:
@@ -87,6 +92,7 @@ def read(domain: Node) -> Carrier | None:
         boot_target=number(properties.get("boot_tpgt")) or 0,
         boot=Boot(None, number(order) or None, not dev.startswith("vd")),
         stands_in=properties.get("driver") == STAND_IN,
+        protection=properties.get("t10_pi") == "true",
     )
 
 
@@ -95,6 +101,31 @@ def reconnect_s(domain: Node, settings: Settings) -> int:
     if settings.reconnect_s is not None:
         return settings.reconnect_s
     return RECONNECT_S if settings.qemu_reconnects(*qemu_of(domain)) else 0
+
+
+def protection(domain: Node, settings: Settings) -> bool:
+    """Returns whether the domain's guest is to carry protection information; needs its QEMU."""
+    return settings.protection and settings.qemu_protects(*qemu_of(domain)) is True
+
+
+def check_protection(domain: Node, settings: Settings) -> None:
+    """Refuses a domain whose guest carries protection information, where its QEMU does not.
+
+    Raises:
+        TranslateError: UNSUPPORTED, it is known not to.
+    """
+    carrier = read(domain)
+    if carrier is None or not carrier.protection:
+        return
+    path, arch = qemu_of(domain)
+    if settings.qemu_protects(path, arch) is False:
+        node = domain.child("name")
+        raise TranslateError(
+            Refusal.UNSUPPORTED,
+            f"domain '{node.text.strip() if node is not None else ''}' has a virtlun controller"
+            " with protection information, which takes vhost-user-scsi's property t10_pi; its QEMU"
+            f" ({path or 'the default one'}) has none: use QEMU 7.2 or newer",
+        )
 
 
 def qemu_of(domain: Node) -> tuple[str | None, str | None]:
@@ -162,6 +193,8 @@ def device_lines(carrier: Carrier, prefix: str) -> Lines:
     elif carrier.boot_target:
         value = carrier.boot_target
         device.append((2, f"<{prefix}property name='boot_tpgt' type='unsigned' value='{value}'/>"))
+    if carrier.protection and not carrier.stands_in:
+        device.append((2, f"<{prefix}property name='t10_pi' type='bool' value='true'/>"))
     return [*device, (1, f"</{prefix}frontend>"), (0, f"</{prefix}device>")]
 
 

@@ -219,7 +219,9 @@ class View:
         named = {(n.value("source", "path") or "").rpartition("/")[2] for n in self._blk_nodes()}
         others = tuple(sorted(named - plan.controllers.keys()))
         cpus = pinned_to(self.domain)
-        return replace(plan, has_scsi=has_scsi, others=others, cpus=cpus)
+        offers = carrier is not None and carrier.protection
+        plan = replace(plan, has_scsi=has_scsi, others=others, cpus=cpus)
+        return replace(plan, protection=offers)
 
     @property
     def qemu_uid(self) -> int | None:
@@ -273,13 +275,14 @@ def replaced(view: View, socket: str | None, settings: Settings) -> str | None:
     """Returns a domain with its controller at `socket`, or without one with what stands in for it.
 
     Both are one device to the guest: see `carrier`. None where nothing is to be replaced: the
-    domain has no carrier or disks of ours, or has what is wanted.
+    domain has no carrier or disks of ours, has what is wanted, or its guest has been offered what
+    nothing else offers.
     """
     metadata, present, node = view.metadata, view.carrier, carriers.disk(view.domain)
     device = carriers.override(view.domain)
     if metadata is None or metadata.entries or present is None or node is None or device is None:
         return None
-    if present.stands_in == (socket is None):
+    if present.stands_in == (socket is None) or present.protection:
         return None
     path = carriers.NOWHERE if socket is None else socket
     wanted = replace(present, socket=path, stands_in=socket is None)
@@ -294,22 +297,29 @@ def replaced(view: View, socket: str | None, settings: Settings) -> str | None:
     return edits.apply()
 
 
-def refitted(view: View, settings: Settings) -> str | None:
+def refitted(view: View, settings: Settings, *, boots: bool = False) -> str | None:
     """Returns a domain with its controller's reconnect interval as it is to be on this host now.
 
-    None where there is nothing to change: it has no controller of the target's, or is so already.
+    `boots`: its guest does, and so gets what devices are to offer now, too. None where there is
+    nothing to change: it has no controller of the target's, or is so already.
     """
-    node = carriers.disk(view.domain)
+    present, node = view.carrier, carriers.disk(view.domain)
     source = node.child("source") if node is not None else None
-    if source is None or not view.is_served:
-        return None
-    wanted_s = carriers.reconnect_s(view.domain, settings)
-    if carriers.reconnect_s_of(source) == wanted_s:
+    if source is None or present is None or present.stands_in:
         return None
     document, edits = view.document, Edits(view.document)
-    lines = carriers.source_lines(source.attrs.get("path", ""), wanted_s)
-    edits.replace(source.start, source.end, layout(lines, document.indent(source)))
-    return edits.apply()
+    wanted_s = carriers.reconnect_s(view.domain, settings)
+    if refits := carriers.reconnect_s_of(source) != wanted_s:
+        lines = carriers.source_lines(source.attrs.get("path", ""), wanted_s)
+        edits.replace(source.start, source.end, layout(lines, document.indent(source)))
+    device = carriers.override(view.domain)
+    if boots and device is not None:
+        wanted = carriers.protection(view.domain, settings)
+        if wanted != present.protection:
+            refits = True
+            lines = carriers.device_lines(replace(present, protection=wanted), device.prefix)
+            edits.replace(device.start, device.end, layout(lines, document.indent(device)))
+    return edits.apply() if refits else None
 
 
 def domains(document: Document) -> Iterator[View]:
