@@ -86,7 +86,10 @@ def show_(socket: Path, name: str, uri: str, as_json: bool) -> None:
         click.echo(f"controller  {plan.controller}\nsocket      {plan.socket}")
     else:
         click.echo(f"controllers {plan.controller}.TARGET\nsockets     {plan.socket}.TARGET")
-    click.echo(f"queues      {plan.num_queues}\n")
+    click.echo(f"queues      {plan.num_queues}")
+    if plan.protection:
+        click.echo("protection  carried by the guest, where a LUN has it")
+    click.echo()
     show(rows, COLUMNS[2:], as_json=False, empty="no virtlun disks")
 
 

@@ -12,7 +12,16 @@ from rich.console import Console
 from rich.text import Text
 
 from plugin.cli import remote
-from plugin.cli.doctor import arrays, guests, libvirt, machine, reservations, rights, target
+from plugin.cli.doctor import (
+    arrays,
+    guests,
+    libvirt,
+    machine,
+    protection,
+    reservations,
+    rights,
+    target,
+)
 from plugin.cli.doctor.finding import Finding
 from plugin.cli.output import address, busy, config, console, json_option
 from plugin.config import Config
@@ -101,4 +110,5 @@ def examinations(
             "running VMs",
             lambda: guests.reconnecting(settings, target.kept_controllers(socket)),
         ),
+        ("protection information", lambda: protection.carried(settings)),
     ]

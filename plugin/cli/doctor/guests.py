@@ -25,13 +25,13 @@ def reconnecting(settings: Config, kept: Container[str]) -> list[Finding]:
     itself is asked: the gateway shows nobody how QEMU was started.
     """
     try:
-        texts = list(_running(settings.gateway.upstream))
+        texts = list(running(settings.gateway.upstream))
     except click.ClickException as error:
         return [Finding(WHAT, "warning", f"not known: {error.message}", "run it as root")]
     return judged(texts, settings.settings(), kept)
 
 
-def _running(socket: Path) -> Iterator[str]:
+def running(socket: Path) -> Iterator[str]:
     """Yields libvirtd's XML of each domain that runs."""
     import libvirt  # noqa: PLC0415 (an optional extra: `connection` says so)
 
