@@ -65,7 +65,8 @@ def scsi_suite() -> str:
         "what holds instead, and that is saved. A record that cannot be read for now leaves the "
         "volume NOT READY (2h, 04h/01h). Either is read again each second. Who has not learned "
         "the capacity by the time that it is known is told 2Ah/09h, and all drivers virtio's "
-        "event VIRTIO_SCSI_T_PARAM_CHANGE, upon which Linux asks its disk again. One that "
+        "event VIRTIO_SCSI_T_PARAM_CHANGE, upon which Linux asks its disk again; so is who could "
+        "not ask the program before, when a new one takes over and knows it at once. One that "
         "replaced what was lost and says so once more is told that nothing is lost (26h/04h), as "
         "all others are: READ RESERVATION shows that it holds.\n\nRECEIVE COPY FAILURE DETAILS "
         "tells once why an EXTENDED COPY(LID1) failed, until a reset or the end of the session.",

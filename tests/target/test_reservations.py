@@ -86,6 +86,14 @@ class Machine:
         end = 8 + int.from_bytes(data[4:8], "big")
         return [int.from_bytes(data[at : at + 8], "big") for at in range(8, end, 8)]
 
+    def capacity(self) -> int | tuple[int, int]:
+        """Returns what READ CAPACITY says, in blocks; its sense as `write` has it, if it fails."""
+        answer = self.initiator.cdb(bytes([0x25, *bytes(9)]), data_in_len=8)
+        if answer["status"] == CHECK_CONDITION:
+            sense = answer["sense"]
+            return sense[2] & 15, int.from_bytes(sense[12:14], "big")
+        return int.from_bytes(answer["data_in"][:4], "big") + 1
+
     def write(self) -> int | tuple[int, int]:
         """Writes a block, after the unit attentions that wait.
 
@@ -219,6 +227,45 @@ def test_a_record_that_is_damaged_keeps_all_out_until_one_replaces_it(
         assert (a.write(), b.write()) == (CONFLICT, GOOD)
         assert (a.keys(), b.keys()) == ([b.key], [b.key])
         assert a.out(REPLACE_LOST, key=0, other=a.key) == CHECK_CONDITION
+
+
+def test_who_booted_while_it_was_damaged_is_told_by_a_program_that_knows_it_at_once(
+    target: Target,
+    machines: tuple[Machine, Machine],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = machines
+    a.register(persist=True)
+    assert a.out(RESERVE) == GOOD
+    target.stop()
+    (kept,) = (target.state_dir / "reservations").iterdir()
+    # The record as each program has it in the folder where it began.
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    (before / "record").write_text("{")
+    after.mkdir()
+    kept.rename(after / "record")
+    kept.symlink_to("/proc/self/cwd/record")
+    monkeypatch.chdir(before)
+    target.start()
+    for machine in machines:
+        machine.reconnect(ready=False)
+    b.write()  # takes the unit attention of a new session
+    assert b.capacity() == LOST
+    target.upgrade()
+    assert b.capacity() == LOST
+    assert b.initiator.send("events", timeout_ms=0)["events"] == []
+    monkeypatch.chdir(after)
+    target.upgrade()
+    (event,) = b.initiator.send("events", timeout_ms=60_000)["events"]
+    assert (event["event"], event["target"], event["reason"]) == (3, 0, 0x2A | 9 << 8)
+    assert b.capacity() == (6, 0x2A09)
+    assert b.capacity() == 8 << 11
+    assert (a.write(), b.write()) == (GOOD, CONFLICT)
+    target.upgrade()
+    assert b.capacity() == 8 << 11
+    assert b.initiator.send("events", timeout_ms=0)["events"] == []
 
 
 def test_who_replaces_a_record_and_is_killed_has_done_so_or_not(

@@ -168,15 +168,20 @@ pub struct NexusState {
     pub prevents: bool,
     /// First READ CAPACITY, in microseconds since the epoch; 0: not yet.
     pub seen_us: u64,
+    /// It has not learned the capacity, perhaps as it was not known what is reserved: who knows that tells it to ask
+    /// again, as nobody may have.
+    pub could_not_ask: bool,
 }
 
 impl Nexus {
-    /// What is to be known to go on with it.
+    /// What is to be known to go on with it. Takes the lock of the volume's reservations.
     pub fn state(&self) -> NexusState {
+        let seen_us = self.seen_us.load(Ordering::Relaxed);
         NexusState {
+            could_not_ask: seen_us == 0 && self.reserves.0.was_unknown(),
             attentions: self.pending.load(Ordering::Acquire),
             prevents: self.prevents.load(Ordering::Acquire),
-            seen_us: self.seen_us.load(Ordering::Relaxed),
+            seen_us,
         }
     }
 

@@ -40,7 +40,7 @@ pub struct LunOptions {
 /// What tells the initiators of a unit at once what a unit attention tells them with their next command.
 pub trait Transport: Send + Sync {
     /// What an initiator asks a disk for before it uses it is to be asked for again: it could not be answered before.
-    /// Called on threads that may wait, with no lock held; not to wait itself.
+    /// Called on threads that may wait, with no lock of the unit or its volume held; not to wait itself.
     fn parameters_changed(&self);
 }
 

@@ -439,11 +439,15 @@ impl LunShared {
         nexus
     }
 
-    /// A session that goes on where `state` says: the initiator notices nothing. As for
-    /// [`LunShared::connect`] otherwise.
+    /// A session that goes on where `state` says: the initiator notices nothing, unless it could not ask for the
+    /// capacity and now can, of which it is told. As for [`LunShared::connect`] otherwise.
     pub fn connect_as(&self, state: NexusState) -> Arc<Nexus> {
         let nexus = self.connect();
         nexus.restore(state);
+        // Later it is told by who reads what is not known yet.
+        if state.could_not_ask && self.reservations_not_known().is_none() {
+            self.can_be_asked_again();
+        }
         nexus
     }
 

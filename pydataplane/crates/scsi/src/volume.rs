@@ -50,6 +50,8 @@ struct Reserved {
     settled: bool,
     /// A session of this program has begun: no other program serves.
     is_served: bool,
+    /// They were not known at some time.
+    was_unknown: bool,
     /// Counts the changes that are to be kept.
     changes: u64,
     units: Vec<Weak<LunShared>>,

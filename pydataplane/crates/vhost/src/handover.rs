@@ -281,6 +281,10 @@ pub struct NexusState {
     pub prevents: bool,
     /// First READ CAPACITY, in microseconds since the epoch; 0: not yet.
     pub seen_us: u64,
+    /// It has not learned the capacity, perhaps as it was not known what is reserved: it is to be told when it can
+    /// ask again.
+    #[serde(default)]
+    pub could_not_ask: bool,
 }
 
 /// A controller that came from another process, or is about to.

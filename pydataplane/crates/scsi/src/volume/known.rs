@@ -101,6 +101,11 @@ impl Volume {
         self.reserved.lock().unknown.is_some()
     }
 
+    /// Whether it was not known at some time since this program has it.
+    pub(crate) fn was_unknown(&self) -> bool {
+        self.reserved.lock().was_unknown
+    }
+
     fn mend(&self, keeping: &Keeping) {
         if self.reserved.lock().unknown.is_none() {
             keeping.mend(|| {
@@ -168,7 +173,10 @@ impl Reserved {
                 self.reservations = Reservations { reserved, ..kept };
                 self.unknown = None;
             }
-            Err(why) => self.unknown = Some(Unknown::new(why)),
+            Err(why) => {
+                self.unknown = Some(Unknown::new(why));
+                self.was_unknown = true;
+            }
         }
     }
 

@@ -414,6 +414,51 @@ fn who_knows_the_capacity_keeps_it_and_is_told_by_the_transport_alone() {
 }
 
 #[test]
+fn who_could_not_ask_the_process_before_is_told_by_one_that_knows() {
+    for removable in [false, true] {
+        let keeper = of(NotKnown::Lost);
+        let disk = Setup::default().build().disk.clone();
+        let unit = |told: &Arc<Told>| {
+            let transport: Option<Arc<dyn Transport>> = Some(told.clone());
+            let options = LunOptions { transport, removable, ..options("vm-b:0", &keeper) };
+            scsi::LunShared::new(disk.clone(), options).unwrap()
+        };
+        let told: Arc<Told> = Arc::default();
+        let first = unit(&told);
+        let state = first.connect().state();
+        assert!(state.could_not_ask);
+        drop(first);
+        // It knows no more, and says so to the one after it, even where it has told in the last moment.
+        let second = unit(&told);
+        let nexus = second.connect_as(scsi::NexusState { attentions: 0, ..state });
+        assert_eq!((nexus.state().attentions, told.0.load(Ordering::Relaxed)), (0, 0));
+        *keeper.not_known.lock() = None;
+        until(|| told.0.load(Ordering::Relaxed) == 1);
+        let state = nexus.state();
+        assert!(state.could_not_ask);
+        drop((nexus, second));
+        let third = unit(&told);
+        let nexus = third.connect_as(scsi::NexusState { attentions: 0, ..state });
+        assert_eq!(told.0.load(Ordering::Relaxed), 2);
+        let capacity_changed = scsi::UnitAttention::CapacityChanged as u32;
+        assert_eq!(nexus.state().attentions, if removable { 0 } else { capacity_changed });
+        assert!(!nexus.state().could_not_ask);
+        drop((nexus, third));
+        // Nor is anybody told who knows the capacity, or was not kept from asking.
+        let fourth = unit(&told);
+        for state in [scsi::NexusState { seen_us: 7, ..state }, scsi::NexusState::default()] {
+            let could_not_ask = false;
+            let nexus = fourth.connect_as(scsi::NexusState { could_not_ask, ..state });
+            assert_eq!(
+                nexus.state().attentions & capacity_changed,
+                state.attentions & capacity_changed
+            );
+        }
+        assert_eq!(told.0.load(Ordering::Relaxed), 2);
+    }
+}
+
+#[test]
 fn what_is_read_while_nobody_asks_is_read_again_when_a_session_begins() {
     let keeper = of(NotKnown::Unread);
     let first = Setup { options: options("vm-a:0", &keeper), ..Setup::default() }.build();

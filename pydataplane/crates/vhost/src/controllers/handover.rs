@@ -214,7 +214,7 @@ impl Inherited {
 
 impl From<crate::handover::NexusState> for scsi::NexusState {
     fn from(state: crate::handover::NexusState) -> Self {
-        let crate::handover::NexusState { attentions, prevents, seen_us } = state;
-        scsi::NexusState { attentions, prevents, seen_us }
+        let crate::handover::NexusState { attentions, prevents, seen_us, could_not_ask } = state;
+        scsi::NexusState { attentions, prevents, seen_us, could_not_ask }
     }
 }

@@ -283,8 +283,9 @@ impl Device {
     /// What the session knows of the logical unit of `target`.
     pub(crate) fn nexus(&self, target: u8) -> Option<NexusState> {
         let attached = self.attached[usize::from(target)].as_ref()?;
-        let scsi::NexusState { attentions, prevents, seen_us } = attached.nexus.state();
-        Some(NexusState { attentions, prevents, seen_us })
+        let scsi::NexusState { attentions, prevents, seen_us, could_not_ask } =
+            attached.nexus.state();
+        Some(NexusState { attentions, prevents, seen_us, could_not_ask })
     }
 
     /// Maps the memory that [`Device::describe`] described, of a new device with the peer's features,

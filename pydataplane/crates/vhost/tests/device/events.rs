@@ -10,6 +10,7 @@ use uuid::Uuid;
 use vhost_scsi::{ControllerError, TargetOptions};
 
 use crate::guest::*;
+use crate::handover::{put_together, taken_apart};
 use crate::host::*;
 use crate::peer::*;
 
@@ -54,6 +55,8 @@ fn a_target_comes_changes_and_goes() {
     assert_eq!((stats.events_sent, stats.events_missed), (3, 0));
 }
 
+const READ_CAPACITY: [u8; 10] = [0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
 /// A keeper of reservations that are lost, until somebody removes the record.
 #[derive(Default)]
 struct Lost {
@@ -81,7 +84,6 @@ impl ReservationKeeper for Lost {
 
 #[test]
 fn who_booted_while_reservations_were_lost_is_told_when_its_disk_can_be_asked_again() {
-    const READ_CAPACITY: [u8; 10] = [0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     const REPLACE: [u8; 10] = [0x5f, 8, 1, 0, 0, 0, 0, 0, 24, 0];
     for replaced in [true, false] {
         let host = Host::new(1);
@@ -111,6 +113,47 @@ fn who_booted_while_reservations_were_lost_is_told_when_its_disk_can_be_asked_ag
         assert_eq!((told.sense[2] & 15, told.sense[12], told.sense[13]), (6, 0x2a, 9));
         assert_eq!(guest.scsi(3, &READ_CAPACITY, &[], 8).data[..4], 8191_u32.to_be_bytes());
         assert_eq!(not_known(), None);
+    }
+}
+
+#[test]
+fn who_booted_while_reservations_were_lost_is_told_by_a_process_that_knows_them_at_once() {
+    for paused in [false, true] {
+        let host = Host::new(1);
+        let keeper: Arc<Lost> = Arc::default();
+        host.controllers.keep_reservations(keeper.clone());
+        host.malloc("disk");
+        host.malloc("known");
+        host.add(3, "disk");
+        let mut guest = Guest::start(&host.socket(), LINUX, 1);
+        // Power on.
+        guest.scsi(3, &[0; 6], &[], 0);
+        let refused = guest.scsi(3, &READ_CAPACITY, &[], 8);
+        assert_eq!((refused.sense[2] & 15, refused.sense[12], refused.sense[13]), (7, 0x44, 1));
+        let buffer = guest.give_event_buffer();
+        let base = paused.then(|| guest.peer.base(1));
+        let mut controllers = taken_apart(&host);
+        for _ in 0..2 {
+            // A process in between knows no more than the one before.
+            put_together(&host, controllers, &[(3, "disk", TargetOptions::default())]);
+            controllers = taken_apart(&host);
+        }
+        keeper.removed.store(true, Ordering::Relaxed);
+        put_together(&host, controllers, &[(3, "disk", TargetOptions::default())]);
+        if let Some(base) = base {
+            guest.describe_queue(1, base as u16, false);
+        }
+        assert_eq!(guest.event(buffer), (PARAM_CHANGE, lun(3), 0x2a | 0x09 << 8));
+        let told = guest.scsi(3, &READ_CAPACITY, &[], 8);
+        assert_eq!((told.sense[2] & 15, told.sense[12], told.sense[13]), (6, 0x2a, 9));
+        assert_eq!(guest.scsi(3, &READ_CAPACITY, &[], 8).data[..4], 8191_u32.to_be_bytes());
+        // Who knows its disk is told nothing by the next.
+        let buffer = guest.give_event_buffer();
+        let controllers = taken_apart(&host);
+        put_together(&host, controllers, &[(3, "disk", TargetOptions::default())]);
+        host.add(4, "known");
+        assert_eq!(guest.event(buffer), (TRANSPORT_RESET, lun(4), RESCAN));
+        assert_eq!(guest.scsi(3, &[0; 6], &[], 0).status, 0);
     }
 }
 
