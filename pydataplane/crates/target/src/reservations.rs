@@ -10,7 +10,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// Where in the state directory they are.
@@ -20,10 +20,13 @@ const MAX_BYTES: u64 = 1 << 20;
 /// How often what cannot be read for now is read before it is told so, and the pauses between.
 const TIMES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(20);
+/// After so long there are as many pauses again.
+const RENEWED: Duration = Duration::from_secs(1);
 
 /// The files.
 pub struct ReservationFiles {
     folder: PathBuf,
+    patience: Mutex<Patience>,
     /// Volumes of which it was told that their file cannot be read.
     told: Mutex<HashMap<Uuid, NotKnown>>,
 }
@@ -31,7 +34,32 @@ pub struct ReservationFiles {
 impl ReservationFiles {
     /// Those in a state directory.
     pub fn of(state_dir: &Path) -> Self {
-        ReservationFiles { folder: state_dir.join(FOLDER), told: Mutex::default() }
+        ReservationFiles {
+            folder: state_dir.join(FOLDER),
+            patience: Mutex::new(Patience::new()),
+            told: Mutex::default(),
+        }
+    }
+
+    /// Reads a volume's again a few times where they cannot be read for now: a virtio-blk disk has no other error
+    /// for it than one of I/O, which its guest takes for good. Not where that was told: who has told it comes again.
+    fn patiently<T>(
+        &self,
+        volume: Uuid,
+        mut read: impl FnMut() -> Result<T, (NotKnown, io::Error)>,
+    ) -> Result<T, (NotKnown, io::Error)> {
+        for _ in 1..TIMES {
+            match read() {
+                Err((NotKnown::Unread, _)) if self.has_patience(volume) => thread::sleep(PAUSE),
+                known => return known,
+            }
+        }
+        read()
+    }
+
+    fn has_patience(&self, volume: Uuid) -> bool {
+        let is_told = self.told.lock().get(&volume) == Some(&NotKnown::Unread);
+        !is_told && self.patience.lock().take()
     }
 
     fn path(&self, volume: Uuid) -> PathBuf {
@@ -101,7 +129,7 @@ impl ReservationKeeper for ReservationFiles {
     }
 
     fn kept(&self, volume: Uuid) -> Result<Option<KeptReservations>, NotKnown> {
-        let read = patiently(|| self.read(volume));
+        let read = self.patiently(volume, || self.read(volume));
         self.tell(volume, read.as_ref().err());
         read.map_err(|(why, _)| why)
     }
@@ -127,18 +155,26 @@ fn why(error: &io::Error) -> NotKnown {
     }
 }
 
-/// Reads again a few times what cannot be read for now: a virtio-blk disk has no other error for it than one of I/O,
-/// which its guest takes for good.
-fn patiently<T>(
-    mut read: impl FnMut() -> Result<T, (NotKnown, io::Error)>,
-) -> Result<T, (NotKnown, io::Error)> {
-    for _ in 1..TIMES {
-        match read() {
-            Err((NotKnown::Unread, _)) => thread::sleep(PAUSE),
-            known => return known,
-        }
+/// Pauses that may be made: all volumes share them, so that a thousand wait no longer than one.
+struct Patience {
+    left: u32,
+    renewed: Instant,
+}
+
+impl Patience {
+    fn new() -> Self {
+        Patience { left: TIMES - 1, renewed: Instant::now() }
     }
-    read()
+
+    /// Takes one, if there is one.
+    fn take(&mut self) -> bool {
+        if self.renewed.elapsed() >= RENEWED {
+            *self = Patience::new();
+        }
+        let is_left = self.left > 0;
+        self.left -= u32::from(is_left);
+        is_left
+    }
 }
 
 impl ReservationFiles {
@@ -261,6 +297,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_for_a_moment_only_is_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = ReservationFiles::of(folder.path());
         let mut left = TIMES - 1;
         let read = || match left {
             0 => Ok(7),
@@ -269,12 +307,38 @@ mod tests {
                 Err((NotKnown::Unread, Errno::MFILE.into()))
             }
         };
-        assert_eq!(patiently(read).unwrap(), 7);
+        assert_eq!(files.patiently(VOLUME, read).unwrap(), 7);
         let mut reads = 0;
-        let lost = patiently(|| -> Result<(), _> {
+        let lost = files.patiently(VOLUME, || -> Result<(), _> {
             reads += 1;
             Err((NotKnown::Lost, Errno::IO.into()))
         });
         assert_eq!((lost.unwrap_err().0, reads), (NotKnown::Lost, 1));
+    }
+
+    /// How often `files` reads what cannot be read, of so many volumes, and the pauses that there may be meanwhile.
+    fn reads_of(files: &ReservationFiles, volumes: u128) -> (u32, u32) {
+        let (begun, mut reads) = (Instant::now(), 0);
+        for volume in (0..volumes).map(Uuid::from_u128) {
+            let read = files.patiently(volume, || -> Result<(), _> {
+                reads += 1;
+                Err((NotKnown::Unread, Errno::MFILE.into()))
+            });
+            files.tell(volume, read.as_ref().err());
+        }
+        (reads, (TIMES - 1) * (2 + begun.elapsed().as_secs() as u32))
+    }
+
+    #[test]
+    fn a_thousand_that_cannot_be_read_for_now_take_no_longer_than_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = ReservationFiles::of(folder.path());
+        let (reads, pauses) = reads_of(&files, 1000);
+        assert!((1000..=1000 + pauses).contains(&reads), "{reads} reads, {pauses} pauses");
+        assert!(reads >= 1000 + TIMES - 1, "the first is waited for");
+        // What was told once is not waited for again.
+        files.patience.lock().left = u32::MAX;
+        assert_eq!(reads_of(&files, 1000).0, 1000);
+        assert_eq!(reads_of(&files, 1001).0, 1000 + TIMES);
     }
 }
