@@ -155,6 +155,9 @@ class NvmeTarget:
     but for those in `other_groups`."""
     other_groups: dict[int, int] = field(default_factory=dict)
     """Their states."""
+    hides_sizes: bool = False
+    """Tells no size of a namespace by a path where it is inaccessible, as the specification has it
+    (base specification 2.1, 8.1.1.6)."""
     ignores_offset: bool = False
     """Gives log pages from their beginning, whatever offset is asked for, though it says that it
     gives them in parts: Linux's target does so with that of asymmetric access."""
@@ -361,7 +364,7 @@ class NvmeTarget:
         low = int.from_bytes(command.sqe[40:44], "little")
         match command.opcode:
             case 0x06:  # Identify
-                answer = self._identify(low & 0xFF, command.nsid)
+                answer = self._identify(low & 0xFF, command)
             case 0x09:  # Set Features; of the number of queues: four
                 if low & 0xFF == 0x0B:
                     made.told = int.from_bytes(command.sqe[44:48], "little")
@@ -394,8 +397,11 @@ class NvmeTarget:
         each = [struct.pack("<IIQB15x", number, 0, 0, state) for number, state in states.items()]
         return struct.pack("<QH6x", self.changes, len(each)) + b"".join(each)
 
-    def _identify(self, cns: int, nsid: int) -> Answer:
-        page = bytearray(4096)
+    def _is_inaccessible(self, namespace: Namespace, port: int) -> bool:
+        return self.ana and namespace.group == 1 and self.states[port] == INACCESSIBLE
+
+    def _identify(self, cns: int, command: Command) -> Answer:
+        page, nsid = bytearray(4096), command.nsid
         if cns == 1:
             page[4:24], page[24:64] = b"model".ljust(20), self.model_name.encode().ljust(40)
             page[76], page[77] = (8 if self.ana else 0), self.mdts
@@ -423,7 +429,8 @@ class NvmeTarget:
             page[:4], page[4:20] = bytes([3, 16, 0, 0]), self.namespaces[nsid].uuid
         else:
             namespace = self.namespaces[nsid]
-            page[:8] = page[8:16] = namespace.blocks.to_bytes(8, "little")
+            hides = self.hides_sizes and self._is_inaccessible(namespace, command.port)
+            page[:8] = page[8:16] = (0 if hides else namespace.blocks).to_bytes(8, "little")
             page[24], page[33] = 1, 9  # THINP; deallocated blocks are zeros, also by Write Zeroes
             page[92:96] = namespace.group.to_bytes(4, "little")
             page[128] = namespace.metadata
@@ -434,7 +441,7 @@ class NvmeTarget:
         namespace = self.namespaces.get(command.nsid)
         if namespace is None:
             return Answer(INVALID_NAMESPACE | DNR)
-        if self.ana and namespace.group == 1 and self.states[command.port] == INACCESSIBLE:
+        if self._is_inaccessible(namespace, command.port):
             return Answer(ANA_INACCESSIBLE)
         if command.opcode == FLUSH:
             return Answer()

@@ -59,10 +59,10 @@ def target(make_target: MakeTarget) -> Target:
     return made
 
 
-def add(target: Target, model: Model, *, paths: int = 1, **more: Any) -> str:
-    """Adds the model as pool `nv0`; returns its UUID."""
-    each = [{"traddr": "127.0.0.1", "trsvcid": model.port(port)} for port in range(paths)]
-    asked = {"name": "nv0", "paths": each, "subnqn": NQN, **more}
+def add(target: Target, model: Model, **more: Any) -> str:
+    """Adds the model as pool `nv0`, by its first port alone where no others are given; its UUID."""
+    paths = [{"traddr": "127.0.0.1", "trsvcid": model.port()}]
+    asked = {"name": "nv0", "paths": paths, "subnqn": NQN, **more}
     uuid: str = target.rpc("virtlun_nvme_pool_create", **asked)
     return uuid
 

@@ -12,7 +12,7 @@ const PORT: u16 = 4420;
 pub const NQN_MAX: usize = 223;
 
 /// An address of a subsystem's port: one path to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Address(pub(crate) SocketAddr);
 
 impl Address {

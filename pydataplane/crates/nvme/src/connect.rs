@@ -11,9 +11,10 @@ use crate::ana::Groups;
 use crate::buffer::Buffer;
 use crate::command::{self, CONNECT_LEN, Command, IDENTIFY_LEN, feature, identify, property};
 use crate::conversation::{Conversation, DEPTH, Data, FABRICS_IN_CAPSULE};
-use crate::identify::{Controller, NAMESPACES_MAX, Names, Namespace, active, chosen};
+use crate::identify::{Controller, NAMESPACES_MAX, Names, Namespace, active, chosen, group_of};
 use crate::name::{Identified, Name};
 use crate::queue::{Link, Queue};
+use crate::silent;
 use crate::status::words;
 use crate::wire::{Completion, INIT, Terms, init_request};
 
@@ -51,6 +52,8 @@ pub(crate) struct Listed {
     pub nsid: u32,
     /// It was answered what it is.
     pub told: bool,
+    /// By this path it cannot be used now (asymmetric access), and may not be told as it is.
+    pub is_elsewhere: bool,
     /// `None`: it has none, or does not say.
     pub name: Option<Name>,
     /// A clause: it does not say what it is, or none is that a bdev can be on.
@@ -86,11 +89,22 @@ struct Ready<'a> {
     names: Names,
 }
 
-/// Connects to the admin queue of a controller, and has it get ready, until `end`.
+/// Connects to the admin queue of a controller, and has it get ready, until `end`. Whether it does is noted.
 ///
 /// # Errors
 /// A clause: it is not there, lets nobody in, or is none that bdevs can be on.
 fn ready<'a>(
+    address: &Address,
+    identity: &Identity,
+    io: &'a IoContext,
+    end: Instant,
+) -> Result<Ready<'a>, String> {
+    let ready = get_ready(address, identity, io, end);
+    silent::note(&identity.subnqn, address, ready.is_ok());
+    ready
+}
+
+fn get_ready<'a>(
     address: &Address,
     identity: &Identity,
     io: &'a IoContext,
@@ -178,10 +192,21 @@ pub(crate) fn list(
     within: Duration,
 ) -> Result<Vec<Listed>, String> {
     let io = IoContext::new().map_err(|e| format!("no io_uring: {e}"))?;
-    let Ready { mut admin, names, .. } = ready(address, identity, &io, end)?;
+    let Ready { mut admin, names, controller, .. } = ready(address, identity, &io, end)?;
     admin.end = Instant::now() + within;
-    let active = admin.active()?;
-    active.into_iter().map(|nsid| admin.namespace(identity, &names, nsid)).collect()
+    let mut listed = Vec::new();
+    for nsid in admin.active()? {
+        let (namespace, group) = admin.namespace(identity, &names, nsid)?;
+        listed.push((namespace, group));
+    }
+    // Where it does not say, what it told of the namespaces is taken.
+    let groups = admin.groups(&controller).ok().flatten();
+    let of = |(mut namespace, group): (Listed, u32)| {
+        let unusable = groups.as_ref().is_some_and(|groups| !groups.of(group).is_usable());
+        namespace.is_elsewhere |= namespace.told && unusable;
+        namespace
+    };
+    Ok(listed.into_iter().map(of).collect())
 }
 
 /// How long a controller that hears nothing more of this host may still carry out what it has: three times the
@@ -347,11 +372,17 @@ impl<'a> OneByOne<'a> {
         active(&data)
     }
 
-    /// What an active namespace is; one that is not there by now, or does not say, is none that a bdev can be on.
+    /// What an active namespace is, and the group that it is in; one that is not there by now, or does not say, is none
+    /// that a bdev can be on.
     ///
     /// # Errors
     /// A clause: the controller does not answer.
-    fn namespace(&mut self, who: &Identity, names: &Names, nsid: u32) -> Result<Listed, String> {
+    fn namespace(
+        &mut self,
+        who: &Identity,
+        names: &Names,
+        nsid: u32,
+    ) -> Result<(Listed, u32), String> {
         let mut data = Box::new([0; IDENTIFY_LEN]);
         let mut descriptors = Box::new([0; IDENTIFY_LEN]);
         let mut asked = self.identify(identify::NAMESPACE, nsid, &mut data);
@@ -364,17 +395,20 @@ impl<'a> OneByOne<'a> {
                 Err(why) => asked = Err(why),
             }
         }
-        match asked {
-            Err(why) if self.refused.is_some() => {
-                return Ok(Listed { nsid, told: false, name: None, is: Err(why) });
+        let group = group_of(&data);
+        match (asked, self.refused) {
+            (Err(why), Some(how)) => {
+                let is_elsewhere = how.is_of_path();
+                let listed = Listed { nsid, told: false, is_elsewhere, name: None, is: Err(why) };
+                return Ok((listed, group));
             }
-            asked => asked?,
+            (asked, _) => asked?,
         }
         let name = Name::parse(tells.then_some(&*descriptors), &data);
         let is_volume = who.only.is_some();
         let identified = Identified::new(name, &who.subnqn, &names.serial, nsid, is_volume);
         let is = Namespace::parse(nsid, &data, identified);
-        Ok(Listed { nsid, told: true, name, is })
+        Ok((Listed { nsid, told: true, is_elsewhere: false, name, is }, group))
     }
 
     /// The active namespaces that bdevs can be on; of the others it is logged why not, and if there is no other, an
@@ -395,7 +429,7 @@ impl<'a> OneByOne<'a> {
             );
         }
         for nsid in chosen(active, known) {
-            let listed = self.namespace(who, names, nsid)?;
+            let (listed, _) = self.namespace(who, names, nsid)?;
             match listed.is {
                 Ok(namespace) => found.push(namespace),
                 Err(why) if !listed.told => return Err(why),
@@ -426,7 +460,7 @@ impl<'a> OneByOne<'a> {
         let mut active = self.active()?;
         active.sort_by_key(|nsid| !known.contains(nsid));
         for nsid in active {
-            let Listed { name, is, .. } = self.namespace(who, names, nsid)?;
+            let (Listed { name, is, .. }, _) = self.namespace(who, names, nsid)?;
             // What has no name goes by its number, which another one may have by now.
             if name.is_some_and(|name| name.volume(&who.subnqn) == only) {
                 return is;

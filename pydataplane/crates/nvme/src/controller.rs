@@ -13,8 +13,12 @@ use crate::connect::{Identity, establish};
 use crate::identify::Namespace;
 use crate::options::{CreateError, Options, PATHS_MAX, PathInfo};
 use crate::shared::{Order, Shared};
+use crate::silent;
 use crate::units::Unit;
 use crate::worker::Worker;
+
+/// Why nothing is reached by none.
+pub(crate) const NO_PATH: &str = "it has no path";
 
 /// Ends the controller's thread with its last user.
 pub(crate) struct StopOnDrop(pub Arc<Shared>);
@@ -33,7 +37,8 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Connects by the first of `paths` that can be, the others later; takes some seconds at most. `registry` is
+    /// Connects by the first of `paths` that can be, those last that did not answer before, and by the others later;
+    /// takes some seconds at most. `registry` is
     /// told when the size of a namespace changes, and `found` the name of the controller when namespaces come later.
     ///
     /// # Errors
@@ -49,7 +54,7 @@ impl Controller {
         let identity = identity_of(&options);
         let expected = options.expected.iter().map(|(nsid, ..)| *nsid);
         let known: Vec<u32> = expected.chain(options.only.iter().map(|only| only.nsid)).collect();
-        let first = first_of(paths, |address| {
+        let first = first_of(&identity, paths, |address| {
             establish(address, &identity, &known, Instant::now() + options.connect_within)
         });
         let (address, association) = first.map_err(|why| failed(why, true))?;
@@ -79,9 +84,11 @@ impl Controller {
             }
         }
         let shared = Arc::new(Shared::new(options, identity, paths, &association, found));
-        shared.give(Order::Add(address, Some(Box::new(association))));
-        for other in paths.iter().filter(|other| **other != address) {
-            shared.give(Order::Add(*other, None));
+        let mut association = Some(Box::new(association));
+        for path in paths {
+            // I/O goes by the first of the best ones, whichever has answered first.
+            let made = association.take_if(|_| *path == address);
+            shared.give(Order::Add(*path, made));
         }
         let stop = Arc::new(StopOnDrop(Arc::clone(&shared)));
         let (tell, told) = mpsc::channel();
@@ -195,18 +202,19 @@ impl Controller {
     }
 }
 
-/// What asks the first of some paths that answers, and which that is.
+/// What asks the first of some paths that answers, those last that did not before, and which that is.
 ///
 /// # Errors
 /// In one clause: none does.
-pub(crate) fn first_of<T>(
+fn first_of<T>(
+    identity: &Identity,
     paths: &[Address],
     mut ask: impl FnMut(&Address) -> Result<T, String>,
 ) -> Result<(Address, T), String> {
-    let mut why = "it has no path".to_owned();
-    for address in paths {
-        match ask(address) {
-            Ok(answer) => return Ok((*address, answer)),
+    let mut why = NO_PATH.to_owned();
+    for (address, _) in silent::last(&identity.subnqn, paths) {
+        match ask(&address) {
+            Ok(answer) => return Ok((address, answer)),
             Err(e) => why = format!("{address}: {e}"),
         }
     }
@@ -235,7 +243,7 @@ pub(crate) fn identity_of(options: &Options) -> Identity {
 /// In one clause: none of the paths leads to such a controller.
 pub fn reach(options: &Options, paths: &[Address]) -> Result<(), String> {
     let identity = identity_of(options);
-    let reached = first_of(paths, |address| {
+    let reached = first_of(&identity, paths, |address| {
         establish(address, &identity, &[], Instant::now() + options.connect_within)
     });
     reached.map(drop)

@@ -217,7 +217,7 @@ impl Namespace {
             thin: features & 1 != 0,
             granularity,
             optimal: u32::from(u16_at(data, 46)),
-            group: u32_at(data, 92),
+            group: group_of(data),
             compared: match features & 1 << 1 != 0 {
                 true => u64::from(u16_at(data, 38)) + 1,
                 false => 0,
@@ -260,6 +260,11 @@ impl Namespace {
         }
         Ok(())
     }
+}
+
+/// The group of namespaces that one is in (ANAGRPID), of Identify Namespace.
+pub(crate) fn group_of(data: &[u8; IDENTIFY_LEN]) -> u32 {
+    u32_at(data, 92)
 }
 
 /// How much of what one command on a namespace takes.

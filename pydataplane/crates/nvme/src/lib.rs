@@ -52,6 +52,7 @@
 //! | `shared` | what a controller, its thread and its channels share |
 //! | `controller` | [`Controller`]: a subsystem by its paths |
 //! | `namespaces` | [`Found`]: what a subsystem has, without a bdev on it |
+//! | `silent` | paths that did not answer |
 //! | `disk` | [`Disk`]: the bdev |
 
 mod address;
@@ -72,6 +73,7 @@ mod path;
 mod queue;
 mod requests;
 mod shared;
+mod silent;
 mod status;
 mod units;
 mod wire;

@@ -6,9 +6,10 @@ use bdev::Medium;
 
 use crate::address::Address;
 use crate::connect::{self, Listed};
-use crate::controller::{first_of, identity_of};
+use crate::controller::{NO_PATH, identity_of};
 use crate::identify::Namespace;
 use crate::options::Options;
+use crate::silent;
 
 /// How long the namespaces of a controller may take to say what they are, once it is connected.
 const LIST_WITHIN: Duration = Duration::from_secs(10);
@@ -50,7 +51,7 @@ impl Namespace {
 
 impl Found {
     fn new(listed: Listed, subnqn: &str) -> Found {
-        let Listed { nsid, name, told, is } = listed;
+        let Listed { nsid, name, told, is, .. } = listed;
         let nameless = || {
             "it has neither UUID nor NGUID nor EUI-64, so it could not be told from another one: give it one at the \
              array"
@@ -66,16 +67,38 @@ impl Found {
 }
 
 /// Connects by the first of `paths` that can be, as no device, and returns the active namespaces that this host is
-/// shown; takes some seconds for each path at most.
+/// shown; takes some seconds for each path at most. Those come last that did not answer before. What cannot be used by
+/// that path is asked by the others that answer.
 ///
 /// # Errors
 /// In one clause: none of the paths leads to such a controller, or it does not tell its namespaces.
 pub fn list(options: &Options, paths: &[Address]) -> Result<Vec<Found>, String> {
     let identity = identity_of(options);
-    let listed = first_of(paths, |address| {
-        let begun = Instant::now();
-        connect::list(address, &identity, begun + options.connect_within, LIST_WITHIN)
-    });
-    let (_, listed) = listed?;
-    Ok(listed.into_iter().map(|each| Found::new(each, &options.subnqn)).collect())
+    let mut listed: Result<Vec<Listed>, String> = Err(NO_PATH.to_owned());
+    for (address, is_silent) in silent::last(&options.subnqn, paths) {
+        let is_enough = |all: &Vec<Listed>| is_silent || !all.iter().any(|each| each.is_elsewhere);
+        if listed.as_ref().is_ok_and(is_enough) {
+            break;
+        }
+        let end = Instant::now() + options.connect_within;
+        match (connect::list(&address, &identity, end, LIST_WITHIN), &mut listed) {
+            (Ok(by_other), Ok(listed)) => complete(listed, by_other),
+            (Err(_), Ok(_)) => {}
+            (by_this, none) => *none = by_this.map_err(|why| format!("{address}: {why}")),
+        }
+    }
+    Ok(listed?.into_iter().map(|each| Found::new(each, &options.subnqn)).collect())
+}
+
+/// Takes what another path tells of those that cannot be used by the first.
+fn complete(listed: &mut [Listed], by_other: Vec<Listed>) {
+    for other in by_other.into_iter().filter(|other| !other.is_elsewhere) {
+        let is_it = |each: &&mut Listed| {
+            let is_same = !each.told || each.name == other.name;
+            each.is_elsewhere && each.nsid == other.nsid && is_same
+        };
+        if let Some(each) = listed.iter_mut().find(is_it) {
+            *each = other;
+        }
+    }
 }

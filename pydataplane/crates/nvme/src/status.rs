@@ -39,6 +39,11 @@ impl Completion {
         self.code() == 0x00B
     }
 
+    /// Whether it is for the path that the command went by (status code type 3h): another may do.
+    pub(crate) fn is_of_path(&self) -> bool {
+        self.code() >> 8 == 3
+    }
+
     /// Whether one of two fused commands was not carried out for the other.
     pub(crate) fn is_of_other(&self) -> bool {
         matches!(self.code(), 0x009 | 0x00A)
