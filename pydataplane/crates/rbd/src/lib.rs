@@ -51,6 +51,7 @@ mod pool;
 mod ring;
 mod watchers;
 
+pub use clients::CLIENTS;
 pub use cluster::{Cluster, ClusterOptions, ConfigFile, exit, is_quiet, wait_until_quiet, within};
 pub use clusters::Clusters;
 pub use disk::{Disk, HeldBack};

@@ -49,9 +49,6 @@ const IMAGES_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long connections to NVMe controllers may take to be closed, all of them together.
 const CONTROLLERS_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// In the state directory: addresses of the clients of clusters of Ceph.
-const CLIENTS: &str = "rbd-clients";
-
 /// Where the process keeps what it needs.
 #[derive(Clone, Debug)]
 pub struct Paths {
@@ -226,7 +223,7 @@ impl App {
             copies,
             exports,
             ublk_target: Mutex::default(),
-            clusters: Clusters::new(Some(cli.state_dir.join(CLIENTS))),
+            clusters: Clusters::new(Some(cli.state_dir.join(rbd::CLIENTS))),
             pools: Pools::default(),
             guest_disks: GuestDisks::default(),
             namespaces: controller::Found::default(),

@@ -1,4 +1,5 @@
-//! What targets that were killed were writing of the records of volumes: `UUID.json.new`, or `UUID.json.PID.new`.
+//! What targets that were killed were writing of the records of volumes: `UUID.json.new`, or `UUID.json.PID.new`; and of
+//! that of the clients of Ceph.
 
 use crate::reservations;
 use scsi::Record;
@@ -11,9 +12,12 @@ use uuid::Uuid;
 /// The caller has the directory's lock, so that no target writes there. What cannot be removed is logged: it is
 /// in nobody's way.
 pub(super) fn remove(state_dir: &Path) {
-    for folder in [reservations::FOLDER, Record::Sanitize.name(), Record::Mode.name()] {
-        let folder = state_dir.join(folder);
-        match remove_in(&folder) {
+    let of_volumes = [reservations::FOLDER, Record::Sanitize.name(), Record::Mode.name()];
+    let of_volumes =
+        of_volumes.map(|folder| (state_dir.join(folder), is_of_volume as fn(&str) -> bool));
+    let of_clients = (state_dir.to_owned(), is_of_clients as fn(&str) -> bool);
+    for (folder, is_of_record) in of_volumes.into_iter().chain([of_clients]) {
+        match remove_in(&folder, is_of_record) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!(
                     "what is left of earlier targets stays in {}: {e}",
@@ -25,26 +29,33 @@ pub(super) fn remove(state_dir: &Path) {
     }
 }
 
-/// Removes what it can, and returns the last error of what it could not.
-fn remove_in(folder: &Path) -> io::Result<()> {
+/// Removes what it can of what was to be a record of a name, and returns the last error of what it could not.
+fn remove_in(folder: &Path, is_of_record: fn(&str) -> bool) -> io::Result<()> {
     let entries: Vec<DirEntry> = fs::read_dir(folder)?.collect::<Result<_, _>>()?;
     let mut all = Ok(());
     for entry in entries {
-        if entry.file_name().to_str().is_some_and(is_unfinished) {
+        if entry.file_name().to_str().and_then(to_be).is_some_and(is_of_record) {
             all = fs::remove_file(entry.path()).and(all);
         }
     }
     all
 }
 
-fn is_unfinished(name: &str) -> bool {
-    let Some(name) = name.strip_suffix(".new") else { return false };
-    let without_pid = match name.rsplit_once('.') {
-        Some((rest, pid)) if pid.parse::<u32>().is_ok() => rest,
-        _ => name,
-    };
-    let volume = without_pid.strip_suffix(".json");
-    volume.is_some_and(|volume| Uuid::try_parse(volume).is_ok())
+/// The name of which it was to be the file.
+fn to_be(name: &str) -> Option<&str> {
+    let name = name.strip_suffix(".new")?;
+    match name.rsplit_once('.') {
+        Some((rest, pid)) if pid.parse::<u32>().is_ok() => Some(rest),
+        _ => Some(name),
+    }
+}
+
+fn is_of_volume(name: &str) -> bool {
+    name.strip_suffix(".json").is_some_and(|volume| Uuid::try_parse(volume).is_ok())
+}
+
+fn is_of_clients(name: &str) -> bool {
+    name == rbd::CLIENTS
 }
 
 #[cfg(test)]
@@ -85,6 +96,20 @@ mod tests {
         for folder in &folders {
             assert_eq!(names(folder), expected);
         }
+    }
+
+    #[test]
+    fn what_was_cut_off_of_the_clients_goes_and_the_rest_of_the_directory_stays() {
+        let state_dir = tempfile::tempdir().unwrap();
+        let cut_off = ["rbd-clients.new", "rbd-clients.1.new"].map(str::to_owned);
+        let others = ["rbd-clients", "rbd-clients.x.new", "config.json.new", "rbd.new"];
+        let others = others.map(str::to_owned);
+        put(state_dir.path(), &cut_off);
+        put(state_dir.path(), &others);
+        drop(Dir::open(state_dir.path()).unwrap());
+        let mut there = names(state_dir.path());
+        assert!(there.remove("lock"));
+        assert_eq!(there, others.into());
     }
 
     #[test]
