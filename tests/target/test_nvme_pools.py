@@ -446,11 +446,45 @@ def test_a_namespace_that_says_what_another_arrays_says_is_not_taken_for_it(
         model.listen()
         target.restored()
         assert info(target, its)["aliases"] == [volume]
-        for name in ("vm-1", "vm-2"):
-            target.rpc("vhost_delete_controller", ctrlr=name, force=True)
-        # One that is attached by itself has the UUID that it says, whichever that is.
-        other.namespaces = {4: Space(16384, uuid=UUID(its).bytes)}
+
+
+def test_a_namespace_that_says_what_stands_for_a_volume_is_not_taken_for_it(
+    target: Target,
+) -> None:
+    nqn = "nqn.2026-11.org.virtlun:other"
+    volume, its = f"nv0/{called(ONE)}", identity(ONE)
+    hostile = Space(16384, uuid=UUID(its).bytes)
+    with Model({4: hostile}, subnqn=nqn) as other, Model(spaces()) as model:
+        add(target, model)
         target.rpc("bdev_nvme_attach_controller", name="NVME0", **other.params())
+        own = info(target, "NVME0n4")["uuid"]
+        assert own == str(uuid5(NAMESPACE_OID, f"{nqn}\0bdev.uuid.{its}"))
+        # Whoever knows the volume by its UUID has the volume: the gateway, and the CSI driver.
+        assert info(target, its)["aliases"] == [volume]
+        assert info(target, volume)["name"] == its
+        target.attach("vm-1", its)
+        with connected(target, "vm-1") as guest:
+            guest.write(0, b"a" * BLOCK)
+        # Nor is it had in place of the volume while its array is silent.
+        model.vanish()
+        for again in (target.restart, target.crash):
+            again()
+            until(lambda: "Connection refused" in problems(target), lambda: problems(target))
+            assert info(target, own)["name"] == "NVME0n4"
+            assert isinstance(target.fails("bdev_get_bdevs", name=its), RpcError)
+        model.listen()
+        target.restored()
+        with connected(target, "vm-1") as guest:
+            assert guest.read(0, 1) == b"a" * BLOCK
+        assert not other.seen(WRITE) and not any(hostile.content)
+        # One that an earlier release has attached stays what it was; then the volume is refused.
+        target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
+        assert target.stop() == 0
+        record = target.state_dir / "config.json"
+        assert record.read_text().count(own) == 1
+        record.write_text(record.read_text().replace(own, its))
+        target.start().restored()
+        assert info(target, "NVME0n4")["uuid"] == its
         refused = target.fails("bdev_get_bdevs", name=volume)
         assert isinstance(refused, RpcError) and refused.code == EXISTS, refused
         assert volume in str(refused) and "NVME0n4" in str(refused), refused

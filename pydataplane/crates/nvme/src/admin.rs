@@ -348,8 +348,8 @@ impl Admin {
         };
         let subnqn = &shared.options.subnqn;
         let name = Name::parse(descriptors, &self.before);
-        let is_volume = shared.options.only.is_some();
-        let is = Identified::new(name, subnqn, &self.serial, nsid, is_volume);
+        let used = shared.identity.used(nsid);
+        let is = Identified::new(name, subnqn, &self.serial, nsid, used);
         let is = Namespace::parse(nsid, &self.before, is);
         match of {
             // One that no bdev can be on; that is logged with each new connection.

@@ -12,7 +12,7 @@ use crate::buffer::Buffer;
 use crate::command::{self, CONNECT_LEN, Command, IDENTIFY_LEN, feature, identify, property};
 use crate::conversation::{Conversation, DEPTH, Data, FABRICS_IN_CAPSULE};
 use crate::identify::{Controller, NAMESPACES_MAX, Names, Namespace, active, chosen, group_of};
-use crate::name::{Identified, Name};
+use crate::name::{Identified, Name, Use};
 use crate::queue::{Link, Queue};
 use crate::silent;
 use crate::status::words;
@@ -45,6 +45,19 @@ pub(crate) struct Identity {
     pub keep_alive: Duration,
     /// The volume whose namespace alone is used; `None`: all are.
     pub only: Option<Uuid>,
+    /// By number: what is recorded of namespaces.
+    pub recorded: Vec<(u32, Uuid)>,
+}
+
+impl Identity {
+    /// What the namespace of a number is used as.
+    pub(crate) fn used(&self, nsid: u32) -> Use {
+        let recorded = || self.recorded.iter().find(|(number, _)| *number == nsid);
+        match self.only {
+            Some(_) => Use::Volume,
+            None => Use::Bdev(recorded().map(|(_, uuid)| *uuid)),
+        }
+    }
 }
 
 /// A namespace, as it was asked.
@@ -405,8 +418,7 @@ impl<'a> OneByOne<'a> {
             (asked, _) => asked?,
         }
         let name = Name::parse(tells.then_some(&*descriptors), &data);
-        let is_volume = who.only.is_some();
-        let identified = Identified::new(name, &who.subnqn, &names.serial, nsid, is_volume);
+        let identified = Identified::new(name, &who.subnqn, &names.serial, nsid, who.used(nsid));
         let is = Namespace::parse(nsid, &data, identified);
         Ok((Listed { nsid, told: true, is_elsewhere: false, name, is }, group))
     }

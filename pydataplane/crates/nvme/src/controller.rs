@@ -234,6 +234,7 @@ pub(crate) fn identity_of(options: &Options) -> Identity {
         queues: options.queues,
         keep_alive: options.keep_alive,
         only: options.only.as_ref().map(|only| only.identity),
+        recorded: options.expected.iter().map(|(nsid, uuid, _)| (*nsid, *uuid)).collect(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use uuid::Uuid;
+use uuid::{Uuid, Variant};
 
 use crate::command::IDENTIFY_LEN;
 
@@ -66,13 +66,37 @@ impl Name {
     pub(crate) fn volume(&self, subnqn: &str) -> Uuid {
         bdev::identity_in(subnqn, self.to_string().as_bytes())
     }
+
+    /// UUID of the bdev that is the namespace by itself: its UUID or NGUID, or one that is made of its EUI-64. What its
+    /// controller may have made up to stand for another array's disk, whose UUIDs are made of names here (version 5), is
+    /// one that is made of the subsystem's name, too; not where it was `recorded` before that was so.
+    fn bdev(&self, subnqn: &str, recorded: Option<Uuid>) -> Uuid {
+        let told = match self {
+            Name::Uuid(uuid) => *uuid,
+            Name::Nguid(bytes) => Uuid::from_bytes(*bytes),
+            Name::Eui64(bytes) => return Uuid::new_v5(&Uuid::NAMESPACE_OID, bytes),
+        };
+        let is_made = told.get_variant() == Variant::RFC4122 && told.get_version_num() == 5;
+        match is_made && recorded != Some(told) {
+            true => bdev::identity_in(subnqn, format!("bdev.{self}").as_bytes()),
+            false => told,
+        }
+    }
+}
+
+/// What a namespace is used as.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Use {
+    /// A pool's volume.
+    Volume,
+    /// A bdev by itself; what is recorded of the one of its number.
+    Bdev(Option<Uuid>),
 }
 
 /// What a namespace is told by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Identified {
-    /// Of a pool's volume, [`Name::volume`]. Else its UUID, or one made of its NGUID or EUI-64; else of its number in
-    /// the subsystem.
+    /// Of a pool's volume, [`Name::volume`], else [`Name::bdev`]; without a name, made of its number in the subsystem.
     pub identity: Uuid,
     /// `None`: it has no name of its own, so another one may have its number, and so its identity, later.
     pub name: Option<Name>,
@@ -84,15 +108,12 @@ impl Identified {
         subnqn: &str,
         serial: &str,
         nsid: u32,
-        is_volume: bool,
+        used: Use,
     ) -> Identified {
-        let of = |name: &[u8]| Uuid::new_v5(&Uuid::NAMESPACE_OID, name);
-        let identity = match name {
-            Some(name) if is_volume => name.volume(subnqn),
-            Some(Name::Uuid(uuid)) => uuid,
-            Some(Name::Nguid(bytes)) => Uuid::from_bytes(bytes),
-            Some(Name::Eui64(bytes)) => of(&bytes),
-            None => of(format!("{subnqn}\0{serial}\0{nsid}").as_bytes()),
+        let identity = match (name, used) {
+            (Some(name), Use::Volume) => name.volume(subnqn),
+            (Some(name), Use::Bdev(recorded)) => name.bdev(subnqn, recorded),
+            (None, _) => bdev::identity_in(subnqn, format!("{serial}\0{nsid}").as_bytes()),
         };
         Identified { identity, name }
     }
@@ -110,7 +131,7 @@ mod tests {
             let mut list = [0; IDENTIFY_LEN];
             descriptors.inspect(|bytes| list[..bytes.len()].copy_from_slice(bytes));
             let name = Name::parse(descriptors.map(|_| &list), data);
-            Identified::new(name, "nqn.x", "s", 1, false)
+            Identified::new(name, "nqn.x", "s", 1, Use::Bdev(None))
         };
         let shown = |is: Identified| is.name.map(|name| name.to_string()).unwrap_or_default();
         let uuid = [&[1, 8, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 3, 16, 0, 0][..], &[9; 16]].concat();
@@ -130,7 +151,7 @@ mod tests {
         list[1] = 255;
         assert_eq!(Name::parse(Some(&list), &plain), None);
         assert_eq!(of(Some(&[3, 8, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]), &plain).name, None);
-        let number = |nsid| Identified::new(None, "nqn.x", "s", nsid, false).identity;
+        let number = |nsid| Identified::new(None, "nqn.x", "s", nsid, Use::Bdev(None)).identity;
         assert_ne!(number(1), number(2));
     }
 
@@ -138,19 +159,41 @@ mod tests {
     fn a_volume_of_one_subsystem_is_none_of_another() {
         let all =
             [Name::Uuid(Uuid::from_bytes([5; 16])), Name::Nguid([5; 16]), Name::Eui64([5; 8])];
-        let of = |name, subnqn| Identified::new(Some(name), subnqn, "s", 1, true).identity;
+        let of = |name, subnqn| Identified::new(Some(name), subnqn, "s", 1, Use::Volume).identity;
         for name in all {
             let called = format!("nqn.x\0{name}");
             assert_eq!(of(name, "nqn.x"), Uuid::new_v5(&Uuid::NAMESPACE_OID, called.as_bytes()));
             assert_ne!(of(name, "nqn.x"), of(name, "nqn.y"));
             assert_ne!(
                 of(name, "nqn.x"),
-                Identified::new(Some(name), "nqn.x", "s", 1, false).identity
+                Identified::new(Some(name), "nqn.x", "s", 1, Use::Bdev(None)).identity
             );
         }
         assert_ne!(of(all[0], "nqn.x"), of(all[1], "nqn.x"));
         // By whatever number and serial number.
-        let other = Identified::new(Some(all[0]), "nqn.x", "t", 9, true);
+        let other = Identified::new(Some(all[0]), "nqn.x", "t", 9, Use::Volume);
         assert_eq!(other.identity, of(all[0], "nqn.x"));
+    }
+
+    #[test]
+    fn a_bdev_has_no_uuid_that_stands_for_a_volume_whatever_its_namespace_says() {
+        let volume = Name::Uuid(Uuid::from_bytes([7; 16])).volume("nqn.x");
+        let of = |name, recorded| {
+            Identified::new(Some(name), "nqn.y", "s", 1, Use::Bdev(recorded)).identity
+        };
+        for says in [Name::Uuid(volume), Name::Nguid(*volume.as_bytes())] {
+            let other =
+                Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("nqn.y\0bdev.{says}").as_bytes());
+            assert_eq!(of(says, None), other);
+            assert_eq!(of(says, Some(other)), other);
+            assert_ne!(other, says.volume("nqn.y"));
+            assert_eq!(of(says, Some(volume)), volume);
+        }
+        // Random ones, and an NGUID that is no UUID.
+        let random = Uuid::from_u128(0x0f3a2b64_6a52_4a0c_9d55_30c7e1f0d8aa);
+        let mut nguid = *volume.as_bytes();
+        nguid[8] |= 0xC0;
+        assert_eq!(of(Name::Uuid(random), None), random);
+        assert_eq!(of(Name::Nguid(nguid), None), Uuid::from_bytes(nguid));
     }
 }
