@@ -96,7 +96,10 @@ _ISCSI_DISKS = "tests/libvirt/test_iscsi_disks.py::test_"
 _ISCSI_POOLS = "tests/target/test_iscsi_pools.py::test_"
 _NVME_POOLS = "tests/target/test_nvme_pools.py::test_"
 _NVME_DISKS = "tests/libvirt/test_nvme_disks.py::test_"
+_TWO_HOSTS = "tests/target/test_two_hosts.py::test_"
+_BOTH_WRITE = "both_write_and_each_reads_what_the_other_has_written"
 _LOCAL = ("memory", "file", "thick", "thin")
+_ARRAYS = ("iscsi", "nbd", "nvme")
 _VOLUMES = ("thick", "thin")
 
 
@@ -139,6 +142,8 @@ SHOWN = (
                 "tests/target/test_flush_error.py::"
                 "test_what_the_lvstore_s_own_flush_loses_is_told_to_its_volumes"
             ),
+            # Nothing is cached: what was answered is durable, and a flush has nothing to lose.
+            "rbd": NEEDLESS,
             "iscsi": _yes(f"{_ANSWERS}a_flush_that_fails_is_remembered_until_it_is_cleared"),
             "nbd": _yes(f"{_NBD}a_flush_that_fails_is_remembered_until_it_is_cleared"),
             "nvme": _yes(f"{_NVME}a_flush_that_fails_is_remembered_until_it_is_cleared"),
@@ -202,6 +207,11 @@ SHOWN = (
                 "test_the_tree_is_libvirtds_and_a_revert_goes_to_each_of_its_nodes"
             ),
             "rbd": _yes("tests/libvirt/test_ceph.py::test_a_snapshot_by_virsh_is_one_of_the_image"),
+            "iscsi": _no(f"{_ISCSI_DISKS}a_lun_that_libvirt_names_is_served_by_the_target"),
+            "nbd": _no(f"{_NETWORK}an_export_of_an_nbd_server"),
+            "nvme": _no(
+                f"{_NVME_DISKS}namespaces_are_attached_by_plain_virsh_and_stay_over_restarts"
+            ),
         },
     ),
     Row(
@@ -291,6 +301,10 @@ SHOWN = (
                 "tests/libvirt/test_ceph_migration.py::"
                 "test_a_running_guest_goes_to_another_host_and_its_lock_with_it"
             ),
+            "nvme": _yes(
+                "tests/libvirt/test_nvme_migration.py::"
+                "test_it_writes_by_one_host_and_then_by_the_other"
+            ),
         },
     ),
     Row(
@@ -305,15 +319,14 @@ SHOWN = (
         _of(_LOCAL, NEEDLESS)
         | {
             "rbd": _yes(f"{_RBD}a_second_writer_is_refused_and_a_shared_image_has_several"),
-            "iscsi": NOT_THERE,
-            "nbd": NOT_THERE,
-            "nvme": NOT_THERE,
+            **_of(_ARRAYS, _no(f"{_TWO_HOSTS}{_BOTH_WRITE}")),
         },
     ),
     Row(
         "several hosts write, where each asks for it",
         _of(_LOCAL, NOT_THERE)
-        | {"rbd": _yes(f"{_POOLS}several_hosts_write_to_a_volume_only_where_each_asks_for_it")},
+        | {"rbd": _yes(f"{_POOLS}several_hosts_write_to_a_volume_only_where_each_asks_for_it")}
+        | _of(_ARRAYS, _yes(f"{_TWO_HOSTS}{_BOTH_WRITE}")),
     ),
     Row(
         "another host takes over from one that died",
@@ -322,7 +335,11 @@ SHOWN = (
             "rbd": _yes(
                 "tests/libvirt/test_ceph_migration.py::"
                 "test_a_guest_of_a_host_that_is_silent_is_started_elsewhere_and_the_old_one_fenced"
-            )
+            ),
+            **_of(
+                _ARRAYS,
+                _yes(f"{_TWO_HOSTS}the_other_has_what_was_written_by_one_that_died_and_writes_on"),
+            ),
         },
     ),
     Row(

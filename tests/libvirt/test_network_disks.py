@@ -161,6 +161,11 @@ def test_an_export_of_an_nbd_server(cloud: Cloud, guest: Agent) -> None:
         with pytest.raises(VirshError) as refused:
             cloud.host.virsh("blockresize", NAME, "sdb", "16M")
         assert "is resized by its server" in str(refused.value)
+        with pytest.raises(VirshError) as refused:
+            cloud.host.virsh(
+                *("snapshot-create-as", NAME, "s1", "--disk-only", "--diskspec", "sda,snapshot=no")
+            )
+        assert "is no virtlun volume" in str(refused.value)
         by_tcp = disk.format(host=f"<host name='localhost' port='{far.port}'/>", dev="sdc")
         cloud.attach(by_tcp)
         guest.wait_for(f"[ $(cat /sys/block/sdc/size) = {4 * MIB // 512} ]")

@@ -150,6 +150,8 @@ def test_namespaces_are_attached_by_plain_virsh_and_stay_over_restarts(array: Ar
     assert model.namespaces[2].content.startswith(b"of the pool")
     said = array.refused("blockresize", NAME, "sdb", "8M")
     assert "whose array gives namespaces another size" in said
+    said = array.refused("snapshot-create-as", NAME, "s1", "--disk-only")
+    assert "whose array takes snapshots" in said
     model.resize(8 * MIB // BLOCK, 2)
     guest.wait_for(f"[ $(cat /sys/block/sdb/size) = {8 * MIB // BLOCK} ]")
     assert str(8 * MIB) in host.virsh("domblkinfo", NAME, "sdb")
