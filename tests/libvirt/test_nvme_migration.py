@@ -49,9 +49,12 @@ def pair(model: NvmeTarget) -> Iterator[Pair]:
         Host(keep=True, host_uuid=ids[1], target_options=options) as second,
     ):
         for port, host in enumerate((first, second)):
-            path = {"traddr": "127.0.0.1", "trsvcid": model.port(port)}
-            asked = {"name": "nv0", "paths": [path], "subnqn": NQN}
-            host.client.call("virtlun_nvme_pool_create", **asked)
+            host.client.call(
+                "virtlun_nvme_pool_create",
+                name="nv0",
+                paths=[{"traddr": "127.0.0.1", "trsvcid": model.port(port)}],
+                subnqn=NQN,
+            )
         first.define(NAME, devices=disk(ONE, "sda"), emulator=NEWER_QEMU)
         first.virsh("start", NAME)
         yield Pair(first, second, first)
