@@ -111,7 +111,7 @@ impl Lun {
         &self.shared
     }
 
-    /// Starts `task`, or starts it again after [`Outcome::Suspended`]. Never blocks; allocates for what is rare: a
+    /// Starts `task`, after [`Task::wait`] perhaps, or starts it again after [`Outcome::Suspended`]. Never blocks; allocates for what is rare: a
     /// change of reservations, a copy, COMPARE AND WRITE. A status other than GOOD of one without a CDB
     /// ([`Task::prepare_plain`]) says no more than that it failed; BUSY and TASK SET FULL: for now, and started again
     /// it goes on with what it has not done.
@@ -121,12 +121,12 @@ impl Lun {
         task.waits = false;
         task.job = Job::IDLE;
         let epoch = self.shared.epoch();
-        // A reset ends what had begun, whoever asked for it: others may have written there since.
+        // A reset ends what was received before, whoever asked for it: others may have written there since.
         let was_reset = task.suspended && task.epoch != epoch;
         task.suspended = false;
         task.epoch = epoch;
         let plan = match task.plain {
-            _ if was_reset => Err(Fail::Bare(Status::TaskAborted)),
+            _ if was_reset => Err(self.end_by_others(task)),
             None => self.plan(task),
             Some(plain) => self.plan_plain(task, plain),
         };
@@ -173,7 +173,8 @@ impl Lun {
             if self.must_wait(task) {
                 return self.give_way(task);
             }
-            return self.ended_by_others(task);
+            let end = self.end_by_others(task);
+            return self.fail(task, end);
         }
         if let Err(error) = result {
             return self.io_failed(task, error);
@@ -331,12 +332,12 @@ impl Lun {
         }
     }
 
-    /// Ends a task that was aborted, or that a reset or a SANITIZE has ended.
+    /// How a task ends that was aborted, or that a reset or a SANITIZE has ended.
     #[cold]
-    fn ended_by_others(&mut self, task: &mut Task) -> Outcome {
+    fn end_by_others(&self, task: &Task) -> Fail {
         let sanitized = !task.aborted && self.shared.is_at(Gate::Sanitize);
         let sense = sanitized.then(|| self.shared.volume.sanitize.sense()).flatten();
-        self.fail(task, sense.map_or(Fail::Bare(Status::TaskAborted), Fail::Check))
+        sense.map_or(Fail::Bare(Status::TaskAborted), Fail::Check)
     }
 
     /// What the task waits for that is no I/O of this thread.

@@ -323,7 +323,8 @@ impl LunShared {
         }
     }
 
-    /// Every task in flight ends as TASK ABORTED once its outstanding I/O has ended.
+    /// Every task in flight ends as TASK ABORTED once its outstanding I/O has ended, one that waits to begin with none.
+    /// Who sees that one has ended so sees that of all others.
     pub(crate) fn abort_tasks(&self) {
         self.epoch.fetch_add(1, Ordering::Release);
     }
@@ -566,7 +567,8 @@ impl LunShared {
 
     /// LOGICAL UNIT RESET (SAM-5 6.3.3, 7.7), of all that show the volume, through whichever
     /// controllers: every task in flight, of every session, ends as TASK ABORTED once its
-    /// outstanding I/O has ended, what was reserved by RESERVE(6) is free, modes are the saved ones,
+    /// outstanding I/O has ended, and one that [waits to begin](crate::Task::wait) without any, as if all were
+    /// ended at the same time; what was reserved by RESERVE(6) is free, modes are the saved ones,
     /// every session gets 29h/00h (not of a removable unit), and none prevents the removal of the
     /// medium any more (SBC-3 4.11). The transport answers the task management function when its own
     /// tasks are done, which may be before those of other controllers are. Takes locks that are held
@@ -594,9 +596,9 @@ impl LunShared {
         }
     }
 
-    /// Number of resets so far.
+    /// How often all its tasks were ended so far: by a reset, by PREEMPT AND ABORT or by SANITIZE.
     #[inline]
-    pub(crate) fn epoch(&self) -> u32 {
+    pub fn epoch(&self) -> u32 {
         self.epoch.load(Ordering::Relaxed)
     }
 

@@ -2,6 +2,7 @@
 
 use crate::job::Job;
 use crate::opcode::{CDB_LEN, Cdb};
+use crate::shared::LunShared;
 use bdev::Op;
 use guestmem::Sg;
 
@@ -55,7 +56,7 @@ pub struct Task {
     pub(crate) aborted: bool,
     /// No further step starts.
     pub(crate) stopped: bool,
-    /// It began, and waits to begin again ([`Outcome::Suspended`]).
+    /// It was received, or began ([`Outcome::Suspended`]), and waits to begin.
     pub(crate) suspended: bool,
 }
 
@@ -160,6 +161,17 @@ impl Task {
     /// of it may be done twice.
     pub fn suspend(&mut self) {
         self.suspended = true;
+    }
+
+    /// It was received by `unit` and waits to begin: what ends the unit's tasks until then ends it, too.
+    pub fn wait(&mut self, unit: &LunShared) {
+        (self.suspended, self.epoch) = (true, unit.epoch());
+    }
+
+    /// Whether the tasks of `unit` were ended since it began, or since [`Task::wait`]: by a reset, by PREEMPT AND ABORT
+    /// or by SANITIZE.
+    pub fn is_reset(&self, unit: &LunShared) -> bool {
+        self.epoch != unit.epoch()
     }
 
     /// Undoes [`Task::stop`], for one that has not ended yet. A copy that is to end for that does all the same: as

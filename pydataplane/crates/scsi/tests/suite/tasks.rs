@@ -125,6 +125,34 @@ fn sam5_7_7_a_reset_ends_tasks_that_wait_because_their_io_failed() {
 }
 
 #[test]
+fn sam5_7_7_a_reset_ends_what_was_received_before_and_has_not_begun() {
+    let mut rig = Rig::new();
+    let write = cdb10(0x2A, 0, 0, 1);
+    let out = Buffer::new(&[1; 512], 4096);
+    let mut task = Task::new(1);
+    let received = |task: &mut Task, rig: &Rig| {
+        task.prepare(&pad(&write), out.sg(), guestmem::Sg::EMPTY);
+        task.wait(&rig.shared);
+        assert!(!task.is_reset(&rig.shared));
+    };
+    received(&mut task, &rig);
+    rig.shared.reset();
+    assert!(task.is_reset(&rig.shared));
+    // Before the unit attention, which is for what comes after it.
+    assert_eq!(rig.lun.start(&mut task), bare(Status::TaskAborted));
+    assert_eq!(rig.asked(), []);
+    assert_eq!(rig.run(&[0; 6]).sense(), (0x6, 0x2900));
+    received(&mut task, &rig);
+    assert!(matches!(rig.lun.start(&mut task), Outcome::Done(r) if r.status == Status::Good));
+    assert_eq!(rig.medium()[..512], [1; 512]);
+    // What does not wait begins after it.
+    task.prepare(&pad(&[0; 6]), guestmem::Sg::EMPTY, guestmem::Sg::EMPTY);
+    rig.shared.reset();
+    let outcome = rig.lun.start(&mut task);
+    assert!(matches!(outcome, Outcome::Done(r) if r.status == Status::CheckCondition));
+}
+
+#[test]
 fn sam5_7_2_an_aborted_task_takes_no_further_step_and_the_slot_can_be_used_again() {
     let mut rig = later();
     let (mut a, _) = start(&mut rig, 1, &cdb10(0x28, 0x08, 0, 1), &[], 512);
