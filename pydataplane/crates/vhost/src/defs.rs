@@ -152,6 +152,12 @@ pub mod task_attribute {
     pub const HEAD_OF_QUEUE: u8 = 2;
     /// Only during an auto contingent allegiance, which there never is.
     pub const ACA: u8 = 3;
+
+    /// Whether later requests wait for one with this attribute (SAM-5 8.6).
+    #[inline(always)]
+    pub const fn has_others_wait(attribute: u8) -> bool {
+        attribute.wrapping_sub(ORDERED) <= HEAD_OF_QUEUE - ORDERED
+    }
 }
 
 /// Types of messages on the control queue (5.6.6.2).

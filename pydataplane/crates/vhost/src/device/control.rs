@@ -11,7 +11,7 @@ use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 
 use super::side::Chain;
-use super::{Device, DeviceError};
+use super::{AttachedTarget, Device, DeviceError, Worker};
 use crate::defs::{AnRequest, CONTROL_QUEUE, LunAddress, TmfRequest, control, response};
 use crate::mailbox::Countdown;
 use crate::poller::Selector;
@@ -171,24 +171,16 @@ impl Device {
         let task = Selector::Task(target, request.id.get());
         let all = Selector::Target(target);
         match request.subtype.get() {
-            control::TMF_ABORT_TASK => self.abort(task, response::ABORTED),
+            control::TMF_ABORT_TASK => self.abort(task, response::ABORTED, |_| ()),
             control::TMF_ABORT_TASK_SET | control::TMF_CLEAR_TASK_SET => {
-                self.abort(all, response::ABORTED)
+                self.abort(all, response::ABORTED, |_| ())
             }
             control::TMF_LOGICAL_UNIT_RESET => {
-                let verdict = self.abort(all, response::RESET);
-                if let Some(attached) = &self.attached[usize::from(target)] {
-                    attached.shared.reset();
-                }
-                verdict
+                self.abort(all, response::RESET, |attached| attached.shared.reset())
             }
-            control::TMF_I_T_NEXUS_RESET => {
-                let verdict = self.abort(all, response::RESET);
-                if let Some(attached) = &self.attached[usize::from(target)] {
-                    attached.shared.reset_nexus(&attached.nexus);
-                }
-                verdict
-            }
+            control::TMF_I_T_NEXUS_RESET => self.abort(all, response::RESET, |attached| {
+                attached.shared.reset_nexus(&attached.nexus);
+            }),
             control::TMF_QUERY_TASK => self.query(task),
             control::TMF_QUERY_TASK_SET => self.query(all),
             // CLEAR ACA among them: NormACA is 0, there is none.
@@ -196,9 +188,16 @@ impl Device {
         }
     }
 
-    fn abort(&self, selector: Selector, code: u8) -> Verdict {
-        let found: u32 =
-            self.workers.iter().map(|w| w.call(move |p| p.abort(selector, code))).sum();
+    /// Ends the selected requests, of one target, with the response `code`: once all reactors have marked theirs and
+    /// `reset` was done.
+    fn abort(&self, selector: Selector, code: u8, reset: impl FnOnce(&AttachedTarget)) -> Verdict {
+        self.workers.iter().for_each(|w| w.call(move |p| p.mark_ended(selector, code)));
+        let attached = selector.target().and_then(|at| self.attached[usize::from(at)].as_ref());
+        if let Some(attached) = attached {
+            reset(attached);
+        }
+        let end = |w: &Worker| w.call(move |p| p.end_marked(selector, code));
+        let found: u32 = self.workers.iter().map(end).sum();
         match found {
             0 => Verdict::Now(response::OK),
             _ => Verdict::After(selector),

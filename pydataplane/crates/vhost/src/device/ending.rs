@@ -31,6 +31,8 @@ impl Device {
     pub(crate) fn retire(&mut self, id: u64, kept: bool) {
         (self.retired, self.kept) = (true, kept);
         let again = self.is_submitted_again();
+        // What is ORDERED is not done before others that are left to the next one.
+        self.hold_back();
         self.workers.iter().for_each(|w| w.call(move |p| p.leave(again)));
         self.start_drain(Selector::All, Some(id));
     }
@@ -44,6 +46,7 @@ impl Device {
         let muted = muted || self.is_submitted_again();
         self.ended_muted = muted;
         let knows_busy = self.front.knows_busy();
+        self.hold_back();
         for Worker { reactor, poller } in &self.workers {
             let poller = *poller;
             reactor.call(move |cx| {
@@ -59,8 +62,9 @@ impl Device {
                     // A guest can have given work for minutes; each request ends with its next I/O. Not
                     // where its driver would be told of an error.
                     if muted || knows_busy {
-                        p.abort(Selector::All, response::ABORTED);
+                        p.abort_all(response::ABORTED);
                     }
+                    p.hold_back_no_more();
                     p.kick_fds()
                 });
                 ended.into_iter().flatten().for_each(|fd| cx.unwatch(fd));
@@ -76,6 +80,11 @@ impl Device {
         self.end_events();
         self.tmfs.clear();
         self.start_drain(Selector::All, Some(id));
+    }
+
+    /// Nothing that waits begins on any reactor until that one is told how what it has ends.
+    pub(super) fn hold_back(&self) {
+        self.workers.iter().for_each(|w| w.call(|p| p.hold_back(Selector::All)));
     }
 
     /// Waits until the last I/O of a session whose peer is gone has ended, `timeout` at most; whether

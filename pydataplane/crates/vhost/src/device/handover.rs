@@ -98,6 +98,7 @@ impl Device {
         let countdown = self.start_drain(Selector::All, None);
         let name = format!("an upgrade of {}", self.name);
         if !countdown.wait(&name, GRACE.min(timeout)) {
+            self.hold_back();
             self.workers.iter().for_each(|w| w.call(DevicePoller::end_soon));
         }
         let drained = match countdown.wait(&name, timeout) {

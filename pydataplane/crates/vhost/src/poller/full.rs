@@ -115,6 +115,7 @@ mod tests {
     use reactor::IoContext;
     use scsi::{Lun, LunOptions, LunShared};
 
+    use super::super::slot::{Chains, make};
     use super::*;
 
     /// A unit 0 with nothing in flight, one of whose requests waits.
@@ -125,7 +126,7 @@ mod tests {
         let lun = Lun::new(Arc::clone(&shared), shared.connect(), channel);
         let mut units = Units::new(Duration::from_secs(1));
         units.insert(0, Unit::new(lun, Arc::default(), Arc::default(), None));
-        units.postponed(0, 0);
+        units.postponed(0, &mut make(0..1, Chains::Plain)[0]);
         units
     }
 

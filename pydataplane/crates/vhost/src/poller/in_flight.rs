@@ -34,8 +34,8 @@ use bdev::{IoError, Limits, Op};
 use scsi::{Kind, Outcome, Response};
 
 use super::slot::Slot;
-use super::units::{OF_ORDERED, OF_OTHERS, Units};
-use crate::defs::task_attribute;
+use super::units::{OF_ENDING, OF_ORDERED, Units};
+use crate::defs::task_attribute::{self, has_others_wait};
 
 /// Bytes of data that a session may have with devices, all its units from all reactors, without what is
 /// late: what disks need to be busy, and no more for others to stand behind. Of more than 16 reactors each has a part of one
@@ -60,6 +60,10 @@ pub(super) struct Wants {
     pub(super) kind: Kind,
     /// SAM task attribute.
     pub(super) attribute: u8,
+    /// Its place in its task set ([`super::task_set::Place::key`]), while it waits.
+    pub(super) key: u64,
+    /// How many were taken before it, while it waits.
+    pub(super) order: u64,
     /// Bytes of its data.
     pub(super) bytes: u32,
     /// It counts in the volume's limits already.
@@ -121,10 +125,10 @@ impl Units {
         }
     }
 
-    /// Gives a request that may begin to its unit, with which it then is if that is [`Outcome::Pending`].
-    /// `None`: there is no such unit.
+    /// Gives a request that may begin to its unit, with which it then is if that is [`Outcome::Pending`]; `waited`: it
+    /// did not begin when it was taken. `None`: there is no such unit.
     #[inline(always)]
-    pub(super) fn start(&mut self, slot: &mut Slot) -> Option<Outcome> {
+    pub(super) fn start(&mut self, slot: &mut Slot, waited: bool) -> Option<Outcome> {
         let unit = self.units.get_mut(usize::from(slot.target))?.as_mut()?;
         let outcome = match slot.attribute {
             task_attribute::ACA => Outcome::Done(Response::no_aca()),
@@ -132,7 +136,9 @@ impl Units {
         };
         if outcome == Outcome::Pending {
             self.taken += 1;
-            unit.bars |= u8::from(slot.attribute == task_attribute::ORDERED) * OF_ORDERED;
+            if has_others_wait(slot.attribute) {
+                unit.holds_back(slot, waited);
+            }
             slot.generation = self.room.begin(&mut unit.in_flight, slot.bytes.into());
             if unit.in_flight.requests == 1 {
                 self.active.push(slot.target);
@@ -156,8 +162,11 @@ impl Units {
             return Some(outcome);
         }
         self.taken -= 1;
-        let unbars = unbars || slot.attribute == task_attribute::ORDERED;
-        unit.bars &= !(u8::from(unbars) * OF_ORDERED);
+        if unbars {
+            unit.bars &= !OF_ORDERED;
+        } else if has_others_wait(slot.attribute) {
+            unit.lets_go_on(slot);
+        }
         self.room.end(&mut unit.in_flight, slot.bytes.into(), slot.generation);
         if unit.in_flight.requests == 0
             && let Some(nth) = self.active.iter().position(|t| *t == slot.target)
@@ -170,20 +179,19 @@ impl Units {
         Some(outcome)
     }
 
-    /// As [`Units::admit`], of the next request of `target` that waits, with this key in its task set. If it lacks
+    /// As [`Units::admit`], of the next request of `target` that waits. If it lacks
     /// nothing but room, it is perhaps the next to have some. `unlimited`: whatever the limits say.
     pub(super) fn lets_go(
         &mut self,
         target: u8,
         wants: Wants,
-        key: u64,
         unlimited: bool,
     ) -> Result<(), Obstacle> {
         let mut admitted = self.admit(target, wants, true);
         if admitted == Err(Obstacle::Order) && self.asks_again(target) {
             admitted = self.admit(target, wants, true);
         }
-        if admitted == Err(Obstacle::Order) && self.is_in_turn(target, wants.attribute, key) {
+        if admitted == Err(Obstacle::Order) && self.is_in_turn(target, wants) {
             // Nothing that is earlier is left.
             let attribute = task_attribute::HEAD_OF_QUEUE;
             admitted = self.admit(target, Wants { attribute, ..wants }, true);
@@ -220,17 +228,29 @@ impl Units {
         }
     }
 
-    /// Whether a request of `target` which waits and stands first there, with this attribute and key, is the next in its
-    /// task set, though reactors besides this one take requests of it.
-    fn is_in_turn(&self, target: u8, attribute: u8, key: u64) -> bool {
+    /// Whether nothing that waits of `target` may begin, as some of it is about to be ended.
+    pub(super) fn is_ending(&self, target: u8) -> bool {
+        let unit = self.units.get(usize::from(target)).and_then(Option::as_ref);
+        unit.is_some_and(|unit| unit.bars & OF_ENDING != 0)
+    }
+
+    /// Whether a request of `target` which waits and stands first there is the next in its task set, though there are
+    /// some that are HEAD OF QUEUE, or reactors besides this one take requests of it.
+    fn is_in_turn(&self, target: u8, wants: Wants) -> bool {
         let Some(unit) = self.units.get(usize::from(target)).and_then(Option::as_ref) else {
             return false;
         };
-        let Some(place) = &unit.place else { return false };
-        match attribute {
-            task_attribute::ORDERED => unit.in_flight.requests == 0 && place.is_turn_of(key),
+        let (place, key) = (unit.place.as_ref(), wants.key);
+        match wants.attribute {
+            task_attribute::ORDERED => {
+                unit.in_flight.requests == 0 && place.is_some_and(|place| place.is_turn_of(key))
+            }
             task_attribute::HEAD_OF_QUEUE => false,
-            _ => unit.bars == OF_OTHERS && place.is_open_to(key),
+            _ => {
+                unit.bars & (OF_ORDERED | OF_ENDING) == 0
+                    && unit.heads.let_pass(wants.order)
+                    && place.is_none_or(|place| place.is_open_to(key))
+            }
         }
     }
 

@@ -22,9 +22,11 @@
 
 mod alone;
 mod calls;
+mod ending;
 mod failure;
 mod front;
 mod full;
+mod heads;
 mod in_flight;
 mod lists;
 mod ordered;
@@ -371,7 +373,7 @@ impl DevicePoller {
                     self.taken += 1;
                     self.queues[at].in_flight += 1;
                     if admitted.is_ok() {
-                        return self.start::<F>(at, index, now);
+                        return self.start::<F>(at, index, now, false);
                     }
                     self.postpone(index);
                     return true;
@@ -384,13 +386,16 @@ impl DevicePoller {
         true
     }
 
-    /// Gives a request to its unit. Whether it ended, or waits here.
+    /// Gives a request to its unit; `waited`: it did not begin when it was taken. Whether it ended, or waits here.
     #[inline(always)]
-    fn start<F: FrontEnd>(&mut self, at: usize, index: u16, now: u64) -> bool {
-        let Some(outcome) = self.units.start(&mut self.slots[index]) else { return true };
+    fn start<F: FrontEnd>(&mut self, at: usize, index: u16, now: u64, waited: bool) -> bool {
+        let Some(outcome) = self.units.start(&mut self.slots[index], waited) else { return true };
         match outcome {
             Outcome::Pending => return false,
-            Outcome::Suspended(error) => self.suspend(at, index, error),
+            Outcome::Suspended(error) => {
+                self.units.waits_anew(&mut self.slots[index], waited);
+                self.suspend(at, index, error);
+            }
             _ if F::WAITS_FOR_DEVICE && is_put_off(&outcome) => self.put_off(index),
             _ => {
                 let ticks = self.sample(now);

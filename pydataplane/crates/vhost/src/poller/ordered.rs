@@ -1,9 +1,9 @@
-//! Requests that are ORDERED, where several reactors take requests of their unit: see `task_set`.
+//! Requests that are ORDERED or HEAD OF QUEUE, where several reactors take requests of their unit: see `task_set`.
 
 use super::DevicePoller;
 use super::lists::NONE;
-use super::task_set::First;
-use super::units::{OF_ORDERED, OF_OTHERS};
+use super::task_set::{First, Here};
+use super::units::{OF_ENDING, OF_ORDERED, OF_OTHERS};
 use crate::defs::task_attribute;
 
 impl DevicePoller {
@@ -40,12 +40,19 @@ impl DevicePoller {
             }
         };
         let ordered = unit.bars & OF_ORDERED != 0;
-        let mut ticket = None;
+        let mut first_ordered = None;
         if place.has_changed() && !ordered {
             let tag = unit.waiting.first_ordered(&self.slots);
-            ticket = (tag != NONE).then(|| self.slots[tag as u16].key);
+            first_ordered = (tag != NONE).then(|| self.slots[tag as u16].key);
         }
-        let again = place.look((unit.in_flight.requests > 0, ordered), first, ticket);
+        let again = place.look(&Here {
+            in_flight: unit.in_flight.requests > 0,
+            ordered,
+            first,
+            first_ordered,
+            first_head: unit.heads.first_ticket(),
+            ending: unit.bars & OF_ENDING != 0,
+        });
         match place.is_barred() {
             true => unit.bars |= OF_OTHERS,
             false => unit.bars &= !OF_OTHERS,

@@ -196,6 +196,7 @@ impl DevicePoller {
     /// Takes no more requests. Queues that track what is in flight end it with its next I/O: what is
     /// half done then stays marked.
     pub(crate) fn leave(&mut self, again: bool) {
+        self.hold_back_no_more();
         self.pause();
         self.queues.iter_mut().filter(|_| again).for_each(RequestQueue::leave);
         let leaving = self.queues.iter().filter(|q| q.leaving);
@@ -204,7 +205,7 @@ impl DevicePoller {
     }
 
     /// The requests in flight: those that did not end at once. At most [`MAX_SLOTS`] are looked at.
-    fn in_flight(&mut self) -> impl Iterator<Item = &mut Slot> {
+    pub(super) fn in_flight(&mut self) -> impl Iterator<Item = &mut Slot> {
         self.slots.iter_mut().filter(|slot| slot.busy)
     }
 
@@ -221,7 +222,7 @@ impl DevicePoller {
     }
 
     /// Ends the requests that did not begin yet and were aborted.
-    fn end_all_aborted(&mut self) {
+    pub(super) fn end_all_aborted(&mut self) {
         for target in 0..=u8::MAX {
             if self.units.backlog.contains(&target) {
                 self.end_aborted(target);
@@ -254,6 +255,7 @@ impl DevicePoller {
 
     /// As [`DevicePoller::close_queue`] of all queues, of a poller that is paused: they are not closed.
     pub(crate) fn end_soon(&mut self) {
+        self.hold_back_no_more();
         if !self.front.knows_busy() {
             return;
         }
@@ -294,9 +296,12 @@ impl DevicePoller {
             // Where others wait for it, or it for others, it stays where it was received.
             let moves = !self.units.is_suspended(target) && !self.in_order.has(target);
             if self.units.backlog.contains(&target) && moves {
+                // It is received anew.
+                self.end_reset(target);
                 self.keep_waiting(target, Some(index));
             }
         }
+        (0..self.queues.len()).for_each(|at| self.publish(at));
     }
 
     /// Takes requests of a queue again that was parked.
@@ -495,25 +500,6 @@ impl DevicePoller {
         self.units.go_on(target);
     }
 
-    /// Marks the selected requests as ended by a task management function; each still waits for
-    /// its I/O and then ends with the response code `code`. Returns how many there are.
-    pub(crate) fn abort(&mut self, selector: Selector, code: u8) -> u32 {
-        let mut found = 0;
-        self.in_flight().for_each(|slot| {
-            if selector.has(slot) {
-                slot.task.abort();
-                slot.ended_by = code;
-                found += 1;
-            }
-        });
-        // Those that did not begin yet need not wait for anything.
-        if found > 0 {
-            self.end_all_aborted();
-        }
-        (0..self.queues.len()).for_each(|at| self.publish(at));
-        found
-    }
-
     /// How many of the selected requests are in flight.
     pub(crate) fn count(&self, selector: Selector) -> u32 {
         self.slots.iter().filter(|slot| selector.has(slot)).count() as u32
@@ -546,7 +532,15 @@ impl DevicePoller {
 }
 
 impl Selector {
-    fn has(self, slot: &Slot) -> bool {
+    /// The target of all of them; `None`: they are of any.
+    pub(crate) fn target(self) -> Option<u8> {
+        match self {
+            Selector::All | Selector::Queue(_) => None,
+            Selector::Target(target) | Selector::Task(target, _) => Some(target),
+        }
+    }
+
+    pub(super) fn has(self, slot: &Slot) -> bool {
         slot.busy
             && match self {
                 Selector::All => true,

@@ -35,6 +35,8 @@ pub(crate) struct Slot {
     pub(super) order: u64,
     /// Where it stands in its task set, while it waits ([`super::task_set::Place::key`]).
     pub(super) key: u64,
+    /// Where it is counted, if it is HEAD OF QUEUE ([`super::heads`]).
+    pub(super) group: u8,
     /// The guest's name for it.
     pub(super) id: u64,
     pub(super) target: u8,
@@ -71,6 +73,7 @@ impl Slot {
             begun: 0,
             order: 0,
             key: 0,
+            group: 0,
             id: 0,
             target: 0,
             ended_by: response::OK,
@@ -88,8 +91,8 @@ impl Slot {
 
     /// What says whether it may begin.
     pub(super) fn wants(&self) -> Wants {
-        let Slot { kind, attribute, bytes, counted, .. } = *self;
-        Wants { kind, attribute, bytes, counted }
+        let Slot { kind, attribute, key, order, bytes, counted, .. } = *self;
+        Wants { kind, attribute, key, order, bytes, counted }
     }
 }
 

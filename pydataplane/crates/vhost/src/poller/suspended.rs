@@ -137,13 +137,12 @@ impl DevicePoller {
         let tag = self.slots[index].task.tag();
         let Some(unit) = self.units.at(target) else { return };
         let slot = &mut self.slots[index];
-        let attribute = slot.attribute;
-        if attribute != task_attribute::ORDERED {
+        if !task_attribute::has_others_wait(slot.attribute) {
             // It had begun.
             slot.key = 0;
         }
         unit.waiting.insert(&mut self.slots, tag);
-        self.units.postponed(target, attribute);
+        self.units.postponed(target, &mut self.slots[index]);
     }
 
     /// Whether the unit of `target` is suspended.
@@ -203,10 +202,8 @@ impl DevicePoller {
         let mut tag = unit.waiting.take_out(&mut self.slots, |_| true);
         while tag != NONE {
             let (at, index) = self.position(tag);
-            let slot = &mut self.slots[index];
-            tag = std::mem::replace(&mut slot.next, NONE);
-            let attribute = slot.attribute;
-            self.units.begins(target, attribute);
+            tag = std::mem::replace(&mut self.slots[index].next, NONE);
+            self.units.begins(target, &self.slots[index]);
             self.end(at, index, end);
         }
     }
@@ -226,7 +223,7 @@ impl DevicePoller {
         while kept != NONE {
             let (at, index) = self.position(kept);
             kept = std::mem::replace(&mut self.slots[index].next, NONE);
-            self.units.begins(target, self.slots[index].attribute);
+            self.units.begins(target, &self.slots[index]);
             self.keep(at, index);
         }
     }

@@ -10,13 +10,16 @@
 //! - what is made available once the guest can know that the ORDERED request was taken, at the latest by its end, begins
 //!   after that has ended;
 //! - of two that are ORDERED all reactors agree which is first: the one that was taken first;
-//! - HEAD OF QUEUE begins at once, on whichever reactor, also beside an ORDERED request that has begun.
+//! - HEAD OF QUEUE begins at once, on whichever reactor, also beside an ORDERED request that has begun;
+//! - a SIMPLE request that is made available once the guest can know that one which is HEAD OF QUEUE was taken begins
+//!   after that has ended.
 //!
 //! What still lies in a ring when the ORDERED request is taken from another one comes after it. What waits in a queue that
 //! goes on elsewhere, on another reactor or in another process, is received there anew.
 //!
 //! # How
-//! Each ORDERED request draws a ticket when it is taken. Each reactor shows two words of its own: the first of its
+//! Each ORDERED request draws a ticket when it is taken, and so does each that is HEAD OF QUEUE and does not end at once.
+//! Each reactor shows two words of its own: the first of its
 //! tickets that has not ended, and up to which ticket all that it received before has ended. It tells the others when one
 //! of them changes, by a flag that each looks at once for what it takes from a ring, after the ring, and once in a turn.
 //!
@@ -24,10 +27,13 @@
 //! - An ORDERED request begins when nothing of its unit is in flight here, and all others have shown that what they
 //!   received before its ticket has ended. The lowest ticket always comes to that: nothing that it waits for waits for
 //!   another one. So any number of them on any number of reactors goes on, in the order of their tickets.
+//! - One that is HEAD OF QUEUE waits for nothing but its volume's limits and room, on its own reactor, so whoever waits
+//!   for it has it end. A first ticket that is shown may be lower than that (see `heads`): who waits for it waits, too,
+//!   for some that are HEAD OF QUEUE and newer.
 //! - A reactor without queues has received nothing, and is not asked. It looks at all task sets before it takes
 //!   something from its first queue, so that either it sees the ticket or whoever drew that sees that it has a queue.
 //!
-//! What a guest that sends nothing but ORDERED requests gets others to do is bounded by its requests: for each, every
+//! What a guest that sends nothing but such requests gets others to do is bounded by its requests: for each, every
 //! reactor with a queue of its session is told twice and answers once. What waits are slots, of which there are so many.
 
 use std::sync::Arc;
@@ -47,10 +53,6 @@ pub(super) struct Targets([u64; WORDS]);
 
 impl Targets {
     pub(super) const ALL: Targets = Targets([u64::MAX; WORDS]);
-
-    pub(super) fn add(&mut self, target: u8) {
-        self.0[usize::from(target) / 64] |= 1 << (target % 64);
-    }
 
     pub(super) fn remove(&mut self, target: u8) {
         self.0[usize::from(target) / 64] &= !(1 << (target % 64));
@@ -124,10 +126,15 @@ impl Member {
         fence(Ordering::SeqCst);
     }
 
-    fn tell(&self, target: u8) {
+    /// That task set is to be looked at when it has its turn.
+    fn mark(&self, target: u8) {
         let word = &self.targets[usize::from(target) / 64];
         word.fetch_or(1 << (target % 64), Ordering::AcqRel);
         self.told.store(true, Ordering::Release);
+    }
+
+    fn tell(&self, target: u8) {
+        self.mark(target);
         if let Some(waker) = &self.waker {
             waker.wake();
         }
@@ -176,14 +183,33 @@ pub(super) enum First {
     Key(u64),
 }
 
+/// What a poller has of a unit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Here {
+    /// Some of its requests are with its device.
+    pub(super) in_flight: bool,
+    /// One of these is ORDERED.
+    pub(super) ordered: bool,
+    /// What stands first of those that wait.
+    pub(super) first: First,
+    /// The first ticket of those that wait and are ORDERED, if that [has changed](Place::has_changed).
+    pub(super) first_ordered: Option<u64>,
+    /// The first ticket of those that are HEAD OF QUEUE, or a lower one; [`u64::MAX`]: there are none.
+    pub(super) first_head: u64,
+    /// Some are about to be ended here and on other reactors: what has ended is not shown.
+    pub(super) ending: bool,
+}
+
 /// The task set of a unit as one poller has it.
 pub(crate) struct Place {
     set: Arc<TaskSet>,
     me: usize,
     /// Requests that are ORDERED and wait here.
     waiting: u32,
-    /// Which of them is the first is to be found again.
+    /// Which ticket is the first is to be found again.
     changed: bool,
+    /// The first of those that are ORDERED, or a lower one.
+    first_ordered: u64,
     /// As it is shown.
     first: u64,
     clear: u64,
@@ -197,28 +223,38 @@ impl Place {
     /// The place of the `me`th member.
     pub(crate) fn new(set: Arc<TaskSet>, me: usize) -> Self {
         let (first, others) = (NONE, NONE);
-        Place { set, me, waiting: 0, changed: false, first, clear: 0, heard: 0, others }
+        let (waiting, changed, first_ordered) = (0, false, NONE);
+        Place { set, me, waiting, changed, first_ordered, first, clear: 0, heard: 0, others }
     }
 
-    /// The key of a request that was taken just now and waits. One that is ORDERED draws its ticket, which it
-    /// is; any other one waits for all tickets below its key. Whatever had begun before has the key 0.
+    /// The key of a request that was taken just now and waits, or is HEAD OF QUEUE. That one, or one that is ORDERED,
+    /// draws its ticket, which it is; any other one waits for all tickets below its key. Whatever had begun before has
+    /// the key 0.
     pub(super) fn key(&mut self, attribute: u8) -> u64 {
-        if attribute != task_attribute::ORDERED {
+        if !task_attribute::has_others_wait(attribute) {
             return self.heard;
         }
+        let ticket = self.draw();
+        if attribute == task_attribute::ORDERED {
+            self.first_ordered = self.first_ordered.min(ticket);
+        }
+        self.changed = true;
+        self.set.members[self.me].mark(self.set.target);
+        self.tell_others();
+        ticket
+    }
+
+    fn draw(&mut self) -> u64 {
         let (set, own) = (&*self.set, &self.set.shown[self.me]);
         if self.first != NONE {
             // Its earlier ones are shown.
-            let ticket = set.tickets.fetch_add(1, Ordering::SeqCst);
-            self.tell_others();
-            return ticket;
+            return set.tickets.fetch_add(1, Ordering::SeqCst);
         }
         // Who sees the ticket drawn is to see that it has not ended.
         own.first.store(set.tickets.load(Ordering::Relaxed), Ordering::SeqCst);
         let ticket = set.tickets.fetch_add(1, Ordering::SeqCst);
         own.first.store(ticket, Ordering::SeqCst);
         self.first = ticket;
-        self.tell_others();
         ticket
     }
 
@@ -236,7 +272,12 @@ impl Place {
         }
     }
 
-    /// Whether the first of the tickets here is to be found for [`Place::look`].
+    /// One that is HEAD OF QUEUE came, or went.
+    pub(super) fn set_changed(&mut self) {
+        self.changed = true;
+    }
+
+    /// Whether the first of the tickets here that are ORDERED is to be found for [`Place::look`].
     pub(super) fn has_changed(&self) -> bool {
         self.changed && self.waiting > 0
     }
@@ -249,8 +290,8 @@ impl Place {
         self.set.others(self.me).all(may)
     }
 
-    /// Whether all that is ORDERED and was received by others before the request with this `key` had ended when it was
-    /// looked at last.
+    /// Whether all that has others wait and was received by other reactors before the request with this `key` had ended
+    /// when it was looked at last.
     pub(super) fn is_open_to(&self, key: u64) -> bool {
         key <= self.others
     }
@@ -260,26 +301,22 @@ impl Place {
         self.others < self.heard
     }
 
-    /// Looks at what the others show, and shows what there is here. `in_flight`: some of the unit's requests are
-    /// with its device here; `ordered`: one of them is ORDERED; `first_ticket`: the first one of those that wait, if that
-    /// [has changed](Place::has_changed). Whether it is to be looked at again, though nothing is told.
-    pub(super) fn look(
-        &mut self,
-        (in_flight, ordered): (bool, bool),
-        first: First,
-        first_ticket: Option<u64>,
-    ) -> bool {
-        if self.changed && !ordered {
-            self.changed = false;
-            self.show_first(first_ticket.unwrap_or(NONE));
+    /// Looks at what the others show, and shows what there is here. Whether it is to be looked at again, though nothing
+    /// is told.
+    pub(super) fn look(&mut self, here: &Here) -> bool {
+        if self.changed && !here.ending {
+            if !here.ordered {
+                (self.changed, self.first_ordered) = (false, here.first_ordered.unwrap_or(NONE));
+            }
+            self.show_first(self.first_ordered.min(here.first_head));
         }
         let (set, own) = (&*self.set, &self.set.shown[self.me]);
         // In this order: see `key`.
         self.heard = set.tickets.load(Ordering::SeqCst);
         let firsts = set.others(self.me).map(|(_, shown)| shown.first.load(Ordering::SeqCst));
         self.others = firsts.min().unwrap_or(NONE);
-        let clear = match first {
-            _ if in_flight => self.clear,
+        let clear = match here.first {
+            _ if here.in_flight || here.ending => self.clear,
             First::Nothing => self.heard,
             First::Key(key) => key.min(self.heard),
             First::HeadOfQueue => self.clear,
@@ -290,7 +327,7 @@ impl Place {
             let waits = |(_, shown): &(&Member, &Shown)| shown.first.load(Ordering::SeqCst) != NONE;
             set.others(self.me).filter(waits).for_each(|(member, _)| member.tell(set.target));
         }
-        self.first != NONE || self.clear < self.heard || self.is_barred()
+        self.first != NONE || self.clear < self.heard || self.is_barred() || here.ending
     }
 
     fn show_first(&mut self, first: u64) {

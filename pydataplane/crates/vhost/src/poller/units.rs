@@ -10,10 +10,12 @@ use guestmem::Sg;
 use reactor::{Cx, Owner};
 use scsi::{CDB_LEN, Lun, LunShared, Nexus, Outcome};
 
+use super::heads::Heads;
 use super::in_flight::{Load, Room};
 use super::lists::Waiting;
+use super::slot::Slot;
 use super::task_set::Place;
-use crate::defs::{LunAddress, MAX_TARGETS};
+use crate::defs::{LunAddress, MAX_TARGETS, task_attribute};
 use crate::stats::LunCounters;
 
 /// LUN 0 of one target on one reactor.
@@ -24,8 +26,10 @@ pub(crate) struct Unit {
     pub(super) limits: Arc<Limits>,
     /// Requests that wait for the device.
     pub(super) in_flight: Load,
-    /// Why what is taken does not begin at once: [`OF_ORDERED`], [`OF_OTHERS`].
+    /// Why what is taken does not begin at once: [`OF_ORDERED`], [`OF_OTHERS`], [`OF_HEADS`], [`OF_ENDING`].
     pub(super) bars: u8,
+    /// Its requests that are HEAD OF QUEUE.
+    pub(super) heads: Heads,
     /// Its task set, where several reactors take requests of it that may be ORDERED.
     pub(super) place: Option<Place>,
     /// When a device that takes no more, though nothing is in flight, is asked again, in ticks; 0: it takes what
@@ -35,6 +39,9 @@ pub(crate) struct Unit {
     pub(super) pause: u64,
     /// Requests that were taken and do not begin yet.
     pub(super) waiting: Waiting,
+    /// How often all its tasks had been ended when those that wait were last looked at for that
+    /// ([`LunShared::epoch`]).
+    pub(super) epoch: u32,
     /// An I/O failed, and what waits begins when somebody says so.
     pub(super) suspended: bool,
     /// Nothing begins: it is about to go on with another channel.
@@ -70,11 +77,13 @@ impl Unit {
         place: Option<Place>,
     ) -> Self {
         Unit {
+            epoch: lun.shared().epoch(),
             lun,
             counters,
             limits,
             in_flight: Load::default(),
             bars: 0,
+            heads: Heads::NONE,
             place,
             again: 0,
             pause: 0,
@@ -86,13 +95,59 @@ impl Unit {
             hidden: true,
         }
     }
+
+    /// A request with an attribute that has others wait is with its device; `waited`: it did not begin at once.
+    #[cold]
+    pub(super) fn holds_back(&mut self, slot: &mut Slot, waited: bool) {
+        if slot.attribute == task_attribute::ORDERED {
+            self.bars |= OF_ORDERED;
+            return;
+        }
+        if !waited && let Some(place) = &mut self.place {
+            slot.key = place.key(slot.attribute);
+        }
+        self.add_head(slot);
+    }
+
+    /// One such is not with its device any more.
+    #[cold]
+    pub(super) fn lets_go_on(&mut self, slot: &Slot) {
+        match slot.attribute {
+            task_attribute::ORDERED => self.bars &= !OF_ORDERED,
+            _ => self.remove_head(slot),
+        }
+    }
+
+    fn add_head(&mut self, slot: &mut Slot) {
+        slot.group = self.heads.add(slot.order, slot.key);
+        self.bars |= OF_HEADS;
+        self.heads_have_changed();
+    }
+
+    fn remove_head(&mut self, slot: &Slot) {
+        self.heads.remove(slot.group);
+        if self.heads.is_empty() {
+            self.bars &= !OF_HEADS;
+        }
+        self.heads_have_changed();
+    }
+
+    fn heads_have_changed(&mut self) {
+        if let Some(place) = &mut self.place {
+            place.set_changed();
+        }
+    }
 }
 
 /// A request of the unit that is with its device has the task attribute ORDERED, or the device takes no more until one
 /// has ended, or until [`Unit::again`].
 pub(super) const OF_ORDERED: u8 = 1;
-/// One that other reactors received earlier is ORDERED.
+/// One that other reactors received earlier is ORDERED or HEAD OF QUEUE.
 pub(super) const OF_OTHERS: u8 = 2;
+/// One that was taken here and has not ended is HEAD OF QUEUE.
+pub(super) const OF_HEADS: u8 = 4;
+/// Some are about to be ended here and on other reactors: nothing that waits begins.
+pub(super) const OF_ENDING: u8 = 8;
 
 /// All targets, by number, and which of them have requests in flight.
 pub(super) struct Units {
@@ -177,23 +232,40 @@ impl Units {
         }
     }
 
-    /// A request of `target` with this task attribute stands in one of its lists of those that do not begin yet.
-    pub(super) fn postponed(&mut self, target: u8, attribute: u8) {
+    /// The request of `slot` stands in one of the lists of `target` of those that do not begin yet.
+    pub(super) fn postponed(&mut self, target: u8, slot: &mut Slot) {
         self.taken += 1;
-        if let Some(place) = self.at(target).and_then(|unit| unit.place.as_mut()) {
-            place.waits(attribute);
+        if let Some(unit) = self.at(target) {
+            if let Some(place) = &mut unit.place {
+                place.waits(slot.attribute);
+            }
+            if slot.attribute == task_attribute::HEAD_OF_QUEUE {
+                unit.add_head(slot);
+            }
         }
         if !self.backlog.contains(&target) {
             self.backlog.push(target);
         }
     }
 
-    /// A request of `target` with this task attribute left that list.
-    pub(super) fn begins(&mut self, target: u8, attribute: u8) {
+    /// The request of `slot` failed when it was started, perhaps to wait; `waited`: it did not begin when it was taken.
+    #[cold]
+    pub(super) fn waits_anew(&mut self, slot: &mut Slot, waited: bool) {
+        let place = self.at(slot.target).and_then(|unit| unit.place.as_mut());
+        if let Some(place) = place.filter(|_| !waited) {
+            slot.key = place.key(slot.attribute);
+        }
+    }
+
+    /// The request of `slot` left that list.
+    pub(super) fn begins(&mut self, target: u8, slot: &Slot) {
         self.taken -= 1;
         if let Some(unit) = self.at(target) {
             if let Some(place) = &mut unit.place {
-                place.begins(attribute);
+                place.begins(slot.attribute);
+            }
+            if slot.attribute == task_attribute::HEAD_OF_QUEUE {
+                unit.remove_head(slot);
             }
             if !unit.waiting.is_empty() {
                 return;

@@ -16,7 +16,6 @@ use super::front::FrontEnd;
 use super::in_flight::Obstacle;
 use super::lists::NONE;
 use super::queue::RequestQueue;
-use crate::defs::task_attribute;
 
 impl DevicePoller {
     /// A request that was taken waits.
@@ -27,13 +26,12 @@ impl DevicePoller {
         let Some(unit) = self.units.at(target) else { return };
         if let Some(place) = &mut unit.place {
             of.key = place.key(attribute);
-            if attribute == task_attribute::ORDERED {
-                self.in_order.add(target);
-                self.member.look_again();
-            }
+        }
+        if self.front.knows_busy() {
+            of.task.wait(unit.lun.shared());
         }
         unit.waiting.push(&mut self.slots, tag);
-        self.units.postponed(target, attribute);
+        self.units.postponed(target, &mut self.slots[index]);
     }
 
     /// A request that its device does not take for now, or not all of it, stands where it was taken. It goes on when
@@ -86,13 +84,19 @@ impl DevicePoller {
     /// Begins the next request of `target` that waits, if it may; `unlimited`: whatever limits say. Where that one waits
     /// for a limit or for another reactor, the next one of the other direction.
     fn begin_next<F: FrontEnd>(&mut self, target: u8, unlimited: bool) -> bool {
+        if self.units.is_ending(target) {
+            return false;
+        }
+        if self.end_reset(target) {
+            return true;
+        }
         let Some(unit) = self.units.at(target) else { return false };
         for tag in unit.waiting.next(&self.slots, unit.limits.is_on()) {
             if tag == NONE {
                 break;
             }
             let next = &self.slots[tag as u16];
-            match self.units.lets_go(target, next.wants(), next.key, unlimited) {
+            match self.units.lets_go(target, next.wants(), unlimited) {
                 Ok(()) => {
                     self.begin_waited::<F>(target, tag);
                     return true;
@@ -109,11 +113,10 @@ impl DevicePoller {
     fn begin_waited<F: FrontEnd>(&mut self, target: u8, tag: u64) {
         let Some(unit) = self.units.at(target) else { return };
         unit.waiting.take(&mut self.slots, tag);
-        let attribute = self.slots[tag as u16].attribute;
-        self.units.begins(target, attribute);
         let (at, index) = self.position(tag);
+        self.units.begins(target, &self.slots[index]);
         self.slots[index].counted = true;
-        self.start::<F>(at, index, reactor::ticks::now());
+        self.start::<F>(at, index, reactor::ticks::now(), true);
         self.units.has_asked(target);
     }
 
@@ -124,10 +127,8 @@ impl DevicePoller {
         unit.suspended &= !unit.waiting.is_empty();
         while ended != NONE {
             let (at, index) = self.position(ended);
-            let slot = &mut self.slots[index];
-            ended = std::mem::replace(&mut slot.next, NONE);
-            let attribute = slot.attribute;
-            self.units.begins(target, attribute);
+            ended = std::mem::replace(&mut self.slots[index].next, NONE);
+            self.units.begins(target, &self.slots[index]);
             self.end(at, index, Ok(Outcome::Done(Response::bare(Status::TaskAborted))));
         }
     }

@@ -140,9 +140,14 @@ impl Host {
 
     /// Keeps the first reactor from all else until the sender is dropped.
     pub fn keep_reactor(&self) -> Sender<()> {
+        self.keep(0)
+    }
+
+    /// As `keep_reactor`, the one in that place.
+    pub fn keep(&self, place: usize) -> Sender<()> {
         let (keep, kept) = channel::<()>();
         let (begin, begun) = channel();
-        self.reactors.as_ref().unwrap().handles()[0].send(move |_| {
+        self.reactors.as_ref().unwrap().handles()[place].send(move |_| {
             begin.send(()).unwrap();
             _ = kept.recv();
         });
