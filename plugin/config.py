@@ -23,6 +23,7 @@ DEFAULT_PATH = Path("/etc/virtlun/virtlun.toml")
 
 TARGET_NAME = "[a-z0-9][a-z0-9-]{0,22}"
 TargetName = Annotated[str, Field(pattern=f"^{TARGET_NAME}$")]
+Protocol = Literal["rbd", "nbd", "iscsi"]
 AuthSetting = Literal["auto", "none", "polkit"]
 ControllersSetting = Literal["auto", "all", "needed"]
 RoomSetting = Literal["resume", "stay"]
@@ -81,15 +82,19 @@ class DisksSection(Section):
     of a target without --hold-sessions with any QEMU. auto: blk with bus='virtio', unless the disk
     asks for what only SCSI has, and where the domain's <emulator> has no vhost-user-scsi; else
     scsi. A disk that a domain has stays what it is until it is detached, or gets another bus."""
-    serve_network: list[Literal["rbd", "nbd", "iscsi"]] = []
+    serve_network: list[Protocol] = []
     """Protocols of <source protocol=> whose disks are the target's, too: images of Ceph (rbd),
     exports of NBD servers (nbd), LUNs of iSCSI targets (iscsi). Those of a domain are that is
     defined, created or attached to through the gateway, where it can have a controller; of one that
-    runs without, what is attached is QEMU's, as all others are."""
+    runs without, what is attached is QEMU's, as all others are. A domain that says itself which of
+    its disks are served (<network serve=> in its metadata) has these served, or none of them."""
+    serve_network_on_request: list[Protocol] = []
+    """Further protocols that a domain may ask for so. Who may change a domain says then to which
+    servers the target connects."""
     own_keyring: bool = False
-    """Whether that holds for images of Ceph without a secret, too. The target opens them with its
-    user's own keyring: who may change a domain has every image that this may open, and is asked for
-    no right."""
+    """Whether images of Ceph without a secret are served like those with one. The target opens them
+    with its user's own keyring: who may change a domain has every image that this may open, and is
+    asked for no right."""
     nbd_sockets: list[Annotated[str, Field(pattern="^/")]] = []
     """Folders below which UNIX sockets of NBD servers are that the target connects to, as its own
     user. Disks on others are QEMU's."""
@@ -112,6 +117,10 @@ class DisksSection(Section):
     t10_pi), where the domain's <emulator> lets them. A domain has that from when it is defined or
     started through the gateway, and keeps it as long as it runs, wherever it goes. Without a disk
     of ours it needs a target, too, where it is restored or migrates to."""
+
+    def may_serve(self, protocol: Protocol) -> bool:
+        """Whether disks of a protocol are the target's, or can be."""
+        return protocol in (*self.serve_network, *self.serve_network_on_request)
 
 
 class GatewaySection(Section):
@@ -217,6 +226,7 @@ class Config(Section):
             qemu_reconnects=emulator.reconnects,
             front_end=self.disks.front_end,
             network=frozenset(self.disks.serve_network),
+            on_request=frozenset(self.disks.serve_network_on_request),
             allowed=Allowed(
                 self.disks.own_keyring,
                 tuple(self.disks.nbd_sockets),

@@ -20,10 +20,16 @@ from plugin.gateway.procs import Proc
 from plugin.gateway.storage.events import PoolEvent, PoolSubscriptions
 from plugin.gateway.wire import REMOTE_PROGRAM, Header, MessageType, WireError, message
 from plugin.gateway.xdr import Reader, Writer
+from pydataplane.domain.names import NETWORK_NAMESPACE
 from pydataplane.domain.translate import PREFIX
 
-OUR_NAMESPACES = f"https://{PREFIX}.dev/xmlns/"
-"""How the URIs of all metadata begin that is the gateway's own."""
+_OUR_NAMESPACES = f"https://{PREFIX}.dev/xmlns/"
+"""How the URIs of all metadata begin that has to do with us."""
+
+
+def is_our_own(uri: str | None) -> bool:
+    """Whether metadata of a URI is the gateway's own, and no client's."""
+    return uri is not None and uri.startswith(_OUR_NAMESPACES) and uri != NETWORK_NAMESPACE
 
 
 def is_event_of_metadata(header: Header) -> bool:
@@ -45,7 +51,7 @@ def is_ours(payload: bytes) -> bool:
         uri = reader.optional(reader.string)
     except WireError:
         return False
-    return uri is not None and uri.startswith(OUR_NAMESPACES)
+    return is_our_own(uri)
 
 
 class DeviceEvent(Enum):

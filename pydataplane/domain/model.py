@@ -80,8 +80,10 @@ class Settings:
     """What a disk that is new becomes."""
     network: frozenset[str] = frozenset()
     """Protocols of <source protocol=> whose disks are ours, too; see domain.xml.network."""
+    on_request: frozenset[str] = frozenset()
+    """Those whose disks are where their domain asks for it; see translate.networkchoice."""
     allowed: Allowed = NOTHING
-    """Which of them; others are QEMU's."""
+    """Which disks of all these; others are QEMU's."""
     qemu_lacks_scsi: Callable[[str | None, str | None], bool] = none_lacks_scsi
     """Whether a domain's QEMU has no vhost-user-scsi; as `qemu_reconnects`. See
     pydataplane.emulator.lacks_scsi."""
@@ -90,6 +92,16 @@ class Settings:
     qemu_protects: Callable[[str | None, str | None], bool | None] = none_known_to_protect
     """Whether a domain's QEMU does, None where it is not known; as `qemu_reconnects`. See
     pydataplane.emulator.protects."""
+
+    @property
+    def may_serve(self) -> frozenset[str]:
+        """Returns the protocols whose disks are ours, or can be."""
+        return self.network | self.on_request
+
+
+def local(settings: Settings) -> Settings:
+    """Returns settings under which all disks over the network are QEMU's."""
+    return replace(settings, network=frozenset())
 
 
 def serving(settings: Settings, protocol: str) -> Settings:

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 
+from pydataplane.domain.names import NETWORK_NAMESPACE
 from tests.support import cloud as clouds
 from tests.support.agent import Agent
 from tests.support.ceph import POOL, lacks
@@ -174,6 +175,56 @@ def test_an_export_of_an_nbd_server(cloud: Cloud, guest: Agent) -> None:
     assert cloud.images == OWN
     assert "refused" in cloud.refusal(xml)
     assert cloud.images == OWN
+
+
+def test_a_domain_says_whether_its_disks_are_served(cloud: Cloud, guest: Agent) -> None:
+    host = cloud.host
+    says = "which this host does not allow: add nbd to serve_network_on_request"
+    served = 'serve_network = ["rbd", "nbd"]'
+    asked = 'serve_network = ["rbd"]\nserve_network_on_request = ["nbd"]'
+    with Nbdkit(host.scratch, "memory", "8M", name="asked") as server:
+        server.socket.chmod(0o777)
+        xml = (
+            "<disk type='network' device='disk'><driver name='qemu' type='raw'/>"
+            f"<source protocol='nbd' name=''><host transport='unix' socket='{server.socket}'/>"
+            "</source><target dev='vdb' bus='virtio'/><serial>asked-1</serial></disk>"
+        )
+
+        said = "nothing"
+
+        def attached() -> bool:
+            """Attaches it, reads what was written and writes; returns whether it was served."""
+            nonlocal said
+            cloud.attach(xml)
+            guest.wait_for("[ -b /dev/vdb ]")
+            assert guest.run("cat /sys/block/vdb/serial") == "asked-1"
+            if said != "nothing":
+                assert guest.run("head -n 1 /dev/vdb") == f"{said}\n"
+            said = str(uuid4())
+            guest.run(f"echo {said} > /dev/vdb && sync")
+            is_served = cloud.images != OWN
+            assert str(server.socket) in host.virsh("dumpxml", NAME)
+            assert cloud.theirs("nbd") == (not is_served)
+            cloud.detach(xml)
+            guest.wait_for("[ ! -e /sys/block/vdb ]")
+            until(lambda: cloud.images == OWN, lambda: f"its own alone are open: {cloud.images}")
+            return is_served
+
+        assert attached()
+        cloud.serve("rbd", "--live")
+        assert not attached()
+        with host.configured(served, asked):
+            cloud.serve(None, "--live")
+            assert not attached()
+            cloud.serve("rbd nbd", "--live")
+            assert attached()
+        with host.configured(served, 'serve_network = ["rbd"]'):
+            assert says in cloud.refusal(xml)
+            assert cloud.images == OWN
+            cloud.serve("rbd", "--live")
+            assert not attached()
+        assert 'serve="rbd"' in host.virsh("metadata", NAME, NETWORK_NAMESPACE)
+        cloud.serve(None, "--live")
 
 
 def test_it_is_there_again_after_the_target_was_killed(cloud: Cloud, guest: Agent) -> None:

@@ -230,6 +230,21 @@ class Host:
                 self.config.write_text(text)
                 self.start_gateway()
 
+    @contextlib.contextmanager
+    def configured(self, old: str, new: str) -> Iterator[None]:
+        """The gateway and the hook have `new` in the place of `old` in their file, for a block."""
+        text = self.config.read_text()
+        assert text.count(old) == 1, text
+        self.stop_gateway()
+        self.config.write_text(text.replace(old, new))
+        self.start_gateway()
+        try:
+            yield
+        finally:
+            self.stop_gateway()
+            self.config.write_text(text)
+            self.start_gateway()
+
     @property
     def has_gateway(self) -> bool:
         """Whether the gateway runs."""

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from pydataplane.domain.names import NETWORK_NAMESPACE
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
 
@@ -47,6 +48,17 @@ class NetDisks:
     def detach(self, xml: str, *words: str) -> None:
         """Detaches it."""
         self._device("detach-device", xml, *words)
+
+    def serve(self, protocols: str | None, *words: str, name: str = NAME) -> None:
+        """Says in a domain's metadata which of its disks are served; None: nothing any more."""
+        said = ["--remove"] if protocols is None else ["--set", f"<network serve='{protocols}'/>"]
+        key = ["--key", "virtlun"] if protocols is not None else []
+        self.host.virsh("metadata", name, NETWORK_NAMESPACE, *key, *said, *words)
+
+    def theirs(self, protocol: str, *words: str, name: str = NAME) -> int:
+        """Returns how many disks over the network libvirtd has of its own in a domain."""
+        shown = self.host.virsh_direct("dumpxml", name, *words)
+        return shown[shown.index("<devices>") :].count(f"<source protocol='{protocol}'")
 
     def refusal(self, xml: str) -> str:
         """Returns why a disk cannot be attached."""

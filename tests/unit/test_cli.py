@@ -346,11 +346,13 @@ def test_doctor_tells_that_a_target_lacks_what_disks_over_the_network_need(
 
     assert [state for state, _ in found()] == ["ok"]
     (rbd,) = found(disks={"serve_network": ["rbd"]})
+    assert found(disks={"serve_network_on_request": ["rbd"]}) == [rbd]
     assert rbd == found(target={"rbd": True})[0]
     assert rbd[0] == "failed" and "started without --rbd" in rbd[1]
     assert "virtlun target upgrade -- --rbd" in rbd[1] and "systemd/rbd.conf" in rbd[1]
     nbd = found(disks={"serve_network": ["nbd"]})[1]
     assert nbd == found(target={"network": True})[1]
+    assert nbd == found(disks={"serve_network_on_request": ["nbd"]})[1]
     assert nbd[0] == "warning" and "systemd/network.conf" in nbd[1]
     status |= {"network": True, "images": {"asked": True, "problem": "librbd1 is not installed"}}
     rbd, nbd = found(disks={"serve_network": ["rbd", "nbd"]})

@@ -25,7 +25,7 @@ def luns(socket: Path, settings: Config) -> list[Finding]:
     what = "LUNs of iSCSI targets"
     try:
         found = supervise.status(socket).get("iscsi", {"asked": False})
-        wanted = settings.target.iscsi or "iscsi" in settings.disks.serve_network
+        wanted = settings.target.iscsi or settings.disks.may_serve("iscsi")
         if none := none_served(what, found, "iscsi", wanted):
             return [none]
         pools = _pools_of(client(socket), "iscsi")

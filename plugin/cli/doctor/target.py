@@ -203,7 +203,7 @@ def images(socket: Path, settings: Config) -> list[Finding]:
     what = "images of Ceph"
     try:
         found = supervise.status(socket).get("images", {"asked": False})
-        wanted = settings.target.rbd or "rbd" in settings.disks.serve_network
+        wanted = settings.target.rbd or settings.disks.may_serve("rbd")
         if none := none_served(what, found, "rbd", wanted):
             return [none]
         clusters = client(socket).call("bdev_rbd_get_clusters_info")
@@ -220,7 +220,7 @@ def images(socket: Path, settings: Config) -> list[Finding]:
 def nbd_servers(socket: Path, settings: Config) -> list[Finding]:
     """Whether exports of NBD servers can be served, where that is wanted; else nothing."""
     what = "NBD servers"
-    if not settings.target.network and "nbd" not in settings.disks.serve_network:
+    if not settings.target.network and not settings.disks.may_serve("nbd"):
         return []
     try:
         reachable = supervise.status(socket).get("network", False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import structlog
 
@@ -55,32 +56,38 @@ async def attach(call: Call) -> None:
     """ATTACH_DEVICE and ATTACH_DEVICE_FLAGS."""
     settings = call.services.settings
     args = _arguments(call)
-    reference = None
-    if translate.may_be_ours(args.text, settings):
+    attached = False
+    if translate.may_be_ours(args.text, settings) or translate.names_network(args.text):
         # Before anything is parsed: whoever may not attach has nothing to send.
         await check_may_change(await call.caller.own(), args.dom, args.flags)
-        reference = await call.parse(lambda: translate.recognise(args.text, settings), args.text)
-    if reference is None or not await _attach_ours(call, args, reference):
+        if await call.parse(lambda: translate.may_be_far(args.text, settings), args.text):
+            attached = await _attach_ours(call, args, None)  # if its domain has it so
+        else:
+            recognise = partial(translate.recognise, args.text, settings)
+            reference = await call.parse(recognise, args.text)
+            attached = reference is not None and await _attach_ours(call, args, reference)
+    if attached:
+        await call.answer()
+    else:
         await _attach_theirs(call, args)
-        return
-    await call.answer()
 
 
-async def _attach_ours(call: Call, args: DomainCall, reference: VolumeRef) -> bool:
-    """Attaches a disk of ours; False if it is over the network, and QEMU's in this domain."""
+async def _attach_ours(call: Call, args: DomainCall, reference: VolumeRef | None) -> bool:
+    """Attaches a disk of ours: `reference`, or one over the network; False if that is QEMU's."""
     services, settings = call.services, call.services.settings
-    far = reference.source is not None
-    if not far:
+    if reference is not None:
         check_flags(args)
     async with services.domain_lock(args.dom.uuid):
         admin = await services.admin()  # whoever may change a domain need not be allowed to read it
         both = await sides(admin, args.dom, args.flags, peer=True)
-        if far:
-            if await _is_qemus(call, args, both):
-                return False
+        volume, uuids = None, {}
+        if reference is not None:
+            volume = await services.target.volume(reference.alias)
+            uuids = {reference.alias: volume.uuid}
+        elif await _is_qemus(call, args, both):
+            return False
+        else:
             check_flags(args)
-        volume = None if far else await services.target.volume(reference.alias)
-        uuids = {reference.alias: volume.uuid} if volume is not None else {}
 
         def compute(xml: str, live: bool) -> Change | None:
             peer = both.config if live else both.live
@@ -107,12 +114,12 @@ async def _attach_ours(call: Call, args: DomainCall, reference: VolumeRef) -> bo
             if live is not None:  # not the one of the disk before it
                 services.thresholds.forget(args.dom.uuid, live.lun.dev)
     if live is not None and live.device_xml is not None:
-        _log.info("attached", domain=args.dom.name, dev=live.lun.dev, volume=reference.alias)
+        _log.info("attached", domain=args.dom.name, dev=live.lun.dev, volume=live.lun.volume.alias)
     elif live is not None and both.live is not None:
         dom = running_as(both.live, args.dom)
         # Before the answer: whoever waits for it must not depend on this client reading its own.
         services.announce(DeviceChange(DeviceEvent.ADDED, dom, live.alias))
-        _log.info("attached", domain=dom.name, dev=live.lun.dev, volume=reference.alias)
+        _log.info("attached", domain=dom.name, dev=live.lun.dev, volume=live.lun.volume.alias)
     return True
 
 
@@ -244,7 +251,9 @@ async def update(call: Call) -> None:
     reference = None
     if judged:
         await check_may_change(await call.caller.own(), args.dom, args.flags)
-        reference = await call.parse(lambda: translate.recognise(args.text, settings), args.text)
+        if not await call.parse(lambda: translate.may_be_far(args.text, settings), args.text):
+            recognise = partial(translate.recognise, args.text, settings)
+            reference = await call.parse(recognise, args.text)
     uuids: dict[str, str] = {}
     if reference is not None:
         uuids = await services.target.uuids([reference.alias])

@@ -1,18 +1,32 @@
 """GET_METADATA and SET_METADATA: ours is not for clients, neither to see nor to change.
 
-But for one thing: `virtlun domain prepare` sets the mark of a domain that has none of it yet.
+But for two things: `virtlun domain prepare` sets the mark of a domain that has none of it yet, and
+clients say which disks over the network are ours (pydataplane.domain.translate.networkchoice). The
+definition follows what they say at once, as if it was defined anew; a guest keeps what it has.
 """
 
 from __future__ import annotations
 
-from plugin.gateway.call import Call
+from uuid import UUID
+
+import structlog
+
+from plugin.gateway.call import Call, Reply
+from plugin.gateway.domains import check_may_change, sides
 from plugin.gateway.errors import Code, Refused
-from plugin.gateway.events import OUR_NAMESPACES
+from plugin.gateway.events import is_our_own
 from plugin.gateway.messages import Domain
-from plugin.gateway.upstream import AFFECT_CONFIG
+from plugin.gateway.services import Services
+from plugin.gateway.upstream import AFFECT_CONFIG, XML_INACTIVE, XML_SECURE, Upstream
 from plugin.gateway.xdr import Reader
 from pydataplane.domain import translate
-from pydataplane.domain.translate import NAMESPACE
+from pydataplane.domain.names import NETWORK_NAMESPACE
+from pydataplane.domain.translate import NAMESPACE, Definition, networkchoice
+
+_NO_UUID = UUID(int=0)
+"""For domains that libvirtd gave: they have a UUID."""
+
+_log = structlog.get_logger(__name__)
 
 
 async def get(call: Call) -> None:
@@ -20,8 +34,7 @@ async def get(call: Call) -> None:
     reader = Reader(call.payload)
     Domain.read(reader)
     reader.i32()
-    uri = reader.optional(reader.string)
-    if uri is not None and uri.startswith(OUR_NAMESPACES):
+    if is_our_own(reader.optional(reader.string)):
         raise Refused(Code.NO_DOMAIN_METADATA, "Requested metadata element is not present")
     await call.pass_on()
 
@@ -35,12 +48,15 @@ async def set_(call: Call) -> None:
     if text is not None and (text, uri) == (translate.mark(dom.uuid_text), NAMESPACE):
         await _mark(call, dom, reader.u32())
         return
-    if uri is not None and uri.startswith(OUR_NAMESPACES):
+    if is_our_own(uri):
         raise Refused(
             Code.OPERATION_DENIED,
             f"domain {dom.name}: metadata of {uri} is virtlun's own: attach, update and detach "
             "disks change it",
         )
+    if uri == NETWORK_NAMESPACE:
+        await call.respond(await _choose(call, dom, text, reader.u32()))
+        return
     await call.pass_on()
 
 
@@ -56,3 +72,43 @@ async def _mark(call: Call, dom: Domain, flags: int) -> None:
             await call.answer()
             return
     await call.respond(reply)
+
+
+async def _choose(call: Call, dom: Domain, text: str | None, flags: int) -> Reply:
+    """Has libvirtd keep which disks over the network are ours, and the definition follow.
+
+    Nothing has changed where that is refused. Where the gateway ends between the two, the same call
+    completes it, as the next definition does.
+
+    Raises:
+        TranslateError: `text` is not to be understood, or as of a client's definition.
+    """
+    services, own = call.services, await call.caller.own()
+    await check_may_change(own, dom, flags)  # whoever may not is told that, and nothing else
+    async with services.domain_lock(dom.uuid):
+        admin = await services.admin()
+        both = await sides(admin, dom, flags)
+        follows = both.to_config and both.config is not None
+        shown = await _definition(admin, dom) if follows else both.live or ""
+        said = await call.parse(lambda: networkchoice.saying(shown, text), text or "")
+        if follows:  # for what is wrong with it
+            await _translated(services, said)
+        reply = await call.forward()
+        if reply.ok and follows:
+            shown = await _definition(admin, dom)
+            made = await _translated(services, shown)
+            was, served = (networkchoice.served_in(xml) for xml in (shown, made.xml))
+            if was != served:
+                await services.redefine(own, dom.uuid, made.xml)
+                _log.info("a domain's disks over the network", domain=dom.name, served=served)
+    return reply
+
+
+async def _definition(admin: Upstream, dom: Domain) -> str:
+    """Returns libvirtd's definition, with its passwords: it is not shown to anybody."""
+    return await admin.xml(dom, XML_INACTIVE | XML_SECURE)
+
+
+async def _translated(services: Services, xml: str) -> Definition:
+    """Returns a definition of libvirtd's as if a client defined it; raises as that."""
+    return await services.define(xml, new_uuid=_NO_UUID, current_xml=xml)

@@ -64,7 +64,9 @@ from pydataplane.domain.translate.operations import (
 )
 from pydataplane.domain.translate.recognising import (
     is_foreign,
+    may_be_far,
     may_be_ours,
+    names_network,
     recognise,
     volume_format,
     volume_of,
@@ -101,10 +103,12 @@ __all__ = [
     "is_foreign",
     "is_marked",
     "mark",
+    "may_be_far",
     "may_be_ours",
     "meant",
     "mirrored",
     "moved",
+    "names_network",
     "plan",
     "present",
     "recognise",

@@ -7,7 +7,8 @@ from uuid import UUID
 
 from pydataplane.domain.model import Change, Settings
 from pydataplane.domain.translate.current import Current
-from pydataplane.domain.translate.defining import served_by, translate
+from pydataplane.domain.translate.defining import translate
+from pydataplane.domain.translate.networkchoice import Choice, served_by
 from pydataplane.domain.translate.presenting import restore
 from pydataplane.domain.xml import blkdisk
 from pydataplane.domain.xml import metadata as metadatas
@@ -48,7 +49,7 @@ def applied(
             _NO_UUID,
             {},
             controller=False,
-            served=served_by(metadata),
+            choice=Choice(had=served_by(metadata)),
         ).xml
         after = views.required(domain_xml)
         stored = after.metadata or metadata

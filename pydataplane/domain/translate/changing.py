@@ -8,13 +8,13 @@ from uuid import UUID
 
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.limits import NONE
-from pydataplane.domain.model import Change, FrontEnd, LunPlan, Settings, VolumeRef, serving
+from pydataplane.domain.model import Change, FrontEnd, LunPlan, Settings, VolumeRef, local, serving
 from pydataplane.domain.names import MAX_TARGETS, controller_name
 from pydataplane.domain.translate import fields, fronts, memory
 from pydataplane.domain.translate.applying import applied, socket_of
 from pydataplane.domain.translate.defining import check_new, queues
 from pydataplane.domain.translate.operations import salvaged
-from pydataplane.domain.translate.recognising import disk_of_ours
+from pydataplane.domain.translate.recognising import disk_in, disk_of_ours
 from pydataplane.domain.xml import blkdisk, iotune, keptfields
 from pydataplane.domain.xml import disk as disks
 from pydataplane.domain.xml import view as views
@@ -51,11 +51,11 @@ def attach(
             running domain without our controller or shared memory), UNSUPPORTED (255 disks
             already, memory that its definition says is private, or the like), BAD_XML.
     """
-    device = disk_of_ours(disk_xml, settings)
+    view, peer = views.required(domain_xml), salvaged(peer_xml)
+    device = disk_in(disk_xml, view.domain, settings)
     if device is None:
         return None
     document, disk, ref = device
-    view, peer = views.required(domain_xml), salvaged(peer_xml)
     metadata = view.metadata
     front = fronts.choose(document.root, disk, ref, view.domain, settings, fronts.of(peer))
     fields.check(document.root, disk, ref, front)
@@ -84,18 +84,18 @@ def attach(
 
 
 def stays_qemus(domain_xml: str, disk_xml: str, settings: Settings, *, live: bool) -> bool:
-    """Whether a disk over the network is to be QEMU's, as its domain can have none of ours now.
+    """Whether a disk over the network is to be QEMU's in a domain.
 
-    Arguments as for `attach`. No for any other disk.
+    Its domain, or this host, says so, or it can have none of ours now. Arguments as for `attach`.
 
     Raises:
-        TranslateError: BAD_XML, the disk's source is wrong.
+        TranslateError: as `disk_in`.
     """
-    device = disk_of_ours(disk_xml, settings)
-    if device is None or device[2].source is None:
-        return False
-    document, disk, ref = device
     view = views.required(domain_xml)
+    device = disk_in(disk_xml, view.domain, settings)
+    if device is None:
+        return True
+    document, disk, ref = device
     if not live:
         return memory.is_private(view.domain)
     try:
@@ -203,9 +203,12 @@ def update(
     if found is None:
         return None
     view, metadata, entry = found
-    if (far := entry.lun.volume.source) is not None:  # which it stays, whatever new ones become
-        settings = serving(settings, far.protocol)
-    device = disk_of_ours(disk_xml, settings)
+    far = entry.lun.volume.source
+    if far is not None and _protocol(disk_xml) == far.protocol:
+        # Which it stays, whatever new ones become.
+        device = disk_of_ours(disk_xml, serving(settings, far.protocol))
+    else:
+        device = disk_in(disk_xml, view.domain, settings)
     if device is None:
         raise TranslateError(
             Refusal.CANNOT_CHANGE,
@@ -237,6 +240,11 @@ def update(
         lun, text = replace(lun, limits=old.limits), iotune.replaced(text, old.limits)
     new = Entry(lun, entry.order, entry.before, text)
     return applied(view, rest.with_entry(new), new, settings, live=live)
+
+
+def _protocol(disk_xml: str) -> str | None:
+    document = disks.parse_device(disk_xml)
+    return None if document is None else document.root.value("source", "protocol")
 
 
 def moved(
@@ -343,8 +351,7 @@ def _existing(
     entry = metadata.by_dev(given.dev) if metadata is not None else None
     if metadata is not None and entry is not None:
         return view, metadata, entry
-    ref = disks.volume(document.root, settings)
-    if ref is None or ref.source is not None:  # the latter may be QEMU's
+    if disks.volume(document.root, local(settings)) is None:  # it may be QEMU's
         return None
     raise TranslateError(
         Refusal.DISK_MISSING,

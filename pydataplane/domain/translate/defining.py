@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from uuid import UUID
 
 from pydataplane.domain.errors import Refusal, TranslateError
@@ -13,11 +12,11 @@ from pydataplane.domain.model import (
     Plan,
     Settings,
     VolumeRef,
-    serving,
 )
 from pydataplane.domain.names import MAX_SOCKET_PATH_BYTES, MAX_TARGETS, controller_name
 from pydataplane.domain.translate import fields, fronts, memory
 from pydataplane.domain.translate.current import Current, RunningCarrier
+from pydataplane.domain.translate.networkchoice import Choice
 from pydataplane.domain.translate.numbering import Ours, check_kept, numbered
 from pydataplane.domain.xml import blkdisk
 from pydataplane.domain.xml import boot as boots
@@ -41,7 +40,7 @@ def translate(
     uuids: Mapping[str, str],
     *,
     controller: bool,
-    served: Mapping[str, str] | None = None,
+    choice: Choice,
 ) -> Definition:
     """Does the work of `define` on a domain without traces of ours.
 
@@ -51,7 +50,7 @@ def translate(
     had any: the mark of a domain that is to have a controller whenever it can be given one (see
     plugin.gateway.emptycontrollers).
 
-    `served`: the disks over the network that are ours, as `served_by`; None: those of `settings`.
+    `choice` says which disks over the network are ours.
 
     Raises:
         TranslateError: as `define`.
@@ -69,7 +68,7 @@ def translate(
             node, disk, ref, order, fronts.choose(node, disk, ref, domain, settings, current.fronts)
         )
         for order, (node, disk) in enumerate(zip(nodes, read, strict=True))
-        if (ref := disks.volume(node, _for_disk(settings, disk, served))) is not None
+        if (ref := disks.volume(node, choice.settings(node, settings))) is not None
         and not (ref.source is not None and memory.is_private(domain))
     ]
     if current.running:
@@ -161,21 +160,6 @@ def _protection(domain: Node, running: RunningCarrier | None, settings: Settings
     if running is not None:
         return running.carrier.protection
     return carriers.protection(domain, settings)
-
-
-def served_by(metadata: Metadata | None) -> dict[str, str]:
-    """Returns the disks over the network that are ours in a domain: target dev to protocol."""
-    luns = [entry.lun for entry in metadata.entries] if metadata is not None else []
-    sources = {lun.dev: lun.volume.source for lun in luns}
-    return {dev: source.protocol for dev, source in sources.items() if source is not None}
-
-
-def _for_disk(settings: Settings, disk: Disk, served: Mapping[str, str] | None) -> Settings:
-    if served is None:
-        return settings
-    without = replace(settings, network=frozenset())
-    protocol = served.get(disk.dev or "")
-    return without if protocol is None else serving(without, protocol)
 
 
 def _take_out(

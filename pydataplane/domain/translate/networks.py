@@ -18,7 +18,10 @@ FIELDS: tuple[Field, ...] = (
         "internal no manual",
         "its snapshots are taken where it is; use 'no', or remove it",
     ),
-    done("source@protocol", "`rbd`, `nbd`, `iscsi`: those of `serve_network`"),
+    done(
+        "source@protocol",
+        "`rbd`, `nbd`, `iscsi`: those of `serve_network` or of its domain",
+    ),
     done(
         "source@name",
         "of rbd POOL/IMAGE or POOL/NAMESPACE/IMAGE; of nbd the export; of iscsi TARGET/LUN",
@@ -61,7 +64,9 @@ BY_PATH = {field.path: field for field in FIELDS}
 HEAD = """
 ## Over the network
 
-What a disk takes otherwise that `serve_network` of virtlun.toml has the target serve. One with
-another bus than `scsi` and `virtio`, a CD-ROM, a LUN of iSCSI with `device='lun'`, and one that is
-encrypted, not raw, transient, over TLS, or has `snapshot='external'`, is QEMU's.
+What a disk takes otherwise that the target serves: as
+[its domain](../../docs/pages/how-to/ceph.md#vm-by-vm) asks for it, else as `serve_network` of
+virtlun.toml says. One with another bus than `scsi` and `virtio`, a CD-ROM, a LUN of iSCSI with
+`device='lun'`, and one that is encrypted, not raw, transient, over TLS, or has
+`snapshot='external'`, is QEMU's.
 """

@@ -8,9 +8,10 @@ from uuid import UUID
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Definition, LunPlan, Plan, Settings
 from pydataplane.domain.names import CARRIER_ALIAS, NAMESPACE, PREFIX, controller_name
-from pydataplane.domain.translate import memory
+from pydataplane.domain.translate import memory, networkchoice
 from pydataplane.domain.translate.current import Current
-from pydataplane.domain.translate.defining import served_by, translate
+from pydataplane.domain.translate.defining import translate
+from pydataplane.domain.translate.networkchoice import Choice
 from pydataplane.domain.translate.presenting import restore
 from pydataplane.domain.translate.recognising import check_encoding, check_readable
 from pydataplane.domain.xml import carrier as carriers
@@ -44,7 +45,7 @@ def define(
         uuids: LVSTORE/LVOL to volume UUID, as far as known.
         controller: the domain gets one also without a disk of ours, if its memory can be shared.
         served_in: where no client defines the domain: libvirtd's XML of it, whose disks over the
-            network stay whose they are there, whatever `settings` say; '' has none of ours.
+            network stay whose they are there, whatever it or `settings` say; '' has none of ours.
         running: it is of a guest that goes on, on another host or later, as `current_xml` has it,
             or `domain_xml` itself: its controller stays as it is.
         as_stored: nobody defines it anew: `domain_xml` is libvirtd's, or a client's of a domain
@@ -52,9 +53,10 @@ def define(
             also where an earlier version took what is refused now.
 
     Raises:
-        TranslateError: a disk of ours is malformed, doubled or not possible in this domain. A
-            domain without a disk of ours never fails here: it is left without a controller. One
-            that cannot be read, but may have one, does, and as `check_encoding`.
+        TranslateError: a disk of ours is malformed, doubled or not possible in this domain, or the
+            domain asks for what this host does not allow: see `networkchoice`. One without a disk
+            of ours never fails otherwise: it is left without a controller. One that cannot be read,
+            but may have one, does, and as `check_encoding`.
     """
     check_encoding(domain_xml)
     view = views.parse(domain_xml)
@@ -70,6 +72,10 @@ def define(
     if as_stored:
         own = views.parse(served_in) if served_in else None
         kept = kept.staying(own, own.salvaged if own is not None else None)
+    if served_in is None:
+        choice = networkchoice.of(view.domain)
+    else:
+        choice = Choice(had=networkchoice.served_in(served_in))
     return translate(
         domain_xml,
         view,
@@ -78,7 +84,7 @@ def define(
         new_uuid,
         uuids or {},
         controller=controller,
-        served=None if served_in is None else served_by(salvaged(served_in)),
+        choice=choice,
     )
 
 

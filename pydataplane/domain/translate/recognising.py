@@ -1,4 +1,7 @@
-"""Whether a device that a client sends is a disk of ours, and of which volume."""
+"""Whether a device that a client sends is a disk of ours, and of which volume.
+
+One over the network is ours in some domains: see `networkchoice`.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ import re
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import Settings, VolumeRef
 from pydataplane.domain.names import PREFIX
-from pydataplane.domain.translate import fronts
+from pydataplane.domain.translate import fronts, networkchoice
 from pydataplane.domain.xml import disk as disks
 from pydataplane.domain.xml.disk import Disk
-from pydataplane.domain.xml.document import Document, NotXmlError, UnreadError
+from pydataplane.domain.xml.document import Document, Node, NotXmlError, UnreadError
+from pydataplane.domain.xml.network import PROTOCOLS
 
 _ENCODING = re.compile(r"\ufeff?<\?xml\s[^>]*?\bencoding\s*=\s*[\"']([^\"'>]*)")
 _OF_ASCII = re.compile(
@@ -37,13 +41,29 @@ def recognise(disk_xml: str, settings: Settings) -> VolumeRef | None:
     return device[2]
 
 
+def may_be_far(disk_xml: str, settings: Settings) -> bool:
+    """Whether a device's XML is a disk over the network, so that its domain may say whose it is.
+
+    Raises:
+        TranslateError: as `check_encoding`.
+    """
+    check_encoding(disk_xml)
+    document = disks.parse_device(disk_xml)
+    return document is not None and disks.may_be_far(document.root, settings, PROTOCOLS)
+
+
+def names_network(disk_xml: str) -> bool:
+    """Whether a device's XML may be one for `may_be_far`; parses nothing."""
+    return "&" in disk_xml or any(protocol in disk_xml for protocol in PROTOCOLS)
+
+
 def may_be_ours(disk_xml: str, settings: Settings) -> bool:
     """Whether a device's or a domain's XML can name a volume of ours; parses nothing.
 
     What is written with references (`&#47;dev...`) may be anything.
     """
     words = (settings.path_prefix, settings.rbd_prefix, settings.protocol, settings.pool_prefix)
-    every = (*words, *settings.network)
+    every = (*words, *settings.may_serve)
     return "&" in disk_xml or any(word and word in disk_xml for word in every)
 
 
@@ -113,6 +133,21 @@ def volume_format(disk_xml: str) -> str | None:
     return None if document is None else document.root.value("driver", "type")
 
 
+def disk_in(xml: str, domain: Node, settings: Settings) -> tuple[Document, Disk, VolumeRef] | None:
+    """As `disk_of_ours`, of a disk that a domain is to have, which may say whose it is.
+
+    Raises:
+        TranslateError: as `disk_of_ours`; UNSUPPORTED, the domain asks for what this host, whose
+            `settings` are, does not allow.
+    """
+    document = disks.parse_device(xml)
+    if document is None:
+        return None
+    if disks.may_be_far(document.root, settings, PROTOCOLS):
+        settings = networkchoice.of(domain).settings(document.root, settings)
+    return _ours(document, settings)
+
+
 def disk_of_ours(xml: str, settings: Settings) -> tuple[Document, Disk, VolumeRef] | None:
     """Returns a disk of ours, parsed; None if `xml` is something else.
 
@@ -123,8 +158,10 @@ def disk_of_ours(xml: str, settings: Settings) -> tuple[Document, Disk, VolumeRe
         TranslateError: as `recognise`, but for what cannot be read.
     """
     document = disks.parse_device(xml)
-    if document is None:
-        return None
+    return None if document is None else _ours(document, settings)
+
+
+def _ours(document: Document, settings: Settings) -> tuple[Document, Disk, VolumeRef] | None:
     ref = disks.volume(document.root, settings)
     if ref is None:
         return None

@@ -177,11 +177,7 @@ def volume(node: Node, settings: Settings) -> VolumeRef | None:
     if source is None:
         return None
     kind = node.attrs.get("type", "file")
-    far = network.volume(
-        node,
-        _far(source, settings),
-        settings.allowed,
-    )
+    far = network.volume(node, _far(source, settings.network, settings), settings.allowed)
     if far is not None:
         return far
     name: str | None = None
@@ -201,12 +197,18 @@ def volume(node: Node, settings: Settings) -> VolumeRef | None:
     return None if name is None else parse_volume(name, kind)
 
 
-def _far(source: Node, settings: Settings) -> frozenset[str]:
-    """Returns the protocols by which a source is of another host; those of volumes are here."""
+def may_be_far(node: Node, settings: Settings, protocols: frozenset[str]) -> bool:
+    """Whether a <disk> is over the network, by one of `protocols`, and QEMU need not have it."""
+    source = node.child("source")
+    return source is not None and network.can_be_ours(node, _far(source, protocols, settings))
+
+
+def _far(source: Node, protocols: frozenset[str], settings: Settings) -> frozenset[str]:
+    """Returns those by which a source is of another host; volumes are here."""
     prefix = settings.rbd_prefix
     if prefix and source.attrs.get("name", "").startswith(prefix):
-        return settings.network - {"rbd"}
-    return settings.network
+        return protocols - {"rbd"}
+    return protocols
 
 
 def _after(text: str, prefix: str) -> str | None:

@@ -139,6 +139,18 @@ def forbidden(source: NetworkSource, allowed: Allowed) -> str | None:
     return None
 
 
+def can_be_ours(node: Node, protocols: frozenset[str]) -> bool:
+    """Whether a <disk> is over the network, by one of `protocols`, and QEMU need not have it.
+
+    What its source says may be wrong, or `forbidden` here.
+    """
+    source = node.child("source")
+    if source is None or node.attrs.get("type") != "network":
+        return False
+    protocol = source.attrs.get("protocol", "")
+    return protocol in protocols and protocol in _READERS and not _is_qemus(node, source)
+
+
 def volume(node: Node, protocols: frozenset[str], allowed: Allowed = ANY) -> VolumeRef | None:
     """Returns what a <disk> names over the network, by one of `protocols`; None if it does not.
 
@@ -151,12 +163,9 @@ def volume(node: Node, protocols: frozenset[str], allowed: Allowed = ANY) -> Vol
         TranslateError: BAD_XML or UNSUPPORTED, the source is wrong.
     """
     source = node.child("source")
-    if source is None or node.attrs.get("type") != "network":
+    if source is None or not can_be_ours(node, protocols):
         return None
-    protocol = source.attrs.get("protocol", "")
-    if protocol not in protocols or protocol not in _READERS or _is_qemus(node, source):
-        return None
-    found = _READERS[protocol](node, source)
+    found = _READERS[source.attrs["protocol"]](node, source)
     assert found.source is not None
     return None if forbidden(found.source, allowed) else found
 
@@ -284,6 +293,8 @@ _READERS: Mapping[str, Callable[[Node, Node], VolumeRef]] = {
     "nbd": _nbd,
     "iscsi": _iscsi,
 }
+PROTOCOLS = frozenset(_READERS)
+"""Of <source protocol=>, those whose disks can be ours."""
 
 
 def _only_host(source: Node, name: str) -> Node:

@@ -164,6 +164,7 @@ class World:
     def __init__(self, folder: Path, **options: object) -> None:
         timeout_s = options.pop("timeout_s", 10)
         served = options.pop("serve_network", [])
+        on_request = options.pop("serve_network_on_request", [])
         self.libvirtd = FakeLibvirtd(folder / "libvirtd")
         self.target = SocketTarget(folder / "target")
         self.target.add_volume("lvs0/data")
@@ -179,7 +180,12 @@ class World:
             ),
             # Not as the machine's own QEMU has it.
             disks=DisksSection.model_validate(
-                {"reconnect_s": 0, "serve_network": served, "iscsi_portals": ["10.0.0.0/8"]}
+                {
+                    "reconnect_s": 0,
+                    "serve_network": served,
+                    "serve_network_on_request": on_request,
+                    "iscsi_portals": ["10.0.0.0/8"],
+                }
             ),
             hook=HookSection(state_dir=folder / "hook"),
             gateway=GatewaySection.model_validate(
@@ -239,7 +245,8 @@ class World:
 def play(folder: Path, body: Callable[[World], Awaitable[None]], **options: object) -> None:
     """Runs `body` with a world whose gateway has these options in its [gateway] section.
 
-    But `timeout_s`, which is how long a call of the target may take, seconds, and `serve_network`.
+    But `timeout_s`, which is how long a call of the target may take, seconds, and `serve_network`
+    and `serve_network_on_request`.
     """
 
     async def scene() -> None:
