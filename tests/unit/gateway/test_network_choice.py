@@ -30,7 +30,7 @@ from tests.unit.gateway.fake_libvirtd import FakeDomain, Hang
 from tests.unit.gateway.test_going_on import WAYS, disk, sent_xml
 from tests.unit.gateway.test_images import IMAGE, knows_secret
 from tests.unit.gateway.test_moving import Seen
-from tests.unit.gateway.world import UUID_1, ReplyError, TestClient, World
+from tests.unit.gateway.world import UUID_1, UUID_2, ReplyError, TestClient, World
 from tests.unit.gateway.world import disk as lvol
 from tests.unit.gateway.world import plain as client_xml
 from tests.unit.gateway.world import play as play_with
@@ -371,6 +371,29 @@ def test_a_start_is_of_what_was_defined(tmp_path: Path) -> None:
             assert served(dom.live) == (["sdb"] if serve else [])
 
     play(tmp_path, body, host="nbd")
+
+
+def test_metadata_of_ours_that_a_client_writes_gives_it_no_disk(tmp_path: Path) -> None:
+    """Not even one that is open for another domain, to whose secret it has no right."""
+    shared = DISK.replace("</disk>", "<shareable/></disk>")
+    settings = Settings(network=frozenset({"rbd"}))
+    other = client_xml("two", UUID_2, shared)
+    forged = translate.define(saying(None, shared), settings, new_uuid=UUID(int=0)).xml
+
+    async def body(world: World) -> None:
+        client = await world.client()
+        dom = world.libvirtd.add(
+            "two", config=translate.define(other, settings, new_uuid=UUID(int=0)).xml
+        )
+        await client.call(Proc.CREATE_WITH_FLAGS, DomainCall(dom.ref).pack(flags=True))
+        (uuid,) = [world.target.volumes[name].uuid for name in world.target.images]
+        assert world.target.users(uuid) == [f"vm-{UUID_2}"]
+        del world.libvirtd.answers[Proc.SECRET_GET_VALUE]
+        await client.call(Proc.CREATE_XML, pack_string(forged) + bytes(4))
+        assert world.target.users(uuid) == [f"vm-{UUID_2}"]
+        assert served(world.libvirtd.domains[UUID(UUID_1).bytes].live) == []
+
+    play(tmp_path, body)
 
 
 def test_clients_hear_of_it(tmp_path: Path) -> None:
