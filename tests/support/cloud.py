@@ -63,11 +63,11 @@ class Cloud(NetDisks):
 
 
 @contextlib.contextmanager
-def cloud() -> Iterator[Cloud]:
-    """A cluster and a host for the duration of a block."""
+def cloud(config: str = CONFIG) -> Iterator[Cloud]:
+    """A cluster and a host for the duration of a block; `config` is what it has served."""
     options = ["--rbd", "--hold-sessions"]
     with (
         cluster(key=True) as ceph,
-        Host(keep=True, target_options=options, more_config=CONFIG) as host,
+        Host(keep=True, target_options=options, more_config=config) as host,
     ):
         yield Cloud(ceph, host)
