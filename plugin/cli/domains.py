@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ import click
 from plugin.cli.output import busy, config
 from pydataplane.domain import translate
 from pydataplane.domain.errors import TranslateError
+from pydataplane.domain.xml.network import PROTOCOLS
 
 URI = click.option(
     "--connect",
@@ -60,7 +62,10 @@ def plan_of(handle: Any) -> translate.Plan | None:
     xml = handle.XMLDesc(0)
     own = uuid.UUID(handle.UUIDString())
     try:
-        plan = translate.plan(xml)
-        return plan or translate.define(xml, config().settings(), new_uuid=own).plan
+        if (plan := translate.plan(xml)) is not None:
+            return plan
+        # What it asks for it may have from a host that allows more.
+        settings = replace(config().settings(), on_request=PROTOCOLS)
+        return translate.define(xml, settings, new_uuid=own).plan
     except TranslateError as error:
         raise click.ClickException(f"domain {handle.name()}: {error}") from error

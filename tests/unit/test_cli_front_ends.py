@@ -8,8 +8,11 @@ from uuid import UUID
 import pytest
 
 from plugin.cli import domain as domain_commands
+from plugin.cli import domains
 from plugin.cli.doctor import guests, libvirt
+from plugin.config import Config
 from pydataplane.domain import translate
+from pydataplane.domain.names import NETWORK_NAMESPACE
 from pydataplane.domain.translate import Settings
 from tests.unit.gateway.world import UUID_1, disk, plain
 from tests.unit.translate.domains import lvol
@@ -40,6 +43,24 @@ def test_domain_list_tells_virtio_blk_disks_from_luns() -> None:
         ("vda", "lvs0/root", 0, "virtio-blk"),
         (None, "lvs0/late", 3, "virtio-blk"),
     ]
+
+
+def test_a_domain_that_asks_for_what_this_host_does_not_allow_is_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It came from another host; what clients see of it says no more."""
+    monkeypatch.setattr(domains, "config", Config)
+    export = (
+        "<disk type='network' device='disk'><source protocol='nbd' name='x'><host name='10.0.0.1'/>"
+        "</source><target dev='sdb' bus='scsi'/></disk>"
+    )
+    said = f"<metadata><network xmlns='{NETWORK_NAMESPACE}' serve='nbd'/></metadata><vcpu>"
+    xml = plain(devices=export).replace("<vcpu>", said)
+    handle = SimpleNamespace(
+        name=lambda: "one", isActive=lambda: 1, UUIDString=lambda: UUID_1, XMLDesc=lambda _: xml
+    )
+    (row,) = domain_commands._rows(handle, {})
+    assert (row["dev"], row["target"], row["served"]) == ("sdb", 0, False)
 
 
 SCSI, BLK = 'name "vhost-user-scsi-pci"', 'name "vhost-user-blk-pci"'
