@@ -86,14 +86,15 @@ def attach(
 def stays_qemus(domain_xml: str, disk_xml: str, settings: Settings, *, live: bool) -> bool:
     """Whether a disk over the network is to be QEMU's in a domain.
 
-    Its domain, or this host, says so, or it can have none of ours now. Arguments as for `attach`.
+    Its domain, or this host, says so, or it can have none of ours now, as one that is not to be
+    read. Arguments as for `attach`.
 
     Raises:
         TranslateError: as `disk_in`.
     """
-    view = views.required(domain_xml)
-    device = disk_in(disk_xml, view.domain, settings)
-    if device is None:
+    view = views.parse(domain_xml)
+    device = disk_in(disk_xml, view.domain, settings) if view is not None else None
+    if view is None or device is None:
         return True
     document, disk, ref = device
     if not live:

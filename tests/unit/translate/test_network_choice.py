@@ -149,6 +149,7 @@ def test_what_is_attached_is_as_the_domain_says() -> None:
         with pytest.raises(TranslateError, match="which this host does not allow: add rbd"):
             act(elsewhere, RBD, SETTINGS, live=True)
     assert attach(elsewhere, lvol("sda"), SETTINGS, live=True) is not None
+    assert stays_qemus("<domain", RBD, HOST, live=True)
     # A source that is wrong is for QEMU to judge where it is QEMU's.
     wrong = RBD.replace("<auth", '<config file="/home/me/ceph.conf"/><auth', 1).replace(
         "</source>", "", 1
