@@ -74,6 +74,7 @@ def show_(socket: Path, name: str, uri: str, as_json: bool) -> None:
         handle = find(opened, name)
         plan = plan_of(handle)
         rows = _rows(handle, _served(socket))
+        shows_controller = translate.has_controller(handle.XMLDesc(0))  # a gateway does not
     if as_json:
         click.echo(json.dumps({"plan": _as_json(plan), "disks": rows}, indent=2))
         return
@@ -87,7 +88,7 @@ def show_(socket: Path, name: str, uri: str, as_json: bool) -> None:
     else:
         click.echo(f"controllers {plan.controller}.TARGET\nsockets     {plan.socket}.TARGET")
     click.echo(f"queues      {plan.num_queues}")
-    if plan.protection:
+    if plan.protection and shows_controller:
         click.echo("protection  carried by the guest, where a LUN has it")
     click.echo()
     show(rows, COLUMNS[2:], as_json=False, empty="no virtlun disks")

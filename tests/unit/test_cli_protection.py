@@ -77,10 +77,14 @@ def test_domain_show_says_that_a_guest_carries_it(
     opened = SimpleNamespace(listAllDomains=lambda: [handle])
     monkeypatch.setattr(domain_commands, "connection", lambda _: contextlib.nullcontext(opened))
     config = tmp_path / "virtlun.toml"
-    config.write_text(f"[target]\nrpc_socket = '{tmp_path}/rpc'\n")
+    config.write_text(f"[target]\nrpc_socket = '{tmp_path}/rpc'\n[disks]\nprotection = true\n")
+    monkeypatch.setattr(emulator, "protects", lambda *_: True)
     words = ["--config", str(config), "domain", "show", "one"]
     shown = CliRunner().invoke(main, words)
     assert shown.exit_code == 0, shown.output
     assert ("protection  carried by the guest" in shown.stdout) == on
     plan = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)["plan"]
     assert plan["protection"] is on
+    # A gateway shows what the client wrote, of which nobody knows how it runs.
+    handle.XMLDesc = lambda _: plain(devices=disk())
+    assert "protection" not in CliRunner().invoke(main, words).stdout
