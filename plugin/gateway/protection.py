@@ -6,9 +6,12 @@ or from another host) was offered it and needs it: see pydataplane.domain.xml.ca
 
 from __future__ import annotations
 
+from functools import partial
+
 import structlog
 
 from plugin.gateway.errors import Refused
+from plugin.gateway.parsing import ClientParser
 from plugin.gateway.services import Services
 from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
@@ -17,14 +20,19 @@ from pydataplane.domain.translate import Plan
 _log = structlog.get_logger(__name__)
 
 
-async def check_qemu(services: Services, plan: Plan, xml: str) -> None:
+async def check_qemu(
+    services: Services, plan: Plan, xml: str, client: ClientParser | None = None
+) -> None:
     """Refuses a guest that goes on with a QEMU without the property; `xml` is what `plan` is of.
+
+    `client` as in `Services.define`.
 
     Raises:
         TranslateError: UNSUPPORTED.
     """
     if plan.protection:
-        await services.parse(lambda: translate.check_protection(xml, services.settings))
+        work = partial(translate.check_protection, xml, services.settings)
+        await (services.parse(work) if client is None else client.parse(work, len(xml)))
 
 
 def unserved(plan: Plan) -> Refused:

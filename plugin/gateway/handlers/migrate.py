@@ -223,7 +223,7 @@ async def _prepare_held(call: Call, xml: str, payload: Callable[[str], bytes]) -
     found = await startable(call, definition.plan, definition.xml, _RIGHTS)
     if found is None:
         return await call.forward(payload(definition.xml))
-    await protection.check_qemu(call.services, found[0], definition.xml)
+    await protection.check_qemu(call.services, found[0], definition.xml, call.parser)
     if not found[0].luns:
         return await _prepare_without_disks(call, definition.xml, found, payload)
     plan = replace(found[0], incoming=True)

@@ -174,7 +174,7 @@ async def _restore(call: Call, saving: _Saving, image: str, uuid: bytes) -> Repl
     found = await startable(call, plan, xml, _RIGHTS)
     if found is None:
         return await call.forward(payload)
-    await protection.check_qemu(services, found[0], xml)
+    await protection.check_qemu(services, found[0], xml, call.parser)
     async with prepared(call, *found, saved=True) as attempt:
         reply = await call.forward(payload)
         attempt.started = reply.ok

@@ -108,7 +108,8 @@ async def _refit(services: Services, admin: Upstream, dom: Domain) -> None:
         if fitted is not None:
             await services.redefine(admin, dom.uuid, fitted)
             _log.info("what QEMU is told of its controller put right", domain=dom.name)
-        protection.tell(services, await services.parse(partial(translate.plan, fitted or xml)))
+        if services.settings.protection:
+            protection.tell(services, await services.parse(partial(translate.plan, fitted or xml)))
 
 
 async def _start_without_disks(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from lxml import etree
 
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.translate import (
@@ -30,7 +31,9 @@ from tests.unit.translate.domains import (
     pretty,
     text,
     translated,
+    tree,
 )
+from tests.unit.translate.test_reconnect import LIBVIRT_RNG
 
 LACKS, UNKNOWN = "/opt/older", "/opt/wrapper"
 
@@ -64,6 +67,7 @@ def test_it_is_off_unless_it_is_configured_and_qemu_is_known_to_have_it() -> Non
     assert offered(translated(CLIENT, ON).xml)
     assert "type='bool' value='true'" in translated(CLIENT, ON).xml
     assert offered(translated(domain(), ON).xml), "for the first disk that is attached"
+    etree.RelaxNG(etree.parse(LIBVIRT_RNG)).assertValid(tree(translated(text("plain"), ON).xml))
     for settings, xml in ((OFF, CLIENT), (ON, of_qemu(LACKS)), (ON, of_qemu(UNKNOWN))):
         made = translated(xml, settings)
         assert not offered(made.xml)
