@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.guest.test_protection import guard
+from tests.libvirt.test_restarted_target import restarts
 from tests.support.agent import Agent
 from tests.support.host import Host
-from tests.support.libvirtd import NEWER_QEMU
+from tests.support.libvirtd import NEWER_QEMU, VirshError
 from tests.support.night import by_day
 from tests.support.ports import free_port
+from tests.support.verified_io import VerifiedIo
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
@@ -39,10 +41,15 @@ def host() -> Iterator[Host]:
             file = base(running, kind)
             file.write_bytes(b"")
             with file.open("r+b") as opened:
-                opened.truncate(40 * MIB // 512 * 520)
+                opened.truncate(64 * MIB // 512 * 520)
             call = running.client.call_raw
             call("bdev_aio_create", name=f"pi{kind}", filename=str(file), dif_type=kind)
-            call("bdev_lvol_create_lvstore", bdev_name=f"pi{kind}", lvs_name=f"p{kind}")
+            call(
+                "bdev_lvol_create_lvstore",
+                bdev_name=f"pi{kind}",
+                lvs_name=f"p{kind}",
+                cluster_sz=MIB,
+            )
         yield running
 
 
@@ -212,6 +219,60 @@ def configure(host: Host, text: str) -> None:
     host.stop_gateway()
     host.config.write_text(text)
     host.start_gateway()
+
+
+@pytest.mark.nightly
+def test_one_without_a_disk_needs_a_target_where_it_goes_on(host: Host) -> None:
+    """By gateway and hook: QEMU would wait for its controller, and nothing can stand in for it."""
+    host.volumes.create("p3/empty", 8 * MIB, thin=True)
+    host.define("empty")
+    host.virsh("start", "empty")
+    agent = host.agent("empty")
+    agent.run("echo here > /tmp/mark")
+    agent.close()
+    for way in (host.virsh, host.virsh_direct):
+        host.virsh("managedsave", "empty")
+        assert PROPERTY in host.virsh_direct("managedsave-dumpxml", "empty")
+        host.stop_target()
+        try:
+            with pytest.raises(VirshError, match="without which it cannot go on"):
+                way("start", "empty")
+        finally:
+            host.start_target()
+        assert host.virsh("domstate", "empty") == "shut off"
+        way("start", "empty")
+        assert has_property(host, "empty")
+        agent = host.agent("empty")
+        assert agent.run("cat /tmp/mark").strip() == "here", "it has not booted"
+        host.virsh("attach-disk", "empty", "/dev/virtlun/p3/empty", "sda", "--live")
+        agent.wait_for("[ -e /sys/block/sda/integrity/format ]")
+        check_carried(host, agent, "sda", 3, way.__name__)
+        host.virsh("detach-disk", "empty", "sda", "--live")
+        agent.wait_for("[ ! -e /sys/block/sda ]")
+        agent.close()
+
+
+@pytest.mark.nightly
+def test_a_killed_target_is_a_pause_for_who_carries_it(host: Host) -> None:
+    """The next one goes on with what the guest and the last one have agreed on."""
+    host.stop_target()
+    host.target_options = ["--hold-sessions"]
+    host.start_target()
+    try:
+        host.volumes.create("p3/again", 16 * MIB, thin=True)
+        host.define("again", vcpus=2)
+        host.virsh("start", "again")
+        agent = host.agent("again")
+        host.virsh("attach-disk", "again", "/dev/virtlun/p3/again", "sda", "--live")
+        agent.wait_for("[ -e /sys/block/sda/integrity/format ]")
+        restarts(host, VerifiedIo(agent, "sda", seed=35, threads=2, depth=4), agent, "again")
+        check_carried(host, agent, "sda", 3, "again")
+        agent.close()
+    finally:
+        host.virsh("destroy", "again", check=False)
+        host.stop_target()
+        host.target_options = []
+        host.start_target()
 
 
 LOOP = (
