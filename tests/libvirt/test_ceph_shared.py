@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support.agent import Agent, GuestError
+from tests.support.agent import Agent
 from tests.support.ceph import POOL, lacks
 from tests.support.ceph_pair import Pair, pair
 from tests.support.host import Host
@@ -22,7 +22,7 @@ from tests.support.wait import until
 pytestmark = [
     pytest.mark.root,
     pytest.mark.vm,
-    pytest.mark.nightly(reason="by day test_rbd_pools.py has two targets that share an image"),
+    pytest.mark.nightly(reason="by day test_rbd_kinds.py has two targets that share an image"),
     pytest.mark.skipif(bool(lacks()), reason=f"not installed: {', '.join(lacks())}"),
     pytest.mark.timeout(600),
 ]
@@ -134,19 +134,34 @@ def test_where_neither_says_so_the_second_is_refused_and_the_first_goes_on(hosts
         two.close()
 
 
-@pytest.mark.parametrize("shareable", [(False, True), (True, False)])
-def test_where_one_alone_says_so_the_other_alone_can_write(
-    hosts: Pair, shareable: tuple[bool, bool]
+@pytest.mark.parametrize(
+    ("shareable", "words"),
+    [
+        ((False, True), "alone, so it cannot be shared"),
+        ((True, False), "is shared with other hosts by the client at 127.0.0.1"),
+    ],
+)
+def test_where_one_alone_says_so_the_second_is_refused_and_the_first_goes_on(
+    hosts: Pair, shareable: tuple[bool, bool], words: str
 ) -> None:
     image = "mixed"
     with defined(hosts, image, *shareable):
-        one, two = booted(hosts, hosts.first, "one"), booted(hosts, hosts.second, "two")
-        writer, other = (two, one) if shareable[0] else (one, two)
-        written = write(writer, 0)
-        with pytest.raises(GuestError, match="error writing '/dev/sda'"):
-            write(other, 0)
-        assert read(writer, 0) == written
-        written = write(writer, 1)
-        assert read(writer, 1) == written
-        for agent in (one, two):
-            agent.close()
+        one = booted(hosts, hosts.first, "one")
+        before = write(one, 0)
+        for at in range(1, 3):
+            with pytest.raises(VirshError) as refused:
+                hosts.second.virsh("start", "two")
+            assert words in str(refused.value)
+            assert str(refused.value).count("\n") == 1, "after libvirt's own line"
+            assert not hosts.disks(hosts.second)
+            written = write(one, at)
+            assert (read(one, 0), read(one, at)) == (before, written)
+        one.close()
+        # Who is gone is in nobody's way once the cluster has given him up.
+        hosts.first.kill_target()
+        until(lambda: not hosts.watchers(image), "the cluster to give the first host up")
+        two = booted(hosts, hosts.second, "two")
+        assert read(two, 0) == before
+        write(two, 0)
+        two.close()
+        hosts.first.start_target()

@@ -204,6 +204,25 @@ class Ceph:
         self.rbd("create", "--size", f"{size_in_mib}M", *options, f"{POOL}/{name}")
         return name
 
+    @contextlib.contextmanager
+    def opened(self, image: str) -> Iterator[None]:
+        """Another client, not a target, has an image open for a block, and locks it not."""
+        command = ["rbd", "watch", f"{POOL}/{image}"]
+        pipe = subprocess.PIPE
+        client = subprocess.Popen(command, env=self.environment, stdin=pipe, stdout=pipe)
+        try:
+            assert client.stdout is not None and client.stdout.readline(), "it could not be opened"
+            yield
+        finally:
+            client.communicate(b"\n", timeout=COMMAND_DEADLINE_S)
+
+    def users(self, image: str) -> tuple[str, list[str]]:
+        """How targets write to an image, `alone` or `shared`, and their clients: client.4123."""
+        identity = json.loads(self.rbd("info", "--format", "json", f"{POOL}/{image}"))["id"]
+        words = ("lock", "info", f"rbd_header.{identity}", "virtlun.kind")
+        lock = json.loads(self.run("rados", "-p", POOL, *words))
+        return lock["tag"], [each["name"] for each in lock["lockers"]]
+
     def cut_off_deletion(self, image: str) -> None:
         """Leaves an image as a target does that is killed while it deletes it: in the trash."""
         told = json.loads(self.rbd("info", "--format", "json", f"{POOL}/{image}"))

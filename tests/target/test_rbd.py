@@ -393,48 +393,47 @@ def test_a_guests_disk_waits_for_the_host_that_has_it_and_for_one_attempt_alone(
     """As the destination of a migration is asked, of a disk over the network."""
     image = ceph.image("comes", 8)
     disk(target, image)
-    other, third = (make_target("--rbd").start() for _ in range(2))
-    for each in (other, third):
-        each.rpc("bdev_rbd_register_cluster", name="ceph0", config_file=str(ceph.conf))
+    other = make_target("--rbd").start()
+    other.rpc("bdev_rbd_register_cluster", name="ceph0", config_file=str(ceph.conf))
     # Who waits takes nothing by himself while anybody has it open.
-    disk(third, image, shared=True)
-    comes: dict[str, Any] = {"guest_disk": True, "incoming": True}
-    disk(other, image, **comes)
-    other.rpc("vhost_create_scsi_controller", ctrlr="vm-2")
-    place = {"ctrlr": "vm-2", "scsi_target_num": 0, "bdev_name": image}
-    # Another guest, which starts there, has it locked or not at all.
-    with pytest.raises(RpcError, match="is locked by the client at"):
-        other.rpc("vhost_scsi_controller_add_target", **place)
-    assert image not in {each["name"] for each in other.rpc("bdev_get_bdevs")}
-    disk(other, image, **comes)
-    # Its host has it for another guest since, which goes on there in a later attempt.
-    target.rpc("bdev_rbd_delete", name=image)
-    disk(target, image)
-    disk(other, image, **comes)
-    with pytest.raises(RpcError, match="is taken by another bdev"):  # so it stays, for a minute
-        disk(other, image, guest_disk=True)
-    assert info(other, image)["driver_specific"]["rbd"]["locked"] is False
-    other.rpc("vhost_scsi_controller_add_target", **place, incoming=True)
-    with pytest.raises(RpcError, match="is taken by another bdev"):  # it is used
+    with ceph.opened(image):
+        comes: dict[str, Any] = {"guest_disk": True, "incoming": True}
         disk(other, image, **comes)
-    with guest_of(target, image) as here, ThreadPoolExecutor() as pool:
-        here.write(1, bytes([1]) * BLOCK)
-        with connected(other, "vm-2") as there:
-            read = pool.submit(there.read, 1, 1)
-            here.write(1, bytes([2]) * BLOCK)
-            assert info(other, image)["driver_specific"]["rbd"]["locked"] is False
-            target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
-            target.rpc("bdev_rbd_delete", name=image)
-            assert read.result() == bytes([2]) * BLOCK
-            assert info(other, image)["driver_specific"]["rbd"]["locked"] is True
-    # A guest that starts there finds it locked, and has it.
-    other.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-2", scsi_target_num=0)
-    other.rpc("virtlun_guest_disk_close", name=image)
-    disk(other, image, **comes)
-    assert info(other, image)["driver_specific"]["rbd"]["locked"] is False
-    other.rpc("vhost_scsi_controller_add_target", **place)
-    assert info(other, image)["driver_specific"]["rbd"]["locked"] is True
-    assert "incoming" not in json.dumps(other.configuration())
+        other.rpc("vhost_create_scsi_controller", ctrlr="vm-2")
+        place = {"ctrlr": "vm-2", "scsi_target_num": 0, "bdev_name": image}
+        # Another guest, which starts there, has it locked or not at all.
+        with pytest.raises(RpcError, match="is locked by the client at"):
+            other.rpc("vhost_scsi_controller_add_target", **place)
+        assert image not in {each["name"] for each in other.rpc("bdev_get_bdevs")}
+        disk(other, image, **comes)
+        # Its host has it for another guest since, which goes on there in a later attempt.
+        target.rpc("bdev_rbd_delete", name=image)
+        disk(target, image)
+        disk(other, image, **comes)
+        with pytest.raises(RpcError, match="is taken by another bdev"):  # so it stays, for a minute
+            disk(other, image, guest_disk=True)
+        assert info(other, image)["driver_specific"]["rbd"]["locked"] is False
+        other.rpc("vhost_scsi_controller_add_target", **place, incoming=True)
+        with pytest.raises(RpcError, match="is taken by another bdev"):  # it is used
+            disk(other, image, **comes)
+        with guest_of(target, image) as here, ThreadPoolExecutor() as pool:
+            here.write(1, bytes([1]) * BLOCK)
+            with connected(other, "vm-2") as there:
+                read = pool.submit(there.read, 1, 1)
+                here.write(1, bytes([2]) * BLOCK)
+                assert info(other, image)["driver_specific"]["rbd"]["locked"] is False
+                target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
+                target.rpc("bdev_rbd_delete", name=image)
+                assert read.result() == bytes([2]) * BLOCK
+                assert info(other, image)["driver_specific"]["rbd"]["locked"] is True
+        # A guest that starts there finds it locked, and has it.
+        other.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-2", scsi_target_num=0)
+        other.rpc("virtlun_guest_disk_close", name=image)
+        disk(other, image, **comes)
+        assert info(other, image)["driver_specific"]["rbd"]["locked"] is False
+        other.rpc("vhost_scsi_controller_add_target", **place)
+        assert info(other, image)["driver_specific"]["rbd"]["locked"] is True
+        assert "incoming" not in json.dumps(other.configuration())
 
 
 def test_a_restart_forgets_neither_who_waits_nor_who_was_overtaken(

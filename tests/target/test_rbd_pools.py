@@ -641,27 +641,26 @@ def test_a_guest_that_comes_too_late_is_refused_its_disk_for_good(
     target: Target, make_target: MakeTarget, ceph: Ceph
 ) -> None:
     create(target, "late")
-    other, third = with_pool(make_target, ceph), with_pool(make_target, ceph)
+    other = with_pool(make_target, ceph)
     # Who waits takes nothing by himself while anybody has it open.
-    third.rpc("vhost_create_scsi_controller", ctrlr="vm-3")
-    add(third, "ceph0/late", "vm-3", shareable=True)
-    target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
-    add(target, "ceph0/late")
-    come(other, "ceph0/late")
-    for _ in range(2):  # the second time it is another guest's
-        target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
-        assert owners(ceph, "late") == 0
+    with ceph.opened("late"):
+        target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
         add(target, "ceph0/late")
-    target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
-    with connected(other, "vm-2") as guest:
-        until(lambda: shown(other, "ceph0/late")["fenced"], "the disk to be refused")
-        for _ in range(2):
-            with pytest.raises(AssertionError):
-                guest.write(1, bytes([1]) * BLOCK)
-    assert owners(ceph, "late") == 0
-    assert ceph.content("late") == bytes(8 * MIB)
-    told = "image rbd/late was locked by another host since its guest"
-    until(lambda: other.words().count(told) == 1, other.words)
+        come(other, "ceph0/late")
+        for _ in range(2):  # the second time it is another guest's
+            target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
+            assert owners(ceph, "late") == 0
+            add(target, "ceph0/late")
+        target.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-1", scsi_target_num=0)
+        with connected(other, "vm-2") as guest:
+            until(lambda: shown(other, "ceph0/late")["fenced"], "the disk to be refused")
+            for _ in range(2):
+                with pytest.raises(AssertionError):
+                    guest.write(1, bytes([1]) * BLOCK)
+        assert owners(ceph, "late") == 0
+        assert ceph.content("late") == bytes(8 * MIB)
+        told = "image rbd/late was locked by another host since its guest"
+        until(lambda: other.words().count(told) == 1, other.words)
 
 
 @pytest.mark.nightly

@@ -47,6 +47,28 @@ pub enum Error {
         /// Addresses of clients.
         owner: String,
     },
+    /// Another client shares the image that is to be had alone.
+    #[error(
+        "image {image} is shared with other hosts by the client at {owner}, so it cannot be had by this one \
+         alone: close it there, or open it with \"shared\" (<shareable/>) here, too"
+    )]
+    Shared {
+        /// Pool and name.
+        image: String,
+        /// Addresses of clients.
+        owner: String,
+    },
+    /// Another client has the image alone that is to be shared.
+    #[error(
+        "image {image} is in use by the client at {owner} alone, so it cannot be shared: close it there, or \
+         open it with \"shared\" (<shareable/>) there, too"
+    )]
+    Unshared {
+        /// Pool and name.
+        image: String,
+        /// Addresses of clients.
+        owner: String,
+    },
     /// Another client had the image locked while its guest was to have it here.
     #[error(
         "image {image} was locked by another host since its guest had it here or began to come, so it is \
@@ -99,6 +121,8 @@ impl Error {
             Error::NoCluster(_) => libc::ENOENT,
             Error::InUse { .. }
             | Error::Locked { .. }
+            | Error::Shared { .. }
+            | Error::Unshared { .. }
             | Error::Overtaken { .. }
             | Error::RollingBack { .. } => libc::EBUSY,
             Error::TimedOut { .. } => libc::ETIMEDOUT,

@@ -2,7 +2,7 @@
 //!
 //! Declared after `rados/librados.h` and `rbd/librbd.h` of Ceph 16.2; all of these functions are in
 //! every later release. The program is not linked with the libraries, so that it starts without them.
-//! All `unsafe` calls of them are in `cluster`, `image`, `channel`, `close` and `pool`.
+//! All `unsafe` calls of them are in `cluster`, `image`, `kind`, `channel`, `close` and `pool`.
 
 use libc::{c_char, c_int, c_void, size_t, ssize_t};
 use std::ffi::{CStr, CString};
@@ -282,6 +282,38 @@ functions! {
         rados_aio_flush_async(IoCtx, RadosAio) -> c_int;
         rados_aio_wait_for_complete(RadosAio) -> c_int;
         rados_aio_release(RadosAio);
+        rados_lock_shared(
+            IoCtx,
+            *const c_char,
+            *const c_char,
+            *const c_char,
+            *const c_char,
+            *const c_char,
+            *const libc::timeval,
+            u8
+        ) -> c_int;
+        rados_unlock(IoCtx, *const c_char, *const c_char, *const c_char) -> c_int;
+        rados_list_lockers(
+            IoCtx,
+            *const c_char,
+            *const c_char,
+            *mut c_int,
+            *mut c_char,
+            *mut size_t,
+            *mut c_char,
+            *mut size_t,
+            *mut c_char,
+            *mut size_t,
+            *mut c_char,
+            *mut size_t
+        ) -> ssize_t;
+        rados_break_lock(
+            IoCtx,
+            *const c_char,
+            *const c_char,
+            *const c_char,
+            *const c_char
+        ) -> c_int;
         rados_mon_command(
             Rados,
             *const *const c_char,

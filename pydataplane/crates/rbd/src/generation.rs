@@ -5,11 +5,15 @@
 //! waited for another host to let go of it, with a digest of what the image said then. What is recorded needs no
 //! change when the lock comes. A plain UUID is of an older target, which recorded it of both.
 //!
+//! An image that several hosts share says the same of all of them, so that who had it alone before finds that out.
+//!
 //! `BOOT` is of the host's boot: whoever used a bdev of another boot is gone, so that nobody here can go on with what
 //! he knew of the image.
 
 use uuid::Uuid;
 
+/// What the image says while several hosts share it, and until one has it alone again.
+pub(crate) const SHARED: &str = "shared";
 /// Between the parts.
 const MARK: char = '.';
 

@@ -21,6 +21,7 @@ use crate::cluster::{Client, Cluster, News, check, failed, spawn, text};
 use crate::ffi::{EBLOCKLISTED, FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, IoCtx, Library};
 use crate::generation::{self, Origin};
 use crate::hold::{Hold, Wish};
+use crate::kind::{Door, Entry, Kind};
 use crate::lock::Lock;
 use crate::pool::rollback::ROLLBACK;
 use crate::watchers::watchers;
@@ -96,6 +97,8 @@ pub struct OpenedImage {
     seen: Mutex<Option<String>>,
     /// What to take back before it is closed.
     watch: Mutex<Option<Watch>>,
+    /// What to give back when it is: that it is written to, and how.
+    entry: Mutex<Option<Entry>>,
     closing: Closed,
     fsid: Uuid,
     discard_granularity: u64,
@@ -183,6 +186,7 @@ impl OpenedImage {
             own,
             seen: Mutex::default(),
             watch: Mutex::default(),
+            entry: Mutex::default(),
             closing: Closed::default(),
             fsid,
             discard_granularity,
@@ -204,11 +208,46 @@ impl OpenedImage {
         if features & FEATURE_EXCLUSIVE_LOCK == 0 { Err(Error::NoLock { image }) } else { Ok(()) }
     }
 
+    /// Notes at the image how it is written to from now on, if that is not noted already.
+    fn enter(&self, kind: Kind) -> Result<(), Error> {
+        let mut entry = self.entry.lock();
+        if entry.is_none() {
+            *entry = Some(self.door()?.enter(kind)?);
+        }
+        Ok(())
+    }
+
+    /// It is not written to any more, though it stays open.
+    fn leave(&self) {
+        if let Some(entry) = self.entry.lock().take() {
+            // SAFETY: the pool of the open image.
+            unsafe { entry.give_back(self.library, self.io) };
+        }
+    }
+
+    fn door(&self) -> Result<Door<'_>, Error> {
+        let OpenedImage { cluster, client, io, image, source, .. } = self;
+        let (id, path) = (self.id()?, source.path());
+        Ok(Door { cluster, client, io: *io, image: *image, id, path })
+    }
+
+    /// Shares it with other hosts. Who had it alone before is not to go on with what he knew of it.
+    fn share(&self) -> Result<(), Error> {
+        self.enter(Kind::Shared)?;
+        let is_noted = self.generation()?.as_deref() == Some(generation::SHARED);
+        // An older target may have it alone.
+        if is_noted || self.door()?.is_locked_by_others()? {
+            return Ok(());
+        }
+        self.set_generation(generation::SHARED)
+    }
+
     /// Locks it for whoever begins to use it, or goes on after this target's process before, if it may be.
     fn begin(&mut self) -> Result<Begun, Error> {
         self.check_lockable()?;
         match self.source.generation.as_deref().map(|own| Origin::of(own, &self.source.boot)) {
             None if self.source.incoming => {
+                self.enter(Kind::Alone)?;
                 let seen = self.generation()?;
                 self.own = generation::waiting(seen.as_deref(), &self.source.boot);
                 *self.seen.lock() = seen;
@@ -226,7 +265,11 @@ impl OpenedImage {
                     return self.go_on();
                 }
                 *self.seen.lock() = seen;
-                Ok(Begun::Waits)
+                // Else it is tried again with the lock.
+                match self.enter(Kind::Alone) {
+                    Ok(()) | Err(Error::Shared { .. }) => Ok(Begun::Waits),
+                    Err(why) => Err(why),
+                }
             }
         }
     }
@@ -243,7 +286,7 @@ impl OpenedImage {
         match self.lock_again() {
             Ok(_) => Ok(Begun::Locked),
             Err(why @ Error::Overtaken { .. }) => Ok(Begun::Overtaken(why)),
-            Err(Error::Locked { .. }) if self.source.for_guests => {
+            Err(Error::Locked { .. } | Error::Shared { .. }) if self.source.for_guests => {
                 // The same says it still where its guest is about to go on there, or here again.
                 Ok(match self.generation()?.as_deref() == Some(&self.own) {
                     true => Begun::Waits,
@@ -325,6 +368,7 @@ impl OpenedImage {
 
     /// Waits until nobody else writes to it, and nobody can from then on.
     fn lock(&self) -> Result<(), Error> {
+        self.enter(Kind::Alone)?;
         self.exclusive().acquire()
     }
 
@@ -407,7 +451,11 @@ impl OpenedImage {
         Ok(uuid_of(&self.fsid, (pool, namespace), &id, snapshot))
     }
 
-    fn close(library: &Library, (image, io): (ImageHandle, IoCtx), watch: Option<Watch>) {
+    fn close(
+        library: &Library,
+        (image, io): (ImageHandle, IoCtx),
+        (watch, entry): (Option<Watch>, Option<Entry>),
+    ) {
         if let Some(Watch { handle, told }) = watch {
             // SAFETY: an open image and its watch; it waits for a callback that runs.
             unsafe { (library.rbd_update_unwatch)(image, handle) };
@@ -416,6 +464,10 @@ impl OpenedImage {
         }
         // SAFETY: the image is of that pool, and used by nobody any more.
         unsafe { close::close(library, io, image) };
+        if let Some(entry) = entry {
+            // SAFETY: that of the image.
+            unsafe { entry.give_back(library, io) };
+        }
         // SAFETY: nor is its pool.
         unsafe { (library.rados_ioctx_destroy)(io) };
     }
@@ -430,17 +482,18 @@ pub(crate) fn uuid_of(fsid: &Uuid, pool: (i64, &str), id: &str, snapshot: &str) 
 
 impl Drop for OpenedImage {
     fn drop(&mut self) {
-        struct Parts(&'static Library, (ImageHandle, IoCtx), Option<Watch>);
+        struct Parts(&'static Library, (ImageHandle, IoCtx), (Option<Watch>, Option<Entry>));
         // SAFETY: librbd is thread-safe, and nobody else has them any more.
         unsafe impl Send for Parts {}
-        let parts = Parts(self.library, (self.image, self.io), self.watch.lock().take());
+        let held = (self.watch.lock().take(), self.entry.lock().take());
+        let parts = Parts(self.library, (self.image, self.io), held);
         // The client stays until the image is closed, which a cluster that does not answer delays.
         let (client, closing) = (Arc::clone(&self.client), self.closing.clone());
         let cluster = Arc::clone(&self.cluster);
         let closed = spawn("rbd close", move || {
             let parts = parts;
-            let Parts(library, handles, watch) = parts;
-            OpenedImage::close(library, handles, watch);
+            let Parts(library, handles, held) = parts;
+            OpenedImage::close(library, handles, held);
             drop((client, cluster));
             closing.tell();
         });
@@ -475,7 +528,7 @@ impl Image {
     /// not served.
     ///
     /// # Errors
-    /// Why not, with what to do.
+    /// Why not, with what to do; also where it is to be shared, and another host has it alone, or the other way round.
     pub(crate) fn new(
         mut opened: OpenedImage,
         registry: &Registry,
@@ -484,6 +537,7 @@ impl Image {
     ) -> Result<Arc<Image>, Error> {
         let begun = match opened.source.is_locked() {
             true => Some(opened.begin()?),
+            false if opened.source.is_written() => opened.share().map(|()| None)?,
             false => None,
         };
         let is_usable = matches!(begun, None | Some(Begun::Locked));
@@ -630,6 +684,7 @@ impl Image {
             tracing::error!("bdev {}: {why}", self.bdev);
         }
         self.hold.give_up();
+        self.opened.leave();
     }
 
     /// Tells that it is fenced, and has others opened by a new client.

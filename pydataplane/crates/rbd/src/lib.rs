@@ -15,6 +15,7 @@
 //! | `image` | [`OpenedImage`], [`Source`]: an image, its lock, its size |
 //! | `close` | how an image is closed |
 //! | `hold` | whether an image may be written here, while its guest moves from host to host |
+//! | `kind` | whether an image is one host's at a time, or several share it |
 //! | `lock` | the lock of an open image, that of a client that is gone broken |
 //! | `disk` | [`Disk`]: the bdev |
 //! | `channel` | its queue pair: the whole I/O path |
@@ -27,10 +28,10 @@
 //! | `errno` | what a guest's I/O ends with |
 //! | `error` | [`Error`]: why something cannot be done |
 //!
-//! An image that is to be written is locked for this host alone, unless it is shared: another client's
-//! write is refused by the cluster, and a client that the cluster has fenced (blocklisted) has every I/O
-//! fail at once. A cluster that does not answer keeps I/O of its own images waiting, and threads that open
-//! and close them, nothing else.
+//! An image that is to be written is locked for this host alone, unless it is shared, about which all who use it have
+//! to agree: another client's write is refused by the cluster, and a client that the cluster has fenced
+//! (blocklisted) has every I/O fail at once. A cluster that does not answer keeps I/O of its own images waiting, and
+//! threads that open and close them, nothing else.
 
 mod answers;
 mod channel;
@@ -45,6 +46,7 @@ mod ffi;
 mod generation;
 mod hold;
 mod image;
+mod kind;
 mod lock;
 mod monitors;
 mod pool;

@@ -29,6 +29,7 @@ use crate::ffi::{
     SNAPSHOT_OF_USERS, SnapInfo, SnapSpec, TrashInfo,
 };
 use crate::image::uuid_of;
+use crate::kind::Entry;
 use crate::watchers::watchers;
 
 pub use together::Member;
@@ -132,12 +133,25 @@ struct Open<'a> {
     pool: &'a Pool,
     name: &'a str,
     image: ImageHandle,
+    /// What says that it is used by this host alone, once it is.
+    entry: Mutex<Option<Entry>>,
+}
+
+impl<'a> Open<'a> {
+    fn new(pool: &'a Pool, name: &'a str, image: ImageHandle) -> Open<'a> {
+        Open { pool, name, image, entry: Mutex::default() }
+    }
 }
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
+        let (library, io) = (self.pool.library(), self.pool.io);
         // SAFETY: open, of that pool, and used by nobody else.
-        unsafe { close(self.pool.library(), self.pool.io, self.image) };
+        unsafe { close(library, io, self.image) };
+        if let Some(entry) = self.entry.get_mut().take() {
+            // SAFETY: that of the image.
+            unsafe { entry.give_back(library, io) };
+        }
     }
 }
 
@@ -154,7 +168,7 @@ unsafe fn owned(text: *const c_char) -> String {
 }
 
 /// Texts that follow each other in a buffer, each with its zero.
-fn texts(buffer: &[u8]) -> impl Iterator<Item = String> + '_ {
+pub(crate) fn texts(buffer: &[u8]) -> impl Iterator<Item = String> + '_ {
     let all = buffer.strip_suffix(&[0]).filter(|_| !buffer.is_empty());
     let all = all.into_iter().flat_map(|all| all.split(|byte| *byte == 0));
     all.map(|text| String::from_utf8_lossy(text).into_owned())
@@ -295,7 +309,7 @@ impl Pool {
         // SAFETY: an open pool, zero-terminated texts or null, and where the result is to be.
         let opened = unsafe { open(self.io, name_.as_ptr(), &mut image, at) };
         check(opened, || format!("image {} cannot be opened", self.path(name)))?;
-        Ok(Open { pool: self, name, image })
+        Ok(Open::new(self, name, image))
     }
 
     /// All images and their snapshots, each image before its snapshots. Those that go meanwhile are left out.
@@ -657,7 +671,7 @@ impl Pool {
         // SAFETY: an open pool, a zero-terminated text, and where the result is to be.
         let opened = unsafe { open(self.io, id.as_ptr(), &mut image, ptr::null()) };
         check(opened, || format!("image {} cannot be opened by its identity", self.path(name)))?;
-        Ok(Open { pool: self, name, image })
+        Ok(Open::new(self, name, image))
     }
 
     /// Takes a snapshot of an image.

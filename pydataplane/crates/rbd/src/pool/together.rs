@@ -17,6 +17,7 @@ use uuid::Uuid;
 use super::lease::Lease;
 use super::{Notes, Open, Pool, key_of};
 use crate::cluster::{address, check, failed, text};
+use crate::kind::{Door, Kind};
 use crate::lock::Lock;
 use crate::{Disk, Error};
 
@@ -105,8 +106,8 @@ impl Pool {
     /// are open here waits meanwhile.
     ///
     /// # Errors
-    /// [`Error::Locked`]: another host may write to one of them; a snapshot of that name is there already; what Ceph
-    /// says. Then there is none of them.
+    /// [`Error::Locked`], [`Error::Shared`]: another host may write to one of them; a snapshot of that name is there
+    /// already; what Ceph says. Then there is none of them.
     pub fn snapshot_together(&self, members: &[Member], until: Instant) -> Result<(), Error> {
         let mut opened = Vec::new();
         for member in members {
@@ -242,12 +243,29 @@ impl Open<'_> {
     /// Locks it for this client, until it is closed.
     ///
     /// # Errors
-    /// [`Error::NoLock`]: nobody can; [`Error::Locked`]: another client that lives has; what Ceph says.
+    /// [`Error::NoLock`]: nobody can; [`Error::Locked`], [`Error::Shared`]: another client that lives has, or shares
+    /// it; what Ceph says.
     pub(super) fn acquire(&self) -> Result<(), Error> {
-        match self.is_lockable()? {
-            true => self.lock().acquire(),
-            false => Err(Error::NoLock { image: self.path() }),
+        if !self.is_lockable()? {
+            return Err(Error::NoLock { image: self.path() });
         }
+        self.enter()?;
+        self.lock().acquire()
+    }
+
+    /// Notes at it that it is written to by this host alone, until it is closed.
+    fn enter(&self) -> Result<(), Error> {
+        let mut entry = self.entry.lock();
+        if entry.is_none() {
+            *entry = Some(self.door()?.enter(Kind::Alone)?);
+        }
+        Ok(())
+    }
+
+    fn door(&self) -> Result<Door<'_>, Error> {
+        let Pool { cluster, client, io, .. } = self.pool;
+        let (id, path) = (self.id()?, self.path());
+        Ok(Door { cluster, client, io: *io, image: self.image, id, path })
     }
 
     /// Whether there is a snapshot of that name, marked or not.
@@ -297,7 +315,7 @@ impl Open<'_> {
         if let Some(last) = &last {
             // Who takes them has all of the images locked.
             match last.acquire() {
-                Err(Error::Locked { .. }) => {
+                Err(Error::Locked { .. } | Error::Shared { .. }) => {
                     let own = address(self.library(), self.pool.client.rados);
                     let is_its = last.lock().owners()?.contains(&mark.client);
                     if is_its && own.as_ref() != Some(&mark.client) {
