@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import click
 
 from plugin.cli.output import busy, config
+from plugin.moves.naming import Domains
 from pydataplane.domain import translate
 from pydataplane.domain.errors import TranslateError
 from pydataplane.domain.xml.network import PROTOCOLS
@@ -47,6 +48,19 @@ def connection(uri: str, *, read_only: bool = True) -> Iterator[Any]:
         raise click.ClickException(f"libvirt at {uri}: {error}") from error
     finally:
         opened.close()
+
+
+def gateway_domains(stack: ExitStack, uri: str | None) -> Domains | None:
+    """Returns the gateway's domains; None: it does not run, or there is no libvirt here.
+
+    Raises:
+        click.ClickException: the URI that was named does not answer.
+    """
+    listen = config().gateway.listen
+    if uri is None and not listen.exists():
+        return None
+    named = uri or f"qemu+unix:///system?socket={listen}"
+    return Domains(stack.enter_context(connection(named, read_only=False)), config().settings())
 
 
 def find(opened: Any, name: str) -> Any:

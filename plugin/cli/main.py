@@ -12,6 +12,7 @@ from plugin.cli import (
     completion,
     doctor,
     domain,
+    hostmove,
     image,
     io_errors,
     key,
@@ -118,6 +119,7 @@ for command in (
     image.diff,
     limits.limits,
     move.move,
+    hostmove.incoming,
     stream.send,
     stream.receive,
 ):

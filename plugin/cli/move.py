@@ -7,12 +7,11 @@ from pathlib import Path
 
 import click
 
-from plugin.cli import completion
-from plugin.cli.domains import connection
+from plugin.cli import completion, hostmove
+from plugin.cli.domains import gateway_domains
 from plugin.cli.output import (
     bar,
     client,
-    config,
     copying_client,
     errors_as_sentences,
     json_option,
@@ -21,7 +20,6 @@ from plugin.cli.output import (
     text,
 )
 from plugin.moves.moving import Mover
-from plugin.moves.naming import Domains
 from pydataplane.volumes import Volumes
 
 COLUMNS = [
@@ -35,26 +33,46 @@ COLUMNS = [
 ]
 
 
-@click.command(short_help="Move a volume to another lvstore or pool.")
+@click.command(short_help="Move a volume to another lvstore, pool or host.")
 @click.argument("volume", shell_complete=completion.volumes)
-@click.argument("to", metavar="LVSTORE[/NAME]", shell_complete=completion.lvstores)
+@click.argument(
+    "to", metavar="[LVSTORE[/NAME]]", required=False, shell_complete=completion.lvstores
+)
 @click.option(
     "--connect",
     "uri",
     help="libvirt URI of the gateway.  [default: at gateway.listen of the configuration]",
 )
+@hostmove.options
 @json_option
 @click.pass_obj
 @errors_as_sentences
-def move(socket: Path, volume: str, to: str, uri: str | None, as_json: bool) -> None:
-    """Move VOLUME to another LVSTORE, or pool of Ceph, of its target.
+def move(
+    socket: Path,
+    /,
+    volume: str,
+    to: str | None,
+    uri: str | None,
+    as_json: bool,
+    **asked: str | bool | None,
+) -> None:
+    """Move VOLUME to another LVSTORE, or pool of Ceph, of its target, or to another host.
 
     Between lvstores a VM may use it, and goes on with the new one; PAUSE is how long its requests
     waited at most. Domains that name it name the new one then, and know it as the same disk. Run it
     again after an interruption: it goes on where it was. ^C leaves VOLUME as it was.
+
+    With --host it is sent to another host, while a VM uses it, too; for the last of it the VM has
+    to be shut down. Until the other host has all of it, durably, VOLUME counts.
     """
+    wanted = hostmove.HostOptions.of(asked, to)
+    if wanted is not None:
+        hostmove.move(socket, volume, wanted, uri, as_json=as_json)
+        return
+    if to is None:
+        raise click.UsageError("Missing argument 'LVSTORE[/NAME]': where is it to go?")
     with ExitStack() as stack:
-        domains = _domains(stack, uri)
+        domains = gateway_domains(stack, uri)
         mover = Mover(Volumes(client(socket)), Volumes(copying_client(socket)), domains)
         try:
             with bar(f"moving {volume}") as progress:
@@ -74,16 +92,3 @@ def move(socket: Path, volume: str, to: str, uri: str | None, as_json: bool) -> 
         "domains": moved.domains,
     }
     show([row], COLUMNS, as_json=as_json, empty="")
-
-
-def _domains(stack: ExitStack, uri: str | None) -> Domains | None:
-    """Returns the gateway's domains; None: it does not run, or there is no libvirt here.
-
-    Raises:
-        click.ClickException: the URI that was named does not answer.
-    """
-    listen = config().gateway.listen
-    if uri is None and not listen.exists():
-        return None
-    named = uri or f"qemu+unix:///system?socket={listen}"
-    return Domains(stack.enter_context(connection(named, read_only=False)), config().settings())

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 
+from plugin.gateway.lvolcopies import Disk
 from plugin.images import importing
-from plugin.moves import notes
+from plugin.moves import notes, targetcopy
 from plugin.moves.notes import Note
 from plugin.streams import receiving
 from pydataplane.domain import limiting
+from pydataplane.domain.limits import NONE, Limits
+from pydataplane.domain.observed import observe
 from pydataplane.errors import NO_DEVICE, RpcError, VolumeError, VolumeNotFoundError
 from pydataplane.lvols import Volume
 from pydataplane.volumenames import split_path
@@ -18,8 +22,12 @@ from pydataplane.volumes import Volumes
 CLAIM = "csi."
 """What the names of xattrs begin with that the driver of Kubernetes gives its volumes."""
 
-OWN = (limiting.XATTR, "virtlun.encryption")
-"""Xattrs that do not go along: a disk's, which brings its limits, and the target's own of a key."""
+OWN = (limiting.XATTR, "virtlun.encryption", notes.HOST, notes.MOVED)
+"""Xattrs that do not go along: a disk's, which brings its limits, the target's own of a key, and
+what a move notes at the old volume."""
+
+HOST_SNAPSHOT = re.compile("move-[0-9a-f]{8}")
+"""What follows the `@` of a snapshot that a move to another host takes."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +161,11 @@ def is_there(volumes: Volumes, uuid: str) -> bool:
     return True
 
 
-def check_movable(volumes: Volumes, source: Volume) -> None:
+def check_movable(volumes: Volumes, source: Volume, *, to_host: bool = False) -> None:
     """Refuses a volume that others need where it is.
+
+    With `to_host` it goes to another host, which `plugin.hostmoves` notes at it, with snapshots of
+    its own.
 
     Raises:
         VolumeError: it is a snapshot, has snapshots, is a claim's or not whole yet, or is shown to
@@ -162,10 +173,18 @@ def check_movable(volumes: Volumes, source: Volume) -> None:
     """
     if source.snapshot:
         raise VolumeError(f"{source.path} is a snapshot, which stays with its volume: clone it")
+    xattrs = volumes.xattrs(source.uuid)
+    if notes.HOST in xattrs and not to_host:
+        raise VolumeError(
+            f"volume {source.path} is on its way to another host ({xattrs[notes.HOST]}): complete"
+            " that, by the same command, or give it up (--abort)"
+        )
     snapshots = [
         each.name
         for each in volumes.volumes(source.lvstore)
-        if each.snapshot and each.name.split("@")[0] == source.name
+        if each.snapshot
+        and each.name.split("@")[0] == source.name
+        and not (to_host and is_of_host_move(each))
     ]
     if snapshots:
         raise VolumeError(
@@ -173,13 +192,12 @@ def check_movable(volumes: Volumes, source: Volume) -> None:
             f" ({', '.join(snapshots)}): delete them first, or `virtlun volume clone` the last of"
             " them and move the clone"
         )
-    xattrs = volumes.xattrs(source.uuid)
     if any(name.startswith(CLAIM) for name in xattrs):
         raise VolumeError(
             f"volume {source.path} is a claim's of Kubernetes, which knows where it is: clone the"
             " claim, or copy in a pod that has both"
         )
-    if notes.MOVED in xattrs:
+    if notes.MOVED in xattrs and not (to_host and notes.HOST in xattrs):
         raise VolumeError(
             f"volume {source.path} does not count any more: its VM has gone on with another one"
             f" ({xattrs[notes.MOVED]}); complete that move, by the same command"
@@ -201,6 +219,37 @@ def check_movable(volumes: Volumes, source: Volume) -> None:
         )
 
 
+def is_of_host_move(snapshot: Volume) -> bool:
+    """Whether a snapshot was taken to be sent to another host by a move, by its name."""
+    return HOST_SNAPSHOT.fullmatch(snapshot.name.partition("@")[2]) is not None
+
+
+def disks_on(volumes: Volumes, uuid: str) -> list[Disk]:
+    """Returns the disks, of VMs and others, that are on a volume (its UUID)."""
+    return [
+        Disk(name, number)
+        for name, disks in sorted(observe(volumes.client).controllers.items())
+        for number, shown in disks.items()
+        if shown.bdev == uuid and not name.startswith(targetcopy.PREFIX)
+    ]
+
+
+def limits_by_hand(volumes: Volumes, uuid: str) -> Limits:
+    """Returns the I/O limits that somebody has given a volume (its UUID) by hand, which go along.
+
+    Those of a disk do not: it brings them along.
+    """
+    if limiting.XATTR in volumes.xattrs(uuid):
+        return NONE
+    return limiting.found(volumes.client, uuid)
+
+
+def carried(volumes: Volumes, source: Volume) -> dict[str, str]:
+    """Returns the xattrs that go along, and by which guests know the new volume as the old one."""
+    noted = {notes.IDENTITY: source.uuid} | volumes.xattrs(source.uuid)
+    return {name: text for name, text in noted.items() if name not in OWN}
+
+
 def make(volumes: Volumes, wanted: MoveRequest, source: Volume) -> str:
     """Makes the new volume and returns its UUID; there is never one without its note.
 
@@ -216,13 +265,11 @@ def make(volumes: Volumes, wanted: MoveRequest, source: Volume) -> str:
             f"{wanted.to} needs {source.allocated} bytes, and {lvstore} has {store.free} left:"
             " free some, or choose another one"
         )
-    noted = {notes.IDENTITY: source.uuid} | volumes.xattrs(source.uuid)
-    carried = {name: text for name, text in noted.items() if name not in OWN}
     made = volumes.create(
         wanted.to,
         source.size,
         thin=source.thin,
-        xattrs=carried | {notes.XATTR: Note(source.uuid, source.path).text},
+        xattrs=carried(volumes, source) | {notes.XATTR: Note(source.uuid, source.path).text},
         key=source.key,
         dif_type=source.dif_type,
     )

@@ -21,7 +21,6 @@ from plugin.volumelocks import locked
 from pydataplane.domain import limiting
 from pydataplane.domain.limits import NONE
 from pydataplane.domain.names import CONTROLLER_PREFIX
-from pydataplane.domain.observed import observe
 from pydataplane.errors import (
     BUSY,
     NO_DEVICE,
@@ -180,22 +179,13 @@ class Mover:
                 " not count"
             )
 
-    def _disks(self, uuid: str) -> list[Disk]:
-        """Returns the disks, of VMs and others, that are on a volume."""
-        return [
-            Disk(name, number)
-            for name, disks in sorted(observe(self._volumes.client).controllers.items())
-            for number, shown in disks.items()
-            if shown.bdev == uuid and not name.startswith(targetcopy.PREFIX)
-        ]
-
     def _check(self, source: Volume, to: str) -> Disk | None:
         """Returns the disk of a VM that a volume is, which is to be `to`; None: nobody uses it.
 
         Raises:
             VolumeError: it cannot move.
         """
-        disks = self._disks(source.uuid)
+        disks = moverequest.disks_on(self._volumes, source.uuid)
         moverequest.check_movable(self._volumes, source)
         names = ", ".join(disk.controller for disk in disks)
         in_use = f"volume {source.path} is in use by"
@@ -239,12 +229,9 @@ class Mover:
 
     def _carry_limits(self, source: str, made: str) -> None:
         """Gives the new volume the I/O limits that somebody has given the old one by hand."""
-        client = self._volumes.client
-        if limiting.XATTR in self._volumes.xattrs(source):
-            return  # a disk's, which brings them along
-        limits = limiting.found(client, source)
+        limits = moverequest.limits_by_hand(self._volumes, source)
         if limits != NONE:
-            limiting.put(client, made, limits)
+            limiting.put(self._volumes.client, made, limits)
 
     def _delete(self, source: Volume, to: str, made: str, note: Note) -> None:
         """Deletes the old volume, of which the new one has all.
@@ -359,14 +346,17 @@ class Mover:
         with uninterrupted():
             running = [
                 Running(self._domains, self._volumes.client, disk)
-                for disk in self._disks(made)
+                for disk in moverequest.disks_on(self._volumes, made)
                 if disk.controller.startswith(CONTROLLER_PREFIX)
             ]
             for each in running:
                 each.followed(to)
             self._domains.check_none_saved(note.path)
             # The target has the last word, now that nothing goes on any more.
-            if self._disks(note.of) or notes.counting(self._copying.client, made) != "new":
+            if (
+                moverequest.disks_on(self._volumes, note.of)
+                or notes.counting(self._copying.client, made) != "new"
+            ):
                 raise VolumeError(
                     f"volume {note.path} is in use, or counts: it is not deleted; see which VM has"
                     " it, and move it again"

@@ -21,6 +21,7 @@ class Domains:
         self.libvirt = libvirt
         self.settings = settings
         self._opened = opened
+        self._definition = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
 
     def of_uuid(self, uuid: str) -> Any:
         """Returns libvirt's handle of a domain; None: there is none.
@@ -34,6 +35,32 @@ class Domains:
             if error.get_error_code() != self.libvirt.VIR_ERR_NO_DOMAIN:
                 raise
             return None
+
+    def all(self) -> list[Any]:
+        """Returns libvirt's handles of all domains."""
+        return list(self._opened.listAllDomains())
+
+    def define(self, xml: str) -> Any:
+        """Defines a domain, also one that is there, and returns libvirt's handle."""
+        return self._opened.defineXML(xml)
+
+    def check_machine(
+        self, emulator: str | None, arch: str | None, machine: str | None, kind: str | None
+    ) -> None:
+        """Has libvirt refuse what its QEMUs cannot be; None: its default.
+
+        Raises:
+            libvirt's: there is no such emulator, architecture, machine or virtualisation type.
+        """
+        self._opened.getDomainCapabilities(emulator, arch, machine, kind)
+
+    def inactive_xml(self, handle: Any) -> str:
+        """Returns a domain's definition, with its secrets, as it is for its next start."""
+        return self._xml(handle, self._definition)
+
+    def on_another(self, handle: Any, old: str, new: str) -> str:
+        """Returns a domain's definition with `new` where its disks name `old`, LVSTORE/NAME."""
+        return sources.on_another(self.inactive_xml(handle), old, new, self.settings)
 
     def live_devs(self, handle: Any, volume: str) -> list[str]:
         """Returns the target devs of a domain's disks that name a volume, LVSTORE/NAME."""
@@ -56,7 +83,7 @@ class Domains:
         Raises:
             VolumeError: there is one; what is saved cannot be given another disk.
         """
-        for handle, _ in self._defined(volume):
+        for handle, _ in self.defined(volume):
             if handle.hasManagedSaveImage():
                 raise VolumeError(
                     f"domain {handle.name()}, which is saved, goes on with volume {volume}: start"
@@ -72,7 +99,7 @@ class Domains:
             VolumeError: some do not; all others do.
         """
         found, refused = [], []
-        for handle, xml in self._defined(old):
+        for handle, xml in self.defined(old):
             try:
                 self._opened.defineXML(sources.on_another(xml, old, new, self.settings))
             except self.libvirt.libvirtError as error:
@@ -88,14 +115,13 @@ class Domains:
 
     def naming(self, volume: str) -> list[str]:
         """Returns the names of the domains whose definition names a volume, LVSTORE/NAME."""
-        return sorted(handle.name() for handle, _ in self._defined(volume))
+        return sorted(handle.name() for handle, _ in self.defined(volume))
 
-    def _defined(self, volume: str) -> Iterator[tuple[Any, str]]:
+    def defined(self, volume: str) -> Iterator[tuple[Any, str]]:
         """Yields the persistent domains whose definition names a volume, and that."""
-        flags = self.libvirt.VIR_DOMAIN_XML_INACTIVE | self.libvirt.VIR_DOMAIN_XML_SECURE
         for handle in self._opened.listAllDomains(self.libvirt.VIR_CONNECT_LIST_DOMAINS_PERSISTENT):
             try:
-                xml = self._xml(handle, flags)
+                xml = self.inactive_xml(handle)
             except self.libvirt.libvirtError as error:
                 if error.get_error_code() != self.libvirt.VIR_ERR_NO_DOMAIN:
                     raise

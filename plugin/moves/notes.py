@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal, cast, get_args
 
 from pydataplane.client import Client
-from pydataplane.errors import METHOD_NOT_FOUND, NO_DATA, RpcError, VolumeError
+from pydataplane.errors import METHOD_NOT_FOUND, NO_DATA, NO_DEVICE, RpcError, VolumeError
 from pydataplane.volumes import MOVE_XATTR, Volumes
 
 XATTR = MOVE_XATTR
@@ -33,6 +33,9 @@ The target makes serial and WWN of it.
 
 MOVED = "virtlun.moved"
 """Xattr of a volume whose VM has gone on with another one: the target's."""
+
+HOST = "virtlun.host_move"
+"""Xattr of a volume that goes to another host (plugin.hostmoves.sourcenote)."""
 
 Counts = Literal["old", "new", "neither", "unknown"]
 
@@ -104,7 +107,7 @@ def counting(client: Client, new: str) -> Counts:
 def check_target(client: Client, volume: str) -> None:
     """Refuses a target that would have a VM go on with another volume without noting that.
 
-    `volume` is the UUID of any.
+    `volume` is the UUID of any, which need not be there.
 
     Raises:
         VolumeError: it is of an earlier version.
@@ -112,7 +115,7 @@ def check_target(client: Client, volume: str) -> None:
     try:
         counting(client, volume)
     except RpcError as error:
-        if error.code != NO_DATA:
+        if error.code not in (NO_DATA, NO_DEVICE):
             raise
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from plugin import volumefile
@@ -45,6 +45,8 @@ class New:
     """The name of what it is encrypted with."""
     uuid: str | None = None
     """None: a random one."""
+    xattrs: Mapping[str, str] = field(default_factory=dict)
+    """That it has from the beginning."""
 
 
 @dataclass(frozen=True)
@@ -281,7 +283,12 @@ class Receiver:
         work = _Work(None, header.to, 0)
         try:
             made = self._patient.create(
-                self._partial, header.size, **asdict(new), xattrs={XATTR: _text(work)}
+                self._partial,
+                header.size,
+                thin=new.thin,
+                uuid=new.uuid,
+                xattrs={**new.xattrs, XATTR: _text(work)},
+                key=new.key,
             )
         except KeyboardInterrupt:
             with uninterrupted():

@@ -51,14 +51,15 @@ def send(
         _check_older(volumes, base, of)
     header = Header(of.size, since=name_of(base) if base else None, to=name_of(of))
     ranges = chain.from_iterable(volumes.ranges(of.uuid, base.uuid if base else None))
-    _sweep(volumes, of.lvstore)
+    sweep(volumes, of.lvstore)
     with _alone(volumes, of.uuid, of.path), _shown(volumes, of) as path:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             stream = Writer(out, header)
             for offset, length in ranges:
-                progress(offset, of.size)
-                _write(stream, file, offset, length, of.block_size, zeros=base is not None)
+                for at, data in _read(file, offset, length, of.block_size):
+                    progress(at, of.size)
+                    _write(stream, at, data, zeros=base is not None)
             stream.end()
         finally:
             os.close(file)
@@ -95,7 +96,7 @@ def _alone(volumes: Volumes, uuid: str, path: str) -> AbstractContextManager[Non
     return locked(folder, (f"send {uuid}", f"{path} is being sent"))
 
 
-def _sweep(volumes: Volumes, lvstore: str) -> None:
+def sweep(volumes: Volumes, lvstore: str) -> None:
     """Deletes the clones of commands that were killed."""
     for each in volumes.client.call("bdev_lvol_get_lvols", lvs_name=lvstore):
         uuid = each["name"].removeprefix(PREFIX)
@@ -128,19 +129,24 @@ def _end(volumes: Volumes, clone: str) -> None:
         volumes.delete(uuid)
 
 
-def _write(stream: Writer, file: int, offset: int, length: int, block: int, *, zeros: bool) -> None:
-    """Writes a part of the volume; where it has zeros only if they count."""
+def _read(file: int, offset: int, length: int, block: int) -> Iterator[tuple[int, bytes]]:
+    """Yields (offset, data) of a part of the volume."""
     end = offset + length
     while offset < end:
         data = volumefile.read(file, offset, min(READ_BYTES, end - offset), block)
         if not data:
             raise VolumeError(f"the snapshot ended at {offset} bytes")
-        for empty, begin, stop in _runs(data):
-            if not empty:
-                stream.data(offset + begin, memoryview(data)[begin:stop])
-            elif zeros:
-                stream.zeros(offset + begin, stop - begin)
+        yield offset, data
         offset += len(data)
+
+
+def _write(stream: Writer, offset: int, data: bytes, *, zeros: bool) -> None:
+    """Writes what is at `offset`; where it has zeros only if they count."""
+    for empty, begin, stop in _runs(data):
+        if not empty:
+            stream.data(offset + begin, memoryview(data)[begin:stop])
+        elif zeros:
+            stream.zeros(offset + begin, stop - begin)
 
 
 def _runs(data: bytes) -> Iterator[tuple[bool, int, int]]:

@@ -18,6 +18,22 @@ def devs_on(domain_xml: str, volume: str, settings: Settings) -> list[str]:
     return [disk.value("target", "dev") or "" for disk in _on(domain_xml, volume, settings)]
 
 
+def volumes_named(domain_xml: str, settings: Settings) -> list[str]:
+    """Returns the volumes, LVSTORE/LVOL, that a domain's disks name; the domain as for `devs_on`.
+
+    Images of other hosts are none.
+    """
+    found = []
+    for disk in _all(domain_xml):
+        try:
+            ref = disks.volume(disk, settings)
+        except TranslateError:
+            continue
+        if ref is not None and ref.source is None:
+            found.append(ref.alias)
+    return found
+
+
 def disk_on(domain_xml: str, dev: str, volume: str, settings: Settings) -> str | None:
     """Returns a <disk> whose source names a volume, in the way in which that of `dev` names its.
 

@@ -1,0 +1,104 @@
+"""May a volume leave for another host, and which domain has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plugin.hostmoves import movesnapshots
+from plugin.hostmoves.handover import LeavingDomain
+from plugin.moves import moverequest, notes
+from plugin.moves.naming import Domains
+from pydataplane.domain.names import CONTROLLER_PREFIX, domain_of
+from pydataplane.errors import VolumeError
+from pydataplane.lvols import Volume
+from pydataplane.volumes import Volumes
+
+
+@dataclass(frozen=True)
+class HostMove:
+    """What is asked for."""
+
+    to: str | None = None
+    """LVSTORE or LVSTORE/NAME there; None: what it is called here."""
+    key: str | None = None
+    """The key there; None: that of the same name, if it has one here."""
+    shutdown: bool = False
+    with_vm: bool = False
+    keep: bool = False
+
+
+def check(
+    volumes: Volumes, domains: Domains | None, source: Volume, wanted: HostMove
+) -> LeavingDomain | None:
+    """Returns the domain that uses a volume, or that is to go along; None: there is none.
+
+    Raises:
+        VolumeError: the volume cannot move, or not so; libvirt's: nobody knows.
+    """
+    if volumes.lvstore(source.lvstore).is_pool:
+        raise VolumeError(f"{source.path} is of a pool: send it by `rbd export-diff`")
+    moverequest.check_movable(volumes, source, to_host=True)
+    movesnapshots.check_name(source.name)
+    if source.dif_type is not None:
+        raise VolumeError(
+            f"volume {source.path} keeps protection information, which no stream has: copy it"
+            " within a guest"
+        )
+    notes.check_target(volumes.client, source.uuid)
+    user = _user(volumes, source)
+    if user is not None and not wanted.shutdown:
+        raise VolumeError(
+            f"volume {source.path} is in use by VM {user}: shut that down, or add --shutdown, which"
+            " does it when little is left to be sent"
+        )
+    if domains is None:
+        if user is not None or wanted.with_vm:
+            raise VolumeError(
+                f"no gateway answers, which knows the VM of volume {source.path}: start"
+                " virtlun-gateway"
+            )
+        return None
+    domains.check_none_saved(source.path)
+    return _domain(domains, source, user, wanted)
+
+
+def _user(volumes: Volumes, source: Volume) -> str | None:
+    """Returns the UUID of the domain that has a volume as a disk; None: nobody uses it."""
+    names = sorted({disk.controller for disk in moverequest.disks_on(volumes, source.uuid)})
+    listed = ", ".join(names)
+    if any(not name.startswith(CONTROLLER_PREFIX) for name in names):
+        raise VolumeError(
+            f"volume {source.path} is in use by controller {listed}: delete that first"
+        )
+    users = {domain_of(name) for name in names}
+    if len(users) > 1:
+        raise VolumeError(
+            f"volume {source.path} is in use by several VMs ({listed}): shut all of them down"
+        )
+    others = volumes.users(source.uuid) if not users else []
+    if others:
+        raise VolumeError(f"volume {source.path} is in use ({', '.join(others)}): end that first")
+    return next(iter(users), None)
+
+
+def _domain(
+    domains: Domains, source: Volume, user: str | None, wanted: HostMove
+) -> LeavingDomain | None:
+    if user is not None:
+        handles = [domains.of_uuid(user)]
+        if None in handles:
+            raise VolumeError(f"the gateway knows no domain {user}, which uses the volume")
+    elif wanted.with_vm:
+        handles = [handle for handle, _ in domains.defined(source.path)]
+    else:
+        return None
+    if len(handles) != 1:
+        names = ", ".join(sorted(handle.name() for handle in handles)) or "none"
+        raise VolumeError(
+            f"the domains that name volume {source.path} are {names}, and one can go along: move"
+            " the volume without --with-vm"
+        )
+    domain = LeavingDomain(domains, handles[0])
+    if domain.is_running and not wanted.shutdown:
+        raise VolumeError(f"domain {domain.name} runs: shut it down, or add --shutdown")
+    return domain
