@@ -68,13 +68,29 @@ def test_a_volume_is_added_to_a_running_vm(host: Host) -> None:
         windows.do("press", "push button", "No")
         until(lambda: uuid in served(host), "the disk of the VM")
         # As of any disk, first of the running VM and then of its next start.
-        until(lambda: is_named(host), "the disk in the VM's XML")
-        until(lambda: is_named(host, "--inactive"), "the disk in its definition")
+        until(lambda: is_named(host, "added"), "the disk in the VM's XML")
+        until(lambda: is_named(host, "added", "--inactive"), "the disk in its definition")
 
 
-def is_named(host: Host, *side: str) -> bool:
-    """Whether the VM's XML has the volume that was added."""
-    return "/dev/virtlun/lvs0/added" in host.virsh("dumpxml", "web", *side)
+def test_a_volume_is_chosen_in_the_browser_of_storage(host: Host) -> None:
+    uuid = host.volumes.create("lvs0/chosen", 8 * MIB).uuid
+    with virt_manager(host, "--show-domain-editor", "web") as windows:
+        windows.do("press", "push button", "add-hardware")
+        windows.do("press", "radio button", "Select or create custom storage")
+        windows.do("press", "push button", "storage-browse")
+        windows.do("focus", "table cell", "virtlun-lvs0")
+        windows.do("focus", "table cell", "chosen")
+        windows.do("press", "push button", "Choose Volume")
+        windows.do("click", "push button", "Finish")
+        windows.do("press", "push button", "No")
+        until(lambda: uuid in served(host), "the disk of the VM")
+        until(lambda: is_named(host, "chosen"), "the disk in the VM's XML")
+        until(lambda: is_named(host, "chosen", "--inactive"), "the disk in its definition")
+
+
+def is_named(host: Host, volume: str, *side: str) -> bool:
+    """Whether the VM's XML has a volume that was added."""
+    return f"/dev/virtlun/lvs0/{volume}" in host.virsh("dumpxml", "web", *side)
 
 
 def served(host: Host) -> set[str]:
