@@ -324,6 +324,12 @@ def media(host: Host) -> list[str]:
     return [dict(line.split(maxsplit=1) for line in text.splitlines())["sdz"] for text in listed]
 
 
+NO_MEDIUM = (
+    "disk 'sdz' (volume lvs0/medium) cannot be a cdrom, nor its medium: attach the volume as a disk"
+    " (device='disk'), or give the cdrom a file"
+)
+
+
 def test_a_volume_is_no_medium_of_a_cdrom(drive: Host) -> None:
     drive.volumes.create("lvs0/medium", SIZE)
     file = drive.scratch / "medium.iso"
@@ -333,12 +339,30 @@ def test_a_volume_is_no_medium_of_a_cdrom(drive: Host) -> None:
     def refused(*how: str) -> None:
         with pytest.raises(VirshError) as caught:
             drive.virsh("change-media", "drive", "sdz", "/dev/virtlun/lvs0/medium", *how)
-        said = str(caught.value)
-        assert "disk 'sdz' (volume lvs0/medium) cannot be a cdrom, nor its medium: " in said
+        assert NO_MEDIUM in str(caught.value)
 
+    of_pool = drive.scratch / "medium.xml"
+    of_pool.write_text(
+        "<disk type='volume' device='cdrom'><source pool='virtlun-lvs0' volume='medium'/>"
+        "<target dev='sdz' bus='sata'/><readonly/></disk>"
+    )
     for sides in (["--live"], ["--config"], ["--live", "--config"]):
         refused("--insert", *sides)
         refused("--insert", "--block", *sides)
+        with pytest.raises(VirshError, match=re.escape(NO_MEDIUM)):
+            drive.virsh("update-device", "drive", str(of_pool), *sides)
+    # As Cockpit does it, whose dialog lists our pools.
+    words = ["--disk", "source.pool=virtlun-lvs0,source.volume=medium,type=volume", "--update"]
+    inserts = subprocess.run(
+        ["virt-xml", "--connect", drive.uri, "drive", "--edit", "target.dev=sdz", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert inserts.returncode != 0
+    assert NO_MEDIUM in inserts.stderr
     assert media(drive) == ["-", "-"]
     drive.virsh("change-media", "drive", "sdz", str(file), "--insert", "--live", "--config")
     refused("--update", "--live", "--config")
