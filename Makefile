@@ -40,7 +40,7 @@ BENCH_PACKAGES := fio qemu-block-extra rocksdb-tools
 # And of what the night looks at: an image that is built, Cockpit in a browser, virt-manager on a screen, a whole
 # Nova, other shells.
 NIGHT_PACKAGES := at-spi2-core buildah chromium cockpit-bridge cockpit-machines cockpit-system cockpit-ws \
-	debootstrap gir1.2-atspi-2.0 fish postgresql rabbitmq-server virt-manager xvfb zsh
+	debootstrap fish gir1.2-atspi-2.0 grub-common grub-pc-bin postgresql rabbitmq-server virt-manager xvfb zsh
 
 # Checks the licences and sources of crates. Built fast, as it runs for a second.
 CARGO_DENY_VERSION := 0.20.2
