@@ -11,9 +11,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import shutil
 import struct
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.guest.image import build, pack, unpacked
@@ -56,7 +58,7 @@ def boot_disk(more: str = "", beside: str = "") -> Path:
     # A BIOS reads less in the time in which a guest unpacks it.
     with unpacked() as package:
         kernel = next(package.rglob("vmlinuz*")).read_bytes()
-    archives = image.initrd.read_bytes() + (_archive(beside) if beside else b"")
+    archives = image.initrd.read_bytes() + (script_archive(beside) if beside else b"")
     initrd = gzip.compress(archives, compresslevel=1)
     initrd_at = KERNEL_AT + _whole_mib(len(kernel))
     loader = _loader(
@@ -90,9 +92,14 @@ def _range(at: int, size: int) -> str:
     return f"{at // SECTOR}+{-(-size // SECTOR)}"
 
 
-def _archive(beside: str) -> bytes:
-    """Returns the archive of a script, which is run at BESIDE, and /init after it."""
+def script_archive(beside: str, *files: Path) -> bytes:
+    """Returns the archive of a script, which is run at BESIDE, and /init after it.
+
+    `files` are in the root folder beside it, by their own names.
+    """
     with tempfile.TemporaryDirectory() as folder:
+        for each in files:
+            shutil.copy(each, folder)
         script = Path(folder + BESIDE)
         null = "/bin/busybox mknod /dev/null c 1 3"  # which what goes on by itself begins with
         script.write_text(f"#!/bin/busybox sh\n{null}\n(\n{beside}) &\nexec /init\n")
@@ -109,27 +116,36 @@ def _table(end: int) -> bytes:
 
 def _loader(script: str) -> bytes:
     """Returns the first sector and the rest of GRUB, which follows it without a gap."""
-    boot = GRUB / "boot.img"
-    if not boot.exists():
+    core = grub_image(script, "i386-pc", "hd0", MODULES)
+    first = (GRUB / "boot.img").read_bytes()
+    return first[: SECTOR - 2].ljust(SECTOR - 2, b"\0") + b"\x55\xaa" + core
+
+
+def grub_image(script: str, kind: str, device: str, modules: Sequence[str]) -> bytes:
+    """Returns GRUB with a script, as a BIOS has it from its `device` ("hd0" or "cd").
+
+    `kind` is grub-mkimage's format: "i386-pc-eltorito" is for a CD, as it is; "i386-pc" follows the
+    first sector. RuntimeError where GRUB is not installed.
+    """
+    if not GRUB.is_dir():
         raise RuntimeError("grub-pc-bin is not installed: run `make kubernetes`, then try again")
     name = f"grub-{os.getpid()}"
     folder = CACHE / "guest"
-    configuration, core = folder / f"{name}.cfg", folder / f"{name}.core"
+    configuration, image = folder / f"{name}.cfg", folder / f"{name}.core"
     configuration.write_text(script)
     try:
         subprocess.run(
             [
-                *("grub-mkimage", "--format=i386-pc", "--prefix=(hd0)", f"--output={core}"),
-                *(f"--config={configuration}", *MODULES),
+                *("grub-mkimage", f"--format={kind}", f"--prefix=({device})", f"--output={image}"),
+                *(f"--config={configuration}", *modules),
             ],
             check=True,
             capture_output=True,
         )
-        first = boot.read_bytes()
-        return first[: SECTOR - 2].ljust(SECTOR - 2, b"\0") + b"\x55\xaa" + core.read_bytes()
+        return image.read_bytes()
     finally:
         configuration.unlink()
-        core.unlink(missing_ok=True)
+        image.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

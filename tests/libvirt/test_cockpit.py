@@ -146,3 +146,52 @@ def test_a_disk_has_no_size_to_edit(host: Host, site: str, browser: Browser) -> 
     assert page.names("spinbutton") == page.names("textbox") == []
     assert not [name for name in page.names("button") if "size" in name.lower()]
     page.press("button", "Cancel")
+
+
+def use_existing(page: Page, volume: str) -> None:
+    """Chooses a volume that is there, in the dialog that adds a disk to the VM.
+
+    It is to be a LUN, for which the VM needs no PCI slot.
+    """
+    page.press("button", "Add disk")
+    page.press("radio", "Use existing")
+    page.until(
+        f"[...document.querySelectorAll('option')].some(each => each.text === '{volume}')",
+        f"the volume {volume} among those to be chosen",
+    )
+    page.choose(volume)
+    page.press("button", "Show additional options")
+    page.find("combobox", "Bus")
+    page.choose("scsi")
+
+
+def test_a_volume_that_is_there_is_added_to_a_running_vm(
+    host: Host, site: str, browser: Browser
+) -> None:
+    there = host.volumes.create("lvs0/there", 16 * MIB, thin=True)
+    page = shown(browser, f"{site}{WHERE}#vm?name=web&connection=system")
+    page.until_says("/dev/virtlun/lvs0/a")
+    use_existing(page, "there")
+    page.press("button", "Add")
+    page.until("!document.querySelector('[role=dialog]')", "the dialog to close")
+    assert disks(host)["sdb"] == {"pool": "virtlun-lvs0", "volume": "there"}
+    found = host.client.call("vhost_get_controllers")
+    of = [each["backend_specific"].get("scsi", []) for each in found if each["sessions"]]
+    assert there.uuid in [lun["bdev_name"] for each in of for scsi in each for lun in scsi["luns"]]
+    page.until_says("virtlun-lvs0", "there")
+
+
+def test_a_volume_of_another_running_vm_is_not_added(
+    host: Host, site: str, browser: Browser
+) -> None:
+    """Cockpit would share it, which both VMs have to say before they start."""
+    host.start_without_guest("other", "d")
+    before = disks(host), host.virsh("dumpxml", "other", "--inactive")
+    page = shown(browser, f"{site}{WHERE}#vm?name=web&connection=system")
+    page.until_says("/dev/virtlun/lvs0/a")
+    use_existing(page, "d")
+    page.until_says("This volume is already used by other.")
+    page.press("button", "Add")
+    page.until_says("Disk failed to be attached", "lvs0/d is in use by domain other")
+    assert (disks(host), host.virsh("dumpxml", "other", "--inactive")) == before
+    page.press("button", "Cancel")

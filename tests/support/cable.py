@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
 
-COMMAND_DEADLINE_S = 60
+from tests.support.network import ip
 
 
 class Cable:
@@ -24,27 +23,27 @@ class Cable:
         made = []
         try:
             for name in self.networks:
-                _ip("netns", "add", name)
+                ip("netns", "add", name)
                 made.append(name)
             first, second = self.networks
             ends = ("peer", "name", "cable", "netns", second)
-            _ip("-n", first, "link", "add", "cable", "type", "veth", *ends)
+            ip("-n", first, "link", "add", "cable", "type", "veth", *ends)
             for name, address in zip(self.networks, self.addresses, strict=True):
-                _ip("-n", name, "addr", "add", f"{address}/30", "dev", "cable")
+                ip("-n", name, "addr", "add", f"{address}/30", "dev", "cable")
                 for device in ("lo", "cable"):
-                    _ip("-n", name, "link", "set", device, "up")
+                    ip("-n", name, "link", "set", device, "up")
         except BaseException:
             for name in made:
-                _ip("netns", "delete", name)
+                ip("netns", "delete", name)
             raise
 
     def pull(self) -> None:
         """Nothing goes through any more, and neither end is told."""
-        _ip("-n", self.networks[1], "link", "set", "cable", "down")
+        ip("-n", self.networks[1], "link", "set", "cable", "down")
 
     def plug(self) -> None:
         """It is as it was."""
-        _ip("-n", self.networks[1], "link", "set", "cable", "up")
+        ip("-n", self.networks[1], "link", "set", "cable", "up")
 
     def __enter__(self) -> Cable:
         """Returns it."""
@@ -53,8 +52,4 @@ class Cable:
     def __exit__(self, *_: object) -> None:
         """Takes it away; what runs in the namespaces goes on without a name for them."""
         for name in self.networks:
-            _ip("netns", "delete", name)
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, timeout=COMMAND_DEADLINE_S)
+            ip("netns", "delete", name)

@@ -47,7 +47,7 @@ CLIENTS = (
         "virt-install, virt-clone, virt-xml",
         "virtinst",
         "4.1.0",
-        ("libvirt/test_pool_programs.py",),
+        ("libvirt/test_pool_programs.py", "libvirt/test_cockpit_create.py"),
     ),
     Client(
         "go-libvirt, as of Terraform's provider",
@@ -65,7 +65,12 @@ CLIENTS = (
     ),
     Client("virt-manager", "virt-manager", "4.1.0", ("libvirt/test_virt_manager.py",)),
     Client("Cockpit", "cockpit-ws", "287.1", ("libvirt/test_cockpit.py", "guest/test_cockpit.py")),
-    Client("cockpit-machines", "cockpit-machines", "288", ("libvirt/test_cockpit.py",)),
+    Client(
+        "cockpit-machines",
+        "cockpit-machines",
+        "288",
+        ("libvirt/test_cockpit.py", "libvirt/test_cockpit_create.py"),
+    ),
     Client("libvirt-dbus", "libvirt-dbus", "1.4.1", ("libvirt/test_cockpit.py",)),
     Client(
         "Chromium",

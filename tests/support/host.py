@@ -75,6 +75,7 @@ class Host:
         host_uuid: str = HOST_UUID,
         hostname: str = "",
         network: str = "",
+        kvm: bool = True,
         target_options: Sequence[str] = (),
         more_config: str = "",
     ) -> None:
@@ -82,8 +83,8 @@ class Host:
 
         Two hosts between which guests migrate need two `host_uuid`, and those of one cloud two of
         what libvirt calls them (`hostname`, by default this machine's). `network` is the network
-        namespace of libvirtd and its QEMUs, by default that of this process. `more_config` are
-        further sections of the configuration.
+        namespace of libvirtd and its QEMUs, by default that of this process, and `kvm` says whether
+        libvirtd has any. `more_config` are further sections of the configuration.
         """
         self.scratch = scratch or scratch_directory()
         self.keep = keep
@@ -102,7 +103,7 @@ class Host:
         self._gateway: subprocess.Popen[bytes] | None = None
         self._holder: subprocess.Popen[bytes] | None = None
         self.libvirtd = Libvirtd(
-            self.scratch / "l", host_uuid=host_uuid, hostname=hostname, network=network
+            self.scratch / "l", host_uuid=host_uuid, hostname=hostname, network=network, kvm=kvm
         )
         try:
             self.config.write_text(

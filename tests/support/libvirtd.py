@@ -16,6 +16,7 @@ import grp
 import os
 import shutil
 import signal
+import stat
 import subprocess
 from pathlib import Path
 from typing import ClassVar
@@ -88,11 +89,14 @@ class Libvirtd:
         max_clients: int = 200,
         hostname: str = "",
         network: str = "",
+        kvm: bool = True,
     ) -> None:
         """Makes the namespace and starts libvirtd; `config` is added to libvirtd.conf.
 
         `hostname` is what it calls its host, by default what that calls itself, and `network` the
-        network namespace that it and its QEMUs are in, by default that of this process.
+        network namespace that it and its QEMUs are in, by default that of this process. Without
+        `kvm` clients that choose by capabilities, as virt-install does, find none: on some machines
+        it is there, and no guest boots with it.
         """
         self.scratch = scratch
         joined = ("nsenter", f"--net=/run/netns/{network}") if network else ()
@@ -121,15 +125,15 @@ class Libvirtd:
             )
         )
         (scratch / "etc/qemu.conf").write_text(QEMU_CONF)
-        caps = CACHE / "libvirt-capabilities"
+        caps = CACHE / "libvirt-capabilities" if kvm else scratch / "capabilities"
         caps.mkdir(parents=True, exist_ok=True)
         mounts = [f"mount --bind {scratch / name} {path}" for name, path in DIRECTORIES.items()]
         mounts.append(f"mount --bind {caps} /var/cache/libvirt")
         (scratch / "lib/newer-qemu").mkdir(exist_ok=True)
         mounts.append(f"mount --bind '{newer().path.parent}' {NEWER_QEMU.parent}")
-        kvm = self._kvm_node()
-        if kvm is not None:
-            mounts.append(f"mount --bind {kvm} /dev/kvm")
+        node = self._kvm_node(usable=kvm)
+        if node is not None:
+            mounts.append(f"mount --bind {node} /dev/kvm")
         mounts += ["echo ready", "exec sleep infinity"]
         self._namespace = subprocess.Popen(
             ["unshare", "--mount", "--propagation", "slave", "sh", "-ec", "\n".join(mounts)],
@@ -144,15 +148,19 @@ class Libvirtd:
         self._running.add(self)
         self.start()
 
-    def _kvm_node(self) -> Path | None:
-        host = Path("/dev/kvm")
+    def _kvm_node(self, *, usable: bool) -> Path | None:
+        """Makes what libvirtd has as /dev/kvm; None where this machine has none."""
+        host, null = Path("/dev/kvm"), Path("/dev/null")
         if not host.exists():
             return None
         node = self.scratch / "kvm"
+        # libvirtd's probing QEMU opens what its user may not; as /dev/null it is no KVM.
+        device = (host if usable else null).stat().st_rdev
+        mode = 0o660 if usable else 0
         if not node.exists():
-            os.mknod(node, 0o660 | 0o020000, host.stat().st_rdev)
+            os.mknod(node, mode | stat.S_IFCHR, device)
         os.chown(node, 0, grp.getgrnam("kvm").gr_gid)
-        node.chmod(0o660)
+        node.chmod(mode)
         return node
 
     def command(self, *words: str) -> list[str]:
