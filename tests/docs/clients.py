@@ -14,7 +14,8 @@ run of the tests prints the versions that it finds; a test compares this table w
 | --- | --- | --- |
 """
 FOOT = """
-libvirt 11.3 and QEMU 10.0 of Debian's backports run the tests of `tests/libvirt` by night.
+libvirt 11.3 and QEMU 10.0 of Debian's backports run the day's tests of `tests/libvirt` by night,
+and some of the night's: every virsh command, limits of I/O, polkit.
 Kubernetes, its sidecars and KubeVirt have [rows of their own](what-works.md#versions).
 """
 

@@ -365,8 +365,7 @@ def page(said: dict[Row, str]) -> str:
         "| command | outcome | who answers |\n| --- | --- | --- |",
     ]
     for row in ROWS:
-        outcome = f"no: *{_plain(said[row])}*" if row.fails else "works"
-        parts.append(f"| `{_shown(row.words)}` | {outcome} | {_who(row)} |")
+        parts.append(f"| `{_shown(row.words)}` | {outcome(row, said)} | {answered(row)} |")
     parts.append("\n## Not in this run\n\n| command | |\n| --- | --- |")
     parts += [f"| `{name}` | {why} |" for name, why in sorted(ELSEWHERE.items())]
     parts.append(
@@ -377,7 +376,13 @@ def page(said: dict[Row, str]) -> str:
     return "\n".join(parts)
 
 
-def _who(row: Row) -> str:
+def outcome(row: Row, said: dict[Row, str]) -> str:
+    """Returns whether a command works, as the page has it; `said` is as for `page`."""
+    return f"no: *{_plain(said[row])}*" if row.fails else "works"
+
+
+def answered(row: Row) -> str:
+    """Returns who answers to a command, as the page has it."""
     if row.who or not row.calls:
         return row.who or "libvirtd"
     if row.fails:

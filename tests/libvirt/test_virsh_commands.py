@@ -19,14 +19,19 @@ from tests.docs.virsh import (
     PAGE,
     ROWS,
     Row,
+    answered,
+    outcome,
     page,
     sentence,
 )
+from tests.support.clients import CLIENTS
 from tests.support.host import Host
 from tests.support.libvirtd import VirshError
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
+#: The libvirt whose words the page has.
+OF_PAGE = next(each.version for each in CLIENTS if each.package == "libvirt-daemon-system")
 DISK = (
     "<disk type='file' device='disk'><source file='/dev/virtlun/lvs0/b'/>"
     "<target dev='sdb' bus='scsi'/>{more}</disk>"
@@ -63,6 +68,12 @@ FILES = {
     "</pool>",
     "second.xml": "<volume><name>c</name><capacity unit='MiB'>1</capacity></volume>",
 }
+
+
+def libvirts_version() -> str:
+    """Returns the version of the libvirt that runs."""
+    asked = ["virsh", "--version"]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def named() -> set[str]:
@@ -112,6 +123,13 @@ def test_each_command_does_what_the_page_says(host: Host) -> None:
         else:
             host.virsh(*words)
     host.virsh("destroy", "vm")
+    if libvirts_version() != OF_PAGE:
+        # Which commands work is checked above; what libvirtd says has other words in each version.
+        text = PAGE.read_text()
+        ours = [row for row in said if answered(row) == "gateway"]
+        assert [row.words for row in ours if outcome(row, said) not in text] == []
+        assert ours
+        return
     made = page(said)
     if os.environ.get("VIRTLUN_WRITE_DOCS"):
         PAGE.write_text(made)

@@ -126,9 +126,19 @@ INSTALLED = (
     *("requirements.lock", "rust-toolchain.toml", "tests/conftest.py", "tests/__init__.py"),
 )
 WITH_GUESTS = (*INSTALLED, "tests/support", "tests/guest")
+WITH_NEWEST = (
+    *(*WITH_GUESTS, "examples", "tests/demo", "tests/docs", "tests/libvirt"),
+    *("tests/nightly/newest.py", "tests/bench", "tests/kubernetes", "tests/openstack"),
+    "tests/unit",
+)
 #: Files with tests that are left out unless `-m nightly` is said.
 LONG_TESTS = _tests_with("pytest.mark.nightly", "at_night(", "by_day(")
 LIBVIRT_TESTS = _tests_with("def test_", folder="tests/libvirt")
+#: Of the night's tests of libvirt, those of which another version's answers are most likely others.
+NEWEST_NIGHT = (
+    *("tests/libvirt/test_virsh_commands.py", "tests/libvirt/test_iotune.py"),
+    *("tests/libvirt/test_polkit.py", "tests/libvirt/test_pool_polkit.py"),
+)
 PROPERTY_TESTS = _tests_with("from hypothesis import", folder="tests/unit")
 #: Beside what is installed, what property tests read.
 PROPERTY = ("tests/unit", "tests/kubernetes/kubevirt", "tests/kubernetes/__init__.py", "examples")
@@ -182,15 +192,15 @@ STEPS = {
         "libvirt's tests of the day with the newest libvirt and QEMU of Debian's backports",
         20,
         Lane.GUESTS,
-        _module(
-            "tests.nightly.newest",
-            *_pytest("-m", "not nightly", "-n", "2", *LIBVIRT_TESTS),
-        ),
-        (
-            *WITH_GUESTS,
-            *("examples", "tests/demo", "tests/docs", "tests/libvirt", "tests/nightly/newest.py"),
-            *("tests/bench", "tests/kubernetes", "tests/openstack", "tests/unit"),
-        ),
+        _module("tests.nightly.newest", *_pytest("-m", "not nightly", "-n", "2", *LIBVIRT_TESTS)),
+        WITH_NEWEST,
+    ),
+    "newest-night": Step(
+        "the night's tests of virsh's commands, limits of I/O and polkit with these",
+        15,
+        Lane.GUESTS,
+        _module("tests.nightly.newest", *_pytest("-m", "nightly", "-n", "2", *NEWEST_NIGHT)),
+        (*WITH_NEWEST, "docs/pages/reference/virsh.md"),
     ),
     "e2e": Step(
         "Kubernetes' own suite for storage drivers",
