@@ -129,7 +129,7 @@ WITH_GUESTS = (*INSTALLED, "tests/support", "tests/guest")
 WITH_NEWEST = (
     *(*WITH_GUESTS, "examples", "tests/demo", "tests/docs", "tests/libvirt"),
     *("tests/nightly/newest.py", "tests/bench", "tests/kubernetes", "tests/openstack"),
-    "tests/unit",
+    *("tests/target", "tests/unit"),
 )
 #: Files with tests that are left out unless `-m nightly` is said.
 LONG_TESTS = _tests_with("pytest.mark.nightly", "at_night(", "by_day(")

@@ -371,6 +371,13 @@ pub(crate) fn text(what: &str, text: &str) -> Result<CString, Error> {
     CString::new(text).map_err(|_| Error::ZeroByte(what.to_owned()))
 }
 
+/// Texts that follow each other in a buffer, each with its zero.
+pub(crate) fn texts(buffer: &[u8]) -> impl Iterator<Item = String> + '_ {
+    let all = buffer.strip_suffix(&[0]).filter(|_| !buffer.is_empty());
+    let all = all.into_iter().flat_map(|all| all.split(|byte| *byte == 0));
+    all.map(|text| String::from_utf8_lossy(text).into_owned())
+}
+
 /// The error of a call that returned something negative.
 pub(crate) fn failed(what: impl Into<String>, returned: c_int) -> Error {
     let (mut what, errno) = (what.into(), returned.checked_neg().unwrap_or(libc::EIO));

@@ -16,9 +16,8 @@ use libc::{c_char, c_int};
 use uuid::Uuid;
 
 use crate::Error;
-use crate::cluster::{Client, Cluster, failed, text};
+use crate::cluster::{Client, Cluster, failed, text, texts};
 use crate::ffi::{EBLOCKLISTED, ImageHandle, IoCtx, Library};
-use crate::pool::texts;
 use crate::watchers::watchers;
 
 /// Name of the lock.

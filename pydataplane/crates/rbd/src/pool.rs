@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use crate::Error;
 use crate::close::close;
-use crate::cluster::{Client, Cluster, check, failed, option, text};
+use crate::cluster::{Client, Cluster, check, failed, option, text, texts};
 use crate::ffi::{
     EBLOCKLISTED, FEATURE_EXCLUSIVE_LOCK, FEATURE_FAST_DIFF, FLAG_FAST_DIFF_INVALID, ImageHandle,
     ImageInfo, ImageOptions, ImageSpec, IoCtx, Library, LinkedImage, OPTION_CLONE_FORMAT,
@@ -165,13 +165,6 @@ unsafe fn owned(text: *const c_char) -> String {
     }
     // SAFETY: as the caller says.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
-}
-
-/// Texts that follow each other in a buffer, each with its zero.
-pub(crate) fn texts(buffer: &[u8]) -> impl Iterator<Item = String> + '_ {
-    let all = buffer.strip_suffix(&[0]).filter(|_| !buffer.is_empty());
-    let all = all.into_iter().flat_map(|all| all.split(|byte| *byte == 0));
-    all.map(|text| String::from_utf8_lossy(text).into_owned())
 }
 
 impl Pool {
