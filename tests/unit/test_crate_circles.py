@@ -19,7 +19,7 @@ CRATES = Path(__file__).parents[2] / "pydataplane/crates"
 # numbers may only become smaller.
 ALLOWED = {
     "bdev": (5,),
-    "rbd": (10,),
+    "rbd": (9,),
     "scsi": (17,),
     "target": (18,),
 }

@@ -11,7 +11,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::Error;
-use crate::cluster::{Client, spawn};
+use crate::calls::spawn;
+use crate::cluster::Client;
 use crate::image::Image;
 use crate::monitors::Monitors;
 

@@ -13,15 +13,16 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use libc::{c_char, c_int};
+use libc::c_char;
 use parking_lot::{Condvar, Mutex};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use uuid::Uuid;
 
 use crate::Error;
 use crate::answers::Answers;
+use crate::calls::{check, spawn, text};
 use crate::clients::ClientsFile;
-use crate::ffi::{EBLOCKLISTED, Library, Rados};
+use crate::ffi::{Library, Rados};
 use crate::hold;
 use crate::image::Image;
 
@@ -341,15 +342,6 @@ impl Drop for Cluster {
     }
 }
 
-/// Starts a thread.
-pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
-    let started = thread::Builder::new().name(name.to_owned()).spawn(run);
-    started.map(drop).map_err(|e| Error::Failed {
-        what: format!("no thread for {name}"),
-        errno: e.raw_os_error().unwrap_or(libc::EAGAIN),
-    })
-}
-
 /// Runs `f` on a thread of its own and waits `timeout` at most for what it returns. What comes later is
 /// dropped there.
 ///
@@ -364,33 +356,6 @@ pub fn within<T: Send + 'static>(
     spawn("rbd call", move || _ = tell.send(f()))?;
     told.recv_timeout(timeout)
         .unwrap_or_else(|_| Err(Error::TimedOut { what, done, seconds: timeout.as_secs() }))
-}
-
-/// A text for Ceph.
-pub(crate) fn text(what: &str, text: &str) -> Result<CString, Error> {
-    CString::new(text).map_err(|_| Error::ZeroByte(what.to_owned()))
-}
-
-/// Texts that follow each other in a buffer, each with its zero.
-pub(crate) fn texts(buffer: &[u8]) -> impl Iterator<Item = String> + '_ {
-    let all = buffer.strip_suffix(&[0]).filter(|_| !buffer.is_empty());
-    let all = all.into_iter().flat_map(|all| all.split(|byte| *byte == 0));
-    all.map(|text| String::from_utf8_lossy(text).into_owned())
-}
-
-/// The error of a call that returned something negative.
-pub(crate) fn failed(what: impl Into<String>, returned: c_int) -> Error {
-    let (mut what, errno) = (what.into(), returned.checked_neg().unwrap_or(libc::EIO));
-    if errno == EBLOCKLISTED {
-        what += ", whose cluster keeps this host's client out (stop what uses its images here, then try \
-                 again: what is opened from then on has a new client)";
-    }
-    Error::Failed { what, errno }
-}
-
-/// Succeeds where a call returned nothing negative.
-pub(crate) fn check(returned: c_int, what: impl FnOnce() -> String) -> Result<(), Error> {
-    if returned < 0 { Err(failed(what(), returned)) } else { Ok(()) }
 }
 
 fn keep_connecting(

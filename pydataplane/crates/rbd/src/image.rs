@@ -16,8 +16,9 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::Error;
+use crate::calls::{check, failed, spawn, text};
 use crate::close;
-use crate::cluster::{Client, Cluster, News, check, failed, spawn, text};
+use crate::cluster::{Client, Cluster, News};
 use crate::ffi::{EBLOCKLISTED, FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, IoCtx, Library};
 use crate::generation::{self, Origin};
 use crate::hold::{Hold, Wish};

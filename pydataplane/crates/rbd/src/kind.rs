@@ -16,7 +16,8 @@ use libc::{c_char, c_int};
 use uuid::Uuid;
 
 use crate::Error;
-use crate::cluster::{Client, Cluster, failed, text, texts};
+use crate::calls::{failed, text, texts};
+use crate::cluster::{Client, Cluster};
 use crate::ffi::{EBLOCKLISTED, ImageHandle, IoCtx, Library};
 use crate::watchers::watchers;
 

@@ -34,6 +34,7 @@
 //! threads that open and close them, nothing else.
 
 mod answers;
+mod calls;
 mod channel;
 mod clients;
 mod close;

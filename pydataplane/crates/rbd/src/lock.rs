@@ -7,7 +7,8 @@ use std::sync::Arc;
 use libc::{c_char, c_int};
 
 use crate::Error;
-use crate::cluster::{Client, Cluster, check, failed, text};
+use crate::calls::{check, failed, text};
+use crate::cluster::{Client, Cluster};
 use crate::ffi::{EBLOCKLISTED, ImageHandle, LOCK_EXCLUSIVE};
 
 /// Holders of a lock that are told at most.

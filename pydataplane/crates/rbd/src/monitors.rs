@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::cluster::spawn;
+use crate::calls::spawn;
 
 /// One cluster's monitors, which one thread at a time asks: a call that is not answered stays until they are back.
 #[derive(Default)]

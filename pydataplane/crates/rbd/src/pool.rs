@@ -21,8 +21,9 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::Error;
+use crate::calls::{check, failed, text, texts};
 use crate::close::close;
-use crate::cluster::{Client, Cluster, check, failed, option, text, texts};
+use crate::cluster::{Client, Cluster, option};
 use crate::ffi::{
     EBLOCKLISTED, FEATURE_EXCLUSIVE_LOCK, FEATURE_FAST_DIFF, FLAG_FAST_DIFF_INVALID, ImageHandle,
     ImageInfo, ImageOptions, ImageSpec, IoCtx, Library, LinkedImage, OPTION_CLONE_FORMAT,

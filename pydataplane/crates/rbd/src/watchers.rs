@@ -1,7 +1,7 @@
 //! Which clients have an image open.
 
 use crate::Error;
-use crate::cluster::check;
+use crate::calls::check;
 use crate::ffi::{ImageHandle, Library, Watcher};
 
 /// As many as there is room for at first.

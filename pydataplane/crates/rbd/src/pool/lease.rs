@@ -7,7 +7,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use crate::Error;
-use crate::cluster::spawn;
+use crate::calls::spawn;
 
 /// Something that is dropped with this, or at a time if that is earlier.
 pub(super) struct Lease<T> {

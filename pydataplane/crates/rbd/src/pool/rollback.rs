@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::{Open, Pool, key_of};
 use crate::Error;
-use crate::cluster::{check, failed, text};
+use crate::calls::{check, failed, text};
 
 /// What the key of a mark begins with, of an image that is being rolled back.
 pub(crate) const ROLLBACK: &str = "virtlun.rollback";

@@ -16,7 +16,8 @@ use uuid::Uuid;
 
 use super::lease::Lease;
 use super::{Notes, Open, Pool, key_of};
-use crate::cluster::{address, check, failed, text};
+use crate::calls::{check, failed, text};
+use crate::cluster::address;
 use crate::kind::{Door, Kind};
 use crate::lock::Lock;
 use crate::{Disk, Error};
