@@ -44,3 +44,17 @@ def begin_rollback(ceph: Ceph, snapshot: str, *images: str, decided: bool, token
         mark = {"token": token, "first": ids[0], "snapshot": snapshot, "others": others}
         key = f"virtlun.rollback.{ids[number]}"
         ceph.rbd("image-meta", "set", f"{POOL}/{image}", key, json.dumps(mark))
+
+
+def cut_off_rollback(ceph: Ceph, image: str, snapshot: str) -> None:
+    """Leaves the object map that librbd leaves when it ends before it has rolled back an object."""
+    listed = json.loads(ceph.rbd("snap", "ls", "--format", "json", f"{POOL}/{image}"))
+    (number,) = (each["id"] for each in listed if each["name"] == snapshot)
+    own = f"rbd_object_map.{identity(ceph, image)}"
+    file = ceph.directory / "object-map"
+    maps = []
+    for name in (own, f"{own}.{number:016x}"):
+        ceph.run("rados", "-p", POOL, "get", name, str(file))
+        maps.append(file.read_bytes())
+    assert maps[0] != maps[1], f"{image} has the objects of {snapshot}"
+    ceph.run("rados", "-p", POOL, "put", own, str(file))

@@ -20,7 +20,14 @@ from tests.support.frozen import frozen
 from tests.support.initiator import Initiator, connected
 from tests.support.night import at_night
 from tests.support.target import Target
-from tests.support.together import GO_BACK, TAKE, back, begin_rollback, wanted
+from tests.support.together import (
+    GO_BACK,
+    TAKE,
+    back,
+    begin_rollback,
+    cut_off_rollback,
+    wanted,
+)
 from tests.support.wait import until
 from tests.target.conftest import MakeTarget
 from tests.target.test_cli import done
@@ -419,6 +426,49 @@ def test_several_images_are_taken_and_go_back_together(target: Target, ceph: Cep
     target.rpc("virtlun_lvol_roll_back", lvol_name="ceph0/two", snapshot_name="ceph0/two@s")
     assert contents() == [b"1", b"1"]
     for name in ("one@s", "two@s", *images):
+        target.rpc("bdev_lvol_delete", name=f"ceph0/{name}")
+
+
+def test_a_rollback_that_was_cut_off_passes_over_no_object(target: Target, ceph: Ceph) -> None:
+    create(target, "one")
+    create(target, "two")
+    ceph.image("three", 8, "--image-feature", "layering,exclusive-lock")
+    images = ("one", "two", "three")
+
+    def contents() -> list[bytes]:
+        return [ceph.content(image)[:1] for image in images]
+
+    def begin(token: str) -> None:
+        """Leaves what a host leaves that ends before librbd has rolled back an object."""
+        for image in images:
+            with guest_of(target, f"ceph0/{image}") as guest:
+                guest.write(0, b"1" * BLOCK)
+            target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
+            until(lambda image=image: not owners(ceph, image), "its end")  # type: ignore[misc]
+        assert contents() == [b"1"] * 3
+        cut_off_rollback(ceph, "one", "s")
+        cut_off_rollback(ceph, "two", "s")
+        begin_rollback(ceph, "s", *images, decided=True, token=token)
+
+    # No image has an object yet.
+    target.rpc(TAKE, **wanted("s", *images))
+    begin("t1")
+    target.rpc("virtlun_lvol_roll_back", lvol_name="ceph0/two", snapshot_name="ceph0/two@s")
+    assert contents() == [b"\0"] * 3
+    begin("t2")
+    target.kill9()
+    target.start()
+    # The first one's mark goes last.
+    until(
+        lambda: "virtlun.rollback" not in ceph.rbd("image-meta", "ls", f"{POOL}/one"),
+        "what was begun to be done",
+    )
+    assert contents() == [b"\0"] * 3
+    for image in images:
+        checked = ceph.tried("rbd", "object-map", "check", f"{POOL}/{image}")
+        assert image == "three" or checked.returncode == 0, checked.stderr
+        assert "invalid" not in ceph.rbd("info", f"{POOL}/{image}")
+    for name in (*(f"{image}@s" for image in images), *images):
         target.rpc("bdev_lvol_delete", name=f"ceph0/{name}")
 
 

@@ -64,6 +64,11 @@ pub(crate) type ImageOptions = *mut c_void;
 /// `rbd_diff_iterate2`'s callback: offset, length, whether there is data, and what was given.
 pub(crate) type DiffCallback = extern "C" fn(u64, size_t, c_int, *mut c_void) -> c_int;
 
+/// `librbd_progress_fn_t`: how many are done, of how many, and what was given; what is not 0 ends the call.
+pub(crate) type ProgressCallback = extern "C" fn(u64, u64, *mut c_void) -> c_int;
+
+/// `RBD_FEATURE_OBJECT_MAP`.
+pub(crate) const FEATURE_OBJECT_MAP: u64 = 1 << 3;
 /// `RBD_FEATURE_FAST_DIFF`.
 pub(crate) const FEATURE_FAST_DIFF: u64 = 1 << 4;
 /// `RBD_FLAG_FAST_DIFF_INVALID`.
@@ -353,6 +358,7 @@ functions! {
         rbd_snap_list_end(*mut SnapInfo);
         rbd_snap_get_namespace_type(ImageHandle, u64, *mut c_int) -> c_int;
         rbd_snap_rollback(ImageHandle, *const c_char) -> c_int;
+        rbd_rebuild_object_map(ImageHandle, ProgressCallback, *mut c_void) -> c_int;
         rbd_flatten(ImageHandle) -> c_int;
         rbd_diff_iterate2(
             ImageHandle,

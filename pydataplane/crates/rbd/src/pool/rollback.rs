@@ -4,16 +4,23 @@
 //! nor the other then. So each image is locked, and has a mark in its metadata before anything is copied, with which
 //! nobody opens it. The mark of the first image is completed last, when nobody else has any of the images open: from
 //! then on all of them are rolled back, by this call, by the next, or at a target's start. Its mark goes last, too.
+//!
+//! librbd gives an image the snapshot's object map before it copies an object, and passes over objects that neither
+//! map has: what it had not copied when it was cut off would keep newer data. So the image's map is made anew of the
+//! objects that are there before a rollback is done again.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
+use std::ptr;
 
+use libc::{c_int, c_void};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::{Open, Pool, key_of};
 use crate::Error;
 use crate::calls::{check, failed, text};
+use crate::ffi::FEATURE_OBJECT_MAP;
 
 /// What the key of a mark begins with, of an image that is being rolled back.
 pub(crate) const ROLLBACK: &str = "virtlun.rollback";
@@ -50,6 +57,11 @@ impl Mark {
             others,
         })
     }
+}
+
+/// Called by librbd when some objects have been looked at; it goes on.
+extern "C" fn goes_on(_done: u64, _of: u64, _given: *mut c_void) -> c_int {
+    0
 }
 
 impl Pool {
@@ -184,6 +196,29 @@ impl Open<'_> {
         self.unset(&key_of(ROLLBACK, id, None)).map(drop)
     }
 
+    /// As [`Open::roll_back`], of a locked image that may have been rolled back in part.
+    fn roll_back_again(&self, id: &str, snapshot: &str) -> Result<(), Error> {
+        self.rebuild_object_map()?;
+        self.roll_back(id, snapshot)
+    }
+
+    /// Looks which objects there are, if the image has a map of them.
+    fn rebuild_object_map(&self) -> Result<(), Error> {
+        if self.features()? & FEATURE_OBJECT_MAP == 0 {
+            return Ok(());
+        }
+        // SAFETY: an open image, and a function that takes nothing from what it is given.
+        let done = unsafe {
+            (self.library().rbd_rebuild_object_map)(self.image, goes_on, ptr::null_mut())
+        };
+        check(done, || {
+            let path = self.path();
+            format!(
+                "the object map of image {path}, a part of which is rolled back, cannot be rebuilt"
+            )
+        })
+    }
+
     /// Does the rest of a rollback that was cut off, of all images that were rolled back together; or takes the mark
     /// away where it was not settled.
     ///
@@ -224,10 +259,10 @@ impl Open<'_> {
             let its = Mark::of(&image.metadata()?, other);
             if let Some(its) = its.filter(|its| its.token == mark.token) {
                 image.lock_if_it_can()?;
-                image.roll_back(other, &its.snapshot)?;
+                image.roll_back_again(other, &its.snapshot)?;
             }
         }
-        self.roll_back(id, &mark.snapshot)?;
+        self.roll_back_again(id, &mark.snapshot)?;
         tracing::info!("image {} is rolled back, as an earlier call was to do", self.path());
         Ok(())
     }
