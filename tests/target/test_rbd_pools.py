@@ -472,6 +472,32 @@ def test_a_rollback_that_was_cut_off_passes_over_no_object(target: Target, ceph:
         target.rpc("bdev_lvol_delete", name=f"ceph0/{name}")
 
 
+def test_a_client_of_the_process_before_is_fenced_and_keeps_no_rollback_waiting(
+    target: Target, ceph: Ceph
+) -> None:
+    create(target, "left")
+    target.rpc("bdev_lvol_snapshot", lvol_name="ceph0/left", snapshot_name="left@s")
+    with guest_of(target, "ceph0/left") as guest:
+        guest.write(0, b"1" * BLOCK)
+    target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
+    until(lambda: not owners(ceph, "left"), "its end")
+    go_back = {"lvol_name": "ceph0/left", "snapshot_name": "ceph0/left@s"}
+    # In place of one that was killed, which an OSD may take for alive for good.
+    with ceph.opened("left"):
+        refused(target, BUSY, "a client has it open", "virtlun_lvol_roll_back", **go_back)
+        told = json.loads(ceph.rbd("status", "--format", "json", f"{POOL}/left"))
+        (address,) = (each["address"] for each in told["watchers"])
+        target.kill9()
+        with (target.state_dir / "rbd-clients").open("a") as clients:
+            clients.write(f"{address}\n")
+        target.start()
+        target.rpc("virtlun_lvol_roll_back", **go_back)
+        assert address in ceph.run("ceph", "osd", "blocklist", "ls")
+    assert ceph.content("left")[:1] == b"\0"
+    target.rpc("bdev_lvol_delete", name="ceph0/left@s")
+    target.rpc("bdev_lvol_delete", name="ceph0/left")
+
+
 def test_what_is_noted_at_a_volume_is_noted_in_the_cluster(
     target: Target, make_target: MakeTarget, ceph: Ceph
 ) -> None:

@@ -2,7 +2,7 @@
 //!
 //! Declared after `rados/librados.h` and `rbd/librbd.h` of Ceph 16.2; all of these functions are in
 //! every later release. The program is not linked with the libraries, so that it starts without them.
-//! All `unsafe` calls of them are in `cluster`, `image`, `kind`, `channel`, `close` and `pool`.
+//! All `unsafe` calls of them are in `cluster`, `image`, `kind`, `lock`, `watchers`, `channel`, `close` and `pool`.
 
 use libc::{c_char, c_int, c_void, size_t, ssize_t};
 use std::ffi::{CStr, CString};
@@ -111,7 +111,8 @@ impl TrashInfo {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Watcher {
-    address: *mut c_char,
+    /// Its address.
+    pub address: *mut c_char,
     /// Number of the client.
     pub client: i64,
     cookie: u64,
@@ -319,6 +320,7 @@ functions! {
             *const c_char,
             *const c_char
         ) -> c_int;
+        rados_blocklist_add(Rados, *const c_char, u32) -> c_int;
         rados_mon_command(
             Rados,
             *const *const c_char,

@@ -399,7 +399,7 @@ impl OpenedImage {
         let own = unsafe { (self.library.rados_get_instance_id)(self.client.rados) };
         // SAFETY: an open image.
         let clients = unsafe { watchers(self.library, self.image, &self.source.path()) }?;
-        Ok(clients.into_iter().any(|client| client != own))
+        Ok(clients.into_iter().any(|each| each.client != own))
     }
 
     /// Size and object size, in bytes.

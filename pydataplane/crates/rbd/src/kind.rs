@@ -216,7 +216,8 @@ impl Door<'_> {
         }
         // SAFETY: an open image.
         let open = unsafe { watchers(self.client.library, self.image, &self.path) }?;
-        let is_live = |holder: &Holder| holder.number().is_none_or(|number| open.contains(&number));
+        let is_open = |number| open.iter().any(|each| each.client == number);
+        let is_live = |holder: &Holder| holder.number().is_none_or(is_open);
         Ok(holders.into_iter().partition(is_live))
     }
 

@@ -1,15 +1,20 @@
 //! The lock of an open image: who has it may write, and nobody else.
 
+use std::collections::BTreeSet;
 use std::ffi::CStr;
 use std::ptr;
 use std::sync::Arc;
 
 use libc::{c_char, c_int};
+use parking_lot::Mutex;
 
 use crate::Error;
 use crate::calls::{check, failed, text};
 use crate::cluster::{Client, Cluster};
 use crate::ffi::{EBLOCKLISTED, ImageHandle, LOCK_EXCLUSIVE};
+
+/// Clients that this process has fenced: cluster and address.
+static FENCED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// Holders of a lock that are told at most.
 const OWNERS_MAX: usize = 8;
@@ -106,4 +111,23 @@ impl Lock<'_> {
         let unlocked = unsafe { (self.client.library.rbd_lock_release)(self.image) };
         check(unlocked, || format!("the lock of image {} is not let go", self.path))
     }
+}
+
+/// Has a cluster refuse what a client that is gone may have asked for. It may be on the list of those that have an
+/// image open after that: for half a minute, and for good where it was killed while it opened it, as an OSD does not
+/// time a client whose connection had ended before the OSD noted it.
+///
+/// # Errors
+/// What Ceph says.
+pub(crate) fn fence(by: &Client, address: &str) -> Result<(), Error> {
+    let key = format!("{}/{address}", by.fsid);
+    if FENCED.lock().contains(&key) {
+        return Ok(());
+    }
+    let address_ = text("an address", address)?;
+    // SAFETY: a connected client and a zero-terminated text; 0: for as long as the cluster does.
+    let fenced = unsafe { (by.library.rados_blocklist_add)(by.rados, address_.as_ptr(), 0) };
+    check(fenced, || format!("client {address}, this target's process before, is not fenced"))?;
+    FENCED.lock().insert(key);
+    Ok(())
 }

@@ -31,7 +31,7 @@ use crate::ffi::{
 };
 use crate::image::uuid_of;
 use crate::kind::Entry;
-use crate::watchers::watchers;
+use crate::watchers::{Watching, watchers};
 
 pub use together::Member;
 
@@ -912,8 +912,13 @@ impl Open<'_> {
 
     /// Whether another client has it open to write; this one has.
     fn is_open_elsewhere(&self) -> Result<bool, Error> {
+        Ok(self.watchers()?.len() > 1)
+    }
+
+    /// The clients that have it open to write, with this one.
+    fn watchers(&self) -> Result<Vec<Watching>, Error> {
         // SAFETY: an open image.
-        Ok(unsafe { watchers(self.library(), self.image, &self.path()) }?.len() > 1)
+        unsafe { watchers(self.library(), self.image, &self.path()) }
     }
 
     /// All metadata.

@@ -1,5 +1,7 @@
 //! Which clients have an image open.
 
+use std::ffi::CStr;
+
 use crate::Error;
 use crate::calls::check;
 use crate::ffi::{ImageHandle, Library, Watcher};
@@ -7,7 +9,14 @@ use crate::ffi::{ImageHandle, Library, Watcher};
 /// As many as there is room for at first.
 const SOME: usize = 16;
 
-/// Numbers of the clients that have an image open, other than to read it only; of this one, too. `path` is what the
+/// A client that has an image open.
+pub(crate) struct Watching {
+    /// Its number.
+    pub(crate) client: u64,
+    pub(crate) address: String,
+}
+
+/// The clients that have an image open, other than to read it only; of this one, too. `path` is what the
 /// image is called in errors.
 ///
 /// # Errors
@@ -19,7 +28,7 @@ pub(crate) unsafe fn watchers(
     library: &Library,
     image: ImageHandle,
     path: &str,
-) -> Result<Vec<u64>, Error> {
+) -> Result<Vec<Watching>, Error> {
     let mut watchers = vec![Watcher::NONE; SOME];
     loop {
         let mut count = watchers.len();
@@ -31,7 +40,12 @@ pub(crate) unsafe fn watchers(
         }
         check(told, || format!("who has image {path} open is not told"))?;
         let of = &watchers[..count.min(watchers.len())];
-        let clients = of.iter().map(|watcher| watcher.client.cast_unsigned()).collect();
+        let watching = |watcher: &Watcher| Watching {
+            client: watcher.client.cast_unsigned(),
+            // SAFETY: a zero-terminated text, ours until it is given back.
+            address: unsafe { CStr::from_ptr(watcher.address) }.to_string_lossy().into_owned(),
+        };
+        let clients = of.iter().map(watching).collect();
         // SAFETY: those of the call above, once.
         unsafe { (library.rbd_watchers_list_cleanup)(watchers.as_mut_ptr(), count) };
         return Ok(clients);

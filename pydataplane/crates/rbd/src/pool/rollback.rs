@@ -21,6 +21,7 @@ use super::{Open, Pool, key_of};
 use crate::Error;
 use crate::calls::{check, failed, text};
 use crate::ffi::FEATURE_OBJECT_MAP;
+use crate::lock::fence;
 
 /// What the key of a mark begins with, of an image that is being rolled back.
 pub(crate) const ROLLBACK: &str = "virtlun.rollback";
@@ -176,9 +177,13 @@ impl Open<'_> {
         }
     }
 
+    /// Sees that no other client has it open that lives; those of processes before are fenced.
     fn check_alone(&self) -> Result<(), Error> {
-        if !self.is_open_elsewhere()? {
-            return Ok(());
+        let Pool { cluster, client, .. } = self.pool;
+        let (past, others): (Vec<_>, Vec<_>) =
+            self.watchers()?.into_iter().partition(|each| cluster.is_of_the_past(&each.address));
+        if others.len() <= 1 {
+            return past.iter().try_for_each(|each| fence(client, &each.address));
         }
         let path = self.path();
         let what = format!(
