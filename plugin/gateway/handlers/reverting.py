@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from plugin.gateway import domsnapshots, images, snapshotsteps
@@ -73,13 +74,35 @@ async def _revert_theirs(
 
     Raises:
         Refused: it has the memory of a guest that has disks of ours.
+        TranslateError: that of a guest whose QEMU lacks what it was offered.
     """
     if found is not None and found.has_memory and found.left_of_ours and not flags & REVERT_FORCE:
         refusal = await _judged(call, snapshot, flags)
         if refusal is not None:
             return refusal
         raise _risky(snapshot, found.name, found.left_of_ours)
+    if found is not None and found.has_memory:
+        xml = await domsnapshots.xml_of(await call.services.admin(), snapshot)
+        inside = await call.services.parse(partial(domain_of, xml))
+        try:
+            await _check_qemu(call.services, inside or "")
+        except TranslateError:
+            refusal = await _judged(call, snapshot, flags)
+            if refusal is not None:
+                return refusal
+            raise
     return await call.forward()
+
+
+async def _check_qemu(services: Services, then: str) -> None:
+    """Refuses to have a guest go on with a QEMU that lacks what it was offered; `then` is its XML.
+
+    libvirtd starts that QEMU when the guest that runs now is gone.
+
+    Raises:
+        TranslateError: UNSUPPORTED.
+    """
+    await services.parse(partial(translate.check_protection, then, services.settings))
 
 
 def _risky(snapshot: Snapshot, name: str, left: tuple[str, ...]) -> Refused:
@@ -163,7 +186,7 @@ async def _check_revert(
     Returns what the domain is to have of the target.
 
     Raises:
-        GatewayError: says why; nothing has changed.
+        GatewayError, TranslateError: says why; nothing has changed.
     """
     services, dom = call.services, snapshot.dom
     if found.external or found.internal:
@@ -195,7 +218,7 @@ async def _check_revert(
         if found.memory_file is not None and found.left:
             raise _risky(snapshot, found.name, found.left)
     if found.memory_file is not None:
-        await snapshotsteps.saved_xml(admin, dom, found.memory_file)
+        await _check_qemu(services, await snapshotsteps.saved_xml(admin, dom, found.memory_file))
     target = await services.target.of_volume(found.held[0].volume)
     gone = await target.missing_snapshots(found.held)
     if gone:

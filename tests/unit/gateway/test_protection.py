@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from plugin.gateway import snapshotsteps
+from plugin.gateway.domsnapshots import Snapshot
+from plugin.gateway.handlers import reverting, snapshotowners
 from plugin.gateway.messages import XmlCall, pack_string
 from plugin.gateway.procs import Proc
+from plugin.gateway.target import Target
 from plugin.gateway.xdr import Writer
 from pydataplane.domain import translate
+from pydataplane.domain.translate.snapshotxml import DiskSnapshot, with_note
 from tests.unit.gateway.test_empty_controllers import image, start
 from tests.unit.gateway.test_moving import CONTROLLER, Seen, begin, prepare
 from tests.unit.gateway.world import ReplyError, World, disk, plain, play
@@ -201,5 +206,56 @@ def test_who_was_never_offered_it_is_not_when_it_goes_on(tmp_path: Path) -> None
         await client.call(Proc.MIGRATE_PREPARE3, prepare(world, Proc.MIGRATE_PREPARE3, alone))
         sent = seen.payload.decode(errors="replace")
         assert "value='vhost-user-scsi-pci'" in sent and not offered(sent)
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("qemu", [True, False])
+def test_a_revert_to_memory_is_refused_while_its_guest_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool, qemu: bool
+) -> None:
+    """Of a snapshot with a disk of ours, and of one that libvirtd reverts to alone."""
+    done: list[str] = []
+
+    async def nothing(*_: object) -> None:
+        return None
+
+    async def reverted(*_: object) -> None:
+        done.append("reverted")
+
+    def forwarded(_: bytes) -> bytes:
+        done.append("reverted")
+        return b""
+
+    monkeypatch.setattr(reverting, "_judged", nothing)
+    monkeypatch.setattr(snapshotsteps, "revert", reverted)
+    monkeypatch.setattr(Target, "missing_snapshots", nothing)
+    monkeypatch.setattr(snapshotowners, "check", nothing)
+    monkeypatch.setattr(snapshotowners, "check_unused", nothing)
+
+    async def body(world: World) -> None:
+        configure(world, protection=False, qemu=qemu)
+        held = DiskSnapshot("sdb", world.target.volumes["lvs0/data"].uuid, "lvs0", "data@s", "u")
+        dom = world.domain(disks=disk() if ours else "")
+        then = with_it(dom.live)
+        xml = (
+            "<domainsnapshot><name>s</name><state>running</state>"
+            f"<memory snapshot='external' file='/m'/><disks/>{then}</domainsnapshot>"
+        )
+        shown = with_note(xml, [held]) if ours else xml
+        answers = world.libvirtd.answers
+        answers[Proc.SNAPSHOT_GET_XML_DESC] = lambda _: pack_string(shown)
+        answers[Proc.SAVE_IMAGE_GET_XML_DESC] = lambda _: pack_string(then)
+        answers[Proc.REVERT_TO_SNAPSHOT] = forwarded
+        client = await world.client()
+        revert = bytes(Snapshot("s", dom.ref).write(Writer()).u32(0))
+        if qemu:
+            await client.call(Proc.REVERT_TO_SNAPSHOT, revert)
+            assert done == ["reverted"]
+            return
+        with pytest.raises(ReplyError, match=LACKS):
+            await client.call(Proc.REVERT_TO_SNAPSHOT, revert)
+        assert done == []
 
     play(tmp_path, body)
