@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.array_pools import info, listed
+from tests.support.array_pools import info, listed, not_had
 from tests.support.initiator import connected
 from tests.support.nvme_target import INACCESSIBLE, OPTIMIZED, WRITE
 from tests.support.nvme_target import NvmeTarget as Model
@@ -104,3 +104,48 @@ def test_what_is_inaccessible_by_one_path_is_told_as_it_is_by_another(target: Ta
         rows = listed(target, "nv0")
         assert rows[called(ONE)]["size"] == 8 * MIB and rows[called(ONE)]["problem"]
         assert not rows[called(SEVEN)]["problem"]
+
+
+def test_a_path_that_answers_again_tells_what_is_inaccessible_by_the_other(target: Target) -> None:
+    with Model(spaces(), ports=2, ana=True, groups=2, hides_sizes=True) as model:
+        model.namespaces[7].group = 2
+        model.states[0] = INACCESSIBLE
+        add(target, model, paths=[path(model.port(port)) for port in range(2)])
+        volume = f"nv0/{called(ONE)}"
+        target.rpc("vhost_create_scsi_controller", ctrlr="vm-1")
+        model.vanish(1)
+        for _ in range(2):
+            rows = listed(target, "nv0")
+            assert rows[called(ONE)]["problem"] and not rows[called(SEVEN)]["problem"]
+        assert str(rows[called(ONE)]["problem"]) in str(not_had(target, volume))
+        model.listen(1)
+        until(
+            lambda: listed(target, "nv0")[called(ONE)]["problem"] is None,
+            "the path that was silent is asked",
+            deadline_s=10,
+        )
+        target.add_lun("vm-1", volume)
+        with connected(target, "vm-1") as guest:
+            guest.write(0, b"a" * BLOCK)
+            assert [each.port for each in model.seen(WRITE)] == [1]
+
+
+def test_what_is_inaccessible_does_not_keep_each_list_waiting(
+    target: Target, silent: socket.socket
+) -> None:
+    hurry(target, tcp_connect_timeout_ms=1000)
+    with Model(spaces(), ana=True, groups=2, hides_sizes=True) as model:
+        model.namespaces[7].group = 2
+        model.states[0] = INACCESSIBLE
+        ports = [model.port(), str(silent.getsockname()[1])]
+        add(target, model, paths=[path(port) for port in ports])
+        assert taken(silent) == 1
+        for _ in range(3):
+            assert listed(target, "nv0")[called(ONE)]["problem"]
+        assert taken(silent) == 0
+
+        def is_asked() -> bool:
+            assert listed(target, "nv0")[called(ONE)]["problem"]
+            return taken(silent) == 1
+
+        until(is_asked, "it is asked again", deadline_s=30)

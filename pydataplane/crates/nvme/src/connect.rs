@@ -112,8 +112,9 @@ fn ready<'a>(
     io: &'a IoContext,
     end: Instant,
 ) -> Result<Ready<'a>, String> {
+    let begun = Instant::now();
     let ready = get_ready(address, identity, io, end);
-    silent::note(&identity.subnqn, address, ready.is_ok());
+    silent::note(&identity.subnqn, address, ready.is_ok(), begun.elapsed());
     ready
 }
 

@@ -13,7 +13,7 @@ use crate::connect::{Identity, establish};
 use crate::identify::Namespace;
 use crate::options::{CreateError, Options, PATHS_MAX, PathInfo};
 use crate::shared::{Order, Shared};
-use crate::silent;
+use crate::silent::{self, Known};
 use crate::units::Unit;
 use crate::worker::Worker;
 
@@ -212,7 +212,7 @@ fn first_of<T>(
     mut ask: impl FnMut(&Address) -> Result<T, String>,
 ) -> Result<(Address, T), String> {
     let mut why = NO_PATH.to_owned();
-    for (address, _) in silent::last(&identity.subnqn, paths) {
+    for Known { address, .. } in silent::last(&identity.subnqn, paths) {
         match ask(&address) {
             Ok(answer) => return Ok((address, answer)),
             Err(e) => why = format!("{address}: {e}"),

@@ -9,7 +9,7 @@ use crate::connect::{self, Listed};
 use crate::controller::{NO_PATH, identity_of};
 use crate::identify::Namespace;
 use crate::options::Options;
-use crate::silent;
+use crate::silent::{self, Known};
 
 /// How long the namespaces of a controller may take to say what they are, once it is connected.
 const LIST_WITHIN: Duration = Duration::from_secs(10);
@@ -68,15 +68,15 @@ impl Found {
 
 /// Connects by the first of `paths` that can be, as no device, and returns the active namespaces that this host is
 /// shown; takes some seconds for each path at most. Those come last that did not answer before. What cannot be used by
-/// that path is asked by the others that answer.
+/// that path is asked by the others, but not by those that have kept somebody waiting just before.
 ///
 /// # Errors
 /// In one clause: none of the paths leads to such a controller, or it does not tell its namespaces.
 pub fn list(options: &Options, paths: &[Address]) -> Result<Vec<Found>, String> {
     let identity = identity_of(options);
     let mut listed: Result<Vec<Listed>, String> = Err(NO_PATH.to_owned());
-    for (address, is_silent) in silent::last(&options.subnqn, paths) {
-        let is_enough = |all: &Vec<Listed>| is_silent || !all.iter().any(|each| each.is_elsewhere);
+    for Known { address, rests } in silent::last(&options.subnqn, paths) {
+        let is_enough = |all: &Vec<Listed>| rests || !all.iter().any(|each| each.is_elsewhere);
         if listed.as_ref().is_ok_and(is_enough) {
             break;
         }
