@@ -16,12 +16,11 @@ from plugin.gateway.domains import check_may_change, sides
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.events import is_our_own
 from plugin.gateway.messages import Domain
-from plugin.gateway.services import Services
 from plugin.gateway.upstream import AFFECT_CONFIG, XML_INACTIVE, XML_SECURE, Upstream
 from plugin.gateway.xdr import Reader
 from pydataplane.domain import translate
 from pydataplane.domain.names import NETWORK_NAMESPACE
-from pydataplane.domain.translate import NAMESPACE, Definition, networkchoice
+from pydataplane.domain.translate import NAMESPACE, networkchoice
 
 _NO_UUID = UUID(int=0)
 """For domains that libvirtd gave: they have a UUID."""
@@ -77,11 +76,13 @@ async def _mark(call: Call, dom: Domain, flags: int) -> None:
 async def _choose(call: Call, dom: Domain, text: str | None, flags: int) -> Reply:
     """Has libvirtd keep which disks over the network are ours, and the definition follow.
 
-    Nothing has changed where that is refused. Where the gateway ends between the two, the same call
-    completes it, as the next definition does.
+    Where that changes whose a disk is, libvirtd gets both as one definition, and the call itself
+    after that. Nothing has changed where either is refused. Where the gateway ends between the two,
+    the same call completes it.
 
     Raises:
-        TranslateError: `text` is not to be understood, or as of a client's definition.
+        TranslateError: `text` is not to be understood, or this host does not allow what it asks.
+        UpstreamError: libvirtd refuses the definition.
     """
     services, own = call.services, await call.caller.own()
     await check_may_change(own, dom, flags)  # whoever may not is told that, and nothing else
@@ -91,24 +92,23 @@ async def _choose(call: Call, dom: Domain, text: str | None, flags: int) -> Repl
         follows = both.to_config and both.config is not None
         shown = await _definition(admin, dom) if follows else both.live or ""
         said = await call.parse(lambda: networkchoice.saying(shown, text), text or "")
-        if follows:  # for what is wrong with it
-            await _translated(services, said)
+        if both.to_live:
+            await services.parse(lambda: networkchoice.check_allowed(said, services.settings))
+        if not follows:
+            return await call.forward()
+        made = await services.define(said, new_uuid=_NO_UUID, current_xml=said)
+        was, served = (networkchoice.served_in(xml) for xml in (shown, made.xml))
+        if was == served:
+            return await call.forward()
+        await services.redefine(own, dom.uuid, made.xml)
         reply = await call.forward()
-        if reply.ok and follows:
-            shown = await _definition(admin, dom)
-            made = await _translated(services, shown)
-            was, served = (networkchoice.served_in(xml) for xml in (shown, made.xml))
-            if was != served:
-                await services.redefine(own, dom.uuid, made.xml)
-                _log.info("a domain's disks over the network", domain=dom.name, served=served)
+        if reply.ok:
+            _log.info("a domain's disks over the network", domain=dom.name, served=served)
+        else:  # for another reason than the change, which it may not stay without
+            await services.redefine(admin, dom.uuid, shown)
     return reply
 
 
 async def _definition(admin: Upstream, dom: Domain) -> str:
     """Returns libvirtd's definition, with its passwords: it is not shown to anybody."""
     return await admin.xml(dom, XML_INACTIVE | XML_SECURE)
-
-
-async def _translated(services: Services, xml: str) -> Definition:
-    """Returns a definition of libvirtd's as if a client defined it; raises as that."""
-    return await services.define(xml, new_uuid=_NO_UUID, current_xml=xml)

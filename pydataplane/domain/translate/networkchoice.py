@@ -52,13 +52,26 @@ class Choice:
         denied = self.asked - settings.may_serve
         if denied and disks.may_be_far(node, settings, denied):
             protocol = node.value("source", "protocol")
-            raise TranslateError(
-                Refusal.UNSUPPORTED,
-                f"domain '{self.domain}' asks in its metadata (<network serve=>) that virtlun"
-                f" serves its {protocol} disks, which this host does not allow: add {protocol} to"
-                " serve_network_on_request in virtlun.toml, or leave it out of serve",
-            )
+            raise self._denied(protocol or "")
         return replace(settings, network=self.asked & settings.may_serve)
+
+    def check_allowed(self, settings: Settings) -> None:
+        """Checks that this host's `settings` allow all that the domain asks for.
+
+        Raises:
+            TranslateError: UNSUPPORTED, they do not.
+        """
+        denied = (self.asked or frozenset()) - settings.may_serve
+        if denied:
+            raise self._denied(", ".join(sorted(denied)))
+
+    def _denied(self, protocols: str) -> TranslateError:
+        return TranslateError(
+            Refusal.UNSUPPORTED,
+            f"domain '{self.domain}' asks in its metadata (<network serve=>) that virtlun"
+            f" serves its {protocols} disks, which this host does not allow: add {protocols} to"
+            " serve_network_on_request in virtlun.toml, or leave it out of serve",
+        )
 
 
 def of(domain: Node) -> Choice:
@@ -87,6 +100,15 @@ def served_in(domain_xml: str) -> dict[str, str]:
     """Returns the same of libvirtd's XML of a domain."""
     view = views.parse(domain_xml) if NAMESPACE in domain_xml else None
     return served_by(view.salvaged if view is not None else None)
+
+
+def check_allowed(domain_xml: str, settings: Settings) -> None:
+    """Checks what a running domain asks for, of which no more is used than what is attached later.
+
+    Raises:
+        TranslateError: as `of`; UNSUPPORTED, this host does not allow it.
+    """
+    of(views.required(domain_xml).domain).check_allowed(settings)
 
 
 def saying(domain_xml: str, element_xml: str | None) -> str:

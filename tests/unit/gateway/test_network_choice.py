@@ -22,7 +22,7 @@ from plugin.gateway.messages import (
 )
 from plugin.gateway.procs import Proc
 from plugin.gateway.reconcile import reconcile_domain
-from plugin.gateway.xdr import Writer
+from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
 from pydataplane.domain.names import NETWORK_NAMESPACE
 from pydataplane.domain.translate import Settings, networkchoice
@@ -253,9 +253,9 @@ def test_what_cannot_be_said_changes_nothing(
         before = (dom.live, dom.config)
         with pytest.raises(ReplyError, match=why):
             await choose(client, dom.ref, text, CONFIG)
-        if runs and why is not NOT_ALLOWED:  # of a guest it counts when something is attached
+        for side in (LIVE, LIVE | CONFIG) if runs else ():
             with pytest.raises(ReplyError, match=why):
-                await choose(client, dom.ref, text, LIVE)
+                await choose(client, dom.ref, text, side)
         assert [NETWORK_NAMESPACE in (xml or "") for xml in (dom.live, dom.config)] == [False] * 2
         assert [served(xml) for xml in (dom.live, dom.config)] == [served(xml) for xml in before]
         assert Proc.DEFINE_XML not in world.libvirtd.calls()
@@ -277,23 +277,68 @@ def test_who_may_not_change_the_domain_is_told_that_alone(tmp_path: Path) -> Non
     play(tmp_path, body)
 
 
-def test_what_was_said_when_the_gateway_ended_is_completed_by_saying_it_again(
+def test_what_libvirtd_refuses_leaves_neither_word_nor_definition(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        client, dom = await world.client(), put(world, None)
+        world.libvirtd.refuse[Proc.DEFINE_XML] = Refused(Code.OPERATION_FAILED, "no free slot")
+        for flags in (CONFIG, LIVE | CONFIG):
+            with pytest.raises(ReplyError, match="no free slot"):
+                await choose(client, dom.ref, network("rbd"), flags)
+            assert NETWORK_NAMESPACE not in f"{dom.live}{dom.config}"
+            assert served(dom.config) == []
+        del world.libvirtd.refuse[Proc.DEFINE_XML]
+        await choose(client, dom.ref, network("rbd"), CONFIG)
+        assert served(dom.config) == ["sdb"]
+
+    play(tmp_path, body, asked="rbd")
+
+
+def test_a_call_that_libvirtd_refuses_after_the_definition_leaves_the_one_before(
     tmp_path: Path,
 ) -> None:
     async def body(world: World) -> None:
         client, dom = await world.client(), put(world, None)
-        hang = world.libvirtd.hang = Hang(Proc.DEFINE_XML, 1, done=False)
+        before, defined = dom.config, []
+
+        def refusing(payload: bytes) -> bytes:
+            reader = Reader(payload)
+            Domain.read(reader)
+            reader.i32()
+            if reader.optional(reader.string) is None:  # the question whether the client may
+                return b""
+            defined.append(served(dom.config))
+            raise Refused(Code.INVALID_ARG, "unsupported flags")
+
+        world.libvirtd.answers[Proc.SET_METADATA] = refusing
+        with pytest.raises(ReplyError, match="unsupported flags"):
+            await choose(client, dom.ref, network("rbd"), CONFIG)
+        assert defined == [["sdb"]]
+        assert canonical(dom.config or "") == canonical(before or "")
+
+    play(tmp_path, body, asked="rbd")
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_gateway_that_ends_leaves_the_word_with_its_definition(
+    tmp_path: Path, done: bool
+) -> None:
+    """And what was not done is completed by saying it again."""
+
+    async def body(world: World) -> None:
+        client, dom = await world.client(), put(world, None)
+        hang = world.libvirtd.hang = Hang(Proc.DEFINE_XML, 1, done=done)
         first = asyncio.create_task(choose(client, dom.ref, network("rbd"), CONFIG))
         await hang.reached.wait()
         for connection in world.libvirtd.connections:
             connection.channel.close()
         with pytest.raises((ReplyError, EOFError)):
             await first
-        assert NETWORK_NAMESPACE in (dom.config or "")
-        assert served(dom.config) == []
+        assert (NETWORK_NAMESPACE in (dom.config or "")) is done
+        assert served(dom.config) == (["sdb"] if done else [])
         again = await world.client()
         await choose(again, dom.ref, network("rbd"), CONFIG)
         assert served(dom.config) == ["sdb"]
+        assert 'serve="rbd"' in (dom.config or "")
 
     play(tmp_path, body, asked="rbd")
 
