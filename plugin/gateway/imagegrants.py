@@ -29,6 +29,10 @@ class ImageGrants:
         """Whether an image (its bdev's UUID) was opened for a domain in a client's name."""
         return uuid in self._read(controller)
 
+    def of(self, controller: str) -> set[str]:
+        """Returns the images (their bdevs' UUIDs) that a domain may have open still."""
+        return set(self._read(controller))
+
     def lun(self, controller: str, uuid: str) -> LunIdentity | None:
         """Returns which LUN such an image is on; None: it is on none, or not known."""
         return self._read(controller).get(uuid)

@@ -10,7 +10,7 @@ from plugin.gateway import emptycontrollers, polkit, protection, records
 from plugin.gateway.call import Call, Reply
 from plugin.gateway.domains import current_xml, identity_at_once, identity_of
 from plugin.gateway.errors import Code, GatewayError, UpstreamError
-from plugin.gateway.handlers.start import create_empty, prepared, startable
+from plugin.gateway.handlers.start import create_empty, prepared, release_images, startable
 from plugin.gateway.messages import Domain, XmlCall
 from plugin.gateway.parsing import SHORT
 from plugin.gateway.procs import Proc
@@ -75,9 +75,11 @@ async def create(call: Call) -> None:
         if foreign and not marked and uuid is not None:
             _, marked = await _present(await services.admin(), Domain(name or "-", uuid, -1))
         if foreign and not marked:
+            if uuid is not None:
+                await release_images(services, uuid, None)
             reply = await call.forward()
         else:
-            reply = await _create(call, args, new_uuid)
+            reply = await _create(call, args, new_uuid, uuid)
     await call.respond(reply)
 
 
@@ -93,9 +95,11 @@ async def _looked_at(call: Call, xml: str) -> tuple[str | None, bytes | None, bo
     return name, uuid, foreign
 
 
-async def _create(call: Call, args: XmlCall, new_uuid: UUID) -> Reply:
+async def _create(call: Call, args: XmlCall, new_uuid: UUID, uuid: bytes | None) -> Reply:
     """Creates a domain whose lock is held; returns libvirtd's reply."""
     translation, definition = await _translated(call, args.xml, new=False, new_uuid=new_uuid)
+    if uuid is not None:
+        await release_images(call.services, uuid, definition.plan)
     if definition.plan is None:
         return await _create_without_disks(call, args, definition, new_uuid)
     payload = replace(args, xml=definition.xml).pack()

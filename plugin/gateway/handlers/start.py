@@ -78,6 +78,7 @@ async def _start(call: Call, args: DomainCall) -> Reply:
     except GatewayError:
         return await call.forward()  # libvirtd says why
     plan = await call.services.parse(lambda: translate.plan(xml))
+    await release_images(call.services, dom.uuid, plan)
     if plan is None or not plan.luns:
         if saved:
             return await _restore(call, admin, dom)
@@ -277,6 +278,37 @@ async def release_failed(services: Services, controller: str, uuid: bytes) -> No
                 services.image_grants.forget(controller)
                 return
             await asyncio.sleep(LEAVE_S)
+
+
+async def release_images(services: Services, uuid: bytes, plan: Plan | None) -> None:
+    """Has the target let go of what a domain (its UUID) had over the network and QEMU is to have.
+
+    The domain's lock is held, and what it starts with is `plan`. It may start before the reconcile
+    loop has seen that it ended. A target that does not answer keeps no such domain from starting.
+
+    Raises:
+        Refused: its last QEMU is connected still.
+    """
+    controller = controller_name(str(UUID(bytes=uuid)))
+    kept = {lun.bdev_name for lun in of_plan(plan)} if plan is not None else set()
+    if not services.image_grants.of(controller) - kept or copies.unresolved(services, uuid):
+        return
+    for _ in range(LEAVE_TRIES):
+        try:
+            if await is_active(await services.admin(), uuid):
+                return  # libvirtd refuses to start it again
+            if await services.target.release_idle(controller) != "busy":
+                services.image_grants.forget(controller)
+                return
+        except GatewayError:
+            return
+        await asyncio.sleep(LEAVE_S)
+    raise Refused(
+        Refusal.NOT_POSSIBLE_NOW,
+        f"the QEMU that domain {UUID(bytes=uuid)} had is still connected to the target, which has"
+        " images open for it that are QEMU's own from this start on: start it again when that"
+        " process has ended",
+    )
 
 
 async def check_free(call: Call, plan: Plan, lun: LunPlan, volume: Lvol) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from plugin.gateway.errors import Code, Refused
 from plugin.gateway.events import DeviceEvent
+from plugin.gateway.handlers import start as start_handler
 from plugin.gateway.messages import (
     STRING,
     Domain,
@@ -26,7 +27,7 @@ from plugin.gateway.xdr import Reader, Writer
 from pydataplane.domain import translate
 from pydataplane.domain.names import NETWORK_NAMESPACE
 from pydataplane.domain.translate import Settings, networkchoice
-from tests.unit.gateway.fake_libvirtd import FakeDomain, Hang
+from tests.unit.gateway.fake_libvirtd import Connection, FakeDomain, Hang
 from tests.unit.gateway.test_going_on import WAYS, disk, sent_xml
 from tests.unit.gateway.test_images import IMAGE, knows_secret
 from tests.unit.gateway.test_moving import Seen
@@ -416,6 +417,74 @@ def test_a_start_is_of_what_was_defined(tmp_path: Path) -> None:
             assert served(dom.live) == (["sdb"] if serve else [])
 
     play(tmp_path, body, host="nbd")
+
+
+@pytest.mark.parametrize("way", [Proc.CREATE_WITH_FLAGS, Proc.CREATE_XML])
+@pytest.mark.parametrize("devices", [DISK, DISK + lvol(dev="sda")])
+def test_a_start_by_qemu_waits_for_the_target_to_let_go(
+    tmp_path: Path, way: Proc, devices: str
+) -> None:
+    """QEMU would find the image locked, or be without its lock in the middle of a write."""
+
+    async def body(world: World) -> None:
+        client, dom = await world.client(), put(world, "rbd", devices)
+        dom.live = None
+        await client.call(Proc.CREATE_WITH_FLAGS, DomainCall(dom.ref).pack(flags=True))
+        (uuid,) = [world.target.volumes[name].uuid for name in world.target.images]
+        controller = f"vm-{UUID_1}"
+        assert world.target.users(uuid) == [controller]
+        world.target.connected.add(controller)
+        await choose(client, dom.ref, network(""), CONFIG)
+        await client.call(Proc.CREATE_WITH_FLAGS, DomainCall(dom.ref).pack(flags=True))
+        assert world.target.users(uuid) == [controller]  # it runs
+        dom.live = None
+        starts = {
+            Proc.CREATE_WITH_FLAGS: DomainCall(dom.ref).pack(flags=True),
+            Proc.CREATE_XML: pack_string(saying("", devices)) + bytes(4),
+        }
+        seen: list[list[str]] = []
+        call = world.libvirtd._call
+
+        def noting(connection: Connection, proc: int, payload: bytes) -> bytes:
+            if proc in starts:
+                seen.append(world.target.users(uuid))
+            return call(connection, proc, payload)
+
+        world.libvirtd._call = noting  # type: ignore[method-assign]
+        start = asyncio.create_task(client.call(way, starts[way]))
+        await asyncio.sleep(0.5)
+        assert not start.done()
+        assert seen == []
+        world.target.connected.clear()
+        await start
+        assert seen == [[]]
+        assert served(dom.live) == []
+        assert not world.gateway.services.image_grants.of(controller)
+
+    play(tmp_path, body, asked="rbd")
+
+
+def test_a_start_by_qemu_is_refused_while_the_last_one_is_connected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_handler, "LEAVE_TRIES", 2)
+
+    async def body(world: World) -> None:
+        client, dom = await world.client(), put(world, "rbd")
+        dom.live = None
+        args = DomainCall(dom.ref).pack(flags=True)
+        await client.call(Proc.CREATE_WITH_FLAGS, args)
+        world.target.connected.add(f"vm-{UUID_1}")
+        await choose(client, dom.ref, network(""), CONFIG)
+        dom.live = None
+        with pytest.raises(ReplyError, match="is still connected to the target"):
+            await client.call(Proc.CREATE_WITH_FLAGS, args)
+        assert dom.live is None
+        world.target.connected.clear()
+        await client.call(Proc.CREATE_WITH_FLAGS, args)
+        assert served(dom.live) == []
+
+    play(tmp_path, body, asked="rbd")
 
 
 def test_metadata_of_ours_that_a_client_writes_gives_it_no_disk(tmp_path: Path) -> None:
