@@ -17,6 +17,7 @@ from plugin.gateway.upstream import Upstream
 from pydataplane.domain.errors import ImageError, Refusal
 from pydataplane.domain.images import check_allowed, is_lun, of_plan, unknown_lun
 from pydataplane.domain.model import Host
+from pydataplane.domain.names import domain_of
 from pydataplane.domain.translate import LunPlan, Plan
 
 Cluster = tuple[str, tuple[Host, ...], str | None]
@@ -60,17 +61,15 @@ async def bring_back(
     for lun in of_plan(plan):
         try:
             if await services.target.is_open(plan, lun):
+                if not _may_have(services, plan, lun):
+                    shown = await services.target.holders(lun.bdev_name, besides="")
+                    if domain_of(plan.controller) not in shown:  # it is open for another one
+                        raise _refused(lun, _NOT_GRANTED)
                 continue
             if await services.target.has_image(plan, lun):
                 raise _refused(lun, "is not open yet; the target goes on to try")
-            source = lun.volume.source
-            secret = source.secret if source is not None else None
-            if secret is not None and not services.image_grants.has(plan.controller, lun.bdev_name):
-                raise _refused(
-                    lun,
-                    "was not opened for this domain by a client that may read its secret: stop the"
-                    " domain, and start it through the gateway",
-                )
+            if not _may_have(services, plan, lun):
+                raise _refused(lun, _NOT_GRANTED)
             expected = services.image_grants.lun(plan.controller, lun.bdev_name)
             if is_lun(lun) and expected is None:
                 raise Refused(Refusal.NOT_POSSIBLE_NOW, str(unknown_lun(lun)))
@@ -86,6 +85,19 @@ async def bring_back(
             if isinstance(error, ServerSilent):
                 silent.note(lun, error)
     return failed
+
+
+_NOT_GRANTED = (
+    "was not opened for this domain by a client that may read its secret: stop the domain, and"
+    " start it through the gateway"
+)
+
+
+def _may_have(services: Services, plan: Plan, lun: LunPlan) -> bool:
+    """Whether an image needs no secret, or was opened for the domain by who may read that."""
+    source = lun.volume.source
+    secret = source.secret if source is not None else None
+    return secret is None or services.image_grants.has(plan.controller, lun.bdev_name)
 
 
 def _refused(lun: LunPlan, why: str) -> Refused:

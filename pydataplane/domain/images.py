@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pydataplane.domain.errors import ImageError, ImageServerSilent
 from pydataplane.domain.model import Allowed, Host, LunPlan, NetworkSource, Plan
 from pydataplane.domain.names import domain_of
-from pydataplane.domain.observed import look_up
+from pydataplane.domain.observed import look_up, observe
 from pydataplane.domain.xml.network import forbidden
 from pydataplane.errors import BUSY, EXISTS, NO_DEVICE, TIMED_OUT, RpcError
 from pydataplane.methods import Rpc
@@ -140,7 +140,8 @@ def open_without_secrets(
     """Makes the bdevs of a plan's disks over the network, for who cannot ask libvirt for secrets.
 
     The images of a plan that is `incoming` are left to the other host until the guest runs here.
-    Returns why which disks have none: it needs a secret, or its domain is `running` and nobody
+    Returns why which disks have none: it needs a secret (that it is open for another domain is no
+    right to it), or its domain is `running` and nobody
     knows here which LUN it had, or as `open_image`.
 
     Raises:
@@ -160,13 +161,21 @@ def open_without_secrets(
         except ImageError as error:
             failed[lun] = error
             continue
-        if source.secret is not None and not is_open(rpc, lun):
+        if source.secret is not None and not _has_it_open(rpc, plan, lun):
             failed[lun] = ImageError(
                 f"disk {lun.dev} (image {lun.volume.alias}): libvirt has the secret that it is"
                 " opened with, which virtlun-gateway alone can ask for: start the domain through"
                 " that"
             )
     return failed
+
+
+def _has_it_open(rpc: Rpc, plan: Plan, lun: LunPlan) -> bool:
+    """Whether the image of a disk is open, and the plan's domain has it as a disk."""
+    if not is_open(rpc, lun):
+        return False
+    state = observe(rpc)
+    return lun.bdev_name in state.bdevs_of(state.of_domain(plan.controller))
 
 
 def unknown_lun(lun: LunPlan) -> ImageError:

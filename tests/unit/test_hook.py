@@ -30,7 +30,7 @@ from plugin.config import (
 )
 from plugin.gateway.journal import CopyEntry, Journal
 from plugin.hook import archive, config
-from pydataplane.domain import records
+from pydataplane.domain import images, records
 from pydataplane.domain.errors import TranslateError
 from pydataplane.domain.model import ANY
 from pydataplane.domain.names import NAMESPACE
@@ -873,6 +873,32 @@ def test_an_image_that_cannot_be_had_keeps_no_other_disk_from_a_guest_that_runs(
         done = host.run("reconnect", "begin", "-", xml=xml)
         assert "disk sdz (image rbd:volumes/v): libvirt has the secret" in done.stderr
         assert host.target.controllers == {CONTROLLER: {1: "uuid-a"}}
+
+
+def test_an_image_that_is_open_for_another_domain_is_no_right_to_it(host: Host) -> None:
+    image = (
+        "<disk type='network' device='disk'><source protocol='rbd' name='volumes/v'/>"
+        "<auth username='u'><secret type='ceph' usage='s'/></auth>"
+        "<target dev='sda' bus='scsi'/><shareable/></disk>"
+    )
+    settings = Settings(vhost_dir=str(host.folder / "vhost"), network=frozenset({"rbd"}))
+    made = translated(domain(image), settings)
+    assert made.plan is not None
+    (lun,) = made.plan.luns
+    with host.serve():
+        images.open_image(host.target, "vm-other", lun, "key")
+        assert lun.uuid is not None
+        host.target.controllers["vm-other"] = {0: lun.uuid}
+        done = host.run("prepare", "begin", "-", xml=made.xml)
+        assert "libvirt has the secret" in done.stderr
+        assert host.target.users(lun.uuid) == ["vm-other"]
+        # The gateway has asked for the secret, and made the disk.
+        host.target.call("vhost_create_scsi_controller", ctrlr=CONTROLLER)
+        host.target.controllers[CONTROLLER][0] = lun.uuid
+        for operation in ("prepare", "reconnect"):
+            done = host.run(operation, "begin", "-", xml=made.xml)
+            assert (done.returncode, done.stderr) == (0, "")
+        assert sorted(host.target.users(lun.uuid)) == [CONTROLLER, "vm-other"]
 
 
 def test_an_image_of_a_guest_that_comes_is_left_to_the_other_host(host: Host) -> None:
