@@ -38,12 +38,13 @@ from plugin.gateway.messages import Domain, DomainCall
 from plugin.gateway.recovery import recover
 from plugin.gateway.services import Services
 from plugin.gateway.target import Target
-from plugin.gateway.upstream import RUNNING, XML_INACTIVE, XML_SECURE
+from plugin.gateway.upstream import RUNNING, XML_INACTIVE, XML_SECURE, Upstream
 from plugin.gateway.xdr import Writer
+from pydataplane.domain import translate
 from pydataplane.domain.errors import Refusal
 from pydataplane.domain.translate import LunPlan, listing
 from pydataplane.domain.translate.snapshotrequests import Request, compose, snapshot_requested
-from pydataplane.domain.translate.snapshotxml import DiskSnapshot, with_note
+from pydataplane.domain.translate.snapshotxml import DiskSnapshot, domain_of, with_note
 from pydataplane.volumenames import VOLUME_NAME
 
 CREATE_FLAGS = 2 * VALIDATE - 1
@@ -112,10 +113,12 @@ async def has_controller(call: Call, dom: Domain) -> bool:
 async def create(call: Call) -> None:
     """SNAPSHOT_CREATE_XML: {dom, xml, flags}."""
     args = DomainCall.read(call.payload, text=True, flags=True)
-    if not await has_controller(call, args.dom):
+    making = _define if args.flags & REDEFINE else _create
+    if not await has_controller(call, args.dom) and (
+        making is _create or translate.is_foreign(args.text, call.services.settings)
+    ):
         await call.pass_on()
         return
-    making = _define if args.flags & REDEFINE else _create
     async with call.services.domain_lock(args.dom.uuid):
         answer = await making(call, args)
     await call.give(answer)
@@ -342,7 +345,11 @@ async def _define(call: Call, args: DomainCall) -> Reply | bytes:
     admin = await services.admin()
     current = await admin.xml(args.dom, XML_INACTIVE | XML_SECURE)
     settings = await settings_of(services, current)
-    made = await call.parse(lambda: listing.define_inside(args.text, current, settings), args.text)
+    name = await call.parse(lambda: listing.name_of(args.text), args.text)
+    held_in = await _domain_of(admin, Snapshot(name, args.dom))
+    made = await call.parse(
+        lambda: listing.define_inside(args.text, current, settings, held_in), args.text
+    )
     text = made.xml
     if made.luns:
         asked = replace(args, flags=args.flags | UNKNOWN)
@@ -356,6 +363,16 @@ async def _define(call: Call, args: DomainCall) -> Reply | bytes:
         )
         text = await services.parse(lambda: with_note(made.xml, held))
     return await call.forward(replace(args, text=text).pack(text=True, flags=True))
+
+
+async def _domain_of(admin: Upstream, snapshot: Snapshot) -> str | None:
+    """Returns the definition in a snapshot that libvirtd has; None: it has none, or no snapshot."""
+    try:
+        return domain_of(await domsnapshots.xml_of(admin, snapshot))
+    except UpstreamError as error:
+        if error.code in (Code.NO_DOMAIN_SNAPSHOT, Code.NO_DOMAIN):
+            return None
+        raise
 
 
 async def _present(call: Call, snapshot: Snapshot, luns: tuple[LunPlan, ...]) -> list[DiskSnapshot]:

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from pydataplane.domain.errors import Refusal, TranslateError
 from pydataplane.domain.model import LunPlan, Settings
+from pydataplane.domain.translate import networkchoice
 from pydataplane.domain.translate.operations import define, has_controller
 from pydataplane.domain.translate.presenting import take_out
 from pydataplane.domain.translate.recognising import check_encoding
@@ -187,8 +188,24 @@ class Redefinition:
     """The disks of ours that it is to have, inside of their volumes."""
 
 
-def define_inside(xml: str, current_xml: str, settings: Settings) -> Redefinition:
+def name_of(xml: str) -> str:
+    """Returns the name in one of the three documents; '' where there is none.
+
+    Raises:
+        TranslateError: as `check_encoding`.
+    """
+    document = _parse(xml)
+    name = document.root.child("name") if document is not None else None
+    return name.text.strip() if name is not None else ""
+
+
+def define_inside(
+    xml: str, current_xml: str, settings: Settings, held_in: str | None = None
+) -> Redefinition:
     """Translates the domains inside what a client defines anew, as `define` does.
+
+    Disks over the network stay whose they are in `held_in`, the definition inside what is replaced
+    (libvirtd's XML). Without it they are as the domain inside says, else as in `current_xml`.
 
     Raises:
         TranslateError: as `define`; UNSUPPORTED, a disk of ours is not where it can be.
@@ -201,12 +218,14 @@ def define_inside(xml: str, current_xml: str, settings: Settings) -> Redefinitio
         node = view.domain
         inner = document.data[node.start + 1 + len(node.raw_name) : node.end].decode()
         inner = inner.removesuffix(f"</{node.raw_name}>")
+        says = networkchoice.of(node).asked is not None
         made = define(
             f"<domain{inner}</domain>",
             settings,
             new_uuid=UUID(int=0),
             current_xml=current_xml,
             controller=has_controller(current_xml),
+            served_in=held_in if held_in is not None else None if says else current_xml,
         ).xml
         made = made.removeprefix("<domain").removesuffix("</domain>")
         edits.replace(node.start, node.end, f"<{node.raw_name}{made}</{node.raw_name}>")
@@ -230,8 +249,8 @@ def _without_ours(document: Document, current_xml: str, settings: Settings) -> R
             if node.attrs.get("snapshot") == "internal":
                 luns.append(entry.lun)
             edits.remove(node)
-    name = document.root.child("name")
-    return Redefinition(edits.apply(), name.text.strip() if name is not None else "", tuple(luns))
+    text = edits.apply()
+    return Redefinition(text, name_of(text), tuple(luns))
 
 
 def _parse(xml: str) -> Document | None:

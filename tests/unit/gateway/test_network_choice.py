@@ -9,7 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from plugin.gateway.errors import Code, Refused
+from plugin.gateway.domsnapshots import REDEFINE
+from plugin.gateway.errors import Code, GatewayError, Refused
 from plugin.gateway.events import DeviceEvent
 from plugin.gateway.handlers import start as start_handler
 from plugin.gateway.messages import (
@@ -506,6 +507,70 @@ def test_metadata_of_ours_that_a_client_writes_gives_it_no_disk(tmp_path: Path) 
         await client.call(Proc.CREATE_XML, pack_string(forged) + bytes(4))
         assert world.target.users(uuid) == [f"vm-{UUID_2}"]
         assert served(world.libvirtd.domains[UUID(UUID_1).bytes].live) == []
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize("controller", [False, True])
+def test_metadata_of_ours_in_a_snapshot_that_a_client_defines_gives_it_no_disk(
+    tmp_path: Path, controller: bool
+) -> None:
+    shared = DISK.replace("</disk>", "<shareable/></disk>")
+    settings = Settings(network=frozenset({"rbd"}))
+    plainly = client_xml(devices="")
+    forged = translate.define(saying(None, shared), settings, new_uuid=UUID(int=0)).xml
+    assert served(forged) == ["sdb"]
+    current = translate.define(plainly, settings, new_uuid=UUID(int=0), controller=controller).xml
+
+    async def body(world: World) -> None:
+        dom = world.libvirtd.add("one", config=current)
+        sent: list[str] = []
+
+        def taking(payload: bytes) -> bytes:
+            sent.append(DomainCall.read(payload, text=True, flags=True).text)
+            return bytes(dom.ref.write(Writer().string("s")))
+
+        def none(_: bytes) -> bytes:
+            raise Refused(Code.NO_DOMAIN_SNAPSHOT, "no such snapshot")
+
+        world.libvirtd.answers[Proc.SNAPSHOT_CREATE_XML] = taking
+        world.libvirtd.answers[Proc.SNAPSHOT_GET_XML_DESC] = none
+        client = await world.client()
+        theirs = f"<domainsnapshot><name>s</name>{plainly}</domainsnapshot>"
+        for text in (theirs.replace(plainly, forged), theirs):
+            args = DomainCall(dom.ref, text, REDEFINE).pack(text=True, flags=True)
+            await client.call(Proc.SNAPSHOT_CREATE_XML, args)
+        first, second = sent
+        assert IMAGE in first
+        inner = first[first.index("<domain ") : first.index("</domain>") + len("</domain>")]
+        assert served(inner) == []
+        assert second == theirs or controller
+
+    play(tmp_path, body, asked="rbd")
+
+
+def test_an_image_that_is_open_for_another_domain_is_not_given_to_a_running_one(
+    tmp_path: Path,
+) -> None:
+    async def body(world: World) -> None:
+        dom = put(world, "rbd", DISK.replace("</disk>", "<shareable/></disk>"))
+        services = world.gateway.services
+        plan = translate.plan(dom.live or "")
+        assert plan is not None
+        (lun,) = plan.luns
+        assert lun.uuid is not None
+        await services.target.open_image(plan, lun, "key")
+        world.target.controllers["vm-other"] = {0: lun.uuid}
+        world.target.options["vm-other", 0] = {"shareable": True}
+        with pytest.raises(GatewayError, match="by a client that may read its secret"):
+            await reconcile_domain(services, dom.ref)
+        assert world.target.users(lun.uuid) == ["vm-other"]
+        services.image_grants.add(plan.controller, {lun.bdev_name: None})
+        await reconcile_domain(services, dom.ref)
+        assert sorted(world.target.users(lun.uuid)) == sorted(["vm-other", plan.controller])
+        # One that it has it keeps, as of a gateway that noted nothing.
+        services.image_grants.forget(plan.controller)
+        await reconcile_domain(services, dom.ref)
 
     play(tmp_path, body)
 

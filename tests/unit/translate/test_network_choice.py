@@ -248,3 +248,20 @@ def test_a_snapshot_that_is_defined_anew_has_what_its_own_domain_says() -> None:
         made = listing.define_inside(xml, current, ASKED).xml
         start, end = made.index("<domain "), made.index("</domain>") + len("</domain>")
         assert ours(made[start:end]) == (["sdb"] if serve else [])
+
+
+@pytest.mark.parametrize("had", [True, False])
+def test_a_snapshot_that_is_defined_anew_keeps_what_it_had(had: bool) -> None:
+    """Whatever this host serves, and the domain has by now, where it says nothing itself."""
+    theirs, served = (
+        define(domain(RBD), Settings(network=network), new_uuid=NEW_UUID, controller=True).xml
+        for network in (frozenset[str](), frozenset({"rbd"}))
+    )
+    host = Settings(network=frozenset() if had else frozenset({"rbd"}))
+    then, now = (served, theirs) if had else (theirs, served)
+    xml = f"<domainsnapshot><name>s</name>{domain(RBD)}</domainsnapshot>"
+    for current, held_in in ((then, None), (now, then)):
+        made = listing.define_inside(xml, current, host, held_in).xml
+        start, end = made.index("<domain "), made.index("</domain>") + len("</domain>")
+        assert ours(made[start:end]) == (["sdb"] if had else [])
+    assert listing.name_of(xml) == "s"
