@@ -223,6 +223,14 @@ class Ceph:
         lock = json.loads(self.run("rados", "-p", POOL, *words))
         return lock["tag"], [each["name"] for each in lock["lockers"]]
 
+    def forget_user(self, image: str) -> None:
+        """Takes away that the one client that has an image writes to it."""
+        identity = json.loads(self.rbd("info", "--format", "json", f"{POOL}/{image}"))["id"]
+        lock = (f"rbd_header.{identity}", "virtlun.kind")
+        [user] = json.loads(self.run("rados", "-p", POOL, "lock", "info", *lock))["lockers"]
+        words = ("lock", "break", *lock, user["name"], "--lock-cookie", user["cookie"])
+        self.run("rados", "-p", POOL, *words)
+
     def cut_off_deletion(self, image: str) -> None:
         """Leaves an image as a target does that is killed while it deletes it: in the trash."""
         told = json.loads(self.rbd("info", "--format", "json", f"{POOL}/{image}"))

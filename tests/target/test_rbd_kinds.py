@@ -6,6 +6,7 @@ What is the other kind is refused, and who was there first goes on.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from pydataplane.errors import RpcError
 from tests.support.ceph import POOL, Ceph, cluster, lacks
+from tests.support.frozen import frozen
 from tests.support.initiator import Initiator, connected
 from tests.support.night import at_night
 from tests.support.target import Target
@@ -164,6 +166,16 @@ def test_what_a_killed_target_left_keeps_its_own_host_from_nothing(
         target.rpc("vhost_delete_controller", ctrlr="vm-1", force=True)
 
 
+def comes(other: Target, volume: str, **way: Any) -> bool:
+    """Gives a guest a volume that may be in use; whether that is done."""
+    try:
+        add(other, volume, "vm-2", **way)
+    except RpcError as error:
+        assert error.code == BUSY, error
+        return False
+    return True
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -180,16 +192,9 @@ def test_a_host_that_died_is_in_nobodys_way_once_the_cluster_has_given_it_up(
         goes_on(guest, 1)
         target.kill9()
 
-    def comes() -> bool:
-        try:
-            add(other, f"ceph0/{image}", "vm-2", **second)
-        except RpcError as error:
-            assert error.code == BUSY, error
-            return False
-        return True
-
-    assert not comes(), "while it may live"
-    until(comes, "the cluster to give it up")
+    volume = f"ceph0/{image}"
+    assert not comes(other, volume, **second), "while it may live"
+    until(lambda: comes(other, volume, **second), "the cluster to give it up")
     assert len(ceph.users(image)[1]) == 1
     with connected(other, "vm-2") as guest:
         assert guest.read(1, 1) == bytes([1]) * BLOCK
@@ -212,6 +217,71 @@ def test_a_host_that_died_is_in_nobodys_way_once_the_cluster_has_given_it_up(
         assert shown(target, f"ceph0/{image}")["fenced"] is True
         assert (owners(ceph, image), ceph.users(image)[1]) == (0, []), "it is in nobody's way"
     assert ceph.content(image)[3 * BLOCK : 4 * BLOCK] == bytes(BLOCK)
+
+
+def test_a_host_that_shared_and_was_silent_cannot_write_after_another_has_had_it_alone(
+    target: Target, other: Target, ceph: Ceph
+) -> None:
+    """Neither while that has the lock of librbd, nor when it has let it go."""
+    create(target, "silent")
+    removed = {"ctrlr": "vm-2", "scsi_target_num": 0}
+    with guest_of(target, "ceph0/silent", shareable=True) as guest:
+        # The last one that writes is another, so that the lock of librbd does not tell of this one.
+        add(other, "ceph0/silent", "vm-2", shareable=True)
+        with connected(other, "vm-2") as there:
+            goes_on(there, 1)
+        other.rpc("vhost_scsi_controller_remove_target", **removed)
+        silent = f"127.0.0.1:0/{address(target)}"
+        with frozen(target.pid):
+            until(lambda: comes(other, "ceph0/silent"), "the cluster to give it up")
+            assert silent in ceph.run("ceph", "osd", "blocklist", "ls")
+            with connected(other, "vm-2") as there:
+                goes_on(there, 2)
+            other.rpc("vhost_scsi_controller_remove_target", **removed)
+        assert owners(ceph, "silent") == 0
+        write = bytes([0x2A, *bytes(4), 3, 0, 0, 1, 0])
+        assert guest.cdb(write, data_out=bytes([3]) * BLOCK)["status"] != 0
+        until(lambda: shown(target, "ceph0/silent")["fenced"], "it is told")
+    assert ceph.content("silent")[3 * BLOCK : 4 * BLOCK] == bytes(BLOCK)
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [pytest.param(None, id="newer"), at_night(r"\1", id="older-target")],
+)
+def test_a_host_that_shares_beside_an_older_target_is_found_out_when_that_is_updated(
+    target: Target, other: Target, ceph: Ceph, recorded: str | None
+) -> None:
+    """An older one leaves no lock, so the other came, and left no note as it cannot write."""
+    image = "unnoted" if recorded is None else "unnoted-older"
+    create(target, image)
+    volume = f"ceph0/{image}"
+    with guest_of(target, volume) as guest:
+        goes_on(guest, 1)
+        ceph.forget_user(image)
+        add(other, volume, "vm-2", shareable=True)
+        goes_on(guest, 2)
+        assert target.stop() == 0, target.words()
+    record = target.state_dir / "config.json"
+    if recorded:
+        text, of = record.read_text(), r'(?<="generation": ")([0-9a-f-]{36})[.][.][0-9a-f]{8}(?=")'
+        text, count = re.subn(of, recorded, text)
+        assert count == 1, text
+        record.write_text(text)
+    target.start()
+    if recorded:
+        # That had it whoever came.
+        assert (shown(target, volume)["locked"], shown(target, volume)["fenced"]) == (True, False)
+        with connected(target, "vm-1") as guest:
+            goes_on(guest, 3)
+    else:
+        assert shown(target, volume)["fenced"] is True
+        assert "is shared with other hosts by the client at" in target.words()
+        with connected(target, "vm-1") as guest, pytest.raises(AssertionError):
+            guest.write(3, bytes([3]) * BLOCK)
+        with connected(other, "vm-2") as there:
+            goes_on(there, 4)
+    other.rpc("vhost_scsi_controller_remove_target", ctrlr="vm-2", scsi_target_num=0)
 
 
 def test_what_is_done_to_a_volume_takes_nothing_from_hosts_that_share_it(

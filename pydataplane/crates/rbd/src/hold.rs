@@ -284,7 +284,8 @@ fn take_now(image: &Image, since: Instant) -> Result<(), Error> {
             image.hold.give_up();
             Ok(())
         }
-        Err(why @ Error::Overtaken { .. }) => {
+        // Who shares it may have written to it.
+        Err(why @ (Error::Overtaken { .. } | Error::Shared { .. })) => {
             image.overtaken(&why);
             Ok(())
         }

@@ -234,12 +234,15 @@ impl OpenedImage {
 
     /// Shares it with other hosts. Who had it alone before is not to go on with what he knew of it.
     fn share(&self) -> Result<(), Error> {
+        self.check_not_rolling_back()?;
         self.enter(Kind::Shared)?;
         let is_noted = self.generation()?.as_deref() == Some(generation::SHARED);
         // An older target may have it alone.
         if is_noted || self.door()?.is_locked_by_others()? {
             return Ok(());
         }
+        // The note takes the lock, for which a process that was killed would not answer.
+        self.exclusive().take_from_past()?;
         self.set_generation(generation::SHARED)
     }
 
@@ -254,7 +257,8 @@ impl OpenedImage {
                 *self.seen.lock() = seen;
                 Ok(Begun::Waits)
             }
-            None | Some(Origin::Unknown) => self.lock_anew(),
+            None => self.lock_anew(),
+            Some(Origin::Unknown) => self.go_on_unknown(),
             Some(Origin::Gone) => {
                 self.own = generation::locked(&self.source.boot);
                 self.lock_anew()
@@ -266,9 +270,9 @@ impl OpenedImage {
                     return self.go_on();
                 }
                 *self.seen.lock() = seen;
-                // Else it is tried again with the lock.
                 match self.enter(Kind::Alone) {
-                    Ok(()) | Err(Error::Shared { .. }) => Ok(Begun::Waits),
+                    Ok(()) => Ok(Begun::Waits),
+                    Err(why @ Error::Shared { .. }) => Ok(self.shared_meanwhile(&why)),
                     Err(why) => Err(why),
                 }
             }
@@ -277,8 +281,32 @@ impl OpenedImage {
 
     /// Locks it, whoever has had it before.
     fn lock_anew(&self) -> Result<Begun, Error> {
+        self.check_not_rolling_back()?;
         self.lock()?;
         self.begin_generation().map(|()| Begun::Locked)
+    }
+
+    /// Locks it after an older target that had it, as that would: also beside one that shares it, if that has not noted
+    /// it. A guest that runs is not to lose its disk for one that never could write to it.
+    fn go_on_unknown(&self) -> Result<Begun, Error> {
+        match self.lock_anew() {
+            Err(why @ Error::Shared { .. }) => {
+                if self.generation()?.as_deref() == Some(generation::SHARED) {
+                    return Err(why);
+                }
+                tracing::error!("{why}: it cannot write to it, so take the image from it");
+                self.exclusive().acquire()?;
+                self.begin_generation().map(|()| Begun::Locked)
+            }
+            begun => begun,
+        }
+    }
+
+    /// What becomes of it where another host shares it that has come since a process before had it: that may write to it,
+    /// also if it has not noted so.
+    fn shared_meanwhile(&self, why: &Error) -> Begun {
+        tracing::error!("{why}");
+        Begun::Overtaken(Error::Overtaken { image: self.source.path() })
     }
 
     /// Locks it again after a process before that had it locked, unless somebody else has had it since.
@@ -287,7 +315,8 @@ impl OpenedImage {
         match self.lock_again() {
             Ok(_) => Ok(Begun::Locked),
             Err(why @ Error::Overtaken { .. }) => Ok(Begun::Overtaken(why)),
-            Err(Error::Locked { .. } | Error::Shared { .. }) if self.source.for_guests => {
+            Err(why @ Error::Shared { .. }) => Ok(self.shared_meanwhile(&why)),
+            Err(Error::Locked { .. }) if self.source.for_guests => {
                 // The same says it still where its guest is about to go on there, or here again.
                 Ok(match self.generation()?.as_deref() == Some(&self.own) {
                     true => Begun::Waits,

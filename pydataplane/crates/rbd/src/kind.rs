@@ -4,7 +4,8 @@
 //! writes, and gives it to whoever wants it for himself. So who uses an image to write to it has, as long as it is
 //! open, a shared lock of RADOS' on its header with the kind as its tag: Ceph refuses one with another tag, in one
 //! step. A client that ends without giving it back is not among those any more that have the image open, as with
-//! its other lock: who finds it in the way takes it away.
+//! its other lock: who finds it in the way has the cluster keep that client out, as it may only have been silent, and
+//! takes it away.
 
 use std::ffi::{CStr, CString};
 use std::ptr;
@@ -19,6 +20,7 @@ use crate::Error;
 use crate::calls::{failed, text, texts};
 use crate::cluster::{Client, Cluster};
 use crate::ffi::{EBLOCKLISTED, ImageHandle, IoCtx, Library};
+use crate::lock::blocklist;
 use crate::watchers::watchers;
 
 /// Name of the lock.
@@ -38,7 +40,6 @@ const TRIES: u32 = 5;
 /// How long it is waited before a client counts as gone that does not have the image open: one that was cut off
 /// from the cluster opens it again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-
 /// An address without its protocol, as those of librbd's lock and of this target's clients are.
 fn plain(address: &str) -> &str {
     PROTOCOLS.iter().find_map(|protocol| address.strip_prefix(protocol)).unwrap_or(address)
@@ -77,21 +78,31 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Gives it back. The image is not to be written to any more; an error does not matter, as nobody is in the way
-    /// who does not have it open.
+    /// Gives it back. The image is not to be written to any more. What stays costs the client, as who does not have the
+    /// image open any more counts as gone, so it is tried several times.
     ///
     /// # Safety
     /// `io` is the open pool of the image.
     pub(crate) unsafe fn give_back(self, library: &Library, io: IoCtx) {
         let Entry { header, cookie } = self;
-        // SAFETY: as the caller says, and zero-terminated texts.
-        let gone =
-            unsafe { (library.rados_unlock)(io, header.as_ptr(), NAME.as_ptr(), cookie.as_ptr()) };
-        tracing::debug!(header = ?header, gone, "not used any more");
+        for _ in 0..TRIES {
+            // SAFETY: as the caller says, and zero-terminated texts.
+            let gone = unsafe {
+                (library.rados_unlock)(io, header.as_ptr(), NAME.as_ptr(), cookie.as_ptr())
+            };
+            tracing::debug!(header = ?header, gone, "not used any more");
+            if gone != -libc::ETIMEDOUT {
+                return;
+            }
+        }
+        tracing::warn!(
+            "{header:?} keeps a lock {NAME:?} of this host, as its cluster does not answer"
+        );
     }
 }
 
 /// A client that has a lock.
+#[derive(PartialEq, Eq)]
 struct Holder {
     /// Such as `client.4123`.
     client: String,
@@ -128,12 +139,16 @@ impl Door<'_> {
         for _ in 0..TRIES {
             let entered = self.lock(&entry, kind);
             match -entered {
-                ..=0 => {
+                // There is one already if it was asked for twice.
+                ..=0 | libc::EEXIST => {
                     self.forget_past();
                     return Ok(entry);
                 }
                 libc::EBUSY => self.make_room(kind)?,
                 errno => {
+                    // It may be there nevertheless.
+                    // SAFETY: the pool of the open image.
+                    unsafe { entry.give_back(self.client.library, self.io) };
                     if errno == EBLOCKLISTED {
                         self.cluster.renew(self.client);
                     }
@@ -145,12 +160,13 @@ impl Door<'_> {
     }
 
     /// Whether a client that lives has librbd's lock that does not share the image: one that is no target, or an older
-    /// one.
+    /// one. Those of this target's processes before are gone.
     ///
     /// # Errors
     /// What Ceph says.
     pub(crate) fn is_locked_by_others(&self) -> Result<bool, Error> {
-        let owners = self.live(self.holders(LOCK_OF_LIBRBD)?)?;
+        let (_, others) = self.past_and_others(LOCK_OF_LIBRBD)?;
+        let (owners, _) = self.parted(others)?;
         if owners.is_empty() {
             return Ok(false);
         }
@@ -181,13 +197,13 @@ impl Door<'_> {
 
     /// Takes away what is in the way of `kind`, of clients that are gone.
     fn make_room(&self, kind: Kind) -> Result<(), Error> {
-        let (past, others): (Vec<_>, Vec<_>) = self
-            .holders(NAME)?
-            .into_iter()
-            .partition(|holder| self.cluster.is_of_the_past(&holder.address));
+        let (past, others) = self.past_and_others(NAME)?;
         let (mut live, mut gone) = self.parted(others)?;
         if live.is_empty() && !gone.is_empty() {
             thread::sleep(LOOK_AGAIN);
+            // One that has just closed it gives back what it has.
+            let now = self.holders(NAME)?;
+            gone.retain(|holder| now.contains(holder));
             (live, gone) = self.parted(gone)?;
         }
         let mut owners: Vec<_> = live.into_iter().map(|holder| holder.address).collect();
@@ -195,28 +211,40 @@ impl Door<'_> {
         if !owners.is_empty() {
             return Err(kind.refused(self.path.clone(), owners.join(" and ")));
         }
+        gone.iter().try_for_each(|holder| self.keep_out(holder))?;
         past.iter().chain(&gone).try_for_each(|holder| self.take_away(holder))
+    }
+
+    /// Has the cluster keep a client out that seems to be gone: if it was only silent, it would write again.
+    fn keep_out(&self, holder: &Holder) -> Result<(), Error> {
+        let (image, address) = (&self.path, &holder.address);
+        blocklist(self.client, address)?;
+        tracing::info!("image {image} was in use by {address}, which is gone and kept out now");
+        Ok(())
     }
 
     /// Takes away what processes of this target have left, whatever kind it is.
     fn forget_past(&self) {
-        let Ok(holders) = self.holders(NAME) else { return };
-        let past = holders.iter().filter(|each| self.cluster.is_of_the_past(&each.address));
-        past.for_each(|holder| _ = self.take_away(holder));
+        let Ok((past, _)) = self.past_and_others(NAME) else { return };
+        past.iter().for_each(|holder| _ = self.take_away(holder));
     }
 
-    fn live(&self, holders: Vec<Holder>) -> Result<Vec<Holder>, Error> {
-        self.parted(holders).map(|(live, _)| live)
+    /// Who has a lock on the header: processes of this target before, and others.
+    fn past_and_others(&self, lock: &CStr) -> Result<(Vec<Holder>, Vec<Holder>), Error> {
+        let is_past = |holder: &Holder| self.cluster.is_of_the_past(&holder.address);
+        Ok(self.holders(lock)?.into_iter().partition(is_past))
     }
 
-    /// Those that have the image open, and those that have not.
+    /// Those that have the image open, as this client has, and those that have not.
     fn parted(&self, holders: Vec<Holder>) -> Result<(Vec<Holder>, Vec<Holder>), Error> {
         if holders.is_empty() {
             return Ok((Vec::new(), Vec::new()));
         }
         // SAFETY: an open image.
         let open = unsafe { watchers(self.client.library, self.image, &self.path) }?;
-        let is_open = |number| open.iter().any(|each| each.client == number);
+        // SAFETY: a connected client.
+        let own = unsafe { (self.client.library.rados_get_instance_id)(self.client.rados) };
+        let is_open = |number| number == own || open.iter().any(|each| each.client == number);
         let is_live = |holder: &Holder| holder.number().is_none_or(is_open);
         Ok(holders.into_iter().partition(is_live))
     }

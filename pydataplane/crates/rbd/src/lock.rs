@@ -13,6 +13,9 @@ use crate::calls::{check, failed, text};
 use crate::cluster::{Client, Cluster};
 use crate::ffi::{EBLOCKLISTED, ImageHandle, LOCK_EXCLUSIVE};
 
+/// For how long a client that is gone is kept out, in seconds: as long as the cluster is set to.
+const BLOCKLISTED_AS_SET: u32 = 0;
+
 /// Clients that this process has fenced: cluster and address.
 static FENCED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
@@ -35,11 +38,7 @@ impl Lock<'_> {
     /// [`Error::Locked`]: a client that lives has it; what Ceph says.
     pub(crate) fn acquire(&self) -> Result<(), Error> {
         let image = self.path.clone();
-        for owner in self.owners().unwrap_or_default() {
-            if self.cluster.is_of_the_past(&owner) {
-                self.take_from(&owner)?;
-            }
-        }
+        self.take_from_past()?;
         // SAFETY: an open image.
         let locked = unsafe { (self.client.library.rbd_lock_acquire)(self.image, LOCK_EXCLUSIVE) };
         match -locked {
@@ -56,6 +55,16 @@ impl Lock<'_> {
                 Err(failed(format!("image {image} cannot be locked"), locked))
             }
         }
+    }
+
+    /// Takes the lock from this target's processes before, if one has it.
+    ///
+    /// # Errors
+    /// What Ceph says.
+    pub(crate) fn take_from_past(&self) -> Result<(), Error> {
+        let owners = self.owners().unwrap_or_default();
+        let mut past = owners.iter().filter(|owner| self.cluster.is_of_the_past(owner));
+        past.try_for_each(|owner| self.take_from(owner))
     }
 
     /// Takes the lock from a client that is gone, which the cluster keeps out from then on.
@@ -124,10 +133,29 @@ pub(crate) fn fence(by: &Client, address: &str) -> Result<(), Error> {
     if FENCED.lock().contains(&key) {
         return Ok(());
     }
-    let address_ = text("an address", address)?;
-    // SAFETY: a connected client and a zero-terminated text; 0: for as long as the cluster does.
-    let fenced = unsafe { (by.library.rados_blocklist_add)(by.rados, address_.as_ptr(), 0) };
-    check(fenced, || format!("client {address}, this target's process before, is not fenced"))?;
+    blocklist(by, address)?;
     FENCED.lock().insert(key);
     Ok(())
+}
+
+/// Puts a client that is gone on its cluster's blocklist, for as long as the cluster is set to keep clients there. What
+/// `by` does next tells the OSDs of it.
+///
+/// # Errors
+/// What Ceph says.
+pub(crate) fn blocklist(by: &Client, address: &str) -> Result<(), Error> {
+    let address_ = text("an address", address)?;
+    // SAFETY: a connected client and a zero-terminated text.
+    let kept_out = unsafe {
+        (by.library.rados_blocklist_add)(by.rados, address_.as_ptr(), BLOCKLISTED_AS_SET)
+    };
+    check(kept_out, || {
+        format!(
+            "client {address}, which is gone, cannot be put on the cluster's blocklist (the profile rbd of \
+             its monitors allows that)"
+        )
+    })?;
+    // SAFETY: a connected client.
+    let told = unsafe { (by.library.rados_wait_for_latest_osdmap)(by.rados) };
+    check(told, || format!("client {address} is on the blocklist, but not known to be"))
 }
