@@ -373,12 +373,12 @@ fn never_later(error: rpc::Error) -> (rpc::Error, bool) {
 }
 
 /// Restores a bdev on a disk, and notes how that went, unless it was deleted or replaced meanwhile:
-/// what has its name then is somebody else's. Whether its server may be there later.
+/// what has its name then is somebody else's. Whether it may be there later.
 fn restore_disk(app: &App, item: &Item, opened: Option<Opened>) -> bool {
     let restored = match opened {
-        Some(Opened::Image(image)) => image::restore(app, item, Some(*image)).map_err(never_later),
+        Some(Opened::Image(image)) => image::restore(app, item, Some(*image)),
         Some(Opened::File(file)) => file::restore(app, item, Some(file)).map_err(never_later),
-        None if is_image(item) => image::restore(app, item, None).map_err(never_later),
+        None if is_image(item) => image::restore(app, item, None),
         None if is_nbd(item) => server::restore(app, item),
         None if is_lun(item) => lun::restore(app, item),
         None if is_nvme(item) => controller::restore(app, item),
@@ -411,11 +411,12 @@ fn restore_disk(app: &App, item: &Item, opened: Option<Opened>) -> bool {
     comes_later
 }
 
-/// Restores a bdev whose server was not there, when it is; `false`: it is not wanted any more.
+/// Restores a bdev that could not be had, when it can; `false`: it is not wanted any more.
 fn restore_later(app: &App, item: &Item) -> bool {
     let delay = match () {
         () if is_lun(item) => lun::RETRY,
         () if is_nvme(item) => controller::RETRY,
+        () if is_image(item) => image::RETRY,
         () => server::retry_delay(item),
     };
     loop {

@@ -39,6 +39,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 const OPEN_TIMEOUT: Duration = Duration::from_secs(45);
 /// How long an image may take to be resized.
 const RESIZE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long after an attempt to restore an image that another host has alone the next one is made.
+pub const RETRY: Duration = Duration::from_secs(2);
 /// How long an image may take to be closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -498,19 +500,27 @@ pub fn ahead(app: &App, item: &Item) -> Option<OpenedImage> {
 /// not if the item is deleted or replaced while its cluster does not answer.
 ///
 /// # Errors
-/// As those of the method; or it is not wanted any more.
-pub fn restore(app: &App, item: &Item, ahead: Option<OpenedImage>) -> Result<(), Error> {
-    let mut p: Create = params_of(item)?;
-    let name = name_of(app, &mut p)?;
+/// As those of the method; or it is not wanted any more. Whether it may be had later: it is to be shared, and another
+/// host has it alone.
+pub fn restore(app: &App, item: &Item, ahead: Option<OpenedImage>) -> Result<(), (Error, bool)> {
+    let never = |error| (error, false);
+    let mut p: Create = params_of(item).map_err(never)?;
+    let name = name_of(app, &mut p).map_err(never)?;
     let what = format!("image {} to be opened", source(&p).path());
     let wait = app.waits.begin(format!("bdev {name}"), what);
     let opened = match ahead {
         Some(opened) => opened,
-        None => OpenedImage::open(&cluster_of(app, &p)?, source(&p)).map_err(errors::rbd)?,
+        None => {
+            let cluster = cluster_of(app, &p).map_err(never)?;
+            OpenedImage::open(&cluster, source(&p)).map_err(errors::rbd).map_err(never)?
+        }
     };
     let uuid = p.uuid.map(|uuid| uuid.0);
     let disk = Disk::create(&app.registry, (&name, p.alias()), opened, p.block_size, uuid);
-    let disk = disk.map_err(errors::rbd)?;
+    let disk = disk.map_err(|why| {
+        let passes = matches!(why, rbd::Error::Unshared { .. });
+        (errors::rbd(why), passes)
+    })?;
     p.generation = Some(disk.generation().to_owned());
     let disk: Arc<dyn Bdev> = disk;
     drop(wait);
@@ -520,7 +530,7 @@ pub fn restore(app: &App, item: &Item, ahead: Option<OpenedImage>) -> Result<(),
     } else if p.is_guest_disk() {
         app.guest_disks.add_used(&name);
     }
-    app.add_restored(Arc::clone(&disk), item)?;
+    app.add_restored(Arc::clone(&disk), item).map_err(never)?;
     app.record_bdev(&disk, CREATE, &p);
     Ok(())
 }
