@@ -86,5 +86,19 @@ def hold(volumes: Volumes, source: Volume, note: HostNote) -> None:
 
 
 def free(volumes: Volumes, source: Volume) -> None:
-    """Has the volume be a disk again, that no VM had gone on from; safe to repeat."""
-    volumes.remove_xattr(source.uuid, notes.MOVED)
+    """Has the volume be a disk again, if `hold` has it be none; safe to repeat.
+
+    One whose VM has gone on with another volume of this host stays none.
+    """
+    text = volumes.xattrs(source.uuid).get(notes.MOVED)
+    if text is not None and _to(text) == source.uuid:
+        volumes.remove_xattr(source.uuid, notes.MOVED)
+
+
+def _to(text: str) -> str | None:
+    """Returns the UUID of the volume that has the place of one, as is noted at that."""
+    try:
+        to = json.loads(text).get("to")
+    except (AttributeError, ValueError):
+        return None
+    return to if isinstance(to, str) else None

@@ -122,7 +122,8 @@ class HostMover:
                     f"volume {source.path} is {note.place} already, and counts there: complete the"
                     " move by the same command without --abort"
                 )
-            self._forget(source, note)
+            if note is not None:  # else what is here is of no move to a host
+                self._forget(source, note)
             self.stands = f"volume {source.path} is as it was"
             with self._remote.connected():
                 self._ask("cancel", source, to)
@@ -358,10 +359,10 @@ class HostMover:
             " with that, and with --abort it goes"
         )
 
-    def _forget(self, source: Volume, note: HostNote | None) -> None:
+    def _forget(self, source: Volume, note: HostNote) -> None:
         """Takes away what the move has left at the volume here; safe to repeat."""
         sourcenote.free(self._volumes, source)
-        movesnapshots.end(self._copying, source, thin=note is None or note.thin)
+        movesnapshots.end(self._copying, source, thin=note.thin)
         self._volumes.remove_xattr(source.uuid, sourcenote.XATTR)
 
     # When the other host has all
