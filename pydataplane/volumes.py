@@ -325,10 +325,13 @@ class Volumes(Lvstores):
                 " choose another name"
             )
 
-    def snapshot(self, references: Iterable[str], name: str) -> list[Volume]:
+    def snapshot(
+        self, references: Iterable[str], name: str, xattrs: Mapping[str, str] | None = None
+    ) -> list[Volume]:
         """Takes snapshots of volumes of one lvstore, in use or not: of `a` that is `a@NAME`.
 
-        Of several they are of one instant, all or none (our target only). Safe to repeat.
+        Of several they are of one instant, all or none (our target only). `xattrs` are what is
+        noted at one from its beginning (as that). Safe to repeat.
 
         Raises:
             VolumeError: there is something else of such a name.
@@ -340,7 +343,8 @@ class Volumes(Lvstores):
         names = [f"{each.lvstore}/{each.name}@{name}" for each in of]
         try:
             if len(of) == 1:
-                self.client.call("bdev_lvol_snapshot", **wanted[0])
+                noted = {} if xattrs is None else {"xattrs": dict(xattrs)}
+                self.client.call("bdev_lvol_snapshot", **wanted[0], **noted)
             else:
                 self.client.call("virtlun_lvol_snapshot_together", snapshots=wanted)
         except RpcError as error:

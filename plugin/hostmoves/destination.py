@@ -222,7 +222,9 @@ class Destination:
                 raise VolumeError(
                     f"volume {present.path} counts, or is of no move: it stays as it is"
                 )
-        made = self._receiver(request).receive(stream, new, lambda *_: None)
+        made = self._receiver(request).receive(
+            stream, new, lambda *_: None, movesnapshots.noted(self._of)
+        )
         with suppress(TargetError, VolumeError):  # "clean" deletes what is left
             movesnapshots.delete(self._patient, made, keep=made.parent)
         return {

@@ -1,10 +1,13 @@
-"""The snapshots that a move takes to send them, `VOLUME@move-XXXXXXXX`, on both hosts."""
+"""The snapshots that a move takes to send them, `VOLUME@move-XXXXXXXX`, on both hosts.
+
+They are known by an xattr: one that somebody has taken may be called so, too.
+"""
 
 from __future__ import annotations
 
 import secrets
 
-from plugin.moves.moverequest import is_of_host_move
+from plugin.moves.moverequest import HOST_SNAPSHOT, is_of_host_move
 from plugin.streams import sending
 from pydataplane.errors import VolumeError
 from pydataplane.lvols import Volume
@@ -16,8 +19,14 @@ PREFIX = "move-"
 
 def take(volumes: Volumes, source: Volume) -> Volume:
     """Takes a snapshot with a name that none had before: one of the same name is the same."""
-    (taken,) = volumes.snapshot([source.uuid], f"{PREFIX}{secrets.token_hex(4)}")
+    name = f"{PREFIX}{secrets.token_hex(4)}"
+    (taken,) = volumes.snapshot([source.uuid], name, noted(source.uuid))
     return taken
+
+
+def noted(uuid: str) -> dict[str, str]:
+    """Returns what is noted at those of a volume (its UUID), from their beginning."""
+    return {HOST_SNAPSHOT: uuid}
 
 
 def check_name(name: str) -> None:
@@ -36,7 +45,7 @@ def check_name(name: str) -> None:
 
 def of(volumes: Volumes, volume: Volume) -> list[Volume]:
     """Returns those of a volume, the last one first."""
-    return [each for each in volumes.snapshots(volume) if is_of_host_move(each)]
+    return [each for each in volumes.snapshots(volume) if is_of_host_move(volumes, each, volume)]
 
 
 def delete(volumes: Volumes, volume: Volume, keep: str | None = None) -> None:

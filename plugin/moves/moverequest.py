@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -26,8 +25,8 @@ OWN = (limiting.XATTR, "virtlun.encryption", notes.HOST, notes.MOVED)
 """Xattrs that do not go along: a disk's, which brings its limits, the target's own of a key, and
 what a move notes at the old volume."""
 
-HOST_SNAPSHOT = re.compile("move-[0-9a-f]{8}")
-"""What follows the `@` of a snapshot that a move to another host takes."""
+HOST_SNAPSHOT = "virtlun.move_snapshot"
+"""Xattr of a snapshot that a move to another host has taken: the UUID of its volume."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ def check_movable(volumes: Volumes, source: Volume, *, to_host: bool = False) ->
         for each in volumes.volumes(source.lvstore)
         if each.snapshot
         and each.name.split("@")[0] == source.name
-        and not (to_host and is_of_host_move(each))
+        and not (to_host and is_of_host_move(volumes, each, source))
     ]
     if snapshots:
         raise VolumeError(
@@ -219,9 +218,9 @@ def check_movable(volumes: Volumes, source: Volume, *, to_host: bool = False) ->
         )
 
 
-def is_of_host_move(snapshot: Volume) -> bool:
-    """Whether a snapshot was taken to be sent to another host by a move, by its name."""
-    return HOST_SNAPSHOT.fullmatch(snapshot.name.partition("@")[2]) is not None
+def is_of_host_move(volumes: Volumes, snapshot: Volume, of: Volume) -> bool:
+    """Whether a snapshot was taken by a move of the volume `of` to another host."""
+    return volumes.xattrs(snapshot.uuid).get(HOST_SNAPSHOT) == of.uuid
 
 
 def disks_on(volumes: Volumes, uuid: str) -> list[Disk]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from plugin import volumefile
 from plugin.images.pieces import Progress
@@ -88,9 +89,16 @@ class Receiver:
                 f"{self._path} is what a volume is called until it is whole: choose another name"
             )
 
-    def receive(self, stream: Reader, new: New, progress: Progress) -> Volume:
+    def receive(
+        self,
+        stream: Reader,
+        new: New,
+        progress: Progress,
+        noted: Mapping[str, str] = MappingProxyType({}),
+    ) -> Volume:
         """Returns the volume, with the snapshot that the stream is of; `new` is of a new one.
 
+        `noted` are the xattrs of the snapshot, from its beginning.
         If anything fails, the volume is as it was before, or is not there.
 
         Raises:
@@ -114,7 +122,7 @@ class Receiver:
                 )
             else:
                 volume = self._volume_of(header)
-            return self._fill(volume, stream, progress)
+            return self._fill(volume, stream, progress, noted)
 
     def _check_names(self, header: Header) -> None:
         for name in (header.since, header.to):
@@ -327,7 +335,9 @@ class Receiver:
 
     # The data
 
-    def _fill(self, volume: Volume, stream: Reader, progress: Progress) -> Volume:
+    def _fill(
+        self, volume: Volume, stream: Reader, progress: Progress, noted: Mapping[str, str]
+    ) -> Volume:
         """Writes a stream to a volume and gives it its snapshot and its name."""
         header = stream.header
         change = header.since is not None
@@ -351,6 +361,7 @@ class Receiver:
                             "bdev_lvol_snapshot",
                             lvol_name=volume.uuid,
                             snapshot_name=f"{self._name}@{header.to}",
+                            xattrs=dict(noted),
                         )
                     return self._name_whole(volume)
         except BaseException as error:

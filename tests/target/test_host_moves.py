@@ -62,7 +62,11 @@ class Pair:
 
 @pytest.fixture
 def pair(make_target: MakeTarget) -> Pair:
-    """Two targets with an lvstore lvs0 each; the first has the thin volume v with data."""
+    return make_pair(make_target)
+
+
+def make_pair(make_target: MakeTarget) -> Pair:
+    """Makes two targets with an lvstore lvs0 each; the first has the thin volume v with data."""
     both = [make_target().start() for _ in range(2)]
     for each in both:
         each.make_lvstore("lvs0", 96 * MIB)
