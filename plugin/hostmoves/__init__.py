@@ -25,6 +25,7 @@ the destination is no disk. From then on the same command does what is left.
 - `handover`: the domain that goes along;
 - `sourcechecks`: may the volume leave, and which domain has it;
 - `movesnapshots`: the snapshots that are sent;
+- `takenback`: what a move has done here is undone while the volume counts here;
 - `completion`: what is left when the destination counts;
 - `sourceside`: all of it, one step after the other.
 """

@@ -134,6 +134,7 @@ class Destination:
             self._check_domain(domain)
         present = self._found()
         if present is not None and self._is_coming(present) and present.path == to:
+            _check_key(present, request.get("key"))
             # Of a command that was killed before it noted at the volume what it does.
             self._volumes.end_export(present.uuid)
             last = present.parent.partition("@")[2] if present.parent else None
@@ -141,7 +142,7 @@ class Destination:
         if present is not None and self._is_coming(present):
             raise VolumeError(
                 f"volume {present.path} is of an earlier move of the same volume: move it there,"
-                " or delete that (`virtlun volume delete --snapshots {present.path}`)"
+                f" or delete that (`virtlun volume delete --snapshots {present.path}`)"
             )
         if present is not None:
             raise VolumeError(
@@ -185,7 +186,7 @@ class Destination:
 
     def _check_domain(self, wanted: Message) -> None:
         lost = [path for path in wanted["files"] if not os.path.exists(path)]  # noqa: PTH110
-        names = [str(name) for name in wanted["volumes"]]
+        names: dict[str, str] = wanted["volumes"]
         there = self._volumes.some(names)
         lost += [name for name in names if name not in there]
         if lost:
@@ -193,6 +194,13 @@ class Destination:
                 f"domain {wanted['name']} needs {', '.join(map(str, lost))}, which is not there:"
                 " take that there first"
             )
+        for name, uuid in names.items():
+            if there[name].uuid != uuid:
+                raise VolumeError(
+                    f"domain {wanted['name']} needs {name}, and what is called so there is another"
+                    f" volume (UUID {there[name].uuid}, not {uuid}): move that there first, or"
+                    " rename what is there"
+                )
         self._arriving_domain().check(wanted)
 
     def _arriving_domain(self) -> ArrivingDomain:
@@ -280,6 +288,21 @@ class Destination:
 def refuse(answers: BinaryIO, why: str) -> None:
     """Says why something cannot be done; an OSError of `answers` passes through."""
     say(answers, {"error": " ".join(why.split())})
+
+
+def _check_key(part: Volume, wanted: object) -> None:
+    """Refuses to go on with what is encrypted otherwise than is asked for.
+
+    Raises:
+        VolumeError: it is.
+    """
+    if part.key != wanted:
+        has = f"encrypted by key {part.key}" if part.key is not None else "not encrypted"
+        asked = f"key {wanted}" if wanted is not None else "no key"
+        raise VolumeError(
+            f"what has come of volume {part.path} is {has}, and {asked} is asked for: name the same"
+            " (--key), or give the move up first (--abort)"
+        )
 
 
 def _text(request: Message, name: str) -> str:

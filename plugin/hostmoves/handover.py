@@ -57,6 +57,12 @@ class LeavingDomain:
                 f"domain {self.name} has snapshots, which would stay: delete them first"
             )
         found = domainxml.needs(xml, self._domains.settings)
+        if volume not in found.volumes:
+            raise VolumeError(
+                f"domain {self.name} has volume {volume} until it ends only: the definition that"
+                " would go along does not name it; attach it with --config, too, or move the volume"
+                " without --with-vm"
+            )
         found.volumes[:] = [each for each in found.volumes if each != volume]
         return {"name": self.name, "uuid": self.uuid, **asdict(found)}
 

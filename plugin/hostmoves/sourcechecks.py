@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from plugin.hostmoves import movesnapshots
 from plugin.hostmoves.handover import LeavingDomain
+from plugin.hostmoves.wire import Message
 from plugin.moves import moverequest, notes
 from plugin.moves.naming import Domains
 from pydataplane.domain.names import CONTROLLER_PREFIX, domain_of
@@ -60,6 +61,23 @@ def check(
         return None
     domains.check_none_saved(source.path)
     return _domain(domains, source, user, wanted)
+
+
+def needs(volumes: Volumes, source: Volume, domain: LeavingDomain) -> Message:
+    """Returns what the other host is to have for a domain, its other volumes with their UUIDs.
+
+    Raises:
+        VolumeError: nobody could tell there; or something of it would stay on this host.
+    """
+    found = domain.needs(source.path)
+    here = volumes.some(found["volumes"])
+    if gone := [name for name in found["volumes"] if name not in here]:
+        raise VolumeError(
+            f"domain {domain.name} names {', '.join(gone)}, which is not here, so that nobody knows"
+            " whether what is called so on the other host is it: move a domain's other volumes with"
+            " --keep, or this one without --with-vm"
+        )
+    return found | {"volumes": {name: here[name].uuid for name in found["volumes"]}}
 
 
 def _user(volumes: Volumes, source: Volume) -> str | None:

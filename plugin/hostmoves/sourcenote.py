@@ -41,6 +41,8 @@ class HostNote:
     """UUID of the domain that goes along."""
     was_running: bool = False
     """Whether the move has shut a VM down, which is to run in the end."""
+    shut_down: str | None = None
+    """UUID of that VM's domain."""
     is_kept: bool = False
     """Whether all is done, and the volume was to stay."""
 

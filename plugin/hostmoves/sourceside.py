@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import BinaryIO, cast
 
-from plugin.hostmoves import movesnapshots, sourcechecks, sourcenote
+from plugin.hostmoves import movesnapshots, sourcechecks, sourcenote, takenback
 from plugin.hostmoves.completion import Completed, Completion
 from plugin.hostmoves.handover import LeavingDomain
 from plugin.hostmoves.remote import Remote
@@ -80,6 +80,9 @@ class HostMover:
         self._sent = self._last = 0
         self._pinged = 0.0
         self._begun: float | None = None
+        self._has_part: bool | None = None
+        """Whether the other host has some of the volume; None: it has not been asked."""
+        self._may_count_there = False
         self.stands = ""
         """What there is, as a clause, whatever has ended the command; empty: nothing is changed."""
 
@@ -99,13 +102,18 @@ class HostMover:
                 sourcenote.free(self._volumes, source)  # held by a command that was killed
             domain = None
             note = note or HostNote(self._remote.host, to, source.thin)
-            if note.state == "sending":
-                domain = sourcechecks.check(self._volumes, self._domains, source, wanted)
-            with self._remote.connected():
+            try:
                 if note.state == "sending":
-                    note = self._send_all(source, note, wanted, domain)
+                    domain = sourcechecks.check(self._volumes, self._domains, source, wanted)
+                with self._remote.connected():
+                    if note.state == "sending":
+                        note = self._send_all(source, note, wanted, domain)
+                    with uninterrupted():
+                        return self._complete(source, note, wanted)
+            except BaseException as error:
                 with uninterrupted():
-                    return self._complete(source, note, wanted)
+                    self._stop(source, error)
+                raise
 
     def give_up(self, reference: str, to: str | None) -> None:
         """Has the volume be as it was, and deletes what there is of it on the other host, as `to`.
@@ -123,10 +131,32 @@ class HostMover:
                     " move by the same command without --abort"
                 )
             if note is not None:  # else what is here is of no move to a host
-                self._forget(source, note)
+                note = takenback.let_go(self._volumes, self._domains, source, note)
+                takenback.forget(self._volumes, self._copying, source, note)
             self.stands = f"volume {source.path} is as it was"
             with self._remote.connected():
                 self._ask("cancel", source, to)
+
+    def _stop(self, source: Volume, why: BaseException) -> None:
+        """Has all be as before if the volume counts here, and says what stands.
+
+        Raises:
+            VolumeError: that fails; it and `why` are told.
+        """
+        if self._may_count_there:
+            return
+        try:
+            note = sourcenote.read(self._volumes, source)
+            if note is None or note.state != "sending":
+                return
+            note = takenback.let_go(self._volumes, self._domains, source, note)
+        except Exception as error:
+            raise VolumeError(
+                f"{str(why) or 'interrupted'}; and what was shut down for the move is not as it"
+                f" was: {error}"
+            ) from why
+        if self._has_part is not None:
+            self._tell(source, note, has_part=self._has_part or self._remote.may_have)
 
     def _alone(self, source: Volume) -> AbstractContextManager[None]:
         work = (source.uuid, f"volume {source.path} is being moved")
@@ -168,20 +198,15 @@ class HostMover:
             note = sourcenote.write(self._volumes, source, note, domain=domain.uuid)
         else:
             note = sourcenote.write(self._volumes, source, note, domain=None)
-        has_part = bool(part.get("there"))
-        try:
-            base = self._common(source, part)
-            if has_part and base is None:
-                self._ask("cancel", source, note.to)
-                has_part = False
-            movesnapshots.delete(self._copying, source, keep=base.name if base else None)
-            if domain is not None and domain.is_running:
-                base = self._send_while_used(source, note, wanted, base)
-            note = self._send_last(source, note, wanted, base, domain)
-        except BaseException:
-            if note.state == "sending":
-                self._tell(source, note, has_part=has_part or self._remote.may_have)
-            raise
+        self._has_part = bool(part.get("there"))
+        base = self._common(source, part)
+        if self._has_part and base is None:
+            self._ask("cancel", source, note.to)
+            self._has_part = False
+        movesnapshots.delete(self._copying, source, keep=base.name if base else None)
+        if domain is not None and domain.is_running:
+            base = self._send_while_used(source, note, wanted, base)
+        note = self._send_last(source, note, wanted, base, domain)
         return self._moved(source, note)
 
     def _prepare(
@@ -198,7 +223,9 @@ class HostMover:
             thin=note.thin,
             block_size=source.block_size,
             key=wanted.key or source.key,
-            domain=domain.needs(source.path) if domain is not None and goes_along else None,
+            domain=sourcechecks.needs(self._volumes, source, domain)
+            if domain is not None and goes_along
+            else None,
         )
 
     def _common(self, source: Volume, part: Message) -> Volume | None:
@@ -280,22 +307,18 @@ class HostMover:
         domain: LeavingDomain | None,
     ) -> HostNote:
         """Sends the rest, when nobody uses the volume any more, or begins to."""
-        shut_down = domain is not None and domain.is_running
-        try:
-            if domain is not None and shut_down:
-                # Also for a command that goes on with it: then it is shut off by then.
-                note = sourcenote.write(self._volumes, source, note, was_running=True)
-                self._begun = time.monotonic()
-                domain.shut_down(self._ping)
-            sourcenote.hold(self._volumes, source, note)
-            self._wait_unused(source)
-            taken = movesnapshots.take(self._copying, source)
-            self._send(source, note, wanted, taken, base)
-            self._check_unchanged(source, taken)
-        except BaseException as error:
-            with uninterrupted():
-                self._let_go(source, note, domain if shut_down else None, error)
-            raise
+        if domain is not None and domain.is_running:
+            # Also for a command that goes on with it: then it is shut off by then.
+            note = sourcenote.write(
+                self._volumes, source, note, was_running=True, shut_down=domain.uuid
+            )
+            self._begun = time.monotonic()
+            domain.shut_down(self._ping)
+        sourcenote.hold(self._volumes, source, note)
+        self._wait_unused(source)
+        taken = movesnapshots.take(self._copying, source)
+        self._send(source, note, wanted, taken, base)
+        self._check_unchanged(source, taken)
         return note
 
     def _ping(self) -> None:
@@ -327,31 +350,12 @@ class HostMover:
         if notes.MOVED not in self._volumes.xattrs(now.uuid):
             raise VolumeError(f"somebody has had volume {now.path} be a disk again ({notes.MOVED})")
 
-    def _let_go(
-        self, source: Volume, note: HostNote, domain: LeavingDomain | None, why: BaseException
-    ) -> None:
-        """Has the volume be a disk again, and the VM run that was shut down.
-
-        Raises:
-            VolumeError: that fails, too; both are told.
-        """
-        try:
-            sourcenote.free(self._volumes, source)
-            if domain is not None:
-                domain.start()
-                sourcenote.write(self._volumes, source, note, was_running=False)
-        except Exception as error:
-            raise VolumeError(
-                f"{str(why) or 'interrupted'}; and what was shut down for the move is not as it"
-                f" was: {error}"
-            ) from why
-
     def _tell(self, source: Volume, note: HostNote, *, has_part: bool) -> None:
         """Says what stands; without a part on the other host nothing stays here of the move."""
         counts = f"volume {source.path} counts, as before"
         if not has_part:
             with uninterrupted(), suppress(TargetError, VolumeError):
-                self._forget(source, note)
+                takenback.forget(self._volumes, self._copying, source, note)
                 self.stands = counts
                 return
         self.stands = (
@@ -359,17 +363,12 @@ class HostMover:
             " with that, and with --abort it goes"
         )
 
-    def _forget(self, source: Volume, note: HostNote) -> None:
-        """Takes away what the move has left at the volume here; safe to repeat."""
-        sourcenote.free(self._volumes, source)
-        movesnapshots.end(self._copying, source, thin=note.thin)
-        self._volumes.remove_xattr(source.uuid, sourcenote.XATTR)
-
     # When the other host has all
 
     def _moved(self, source: Volume, note: HostNote) -> HostNote:
         """Notes that the volume counts on the other host."""
         with uninterrupted():
+            self._may_count_there = True
             self.stands = (
                 f"which of volume {source.path} and {note.place} counts is not known, and none of"
                 " them is a disk: the same command finds out, and goes on"

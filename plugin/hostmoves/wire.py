@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from pydataplane.errors import VolumeError
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Of both sides; one of another is refused."""
 LINE_MAX = 4 << 20
 """Bytes of a line: the XML of a domain is in one."""

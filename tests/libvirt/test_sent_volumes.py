@@ -61,14 +61,21 @@ def hosts() -> Iterator[tuple[Host, Host]]:
         yield here, there
 
 
+WITH_VM = ("--shutdown", "--with-vm", "--json")
+
+
 def moving(
-    here: Host, there: Host, *words: str, program: tuple[str, ...] = ()
+    here: Host,
+    there: Host,
+    *words: str,
+    program: tuple[str, ...] = (),
+    how: tuple[str, ...] = WITH_VM,
 ) -> subprocess.Popen[str]:
-    """Begins to move the volume with its domain, by `program` if given."""
+    """Begins to move the volume with its domain, by `program` if given, or as `how` says."""
     inside = there.libvirtd.command("env")
     ssh = ssh_to(here.scratch / "ssh", {"VIRTLUN_CONFIG": there.config}, inside)
     own = program or (here.program("virtlun"),)
-    options = ("--host", HOST, "--ssh", str(ssh), "--shutdown", "--with-vm", "--json", *words)
+    options = ("--host", HOST, "--ssh", str(ssh), *how, *words)
     command = (*own, "--config", str(here.config), "volume", "move", "lvs0/db", *options)
     return subprocess.Popen(
         here.libvirtd.command(*command),
@@ -139,6 +146,34 @@ def test_a_domain_goes_along(hosts: tuple[Host, Host], side: str, where: str) ->
     check_gone(here, there)
 
 
+@pytest.mark.parametrize("how", ["abort", "refused"])
+def test_what_a_killed_command_has_shut_down_runs_again(hosts: tuple[Host, Host], how: str) -> None:
+    """When the move is given up, and when the next command is refused."""
+    here, there = hosts
+    here.define(NAME, devices=DISK)
+    here.virsh("start", NAME)
+    fuse = here.scratch / "fuse"
+    fuse.write_text("after virtlun_lvol_set_xattr virtlun.moved")
+    killed = ("env", f"PYTHONPATH={ROOT}", sys.executable, "-c", KILLED, str(fuse))
+    process = moving(here, there, program=killed)
+    until(lambda: is_asked_to_shut_down(here), "the domain to be asked", process=process)
+    here.virsh("destroy", NAME)
+    process.communicate(timeout=180)
+    assert process.returncode == -signal.SIGKILL
+    assert not running(here)
+    if how == "abort":
+        out, err = moving(here, there, how=("--abort",)).communicate(timeout=180)
+        assert (out, err) == ("", "")
+        assert here.volumes.xattrs("lvs0/db") == {}
+        assert there.volumes.volumes() == []
+    else:
+        there.define(NAME)
+        _, err = moving(here, there).communicate(timeout=180)
+        assert f"domain {NAME} is another one here" in err
+        assert not is_asked_to_shut_down(here)
+    assert running(here)
+
+
 def running(host: Host) -> bool:
     return NAME in host.virsh("list", "--name").split()
 
@@ -152,7 +187,11 @@ def test_a_domain_that_cannot_come_is_refused_before_it_is_shut_down(
     here.virsh("start", NAME)
     _, err = moving(here, there).communicate(timeout=180)
     assert f"{HOST}: domain {NAME} needs lvs0/more, which is not there" in err
-    there.volumes.create("lvs0/more", 8 * MIB, thin=True)
+    another = there.volumes.create("lvs0/more", 8 * MIB, thin=True)
+    _, err = moving(here, there).communicate(timeout=180)
+    assert f"what is called so there is another volume (UUID {another.uuid}, not" in err
+    there.volumes.delete(another.uuid)
+    there.volumes.create("lvs0/more", 8 * MIB, thin=True, uuid=here.volumes.lvol("lvs0/more").uuid)
     there.define(NAME)
     _, err = moving(here, there).communicate(timeout=180)
     assert f"domain {NAME} is another one here" in err

@@ -308,7 +308,7 @@ def test_with_a_part_there_it_goes_on_or_is_aborted(
     check_moved(pair, after)
 
 
-def pair_after_a_step(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> int:
+def pair_after_a_step(pair: Pair, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     """Has the other host have all of the volume, and the command end before it counts there.
 
     Returns the bytes that were sent.
@@ -322,7 +322,7 @@ def pair_after_a_step(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> int:
 
     with monkeypatch.context() as patched:
         patched.setattr(sourceside.HostMover, "_check_unchanged", interrupted)
-        said = pair.refused()
+        said = pair.refused(*words)
     assert "counts, as before; root@there.example:lvs0/v has what was sent, and is no disk" in said
     return sent
 

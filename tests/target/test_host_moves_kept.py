@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -61,3 +62,21 @@ def test_snapshots_of_the_name_of_a_moves_are_somebodys(
     done(pair.here, "volume", "delete", "lvs0/v@move-20261129", "--yes")
     pair.move()
     check_moved(pair, data)
+
+
+def test_a_part_of_another_key_is_not_gone_on_with(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(64)))
+    done(pair.there, "key", "create", "k1", "--file", str(key))
+    data = contents(pair.here, "lvs0/v")
+    pair_after_a_step(pair, monkeypatch)
+    assert "lvs0/v is not encrypted, and key k1 is asked for" in pair.refused("--key", "k1")
+    done(pair.here, *pair.words("--abort"))
+    pair_after_a_step(pair, monkeypatch, "--key", "k1")
+    assert "lvs0/v is encrypted by key k1, and no key is asked for" in pair.refused()
+    pair.move("--key", "k1")
+    assert (paths(pair.here), paths(pair.there)) == ([], ["lvs0/v"])
+    assert contents(pair.there, "lvs0/v") == data
+    assert volumes(pair.there).volume("lvs0/v").key == "k1"
