@@ -10,7 +10,7 @@ from plugin.hostmoves import movesnapshots, sourcenote
 from plugin.hostmoves.handover import LeavingDomain
 from plugin.hostmoves.remote import Remote
 from plugin.hostmoves.sourcenote import HostNote
-from plugin.moves import moverequest
+from plugin.moves import moverequest, notes
 from plugin.moves.naming import Domains
 from pydataplane.errors import VolumeError
 from pydataplane.lvols import Volume
@@ -51,14 +51,7 @@ class Completion:
         path = self._finish(source, note)
         domain = self._domain(note)
         if domain is not None:
-            self._remote.ask(
-                "define",
-                of=source.uuid,
-                to=note.to,
-                xml=domain.xml_on(source.path, path),
-                start=note.was_running,
-                autostart=domain.starts_with_host,
-            )
+            note = self._hand_over(source, note, domain, path)
         at = time.monotonic()
         self._remote.ask("clean", of=source.uuid, to=note.to, thin=note.thin)
         movesnapshots.delete(self._copying, source)
@@ -71,6 +64,30 @@ class Completion:
         naming = self._domains.naming(source.path) if self._domains is not None else []
         return Completed(path, at, domain.name if domain is not None else None, naming)
 
+    def _hand_over(
+        self, source: Volume, note: HostNote, domain: LeavingDomain, path: str
+    ) -> HostNote:
+        """Has the domain be defined there, and run if the move shut it down: each of them once.
+
+        What people there have done with it since stays. Returns what is noted then.
+        """
+        if note.handed_over == "started" or (note.handed_over and not note.was_running):
+            return note
+        self._remote.ask(
+            "define",
+            of=source.uuid,
+            to=note.to,
+            domain=domain.uuid,
+            xml=domain.xml_on(source.path, path),
+            autostart=domain.starts_with_host,
+            again=note.handed_over == "defined",
+        )
+        note = sourcenote.write(self._volumes, source, note, handed_over="defined")
+        if note.was_running:
+            self._remote.ask("start", of=source.uuid, domain=domain.uuid)
+            note = sourcenote.write(self._volumes, source, note, handed_over="started")
+        return note
+
     def _finish(self, source: Volume, note: HostNote) -> str:
         """Has the volume be a disk there, and none here; returns what it is called there."""
         sourcenote.hold(self._volumes, source, note)
@@ -81,6 +98,13 @@ class Completion:
             )
         limits = moverequest.limits_by_hand(self._volumes, source.uuid).given
         answer = self._remote.ask("finish", of=source.uuid, to=note.to, limits=limits)
+        if answer.get("is_gone"):
+            raise VolumeError(
+                f"volume {source.path} has moved to {note.place}, and is not there any more: if it"
+                " has gone on from there, delete the one here; if it was lost before anybody used"
+                f" it there, have the one here count again: remove its xattrs {notes.HOST} and"
+                f" {notes.MOVED} (virtlun_lvol_remove_xattr)"
+            )
         return "/".join(split_path(str(answer.get("path"))))
 
     def _domain(self, note: HostNote) -> LeavingDomain | None:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 
 from plugin.hostmoves import movesnapshots
 from plugin.hostmoves.handover import ArrivingDomain
-from plugin.hostmoves.wire import PROTOCOL, ChunkReader, Input, Message, say
+from plugin.hostmoves.wire import PROTOCOL, ChunkReader, Input, Message, identity, say
 from plugin.moves import notes
 from plugin.moves.naming import Domains
 from plugin.moves.notes import Note
@@ -56,6 +56,7 @@ class Destination:
             "receive": self._receive,
             "finish": self._finish,
             "define": self._define,
+            "start": self._start,
             "clean": self._clean,
             "cancel": self._cancel,
         }
@@ -67,7 +68,11 @@ class Destination:
             VolumeError, TargetError, OSError, libvirt's: something cannot be done. The connection
                 is at its end then; who has called says why, by `refuse`.
         """
-        say(self._answers, {"virtlun": version("virtlun"), "protocol": PROTOCOL})
+        target = identity(self._volumes.client.path)
+        say(
+            self._answers,
+            {"virtlun": version("virtlun"), "protocol": PROTOCOL, "target": target},
+        )
         with ExitStack() as stack:
             while (request := self._requests.message()) is not None:
                 step = self._steps.get(str(request.get("do")))
@@ -83,11 +88,12 @@ class Destination:
 
     def _lock(self, stack: ExitStack) -> None:
         """Keeps others from the volume; one whose source was killed may take a moment to end."""
-        work = (f"incoming {self._of}", f"volume {self._of} is coming from another host")
+        what = f"volume {self._of} is coming from another host, or being moved"
+        work = [(f"incoming {self._of}", what), (self._of, what)]
         end = time.monotonic() + LOCK_S
         while True:
             try:
-                stack.enter_context(locked(self._volumes.client.path.parent, work))
+                stack.enter_context(locked(self._volumes.client.path.parent, *work))
             except VolumeError:
                 if time.monotonic() > end:
                     raise
@@ -146,8 +152,8 @@ class Destination:
             )
         if present is not None:
             raise VolumeError(
-                f"the UUID {self._of} is that of volume {present.path} there: delete that if it is"
-                " a copy of before"
+                f"the UUID {self._of} is that of volume {present.path} there, which counts: delete"
+                " that if it is a copy of before, which nobody needs"
             )
         if (other := self._volumes.some([to])).get(to) is not None:
             raise VolumeError(
@@ -244,8 +250,10 @@ class Destination:
     # When the source counts no more
 
     def _finish(self, request: Message) -> Message:
-        """Has the volume be a disk; safe to repeat."""
-        volume = self._arriving()
+        """Has the volume be a disk; safe to repeat. `is_gone`: it is not there any more."""
+        volume = self._found()
+        if volume is None:
+            return {"is_gone": True}
         if self._is_coming(volume):
             limits: dict[str, Any] = request.get("limits", {})
             if limits:
@@ -255,10 +263,15 @@ class Destination:
 
     def _define(self, request: Message) -> Message:
         self._arriving_domain().define(
+            _text(request, "domain"),
             _text(request, "xml"),
-            start=bool(request.get("start")),
             autostart=bool(request.get("autostart")),
+            again=bool(request.get("again")),
         )
+        return {}
+
+    def _start(self, request: Message) -> Message:
+        self._arriving_domain().start(_text(request, "domain"))
         return {}
 
     def _clean(self, request: Message) -> Message:

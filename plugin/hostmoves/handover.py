@@ -136,9 +136,20 @@ class ArrivingDomain:
                 )
         self._domains.check_machine(*wanted["machine"])
 
-    def define(self, xml: str, *, start: bool, autostart: bool) -> None:
-        """Defines it, and has it run if that is wanted; safe to repeat."""
-        handle = self._domains.define(xml)
-        handle.setAutostart(autostart)
-        if start and not handle.isActive():
+    def define(self, uuid: str, xml: str, *, autostart: bool, again: bool) -> None:
+        """Defines it; with `again` only if it is not there any more: it may be another by now."""
+        if again and self._domains.of_uuid(uuid) is not None:
+            return
+        self._domains.define(xml).setAutostart(autostart)
+
+    def start(self, uuid: str) -> None:
+        """Has it run; safe to repeat.
+
+        Raises:
+            VolumeError: it is not there; libvirt's: it cannot.
+        """
+        handle = self._domains.of_uuid(uuid)
+        if handle is None:
+            raise VolumeError(f"domain {uuid}, which was defined, is not there any more")
+        if not handle.isActive():
             handle.create()

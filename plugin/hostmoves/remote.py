@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -19,6 +20,8 @@ HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_\[][A-Za-z0-9_.:%\
 """[USER@]HOST, as which no option of ssh's and nothing of a shell's passes."""
 END_S = 10.0
 """How long the program may take to end when nothing more is asked, seconds."""
+VERSION_CHARS = 40
+"""Of its version, for a sentence."""
 SAID_BYTES = 4096
 """Of what it says at its end."""
 
@@ -45,6 +48,8 @@ class Remote:
         self._command = [*ssh, "--", host, shlex.join([*command, "volume", "incoming"])]
         self._process: subprocess.Popen[bytes] | None = None
         self._said: BinaryIO | None = None
+        self.target = ""
+        """Which target is there, as `wire.identity` tells them apart."""
         self.may_have = False
         """Whether a stream may have been received: all of it was sent, and no refusal came."""
 
@@ -143,18 +148,19 @@ class Remote:
         """Returns why the connection has ended, as the program that had it says."""
         status = self._end()
         assert self._said is not None
-        self._said.seek(0)
-        lines = self._said.read()[-SAID_BYTES:].decode(errors="replace").split("\n")
+        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - SAID_BYTES))
+        lines = self._said.read(SAID_BYTES).decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "")
         why = _printable(last)
         return f"the connection ended (exit status {status})" + (f": {why}" if why else "")
 
     def _check_version(self, greeting: Message) -> None:
+        self.target = str(greeting.get("target", ""))
+        there = _printable(str(greeting.get("virtlun", "of an unknown version")))[:VERSION_CHARS]
         if greeting.get("protocol") != PROTOCOL:
             raise RemoteError(
-                f"{self.host}: virtlun there is {greeting.get('virtlun', 'of an unknown version')},"
-                f" here {version('virtlun')}, and they do not understand each other: have the same"
-                " on both"
+                f"{self.host}: virtlun there is {there}, here {version('virtlun')}, and they do not"
+                " understand each other: have the same on both"
             )
 
     def _end(self) -> int:

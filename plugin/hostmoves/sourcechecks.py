@@ -6,13 +6,19 @@ from dataclasses import dataclass
 
 from plugin.hostmoves import movesnapshots
 from plugin.hostmoves.handover import LeavingDomain
-from plugin.hostmoves.wire import Message
+from plugin.hostmoves.remote import Remote
+from plugin.hostmoves.wire import Message, identity
 from plugin.moves import moverequest, notes
 from plugin.moves.naming import Domains
 from pydataplane.domain.names import CONTROLLER_PREFIX, domain_of
 from pydataplane.errors import VolumeError
 from pydataplane.lvols import Volume
 from pydataplane.volumes import Volumes
+
+ROOM_BYTES = 1 << 30
+"""What is to be left in an lvstore for what a guest writes while a volume of more is sent."""
+NOVA = "http://openstack.org/xmlns/libvirt/nova/"
+"""What the names of Nova's metadata in a domain's definition are of."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ def check(
             f"volume {source.path} is in use by VM {user}: shut that down, or add --shutdown, which"
             " does it when little is left to be sent"
         )
+    if user is not None:
+        _check_room(volumes, source)
     if domains is None:
         if user is not None or wanted.with_vm:
             raise VolumeError(
@@ -60,7 +68,42 @@ def check(
             )
         return None
     domains.check_none_saved(source.path)
+    _check_not_novas(domains, source)
     return _domain(domains, source, user, wanted)
+
+
+def _check_not_novas(domains: Domains, source: Volume) -> None:
+    for handle, xml in domains.defined(source.path):
+        if NOVA in xml:
+            raise VolumeError(
+                f"domain {handle.name()}, which has volume {source.path}, is Nova's, which knows"
+                " on which host both are: move it by `openstack server migrate`"
+            )
+
+
+def _check_room(volumes: Volumes, source: Volume) -> None:
+    """Refuses a volume in use whose guest could soon write no more, for a snapshot of the move."""
+    store = volumes.lvstore(source.lvstore)
+    room = min(source.allocated, ROOM_BYTES)
+    if store.tells_room and store.free < room:
+        raise VolumeError(
+            f"{store.name} has {store.free} bytes left, and what the VM of volume {source.path}"
+            f" writes while that is sent takes some, {room} are to be there: free some, or shut the"
+            " VM down before"
+        )
+
+
+def check_another(volumes: Volumes, remote: Remote) -> None:
+    """Refuses to move a volume to the target that it is in; `remote` is connected.
+
+    Raises:
+        VolumeError: it is that.
+    """
+    if remote.target and remote.target == identity(volumes.client.path):
+        raise VolumeError(
+            f"{remote.host}: that is this target: name another host, or move the volume within this"
+            " one, without --host"
+        )
 
 
 def needs(volumes: Volumes, source: Volume, domain: LeavingDomain) -> Message:

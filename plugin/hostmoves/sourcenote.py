@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from plugin.moves import notes
+from plugin.signals import uninterrupted
 from pydataplane.errors import VolumeError
 from pydataplane.lvols import Volume
 from pydataplane.volumes import Volumes
@@ -43,6 +44,8 @@ class HostNote:
     """Whether the move has shut a VM down, which is to run in the end."""
     shut_down: str | None = None
     """UUID of that VM's domain."""
+    handed_over: Literal["", "defined", "started"] = ""
+    """How far the domain that goes along is on the other host."""
     is_kept: bool = False
     """Whether all is done, and the volume was to stay."""
 
@@ -76,7 +79,8 @@ def read(volumes: Volumes, source: Volume) -> HostNote | None:
 def write(volumes: Volumes, source: Volume, note: HostNote, **changed: object) -> HostNote:
     """Notes something at a volume, lasting and at once; returns what is noted then."""
     new = replace(note, **changed)  # type: ignore[arg-type]
-    volumes.set_xattr(source.uuid, XATTR, json.dumps(asdict(new)))
+    with uninterrupted():
+        volumes.set_xattr(source.uuid, XATTR, json.dumps(asdict(new)))
     return new
 
 

@@ -102,17 +102,17 @@ class HostMover:
                 sourcenote.free(self._volumes, source)  # held by a command that was killed
             domain = None
             note = note or HostNote(self._remote.host, to, source.thin)
+            self._may_count_there = note.state == "moved"
             try:
                 if note.state == "sending":
                     domain = sourcechecks.check(self._volumes, self._domains, source, wanted)
                 with self._remote.connected():
+                    sourcechecks.check_another(self._volumes, self._remote)
                     if note.state == "sending":
                         note = self._send_all(source, note, wanted, domain)
-                    with uninterrupted():
-                        return self._complete(source, note, wanted)
+                    return self._complete(source, note, wanted)
             except BaseException as error:
-                with uninterrupted():
-                    self._stop(source, error)
+                self._stop(source, error)
                 raise
 
     def give_up(self, reference: str, to: str | None) -> None:
@@ -122,7 +122,7 @@ class HostMover:
             VolumeError, TargetError: it counts there, or what is there stays; `stands` tells.
         """
         source = self._volumes.volume(reference)
-        with self._alone(source), uninterrupted():
+        with self._alone(source):
             note = sourcenote.read(self._volumes, source)
             to = self._place(source, note, HostMove(to))
             if note is not None and note.state == "moved":
@@ -131,10 +131,15 @@ class HostMover:
                     " move by the same command without --abort"
                 )
             if note is not None:  # else what is here is of no move to a host
+                self.stands = (
+                    f"the move of volume {source.path} is not given up to its end: the same command"
+                    " goes on with that"
+                )
                 note = takenback.let_go(self._volumes, self._domains, source, note)
                 takenback.forget(self._volumes, self._copying, source, note)
             self.stands = f"volume {source.path} is as it was"
             with self._remote.connected():
+                sourcechecks.check_another(self._volumes, self._remote)
                 self._ask("cancel", source, to)
 
     def _stop(self, source: Volume, why: BaseException) -> None:
@@ -146,10 +151,11 @@ class HostMover:
         if self._may_count_there:
             return
         try:
-            note = sourcenote.read(self._volumes, source)
-            if note is None or note.state != "sending":
-                return
-            note = takenback.let_go(self._volumes, self._domains, source, note)
+            with uninterrupted():
+                note = sourcenote.read(self._volumes, source)
+                if note is None or note.state != "sending":
+                    return
+                note = takenback.let_go(self._volumes, self._domains, source, note)
         except Exception as error:
             raise VolumeError(
                 f"{str(why) or 'interrupted'}; and what was shut down for the move is not as it"
@@ -219,7 +225,8 @@ class HostMover:
             source,
             note.to,
             size=source.size,
-            allocated=source.allocated,
+            allocated=source.allocated
+            + sum(each.allocated for each in movesnapshots.of(self._volumes, source)),
             thin=note.thin,
             block_size=source.block_size,
             key=wanted.key or source.key,
@@ -289,13 +296,13 @@ class HostMover:
             **{"from": f"{socket.gethostname()}:{source.path}"},
         )
         self._sent += self._last
-        found = (answer.get("uuid"), answer.get("snapshot"))
         size = answer.get("size")
-        expected = (source.uuid, sending.name_of(taken))
-        if found != expected or not isinstance(size, int) or size < taken.size:
+        found = (answer.get("uuid"), answer.get("snapshot"), size)
+        expected = (source.uuid, sending.name_of(taken), taken.size)
+        if found[:2] != expected[:2] or not isinstance(size, int) or size < taken.size:
             raise VolumeError(
-                f"{note.place} is not what was sent: UUID, snapshot and size are {found}, {size},"
-                f" and should have {expected}, {taken.size}"
+                f"{note.place} is not what was sent: UUID, snapshot and size are"
+                f" {ascii(found)[:200]}, and should be {expected}"
             )
 
     def _send_last(
@@ -316,6 +323,8 @@ class HostMover:
             domain.shut_down(self._ping)
         sourcenote.hold(self._volumes, source, note)
         self._wait_unused(source)
+        if self._domains is not None:  # one may have been saved in place of shut down
+            self._domains.check_none_saved(source.path)
         taken = movesnapshots.take(self._copying, source)
         self._send(source, note, wanted, taken, base)
         self._check_unchanged(source, taken)
@@ -354,10 +363,11 @@ class HostMover:
         """Says what stands; without a part on the other host nothing stays here of the move."""
         counts = f"volume {source.path} counts, as before"
         if not has_part:
-            with uninterrupted(), suppress(TargetError, VolumeError):
+            self.stands = f"{counts}; what the move has left at it goes by --abort"
+            with suppress(TargetError, VolumeError):
                 takenback.forget(self._volumes, self._copying, source, note)
                 self.stands = counts
-                return
+            return
         self.stands = (
             f"{counts}; {note.place} has what was sent, and is no disk: the same command goes on"
             " with that, and with --abort it goes"

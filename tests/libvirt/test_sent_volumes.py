@@ -174,6 +174,24 @@ def test_what_a_killed_command_has_shut_down_runs_again(hosts: tuple[Host, Host]
     assert running(here)
 
 
+def test_one_that_is_saved_meanwhile_or_plugged_for_now_stays(hosts: tuple[Host, Host]) -> None:
+    here, there = hosts
+    here.define(NAME)
+    (here.scratch / "disk.xml").write_text(DISK)
+    here.virsh("start", NAME)
+    here.virsh("attach-device", NAME, str(here.scratch / "disk.xml"), "--live")
+    _, err = moving(here, there).communicate(timeout=180)
+    assert f"domain {NAME} has volume lvs0/db until it ends only" in err
+    here.virsh("attach-device", NAME, str(here.scratch / "disk.xml"), "--config")
+    process = moving(here, there)
+    until(lambda: is_asked_to_shut_down(here), "the domain to be asked", process=process)
+    here.virsh("managedsave", NAME)
+    _, err = process.communicate(timeout=180)
+    assert f"domain {NAME}, which is saved, goes on with volume lvs0/db" in err
+    assert running(here)
+    assert notes.XATTR in there.volumes.xattrs("lvs0/db")
+
+
 def running(host: Host) -> bool:
     return NAME in host.virsh("list", "--name").split()
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from plugin.hostmoves import completion
+from plugin.hostmoves.remote import Remote
 from plugin.moves import notes
+from tests.support.other_host import HOST
 from tests.target.conftest import MakeTarget
-from tests.target.test_cli import done
+from tests.target.test_cli import done, refused
 from tests.target.test_host_moves import (
+    MIB,
     Pair,
+    check_as_before,
     check_moved,
     is_disk,
     make_pair,
@@ -80,3 +87,79 @@ def test_a_part_of_another_key_is_not_gone_on_with(
     assert (paths(pair.here), paths(pair.there)) == ([], ["lvs0/v"])
     assert contents(pair.there, "lvs0/v") == data
     assert volumes(pair.there).volume("lvs0/v").key == "k1"
+
+
+def test_what_is_lost_there_is_said_and_the_one_here_can_count_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = contents(pair.here, "lvs0/v")
+    with monkeypatch.context() as patched:
+        patched.setattr(completion.Completion, "complete", interrupted)
+        said = pair.refused()
+    assert f"interrupted: volume lvs0/v is {HOST}:lvs0/v now, which counts" in said
+    assert not is_disk(pair.here, "lvs0/v") and not is_disk(pair.there, "lvs0/v")
+    done(pair.there, "volume", "delete", "lvs0/v", "--snapshots", "--yes")
+    said = pair.refused()
+    assert "is not there any more: if it has gone on from there, delete the one here" in said
+    for name in (notes.HOST, notes.MOVED):
+        assert name in said
+        volumes(pair.here).remove_xattr("lvs0/v", name)
+    assert contents(pair.here, "lvs0/v") == data and is_disk(pair.here, "lvs0/v")
+    pair.move()
+    check_moved(pair, data)
+
+
+def interrupted(*_: Any, **__: Any) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_what_is_left_in_the_end_can_be_interrupted(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thick volume is filled there, which takes long: the same command goes on."""
+    data = contents(pair.here, "lvs0/v")
+    ask = Remote.ask
+
+    def asked(self: Remote, do: str, **values: object) -> dict[str, Any]:
+        if do == "clean":
+            interrupted()
+        return ask(self, do, **values)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Remote, "ask", asked)
+        said = pair.refused()
+    assert "now, which counts: the same command does what is left" in said
+    assert (is_disk(pair.here, "lvs0/v"), is_disk(pair.there, "lvs0/v")) == (False, True)
+    pair.move()
+    check_moved(pair, data)
+
+
+def test_the_same_target_is_no_other_host(pair: Pair) -> None:
+    data = contents(pair.here, "lvs0/v")
+    same = Pair(pair.here, pair.here)
+    said = same.refused()
+    assert f"{HOST}: that is this target: name another host" in said
+    assert "that is this target" in same.refused("--abort")
+    check_as_before(pair, data)
+
+
+def test_one_in_use_is_to_have_room_for_what_its_guest_writes(pair: Pair) -> None:
+    free = volumes(pair.here).lvstore("lvs0").free // MIB
+    done(pair.here, "volume", "create", "lvs0/rest", f"{free}M")
+    pair.here.attach("vm-0", "lvs0/v")
+    said = pair.refused("--shutdown")
+    assert "lvs0 has" in said and "free some, or shut the VM down before" in said
+    done(pair.here, "volume", "delete", "lvs0/rest", "--yes")
+    assert "no gateway answers" in pair.refused("--shutdown")
+
+
+def test_what_the_other_host_says_is_nothing_that_a_terminal_obeys(
+    pair: Pair, tmp_path: Path
+) -> None:
+    ssh = tmp_path / "ssh"
+    said = json.dumps({"virtlun": "\x1b[31m" + 500 * "9", "protocol": 99})
+    ssh.write_text(f"#!/bin/sh\ncat <<'END'\n{said}\nEND\n")
+    ssh.chmod(0o755)
+    told = refused(pair.here, "volume", "move", "lvs0/v", "--host", HOST, "--ssh", str(ssh))
+    assert "virtlun there is [31m999" in told
+    assert "\x1b" not in told and 100 * "9" not in told

@@ -98,7 +98,9 @@ def test_a_stream_that_is_not_whole_is_none(data: bytes, why: str) -> None:
         all_of(ChunkReader(found))
 
 
-@pytest.mark.parametrize("line", [b"Welcome!\n", b"[1]\n", b"\xff\xfe\n", b'{"do":'])
+@pytest.mark.parametrize(
+    "line", [b"Welcome!\n", b"[1]\n", b"\xff\xfe\n", b'{"do":', b"[" * 60000 + b"\n"]
+)
 def test_what_is_no_answer_is_told(line: bytes) -> None:
     with heard(line) as found, pytest.raises(VolumeError, match="what came is no answer: '"):
         found.message()
