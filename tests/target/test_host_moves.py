@@ -253,7 +253,7 @@ def test_the_other_hosts_errors_are_one_sentence_with_its_name(pair: Pair, tmp_p
 
 
 def test_another_command_is_refused_meanwhile(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of this host, by the volume; and of another one, by the volume's UUID there."""
+    """Of this host, by the volume."""
     told: list[str] = []
     send = sending.send
 

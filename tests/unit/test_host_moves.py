@@ -6,7 +6,9 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -14,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plugin.cli import main
-from plugin.hostmoves import domainxml, wire
+from plugin.hostmoves import destination, domainxml, wire
 from plugin.hostmoves.remote import Remote
 from plugin.hostmoves.wire import CHUNK_MAX, ChunkReader, ChunkWriter, Input, say
+from plugin.volumelocks import locked
 from pydataplane.domain.model import Settings
 from pydataplane.errors import VolumeError
 
@@ -119,6 +122,22 @@ def test_one_that_says_nothing_is_given_up() -> None:
         pytest.raises(VolumeError, match="nothing came for"),
     ):
         found.message()
+
+
+@pytest.mark.parametrize("held", ["incoming v-uuid", "v-uuid"])
+def test_one_command_at_a_time_works_with_what_comes(
+    held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one that it comes by, and one by which it goes on to a third host."""
+    monkeypatch.setattr(destination, "LOCK_S", 0.0)
+    volumes = cast(Any, SimpleNamespace(client=SimpleNamespace(path=tmp_path / "rpc.sock")))
+    with heard(b'{"do": "ping", "of": "v-uuid"}\n' * 2) as requests:
+        answers = io.BytesIO()
+        there = destination.Destination(volumes, volumes, lambda: None, requests, answers)
+        with locked(tmp_path, (held, "")), pytest.raises(VolumeError, match="by another command"):
+            there.serve()
+        there.serve()
+    assert answers.getvalue().endswith(b"}\n{}\n")
 
 
 @pytest.mark.parametrize(
