@@ -393,9 +393,9 @@ impl LunShared {
     }
 
     /// Takes the place of the unit `before`, whose sessions have nothing in flight and
-    /// [follow](Nexus::follow): resets that were counted there are not forgotten.
+    /// [follow](Nexus::follow): resets that were counted there are not forgotten. One that comes meanwhile is of both.
     pub fn replace(&self, before: &LunShared) {
-        self.epoch.store(before.epoch(), Ordering::Release);
+        self.volume.look(|_| self.epoch.store(before.epoch(), Ordering::Release));
     }
 
     /// The medium is out or in as that of the unit `before` is, whose place this one takes. Called when nothing of
@@ -574,8 +574,7 @@ impl LunShared {
     /// tasks are done, which may be before those of other controllers are. Takes locks that are held
     /// for microseconds.
     pub fn reset(&self) {
-        let units = self.volume.units();
-        units.iter().for_each(|unit| unit.abort_tasks());
+        let units = self.volume.abort_all_tasks();
         self.volume.forget_reserved(None);
         self.volume.reset_modes();
         for unit in &units {

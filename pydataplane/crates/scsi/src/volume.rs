@@ -129,6 +129,20 @@ impl Volume {
         self.reserved.lock().units.iter().filter_map(Weak::upgrade).collect()
     }
 
+    /// Ends all tasks of `which` of its units while none takes the place of another one ([`LunShared::replace`]), which
+    /// would not know whether its own are ended, too.
+    pub(crate) fn abort_tasks(&self, which: &[Arc<LunShared>]) {
+        self.look(|_| which.iter().for_each(|unit| unit.abort_tasks()));
+    }
+
+    /// As [`Volume::abort_tasks`], of all its units, which it returns.
+    pub(crate) fn abort_all_tasks(&self) -> Vec<Arc<LunShared>> {
+        let reserved = self.reserved.lock();
+        let units: Vec<_> = reserved.units.iter().filter_map(Weak::upgrade).collect();
+        units.iter().for_each(|unit| unit.abort_tasks());
+        units
+    }
+
     /// Whether it has one.
     pub(crate) fn has_units(&self) -> bool {
         self.reserved.lock().units.iter().any(|unit| unit.strong_count() > 0)
@@ -194,7 +208,7 @@ impl Volume {
         for (units, told) in told {
             units.iter().for_each(|unit| unit.post(told.into()));
         }
-        aborted.iter().for_each(|unit| unit.abort_tasks());
+        self.abort_tasks(&aborted);
         if is_new {
             self.save(change);
         }
@@ -343,5 +357,37 @@ pub(crate) fn access_of(code: u32) -> Access {
         3 => Access::Reserved,
         4 => Access::Unread,
         _ => Access::Lost,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::{scope, sleep};
+    use std::time::Duration;
+
+    use bdev::testing::FaultBdev;
+
+    use super::*;
+    use crate::LunOptions;
+
+    /// Else one that comes between what it reads and what it writes is not counted, or counted for what came later.
+    #[test]
+    fn a_unit_takes_the_place_of_another_one_before_all_tasks_are_ended_or_after_that() {
+        let disk = FaultBdev::new("disk", 512, 8);
+        let [before, after] =
+            [(); 2].map(|()| LunShared::new(disk.clone(), LunOptions::default()).unwrap());
+        before.reset();
+        before.reset();
+        after.abort_tasks();
+        let of_both = [before.epoch(), after.epoch()];
+        scope(|scope| {
+            before.volume.look(|_| {
+                scope.spawn(|| after.replace(&before));
+                scope.spawn(|| before.reset());
+                sleep(Duration::from_millis(20));
+                assert_eq!([before.epoch(), after.epoch()], of_both);
+            });
+        });
+        assert_eq!(after.epoch(), before.epoch());
     }
 }

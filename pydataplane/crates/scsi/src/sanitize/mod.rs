@@ -311,7 +311,7 @@ impl Volume {
             return Err(Fail::Bare(Status::Busy));
         }
         work.has_thread = true;
-        self.units().iter().for_each(|unit| unit.abort_tasks());
+        self.abort_all_tasks();
         Ok(awaited)
     }
 
