@@ -292,6 +292,8 @@ impl DevicePoller {
         if !queue.park() || (self.front.knows_busy() && !queue.ring.is_tracking()) {
             return;
         }
+        // Who others wait for since it was taken in the last turn is known only then.
+        self.keep_order();
         for target in (0..MAX_TARGETS).map(|target| target as u8) {
             // Where others wait for it, or it for others, it stays where it was received.
             let moves = !self.units.is_suspended(target) && !self.in_order.has(target);

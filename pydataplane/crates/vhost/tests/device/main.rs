@@ -31,6 +31,7 @@ mod migration;
 mod moving;
 mod ordered;
 mod ordered_limits;
+mod ordered_moves;
 mod owners;
 mod peer;
 mod protection;
