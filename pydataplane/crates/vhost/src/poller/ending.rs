@@ -106,3 +106,38 @@ impl DevicePoller {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bdev::testing::FaultBdev;
+    use reactor::IoContext;
+    use scsi::{Lun, LunOptions, LunShared};
+
+    use super::super::in_flight::{Obstacle, Wants};
+    use super::super::slot::{Chains, make};
+    use super::super::units::{Unit, Units};
+    use super::*;
+    use crate::defs::task_attribute::{HEAD_OF_QUEUE, ORDERED};
+
+    /// There is no other reactor, and nothing is in flight any more: what is taken between the two steps waits.
+    #[test]
+    fn on_one_reactor_what_is_taken_between_the_steps_begins_after_them() {
+        let disk = FaultBdev::new("disk", 512, 8);
+        let shared = LunShared::new(disk, LunOptions::default()).unwrap();
+        let channel = shared.bdev().open(&IoContext::new().unwrap()).unwrap();
+        let lun = Lun::new(Arc::clone(&shared), shared.connect(), channel);
+        let mut units = Units::new(Duration::from_secs(1));
+        units.insert(0, Unit::new(lun, Arc::default(), Arc::default(), None));
+        units.show(0);
+        let wants = make(0..1, Chains::Plain)[0].wants();
+        let admitted = |units: &Units| {
+            [0, ORDERED, HEAD_OF_QUEUE]
+                .map(|attribute| units.admit(0, Wants { attribute, ..wants }, false))
+        };
+        assert_eq!(admitted(&units), [Ok(()); 3]);
+        units.at(0).unwrap().bars |= OF_ENDING;
+        assert_eq!(admitted(&units), [Err(Obstacle::Order), Err(Obstacle::Order), Ok(())]);
+    }
+}

@@ -108,7 +108,8 @@ impl Units {
         let in_order = match wants.attribute {
             task_attribute::HEAD_OF_QUEUE => true,
             task_attribute::ORDERED => {
-                is_first && unit.in_flight.requests == 0 && unit.place.is_none()
+                let is_next = is_first && unit.in_flight.requests == 0 && unit.place.is_none();
+                is_next && unit.bars & OF_ENDING == 0
             }
             _ => is_first && unit.bars == 0,
         };
