@@ -126,16 +126,18 @@ impl Member {
         fence(Ordering::SeqCst);
     }
 
-    /// That task set is to be looked at when it has its turn.
-    fn mark(&self, target: u8) {
-        let word = &self.targets[usize::from(target) / 64];
-        word.fetch_or(1 << (target % 64), Ordering::AcqRel);
+    /// That task set is to be looked at when it has its turn. Whether it was already.
+    fn mark(&self, target: u8) -> bool {
+        let (word, bit) = (&self.targets[usize::from(target) / 64], 1 << (target % 64));
+        let before = word.fetch_or(bit, Ordering::AcqRel);
         self.told.store(true, Ordering::Release);
+        before & bit != 0
     }
 
+    /// Has it look at that task set. Whoever marked that first wakes it, or is it, in its turn and so awake.
     fn tell(&self, target: u8) {
-        self.mark(target);
-        if let Some(waker) = &self.waker {
+        let is_marked = self.mark(target);
+        if let Some(waker) = self.waker.as_ref().filter(|_| !is_marked) {
             waker.wake();
         }
     }
