@@ -1,11 +1,12 @@
 //! The requests of one unit that are HEAD OF QUEUE and that a reactor has taken: until they have ended those that are
 //! SIMPLE and were taken later do not begin (SAM-5 8.6).
 //!
-//! They begin at once and end in any order, so who waits for the older ones is not to wait for all: a guest can have
-//! newer ones all the time. Nor are they to be searched for when one ends. So they are counted in two groups. One takes
+//! They begin at once, or in their order where they lack room or wait for a limit ([`super::lists`]), and end in any, so
+//! who waits for the older ones is not to wait for all: a guest can have newer ones all the time. Nor are they to be searched for when one ends. So they are counted in two groups. One takes
 //! in those that come, the other only loses its own; when it is empty they change places. Of each group the lowest
 //! number of those that it ever had is known, and what is older than that of both groups waits for none of them: after
-//! as long as two groups last.
+//! as long as two groups last. On their own reactor that is so only while none of them waits: one that does goes before
+//! all that are not HEAD OF QUEUE.
 
 /// No ticket ([`super::task_set`]).
 const NO_TICKET: u64 = u64::MAX;

@@ -106,7 +106,8 @@ impl Units {
         let is_first = waits || unit.waiting.is_empty();
         // SAM-5 8.6. Where other reactors have a say `lets_go` asks them.
         let in_order = match wants.attribute {
-            task_attribute::HEAD_OF_QUEUE => true,
+            // Behind older ones that lack room: one that is large would never have it.
+            task_attribute::HEAD_OF_QUEUE => waits || !unit.waiting.has_head(),
             task_attribute::ORDERED => {
                 let is_next = is_first && unit.in_flight.requests == 0 && unit.place.is_none();
                 is_next && unit.bars & OF_ENDING == 0

@@ -7,7 +7,9 @@
 //! could begin in a volume with limits, they take turns: a total is shared, however many wait of either. Without
 //! limits, the one that was taken first begins first.
 //!
-//! One that is HEAD OF QUEUE goes before all. One that is ORDERED is a barrier (SAM-5 8.6): it begins after all that
+//! One that is HEAD OF QUEUE goes before all that are not. Of those that wait, the one that was taken first begins first:
+//! all of them are enabled when they are accepted (SAM-5 8.6), which gives them no order, and as a stack the oldest
+//! would never begin while newer ones keep coming. One that is ORDERED is a barrier (SAM-5 8.6): it begins after all that
 //! were taken before it, of either direction, and none that was taken later begins before it.
 //!
 //! The slots are the lists' links, so that nothing is allocated, and a list is no longer than there are slots.
@@ -38,6 +40,8 @@ struct List {
 /// The lists of one unit.
 pub(super) struct Waiting {
     lists: [List; LISTS],
+    /// The last of those that are HEAD OF QUEUE.
+    last_head: u64,
     /// How many requests are in them.
     count: u32,
     /// The direction whose turn it is, [`READS`] or [`OTHERS`].
@@ -46,8 +50,12 @@ pub(super) struct Waiting {
 
 impl Waiting {
     /// No request waits.
-    pub(super) const NOBODY: Waiting =
-        Waiting { lists: [List { first: NONE, last: NONE }; LISTS], count: 0, turn: READS };
+    pub(super) const NOBODY: Waiting = Waiting {
+        lists: [List { first: NONE, last: NONE }; LISTS],
+        last_head: NONE,
+        count: 0,
+        turn: READS,
+    };
 
     /// Whether no request waits.
     #[inline(always)]
@@ -55,12 +63,16 @@ impl Waiting {
         self.count == 0
     }
 
-    /// The request `tag`, which was just taken, waits: behind all of its list, but if it is HEAD OF QUEUE before them.
+    /// The request `tag`, which was just taken, waits: behind all of its list, but if it is HEAD OF QUEUE before those
+    /// that are not.
     pub(super) fn push(&mut self, slots: &mut Slots<Slot>, tag: u64) {
         let slot = &slots[tag as u16];
         let list = self.lists[list_of(slot)];
         match slot.attribute {
-            task_attribute::HEAD_OF_QUEUE => self.link(slots, NONE, tag, list.first),
+            task_attribute::HEAD_OF_QUEUE => {
+                let after = self.behind_heads(slots);
+                self.link(slots, self.last_head, tag, after);
+            }
             _ => self.link(slots, list.last, tag, NONE),
         }
     }
@@ -80,6 +92,9 @@ impl Waiting {
     fn link(&mut self, slots: &mut Slots<Slot>, before: u64, tag: u64, after: u64) {
         let slot = &mut slots[tag as u16];
         (slot.waits, slot.next) = (true, after);
+        if slot.attribute == task_attribute::HEAD_OF_QUEUE && before == self.last_head {
+            self.last_head = tag;
+        }
         let list = &mut self.lists[list_of(slot)];
         match before {
             NONE => list.first = tag,
@@ -96,7 +111,7 @@ impl Waiting {
     pub(super) fn next(&self, slots: &Slots<Slot>, limited: bool) -> [u64; 2] {
         let order = |tag| if tag == NONE { u64::MAX } else { slots[tag as u16].order };
         let placed = self.lists[PLACED].first;
-        if self.has_head(slots) {
+        if self.has_head() {
             return [placed, NONE];
         }
         let barrier = order(placed);
@@ -112,17 +127,11 @@ impl Waiting {
         }
     }
 
-    /// Whether the first of those that have a place of their own is HEAD OF QUEUE.
-    fn has_head(&self, slots: &Slots<Slot>) -> bool {
-        let placed = self.lists[PLACED].first;
-        placed != NONE && slots[placed as u16].attribute == task_attribute::HEAD_OF_QUEUE
-    }
-
     /// The request that stands before all others: one that is HEAD OF QUEUE, or that which was taken first.
     pub(super) fn first(&self, slots: &Slots<Slot>) -> u64 {
-        match self.has_head(slots) {
-            true => self.lists[PLACED].first,
-            false => self.earliest(slots),
+        match self.last_head {
+            NONE => self.earliest(slots),
+            _ => self.lists[PLACED].first,
         }
     }
 
@@ -132,13 +141,23 @@ impl Waiting {
         firsts.min_by_key(|tag| slots[*tag as u16].order).unwrap_or(NONE)
     }
 
+    /// Whether one that is HEAD OF QUEUE waits.
+    #[inline(always)]
+    pub(super) fn has_head(&self) -> bool {
+        self.last_head != NONE
+    }
+
     /// The first of those that are ORDERED.
     pub(super) fn first_ordered(&self, slots: &Slots<Slot>) -> u64 {
-        let mut tag = self.lists[PLACED].first;
-        while tag != NONE && slots[tag as u16].attribute != task_attribute::ORDERED {
-            tag = slots[tag as u16].next;
+        self.behind_heads(slots)
+    }
+
+    /// The first of those that have a place of their own and are not HEAD OF QUEUE.
+    fn behind_heads(&self, slots: &Slots<Slot>) -> u64 {
+        match self.last_head {
+            NONE => self.lists[PLACED].first,
+            last => slots[last as u16].next,
         }
-        tag
     }
 
     /// How many requests were taken before the first of all that wait; the most there is if none does.
@@ -160,6 +179,9 @@ impl Waiting {
         if list.first == NONE {
             list.last = NONE;
         }
+        if self.last_head == tag {
+            self.last_head = NONE;
+        }
         self.count -= 1;
         if nth != PLACED {
             self.turn = OTHERS - nth;
@@ -173,6 +195,7 @@ impl Waiting {
         is_meant: impl Fn(&Slot) -> bool,
     ) -> u64 {
         let mut out = List { first: NONE, last: NONE };
+        self.last_head = NONE;
         for nth in 0..LISTS {
             let mut tag = std::mem::replace(&mut self.lists[nth], Waiting::NOBODY.lists[nth]).first;
             while tag != NONE {
@@ -181,6 +204,9 @@ impl Waiting {
                 let meant = is_meant(slot);
                 let list = if meant { &mut out } else { &mut self.lists[nth] };
                 slot.waits = !meant;
+                if !meant && slot.attribute == task_attribute::HEAD_OF_QUEUE {
+                    self.last_head = tag;
+                }
                 self.count -= u32::from(meant);
                 match std::mem::replace(&mut list.last, tag) {
                     NONE => list.first = tag,
@@ -268,9 +294,9 @@ mod tests {
         ];
         for limited in [true, false] {
             let (mut slots, mut lists) = waiting(&requests);
-            assert_eq!(lists.next(&slots, limited), [6, NONE]);
+            assert_eq!(lists.next(&slots, limited), [5, NONE]);
             assert_eq!(lists.oldest(&slots), 0);
-            assert_eq!(all(&mut slots, &mut lists, limited), [6, 5, 0, 1, 2, 3, 4]);
+            assert_eq!(all(&mut slots, &mut lists, limited), [5, 6, 0, 1, 2, 3, 4]);
             assert_eq!(lists.oldest(&slots), u64::MAX);
         }
         // What had begun and waits again stands before what did not.
@@ -318,7 +344,7 @@ mod tests {
                                 let earlier = other.order < of.order;
                                 let first = other.attribute == HEAD_OF_QUEUE;
                                 let must_precede = match of.attribute {
-                                    HEAD_OF_QUEUE => false,
+                                    HEAD_OF_QUEUE => first && earlier,
                                     ORDERED => first || earlier,
                                     _ => first || earlier
                                         && (other.attribute == ORDERED || list_of(other) == list),

@@ -10,7 +10,8 @@
 //! - what is made available once the guest can know that the ORDERED request was taken, at the latest by its end, begins
 //!   after that has ended;
 //! - of two that are ORDERED all reactors agree which is first: the one that was taken first;
-//! - HEAD OF QUEUE begins at once, on whichever reactor, also beside an ORDERED request that has begun;
+//! - HEAD OF QUEUE begins at once, on whichever reactor, also beside an ORDERED request that has begun, but behind
+//!   older ones there that wait for their volume's limits or for room;
 //! - a SIMPLE request that is made available once the guest can know that one which is HEAD OF QUEUE was taken begins
 //!   after that has ended.
 //!
@@ -27,8 +28,8 @@
 //! - An ORDERED request begins when nothing of its unit is in flight here, and all others have shown that what they
 //!   received before its ticket has ended. The lowest ticket always comes to that: nothing that it waits for waits for
 //!   another one. So any number of them on any number of reactors goes on, in the order of their tickets.
-//! - One that is HEAD OF QUEUE waits for nothing but its volume's limits and room, on its own reactor, so whoever waits
-//!   for it has it end. A first ticket that is shown may be lower than that (see `heads`): who waits for it waits, too,
+//! - One that is HEAD OF QUEUE waits for nothing but its volume's limits and room, and older ones that do, on its own
+//!   reactor, so whoever waits for it has it end. A first ticket that is shown may be lower than that (see `heads`): who waits for it waits, too,
 //!   for some that are HEAD OF QUEUE and newer.
 //! - A reactor without queues has received nothing, and is not asked. It looks at all task sets before it takes
 //!   something from its first queue, so that either it sees the ticket or whoever drew that sees that it has a queue.

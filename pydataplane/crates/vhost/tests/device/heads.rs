@@ -20,6 +20,7 @@ const BUSY: u8 = 8;
 const ABORT_TASK: u32 = 0;
 const ABORTED: u8 = 2;
 const RESET: u8 = 4;
+const MIB: usize = 1 << 20;
 /// Longer than what is wrong takes.
 const WHILE: Duration = Duration::from_millis(20);
 
@@ -70,21 +71,22 @@ fn an_older_one_does_not_wait_for_what_comes_to_the_head_and_others_wait_in_thei
     assert_eq!(ends(&mut guest, &[&older, &head, &ordered, &later]), [(0, 0); 4]);
 }
 
-/// Each ends with the next I/O of its disk, and there is always another one.
+/// Each ends with the next I/O of its disk, and there is always another one. Where more wait than have room, only what
+/// another reactor has taken does not wait for the newer ones.
 #[test]
 fn newer_ones_without_end_hold_back_nothing_for_ever() {
-    const DEPTH: usize = 6;
     let (host, trace) = traced(2);
     let mut guest = Guest::start(&host.socket(), LINUX, 2);
     (0..2).for_each(|target| guest.ready(target));
-    for on in [2, 3] {
+    for (on, depth, bytes, count) in [(2, 6, 512, 200), (3, 6, 512, 200), (3, 20, MIB, 10)] {
+        let cdb = rw10(READ, 1, (bytes / 512) as u16);
         let mut in_flight: Vec<Request> = Vec::new();
-        let (mut simple, mut left) = (None, 200);
+        let (mut simple, mut left) = (None, count);
         let end = Instant::now() + DEADLINE;
         while left > 0 {
             assert!(Instant::now() < end, "of those on queue {on} {left} are left");
-            while in_flight.len() < DEPTH {
-                in_flight.push(read(&mut guest, HEAD_OF_QUEUE, 2, 1));
+            while in_flight.len() < depth {
+                in_flight.push(guest.submit_with(HEAD_OF_QUEUE, 2, flat(0), 1, &cdb, &[], bytes));
             }
             simple.get_or_insert_with(|| read(&mut guest, SIMPLE, on, 2));
             for queue in [2, 3] {
@@ -108,6 +110,29 @@ fn newer_ones_without_end_hold_back_nothing_for_ever() {
         assert!(ends(&mut guest, &rest).iter().all(|end| *end == (0, 0)));
     }
     assert_eq!(trace.disk.held(), 0);
+}
+
+/// Of those that lack room the first one begins first, and newer ones that would fit do not pass a large one.
+#[test]
+fn those_at_the_head_that_wait_for_room_begin_in_their_order() {
+    let (host, trace) = traced(1);
+    let mut guest = Guest::start(&host.socket(), LINUX, 1);
+    (0..2).for_each(|target| guest.ready(target));
+    trace.disk.hold();
+    let head = |guest: &mut Guest, lba: u32, bytes: usize| {
+        let cdb = rw10(READ, lba, (bytes / 512) as u16);
+        guest.submit_with(HEAD_OF_QUEUE, 2, flat(0), lba.into(), &cdb, &[], bytes)
+    };
+    trace.log.lock().unwrap().clear();
+    let mut all: Vec<Request> = (0..7).map(|lba| head(&mut guest, lba, MIB)).collect();
+    all.push(head(&mut guest, 7, 4 * MIB - 8192));
+    all.extend((8..11).map(|lba| head(&mut guest, lba, 512)));
+    pass_by(&mut guest, 2);
+    assert_eq!(begun(&trace.log), [0, 1, 2, 3, 4, 5, 6]);
+    trace.disk.release();
+    let all: Vec<&Request> = all.iter().collect();
+    assert!(ends(&mut guest, &all).iter().all(|end| *end == (0, 0)));
+    assert!(begun(&trace.log).is_sorted(), "{:?}", begun(&trace.log));
 }
 
 /// One at the head that waits for its limit on queue 2, and what waits for it: a SIMPLE one of the other direction on

@@ -195,7 +195,8 @@ impl<'a> World<'a> {
         reactor.place.waits(attribute);
         self.comes(n, &mut task);
         let reactor = &mut self.reactors[n];
-        reactor.waiting.insert(if is_head { 0 } else { reactor.waiting.len() }, task);
+        let heads = reactor.waiting.iter().filter(|task| task.attribute == HEAD_OF_QUEUE).count();
+        reactor.waiting.insert(if is_head { heads } else { reactor.waiting.len() }, task);
         reactor.again = true;
     }
 
