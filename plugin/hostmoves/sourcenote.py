@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from plugin.moves import notes
-from plugin.signals import uninterrupted
+from plugin.signals import deferred
 from pydataplane.errors import VolumeError
 from pydataplane.lvols import Volume
 from pydataplane.volumes import Volumes
@@ -79,7 +79,7 @@ def read(volumes: Volumes, source: Volume) -> HostNote | None:
 def write(volumes: Volumes, source: Volume, note: HostNote, **changed: object) -> HostNote:
     """Notes something at a volume, lasting and at once; returns what is noted then."""
     new = replace(note, **changed)  # type: ignore[arg-type]
-    with uninterrupted():
+    with deferred():
         volumes.set_xattr(source.uuid, XATTR, json.dumps(asdict(new)))
     return new
 

@@ -22,7 +22,7 @@ from plugin.hostmoves.sourcenote import HostNote
 from plugin.hostmoves.wire import PING_S, ChunkWriter, Message
 from plugin.moves import moverequest, notes
 from plugin.moves.naming import Domains
-from plugin.signals import uninterrupted
+from plugin.signals import deferred, uninterrupted
 from plugin.streams import sending
 from plugin.volumelocks import locked
 from pydataplane.errors import TargetError, VolumeError
@@ -377,7 +377,7 @@ class HostMover:
 
     def _moved(self, source: Volume, note: HostNote) -> HostNote:
         """Notes that the volume counts on the other host."""
-        with uninterrupted():
+        with deferred():
             self._may_count_there = True
             self.stands = (
                 f"which of volume {source.path} and {note.place} counts is not known, and none of"
