@@ -261,7 +261,7 @@ impl LvolChannel {
 
     /// The longest run at block `lba`, at most `blocks`; both are within the volume. What is not read
     /// goes to clusters of its own only.
-    #[inline]
+    #[inline(always)]
     fn run(&self, op: Op, lba: u64, blocks: u64) -> Run {
         let place = |cluster| {
             let entry = match op {
