@@ -200,10 +200,8 @@ class HostMover:
     ) -> HostNote:
         """Sends all of the volume, until it counts on the other host."""
         part = self._prepare(source, note, wanted, domain)
-        if domain is not None and wanted.with_vm:
-            note = sourcenote.write(self._volumes, source, note, domain=domain.uuid)
-        else:
-            note = sourcenote.write(self._volumes, source, note, domain=None)
+        goes_along = domain.uuid if domain is not None and wanted.with_vm else None
+        note = sourcenote.write(self._volumes, source, note, domain=goes_along)
         self._has_part = bool(part.get("there"))
         base = self._common(source, part)
         if self._has_part and base is None:
@@ -219,20 +217,18 @@ class HostMover:
         self, source: Volume, note: HostNote, wanted: HostMove, domain: LeavingDomain | None
     ) -> Message:
         """Asks the other host whether the volume may come; returns what is there of it."""
-        goes_along = domain is not None and wanted.with_vm
+        earlier = movesnapshots.of(self._volumes, source)
+        goes_along = domain if wanted.with_vm else None
         return self._ask(
             "prepare",
             source,
             note.to,
             size=source.size,
-            allocated=source.allocated
-            + sum(each.allocated for each in movesnapshots.of(self._volumes, source)),
+            allocated=source.allocated + sum(each.allocated for each in earlier),
             thin=note.thin,
             block_size=source.block_size,
             key=wanted.key or source.key,
-            domain=sourcechecks.needs(self._volumes, source, domain)
-            if domain is not None and goes_along
-            else None,
+            domain=goes_along and sourcechecks.needs(self._volumes, source, goes_along),
         )
 
     def _common(self, source: Volume, part: Message) -> Volume | None:
