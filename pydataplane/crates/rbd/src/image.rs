@@ -22,7 +22,7 @@ use crate::cluster::{Client, Cluster, News};
 use crate::ffi::{EBLOCKLISTED, FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, IoCtx, Library};
 use crate::generation::{self, Origin};
 use crate::hold::{Hold, Wish};
-use crate::kind::{Door, Entry, Kind};
+use crate::kind::{Entry, Kind, OpenImage};
 use crate::lock::Lock;
 use crate::pool::rollback::ROLLBACK;
 use crate::watchers::watchers;
@@ -213,7 +213,7 @@ impl OpenedImage {
     fn enter(&self, kind: Kind) -> Result<(), Error> {
         let mut entry = self.entry.lock();
         if entry.is_none() {
-            *entry = Some(self.door()?.enter(kind)?);
+            *entry = Some(self.open_image()?.enter(kind)?);
         }
         Ok(())
     }
@@ -226,10 +226,10 @@ impl OpenedImage {
         }
     }
 
-    fn door(&self) -> Result<Door<'_>, Error> {
+    fn open_image(&self) -> Result<OpenImage<'_>, Error> {
         let OpenedImage { cluster, client, io, image, source, .. } = self;
         let (id, path) = (self.id()?, source.path());
-        Ok(Door { cluster, client, io: *io, image: *image, id, path })
+        Ok(OpenImage { cluster, client, io: *io, image: *image, id, path })
     }
 
     /// Shares it with other hosts. Who had it alone before is not to go on with what he knew of it.
@@ -238,7 +238,7 @@ impl OpenedImage {
         self.enter(Kind::Shared)?;
         let is_noted = self.generation()?.as_deref() == Some(generation::SHARED);
         // An older target may have it alone.
-        if is_noted || self.door()?.is_locked_by_others()? {
+        if is_noted || self.open_image()?.is_locked_by_others()? {
             return Ok(());
         }
         // The note takes the lock, for which a process that was killed would not answer.

@@ -40,6 +40,7 @@ const TRIES: u32 = 5;
 /// How long it is waited before a client counts as gone that does not have the image open: one that was cut off
 /// from the cluster opens it again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 /// An address without its protocol, as those of librbd's lock and of this target's clients are.
 fn plain(address: &str) -> &str {
     PROTOCOLS.iter().find_map(|protocol| address.strip_prefix(protocol)).unwrap_or(address)
@@ -117,7 +118,7 @@ impl Holder {
 }
 
 /// An open image that is to be used, by a client that may write to it.
-pub(crate) struct Door<'a> {
+pub(crate) struct OpenImage<'a> {
     pub(crate) cluster: &'a Arc<Cluster>,
     pub(crate) client: &'a Arc<Client>,
     pub(crate) io: IoCtx,
@@ -128,7 +129,7 @@ pub(crate) struct Door<'a> {
     pub(crate) path: String,
 }
 
-impl Door<'_> {
+impl OpenImage<'_> {
     /// Notes at the image that it is used as that kind, until the entry is given back.
     ///
     /// # Errors

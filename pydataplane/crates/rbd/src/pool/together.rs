@@ -18,7 +18,7 @@ use super::lease::Lease;
 use super::{Notes, Open, Pool, key_of};
 use crate::calls::{check, failed, text};
 use crate::cluster::address;
-use crate::kind::{Door, Kind};
+use crate::kind::{Kind, OpenImage};
 use crate::lock::Lock;
 use crate::{Disk, Error};
 
@@ -258,15 +258,15 @@ impl Open<'_> {
     fn enter(&self) -> Result<(), Error> {
         let mut entry = self.entry.lock();
         if entry.is_none() {
-            *entry = Some(self.door()?.enter(Kind::Alone)?);
+            *entry = Some(self.open_image()?.enter(Kind::Alone)?);
         }
         Ok(())
     }
 
-    fn door(&self) -> Result<Door<'_>, Error> {
+    fn open_image(&self) -> Result<OpenImage<'_>, Error> {
         let Pool { cluster, client, io, .. } = self.pool;
         let (id, path) = (self.id()?, self.path());
-        Ok(Door { cluster, client, io: *io, image: self.image, id, path })
+        Ok(OpenImage { cluster, client, io: *io, image: self.image, id, path })
     }
 
     /// Whether there is a snapshot of that name, marked or not.
